@@ -17,7 +17,7 @@ _SERVICE: Final = re.compile(r"^service (\w+) \{\n(.*?)^\}", re.MULTILINE | re.D
 _MESSAGE: Final = re.compile(r"^message (\w+) \{\n(.*?)^\}", re.MULTILINE | re.DOTALL)
 _REQUEST: Final = re.compile(r"  rpc (\w+)\((?:stream )?(\w+)\)")
 _AS: Final = re.compile(r"\bas (\w+)")
-_COMMON: Final = re.compile(r"// Every method may give(.*?)\npackage", re.DOTALL)
+_COMMON: Final = re.compile(r"// Every method may return(.*?)\npackage", re.DOTALL)
 
 
 @cache

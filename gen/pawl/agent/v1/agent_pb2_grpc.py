@@ -30,7 +30,7 @@ if _version_not_supported:
 
 
 class AgentServiceStub(object):
-    """AgentService drives agent runs.
+    """Starts and controls agent runs.
     """
 
     def __init__(self, channel):
@@ -162,305 +162,365 @@ class AgentServiceStub(object):
 
 
 class AgentServiceServicer(object):
-    """AgentService drives agent runs.
+    """Starts and controls agent runs.
     """
 
     def StartRun(self, request, context):
-        """Creates a run and answers once it is durable. The run goes on whether or
-        not the caller stays. If the conversation has an active run, `policy`
-        decides. Idempotent by request id.
+        """Creates a run and returns once it is durable. The run continues whether or not the caller stays
+        connected. If the conversation has an active run, `policy` applies. Idempotent by request ID.
 
-        Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, CONVERSATION_BUSY
-        (policy REJECT), RUN_OF_ANOTHER_USER (policy INTERRUPT), QUEUE_FULL,
-        REQUEST_ID_REUSED, AGENT_NOT_FOUND,
-        INVALID_SCHEMA (of the response format, or a tool), UNSUPPORTED_PART,
-        DOCUMENT_NOT_FOUND (of a part), TOOL_EXISTS (of `front_end_tools`).
+        Errors:
+        - NOT_FOUND / CONVERSATION_NOT_FOUND
+        - FAILED_PRECONDITION / CONVERSATION_ERASED
+        - FAILED_PRECONDITION / CONVERSATION_BUSY: The conversation has an active run and `policy` is REJECT.
+        - FAILED_PRECONDITION / RUN_OF_ANOTHER_USER: `policy` is INTERRUPT.
+        - RESOURCE_EXHAUSTED / QUEUE_FULL
+        - ALREADY_EXISTS / REQUEST_ID_REUSED
+        - NOT_FOUND / AGENT_NOT_FOUND
+        - INVALID_ARGUMENT / INVALID_SCHEMA: In the response format or a front-end tool.
+        - INVALID_ARGUMENT / UNSUPPORTED_PART
+        - NOT_FOUND / DOCUMENT_NOT_FOUND: A part names the document.
+        - ALREADY_EXISTS / TOOL_EXISTS: A name in `front_end_tools` is taken.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Session(self, request_iterator, context):
-        """A two-way stream for one front end: it says which tools it can run, starts
-        and attaches to runs, gets their events and the calls offered to it, and
-        returns results and decisions. The stream owns nothing: when it breaks,
-        runs go on and offers go to other clients. See session.proto.
+        """Opens a bidirectional stream for one front end. The client declares the tools it can run, starts and
+        attaches to runs, receives their events and offered calls, and returns results and decisions. The stream
+        owns nothing: when it breaks, runs continue and offers go to other clients. session.proto describes the
+        frames.
 
-        Only faults of the stream itself end it; all others come as receipts.
+        Only errors of the stream itself end it; all others are receipts.
 
-        Errors: HELLO_REQUIRED (and what is wrong with the hello), MALFORMED_REQUEST,
-        SLOW_CONSUMER (metadata `run_id` and `resume_after_seq`), DEADLINE_EXCEEDED
-        (no frame for 45 s), CANCELLED (the client opened another stream),
-        DEPENDENCY_UNAVAILABLE (no final receipt can be given now: send the frame
-        again), SHUTTING_DOWN.
+        Errors:
+        - INVALID_ARGUMENT / HELLO_REQUIRED
+        - INVALID_ARGUMENT / MALFORMED_REQUEST
+        - RESOURCE_EXHAUSTED / SLOW_CONSUMER: Metadata has `run_id` and `resume_after_seq`.
+        - DEADLINE_EXCEEDED: No frame for 45 s.
+        - CANCELLED: The client opened another stream.
+        - UNAVAILABLE / DEPENDENCY_UNAVAILABLE: No final receipt is possible now; send the frame again.
+        - UNAVAILABLE / SHUTTING_DOWN
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchRun(self, request, context):
-        """Streams the events of a run after `after_seq`, first those of the past,
-        then live ones, and ends with OK after the last event of the run. Safe to
-        repeat from the last seq seen; every watcher gets the same bytes. In place
-        of events that are not kept any more comes one gap.
+        """Streams the events of a run after `after_seq`: past events first, then live ones. The stream ends with OK
+        after the last event of the run. Safe to repeat from the last seq seen; every watcher gets the same
+        bytes. One gap replaces events that were deleted.
 
-        Errors: RUN_NOT_FOUND, SEQ_BEYOND_END, SLOW_CONSUMER (more than 256 events
-        or 1 MiB behind; metadata says where to resume).
+        Errors:
+        - NOT_FOUND / RUN_NOT_FOUND
+        - OUT_OF_RANGE / SEQ_BEYOND_END
+        - RESOURCE_EXHAUSTED / SLOW_CONSUMER: More than 256 events or 1 MiB behind; metadata says where to
+        resume.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def LeaseCall(self, request, context):
-        """Leases one offered call to a client without a stream, as a Session does to
-        its own: granted if nobody holds it, and never of tools that came with the
-        session of another client. Ask again to keep it. An `offer_epoch` beyond 1
-        says that a client before may have run the call: repeat only what is safe to
+        """Leases one offered call to a client without a stream. Granted if no client holds the call. Never granted
+        for a tool that came with another client's session. Repeat the request to renew the lease. An
+        `offer_epoch` above 1 means that an earlier client may have run the call: repeat only what is safe to
         repeat. Idempotent.
 
-        Errors: CALL_NOT_FOUND.
+        Errors:
+        - NOT_FOUND / CALL_NOT_FOUND
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SubmitToolResults(self, request, context):
-        """Returns results of front-end calls without a stream, in parts, from any
-        client of the same user. Each result gets its own receipt; a bad one does
-        not stop the others. Idempotent by request id and call.
+        """Returns results of front-end calls without a stream. Results can come in several requests and from any
+        client of the user. Each result gets its own receipt; a bad one does not stop the others. Idempotent by
+        request ID and call.
 
-        Errors: RUN_NOT_FOUND. All others, REQUEST_ID_REUSED too, are receipts.
+        All errors but RUN_NOT_FOUND are receipts, also REQUEST_ID_REUSED.
+
+        Errors:
+        - NOT_FOUND / RUN_NOT_FOUND
+        - ALREADY_EXISTS / REQUEST_ID_REUSED: As a receipt.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Decide(self, request, context):
-        """Approves, edits or rejects a gated call, or answers a question. A decision
-        is accepted once, is final, and applies to exactly what was shown. Edited
-        arguments are validated before the decision is taken, and so is an answer
-        to a question with an `answer_schema_json`.
+        """Approves, edits or rejects a gated call, or answers a question. A decision is accepted once, is final,
+        and applies to exactly what was shown. Edited arguments, and answers to a question with an
+        `answer_schema_json`, are validated first. Idempotent by request ID.
 
-        Gated calls are decided by users with the role approver or admin, of all
-        users of their store, and by users without any roles in their own runs. Of
-        calls that need several approvals none is by whoever started or steered the
-        run, or by the credential that started it, and no two are by one person or
-        one credential; the key of one machine (`pawl up`) is everybody's there.
-        Questions are answered by whoever started the run alone. A delegate whose
-        key does not say that it decides for users decides and answers nothing.
+        Who can decide gated calls: users with the role approver or admin for all runs of their store, and users
+        without roles for their own runs. For a call that needs several approvals, each approver must be a
+        different person with a different credential. The user who started or steered the run, and the credential
+        that started it, cannot approve such a call. The local key of `pawl up` is exempt: it stands for everyone
+        with access to the machine. Only the user who started the run can answer its questions. A delegate key
+        without `decides_for_users` can do neither.
 
-        Errors: RUN_NOT_FOUND, CALL_NOT_FOUND, DIGEST_REQUIRED, DIGEST_MISMATCH,
-        CALL_NOT_PENDING, ALREADY_DECIDED (also by the same person a second time),
-        DEADLINE_PASSED, INVALID_JSON, INVALID_ARGUMENTS, PERMISSION_DENIED,
-        REQUEST_ID_REUSED.
+        Errors:
+        - NOT_FOUND / RUN_NOT_FOUND
+        - NOT_FOUND / CALL_NOT_FOUND
+        - INVALID_ARGUMENT / DIGEST_REQUIRED
+        - FAILED_PRECONDITION / DIGEST_MISMATCH
+        - FAILED_PRECONDITION / CALL_NOT_PENDING
+        - FAILED_PRECONDITION / ALREADY_DECIDED: Also when the same person decides a second time.
+        - FAILED_PRECONDITION / DEADLINE_PASSED
+        - INVALID_ARGUMENT / INVALID_JSON
+        - INVALID_ARGUMENT / INVALID_ARGUMENTS
+        - PERMISSION_DENIED
+        - ALREADY_EXISTS / REQUEST_ID_REUSED
+        - FAILED_PRECONDITION / GRANT_NOT_OFFERED: `for_series` is set and the call offers no series.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DecideCalls(self, request, context):
-        """Takes several decisions, of one run or of many, each by the rules of Decide
-        and with a receipt of its own; a bad one does not stop the others.
-        Idempotent by request id and call.
+        """Makes several decisions, in one run or many, each by the rules of Decide. Each decision gets its own
+        receipt; a bad one does not stop the others. Idempotent by request ID and call.
 
-        Errors: PERMISSION_DENIED (a delegate that does not decide). All others,
-        REQUEST_ID_REUSED too, are receipts.
+        All errors but PERMISSION_DENIED are receipts, also REQUEST_ID_REUSED.
+
+        Errors:
+        - PERMISSION_DENIED: The caller is a delegate that cannot decide.
+        - ALREADY_EXISTS / REQUEST_ID_REUSED: As a receipt.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SendMessage(self, request, context):
-        """Sends a message to a conversation. What it does while a run is active is
-        the policy's matter. Idempotent by request id. With STEER a run takes at most
-        100 messages, with 1 MiB of text, that do not stand in the conversation yet,
-        and in all messages of 32 people besides those who started it; then
-        QUEUE_FULL.
+        """Sends a message to a conversation. `policy` says what happens while a run is active. Idempotent by
+        request ID. With STEER, a run accepts at most 100 messages (1 MiB of text) that are not yet in the
+        conversation, and messages of at most 32 people besides those who started it.
 
-        Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, CONVERSATION_BUSY
-        (policy REJECT), RUN_OF_ANOTHER_USER (policies STEER and INTERRUPT), QUEUE_FULL,
-        REQUEST_ID_REUSED, AGENT_NOT_FOUND, INVALID_SCHEMA (of the
-        response format), UNSUPPORTED_PART, DOCUMENT_NOT_FOUND (of a part).
+        Errors:
+        - NOT_FOUND / CONVERSATION_NOT_FOUND
+        - FAILED_PRECONDITION / CONVERSATION_ERASED
+        - FAILED_PRECONDITION / CONVERSATION_BUSY: The conversation has an active run and `policy` is REJECT.
+        - FAILED_PRECONDITION / RUN_OF_ANOTHER_USER: `policy` is STEER or INTERRUPT.
+        - RESOURCE_EXHAUSTED / QUEUE_FULL
+        - ALREADY_EXISTS / REQUEST_ID_REUSED
+        - NOT_FOUND / AGENT_NOT_FOUND
+        - INVALID_ARGUMENT / INVALID_SCHEMA: In the response format.
+        - INVALID_ARGUMENT / UNSUPPORTED_PART
+        - NOT_FOUND / DOCUMENT_NOT_FOUND: A part names the document.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CancelRun(self, request, context):
-        """Stops a run. Once answered, nothing new starts: open calls are settled,
-        the model's stream is closed, running tools are cancelled. What could not be
-        stopped is said when the run has ended: in `unstopped_call_ids`, in a
-        warning NOT_STOPPED, and in the results of those calls. A run that has
-        ended stays as it is, and the answer shows it. The jobs that it began go on,
-        and are named, unless `cancel_jobs` is set. Idempotent.
+        """Stops a run. Once it returns, nothing new starts: open calls are settled, the model stream is closed and
+        running tools are cancelled. Calls that could not be stopped are reported when the run ends: in
+        `unstopped_call_ids`, in a warning NOT_STOPPED, and in their results. A run that has ended is returned
+        unchanged. Jobs of the run continue and are returned, unless `cancel_jobs` is set. Idempotent.
 
-        Errors: RUN_NOT_FOUND, REQUEST_ID_REUSED.
+        Errors:
+        - NOT_FOUND / RUN_NOT_FOUND
+        - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResolveCall(self, request, context):
-        """Says what became of a call whose outcome is unknown (run NEEDS_ATTENTION),
-        of any user of the caller's store. Accepted once, and the log of the run
-        says who did it. Needs the role operator or admin, which the local key
-        of `pawl up` has, and is a decision: as Decide not for a delegate that does
-        not decide. OperatorService lists the runs.
+        """Reports the outcome of a call in doubt (run NEEDS_ATTENTION). The call can be of any user of the store.
+        Accepted once; the log of the run records who did it. Requires the role operator or admin, which the
+        local key of `pawl up` has. Delegates that cannot decide are refused. OperatorService.ListAttention lists
+        the runs. Idempotent by request ID.
 
-        Errors: RUN_NOT_FOUND, CALL_NOT_FOUND, CALL_NOT_PENDING, INVALID_JSON,
-        PERMISSION_DENIED, REQUEST_ID_REUSED.
+        Errors:
+        - NOT_FOUND / RUN_NOT_FOUND
+        - NOT_FOUND / CALL_NOT_FOUND
+        - FAILED_PRECONDITION / CALL_NOT_PENDING
+        - INVALID_ARGUMENT / INVALID_JSON
+        - PERMISSION_DENIED
+        - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def TopUpRun(self, request, context):
-        """Adds tokens to the token budget of a run, which goes on if it waits for
-        them. A top-up that was taken counts once, whatever state the run is in.
+        """Adds tokens to the token budget of a run. A run that waits for tokens continues. An accepted top-up
+        counts once, in any state of the run. Idempotent by request ID.
 
-        Errors: RUN_NOT_FOUND, RUN_ENDED, NO_TOKEN_BUDGET, TOKEN_CEILING,
-        QUEUE_FULL (100 top-ups wait to be read by the run), REQUEST_ID_REUSED.
+        Errors:
+        - NOT_FOUND / RUN_NOT_FOUND
+        - FAILED_PRECONDITION / RUN_ENDED
+        - FAILED_PRECONDITION / NO_TOKEN_BUDGET
+        - RESOURCE_EXHAUSTED / TOKEN_CEILING
+        - RESOURCE_EXHAUSTED / QUEUE_FULL: 100 top-ups are waiting for the run to read them.
+        - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PreviewUndo(self, request, context):
-        """Says for each call of a run what UndoRun would do now. Read-only.
+        """Returns what UndoRun would do to each call of a run. Read-only.
 
-        Errors: RUN_NOT_FOUND, CALL_NOT_FOUND, RUN_NOT_ENDED.
+        Errors:
+        - NOT_FOUND / RUN_NOT_FOUND
+        - NOT_FOUND / CALL_NOT_FOUND
+        - FAILED_PRECONDITION / RUN_NOT_ENDED
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UndoRun(self, request, context):
-        """Undoes a run: creates a run of the same conversation, behind those that are
-        active or queued, that takes the effects back (see undo.proto). It belongs to
-        the user of the run, who gets its approvals. Needs that user, or the role
-        admin. Idempotent by request id; undoing again is harmless.
+        """Undoes a run: creates a run that reverses its effects. The new run is in the same conversation, behind
+        active and queued runs, and belongs to the user of the original run, who gets its approvals. The caller
+        must be that user or have the role admin. undo.proto describes the rules. Idempotent by request ID;
+        undoing twice is harmless.
 
-        Errors: RUN_NOT_FOUND, RUN_NOT_ENDED, QUEUE_FULL, REQUEST_ID_REUSED.
+        Errors:
+        - NOT_FOUND / RUN_NOT_FOUND
+        - FAILED_PRECONDITION / RUN_NOT_ENDED
+        - RESOURCE_EXHAUSTED / QUEUE_FULL
+        - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UndoCall(self, request, context):
-        """Undoes one call of a run. As UndoRun.
+        """Undoes one call of a run, as UndoRun does all of them.
 
-        Errors: RUN_NOT_FOUND, CALL_NOT_FOUND, RUN_NOT_ENDED, QUEUE_FULL,
-        REQUEST_ID_REUSED.
+        Errors:
+        - NOT_FOUND / RUN_NOT_FOUND
+        - NOT_FOUND / CALL_NOT_FOUND
+        - FAILED_PRECONDITION / RUN_NOT_ENDED
+        - RESOURCE_EXHAUSTED / QUEUE_FULL
+        - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetUndoReport(self, request, context):
-        """Says what an undo has come to, call by call, while it goes on and after.
-        Read-only.
+        """Returns the result of an undo so far, call by call. Read-only.
 
-        Errors: RUN_NOT_FOUND, INVALID_FIELD (the run is no undo).
+        Errors:
+        - NOT_FOUND / RUN_NOT_FOUND
+        - INVALID_ARGUMENT / INVALID_FIELD: The run is not an undo.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetRun(self, request, context):
-        """Reads a run with its open calls: `pending_calls`, which wait for somebody,
-        and `active_calls`, which do not. Can wait until the run needs input or
-        has ended. Read-only.
+        """Returns a run with its open calls. `pending_calls` wait for a person or front end, `active_calls` do not.
+        Can wait until the run needs input or has ended. Read-only.
 
-        Errors: RUN_NOT_FOUND.
+        Errors:
+        - NOT_FOUND / RUN_NOT_FOUND
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListRuns(self, request, context):
-        """Lists the caller's runs, newest first unless `order` says otherwise. What is
-        listed meets all filters. Read-only.
+        """Lists the runs of the caller that match all filters, newest first by default. Read-only.
 
-        Errors: INVALID_PAGE_TOKEN, INVALID_FIELD (`labels`, `waits`).
+        Errors:
+        - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
+        - INVALID_ARGUMENT / INVALID_FIELD: `labels` or `waits`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListCalls(self, request, context):
-        """Lists the calls of a run in call order, with whole results; also of a run of
-        another user who shares its conversation with `shows_arguments`, without what
-        people decided or answered. Read-only.
+        """Lists the calls of a run in call order, with complete results. Also works for another user's run in a
+        conversation shared with `shows_arguments`; then without decisions and answers. Read-only.
 
-        Errors: RUN_NOT_FOUND, INVALID_PAGE_TOKEN.
+        Errors:
+        - NOT_FOUND / RUN_NOT_FOUND
+        - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListSteps(self, request, context):
-        """Lists what a run did, step by step: the reasoning of the model, what it
-        wrote, its calls and questions and what they came to. Works while the run
-        goes on and after. Of a run whose events are not kept any more, the steps
-        are made from the messages and calls that are. Read-only.
+        """Lists the steps of a run: reasoning, text, calls, questions and their results. Works during and after the
+        run. Once the events of the run are deleted, Pawl derives the steps from its messages and calls.
+        Read-only.
 
-        Errors: RUN_NOT_FOUND, INVALID_PAGE_TOKEN.
+        Errors:
+        - NOT_FOUND / RUN_NOT_FOUND
+        - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchSteps(self, request, context):
-        """Streams the steps of a run whenever they are new or changed, and ends with
-        OK after the end of the run. Safe to repeat from the last seq seen.
+        """Streams the steps of a run as they are added or change. The stream ends with OK after the end of the run.
+        Safe to repeat from the last seq seen.
 
-        Errors: as WatchRun.
+        Errors:
+        - NOT_FOUND / RUN_NOT_FOUND
+        - OUT_OF_RANGE / SEQ_BEYOND_END
+        - RESOURCE_EXHAUSTED / SLOW_CONSUMER: Metadata says where to resume.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListMessages(self, request, context):
-        """Lists the messages of a conversation in order; of one that another user
-        shares, what was said, without reasoning, parts and the texts of summaries.
-        Read-only.
+        """Lists the messages of a conversation in order. For another user's shared conversation, reasoning, parts
+        and summary texts are left out. Read-only.
 
-        Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, INVALID_PAGE_TOKEN.
+        Errors:
+        - NOT_FOUND / CONVERSATION_NOT_FOUND
+        - FAILED_PRECONDITION / CONVERSATION_ERASED
+        - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListPending(self, request, context):
-        """Lists everything that waits for the caller over all runs: approvals,
-        questions, front-end calls, calls in doubt; oldest first. After them the
-        runs that have used up their token budget and go on with TopUpRun, oldest
-        first. Read-only.
+        """Lists everything that waits for the caller, over all runs. First calls (approvals, questions, front-end
+        calls, calls in doubt), oldest first. Then runs that have used up their token budget, oldest first;
+        TopUpRun resumes them. Read-only.
 
-        Errors: INVALID_PAGE_TOKEN, PERMISSION_DENIED (scope STORE without the role
-        approver or admin).
+        Errors:
+        - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
+        - PERMISSION_DENIED: Scope STORE without the role approver or admin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchPending(self, request, context):
-        """Streams what ListPending lists: first all of it, then what comes, changes
-        and goes, within about a second for each of its largest pages; never ends by
-        itself. After a reconnect it begins with all of it again.
+        """Streams what ListPending lists: first everything, then additions, changes and removals. Changes arrive
+        within about a second per full page. The stream does not end on its own. After a reconnect it starts with
+        everything again.
 
-        Errors: PERMISSION_DENIED as ListPending, SLOW_CONSUMER, SHUTTING_DOWN.
+        Errors:
+        - PERMISSION_DENIED: Scope STORE without the role approver or admin.
+        - RESOURCE_EXHAUSTED / SLOW_CONSUMER
+        - UNAVAILABLE / SHUTTING_DOWN
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WhoAmI(self, request, context):
-        """Says who calls, what that one may do, and what the deployment offers: its
-        version, its model, its limits. For everybody with a credential, of whatever
-        role. Read-only.
+        """Returns the caller, its rights, and the version, model and limits of the deployment. Any credential with
+        any role can call it. Read-only.
 
-        Errors: those of every method.
+        Errors: only the common ones.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -598,7 +658,7 @@ def add_AgentServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AgentService(object):
-    """AgentService drives agent runs.
+    """Starts and controls agent runs.
     """
 
     @staticmethod

@@ -21,19 +21,17 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class UpdateAgentRequest(_message.Message):
-    """UpdateAgentRequest brings an agent as it shall be."""
+    """Request for UpdateAgent."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     DEFINITION_FIELD_NUMBER: _builtins.int
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     validate_only: _builtins.bool
-    """True to have it checked, and to see what it would become, without saving it."""
+    """Validate and return the result without saving it."""
     @_builtins.property
     def definition(self) -> _agent_pb2.AgentDefinition:
-        """The definition, whole: what it leaves open is not taken from the version
-        before.
-        """
+        """The complete definition. Absent fields are not taken from the previous version."""
 
     def __init__(
         self,
@@ -51,7 +49,7 @@ Global___UpdateAgentRequest: _TypeAlias = UpdateAgentRequest  # noqa: Y015
 
 @_typing.final
 class UpdateAgentResponse(_message.Message):
-    """UpdateAgentResponse has the newest version."""
+    """Response of UpdateAgent."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -59,14 +57,14 @@ class UpdateAgentResponse(_message.Message):
     CREATED_FIELD_NUMBER: _builtins.int
     UNMATCHED_FIELD_NUMBER: _builtins.int
     created: _builtins.bool
-    """True if this request made (or would make) the version."""
+    """Whether this request created (or would create) the version."""
     @_builtins.property
     def agent(self) -> _agent_pb2.AgentVersion:
-        """The agent as it is now (or would be), with the tools that were selected."""
+        """The newest version (or what it would be), with the selected tools."""
 
     @_builtins.property
     def unmatched(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """A warning: the patterns and sources of the selection that match no tool now."""
+        """Warning: patterns and sources of the selection that match no tool now."""
 
     def __init__(
         self,
@@ -85,16 +83,16 @@ Global___UpdateAgentResponse: _TypeAlias = UpdateAgentResponse  # noqa: Y015
 
 @_typing.final
 class GetAgentRequest(_message.Message):
-    """GetAgentRequest reads an agent."""
+    """Request for GetAgent."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Its name; `draft/NAME` for a draft of the caller."""
+    """Name of the agent; `draft/NAME` for a draft of the caller."""
     version: _builtins.int
-    """The version; 0 for the newest of one that is not deleted. A draft has one."""
+    """Version; 0 for the newest of an agent that is not deleted. A draft has one version."""
     def __init__(
         self,
         *,
@@ -111,7 +109,7 @@ Global___GetAgentRequest: _TypeAlias = GetAgentRequest  # noqa: Y015
 
 @_typing.final
 class GetAgentResponse(_message.Message):
-    """GetAgentResponse has an agent."""
+    """Response of GetAgent."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -135,7 +133,7 @@ Global___GetAgentResponse: _TypeAlias = GetAgentResponse  # noqa: Y015
 
 @_typing.final
 class ListAgentsRequest(_message.Message):
-    """ListAgentsRequest lists agents."""
+    """Request for ListAgents."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -164,11 +162,11 @@ class ListAgentsRequest(_message.Message):
     DRAFTS_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """Agents a page, 1 to 200; 0 means 50. A page may have fewer."""
+    """Results per page, 1 to 200; default 50."""
     page_token: _builtins.str
-    """From the page before; empty for the first."""
+    """`next_page_token` of the previous page; empty for the first."""
     drafts: _builtins.bool
-    """True for the drafts of the caller in place of the agents of the store."""
+    """List the caller's drafts instead of the agents of the store."""
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Only agents with all of these labels; empty for all."""
@@ -191,17 +189,17 @@ Global___ListAgentsRequest: _TypeAlias = ListAgentsRequest  # noqa: Y015
 
 @_typing.final
 class ListAgentsResponse(_message.Message):
-    """ListAgentsResponse is a page of agents."""
+    """Response of ListAgents."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     AGENTS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """For the next page; empty after the last."""
+    """Token of the next page; empty on the last."""
     @_builtins.property
     def agents(self) -> _containers.RepeatedCompositeFieldContainer[_agent_pb2.AgentVersion]:
-        """The newest version of each."""
+        """The newest version of each agent."""
 
     def __init__(
         self,
@@ -219,7 +217,7 @@ Global___ListAgentsResponse: _TypeAlias = ListAgentsResponse  # noqa: Y015
 
 @_typing.final
 class ListAgentVersionsRequest(_message.Message):
-    """ListAgentVersionsRequest lists the versions of an agent."""
+    """Request for ListAgentVersions."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -227,11 +225,11 @@ class ListAgentVersionsRequest(_message.Message):
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Name of the agent."""
+    """Agent name."""
     page_size: _builtins.int
-    """Versions a page, 1 to 200; 0 means 50. A page may have fewer."""
+    """Results per page, 1 to 200; default 50."""
     page_token: _builtins.str
-    """From the page before; empty for the first."""
+    """`next_page_token` of the previous page; empty for the first."""
     def __init__(
         self,
         *,
@@ -249,14 +247,14 @@ Global___ListAgentVersionsRequest: _TypeAlias = ListAgentVersionsRequest  # noqa
 
 @_typing.final
 class ListAgentVersionsResponse(_message.Message):
-    """ListAgentVersionsResponse is a page of versions."""
+    """Response of ListAgentVersions."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     AGENTS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """For the next page; empty after the last."""
+    """Token of the next page; empty on the last."""
     @_builtins.property
     def agents(self) -> _containers.RepeatedCompositeFieldContainer[_agent_pb2.AgentVersion]:
         """The versions."""
@@ -277,13 +275,13 @@ Global___ListAgentVersionsResponse: _TypeAlias = ListAgentVersionsResponse  # no
 
 @_typing.final
 class DeleteAgentRequest(_message.Message):
-    """DeleteAgentRequest deletes an agent."""
+    """Request for DeleteAgent."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Its name."""
+    """Agent name."""
     def __init__(
         self,
         *,
@@ -299,7 +297,7 @@ Global___DeleteAgentRequest: _TypeAlias = DeleteAgentRequest  # noqa: Y015
 
 @_typing.final
 class DeleteAgentResponse(_message.Message):
-    """DeleteAgentResponse is empty."""
+    """Response of DeleteAgent."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -316,16 +314,16 @@ Global___DeleteAgentResponse: _TypeAlias = DeleteAgentResponse  # noqa: Y015
 
 @_typing.final
 class GetAgentUsageRequest(_message.Message):
-    """GetAgentUsageRequest asks for the use of an agent."""
+    """Request for GetAgentUsage."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
     DAYS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Its name."""
+    """Agent name."""
     days: _builtins.int
-    """So many days, up to today, 1 to 400; 0 means 30."""
+    """Number of days up to today, 1 to 400; default 30."""
     def __init__(
         self,
         *,
@@ -342,14 +340,14 @@ Global___GetAgentUsageRequest: _TypeAlias = GetAgentUsageRequest  # noqa: Y015
 
 @_typing.final
 class GetAgentUsageResponse(_message.Message):
-    """GetAgentUsageResponse has the use of an agent."""
+    """Response of GetAgentUsage."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     DAYS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def days(self) -> _containers.RepeatedCompositeFieldContainer[_agent_pb2.AgentUsage]:
-        """The days on which it was used, the newest first."""
+        """Days with usage, newest first."""
 
     def __init__(
         self,
@@ -366,17 +364,17 @@ Global___GetAgentUsageResponse: _TypeAlias = GetAgentUsageResponse  # noqa: Y015
 
 @_typing.final
 class UpdateDraftRequest(_message.Message):
-    """UpdateDraftRequest brings a draft as it shall be."""
+    """Request for UpdateDraft."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     DEFINITION_FIELD_NUMBER: _builtins.int
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     validate_only: _builtins.bool
-    """True to have it checked, and to see what it would become, without saving it."""
+    """Validate and return the result without saving it."""
     @_builtins.property
     def definition(self) -> _agent_pb2.AgentDefinition:
-        """The definition, whole, under its own name (without `draft/`)."""
+        """The complete definition, with its name without `draft/`."""
 
     def __init__(
         self,
@@ -394,7 +392,7 @@ Global___UpdateDraftRequest: _TypeAlias = UpdateDraftRequest  # noqa: Y015
 
 @_typing.final
 class UpdateDraftResponse(_message.Message):
-    """UpdateDraftResponse has the draft."""
+    """Response of UpdateDraft."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -402,14 +400,14 @@ class UpdateDraftResponse(_message.Message):
     CREATED_FIELD_NUMBER: _builtins.int
     UNMATCHED_FIELD_NUMBER: _builtins.int
     created: _builtins.bool
-    """True if this request changed (or would change) it."""
+    """Whether this request changed (or would change) the draft."""
     @_builtins.property
     def agent(self) -> _agent_pb2.AgentVersion:
-        """The draft as it is now (or would be), with the tools that were selected."""
+        """The draft (or what it would be), with the selected tools."""
 
     @_builtins.property
     def unmatched(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """A warning: the patterns and sources of the selection that match no tool now."""
+        """Warning: patterns and sources of the selection that match no tool now."""
 
     def __init__(
         self,
@@ -428,13 +426,13 @@ Global___UpdateDraftResponse: _TypeAlias = UpdateDraftResponse  # noqa: Y015
 
 @_typing.final
 class DeleteDraftRequest(_message.Message):
-    """DeleteDraftRequest deletes a draft."""
+    """Request for DeleteDraft."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Its name, without `draft/`."""
+    """Name of the draft, without `draft/`."""
     def __init__(
         self,
         *,
@@ -450,7 +448,7 @@ Global___DeleteDraftRequest: _TypeAlias = DeleteDraftRequest  # noqa: Y015
 
 @_typing.final
 class DeleteDraftResponse(_message.Message):
-    """DeleteDraftResponse is empty."""
+    """Response of DeleteDraft."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -26,16 +26,12 @@ if _version_not_supported:
 
 
 class AgentRegistryServiceStub(object):
-    """AgentRegistryService keeps the agents of a store, in versions that never
-    change. A run is started with one by StartRunRequest.agent, and keeps the
-    version that it was started with.
+    """Manages the agents of a store, as immutable versions. StartRunRequest.agent starts a run with an agent; the
+    run keeps its version. An agent that the caller may not use (AgentDefinition.allowed_roles) returns
+    AGENT_NOT_FOUND. Admins see all agents of their store.
 
-    An agent that the caller may not use (AgentDefinition.allowed_roles) is
-    AGENT_NOT_FOUND, exactly as an absent one; admins see all of their store.
-
-    Beside them each user has drafts, which only this user sees and uses, as
-    `draft/NAME`, in GetAgent and wherever a run names its agent. So a draft never
-    stands in the place of an agent of the store.
+    Each user also has drafts, visible only to them. Name a draft as `draft/NAME`, in GetAgent and wherever a
+    run names its agent; it never hides an agent of the store.
     """
 
     def __init__(self, channel):
@@ -87,104 +83,113 @@ class AgentRegistryServiceStub(object):
 
 
 class AgentRegistryServiceServicer(object):
-    """AgentRegistryService keeps the agents of a store, in versions that never
-    change. A run is started with one by StartRunRequest.agent, and keeps the
-    version that it was started with.
+    """Manages the agents of a store, as immutable versions. StartRunRequest.agent starts a run with an agent; the
+    run keeps its version. An agent that the caller may not use (AgentDefinition.allowed_roles) returns
+    AGENT_NOT_FOUND. Admins see all agents of their store.
 
-    An agent that the caller may not use (AgentDefinition.allowed_roles) is
-    AGENT_NOT_FOUND, exactly as an absent one; admins see all of their store.
-
-    Beside them each user has drafts, which only this user sees and uses, as
-    `draft/NAME`, in GetAgent and wherever a run names its agent. So a draft never
-    stands in the place of an agent of the store.
+    Each user also has drafts, visible only to them. Name a draft as `draft/NAME`, in GetAgent and wherever a
+    run names its agent; it never hides an agent of the store.
     """
 
     def UpdateAgent(self, request, context):
-        """Saves an agent: makes it, or a new version of it. What is equal to the
-        newest version, the selected tools included, makes none, so that the same
-        request may be sent again. Needs the role admin.
+        """Creates an agent, or a new version of it. A definition equal to the newest version, including the
+        selected tools, creates no version, so the request is safe to repeat. Running runs keep their version.
+        Requires the role admin.
 
-        Runs that were started go on with their version.
-
-        Errors: INVALID_FIELD, INVALID_ID, TOO_LARGE (the instructions; or the store
-        has 500 agents, 1000 with the deleted ones, or the agent 1000 versions),
-        TOOL_NOT_FOUND (a tool that is named), AGENT_NOT_FOUND (one in
-        `delegates_to`), AGENT_CYCLE, INVALID_SCHEMA (of the response format).
+        Errors:
+        - INVALID_ARGUMENT / INVALID_FIELD
+        - INVALID_ARGUMENT / INVALID_ID
+        - RESOURCE_EXHAUSTED / TOO_LARGE: The instructions; or a limit: 500 agents per store (1000 with deleted
+        ones), 1000 versions per agent.
+        - NOT_FOUND / TOOL_NOT_FOUND
+        - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to`.
+        - FAILED_PRECONDITION / AGENT_CYCLE
+        - INVALID_ARGUMENT / INVALID_SCHEMA: In the response format.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetAgent(self, request, context):
-        """Reads a version of an agent, also of one that was deleted. Read-only.
+        """Returns a version of an agent, also of a deleted one. Read-only.
 
-        Errors: AGENT_NOT_FOUND.
+        Errors:
+        - NOT_FOUND / AGENT_NOT_FOUND
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListAgents(self, request, context):
-        """Lists the newest versions of the agents that the caller may use, by name.
-        Read-only.
+        """Lists the newest versions of the agents that the caller may use, by name. Read-only.
 
-        Errors: INVALID_PAGE_TOKEN, INVALID_FIELD (the labels).
+        Errors:
+        - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
+        - INVALID_ARGUMENT / INVALID_FIELD: `labels`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListAgentVersions(self, request, context):
-        """Lists the versions of an agent, the newest first, also of one that was
-        deleted. Read-only.
+        """Lists the versions of an agent, newest first, also of a deleted one. Read-only.
 
-        Errors: AGENT_NOT_FOUND, INVALID_PAGE_TOKEN.
+        Errors:
+        - NOT_FOUND / AGENT_NOT_FOUND
+        - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteAgent(self, request, context):
-        """Deletes an agent: nothing is started with it any more. Its versions stay,
-        for the runs that were started with them, which go on. A store that deletes
-        its `default` has the deployment's again. Needs the role admin.
+        """Deletes an agent, so that no new run can use it. Its versions remain, and its runs continue. After
+        deleting its `default`, a store uses the deployment's. Requires the role admin.
 
-        Errors: AGENT_NOT_FOUND (also if it was deleted before).
+        Errors:
+        - NOT_FOUND / AGENT_NOT_FOUND: Also if it was already deleted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetAgentUsage(self, request, context):
-        """Reads what an agent of the store has used, day by day, also of one that was
-        deleted. Figures are kept for 400 days, whatever becomes of the runs. Needs
-        the role admin. Read-only.
+        """Returns the daily usage of an agent, also of a deleted one. Figures are kept for 400 days, even if the
+        runs are deleted. Requires the role admin. Read-only.
 
-        Errors: AGENT_NOT_FOUND, INVALID_ID, INVALID_FIELD (`days`).
+        Errors:
+        - NOT_FOUND / AGENT_NOT_FOUND
+        - INVALID_ARGUMENT / INVALID_ID
+        - INVALID_ARGUMENT / INVALID_FIELD: `days`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UpdateDraft(self, request, context):
-        """Saves a draft of the caller: makes it, or puts this one in its place, as its
-        next version. Versions before it are not kept. What is equal to the draft
-        changes nothing, so that the same request may be sent again. An admin makes
-        it an agent of the store by UpdateAgent with the same definition.
+        """Creates or replaces a draft of the caller. The draft gets the next version; earlier versions are not
+        kept. An equal definition changes nothing, so the request is safe to repeat. To publish a draft, an admin
+        calls UpdateAgent with its definition.
 
-        Errors: as UpdateAgent; INVALID_FIELD also for `allowed_roles`, as a draft has
-        one user; AGENT_NOT_FOUND also for one in `delegates_to` that the caller may
-        not use; TOO_LARGE if the caller has 20 drafts.
+        Errors:
+        - INVALID_ARGUMENT / INVALID_FIELD: Also `allowed_roles`, which drafts do not have.
+        - INVALID_ARGUMENT / INVALID_ID
+        - RESOURCE_EXHAUSTED / TOO_LARGE: The instructions; or the caller has 20 drafts.
+        - NOT_FOUND / TOOL_NOT_FOUND
+        - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to` that does not exist or that the caller may not
+        use.
+        - FAILED_PRECONDITION / AGENT_CYCLE
+        - INVALID_ARGUMENT / INVALID_SCHEMA: In the response format.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteDraft(self, request, context):
-        """Deletes a draft of the caller. Runs that were started with it go on; they give
-        tasks to no further agent.
+        """Deletes a draft of the caller. Its runs continue, but can no longer delegate to agents.
 
-        Errors: AGENT_NOT_FOUND (also if it was deleted before).
+        Errors:
+        - NOT_FOUND / AGENT_NOT_FOUND: Also if it was already deleted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -242,16 +247,12 @@ def add_AgentRegistryServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AgentRegistryService(object):
-    """AgentRegistryService keeps the agents of a store, in versions that never
-    change. A run is started with one by StartRunRequest.agent, and keeps the
-    version that it was started with.
+    """Manages the agents of a store, as immutable versions. StartRunRequest.agent starts a run with an agent; the
+    run keeps its version. An agent that the caller may not use (AgentDefinition.allowed_roles) returns
+    AGENT_NOT_FOUND. Admins see all agents of their store.
 
-    An agent that the caller may not use (AgentDefinition.allowed_roles) is
-    AGENT_NOT_FOUND, exactly as an absent one; admins see all of their store.
-
-    Beside them each user has drafts, which only this user sees and uses, as
-    `draft/NAME`, in GetAgent and wherever a run names its agent. So a draft never
-    stands in the place of an agent of the store.
+    Each user also has drafts, visible only to them. Name a draft as `draft/NAME`, in GetAgent and wherever a
+    run names its agent; it never hides an agent of the store.
     """
 
     @staticmethod

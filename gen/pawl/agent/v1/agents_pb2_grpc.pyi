@@ -27,16 +27,12 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AgentRegistryServiceStub:
-    """AgentRegistryService keeps the agents of a store, in versions that never
-    change. A run is started with one by StartRunRequest.agent, and keeps the
-    version that it was started with.
+    """Manages the agents of a store, as immutable versions. StartRunRequest.agent starts a run with an agent; the
+    run keeps its version. An agent that the caller may not use (AgentDefinition.allowed_roles) returns
+    AGENT_NOT_FOUND. Admins see all agents of their store.
 
-    An agent that the caller may not use (AgentDefinition.allowed_roles) is
-    AGENT_NOT_FOUND, exactly as an absent one; admins see all of their store.
-
-    Beside them each user has drafts, which only this user sees and uses, as
-    `draft/NAME`, in GetAgent and wherever a run names its agent. So a draft never
-    stands in the place of an agent of the store.
+    Each user also has drafts, visible only to them. Name a draft as `draft/NAME`, in GetAgent and wherever a
+    run names its agent; it never hides an agent of the store.
     """
 
     @_typing.overload
@@ -44,151 +40,169 @@ class AgentRegistryServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AgentRegistryServiceAsyncStub: ...
     UpdateAgent: _grpc.UnaryUnaryMultiCallable[_agents_pb2.UpdateAgentRequest, _agents_pb2.UpdateAgentResponse]
-    """Saves an agent: makes it, or a new version of it. What is equal to the
-    newest version, the selected tools included, makes none, so that the same
-    request may be sent again. Needs the role admin.
+    """Creates an agent, or a new version of it. A definition equal to the newest version, including the
+    selected tools, creates no version, so the request is safe to repeat. Running runs keep their version.
+    Requires the role admin.
 
-    Runs that were started go on with their version.
-
-    Errors: INVALID_FIELD, INVALID_ID, TOO_LARGE (the instructions; or the store
-    has 500 agents, 1000 with the deleted ones, or the agent 1000 versions),
-    TOOL_NOT_FOUND (a tool that is named), AGENT_NOT_FOUND (one in
-    `delegates_to`), AGENT_CYCLE, INVALID_SCHEMA (of the response format).
+    Errors:
+    - INVALID_ARGUMENT / INVALID_FIELD
+    - INVALID_ARGUMENT / INVALID_ID
+    - RESOURCE_EXHAUSTED / TOO_LARGE: The instructions; or a limit: 500 agents per store (1000 with deleted
+      ones), 1000 versions per agent.
+    - NOT_FOUND / TOOL_NOT_FOUND
+    - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to`.
+    - FAILED_PRECONDITION / AGENT_CYCLE
+    - INVALID_ARGUMENT / INVALID_SCHEMA: In the response format.
     """
     GetAgent: _grpc.UnaryUnaryMultiCallable[_agents_pb2.GetAgentRequest, _agents_pb2.GetAgentResponse]
-    """Reads a version of an agent, also of one that was deleted. Read-only.
+    """Returns a version of an agent, also of a deleted one. Read-only.
 
-    Errors: AGENT_NOT_FOUND.
+    Errors:
+    - NOT_FOUND / AGENT_NOT_FOUND
     """
     ListAgents: _grpc.UnaryUnaryMultiCallable[_agents_pb2.ListAgentsRequest, _agents_pb2.ListAgentsResponse]
-    """Lists the newest versions of the agents that the caller may use, by name.
-    Read-only.
+    """Lists the newest versions of the agents that the caller may use, by name. Read-only.
 
-    Errors: INVALID_PAGE_TOKEN, INVALID_FIELD (the labels).
+    Errors:
+    - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
+    - INVALID_ARGUMENT / INVALID_FIELD: `labels`.
     """
     ListAgentVersions: _grpc.UnaryUnaryMultiCallable[_agents_pb2.ListAgentVersionsRequest, _agents_pb2.ListAgentVersionsResponse]
-    """Lists the versions of an agent, the newest first, also of one that was
-    deleted. Read-only.
+    """Lists the versions of an agent, newest first, also of a deleted one. Read-only.
 
-    Errors: AGENT_NOT_FOUND, INVALID_PAGE_TOKEN.
+    Errors:
+    - NOT_FOUND / AGENT_NOT_FOUND
+    - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
     """
     DeleteAgent: _grpc.UnaryUnaryMultiCallable[_agents_pb2.DeleteAgentRequest, _agents_pb2.DeleteAgentResponse]
-    """Deletes an agent: nothing is started with it any more. Its versions stay,
-    for the runs that were started with them, which go on. A store that deletes
-    its `default` has the deployment's again. Needs the role admin.
+    """Deletes an agent, so that no new run can use it. Its versions remain, and its runs continue. After
+    deleting its `default`, a store uses the deployment's. Requires the role admin.
 
-    Errors: AGENT_NOT_FOUND (also if it was deleted before).
+    Errors:
+    - NOT_FOUND / AGENT_NOT_FOUND: Also if it was already deleted.
     """
     GetAgentUsage: _grpc.UnaryUnaryMultiCallable[_agents_pb2.GetAgentUsageRequest, _agents_pb2.GetAgentUsageResponse]
-    """Reads what an agent of the store has used, day by day, also of one that was
-    deleted. Figures are kept for 400 days, whatever becomes of the runs. Needs
-    the role admin. Read-only.
+    """Returns the daily usage of an agent, also of a deleted one. Figures are kept for 400 days, even if the
+    runs are deleted. Requires the role admin. Read-only.
 
-    Errors: AGENT_NOT_FOUND, INVALID_ID, INVALID_FIELD (`days`).
+    Errors:
+    - NOT_FOUND / AGENT_NOT_FOUND
+    - INVALID_ARGUMENT / INVALID_ID
+    - INVALID_ARGUMENT / INVALID_FIELD: `days`.
     """
     UpdateDraft: _grpc.UnaryUnaryMultiCallable[_agents_pb2.UpdateDraftRequest, _agents_pb2.UpdateDraftResponse]
-    """Saves a draft of the caller: makes it, or puts this one in its place, as its
-    next version. Versions before it are not kept. What is equal to the draft
-    changes nothing, so that the same request may be sent again. An admin makes
-    it an agent of the store by UpdateAgent with the same definition.
+    """Creates or replaces a draft of the caller. The draft gets the next version; earlier versions are not
+    kept. An equal definition changes nothing, so the request is safe to repeat. To publish a draft, an admin
+    calls UpdateAgent with its definition.
 
-    Errors: as UpdateAgent; INVALID_FIELD also for `allowed_roles`, as a draft has
-    one user; AGENT_NOT_FOUND also for one in `delegates_to` that the caller may
-    not use; TOO_LARGE if the caller has 20 drafts.
+    Errors:
+    - INVALID_ARGUMENT / INVALID_FIELD: Also `allowed_roles`, which drafts do not have.
+    - INVALID_ARGUMENT / INVALID_ID
+    - RESOURCE_EXHAUSTED / TOO_LARGE: The instructions; or the caller has 20 drafts.
+    - NOT_FOUND / TOOL_NOT_FOUND
+    - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to` that does not exist or that the caller may not
+      use.
+    - FAILED_PRECONDITION / AGENT_CYCLE
+    - INVALID_ARGUMENT / INVALID_SCHEMA: In the response format.
     """
     DeleteDraft: _grpc.UnaryUnaryMultiCallable[_agents_pb2.DeleteDraftRequest, _agents_pb2.DeleteDraftResponse]
-    """Deletes a draft of the caller. Runs that were started with it go on; they give
-    tasks to no further agent.
+    """Deletes a draft of the caller. Its runs continue, but can no longer delegate to agents.
 
-    Errors: AGENT_NOT_FOUND (also if it was deleted before).
+    Errors:
+    - NOT_FOUND / AGENT_NOT_FOUND: Also if it was already deleted.
     """
 
 @_typing.type_check_only
 class AgentRegistryServiceAsyncStub(AgentRegistryServiceStub):
-    """AgentRegistryService keeps the agents of a store, in versions that never
-    change. A run is started with one by StartRunRequest.agent, and keeps the
-    version that it was started with.
+    """Manages the agents of a store, as immutable versions. StartRunRequest.agent starts a run with an agent; the
+    run keeps its version. An agent that the caller may not use (AgentDefinition.allowed_roles) returns
+    AGENT_NOT_FOUND. Admins see all agents of their store.
 
-    An agent that the caller may not use (AgentDefinition.allowed_roles) is
-    AGENT_NOT_FOUND, exactly as an absent one; admins see all of their store.
-
-    Beside them each user has drafts, which only this user sees and uses, as
-    `draft/NAME`, in GetAgent and wherever a run names its agent. So a draft never
-    stands in the place of an agent of the store.
+    Each user also has drafts, visible only to them. Name a draft as `draft/NAME`, in GetAgent and wherever a
+    run names its agent; it never hides an agent of the store.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     UpdateAgent: _aio.UnaryUnaryMultiCallable[_agents_pb2.UpdateAgentRequest, _agents_pb2.UpdateAgentResponse]  # type: ignore[assignment]
-    """Saves an agent: makes it, or a new version of it. What is equal to the
-    newest version, the selected tools included, makes none, so that the same
-    request may be sent again. Needs the role admin.
+    """Creates an agent, or a new version of it. A definition equal to the newest version, including the
+    selected tools, creates no version, so the request is safe to repeat. Running runs keep their version.
+    Requires the role admin.
 
-    Runs that were started go on with their version.
-
-    Errors: INVALID_FIELD, INVALID_ID, TOO_LARGE (the instructions; or the store
-    has 500 agents, 1000 with the deleted ones, or the agent 1000 versions),
-    TOOL_NOT_FOUND (a tool that is named), AGENT_NOT_FOUND (one in
-    `delegates_to`), AGENT_CYCLE, INVALID_SCHEMA (of the response format).
+    Errors:
+    - INVALID_ARGUMENT / INVALID_FIELD
+    - INVALID_ARGUMENT / INVALID_ID
+    - RESOURCE_EXHAUSTED / TOO_LARGE: The instructions; or a limit: 500 agents per store (1000 with deleted
+      ones), 1000 versions per agent.
+    - NOT_FOUND / TOOL_NOT_FOUND
+    - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to`.
+    - FAILED_PRECONDITION / AGENT_CYCLE
+    - INVALID_ARGUMENT / INVALID_SCHEMA: In the response format.
     """
     GetAgent: _aio.UnaryUnaryMultiCallable[_agents_pb2.GetAgentRequest, _agents_pb2.GetAgentResponse]  # type: ignore[assignment]
-    """Reads a version of an agent, also of one that was deleted. Read-only.
+    """Returns a version of an agent, also of a deleted one. Read-only.
 
-    Errors: AGENT_NOT_FOUND.
+    Errors:
+    - NOT_FOUND / AGENT_NOT_FOUND
     """
     ListAgents: _aio.UnaryUnaryMultiCallable[_agents_pb2.ListAgentsRequest, _agents_pb2.ListAgentsResponse]  # type: ignore[assignment]
-    """Lists the newest versions of the agents that the caller may use, by name.
-    Read-only.
+    """Lists the newest versions of the agents that the caller may use, by name. Read-only.
 
-    Errors: INVALID_PAGE_TOKEN, INVALID_FIELD (the labels).
+    Errors:
+    - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
+    - INVALID_ARGUMENT / INVALID_FIELD: `labels`.
     """
     ListAgentVersions: _aio.UnaryUnaryMultiCallable[_agents_pb2.ListAgentVersionsRequest, _agents_pb2.ListAgentVersionsResponse]  # type: ignore[assignment]
-    """Lists the versions of an agent, the newest first, also of one that was
-    deleted. Read-only.
+    """Lists the versions of an agent, newest first, also of a deleted one. Read-only.
 
-    Errors: AGENT_NOT_FOUND, INVALID_PAGE_TOKEN.
+    Errors:
+    - NOT_FOUND / AGENT_NOT_FOUND
+    - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
     """
     DeleteAgent: _aio.UnaryUnaryMultiCallable[_agents_pb2.DeleteAgentRequest, _agents_pb2.DeleteAgentResponse]  # type: ignore[assignment]
-    """Deletes an agent: nothing is started with it any more. Its versions stay,
-    for the runs that were started with them, which go on. A store that deletes
-    its `default` has the deployment's again. Needs the role admin.
+    """Deletes an agent, so that no new run can use it. Its versions remain, and its runs continue. After
+    deleting its `default`, a store uses the deployment's. Requires the role admin.
 
-    Errors: AGENT_NOT_FOUND (also if it was deleted before).
+    Errors:
+    - NOT_FOUND / AGENT_NOT_FOUND: Also if it was already deleted.
     """
     GetAgentUsage: _aio.UnaryUnaryMultiCallable[_agents_pb2.GetAgentUsageRequest, _agents_pb2.GetAgentUsageResponse]  # type: ignore[assignment]
-    """Reads what an agent of the store has used, day by day, also of one that was
-    deleted. Figures are kept for 400 days, whatever becomes of the runs. Needs
-    the role admin. Read-only.
+    """Returns the daily usage of an agent, also of a deleted one. Figures are kept for 400 days, even if the
+    runs are deleted. Requires the role admin. Read-only.
 
-    Errors: AGENT_NOT_FOUND, INVALID_ID, INVALID_FIELD (`days`).
+    Errors:
+    - NOT_FOUND / AGENT_NOT_FOUND
+    - INVALID_ARGUMENT / INVALID_ID
+    - INVALID_ARGUMENT / INVALID_FIELD: `days`.
     """
     UpdateDraft: _aio.UnaryUnaryMultiCallable[_agents_pb2.UpdateDraftRequest, _agents_pb2.UpdateDraftResponse]  # type: ignore[assignment]
-    """Saves a draft of the caller: makes it, or puts this one in its place, as its
-    next version. Versions before it are not kept. What is equal to the draft
-    changes nothing, so that the same request may be sent again. An admin makes
-    it an agent of the store by UpdateAgent with the same definition.
+    """Creates or replaces a draft of the caller. The draft gets the next version; earlier versions are not
+    kept. An equal definition changes nothing, so the request is safe to repeat. To publish a draft, an admin
+    calls UpdateAgent with its definition.
 
-    Errors: as UpdateAgent; INVALID_FIELD also for `allowed_roles`, as a draft has
-    one user; AGENT_NOT_FOUND also for one in `delegates_to` that the caller may
-    not use; TOO_LARGE if the caller has 20 drafts.
+    Errors:
+    - INVALID_ARGUMENT / INVALID_FIELD: Also `allowed_roles`, which drafts do not have.
+    - INVALID_ARGUMENT / INVALID_ID
+    - RESOURCE_EXHAUSTED / TOO_LARGE: The instructions; or the caller has 20 drafts.
+    - NOT_FOUND / TOOL_NOT_FOUND
+    - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to` that does not exist or that the caller may not
+      use.
+    - FAILED_PRECONDITION / AGENT_CYCLE
+    - INVALID_ARGUMENT / INVALID_SCHEMA: In the response format.
     """
     DeleteDraft: _aio.UnaryUnaryMultiCallable[_agents_pb2.DeleteDraftRequest, _agents_pb2.DeleteDraftResponse]  # type: ignore[assignment]
-    """Deletes a draft of the caller. Runs that were started with it go on; they give
-    tasks to no further agent.
+    """Deletes a draft of the caller. Its runs continue, but can no longer delegate to agents.
 
-    Errors: AGENT_NOT_FOUND (also if it was deleted before).
+    Errors:
+    - NOT_FOUND / AGENT_NOT_FOUND: Also if it was already deleted.
     """
 
 class AgentRegistryServiceServicer(metaclass=_abc_1.ABCMeta):
-    """AgentRegistryService keeps the agents of a store, in versions that never
-    change. A run is started with one by StartRunRequest.agent, and keeps the
-    version that it was started with.
+    """Manages the agents of a store, as immutable versions. StartRunRequest.agent starts a run with an agent; the
+    run keeps its version. An agent that the caller may not use (AgentDefinition.allowed_roles) returns
+    AGENT_NOT_FOUND. Admins see all agents of their store.
 
-    An agent that the caller may not use (AgentDefinition.allowed_roles) is
-    AGENT_NOT_FOUND, exactly as an absent one; admins see all of their store.
-
-    Beside them each user has drafts, which only this user sees and uses, as
-    `draft/NAME`, in GetAgent and wherever a run names its agent. So a draft never
-    stands in the place of an agent of the store.
+    Each user also has drafts, visible only to them. Name a draft as `draft/NAME`, in GetAgent and wherever a
+    run names its agent; it never hides an agent of the store.
     """
 
     @_abc_1.abstractmethod
@@ -197,16 +211,19 @@ class AgentRegistryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agents_pb2.UpdateAgentRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agents_pb2.UpdateAgentResponse, _abc.Awaitable[_agents_pb2.UpdateAgentResponse]]:
-        """Saves an agent: makes it, or a new version of it. What is equal to the
-        newest version, the selected tools included, makes none, so that the same
-        request may be sent again. Needs the role admin.
+        """Creates an agent, or a new version of it. A definition equal to the newest version, including the
+        selected tools, creates no version, so the request is safe to repeat. Running runs keep their version.
+        Requires the role admin.
 
-        Runs that were started go on with their version.
-
-        Errors: INVALID_FIELD, INVALID_ID, TOO_LARGE (the instructions; or the store
-        has 500 agents, 1000 with the deleted ones, or the agent 1000 versions),
-        TOOL_NOT_FOUND (a tool that is named), AGENT_NOT_FOUND (one in
-        `delegates_to`), AGENT_CYCLE, INVALID_SCHEMA (of the response format).
+        Errors:
+        - INVALID_ARGUMENT / INVALID_FIELD
+        - INVALID_ARGUMENT / INVALID_ID
+        - RESOURCE_EXHAUSTED / TOO_LARGE: The instructions; or a limit: 500 agents per store (1000 with deleted
+          ones), 1000 versions per agent.
+        - NOT_FOUND / TOOL_NOT_FOUND
+        - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to`.
+        - FAILED_PRECONDITION / AGENT_CYCLE
+        - INVALID_ARGUMENT / INVALID_SCHEMA: In the response format.
         """
 
     @_abc_1.abstractmethod
@@ -215,9 +232,10 @@ class AgentRegistryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agents_pb2.GetAgentRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agents_pb2.GetAgentResponse, _abc.Awaitable[_agents_pb2.GetAgentResponse]]:
-        """Reads a version of an agent, also of one that was deleted. Read-only.
+        """Returns a version of an agent, also of a deleted one. Read-only.
 
-        Errors: AGENT_NOT_FOUND.
+        Errors:
+        - NOT_FOUND / AGENT_NOT_FOUND
         """
 
     @_abc_1.abstractmethod
@@ -226,10 +244,11 @@ class AgentRegistryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agents_pb2.ListAgentsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agents_pb2.ListAgentsResponse, _abc.Awaitable[_agents_pb2.ListAgentsResponse]]:
-        """Lists the newest versions of the agents that the caller may use, by name.
-        Read-only.
+        """Lists the newest versions of the agents that the caller may use, by name. Read-only.
 
-        Errors: INVALID_PAGE_TOKEN, INVALID_FIELD (the labels).
+        Errors:
+        - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
+        - INVALID_ARGUMENT / INVALID_FIELD: `labels`.
         """
 
     @_abc_1.abstractmethod
@@ -238,10 +257,11 @@ class AgentRegistryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agents_pb2.ListAgentVersionsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agents_pb2.ListAgentVersionsResponse, _abc.Awaitable[_agents_pb2.ListAgentVersionsResponse]]:
-        """Lists the versions of an agent, the newest first, also of one that was
-        deleted. Read-only.
+        """Lists the versions of an agent, newest first, also of a deleted one. Read-only.
 
-        Errors: AGENT_NOT_FOUND, INVALID_PAGE_TOKEN.
+        Errors:
+        - NOT_FOUND / AGENT_NOT_FOUND
+        - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
         """
 
     @_abc_1.abstractmethod
@@ -250,11 +270,11 @@ class AgentRegistryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agents_pb2.DeleteAgentRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agents_pb2.DeleteAgentResponse, _abc.Awaitable[_agents_pb2.DeleteAgentResponse]]:
-        """Deletes an agent: nothing is started with it any more. Its versions stay,
-        for the runs that were started with them, which go on. A store that deletes
-        its `default` has the deployment's again. Needs the role admin.
+        """Deletes an agent, so that no new run can use it. Its versions remain, and its runs continue. After
+        deleting its `default`, a store uses the deployment's. Requires the role admin.
 
-        Errors: AGENT_NOT_FOUND (also if it was deleted before).
+        Errors:
+        - NOT_FOUND / AGENT_NOT_FOUND: Also if it was already deleted.
         """
 
     @_abc_1.abstractmethod
@@ -263,11 +283,13 @@ class AgentRegistryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agents_pb2.GetAgentUsageRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agents_pb2.GetAgentUsageResponse, _abc.Awaitable[_agents_pb2.GetAgentUsageResponse]]:
-        """Reads what an agent of the store has used, day by day, also of one that was
-        deleted. Figures are kept for 400 days, whatever becomes of the runs. Needs
-        the role admin. Read-only.
+        """Returns the daily usage of an agent, also of a deleted one. Figures are kept for 400 days, even if the
+        runs are deleted. Requires the role admin. Read-only.
 
-        Errors: AGENT_NOT_FOUND, INVALID_ID, INVALID_FIELD (`days`).
+        Errors:
+        - NOT_FOUND / AGENT_NOT_FOUND
+        - INVALID_ARGUMENT / INVALID_ID
+        - INVALID_ARGUMENT / INVALID_FIELD: `days`.
         """
 
     @_abc_1.abstractmethod
@@ -276,14 +298,19 @@ class AgentRegistryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agents_pb2.UpdateDraftRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agents_pb2.UpdateDraftResponse, _abc.Awaitable[_agents_pb2.UpdateDraftResponse]]:
-        """Saves a draft of the caller: makes it, or puts this one in its place, as its
-        next version. Versions before it are not kept. What is equal to the draft
-        changes nothing, so that the same request may be sent again. An admin makes
-        it an agent of the store by UpdateAgent with the same definition.
+        """Creates or replaces a draft of the caller. The draft gets the next version; earlier versions are not
+        kept. An equal definition changes nothing, so the request is safe to repeat. To publish a draft, an admin
+        calls UpdateAgent with its definition.
 
-        Errors: as UpdateAgent; INVALID_FIELD also for `allowed_roles`, as a draft has
-        one user; AGENT_NOT_FOUND also for one in `delegates_to` that the caller may
-        not use; TOO_LARGE if the caller has 20 drafts.
+        Errors:
+        - INVALID_ARGUMENT / INVALID_FIELD: Also `allowed_roles`, which drafts do not have.
+        - INVALID_ARGUMENT / INVALID_ID
+        - RESOURCE_EXHAUSTED / TOO_LARGE: The instructions; or the caller has 20 drafts.
+        - NOT_FOUND / TOOL_NOT_FOUND
+        - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to` that does not exist or that the caller may not
+          use.
+        - FAILED_PRECONDITION / AGENT_CYCLE
+        - INVALID_ARGUMENT / INVALID_SCHEMA: In the response format.
         """
 
     @_abc_1.abstractmethod
@@ -292,10 +319,10 @@ class AgentRegistryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agents_pb2.DeleteDraftRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agents_pb2.DeleteDraftResponse, _abc.Awaitable[_agents_pb2.DeleteDraftResponse]]:
-        """Deletes a draft of the caller. Runs that were started with it go on; they give
-        tasks to no further agent.
+        """Deletes a draft of the caller. Its runs continue, but can no longer delegate to agents.
 
-        Errors: AGENT_NOT_FOUND (also if it was deleted before).
+        Errors:
+        - NOT_FOUND / AGENT_NOT_FOUND: Also if it was already deleted.
         """
 
 def add_AgentRegistryServiceServicer_to_server(servicer: AgentRegistryServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -27,7 +27,7 @@ class _HistoryRole:
 class _HistoryRoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_HistoryRole.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     HISTORY_ROLE_UNSPECIFIED: _HistoryRole.ValueType  # 0
-    """INVALID_HISTORY."""
+    """Rejected with INVALID_HISTORY."""
     HISTORY_ROLE_USER: _HistoryRole.ValueType  # 1
     """The user."""
     HISTORY_ROLE_ASSISTANT: _HistoryRole.ValueType  # 2
@@ -35,13 +35,13 @@ class _HistoryRoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_HistoryRo
     HISTORY_ROLE_TOOL: _HistoryRole.ValueType  # 3
     """The result of a call."""
     HISTORY_ROLE_SYSTEM: _HistoryRole.ValueType  # 4
-    """Instructions. INVALID_HISTORY: those of the agent that goes on hold."""
+    """Instructions. Rejected with INVALID_HISTORY: the agent's own instructions apply."""
 
 class HistoryRole(_HistoryRole, metaclass=_HistoryRoleEnumTypeWrapper):
-    """HistoryRole is who wrote a message of a history."""
+    """Author of a message of an imported history."""
 
 HISTORY_ROLE_UNSPECIFIED: HistoryRole.ValueType  # 0
-"""INVALID_HISTORY."""
+"""Rejected with INVALID_HISTORY."""
 HISTORY_ROLE_USER: HistoryRole.ValueType  # 1
 """The user."""
 HISTORY_ROLE_ASSISTANT: HistoryRole.ValueType  # 2
@@ -49,21 +49,21 @@ HISTORY_ROLE_ASSISTANT: HistoryRole.ValueType  # 2
 HISTORY_ROLE_TOOL: HistoryRole.ValueType  # 3
 """The result of a call."""
 HISTORY_ROLE_SYSTEM: HistoryRole.ValueType  # 4
-"""Instructions. INVALID_HISTORY: those of the agent that goes on hold."""
+"""Instructions. Rejected with INVALID_HISTORY: the agent's own instructions apply."""
 Global___HistoryRole: _TypeAlias = HistoryRole  # noqa: Y015
 
 @_typing.final
 class GetConversationRequest(_message.Message):
-    """GetConversationRequest reads a conversation."""
+    """Request for GetConversation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CONVERSATION_ID_FIELD_NUMBER: _builtins.int
     CONVERSATION_KEY_FIELD_NUMBER: _builtins.int
     conversation_id: _builtins.str
-    """The conversation; empty with a key."""
+    """ID of the conversation; empty with a key."""
     conversation_key: _builtins.str
-    """As StartRunRequest.conversation_key; empty with an id."""
+    """Key of the conversation; empty with an ID. As StartRunRequest.conversation_key."""
     def __init__(
         self,
         *,
@@ -80,7 +80,7 @@ Global___GetConversationRequest: _TypeAlias = GetConversationRequest  # noqa: Y0
 
 @_typing.final
 class GetConversationResponse(_message.Message):
-    """GetConversationResponse has a conversation."""
+    """Response of GetConversation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -104,7 +104,7 @@ Global___GetConversationResponse: _TypeAlias = GetConversationResponse  # noqa: 
 
 @_typing.final
 class ListConversationsRequest(_message.Message):
-    """ListConversationsRequest lists conversations."""
+    """Request for ListConversations."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -135,27 +135,25 @@ class ListConversationsRequest(_message.Message):
     SHARED_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """Conversations a page, 1 to 200; 0 means 50."""
+    """Results per page, 1 to 200; default 50."""
     page_token: _builtins.str
-    """From the page before; empty for the first."""
+    """`next_page_token` of the previous page; empty for the first."""
     archived: _builtins.bool
-    """Only archived ones, or only others; absent for all."""
+    """Only archived conversations (true) or only others (false); absent for all."""
     query: _builtins.str
-    """Words to look for, at most 200 bytes and 8 words; empty for all
-    conversations. Found is what has in its title, or in one message of the user
-    or the model, words that begin with each of them, in any order and whatever
-    the case. A message can be found about a second after it was written, by its
-    first 1000 different words in its first 16384 characters. Of more than 10000
-    messages that fit, some 10000 are looked at.
+    """Words to search for, at most 200 bytes and 8 words; empty for all conversations. A conversation matches
+    if its title, or one message of the user or model, has words starting with each of them, in any order and
+    case. Messages are searchable about a second after they are written, by the first 1000 distinct words of
+    their first 16384 characters. If more than 10000 messages match, about 10000 are considered.
     """
     shared: _builtins.bool
-    """True for those that other users of the store share, in place of the caller's.
-    With a query, those of the 100 users are searched who shared last.
+    """List conversations that other users of the store share, instead of the caller's own. With a query, only
+    those of the 100 users who shared most recently.
     """
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Only conversations with all of these labels; empty for all. Not with
-        `shared`: labels are shown to nobody else.
+        """Only conversations with all of these labels; empty for all. Not with `shared`: labels are visible to
+        their user only.
         """
 
     def __init__(
@@ -180,14 +178,14 @@ Global___ListConversationsRequest: _TypeAlias = ListConversationsRequest  # noqa
 
 @_typing.final
 class ListConversationsResponse(_message.Message):
-    """ListConversationsResponse is a page of conversations."""
+    """Response of ListConversations."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CONVERSATIONS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """For the next page; empty after the last."""
+    """Token of the next page; empty on the last."""
     @_builtins.property
     def conversations(self) -> _containers.RepeatedCompositeFieldContainer[_conversation_pb2.Conversation]:
         """The conversations."""
@@ -208,9 +206,7 @@ Global___ListConversationsResponse: _TypeAlias = ListConversationsResponse  # no
 
 @_typing.final
 class UpdateConversationRequest(_message.Message):
-    """UpdateConversationRequest changes a conversation: what is present, at least
-    one thing.
-    """
+    """Request for UpdateConversation. Absent fields stay unchanged; at least one must be present."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -222,24 +218,22 @@ class UpdateConversationRequest(_message.Message):
     SHOWS_ARGUMENTS_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """See the package comment in agent.proto."""
+    """Idempotency key; see the package comment."""
     conversation_id: _builtins.str
-    """The conversation."""
+    """Conversation ID."""
     title: _builtins.str
-    """One line of at most 200 characters, without control characters; empty goes
-    back to the first line of the first message.
-    """
+    """New title: one line of at most 200 characters; empty restores the automatic title."""
     archived: _builtins.bool
-    """True for the archive."""
+    """Whether the conversation is archived."""
     sharing: _conversation_pb2.Sharing.ValueType
-    """Whether others of the store may read it, or write to it."""
+    """Whether other users of the store may read it, or write to it."""
     shows_arguments: _builtins.bool
-    """True to let those who may read it list the calls of its runs, too, with
-    arguments and results. It may be set before it is shared.
+    """Also let readers list the calls of its runs, with arguments and results. May be set before the
+    conversation is shared.
     """
     @_builtins.property
     def labels(self) -> _conversation_pb2.Labels:
-        """All labels that it has from now on; none of them takes those that it has."""
+        """The new labels, replacing all current ones; an empty set removes them."""
 
     def __init__(
         self,
@@ -273,7 +267,7 @@ Global___UpdateConversationRequest: _TypeAlias = UpdateConversationRequest  # no
 
 @_typing.final
 class UpdateConversationResponse(_message.Message):
-    """UpdateConversationResponse has the conversation as it is now."""
+    """Response of UpdateConversation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -297,7 +291,7 @@ Global___UpdateConversationResponse: _TypeAlias = UpdateConversationResponse  # 
 
 @_typing.final
 class ForkConversationRequest(_message.Message):
-    """ForkConversationRequest forks a conversation."""
+    """Request for ForkConversation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -305,13 +299,11 @@ class ForkConversationRequest(_message.Message):
     CONVERSATION_ID_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """See the package comment in agent.proto."""
+    """Idempotency key; see the package comment."""
     conversation_id: _builtins.str
-    """The conversation."""
+    """Conversation ID."""
     number: _builtins.int
-    """Number of the last message of the past (Message.number); 0 for the last one
-    behind which nothing is open.
-    """
+    """Number of the last shared message (Message.number); 0 for the last possible fork point."""
     def __init__(
         self,
         *,
@@ -329,14 +321,14 @@ Global___ForkConversationRequest: _TypeAlias = ForkConversationRequest  # noqa: 
 
 @_typing.final
 class ForkConversationResponse(_message.Message):
-    """ForkConversationResponse has the fork."""
+    """Response of ForkConversation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CONVERSATION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def conversation(self) -> _conversation_pb2.Conversation:
-        """The new conversation. Messages that are sent to it go on behind its past."""
+        """The new conversation."""
 
     def __init__(
         self,
@@ -353,7 +345,7 @@ Global___ForkConversationResponse: _TypeAlias = ForkConversationResponse  # noqa
 
 @_typing.final
 class HistoryMessage(_message.Message):
-    """HistoryMessage is a message of a history."""
+    """Message of an imported history."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -363,20 +355,18 @@ class HistoryMessage(_message.Message):
     CALL_ID_FIELD_NUMBER: _builtins.int
     IS_ERROR_FIELD_NUMBER: _builtins.int
     role: Global___HistoryRole.ValueType
-    """Who wrote it."""
+    """Author of the message."""
     text: _builtins.str
-    """Its text, without control characters: at most 256 KiB of a user, else 1 MiB.
-    A result may be JSON or any text. May be empty where there are calls.
+    """Text without control characters; at most 256 KiB for a user message, else 1 MiB. A result may be JSON or
+    any text. May be empty if there are calls.
     """
     call_id: _builtins.str
-    """Of a result: the call that it is of."""
+    """For a result: ID of its call."""
     is_error: _builtins.bool
-    """Of a result: true if it is an error."""
+    """For a result: whether it is an error."""
     @_builtins.property
     def calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___HistoryCall]:
-        """Calls of the assistant, at most 128, each answered once, right behind this
-        message.
-        """
+        """Calls of the assistant, at most 128. Each must have one result directly after this message."""
 
     def __init__(
         self,
@@ -397,7 +387,7 @@ Global___HistoryMessage: _TypeAlias = HistoryMessage  # noqa: Y015
 
 @_typing.final
 class HistoryCall(_message.Message):
-    """HistoryCall is a call of a history."""
+    """Call of an imported history."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -405,15 +395,11 @@ class HistoryCall(_message.Message):
     TOOL_NAME_FIELD_NUMBER: _builtins.int
     ARGUMENTS_JSON_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
-    """Its id, 1 to 256 characters, unique in the history. It is kept as
-    Call.provider_call_id.
-    """
+    """ID of the call, 1 to 256 characters, unique in the history; kept as Call.provider_call_id."""
     tool_name: _builtins.str
-    """Name of the tool: 1 to 64 letters, digits, `_` and `-`. There need not be
-    such a tool here.
-    """
+    """Name of the tool: 1 to 64 letters, digits, `_` and `-`. The tool need not exist."""
     arguments_json: _builtins.str
-    """A strict JSON object of at most 256 KiB."""
+    """Arguments, a strict JSON object of at most 256 KiB."""
     def __init__(
         self,
         *,
@@ -431,7 +417,7 @@ Global___HistoryCall: _TypeAlias = HistoryCall  # noqa: Y015
 
 @_typing.final
 class ImportConversationRequest(_message.Message):
-    """ImportConversationRequest imports a history."""
+    """Request for ImportConversation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -440,20 +426,17 @@ class ImportConversationRequest(_message.Message):
     TITLE_FIELD_NUMBER: _builtins.int
     CONVERSATION_KEY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """See the package comment in agent.proto."""
+    """Idempotency key; see the package comment."""
     title: _builtins.str
-    """As UpdateConversationRequest.title; empty for the first line of the first
-    message.
-    """
+    """Title, one line of at most 200 characters; empty for the first line of the first message."""
     conversation_key: _builtins.str
-    """As StartRunRequest.conversation_key, of a conversation that is not there yet;
-    empty for none.
+    """Key of the new conversation, which must not be in use; empty for none. As
+    StartRunRequest.conversation_key.
     """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___HistoryMessage]:
-        """The messages in order, 1 to 1000: the first one is the user's, the last one
-        an answer or a result. Neighbours with the same role are joined when the
-        model is given them.
+        """The messages in order, 1 to 1000. The first must be the user's, the last an answer or a result. Pawl
+        joins adjacent messages of the same role when it calls the model.
         """
 
     def __init__(
@@ -474,14 +457,14 @@ Global___ImportConversationRequest: _TypeAlias = ImportConversationRequest  # no
 
 @_typing.final
 class ImportConversationResponse(_message.Message):
-    """ImportConversationResponse has the conversation."""
+    """Response of ImportConversation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CONVERSATION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def conversation(self) -> _conversation_pb2.Conversation:
-        """The new conversation. Messages that are sent to it go on behind the history."""
+        """The new conversation."""
 
     def __init__(
         self,
@@ -498,7 +481,7 @@ Global___ImportConversationResponse: _TypeAlias = ImportConversationResponse  # 
 
 @_typing.final
 class EraseConversationRequest(_message.Message):
-    """EraseConversationRequest erases a conversation."""
+    """Request for EraseConversation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -506,11 +489,11 @@ class EraseConversationRequest(_message.Message):
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     conversation_id: _builtins.str
-    """The conversation."""
+    """Conversation ID."""
     page_size: _builtins.int
-    """Calls a page, 1 to 200; 0 means 50."""
+    """Results per page, 1 to 200; default 50."""
     page_token: _builtins.str
-    """From the page before; empty for the first."""
+    """`next_page_token` of the previous page; empty for the first."""
     def __init__(
         self,
         *,
@@ -528,7 +511,7 @@ Global___EraseConversationRequest: _TypeAlias = EraseConversationRequest  # noqa
 
 @_typing.final
 class EraseConversationResponse(_message.Message):
-    """EraseConversationResponse is the receipt."""
+    """Response of EraseConversation: the receipt."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -536,15 +519,15 @@ class EraseConversationResponse(_message.Message):
     LEFT_CALLS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """For the next page; empty after the last."""
+    """Token of the next page; empty on the last."""
     @_builtins.property
     def erasure(self) -> _conversation_pb2.Erasure:
-        """How far it is."""
+        """Progress of the erasure."""
 
     @_builtins.property
     def left_calls(self) -> _containers.RepeatedCompositeFieldContainer[_conversation_pb2.LeftCall]:
-        """A page of its calls that had begun, by run and call. All of them are there
-        once `waits_for` has neither `runs` nor `ledger`.
+        """A page of calls that had started, by run and call. The list is complete once `waits_for` has neither
+        `runs` nor `ledger`.
         """
 
     def __init__(

@@ -26,9 +26,8 @@ if _version_not_supported:
 
 
 class ConversationServiceStub(object):
-    """ConversationService shows a user the conversations that runs and messages
-    have made: AgentService.StartRun begins one, ListMessages has what was said.
-    A conversation of another user is NOT_FOUND, exactly as an absent one, unless
+    """Manages the conversations of a user. AgentService.StartRun creates conversations, and
+    AgentService.ListMessages returns their messages. A conversation of another user returns NOT_FOUND unless
     that user shares it.
     """
 
@@ -71,81 +70,89 @@ class ConversationServiceStub(object):
 
 
 class ConversationServiceServicer(object):
-    """ConversationService shows a user the conversations that runs and messages
-    have made: AgentService.StartRun begins one, ListMessages has what was said.
-    A conversation of another user is NOT_FOUND, exactly as an absent one, unless
+    """Manages the conversations of a user. AgentService.StartRun creates conversations, and
+    AgentService.ListMessages returns their messages. A conversation of another user returns NOT_FOUND unless
     that user shares it.
     """
 
     def GetConversation(self, request, context):
-        """Reads a conversation, by its id or by the key that it was begun with; by its
-        id also one that another user of the store shares. Read-only.
+        """Returns a conversation by its ID or its key. By ID also a conversation that another user of the store
+        shares. Read-only.
 
-        Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED.
+        Errors:
+        - NOT_FOUND / CONVERSATION_NOT_FOUND
+        - FAILED_PRECONDITION / CONVERSATION_ERASED
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListConversations(self, request, context):
-        """Lists the caller's conversations, or those that others of the store share,
-        those first in which something happened last. Those of agents that do a call for another run are left out. Read-only.
+        """Lists conversations of the caller, or those that other users share, by last activity. Conversations of
+        child runs are left out. Read-only.
 
-        Errors: INVALID_PAGE_TOKEN.
+        Errors:
+        - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UpdateConversation(self, request, context):
-        """Gives a conversation a title or labels, puts it into the archive or takes it
-        out, or shares it with the store or ends that, which holds from the next call
-        of others on. When it is not shared for writing any more, open runs of others
-        in it and open jobs of others that report to it are cancelled. Only its user
-        may. Idempotent by request id.
+        """Changes the title, labels, archive state or sharing of a conversation. Sharing changes apply to the next
+        call of other users. Once a conversation is no longer shared for writing, Pawl cancels other users' open
+        runs in it and their open jobs that report to it. Only its user can update it. Idempotent by request ID.
 
-        Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, REQUEST_ID_REUSED.
+        Errors:
+        - NOT_FOUND / CONVERSATION_NOT_FOUND
+        - FAILED_PRECONDITION / CONVERSATION_ERASED
+        - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ForkConversation(self, request, context):
-        """Makes a new conversation whose past is that of another one up to a message,
-        behind an answer whose calls all have their results; a run may be active
-        behind it. Nothing is copied, and nothing happens again: the runs and calls
-        of the past are those of the other conversation, where they are undone, too.
-        The fork has the same title until it gets one. Idempotent by request id.
+        """Creates a conversation that shares the past of another one up to a message. The fork point must follow an
+        answer whose calls all have results; a run may be active after it. Nothing is copied or run again: past
+        runs and calls belong to the original conversation, where they are undone. The fork keeps the title until
+        it gets its own. Idempotent by request ID.
 
-        Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, FORK_POINT_OPEN,
-        PAST_TOO_LONG, REQUEST_ID_REUSED.
+        Errors:
+        - NOT_FOUND / CONVERSATION_NOT_FOUND
+        - FAILED_PRECONDITION / CONVERSATION_ERASED
+        - FAILED_PRECONDITION / FORK_POINT_OPEN
+        - RESOURCE_EXHAUSTED / PAST_TOO_LONG
+        - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ImportConversation(self, request, context):
-        """Makes a conversation of a history that was made elsewhere, in the form of
-        chat completions: all of it or, if a strict model server would refuse it,
-        nothing. Its calls are settled and marked as imported: nothing runs, is
-        audited or counted, and nothing can be undone. Ids of calls are given anew.
-        A request has at most 1.25 MiB. Idempotent by request id.
+        """Creates a conversation from a history in the format of chat completions. Atomic: Pawl rejects the whole
+        history if a strict model server would. Imported calls are settled and marked: they do not run, are not
+        audited or counted, and cannot be undone. They get new call IDs. A request may have 1.25 MiB. Idempotent
+        by request ID.
 
-        Errors: INVALID_HISTORY, CONVERSATION_EXISTS, REQUEST_ID_REUSED.
+        Errors:
+        - INVALID_ARGUMENT / INVALID_HISTORY
+        - ALREADY_EXISTS / CONVERSATION_EXISTS
+        - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def EraseConversation(self, request, context):
-        """Erases a conversation, whole and for good, and says how far that is: call it
-        again until `erasure.end_time` is there. It is durable when this returns:
-        from then on the conversation takes no messages and is in no list, and who
-        asks for it is told CONVERSATION_ERASED. Its runs are cancelled first; the
-        conversations of agents that did calls of them go with it. What went to tools
-        cannot be taken back: the answer lists it. Idempotent.
+        """Erases a conversation permanently and returns the progress. The erasure is durable when this returns: the
+        conversation accepts no messages, is in no list, and returns CONVERSATION_ERASED. Pawl cancels its runs
+        first, and erases the conversations of its child runs with it. Repeat the call until `erasure.end_time`
+        is set. Pawl cannot take back what tools received: the response lists it. Idempotent.
 
-        Errors: CONVERSATION_NOT_FOUND, INVALID_PAGE_TOKEN.
+        Errors:
+        - NOT_FOUND / CONVERSATION_NOT_FOUND
+        - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -193,9 +200,8 @@ def add_ConversationServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ConversationService(object):
-    """ConversationService shows a user the conversations that runs and messages
-    have made: AgentService.StartRun begins one, ListMessages has what was said.
-    A conversation of another user is NOT_FOUND, exactly as an absent one, unless
+    """Manages the conversations of a user. AgentService.StartRun creates conversations, and
+    AgentService.ListMessages returns their messages. A conversation of another user returns NOT_FOUND unless
     that user shares it.
     """
 

@@ -24,7 +24,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class BackgroundJob(_message.Message):
-    """BackgroundJob is a call that goes on in the background, as it is now."""
+    """A background job and its current state."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -47,44 +47,42 @@ class BackgroundJob(_message.Message):
     TRIMMED_ITERATIONS_FIELD_NUMBER: _builtins.int
     MISSED_ITERATIONS_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
-    """Its id, which is that of its run."""
+    """ID of the job, which is the ID of its run."""
     conversation_id: _builtins.str
-    """The conversation that is told what it comes to."""
+    """Conversation that the job reports to."""
     parent_run_id: _builtins.str
-    """The run that began it; empty if its user did (StartJob)."""
+    """Run that started it; empty for a job of StartJob."""
     parent_call_id: _builtins.str
-    """The call of that run which it does; empty, too."""
+    """Call of that run that it executes; empty for a job of StartJob."""
     state: _run_pb2.RunState.ValueType
-    """Where it stands, in the words of its run. WAITING: it waits for the time of
-    its next iteration, is paused, or waits for somebody; `waiting` says which.
-    """
+    """State of its run. While WAITING, `waiting` has the reason."""
     iterations: _builtins.int
-    """Iterations that have ended, up to `definition.iterations_max`."""
+    """Completed iterations, at most `definition.iterations_max`."""
     failures: _builtins.int
-    """Those of them that did not succeed."""
+    """Completed iterations that did not succeed."""
     last_result: _builtins.str
-    """What the last iteration came to: JSON, cut if it is large; empty before."""
+    """Result of the last iteration as JSON, shortened if large; empty before the first."""
     stop_cause: _run_pb2.StopCause.ValueType
     """Who stopped it; only when CANCELLING or CANCELLED."""
     trimmed_iterations: _builtins.int
-    """Its first iterations of which calls and events are not kept any more."""
+    """Number of first iterations whose calls and events were deleted."""
     missed_iterations: _builtins.int
-    """Run.missed_iterations."""
+    """Missed iterations, as Run.missed_iterations."""
     @_builtins.property
     def definition(self) -> _run_pb2.Job:
         """What it does, how often and until when."""
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was created."""
+        """Creation time."""
 
     @_builtins.property
     def end_time(self) -> _timestamp_pb2.Timestamp:
-        """When it ended; absent before."""
+        """End time; absent while open."""
 
     @_builtins.property
     def next_time(self) -> _timestamp_pb2.Timestamp:
-        """When the next iteration begins; absent unless it waits for that time."""
+        """Time of the next iteration; absent unless the job waits for it."""
 
     @_builtins.property
     def failure(self) -> _run_pb2.RunFailure:
@@ -92,13 +90,11 @@ class BackgroundJob(_message.Message):
 
     @_builtins.property
     def waiting(self) -> _waiting_pb2.Waiting:
-        """Why it does not go on. Present if it is neither RUNNING nor ended."""
+        """What it waits for; present if it is neither RUNNING nor ended."""
 
     @_builtins.property
     def pending_calls(self) -> _containers.RepeatedCompositeFieldContainer[_call_pb2.Call]:
-        """Calls that wait for somebody, in call order. Filled by GetJob and StopJob,
-        empty in lists.
-        """
+        """Calls that wait for a person or front end, in call order. Only in GetJob and StopJob."""
 
     def __init__(
         self,
@@ -132,7 +128,7 @@ Global___BackgroundJob: _TypeAlias = BackgroundJob  # noqa: Y015
 
 @_typing.final
 class StartJobRequest(_message.Message):
-    """StartJobRequest starts a job."""
+    """Request for StartJob."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -175,62 +171,56 @@ class StartJobRequest(_message.Message):
     WHEN_FIELD_NUMBER: _builtins.int
     FAILURES_TOLD_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """A name for the request, for sending it again."""
+    """Idempotency key; see the package comment."""
     conversation_id: _builtins.str
-    """The conversation that is told what it comes to; empty for a new one."""
+    """Conversation that the job reports to; empty for a new one."""
     conversation_key: _builtins.str
-    """The key of that conversation, 1 to 200 bytes, chosen by the client, as in
-    AgentService.StartRun; empty for none. Refused beside a `conversation_id`.
+    """Client-chosen key of that conversation, 1 to 200 bytes, instead of a `conversation_id`. As
+    StartRunRequest.conversation_key.
     """
     agent: _builtins.str
-    """The agent that speaks in the conversation when there is something to tell, and
-    whose options hold; empty for `default`.
-    """
+    """Agent that reports results in the conversation, with its options; empty for `default`."""
     tool_name: _builtins.str
-    """The tool. It must neither ask the user nor run in the user's own program."""
+    """Tool to call. It must not ask the user or run in a front end."""
     arguments_json: _builtins.bytes
-    """Its arguments, a JSON object; empty for none."""
+    """Arguments, a JSON object; empty for none."""
     interval_seconds: _builtins.float
-    """Seconds from one iteration to the next, 0.5 to 86400; 0 to make the call once."""
+    """Seconds between iterations, 0.5 to 86400; 0 calls the tool once."""
     iterations_max: _builtins.int
-    """Most iterations, 1 to 1000000; 0 if the duration alone ends it. Only with an
-    interval, as all that follows but `estimated_minutes` and JOB_REPORTS_NONE.
+    """Maximum iterations, 1 to 1000000; 0 if only the duration ends the job. Requires an interval, as do the
+    fields below except `estimated_minutes` and JOB_REPORTS_NONE.
     """
     duration_minutes: _builtins.float
-    """Minutes after which no further iteration begins, at most a year; 0 if their
-    number alone ends it.
-    """
+    """Minutes after which no iteration starts, at most a year; 0 for no time limit."""
     delay_first: _builtins.bool
-    """True if the first iteration is due one interval after the start."""
+    """Start the first iteration one interval after the start of the job."""
     estimated_minutes: _builtins.float
-    """Minutes that it is thought to take; 0 for unknown."""
+    """Estimated duration in minutes; 0 if unknown."""
     reports: _run_pb2.JobReports.ValueType
-    """Of which iterations the conversation is told; unspecified for what the tool says
-    (ToolDefinition.reports) or EVERY, or with `until` or `when` for END.
+    """Which iterations to report to the conversation. Defaults to the setting of the tool
+    (ToolDefinition.reports), then EVERY, or END with `until` or `when`.
     """
     report_iterations: _builtins.int
-    """With EVERY: of each of so many iterations; 0 is 1."""
+    """With EVERY: report every n-th iteration; default 1."""
     report_seconds: _builtins.float
-    """With DIGEST: least seconds from one such notice to the next."""
+    """With DIGEST: minimum seconds between reports."""
     failures_told: _builtins.int
-    """With `until` or `when`: the failures one after the other after which the
-    conversation is told that it sees nothing, 1 to 100; 0 is 3.
+    """With `until` or `when`: consecutive failures before reporting that the condition cannot be evaluated. 1
+    to 100; default 3.
     """
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Labels of its run, as pawl.event.v1.Labels."""
+        """Labels of its run. As pawl.event.v1.Labels."""
 
     @_builtins.property
     def until(self) -> _run_pb2.JobCondition:
-        """The result with which it ends, whatever iterations are left; absent for none.
-        With it, and with `when`, there must be a `duration_minutes`.
+        """Result that ends the job before its last iteration; absent for none. `until` and `when` require
+        `duration_minutes`.
         """
 
     @_builtins.property
     def when(self) -> _run_pb2.JobMonitor:
-        """What the conversation is told of each time it becomes so; absent for nothing.
-        `firings_max` of 0 is 1000.
-        """
+        """Condition to report each time it becomes true; absent for none. `firings_max` defaults to 1000."""
 
     def __init__(
         self,
@@ -264,7 +254,7 @@ Global___StartJobRequest: _TypeAlias = StartJobRequest  # noqa: Y015
 
 @_typing.final
 class StartJobResponse(_message.Message):
-    """StartJobResponse has the job that was started."""
+    """Response of StartJob."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -288,13 +278,13 @@ Global___StartJobResponse: _TypeAlias = StartJobResponse  # noqa: Y015
 
 @_typing.final
 class GetJobRequest(_message.Message):
-    """GetJobRequest names a job."""
+    """Request for GetJob."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_ID_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
-    """The job."""
+    """Job ID."""
     def __init__(
         self,
         *,
@@ -310,7 +300,7 @@ Global___GetJobRequest: _TypeAlias = GetJobRequest  # noqa: Y015
 
 @_typing.final
 class GetJobResponse(_message.Message):
-    """GetJobResponse has a job."""
+    """Response of GetJob."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -334,7 +324,7 @@ Global___GetJobResponse: _TypeAlias = GetJobResponse  # noqa: Y015
 
 @_typing.final
 class ListJobsRequest(_message.Message):
-    """ListJobsRequest lists jobs."""
+    """Request for ListJobs."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -343,9 +333,9 @@ class ListJobsRequest(_message.Message):
     CONVERSATION_ID_FIELD_NUMBER: _builtins.int
     OPEN_ONLY_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """Jobs a page, 1 to 200; 0 means 50."""
+    """Results per page, 1 to 200; default 50."""
     page_token: _builtins.str
-    """From the page before; empty for the first."""
+    """`next_page_token` of the previous page; empty for the first."""
     conversation_id: _builtins.str
     """Only jobs that report to this conversation; empty for all."""
     open_only: _builtins.bool
@@ -368,14 +358,14 @@ Global___ListJobsRequest: _TypeAlias = ListJobsRequest  # noqa: Y015
 
 @_typing.final
 class ListJobsResponse(_message.Message):
-    """ListJobsResponse is a page of jobs."""
+    """Response of ListJobs."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     JOBS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """For the next page; empty after the last."""
+    """Token of the next page; empty on the last."""
     @_builtins.property
     def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___BackgroundJob]:
         """The jobs."""
@@ -396,7 +386,7 @@ Global___ListJobsResponse: _TypeAlias = ListJobsResponse  # noqa: Y015
 
 @_typing.final
 class StopJobRequest(_message.Message):
-    """StopJobRequest stops a job."""
+    """Request for StopJob."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -404,11 +394,11 @@ class StopJobRequest(_message.Message):
     JOB_ID_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """A name for the request, for sending it again."""
+    """Idempotency key; see the package comment."""
     job_id: _builtins.str
-    """The job."""
+    """Job ID."""
     reason: _builtins.str
-    """For the log; at most 4 KiB; may be empty."""
+    """Reason for the log; at most 4 KiB."""
     def __init__(
         self,
         *,
@@ -426,14 +416,14 @@ Global___StopJobRequest: _TypeAlias = StopJobRequest  # noqa: Y015
 
 @_typing.final
 class StopJobResponse(_message.Message):
-    """StopJobResponse has the job as it is now."""
+    """Response of StopJob."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def job(self) -> Global___BackgroundJob:
-        """The job; CANCELLING, CANCELLED, or the terminal state that it had before."""
+        """The job: CANCELLING, CANCELLED, or its earlier terminal state."""
 
     def __init__(
         self,
@@ -450,16 +440,16 @@ Global___StopJobResponse: _TypeAlias = StopJobResponse  # noqa: Y015
 
 @_typing.final
 class PauseJobRequest(_message.Message):
-    """PauseJobRequest pauses a job."""
+    """Request for PauseJob."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     JOB_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """A name for the request, for sending it again."""
+    """Idempotency key; see the package comment."""
     job_id: _builtins.str
-    """The job."""
+    """Job ID."""
     def __init__(
         self,
         *,
@@ -476,14 +466,14 @@ Global___PauseJobRequest: _TypeAlias = PauseJobRequest  # noqa: Y015
 
 @_typing.final
 class PauseJobResponse(_message.Message):
-    """PauseJobResponse has the job as it is now."""
+    """Response of PauseJob."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def job(self) -> Global___BackgroundJob:
-        """The job. It waits with WAIT_REASON_PAUSED as soon as its worker has let it go."""
+        """The job. It waits with WAIT_REASON_PAUSED once its worker has released it."""
 
     def __init__(
         self,
@@ -500,16 +490,16 @@ Global___PauseJobResponse: _TypeAlias = PauseJobResponse  # noqa: Y015
 
 @_typing.final
 class ResumeJobRequest(_message.Message):
-    """ResumeJobRequest resumes a job."""
+    """Request for ResumeJob."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     JOB_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """A name for the request, for sending it again."""
+    """Idempotency key; see the package comment."""
     job_id: _builtins.str
-    """The job."""
+    """Job ID."""
     def __init__(
         self,
         *,
@@ -526,7 +516,7 @@ Global___ResumeJobRequest: _TypeAlias = ResumeJobRequest  # noqa: Y015
 
 @_typing.final
 class ResumeJobResponse(_message.Message):
-    """ResumeJobResponse has the job as it is now."""
+    """Response of ResumeJob."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -550,7 +540,7 @@ Global___ResumeJobResponse: _TypeAlias = ResumeJobResponse  # noqa: Y015
 
 @_typing.final
 class StopJobsRequest(_message.Message):
-    """StopJobsRequest stops the open jobs of a conversation."""
+    """Request for StopJobs."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -558,11 +548,11 @@ class StopJobsRequest(_message.Message):
     CONVERSATION_ID_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """A name for the request, for sending it again."""
+    """Idempotency key; see the package comment."""
     conversation_id: _builtins.str
-    """The conversation."""
+    """Conversation ID."""
     reason: _builtins.str
-    """For the log; at most 4 KiB; may be empty."""
+    """Reason for the log; at most 4 KiB."""
     def __init__(
         self,
         *,
@@ -580,14 +570,14 @@ Global___StopJobsRequest: _TypeAlias = StopJobsRequest  # noqa: Y015
 
 @_typing.final
 class StopJobsResponse(_message.Message):
-    """StopJobsResponse has the jobs that the request has stopped."""
+    """Response of StopJobs."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     JOBS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___BackgroundJob]:
-        """The jobs, the newest first: CANCELLED, or CANCELLING while what runs is cancelled."""
+        """Stopped jobs, newest first: CANCELLED, or CANCELLING while work is being cancelled."""
 
     def __init__(
         self,

@@ -26,13 +26,10 @@ if _version_not_supported:
 
 
 class JobServiceStub(object):
-    """JobService starts, shows, pauses and stops what goes on in the background: calls
-    that the model makes with _executeAsync, or its user starts, once or again and
-    again. A job is a run of its own,
-    whose id is the job's, so AgentService.WatchRun, ListCalls and Decide take it
-    too. It belongs to the user of the run that began it, and is NOT_FOUND for
-    everybody else. Ids, request ids, pages and the errors of every method are as in
-    AgentService.
+    """Starts, lists, pauses and stops background jobs. A job is a tool call that runs in the background, once or
+    repeatedly. The model starts jobs with _executeAsync, users with StartJob. A job is a run whose ID is the
+    job ID: AgentService.WatchRun, ListCalls and Decide accept it. It belongs to the user of the run that
+    started it. IDs, request IDs and pages are as in AgentService.
     """
 
     def __init__(self, channel):
@@ -79,96 +76,105 @@ class JobServiceStub(object):
 
 
 class JobServiceServicer(object):
-    """JobService starts, shows, pauses and stops what goes on in the background: calls
-    that the model makes with _executeAsync, or its user starts, once or again and
-    again. A job is a run of its own,
-    whose id is the job's, so AgentService.WatchRun, ListCalls and Decide take it
-    too. It belongs to the user of the run that began it, and is NOT_FOUND for
-    everybody else. Ids, request ids, pages and the errors of every method are as in
-    AgentService.
+    """Starts, lists, pauses and stops background jobs. A job is a tool call that runs in the background, once or
+    repeatedly. The model starts jobs with _executeAsync, users with StartJob. A job is a run whose ID is the
+    job ID: AgentService.WatchRun, ListCalls and Decide accept it. It belongs to the user of the run that
+    started it. IDs, request IDs and pages are as in AgentService.
     """
 
     def StartJob(self, request, context):
-        """Starts a job without a model: the call of a tool in the background, once or again
-        and again. Its user is the caller. The call is checked before it begins, waits
-        for an approval if it needs one, and is in the audit log, as any other. It is one
-        of the at most ten open jobs of its conversation, which is told what it comes
-        to, as of one that the model has begun. Durable when answered. Idempotent by
-        request id: repeated with the same content it gives the same job.
+        """Starts a job without a model: a tool call in the background, once or repeatedly. The job belongs to the
+        caller. The call is validated before it starts, waits for approval if it needs one, and appears in the
+        audit log. The job reports to its conversation, which can have ten open jobs. Durable once it returns.
+        Idempotent by request ID: a repeated request returns the same job.
 
-        Errors: TOOL_NOT_FOUND, INVALID_ARGUMENTS (the tool does not take them, or does
-        not run in the background; the message says what would do), PERMISSION_DENIED (a
-        rule denies the call, or the background is switched off), AGENT_NOT_FOUND,
-        CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, TOO_MANY_JOBS, QUEUE_FULL (too many
-        jobs of the store wait to begin), REQUEST_ID_REUSED.
+        Errors:
+        - NOT_FOUND / TOOL_NOT_FOUND
+        - INVALID_ARGUMENT / INVALID_ARGUMENTS: The tool does not accept the arguments or cannot run in the
+        background; the message says what would work.
+        - PERMISSION_DENIED: A rule denies the call, or background calls are disabled.
+        - NOT_FOUND / AGENT_NOT_FOUND
+        - NOT_FOUND / CONVERSATION_NOT_FOUND
+        - FAILED_PRECONDITION / CONVERSATION_ERASED
+        - RESOURCE_EXHAUSTED / TOO_MANY_JOBS
+        - RESOURCE_EXHAUSTED / QUEUE_FULL: Too many jobs of the store are waiting to start.
+        - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetJob(self, request, context):
-        """Reads a job, with the calls that wait for somebody. Read-only.
+        """Returns a job with the calls that wait for a person or front end. Read-only.
 
-        Errors: RUN_NOT_FOUND (also of a run that is no job).
+        Errors:
+        - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a job.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListJobs(self, request, context):
-        """Lists the jobs of the caller, the newest first. What is listed meets all
-        filters. Read-only.
+        """Lists the jobs of the caller that match all filters, newest first. Read-only.
 
-        Errors: INVALID_PAGE_TOKEN.
+        Errors:
+        - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StopJob(self, request, context):
-        """Stops a job, as CancelRun: no iteration begins any more, what runs is
-        cancelled, and it never ends as COMPLETED once this has answered. Its
-        conversation is told that it was stopped. One that has ended stays as it is,
-        and the answer shows it. Idempotent by request id.
+        """Stops a job, as CancelRun. No further iteration starts, running work is cancelled, and the job does not
+        end as COMPLETED after this returns. The conversation is notified. A job that has ended is returned
+        unchanged. Idempotent by request ID.
 
-        Errors: RUN_NOT_FOUND (also of a run that is no job), REQUEST_ID_REUSED.
+        Errors:
+        - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a job.
+        - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PauseJob(self, request, context):
-        """Pauses a job: once this has answered no iteration begins before ResumeJob. An
-        iteration that has begun ends as usual, also one that waits for somebody. The
-        job stays open, counts among those of its conversation and can be stopped; its
-        `definition.end_time` still holds. To pause a paused job is no error.
-        Idempotent by request id.
+        """Pauses a job: no iteration starts until ResumeJob. An iteration that has started ends normally, even if
+        it waits for a person. A paused job stays open, counts as open in its conversation, can be stopped, and
+        keeps its `definition.end_time`. Pausing a paused job has no effect. Idempotent by request ID.
 
-        Errors: RUN_NOT_FOUND (also of a run that is no job), RUN_ENDED (also of one
-        that is being stopped), QUEUE_FULL, REQUEST_ID_REUSED.
+        Errors:
+        - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a job.
+        - FAILED_PRECONDITION / RUN_ENDED: Also if it is being stopped.
+        - RESOURCE_EXHAUSTED / QUEUE_FULL
+        - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResumeJob(self, request, context):
-        """Lets a paused job go on: its next iteration is due on its beat, and what it
-        missed is skipped. To resume a job that is not paused is no error. Idempotent by
-        request id.
+        """Resumes a paused job at its next regular time; missed iterations are skipped. Resuming a job that is not
+        paused has no effect. Idempotent by request ID.
 
-        Errors: as PauseJob.
+        Errors:
+        - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a job.
+        - FAILED_PRECONDITION / RUN_ENDED: Also if it is being stopped.
+        - RESOURCE_EXHAUSTED / QUEUE_FULL
+        - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StopJobs(self, request, context):
-        """Stops all jobs of the caller that report to a conversation and are open now,
-        each as StopJob does, and names those. One that another request has stopped,
-        and that has not ended yet, is not named. One that is begun meanwhile may go on.
-        Idempotent by request id; what has ended by then is not named again.
+        """Stops the caller's open jobs that report to a conversation, and returns them. Jobs that another request
+        is stopping are not returned. Jobs started concurrently may continue. Idempotent by request ID; a
+        repeated request leaves out jobs that have ended since.
 
-        Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, REQUEST_ID_REUSED.
+        Errors:
+        - NOT_FOUND / CONVERSATION_NOT_FOUND
+        - FAILED_PRECONDITION / CONVERSATION_ERASED
+        - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -221,13 +227,10 @@ def add_JobServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class JobService(object):
-    """JobService starts, shows, pauses and stops what goes on in the background: calls
-    that the model makes with _executeAsync, or its user starts, once or again and
-    again. A job is a run of its own,
-    whose id is the job's, so AgentService.WatchRun, ListCalls and Decide take it
-    too. It belongs to the user of the run that began it, and is NOT_FOUND for
-    everybody else. Ids, request ids, pages and the errors of every method are as in
-    AgentService.
+    """Starts, lists, pauses and stops background jobs. A job is a tool call that runs in the background, once or
+    repeatedly. The model starts jobs with _executeAsync, users with StartJob. A job is a run whose ID is the
+    job ID: AgentService.WatchRun, ListCalls and Decide accept it. It belongs to the user of the run that
+    started it. IDs, request IDs and pages are as in AgentService.
     """
 
     @staticmethod

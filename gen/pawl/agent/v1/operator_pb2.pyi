@@ -22,16 +22,16 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class EndJobsRequest(_message.Message):
-    """EndJobsRequest stops the jobs of a store."""
+    """Request for EndJobs."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """A name for the request, for sending it again."""
+    """Idempotency key; see the package comment."""
     reason: _builtins.str
-    """For the log; at most 4 KiB; may be empty."""
+    """Reason for the log; at most 4 KiB."""
     def __init__(
         self,
         *,
@@ -48,14 +48,14 @@ Global___EndJobsRequest: _TypeAlias = EndJobsRequest  # noqa: Y015
 
 @_typing.final
 class EndJobsResponse(_message.Message):
-    """EndJobsResponse says which jobs were stopped."""
+    """Response of EndJobs."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def job_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Their ids, those of the newest first. They are CANCELLING or CANCELLED."""
+        """IDs of the stopped jobs, newest first. They are CANCELLING or CANCELLED."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ Global___EndJobsResponse: _TypeAlias = EndJobsResponse  # noqa: Y015
 
 @_typing.final
 class ListAttentionRequest(_message.Message):
-    """ListAttentionRequest lists runs that need attention."""
+    """Request for ListAttention."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -80,11 +80,11 @@ class ListAttentionRequest(_message.Message):
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     RUN_ID_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """Runs a page, 1 to 200; 0 means 50. A page is also cut at 2 MiB."""
+    """Runs per page, 1 to 200; default 50. Pages are cut at 2 MiB."""
     page_token: _builtins.str
-    """From the page before; empty for the first."""
+    """`next_page_token` of the previous page; empty for the first."""
     run_id: _builtins.str
-    """Only this run; empty for all. A run that needs no attention is not listed."""
+    """Only this run, if it needs attention; empty for all."""
     def __init__(
         self,
         *,
@@ -102,14 +102,14 @@ Global___ListAttentionRequest: _TypeAlias = ListAttentionRequest  # noqa: Y015
 
 @_typing.final
 class ListAttentionResponse(_message.Message):
-    """ListAttentionResponse is a page of runs that need attention."""
+    """Response of ListAttention."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     RUNS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """For the next page; empty after the last."""
+    """Token of the next page; empty on the last."""
     @_builtins.property
     def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunInNeed]:
         """The runs."""
@@ -130,9 +130,7 @@ Global___ListAttentionResponse: _TypeAlias = ListAttentionResponse  # noqa: Y015
 
 @_typing.final
 class RunInNeed(_message.Message):
-    """RunInNeed is what an operator is shown of a run: not what its user wrote, nor
-    what the model answered.
-    """
+    """A run that needs attention, without what its user or the model wrote."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -145,25 +143,25 @@ class RunInNeed(_message.Message):
     STOP_CAUSE_FIELD_NUMBER: _builtins.int
     CALLS_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
-    """The run."""
+    """Run ID."""
     user_id: _builtins.str
-    """Its user."""
+    """User of the run."""
     conversation_id: _builtins.str
-    """Its conversation."""
+    """Conversation of the run."""
     crash_count: _builtins.int
-    """As Run.crash_count."""
+    """Crashes without progress, as Run.crash_count."""
     round: _builtins.int
-    """Rounds begun so far."""
+    """Number of rounds started."""
     stop_cause: _run_pb2.StopCause.ValueType
-    """Who stopped it, if its workers died while they stopped it."""
+    """Who stopped it, if its workers crashed while stopping it."""
     @_builtins.property
     def attention(self) -> _run_pb2.Attention:
         """Why it needs attention, and since when."""
 
     @_builtins.property
     def calls(self) -> _containers.RepeatedCompositeFieldContainer[_call_pb2.Call]:
-        """With UNKNOWN_OUTCOME: the calls in doubt, in call order; of several large
-        ones only the first, the others when those are resolved.
+        """With UNKNOWN_OUTCOME: the calls in doubt, in call order. If several are large only the first is returned;
+        resolve it to get the next.
         """
 
     def __init__(
@@ -188,7 +186,7 @@ Global___RunInNeed: _TypeAlias = RunInNeed  # noqa: Y015
 
 @_typing.final
 class RedriveRunRequest(_message.Message):
-    """RedriveRunRequest lets a run go on."""
+    """Request for RedriveRun."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -196,11 +194,11 @@ class RedriveRunRequest(_message.Message):
     RUN_ID_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """See AgentService."""
+    """Idempotency key; see the package comment."""
     run_id: _builtins.str
-    """The run."""
+    """Run ID."""
     reason: _builtins.str
-    """For the log; at most 4 KiB; may be empty."""
+    """Reason for the log; at most 4 KiB."""
     def __init__(
         self,
         *,
@@ -218,13 +216,13 @@ Global___RedriveRunRequest: _TypeAlias = RedriveRunRequest  # noqa: Y015
 
 @_typing.final
 class RedriveRunResponse(_message.Message):
-    """RedriveRunResponse says what became of the run."""
+    """Response of RedriveRun."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     STATE_FIELD_NUMBER: _builtins.int
     state: _run_pb2.RunState.ValueType
-    """Where it stands now."""
+    """New state of the run."""
     def __init__(
         self,
         *,
@@ -240,7 +238,7 @@ Global___RedriveRunResponse: _TypeAlias = RedriveRunResponse  # noqa: Y015
 
 @_typing.final
 class EndRunRequest(_message.Message):
-    """EndRunRequest ends a run."""
+    """Request for EndRun."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -248,11 +246,11 @@ class EndRunRequest(_message.Message):
     RUN_ID_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """See AgentService."""
+    """Idempotency key; see the package comment."""
     run_id: _builtins.str
-    """The run."""
+    """Run ID."""
     reason: _builtins.str
-    """For the log; at most 4 KiB; may be empty."""
+    """Reason for the log; at most 4 KiB."""
     def __init__(
         self,
         *,
@@ -270,13 +268,13 @@ Global___EndRunRequest: _TypeAlias = EndRunRequest  # noqa: Y015
 
 @_typing.final
 class EndRunResponse(_message.Message):
-    """EndRunResponse says what became of the run."""
+    """Response of EndRun."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     STATE_FIELD_NUMBER: _builtins.int
     state: _run_pb2.RunState.ValueType
-    """Where it stands now."""
+    """New state of the run."""
     def __init__(
         self,
         *,

@@ -26,15 +26,10 @@ if _version_not_supported:
 
 
 class OperatorServiceStub(object):
-    """OperatorService is for those who look after a store: it shows the runs of all
-    its users that need attention, and mends them. AgentService.ResolveCall
-    belongs to it.
-
-    Every method needs the role operator or admin (without it PERMISSION_DENIED);
-    the local key of `pawl up` has every role. A run of another store is
-    NOT_FOUND, exactly as an absent one. What is done about a run stands in its
-    log with who did it (event operator.acted). Ids, request ids and the errors of
-    every method are as in AgentService.
+    """Shows operators the runs of a store that need attention, and resolves them. Works on runs of all users of
+    the store. Every method requires the role operator or admin; the local key of `pawl up` has every role.
+    AgentService.ResolveCall resolves calls in doubt. The log of each run records who did what (event
+    operator.acted). IDs and request IDs are as in AgentService.
     """
 
     def __init__(self, channel):
@@ -66,59 +61,61 @@ class OperatorServiceStub(object):
 
 
 class OperatorServiceServicer(object):
-    """OperatorService is for those who look after a store: it shows the runs of all
-    its users that need attention, and mends them. AgentService.ResolveCall
-    belongs to it.
-
-    Every method needs the role operator or admin (without it PERMISSION_DENIED);
-    the local key of `pawl up` has every role. A run of another store is
-    NOT_FOUND, exactly as an absent one. What is done about a run stands in its
-    log with who did it (event operator.acted). Ids, request ids and the errors of
-    every method are as in AgentService.
+    """Shows operators the runs of a store that need attention, and resolves them. Works on runs of all users of
+    the store. Every method requires the role operator or admin; the local key of `pawl up` has every role.
+    AgentService.ResolveCall resolves calls in doubt. The log of each run records who did what (event
+    operator.acted). IDs and request IDs are as in AgentService.
     """
 
     def ListAttention(self, request, context):
-        """Lists the runs of the store that need attention, of all users, the one that
-        has waited longest first. Read-only.
+        """Lists the runs of the store that need attention, longest waiting first. Read-only.
 
-        Errors: INVALID_PAGE_TOKEN, PERMISSION_DENIED, RUN_NOT_FOUND (`run_id`).
+        Errors:
+        - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
+        - PERMISSION_DENIED
+        - NOT_FOUND / RUN_NOT_FOUND: `run_id`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RedriveRun(self, request, context):
-        """Lets a quarantined run go on from where it was: its crashes are forgotten
-        and any worker may take it at once. Mend what killed its workers first.
-        Idempotent by request id.
+        """Resumes a quarantined run where it stopped. Resets its crash count, so that any worker can claim it
+        immediately. Fix the cause of the crashes first. Idempotent by request ID.
 
-        Errors: RUN_NOT_FOUND, RUN_ENDED, ATTENTION_NOT_NEEDED (it is not
-        quarantined), PERMISSION_DENIED, REQUEST_ID_REUSED.
+        Errors:
+        - NOT_FOUND / RUN_NOT_FOUND
+        - FAILED_PRECONDITION / RUN_ENDED
+        - FAILED_PRECONDITION / ATTENTION_NOT_NEEDED: The run is not quarantined.
+        - PERMISSION_DENIED
+        - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def EndRun(self, request, context):
-        """Stops a run of any user of the store, whether it needs attention or not, as
-        CancelRun does for its user, and its log says who did it. The crashes of one
-        under quarantine are forgotten, so that a worker can settle what is open. A run that
-        has ended or is being stopped stays as it is, and the answer shows it.
-        Idempotent by request id.
+        """Stops a run of any user of the store, whether or not it needs attention. Works as CancelRun does for the
+        user of the run. Resets the crash count of a quarantined run, so that a worker can settle its open calls.
+        A run that has ended or is being stopped is returned unchanged. Idempotent by request ID.
 
-        Errors: RUN_NOT_FOUND, PERMISSION_DENIED, REQUEST_ID_REUSED.
+        Errors:
+        - NOT_FOUND / RUN_NOT_FOUND
+        - PERMISSION_DENIED
+        - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def EndJobs(self, request, context):
-        """Stops all jobs of the store that are open now, of all users, each as EndRun does.
-        One that is begun meanwhile may go on, and one that somebody else has stopped is
-        not named. Idempotent by request id: sent again it goes on where it was, and names
-        those again that it has stopped, as long as their logs are kept.
+        """Stops all open jobs of all users of the store, each as EndRun does. Jobs started concurrently may
+        continue; jobs that someone else stopped are not returned. Idempotent by request ID: a repeated request
+        continues where it stopped, and returns the stopped jobs again while their logs are kept.
 
-        Errors: PERMISSION_DENIED, REQUEST_ID_REUSED.
+        Errors:
+        - PERMISSION_DENIED
+        - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -156,15 +153,10 @@ def add_OperatorServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class OperatorService(object):
-    """OperatorService is for those who look after a store: it shows the runs of all
-    its users that need attention, and mends them. AgentService.ResolveCall
-    belongs to it.
-
-    Every method needs the role operator or admin (without it PERMISSION_DENIED);
-    the local key of `pawl up` has every role. A run of another store is
-    NOT_FOUND, exactly as an absent one. What is done about a run stands in its
-    log with who did it (event operator.acted). Ids, request ids and the errors of
-    every method are as in AgentService.
+    """Shows operators the runs of a store that need attention, and resolves them. Works on runs of all users of
+    the store. Every method requires the role operator or admin; the local key of `pawl up` has every role.
+    AgentService.ResolveCall resolves calls in doubt. The log of each run records who did what (event
+    operator.acted). IDs and request IDs are as in AgentService.
     """
 
     @staticmethod

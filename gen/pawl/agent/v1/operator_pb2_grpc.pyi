@@ -27,15 +27,10 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class OperatorServiceStub:
-    """OperatorService is for those who look after a store: it shows the runs of all
-    its users that need attention, and mends them. AgentService.ResolveCall
-    belongs to it.
-
-    Every method needs the role operator or admin (without it PERMISSION_DENIED);
-    the local key of `pawl up` has every role. A run of another store is
-    NOT_FOUND, exactly as an absent one. What is done about a run stands in its
-    log with who did it (event operator.acted). Ids, request ids and the errors of
-    every method are as in AgentService.
+    """Shows operators the runs of a store that need attention, and resolves them. Works on runs of all users of
+    the store. Every method requires the role operator or admin; the local key of `pawl up` has every role.
+    AgentService.ResolveCall resolves calls in doubt. The log of each run records who did what (event
+    operator.acted). IDs and request IDs are as in AgentService.
     """
 
     @_typing.overload
@@ -43,93 +38,97 @@ class OperatorServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> OperatorServiceAsyncStub: ...
     ListAttention: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ListAttentionRequest, _operator_pb2.ListAttentionResponse]
-    """Lists the runs of the store that need attention, of all users, the one that
-    has waited longest first. Read-only.
+    """Lists the runs of the store that need attention, longest waiting first. Read-only.
 
-    Errors: INVALID_PAGE_TOKEN, PERMISSION_DENIED, RUN_NOT_FOUND (`run_id`).
+    Errors:
+    - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
+    - PERMISSION_DENIED
+    - NOT_FOUND / RUN_NOT_FOUND: `run_id`.
     """
     RedriveRun: _grpc.UnaryUnaryMultiCallable[_operator_pb2.RedriveRunRequest, _operator_pb2.RedriveRunResponse]
-    """Lets a quarantined run go on from where it was: its crashes are forgotten
-    and any worker may take it at once. Mend what killed its workers first.
-    Idempotent by request id.
+    """Resumes a quarantined run where it stopped. Resets its crash count, so that any worker can claim it
+    immediately. Fix the cause of the crashes first. Idempotent by request ID.
 
-    Errors: RUN_NOT_FOUND, RUN_ENDED, ATTENTION_NOT_NEEDED (it is not
-    quarantined), PERMISSION_DENIED, REQUEST_ID_REUSED.
+    Errors:
+    - NOT_FOUND / RUN_NOT_FOUND
+    - FAILED_PRECONDITION / RUN_ENDED
+    - FAILED_PRECONDITION / ATTENTION_NOT_NEEDED: The run is not quarantined.
+    - PERMISSION_DENIED
+    - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     EndRun: _grpc.UnaryUnaryMultiCallable[_operator_pb2.EndRunRequest, _operator_pb2.EndRunResponse]
-    """Stops a run of any user of the store, whether it needs attention or not, as
-    CancelRun does for its user, and its log says who did it. The crashes of one
-    under quarantine are forgotten, so that a worker can settle what is open. A run that
-    has ended or is being stopped stays as it is, and the answer shows it.
-    Idempotent by request id.
+    """Stops a run of any user of the store, whether or not it needs attention. Works as CancelRun does for the
+    user of the run. Resets the crash count of a quarantined run, so that a worker can settle its open calls.
+    A run that has ended or is being stopped is returned unchanged. Idempotent by request ID.
 
-    Errors: RUN_NOT_FOUND, PERMISSION_DENIED, REQUEST_ID_REUSED.
+    Errors:
+    - NOT_FOUND / RUN_NOT_FOUND
+    - PERMISSION_DENIED
+    - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     EndJobs: _grpc.UnaryUnaryMultiCallable[_operator_pb2.EndJobsRequest, _operator_pb2.EndJobsResponse]
-    """Stops all jobs of the store that are open now, of all users, each as EndRun does.
-    One that is begun meanwhile may go on, and one that somebody else has stopped is
-    not named. Idempotent by request id: sent again it goes on where it was, and names
-    those again that it has stopped, as long as their logs are kept.
+    """Stops all open jobs of all users of the store, each as EndRun does. Jobs started concurrently may
+    continue; jobs that someone else stopped are not returned. Idempotent by request ID: a repeated request
+    continues where it stopped, and returns the stopped jobs again while their logs are kept.
 
-    Errors: PERMISSION_DENIED, REQUEST_ID_REUSED.
+    Errors:
+    - PERMISSION_DENIED
+    - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
 
 @_typing.type_check_only
 class OperatorServiceAsyncStub(OperatorServiceStub):
-    """OperatorService is for those who look after a store: it shows the runs of all
-    its users that need attention, and mends them. AgentService.ResolveCall
-    belongs to it.
-
-    Every method needs the role operator or admin (without it PERMISSION_DENIED);
-    the local key of `pawl up` has every role. A run of another store is
-    NOT_FOUND, exactly as an absent one. What is done about a run stands in its
-    log with who did it (event operator.acted). Ids, request ids and the errors of
-    every method are as in AgentService.
+    """Shows operators the runs of a store that need attention, and resolves them. Works on runs of all users of
+    the store. Every method requires the role operator or admin; the local key of `pawl up` has every role.
+    AgentService.ResolveCall resolves calls in doubt. The log of each run records who did what (event
+    operator.acted). IDs and request IDs are as in AgentService.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListAttention: _aio.UnaryUnaryMultiCallable[_operator_pb2.ListAttentionRequest, _operator_pb2.ListAttentionResponse]  # type: ignore[assignment]
-    """Lists the runs of the store that need attention, of all users, the one that
-    has waited longest first. Read-only.
+    """Lists the runs of the store that need attention, longest waiting first. Read-only.
 
-    Errors: INVALID_PAGE_TOKEN, PERMISSION_DENIED, RUN_NOT_FOUND (`run_id`).
+    Errors:
+    - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
+    - PERMISSION_DENIED
+    - NOT_FOUND / RUN_NOT_FOUND: `run_id`.
     """
     RedriveRun: _aio.UnaryUnaryMultiCallable[_operator_pb2.RedriveRunRequest, _operator_pb2.RedriveRunResponse]  # type: ignore[assignment]
-    """Lets a quarantined run go on from where it was: its crashes are forgotten
-    and any worker may take it at once. Mend what killed its workers first.
-    Idempotent by request id.
+    """Resumes a quarantined run where it stopped. Resets its crash count, so that any worker can claim it
+    immediately. Fix the cause of the crashes first. Idempotent by request ID.
 
-    Errors: RUN_NOT_FOUND, RUN_ENDED, ATTENTION_NOT_NEEDED (it is not
-    quarantined), PERMISSION_DENIED, REQUEST_ID_REUSED.
+    Errors:
+    - NOT_FOUND / RUN_NOT_FOUND
+    - FAILED_PRECONDITION / RUN_ENDED
+    - FAILED_PRECONDITION / ATTENTION_NOT_NEEDED: The run is not quarantined.
+    - PERMISSION_DENIED
+    - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     EndRun: _aio.UnaryUnaryMultiCallable[_operator_pb2.EndRunRequest, _operator_pb2.EndRunResponse]  # type: ignore[assignment]
-    """Stops a run of any user of the store, whether it needs attention or not, as
-    CancelRun does for its user, and its log says who did it. The crashes of one
-    under quarantine are forgotten, so that a worker can settle what is open. A run that
-    has ended or is being stopped stays as it is, and the answer shows it.
-    Idempotent by request id.
+    """Stops a run of any user of the store, whether or not it needs attention. Works as CancelRun does for the
+    user of the run. Resets the crash count of a quarantined run, so that a worker can settle its open calls.
+    A run that has ended or is being stopped is returned unchanged. Idempotent by request ID.
 
-    Errors: RUN_NOT_FOUND, PERMISSION_DENIED, REQUEST_ID_REUSED.
+    Errors:
+    - NOT_FOUND / RUN_NOT_FOUND
+    - PERMISSION_DENIED
+    - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     EndJobs: _aio.UnaryUnaryMultiCallable[_operator_pb2.EndJobsRequest, _operator_pb2.EndJobsResponse]  # type: ignore[assignment]
-    """Stops all jobs of the store that are open now, of all users, each as EndRun does.
-    One that is begun meanwhile may go on, and one that somebody else has stopped is
-    not named. Idempotent by request id: sent again it goes on where it was, and names
-    those again that it has stopped, as long as their logs are kept.
+    """Stops all open jobs of all users of the store, each as EndRun does. Jobs started concurrently may
+    continue; jobs that someone else stopped are not returned. Idempotent by request ID: a repeated request
+    continues where it stopped, and returns the stopped jobs again while their logs are kept.
 
-    Errors: PERMISSION_DENIED, REQUEST_ID_REUSED.
+    Errors:
+    - PERMISSION_DENIED
+    - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
 
 class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
-    """OperatorService is for those who look after a store: it shows the runs of all
-    its users that need attention, and mends them. AgentService.ResolveCall
-    belongs to it.
-
-    Every method needs the role operator or admin (without it PERMISSION_DENIED);
-    the local key of `pawl up` has every role. A run of another store is
-    NOT_FOUND, exactly as an absent one. What is done about a run stands in its
-    log with who did it (event operator.acted). Ids, request ids and the errors of
-    every method are as in AgentService.
+    """Shows operators the runs of a store that need attention, and resolves them. Works on runs of all users of
+    the store. Every method requires the role operator or admin; the local key of `pawl up` has every role.
+    AgentService.ResolveCall resolves calls in doubt. The log of each run records who did what (event
+    operator.acted). IDs and request IDs are as in AgentService.
     """
 
     @_abc_1.abstractmethod
@@ -138,10 +137,12 @@ class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _operator_pb2.ListAttentionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.ListAttentionResponse, _abc.Awaitable[_operator_pb2.ListAttentionResponse]]:
-        """Lists the runs of the store that need attention, of all users, the one that
-        has waited longest first. Read-only.
+        """Lists the runs of the store that need attention, longest waiting first. Read-only.
 
-        Errors: INVALID_PAGE_TOKEN, PERMISSION_DENIED, RUN_NOT_FOUND (`run_id`).
+        Errors:
+        - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
+        - PERMISSION_DENIED
+        - NOT_FOUND / RUN_NOT_FOUND: `run_id`.
         """
 
     @_abc_1.abstractmethod
@@ -150,12 +151,15 @@ class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _operator_pb2.RedriveRunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.RedriveRunResponse, _abc.Awaitable[_operator_pb2.RedriveRunResponse]]:
-        """Lets a quarantined run go on from where it was: its crashes are forgotten
-        and any worker may take it at once. Mend what killed its workers first.
-        Idempotent by request id.
+        """Resumes a quarantined run where it stopped. Resets its crash count, so that any worker can claim it
+        immediately. Fix the cause of the crashes first. Idempotent by request ID.
 
-        Errors: RUN_NOT_FOUND, RUN_ENDED, ATTENTION_NOT_NEEDED (it is not
-        quarantined), PERMISSION_DENIED, REQUEST_ID_REUSED.
+        Errors:
+        - NOT_FOUND / RUN_NOT_FOUND
+        - FAILED_PRECONDITION / RUN_ENDED
+        - FAILED_PRECONDITION / ATTENTION_NOT_NEEDED: The run is not quarantined.
+        - PERMISSION_DENIED
+        - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
 
     @_abc_1.abstractmethod
@@ -164,13 +168,14 @@ class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _operator_pb2.EndRunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.EndRunResponse, _abc.Awaitable[_operator_pb2.EndRunResponse]]:
-        """Stops a run of any user of the store, whether it needs attention or not, as
-        CancelRun does for its user, and its log says who did it. The crashes of one
-        under quarantine are forgotten, so that a worker can settle what is open. A run that
-        has ended or is being stopped stays as it is, and the answer shows it.
-        Idempotent by request id.
+        """Stops a run of any user of the store, whether or not it needs attention. Works as CancelRun does for the
+        user of the run. Resets the crash count of a quarantined run, so that a worker can settle its open calls.
+        A run that has ended or is being stopped is returned unchanged. Idempotent by request ID.
 
-        Errors: RUN_NOT_FOUND, PERMISSION_DENIED, REQUEST_ID_REUSED.
+        Errors:
+        - NOT_FOUND / RUN_NOT_FOUND
+        - PERMISSION_DENIED
+        - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
 
     @_abc_1.abstractmethod
@@ -179,12 +184,13 @@ class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _operator_pb2.EndJobsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.EndJobsResponse, _abc.Awaitable[_operator_pb2.EndJobsResponse]]:
-        """Stops all jobs of the store that are open now, of all users, each as EndRun does.
-        One that is begun meanwhile may go on, and one that somebody else has stopped is
-        not named. Idempotent by request id: sent again it goes on where it was, and names
-        those again that it has stopped, as long as their logs are kept.
+        """Stops all open jobs of all users of the store, each as EndRun does. Jobs started concurrently may
+        continue; jobs that someone else stopped are not returned. Idempotent by request ID: a repeated request
+        continues where it stopped, and returns the stopped jobs again while their logs are kept.
 
-        Errors: PERMISSION_DENIED, REQUEST_ID_REUSED.
+        Errors:
+        - PERMISSION_DENIED
+        - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
 
 def add_OperatorServiceServicer_to_server(servicer: OperatorServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -22,14 +22,14 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class CreateScheduleRequest(_message.Message):
-    """CreateScheduleRequest says what to do, and when."""
+    """Request for CreateSchedule."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     DEFINITION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def definition(self) -> _schedule_pb2.ScheduleDefinition:
-        """The schedule."""
+        """The new schedule."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ Global___CreateScheduleRequest: _TypeAlias = CreateScheduleRequest  # noqa: Y015
 
 @_typing.final
 class CreateScheduleResponse(_message.Message):
-    """CreateScheduleResponse is the new schedule."""
+    """Response of CreateSchedule."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -70,14 +70,14 @@ Global___CreateScheduleResponse: _TypeAlias = CreateScheduleResponse  # noqa: Y0
 
 @_typing.final
 class UpdateScheduleRequest(_message.Message):
-    """UpdateScheduleRequest says what to do from now on, and when."""
+    """Request for UpdateSchedule."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     DEFINITION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def definition(self) -> _schedule_pb2.ScheduleDefinition:
-        """The schedule of that name is this from now on."""
+        """The new definition of the schedule with this name."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ Global___UpdateScheduleRequest: _TypeAlias = UpdateScheduleRequest  # noqa: Y015
 
 @_typing.final
 class UpdateScheduleResponse(_message.Message):
-    """UpdateScheduleResponse is the changed schedule."""
+    """Response of UpdateSchedule."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -118,13 +118,13 @@ Global___UpdateScheduleResponse: _TypeAlias = UpdateScheduleResponse  # noqa: Y0
 
 @_typing.final
 class GetScheduleRequest(_message.Message):
-    """GetScheduleRequest names a schedule."""
+    """Request for GetSchedule."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """The name of the schedule."""
+    """Schedule name."""
     def __init__(
         self,
         *,
@@ -140,7 +140,7 @@ Global___GetScheduleRequest: _TypeAlias = GetScheduleRequest  # noqa: Y015
 
 @_typing.final
 class GetScheduleResponse(_message.Message):
-    """GetScheduleResponse is a schedule."""
+    """Response of GetSchedule."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -164,7 +164,7 @@ Global___GetScheduleResponse: _TypeAlias = GetScheduleResponse  # noqa: Y015
 
 @_typing.final
 class ListSchedulesRequest(_message.Message):
-    """ListSchedulesRequest asks for all schedules of the caller."""
+    """Request for ListSchedules."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -181,14 +181,14 @@ Global___ListSchedulesRequest: _TypeAlias = ListSchedulesRequest  # noqa: Y015
 
 @_typing.final
 class ListSchedulesResponse(_message.Message):
-    """ListSchedulesResponse has all schedules of the caller."""
+    """Response of ListSchedules."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SCHEDULES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def schedules(self) -> _containers.RepeatedCompositeFieldContainer[_schedule_pb2.Schedule]:
-        """The schedules by name, without their fires."""
+        """Schedules by name, without their fires."""
 
     def __init__(
         self,
@@ -205,16 +205,16 @@ Global___ListSchedulesResponse: _TypeAlias = ListSchedulesResponse  # noqa: Y015
 
 @_typing.final
 class PauseScheduleRequest(_message.Message):
-    """PauseScheduleRequest names a schedule."""
+    """Request for PauseSchedule."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
     NOTE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """The name of the schedule."""
+    """Schedule name."""
     note: _builtins.str
-    """Why; at most 1000 bytes."""
+    """Reason for the pause; at most 1000 bytes."""
     def __init__(
         self,
         *,
@@ -231,7 +231,7 @@ Global___PauseScheduleRequest: _TypeAlias = PauseScheduleRequest  # noqa: Y015
 
 @_typing.final
 class PauseScheduleResponse(_message.Message):
-    """PauseScheduleResponse is the paused schedule."""
+    """Response of PauseSchedule."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -255,13 +255,13 @@ Global___PauseScheduleResponse: _TypeAlias = PauseScheduleResponse  # noqa: Y015
 
 @_typing.final
 class ResumeScheduleRequest(_message.Message):
-    """ResumeScheduleRequest names a schedule."""
+    """Request for ResumeSchedule."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """The name of the schedule."""
+    """Schedule name."""
     def __init__(
         self,
         *,
@@ -277,7 +277,7 @@ Global___ResumeScheduleRequest: _TypeAlias = ResumeScheduleRequest  # noqa: Y015
 
 @_typing.final
 class ResumeScheduleResponse(_message.Message):
-    """ResumeScheduleResponse is the schedule as it goes on."""
+    """Response of ResumeSchedule."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -301,16 +301,16 @@ Global___ResumeScheduleResponse: _TypeAlias = ResumeScheduleResponse  # noqa: Y0
 
 @_typing.final
 class TriggerScheduleRequest(_message.Message):
-    """TriggerScheduleRequest names a schedule."""
+    """Request for TriggerSchedule."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """The name of the schedule."""
+    """Schedule name."""
     request_id: _builtins.str
-    """A name for the request, for sending it again."""
+    """Idempotency key; see the package comment."""
     def __init__(
         self,
         *,
@@ -327,14 +327,14 @@ Global___TriggerScheduleRequest: _TypeAlias = TriggerScheduleRequest  # noqa: Y0
 
 @_typing.final
 class TriggerScheduleResponse(_message.Message):
-    """TriggerScheduleResponse is the fire."""
+    """Response of TriggerSchedule."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     FIRE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def fire(self) -> _schedule_pb2.ScheduleFire:
-        """What became of it."""
+        """The fire and its outcome."""
 
     def __init__(
         self,
@@ -351,7 +351,7 @@ Global___TriggerScheduleResponse: _TypeAlias = TriggerScheduleResponse  # noqa: 
 
 @_typing.final
 class BackfillScheduleRequest(_message.Message):
-    """BackfillScheduleRequest names a schedule and a range of times."""
+    """Request for BackfillSchedule."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -360,16 +360,16 @@ class BackfillScheduleRequest(_message.Message):
     END_TIME_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """The name of the schedule."""
+    """Schedule name."""
     request_id: _builtins.str
-    """A name for the request, for sending it again."""
+    """Idempotency key; see the package comment."""
     @_builtins.property
     def begin_time(self) -> _timestamp_pb2.Timestamp:
-        """From this time on. Required."""
+        """Start of the range, inclusive. Required."""
 
     @_builtins.property
     def end_time(self) -> _timestamp_pb2.Timestamp:
-        """Before this time, and before now. After `begin_time`. Required."""
+        """End of the range, exclusive; after `begin_time` and not in the future. Required."""
 
     def __init__(
         self,
@@ -389,14 +389,14 @@ Global___BackfillScheduleRequest: _TypeAlias = BackfillScheduleRequest  # noqa: 
 
 @_typing.final
 class BackfillScheduleResponse(_message.Message):
-    """BackfillScheduleResponse has the fires."""
+    """Response of BackfillSchedule."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     FIRES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def fires(self) -> _containers.RepeatedCompositeFieldContainer[_schedule_pb2.ScheduleFire]:
-        """A fire for each due time of the range, in order; `triggered` is set."""
+        """One fire per due time in the range, in order; `triggered` is set."""
 
     def __init__(
         self,
@@ -413,13 +413,13 @@ Global___BackfillScheduleResponse: _TypeAlias = BackfillScheduleResponse  # noqa
 
 @_typing.final
 class DeleteScheduleRequest(_message.Message):
-    """DeleteScheduleRequest names a schedule."""
+    """Request for DeleteSchedule."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """The name of the schedule."""
+    """Schedule name."""
     def __init__(
         self,
         *,
@@ -435,7 +435,7 @@ Global___DeleteScheduleRequest: _TypeAlias = DeleteScheduleRequest  # noqa: Y015
 
 @_typing.final
 class DeleteScheduleResponse(_message.Message):
-    """DeleteScheduleResponse is empty."""
+    """Response of DeleteSchedule."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -26,14 +26,12 @@ if _version_not_supported:
 
 
 class ScheduleServiceStub(object):
-    """ScheduleService starts runs again and again: at the times of a cron expression,
-    or at intervals. A schedule is of the user who made it, and seen by nobody else;
-    its runs are started with the rights of the credential that saved or resumed it
-    last. Once that API key has ended they are refused; that the person of a token
-    is gone is not known.
+    """Starts runs on a schedule: a cron expression or an interval. Schedules are private to the user who created
+    them. Their runs have the permissions of the credential that last saved or resumed the schedule. Once that
+    API key is revoked or expires, the runs are refused; Pawl cannot detect that the person behind a token has
+    left.
 
-    Each due time has one fire, however many replicas there are and whatever
-    crashes; a refusal is a fire, too.
+    Each due time fires exactly once, across replicas and crashes. A refused run counts as a fire.
     """
 
     def __init__(self, channel):
@@ -90,109 +88,130 @@ class ScheduleServiceStub(object):
 
 
 class ScheduleServiceServicer(object):
-    """ScheduleService starts runs again and again: at the times of a cron expression,
-    or at intervals. A schedule is of the user who made it, and seen by nobody else;
-    its runs are started with the rights of the credential that saved or resumed it
-    last. Once that API key has ended they are refused; that the person of a token
-    is gone is not known.
+    """Starts runs on a schedule: a cron expression or an interval. Schedules are private to the user who created
+    them. Their runs have the permissions of the credential that last saved or resumed the schedule. Once that
+    API key is revoked or expires, the runs are refused; Pawl cannot detect that the person behind a token has
+    left.
 
-    Each due time has one fire, however many replicas there are and whatever
-    crashes; a refusal is a fire, too.
+    Each due time fires exactly once, across replicas and crashes. A refused run counts as a fire.
     """
 
     def CreateSchedule(self, request, context):
-        """Makes a schedule. The same definition again is the same schedule. A user has
-        100 at most.
+        """Creates a schedule. The same definition again returns the same schedule. A user can have 100.
 
-        Errors: SCHEDULE_EXISTS (one of that name that does something else),
-        INVALID_FIELD (which field, and for `cron` what is wrong with which part of
-        it), INVALID_ID, TOO_LARGE, AGENT_NOT_FOUND.
+        Errors:
+        - ALREADY_EXISTS / SCHEDULE_EXISTS: Another schedule has this name.
+        - INVALID_ARGUMENT / INVALID_FIELD: The message names the field, and for `cron` the invalid part.
+        - INVALID_ARGUMENT / INVALID_ID
+        - RESOURCE_EXHAUSTED / TOO_LARGE
+        - NOT_FOUND / AGENT_NOT_FOUND
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UpdateSchedule(self, request, context):
-        """Changes what a schedule does, and when. A fire that waits is given up; a pause
-        lasts. What is due and was not fired yet is fired as the schedule is then,
-        unless it is due at other times from now on. Idempotent.
+        """Replaces the definition of a schedule. Cancels a waiting fire; a paused schedule stays paused. Due times
+        that have not fired use the new definition, unless it changes the due times. Idempotent.
 
-        Errors: SCHEDULE_NOT_FOUND, UNREADABLE, and as CreateSchedule.
+        Errors:
+        - NOT_FOUND / SCHEDULE_NOT_FOUND
+        - FAILED_PRECONDITION / UNREADABLE
+        - INVALID_ARGUMENT / INVALID_FIELD: The message names the field, and for `cron` the invalid part.
+        - INVALID_ARGUMENT / INVALID_ID
+        - RESOURCE_EXHAUSTED / TOO_LARGE
+        - NOT_FOUND / AGENT_NOT_FOUND
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetSchedule(self, request, context):
-        """Reads a schedule with its next and its last fires. Read-only.
+        """Returns a schedule with its next due times and last fires. Read-only.
 
-        Errors: SCHEDULE_NOT_FOUND, UNREADABLE, INVALID_ID.
+        Errors:
+        - NOT_FOUND / SCHEDULE_NOT_FOUND
+        - FAILED_PRECONDITION / UNREADABLE
+        - INVALID_ARGUMENT / INVALID_ID
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListSchedules(self, request, context):
-        """Lists the schedules of the caller, by name. Read-only.
+        """Lists the schedules of the caller by name. Read-only.
 
-        Errors: none of its own.
+        Errors: only the common ones.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PauseSchedule(self, request, context):
-        """Pauses a schedule: nothing is due until it is resumed, and nothing is made up
-        for then. A fire that waits is given up. Idempotent: again only the note
-        changes.
+        """Pauses a schedule: nothing fires until it is resumed. Due times during a pause are not made up. Cancels a
+        waiting fire. Idempotent; a repeated call only changes the note.
 
-        Errors: SCHEDULE_NOT_FOUND, UNREADABLE, INVALID_ID, TOO_LARGE (the note: 1000 bytes).
+        Errors:
+        - NOT_FOUND / SCHEDULE_NOT_FOUND
+        - FAILED_PRECONDITION / UNREADABLE
+        - INVALID_ARGUMENT / INVALID_ID
+        - RESOURCE_EXHAUSTED / TOO_LARGE: The note has more than 1000 bytes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResumeSchedule(self, request, context):
-        """Resumes a schedule that was paused, or has paused itself. One that goes on gets
-        the rights of the credential. Idempotent.
+        """Resumes a paused schedule with the permissions of the caller's credential. Idempotent.
 
-        Errors: SCHEDULE_NOT_FOUND, UNREADABLE, INVALID_ID.
+        Errors:
+        - NOT_FOUND / SCHEDULE_NOT_FOUND
+        - FAILED_PRECONDITION / UNREADABLE
+        - INVALID_ARGUMENT / INVALID_ID
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def TriggerSchedule(self, request, context):
-        """Fires a schedule now, also one that is paused or at its end. The fire is
-        judged as one that is due: it may be skipped, wait or be refused, and says so.
-        Idempotent by `request_id`: it starts no second run, and the fire is the same
-        as long as it is among the last twenty.
+        """Fires a schedule now, even if it is paused or past its end. The overlap policy applies: the fire may be
+        skipped, wait or be refused. Idempotent by `request_id`: a repeated request starts no second run, and
+        returns the same fire while it is among the last twenty.
 
-        Errors: SCHEDULE_NOT_FOUND, UNREADABLE, INVALID_ID, REQUEST_ID_REUSED.
+        Errors:
+        - NOT_FOUND / SCHEDULE_NOT_FOUND
+        - FAILED_PRECONDITION / UNREADABLE
+        - INVALID_ARGUMENT / INVALID_ID
+        - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def BackfillSchedule(self, request, context):
-        """Fires a schedule for the due times of the past that lie in a range, as it is
-        now, whether they have fired or not, and also if it is paused. The runs begin
-        beside each other and beside what goes on, whatever `overlap` says; in one
-        conversation they take turns. Each fire is a transaction of its own:
-        if the answer is lost, ask again with the same `request_id`, which starts
-        no second run of a due time.
+        """Fires a schedule for all due times in a past range, even if it is paused. Uses the current definition,
+        also for due times that have already fired. The runs ignore `overlap`; in one conversation they take
+        turns. Each fire is its own transaction: if the answer is lost, repeat the request with the same
+        `request_id`, which starts no second run for a due time.
 
-        Errors: SCHEDULE_NOT_FOUND, UNREADABLE, INVALID_ID, INVALID_FIELD (`end_time`),
-        TOO_LARGE (more than 100 due times), REQUEST_ID_REUSED.
+        Errors:
+        - NOT_FOUND / SCHEDULE_NOT_FOUND
+        - FAILED_PRECONDITION / UNREADABLE
+        - INVALID_ARGUMENT / INVALID_ID
+        - INVALID_ARGUMENT / INVALID_FIELD: `end_time`.
+        - RESOURCE_EXHAUSTED / TOO_LARGE: More than 100 due times.
+        - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteSchedule(self, request, context):
-        """Deletes a schedule with its fires. Runs that it has started go on.
+        """Deletes a schedule and its fires. Runs that it started continue.
 
-        Errors: SCHEDULE_NOT_FOUND (also if it was deleted before), INVALID_ID.
+        Errors:
+        - NOT_FOUND / SCHEDULE_NOT_FOUND: Also if it was already deleted.
+        - INVALID_ARGUMENT / INVALID_ID
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -255,14 +274,12 @@ def add_ScheduleServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ScheduleService(object):
-    """ScheduleService starts runs again and again: at the times of a cron expression,
-    or at intervals. A schedule is of the user who made it, and seen by nobody else;
-    its runs are started with the rights of the credential that saved or resumed it
-    last. Once that API key has ended they are refused; that the person of a token
-    is gone is not known.
+    """Starts runs on a schedule: a cron expression or an interval. Schedules are private to the user who created
+    them. Their runs have the permissions of the credential that last saved or resumed the schedule. Once that
+    API key is revoked or expires, the runs are refused; Pawl cannot detect that the person behind a token has
+    left.
 
-    Each due time has one fire, however many replicas there are and whatever
-    crashes; a refusal is a fire, too.
+    Each due time fires exactly once, across replicas and crashes. A refused run counts as a fire.
     """
 
     @staticmethod

@@ -28,15 +28,12 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class SessionRequest(_message.Message):
-    """SessionRequest is one frame from the client. The first must be `hello`.
+    """A frame from the client. The first frame must be `hello`. The server answers every frame except `heartbeat`
+    with one receipt. A frame without a receipt can be sent again with the same ID, also after a reconnect with
+    the same client ID; it takes effect once. (`attach`, `detach` and `hello` apply to one stream: send them
+    anew.)
 
-    Every frame but `heartbeat` is answered by exactly one receipt with its
-    frame id. A frame without a receipt may be sent again, with the same id,
-    after a reconnect under the same client id: it takes effect once. (`attach`,
-    `detach` and `hello` belong to one stream and are simply sent anew.)
-
-    A frame has at most 1.25 MiB; a larger one ends the
-    stream with RESOURCE_EXHAUSTED, again and again if it is sent again.
+    A frame over 1.25 MiB ends the stream with RESOURCE_EXHAUSTED. Do not send it again.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -53,49 +50,47 @@ class SessionRequest(_message.Message):
     CANCEL_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     frame_id: _builtins.str
-    """Chosen by the client, unique within its client id; matches
-    ^[A-Za-z0-9_-]{1,64}$.
-    """
+    """Client-chosen ID, unique per client ID; matches ^[A-Za-z0-9_-]{1,64}$."""
     @_builtins.property
     def hello(self) -> Global___Hello:
-        """Who the client is and what it can run."""
+        """Introduces the client and the tools it can run."""
 
     @_builtins.property
     def start(self) -> Global___Start:
-        """Start a run and attach to it from its first event."""
+        """Starts a run and attaches to it from its first event."""
 
     @_builtins.property
     def attach(self) -> Global___Attach:
-        """Get the events of a run, and take its offers."""
+        """Subscribes to the events and offers of a run."""
 
     @_builtins.property
     def detach(self) -> Global___Detach:
-        """Stop getting the events of a run; its offers are released."""
+        """Ends the subscription to a run; its offers are released."""
 
     @_builtins.property
     def tool_result(self) -> _types_pb2.ToolResult:
-        """The result of an offered call."""
+        """Returns the result of an offered call."""
 
     @_builtins.property
     def tool_progress(self) -> Global___ToolProgressReport:
-        """Progress of an offered call; also renews its lease. Shown to watchers."""
+        """Reports progress of an offered call to watchers, and renews its lease."""
 
     @_builtins.property
     def decision(self) -> _types_pb2.CallDecision:
-        """A decision or an answer."""
+        """Decides a call or answers a question."""
 
     @_builtins.property
     def message(self) -> Global___UserMessage:
-        """A message to a conversation."""
+        """Sends a message to a conversation."""
 
     @_builtins.property
     def cancel(self) -> Global___Cancel:
-        """Stop a run."""
+        """Stops a run."""
 
     @_builtins.property
     def heartbeat(self) -> Global___ClientHeartbeat:
-        """Life sign: renews the leases of all calls that this client holds. Send
-        one every 10 s; a stream silent for 45 s is closed.
+        """Renews the leases of all calls that the client holds. Send one every 10 s; the server closes a stream
+        after 45 s of silence.
         """
 
     def __init__(
@@ -125,7 +120,7 @@ Global___SessionRequest: _TypeAlias = SessionRequest  # noqa: Y015
 
 @_typing.final
 class SessionResponse(_message.Message):
-    """SessionResponse is one frame to the client."""
+    """A frame to the client."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -139,7 +134,7 @@ class SessionResponse(_message.Message):
     GAP_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome:
-        """Answers `hello`, first of all."""
+        """Answers `hello`; the first frame."""
 
     @_builtins.property
     def event(self) -> _event_pb2.RunEvent:
@@ -147,27 +142,27 @@ class SessionResponse(_message.Message):
 
     @_builtins.property
     def offer(self) -> Global___Offer:
-        """A call that this client now holds and must run."""
+        """A call that the client now holds and must run."""
 
     @_builtins.property
     def offer_revoked(self) -> Global___OfferRevoked:
-        """A call that this client must no longer run; a result would be refused."""
+        """A call that the client no longer holds; a result would be refused."""
 
     @_builtins.property
     def receipt(self) -> _types_pb2.Receipt:
-        """What became of a frame."""
+        """The outcome of a frame."""
 
     @_builtins.property
     def end(self) -> Global___End:
-        """All events of a run were sent and it has ended."""
+        """The run has ended and all its events were sent."""
 
     @_builtins.property
     def heartbeat(self) -> Global___ServerHeartbeat:
-        """Life sign, after 15 s of silence."""
+        """Sent after 15 s of silence."""
 
     @_builtins.property
     def gap(self) -> _gap_pb2.Gap:
-        """Stands for events of an attached run that are not kept any more."""
+        """Replaces deleted events of an attached run."""
 
     def __init__(
         self,
@@ -193,7 +188,7 @@ Global___SessionResponse: _TypeAlias = SessionResponse  # noqa: Y015
 
 @_typing.final
 class Hello(_message.Message):
-    """Hello opens a session."""
+    """Opens a session."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -202,27 +197,22 @@ class Hello(_message.Message):
     CALLS_MAX_FIELD_NUMBER: _builtins.int
     FRONT_END_TOOLS_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
-    """Chosen by the client, kept over reconnects: the same id takes back the
-    calls it holds. It has one stream, the newest: opening another ends the
-    earlier one with CANCELLED, at once on the same replica, and on another when
-    it asks for a call that the newer one holds or shows signs of life for one.
-    What the earlier one says of such a call is WRONG_HOLDER and changes nothing.
-    Empty lets the server choose.
+    """Client-chosen ID, kept over reconnects; empty lets the server choose. With the same ID a client keeps its
+    calls. A client has one stream: a newer stream ends the older one with CANCELLED, immediately on the same
+    replica, and on another one at its next lease request or heartbeat for a call that the newer stream
+    holds. Frames of the older stream about such a call get WRONG_HOLDER.
     """
     calls_max: _builtins.int
-    """How many calls it runs at once, 1 to 64; 0 means 1."""
+    """Maximum concurrent calls, 1 to 64; default 1."""
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClientTool]:
-        """Front-end tools that the client can run; at most 1000, with 10000 versions in
-        all.
-        """
+        """Front-end tools that the client can run; at most 1000, with 10000 versions in total."""
 
     @_builtins.property
     def front_end_tools(self) -> _containers.RepeatedCompositeFieldContainer[_tool_pb2.ToolDefinition]:
-        """Front-end tools of every run that a `start` of this stream starts, beside its
-        own: see Start.front_end_tools. What is wrong with one is said in the receipts
-        of those, so that a client can always come back to what it has begun. Left out
-        of runs that are to have no tools (`without_tools`).
+        """Front-end tools of every run that this stream starts, in addition to Start.front_end_tools. Errors are
+        reported in the receipts of `start` frames, so that a client can always reconnect. Not used for runs with
+        `without_tools`.
         """
 
     def __init__(
@@ -243,17 +233,17 @@ Global___Hello: _TypeAlias = Hello  # noqa: Y015
 
 @_typing.final
 class ClientTool(_message.Message):
-    """ClientTool is a front-end tool that a client can run."""
+    """A front-end tool that a client can run."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
     VERSIONS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Name as registered, or as it came with the run."""
+    """Name of the tool, as registered or as it came with the run."""
     @_builtins.property
     def versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Versions that it can run; empty means any."""
+        """Versions that the client can run; empty for any."""
 
     def __init__(
         self,
@@ -271,7 +261,7 @@ Global___ClientTool: _TypeAlias = ClientTool  # noqa: Y015
 
 @_typing.final
 class Welcome(_message.Message):
-    """Welcome opens the server's side."""
+    """Answers Hello."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -279,11 +269,11 @@ class Welcome(_message.Message):
     OFFER_LEASE_SECONDS_FIELD_NUMBER: _builtins.int
     SILENCE_MAX_SECONDS_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
-    """The client's id."""
+    """Client ID."""
     offer_lease_seconds: _builtins.float
-    """Seconds an offer stays with the client without a heartbeat; default 30."""
+    """Seconds that the client holds an offer without a heartbeat; default 30."""
     silence_max_seconds: _builtins.float
-    """Seconds of silence after which the stream is closed; default 45."""
+    """Seconds of silence before the server closes the stream; default 45."""
     def __init__(
         self,
         *,
@@ -301,9 +291,7 @@ Global___Welcome: _TypeAlias = Welcome  # noqa: Y015
 
 @_typing.final
 class Start(_message.Message):
-    """Start starts a run; fields as in StartRunRequest, the frame id is the
-    request id.
-    """
+    """Starts a run. Fields as in StartRunRequest; the frame ID is the request ID."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -337,29 +325,28 @@ class Start(_message.Message):
     AGENT_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
     conversation_id: _builtins.str
-    """The conversation to go on with; empty for a new one."""
+    """Conversation to continue; empty for a new one."""
     text: _builtins.str
     """The user's message."""
     policy: _types_pb2.MessagePolicy.ValueType
     """What to do if the conversation has an active run."""
     conversation_key: _builtins.str
-    """In place of a conversation_id, the key of the conversation."""
+    """Key of the conversation, instead of a `conversation_id`."""
     agent: _builtins.str
-    """The agent that drives the run."""
+    """Agent that drives the run."""
     @_builtins.property
     def options(self) -> _run_pb2.RunOptions:
-        """How to drive the run."""
+        """How to run it."""
 
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Part]:
-        """As StartRunRequest.parts."""
+        """Further parts of the message, as StartRunRequest.parts."""
 
     @_builtins.property
     def front_end_tools(self) -> _containers.RepeatedCompositeFieldContainer[_tool_pb2.ToolDefinition]:
-        """As StartRunRequest.front_end_tools, together with those of the hello: 64 with
-        64 KiB in all. Their calls go to this client id and to no other one, also
-        after a reconnect, whether the hello names the tools or not. (The user may
-        still give a result with SubmitToolResults.)
+        """Front-end tools of the run, as StartRunRequest.front_end_tools. Together with those of the hello at most
+        64 and 64 KiB. Their calls go only to this client ID, also after a reconnect and even if the hello does
+        not name them. The user can also return their results with SubmitToolResults.
         """
 
     @_builtins.property
@@ -389,18 +376,16 @@ Global___Start: _TypeAlias = Start  # noqa: Y015
 
 @_typing.final
 class Attach(_message.Message):
-    """Attach asks for the events of a run. Attaching again moves the position."""
+    """Subscribes to the events of a run. Attaching again moves the position."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     RUN_ID_FIELD_NUMBER: _builtins.int
     AFTER_SEQ_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
-    """The run."""
+    """Run ID."""
     after_seq: _builtins.int
-    """Events after this seq; 0 for all. Beyond the end: receipt REFUSED with
-    SEQ_BEYOND_END.
-    """
+    """Return events after this seq; 0 for all. Past the end: receipt REFUSED, SEQ_BEYOND_END."""
     def __init__(
         self,
         *,
@@ -417,13 +402,13 @@ Global___Attach: _TypeAlias = Attach  # noqa: Y015
 
 @_typing.final
 class Detach(_message.Message):
-    """Detach ends an attachment."""
+    """Ends a subscription."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     RUN_ID_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
-    """The run."""
+    """Run ID."""
     def __init__(
         self,
         *,
@@ -439,8 +424,8 @@ Global___Detach: _TypeAlias = Detach  # noqa: Y015
 
 @_typing.final
 class ToolProgressReport(_message.Message):
-    """ToolProgressReport is progress of an offered call. Watchers see at most ten a
-    second of one call: what comes sooner after the last one only renews the lease.
+    """Progress of an offered call. Watchers see at most ten reports a second per call; further ones only renew
+    the lease.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -451,15 +436,15 @@ class ToolProgressReport(_message.Message):
     FRACTION_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
-    """The run of the call."""
+    """Run ID."""
     call_id: _builtins.str
-    """The call."""
+    """Call ID."""
     offer_epoch: _builtins.int
-    """The lease under which it runs."""
+    """Lease of the call."""
     fraction: _builtins.float
-    """From 0 to 1; absent if unknown."""
+    """Fraction done, 0 to 1; absent if unknown."""
     message: _builtins.str
-    """For people, at most 1 KiB."""
+    """Message for people, at most 1 KiB."""
     def __init__(
         self,
         *,
@@ -481,9 +466,7 @@ Global___ToolProgressReport: _TypeAlias = ToolProgressReport  # noqa: Y015
 
 @_typing.final
 class UserMessage(_message.Message):
-    """UserMessage sends a message; fields as in SendMessageRequest, the frame id
-    is the request id.
-    """
+    """Sends a message. Fields as in SendMessageRequest; the frame ID is the request ID."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -515,24 +498,24 @@ class UserMessage(_message.Message):
     AGENT_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
     conversation_id: _builtins.str
-    """The conversation."""
+    """Conversation ID."""
     text: _builtins.str
-    """The text."""
+    """The message."""
     policy: _types_pb2.MessagePolicy.ValueType
     """What to do if a run is active."""
     agent: _builtins.str
-    """The agent that drives the run that it starts."""
+    """Agent of the run that the message starts."""
     @_builtins.property
     def options(self) -> _run_pb2.RunOptions:
-        """How to drive the run that it starts, if it starts one."""
+        """How to run the run that the message starts, if any."""
 
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Part]:
-        """As SendMessageRequest.parts."""
+        """Further parts of the message, as SendMessageRequest.parts."""
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Labels of the run that it starts."""
+        """Labels of the run that the message starts."""
 
     def __init__(
         self,
@@ -555,16 +538,16 @@ Global___UserMessage: _TypeAlias = UserMessage  # noqa: Y015
 
 @_typing.final
 class Cancel(_message.Message):
-    """Cancel stops a run."""
+    """Stops a run."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     RUN_ID_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
-    """The run."""
+    """Run ID."""
     reason: _builtins.str
-    """As CancelRunRequest.reason."""
+    """Reason, as CancelRunRequest.reason."""
     def __init__(
         self,
         *,
@@ -581,7 +564,7 @@ Global___Cancel: _TypeAlias = Cancel  # noqa: Y015
 
 @_typing.final
 class ClientHeartbeat(_message.Message):
-    """ClientHeartbeat is a life sign."""
+    """Heartbeat of the client."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -598,7 +581,7 @@ Global___ClientHeartbeat: _TypeAlias = ClientHeartbeat  # noqa: Y015
 
 @_typing.final
 class ServerHeartbeat(_message.Message):
-    """ServerHeartbeat is a life sign."""
+    """Heartbeat of the server."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -615,9 +598,8 @@ Global___ServerHeartbeat: _TypeAlias = ServerHeartbeat  # noqa: Y015
 
 @_typing.final
 class Offer(_message.Message):
-    """Offer hands a call to the client. A client that cannot run it after all, for
-    example because it does not know the tool, returns a result with `is_error`;
-    silence would keep the run waiting.
+    """Hands a call to the client. If the client cannot run the call, it should return a result with `is_error`;
+    otherwise the run keeps waiting.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -626,14 +608,14 @@ class Offer(_message.Message):
     OFFER_EPOCH_FIELD_NUMBER: _builtins.int
     EXPIRE_TIME_FIELD_NUMBER: _builtins.int
     offer_epoch: _builtins.int
-    """To be returned with the result."""
+    """Lease number, to be returned with the result."""
     @_builtins.property
     def call(self) -> _call_pb2.Call:
-        """The call, with its arguments."""
+        """The call with its arguments."""
 
     @_builtins.property
     def expire_time(self) -> _timestamp_pb2.Timestamp:
-        """When the lease ends unless renewed."""
+        """When the lease expires unless renewed."""
 
     def __init__(
         self,
@@ -652,7 +634,7 @@ Global___Offer: _TypeAlias = Offer  # noqa: Y015
 
 @_typing.final
 class OfferRevoked(_message.Message):
-    """OfferRevoked takes a call back."""
+    """Takes a call back from the client."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -660,11 +642,11 @@ class OfferRevoked(_message.Message):
     CALL_ID_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
-    """The run of the call."""
+    """Run ID."""
     call_id: _builtins.str
-    """The call."""
+    """Call ID."""
     message: _builtins.str
-    """For people: settled elsewhere, cancelled, expired, lease lost."""
+    """Reason for people: settled elsewhere, cancelled, expired or lease lost."""
     def __init__(
         self,
         *,
@@ -682,7 +664,7 @@ Global___OfferRevoked: _TypeAlias = OfferRevoked  # noqa: Y015
 
 @_typing.final
 class End(_message.Message):
-    """End says that a run has ended and all its events were sent."""
+    """Reports that a run has ended and all its events were sent."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -690,11 +672,11 @@ class End(_message.Message):
     LAST_SEQ_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
-    """The run."""
+    """Run ID."""
     last_seq: _builtins.int
-    """Its last event."""
+    """Seq of its last event."""
     state: _run_pb2.RunState.ValueType
-    """How it ended."""
+    """Final state of the run."""
     def __init__(
         self,
         *,

@@ -22,14 +22,14 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class CreateTriggerRequest(_message.Message):
-    """CreateTriggerRequest says what to do, and upon what."""
+    """Request for CreateTrigger."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     DEFINITION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def definition(self) -> _trigger_pb2.TriggerDefinition:
-        """The trigger."""
+        """The new trigger."""
 
     def __init__(
         self,
@@ -46,15 +46,15 @@ Global___CreateTriggerRequest: _TypeAlias = CreateTriggerRequest  # noqa: Y015
 
 @_typing.final
 class CreateTriggerResponse(_message.Message):
-    """CreateTriggerResponse is the new trigger."""
+    """Response of CreateTrigger."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TRIGGER_FIELD_NUMBER: _builtins.int
     SECRET_FIELD_NUMBER: _builtins.int
     secret: _builtins.str
-    """The secret of a webhook: `whsec_` and 32 bytes in base64. Empty if the trigger
-    was there: if the answer was lost, rotate the secret.
+    """Secret of a webhook: `whsec_` and 32 bytes in base64. Empty if the trigger already existed: if the first
+    answer was lost, rotate the secret.
     """
     @_builtins.property
     def trigger(self) -> _trigger_pb2.Trigger:
@@ -76,14 +76,14 @@ Global___CreateTriggerResponse: _TypeAlias = CreateTriggerResponse  # noqa: Y015
 
 @_typing.final
 class UpdateTriggerRequest(_message.Message):
-    """UpdateTriggerRequest says what to do from now on."""
+    """Request for UpdateTrigger."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     DEFINITION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def definition(self) -> _trigger_pb2.TriggerDefinition:
-        """The trigger of that name is this from now on."""
+        """The new definition of the trigger with this name."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ Global___UpdateTriggerRequest: _TypeAlias = UpdateTriggerRequest  # noqa: Y015
 
 @_typing.final
 class UpdateTriggerResponse(_message.Message):
-    """UpdateTriggerResponse is the changed trigger."""
+    """Response of UpdateTrigger."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -124,13 +124,13 @@ Global___UpdateTriggerResponse: _TypeAlias = UpdateTriggerResponse  # noqa: Y015
 
 @_typing.final
 class GetTriggerRequest(_message.Message):
-    """GetTriggerRequest names a trigger."""
+    """Request for GetTrigger."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """The name of the trigger."""
+    """Trigger name."""
     def __init__(
         self,
         *,
@@ -146,7 +146,7 @@ Global___GetTriggerRequest: _TypeAlias = GetTriggerRequest  # noqa: Y015
 
 @_typing.final
 class GetTriggerResponse(_message.Message):
-    """GetTriggerResponse is a trigger."""
+    """Response of GetTrigger."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -170,7 +170,7 @@ Global___GetTriggerResponse: _TypeAlias = GetTriggerResponse  # noqa: Y015
 
 @_typing.final
 class ListTriggersRequest(_message.Message):
-    """ListTriggersRequest asks for all triggers of the caller."""
+    """Request for ListTriggers."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -187,14 +187,14 @@ Global___ListTriggersRequest: _TypeAlias = ListTriggersRequest  # noqa: Y015
 
 @_typing.final
 class ListTriggersResponse(_message.Message):
-    """ListTriggersResponse has all triggers of the caller."""
+    """Response of ListTriggers."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TRIGGERS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def triggers(self) -> _containers.RepeatedCompositeFieldContainer[_trigger_pb2.Trigger]:
-        """The triggers by name, without their fires."""
+        """Triggers by name, without their fires."""
 
     def __init__(
         self,
@@ -211,16 +211,16 @@ Global___ListTriggersResponse: _TypeAlias = ListTriggersResponse  # noqa: Y015
 
 @_typing.final
 class PauseTriggerRequest(_message.Message):
-    """PauseTriggerRequest names a trigger."""
+    """Request for PauseTrigger."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
     NOTE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """The name of the trigger."""
+    """Trigger name."""
     note: _builtins.str
-    """Why; at most 1000 bytes."""
+    """Reason for the pause; at most 1000 bytes."""
     def __init__(
         self,
         *,
@@ -237,7 +237,7 @@ Global___PauseTriggerRequest: _TypeAlias = PauseTriggerRequest  # noqa: Y015
 
 @_typing.final
 class PauseTriggerResponse(_message.Message):
-    """PauseTriggerResponse is the paused trigger."""
+    """Response of PauseTrigger."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -261,13 +261,13 @@ Global___PauseTriggerResponse: _TypeAlias = PauseTriggerResponse  # noqa: Y015
 
 @_typing.final
 class ResumeTriggerRequest(_message.Message):
-    """ResumeTriggerRequest names a trigger."""
+    """Request for ResumeTrigger."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """The name of the trigger."""
+    """Trigger name."""
     def __init__(
         self,
         *,
@@ -283,7 +283,7 @@ Global___ResumeTriggerRequest: _TypeAlias = ResumeTriggerRequest  # noqa: Y015
 
 @_typing.final
 class ResumeTriggerResponse(_message.Message):
-    """ResumeTriggerResponse is the trigger as it goes on."""
+    """Response of ResumeTrigger."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -307,13 +307,13 @@ Global___ResumeTriggerResponse: _TypeAlias = ResumeTriggerResponse  # noqa: Y015
 
 @_typing.final
 class DeleteTriggerRequest(_message.Message):
-    """DeleteTriggerRequest names a trigger."""
+    """Request for DeleteTrigger."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """The name of the trigger."""
+    """Trigger name."""
     def __init__(
         self,
         *,
@@ -329,7 +329,7 @@ Global___DeleteTriggerRequest: _TypeAlias = DeleteTriggerRequest  # noqa: Y015
 
 @_typing.final
 class DeleteTriggerResponse(_message.Message):
-    """DeleteTriggerResponse is empty."""
+    """Response of DeleteTrigger."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -346,13 +346,13 @@ Global___DeleteTriggerResponse: _TypeAlias = DeleteTriggerResponse  # noqa: Y015
 
 @_typing.final
 class RotateTriggerSecretRequest(_message.Message):
-    """RotateTriggerSecretRequest names a trigger."""
+    """Request for RotateTriggerSecret."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """The name of the trigger."""
+    """Trigger name."""
     def __init__(
         self,
         *,
@@ -368,7 +368,7 @@ Global___RotateTriggerSecretRequest: _TypeAlias = RotateTriggerSecretRequest  # 
 
 @_typing.final
 class RotateTriggerSecretResponse(_message.Message):
-    """RotateTriggerSecretResponse has the secret."""
+    """Response of RotateTriggerSecret."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -390,7 +390,7 @@ Global___RotateTriggerSecretResponse: _TypeAlias = RotateTriggerSecretResponse  
 
 @_typing.final
 class DeliverWebhookRequest(_message.Message):
-    """DeliverWebhookRequest is a request from outside."""
+    """Request for DeliverWebhook."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -419,16 +419,15 @@ class DeliverWebhookRequest(_message.Message):
     BODY_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     trigger_id: _builtins.str
-    """The trigger."""
+    """Trigger ID."""
     body: _builtins.bytes
-    """Its body as it came."""
+    """The body as received."""
     request_id: _builtins.str
-    """A name for the request, for delivering it again where it has no webhook-id."""
+    """Idempotency key for a delivery without webhook-id."""
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Its headers by name, in any case. Where authorization, content-type or one of
-        webhook-id, webhook-timestamp and webhook-signature came several times, whoever
-        delivers it refuses the request; of others the values are joined with commas.
+        """Headers by name, in any case. Join repeated headers with commas. The gateway must refuse requests that
+        repeat authorization, content-type, webhook-id, webhook-timestamp or webhook-signature.
         """
 
     def __init__(
@@ -449,17 +448,17 @@ Global___DeliverWebhookRequest: _TypeAlias = DeliverWebhookRequest  # noqa: Y015
 
 @_typing.final
 class DeliverWebhookResponse(_message.Message):
-    """DeliverWebhookResponse is what became of it."""
+    """Response of DeliverWebhook."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     FIRE_FIELD_NUMBER: _builtins.int
     DUPLICATE_FIELD_NUMBER: _builtins.int
     duplicate: _builtins.bool
-    """True if it was delivered before: the fire is that of then, as it is now."""
+    """Whether the event was delivered before; `fire` is then that of the first delivery."""
     @_builtins.property
     def fire(self) -> _schedule_pb2.ScheduleFire:
-        """The fire."""
+        """The fire and its outcome."""
 
     def __init__(
         self,
@@ -477,7 +476,7 @@ Global___DeliverWebhookResponse: _TypeAlias = DeliverWebhookResponse  # noqa: Y0
 
 @_typing.final
 class DeliverMailRequest(_message.Message):
-    """DeliverMailRequest is a mail."""
+    """Request for DeliverMail."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -488,18 +487,18 @@ class DeliverMailRequest(_message.Message):
     DATA_JSON_FIELD_NUMBER: _builtins.int
     SKIPPED_FIELD_NUMBER: _builtins.int
     trigger_id: _builtins.str
-    """The trigger."""
+    """Trigger ID."""
     generation: _builtins.int
-    """The generation of the trigger when it was leased."""
+    """Generation of the trigger when it was leased."""
     event_id: _builtins.str
-    """The id of the event: folder, UIDVALIDITY and UID."""
+    """ID of the event: folder, UIDVALIDITY and UID."""
     data_json: _builtins.bytes
-    """The mail as JSON: see TriggerDefinition.mailbox. Ignored with `skipped`."""
+    """The mail as JSON, see TriggerDefinition.mailbox. Ignored with `skipped`."""
     skipped: _builtins.str
-    """Why the mail does not count; empty if it fires the trigger."""
+    """Why the mail does not fire the trigger; empty if it does."""
     @_builtins.property
     def position(self) -> _trigger_pb2.MailPosition:
-        """The position of the mail."""
+        """Position of the mail."""
 
     def __init__(
         self,
@@ -521,18 +520,18 @@ Global___DeliverMailRequest: _TypeAlias = DeliverMailRequest  # noqa: Y015
 
 @_typing.final
 class DeliverMailResponse(_message.Message):
-    """DeliverMailResponse is the result of a delivery."""
+    """Response of DeliverMail."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     FIRE_FIELD_NUMBER: _builtins.int
     DUPLICATE_FIELD_NUMBER: _builtins.int
     duplicate: _builtins.bool
-    """True if the mail was delivered before."""
+    """Whether the mail was delivered before."""
     @_builtins.property
     def fire(self) -> _schedule_pb2.ScheduleFire:
-        """The fire. Absent for a duplicate, and if the trigger has changed or pauses: then
-        the mail is still to be delivered.
+        """The fire; absent for a duplicate. Also absent if the trigger has changed or is paused; then deliver the
+        mail later.
         """
 
     def __init__(

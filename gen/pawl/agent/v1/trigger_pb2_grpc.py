@@ -26,12 +26,11 @@ if _version_not_supported:
 
 
 class TriggerServiceStub(object):
-    """TriggerService starts a run when something happens outside: each event that is
-    delivered to a trigger is the data of one run. A trigger is of the user who made
-    it, and seen by nobody else; its runs are started with the rights of the
-    credential that saved or resumed it last, as those of a schedule.
+    """Starts a run for each event from outside: a webhook or a mail. The event is the data of the run. Triggers
+    are private to the user who created them. Their runs have the permissions of the credential that last saved
+    or resumed the trigger, as with schedules.
 
-    An event fires once, however often it is delivered; a refusal is a fire, too.
+    An event fires exactly once, however often it is delivered. A refused run counts as a fire.
     """
 
     def __init__(self, channel):
@@ -93,126 +92,153 @@ class TriggerServiceStub(object):
 
 
 class TriggerServiceServicer(object):
-    """TriggerService starts a run when something happens outside: each event that is
-    delivered to a trigger is the data of one run. A trigger is of the user who made
-    it, and seen by nobody else; its runs are started with the rights of the
-    credential that saved or resumed it last, as those of a schedule.
+    """Starts a run for each event from outside: a webhook or a mail. The event is the data of the run. Triggers
+    are private to the user who created them. Their runs have the permissions of the credential that last saved
+    or resumed the trigger, as with schedules.
 
-    An event fires once, however often it is delivered; a refusal is a fire, too.
+    An event fires exactly once, however often it is delivered. A refused run counts as a fire.
     """
 
     def CreateTrigger(self, request, context):
-        """Makes a trigger, and tells the secret of a webhook, once. The same definition
-        again is the same trigger. A user has 100 at most. One with a mailbox needs the
-        role admin. Mails that arrive after the first look at the mailbox fire it; that
-        look comes within seconds where the mailbox service runs.
+        """Creates a trigger and returns the secret of a webhook, once. The same definition again returns the same
+        trigger. A user can have 100. A trigger with a mailbox requires the role admin. Mails fire it if they
+        arrive after the first poll, which happens within seconds if the mailbox service is running.
 
-        Errors: TRIGGER_EXISTS (one of that name that does something else),
-        INVALID_FIELD, INVALID_ID, TOO_LARGE, AGENT_NOT_FOUND, PERMISSION_DENIED.
+        Errors:
+        - ALREADY_EXISTS / TRIGGER_EXISTS: Another trigger has this name.
+        - INVALID_ARGUMENT / INVALID_FIELD
+        - INVALID_ARGUMENT / INVALID_ID
+        - RESOURCE_EXHAUSTED / TOO_LARGE
+        - NOT_FOUND / AGENT_NOT_FOUND
+        - PERMISSION_DENIED
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UpdateTrigger(self, request, context):
-        """Changes what a trigger does; its secret and its id stay. What waits fires as the
-        new definition says; another `conversation_pointer` or `concurrency_pointer` is
-        for events that come from now on. Another mailbox is read like that of a new
-        trigger. Idempotent.
+        """Replaces the definition of a trigger; its ID and secret stay. Waiting events fire with the new
+        definition, but a new `conversation_pointer` or `concurrency_pointer` applies to new events only. A new
+        mailbox is read like that of a new trigger. Idempotent.
 
-        Errors: TRIGGER_NOT_FOUND, UNREADABLE, and as CreateTrigger.
+        Errors:
+        - NOT_FOUND / TRIGGER_NOT_FOUND
+        - FAILED_PRECONDITION / UNREADABLE
+        - INVALID_ARGUMENT / INVALID_FIELD
+        - INVALID_ARGUMENT / INVALID_ID
+        - RESOURCE_EXHAUSTED / TOO_LARGE
+        - NOT_FOUND / AGENT_NOT_FOUND
+        - PERMISSION_DENIED
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetTrigger(self, request, context):
-        """Reads a trigger with its last fires. Read-only.
+        """Returns a trigger with its last fires. Read-only.
 
-        Errors: TRIGGER_NOT_FOUND, UNREADABLE, INVALID_ID.
+        Errors:
+        - NOT_FOUND / TRIGGER_NOT_FOUND
+        - FAILED_PRECONDITION / UNREADABLE
+        - INVALID_ARGUMENT / INVALID_ID
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListTriggers(self, request, context):
-        """Lists the triggers of the caller, by name. Read-only.
+        """Lists the triggers of the caller by name. Read-only.
 
-        Errors: none of its own.
+        Errors: only the common ones.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PauseTrigger(self, request, context):
-        """Pauses a trigger: events are not taken, its mailbox is not read, and what waits
-        goes on waiting, until it is resumed; mails that came meanwhile fire then. Idempotent: again only the note changes.
+        """Pauses a trigger until it is resumed. It refuses webhooks, does not read its mailbox, and keeps waiting
+        events. Mails that arrive during the pause fire after it. Idempotent; a repeated call only changes the
+        note.
 
-        Errors: TRIGGER_NOT_FOUND, UNREADABLE, INVALID_ID, TOO_LARGE (the note: 1000 bytes).
+        Errors:
+        - NOT_FOUND / TRIGGER_NOT_FOUND
+        - FAILED_PRECONDITION / UNREADABLE
+        - INVALID_ARGUMENT / INVALID_ID
+        - RESOURCE_EXHAUSTED / TOO_LARGE: The note has more than 1000 bytes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResumeTrigger(self, request, context):
-        """Resumes a trigger that was paused, or has paused itself. One with a mailbox
-        needs the role admin. Idempotent.
+        """Resumes a paused trigger with the permissions of the caller's credential. A trigger with a mailbox
+        requires the role admin. Idempotent.
 
-        Errors: TRIGGER_NOT_FOUND, UNREADABLE, INVALID_ID, PERMISSION_DENIED.
+        Errors:
+        - NOT_FOUND / TRIGGER_NOT_FOUND
+        - FAILED_PRECONDITION / UNREADABLE
+        - INVALID_ARGUMENT / INVALID_ID
+        - PERMISSION_DENIED
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteTrigger(self, request, context):
-        """Deletes a trigger with its secrets, its fires and what waits. Runs that it has
-        started go on.
+        """Deletes a trigger with its secrets, fires and waiting events. Runs that it started continue.
 
-        Errors: TRIGGER_NOT_FOUND (also if it was deleted before), INVALID_ID.
+        Errors:
+        - NOT_FOUND / TRIGGER_NOT_FOUND: Also if it was already deleted.
+        - INVALID_ARGUMENT / INVALID_ID
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RotateTriggerSecret(self, request, context):
-        """Gives a trigger another secret, and tells it, once. For a day those before count,
-        too, at most the last four.
+        """Creates a new secret for a webhook and returns it, once. Previous secrets, at most the last four, stay
+        valid for a day. Not idempotent: if the answer was lost, call it again.
 
-        Not idempotent: if the answer was lost, call it again.
-
-        Errors: TRIGGER_NOT_FOUND, UNREADABLE, INVALID_ID, INVALID_FIELD (it has no webhook).
+        Errors:
+        - NOT_FOUND / TRIGGER_NOT_FOUND
+        - FAILED_PRECONDITION / UNREADABLE
+        - INVALID_ARGUMENT / INVALID_ID
+        - INVALID_ARGUMENT / INVALID_FIELD: The trigger has no webhook.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeliverWebhook(self, request, context):
-        """Delivers a webhook as it came in: for whoever takes requests from outside, with
-        the role gateway, to triggers of any user of its store. That the sender may fire
-        the trigger is judged by headers and body, in the same transaction in which the
-        run is made.
+        """Delivers a webhook exactly as it was received. For gateways (role gateway), to triggers of any user of
+        their store. Pawl verifies headers and body in the transaction that creates the run.
 
-        Idempotent by webhook-id, or by `request_id` where there is none, for three
-        days: again it is a duplicate with the same fire. One that was refused is
-        judged again.
+        Idempotent for three days by webhook-id, or by `request_id` if there is none: a repeated delivery is a
+        duplicate with the same fire. A refused webhook is verified again.
 
-        Errors: TRIGGER_NOT_FOUND (one of another store is the same as none),
-        BAD_SIGNATURE, WEBHOOK_TOO_OLD, TRIGGER_PAUSED, INVALID_ID, INVALID_FIELD
-        (`headers`), TOO_LARGE (`body`, 256 KiB; `headers`, 100 and 16 KiB),
-        REQUEST_ID_REUSED (never: the same id is the same event).
+        Errors:
+        - NOT_FOUND / TRIGGER_NOT_FOUND
+        - PERMISSION_DENIED / BAD_SIGNATURE
+        - PERMISSION_DENIED / WEBHOOK_TOO_OLD
+        - FAILED_PRECONDITION / TRIGGER_PAUSED
+        - INVALID_ARGUMENT / INVALID_ID
+        - INVALID_ARGUMENT / INVALID_FIELD: `headers`.
+        - RESOURCE_EXHAUSTED / TOO_LARGE: More than 256 KiB of body, 100 headers or 16 KiB of headers.
+        - ALREADY_EXISTS / REQUEST_ID_REUSED: Never: the same ID is the same event.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeliverMail(self, request, context):
-        """Delivers a mail. The run and the new position are one transaction. Only the
-        mailbox service may call it, with the store in the metadata `pawl-store`.
+        """Delivers a mail, and moves the position of the mailbox in the same transaction. Only the mailbox service
+        may call it, with the store in the metadata `pawl-store`. Idempotent by `event_id` and by position: a
+        mail at or before the position of the trigger is a duplicate.
 
-        Idempotent by `event_id` and by position: a mail at or before the position of the
-        trigger is a duplicate.
-
-        Errors: TRIGGER_NOT_FOUND, INVALID_ID, INVALID_FIELD.
+        Errors:
+        - NOT_FOUND / TRIGGER_NOT_FOUND
+        - INVALID_ARGUMENT / INVALID_ID
+        - INVALID_ARGUMENT / INVALID_FIELD
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -280,12 +306,11 @@ def add_TriggerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TriggerService(object):
-    """TriggerService starts a run when something happens outside: each event that is
-    delivered to a trigger is the data of one run. A trigger is of the user who made
-    it, and seen by nobody else; its runs are started with the rights of the
-    credential that saved or resumed it last, as those of a schedule.
+    """Starts a run for each event from outside: a webhook or a mail. The event is the data of the run. Triggers
+    are private to the user who created them. Their runs have the permissions of the credential that last saved
+    or resumed the trigger, as with schedules.
 
-    An event fires once, however often it is delivered; a refusal is a fire, too.
+    An event fires exactly once, however often it is delivered. A refused run counts as a fire.
     """
 
     @staticmethod

@@ -27,12 +27,11 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class TriggerServiceStub:
-    """TriggerService starts a run when something happens outside: each event that is
-    delivered to a trigger is the data of one run. A trigger is of the user who made
-    it, and seen by nobody else; its runs are started with the rights of the
-    credential that saved or resumed it last, as those of a schedule.
+    """Starts a run for each event from outside: a webhook or a mail. The event is the data of the run. Triggers
+    are private to the user who created them. Their runs have the permissions of the credential that last saved
+    or resumed the trigger, as with schedules.
 
-    An event fires once, however often it is delivered; a refusal is a fire, too.
+    An event fires exactly once, however often it is delivered. A refused run counts as a fire.
     """
 
     @_typing.overload
@@ -40,179 +39,233 @@ class TriggerServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> TriggerServiceAsyncStub: ...
     CreateTrigger: _grpc.UnaryUnaryMultiCallable[_trigger_pb2.CreateTriggerRequest, _trigger_pb2.CreateTriggerResponse]
-    """Makes a trigger, and tells the secret of a webhook, once. The same definition
-    again is the same trigger. A user has 100 at most. One with a mailbox needs the
-    role admin. Mails that arrive after the first look at the mailbox fire it; that
-    look comes within seconds where the mailbox service runs.
+    """Creates a trigger and returns the secret of a webhook, once. The same definition again returns the same
+    trigger. A user can have 100. A trigger with a mailbox requires the role admin. Mails fire it if they
+    arrive after the first poll, which happens within seconds if the mailbox service is running.
 
-    Errors: TRIGGER_EXISTS (one of that name that does something else),
-    INVALID_FIELD, INVALID_ID, TOO_LARGE, AGENT_NOT_FOUND, PERMISSION_DENIED.
+    Errors:
+    - ALREADY_EXISTS / TRIGGER_EXISTS: Another trigger has this name.
+    - INVALID_ARGUMENT / INVALID_FIELD
+    - INVALID_ARGUMENT / INVALID_ID
+    - RESOURCE_EXHAUSTED / TOO_LARGE
+    - NOT_FOUND / AGENT_NOT_FOUND
+    - PERMISSION_DENIED
     """
     UpdateTrigger: _grpc.UnaryUnaryMultiCallable[_trigger_pb2.UpdateTriggerRequest, _trigger_pb2.UpdateTriggerResponse]
-    """Changes what a trigger does; its secret and its id stay. What waits fires as the
-    new definition says; another `conversation_pointer` or `concurrency_pointer` is
-    for events that come from now on. Another mailbox is read like that of a new
-    trigger. Idempotent.
+    """Replaces the definition of a trigger; its ID and secret stay. Waiting events fire with the new
+    definition, but a new `conversation_pointer` or `concurrency_pointer` applies to new events only. A new
+    mailbox is read like that of a new trigger. Idempotent.
 
-    Errors: TRIGGER_NOT_FOUND, UNREADABLE, and as CreateTrigger.
+    Errors:
+    - NOT_FOUND / TRIGGER_NOT_FOUND
+    - FAILED_PRECONDITION / UNREADABLE
+    - INVALID_ARGUMENT / INVALID_FIELD
+    - INVALID_ARGUMENT / INVALID_ID
+    - RESOURCE_EXHAUSTED / TOO_LARGE
+    - NOT_FOUND / AGENT_NOT_FOUND
+    - PERMISSION_DENIED
     """
     GetTrigger: _grpc.UnaryUnaryMultiCallable[_trigger_pb2.GetTriggerRequest, _trigger_pb2.GetTriggerResponse]
-    """Reads a trigger with its last fires. Read-only.
+    """Returns a trigger with its last fires. Read-only.
 
-    Errors: TRIGGER_NOT_FOUND, UNREADABLE, INVALID_ID.
+    Errors:
+    - NOT_FOUND / TRIGGER_NOT_FOUND
+    - FAILED_PRECONDITION / UNREADABLE
+    - INVALID_ARGUMENT / INVALID_ID
     """
     ListTriggers: _grpc.UnaryUnaryMultiCallable[_trigger_pb2.ListTriggersRequest, _trigger_pb2.ListTriggersResponse]
-    """Lists the triggers of the caller, by name. Read-only.
+    """Lists the triggers of the caller by name. Read-only.
 
-    Errors: none of its own.
+    Errors: only the common ones.
     """
     PauseTrigger: _grpc.UnaryUnaryMultiCallable[_trigger_pb2.PauseTriggerRequest, _trigger_pb2.PauseTriggerResponse]
-    """Pauses a trigger: events are not taken, its mailbox is not read, and what waits
-    goes on waiting, until it is resumed; mails that came meanwhile fire then. Idempotent: again only the note changes.
+    """Pauses a trigger until it is resumed. It refuses webhooks, does not read its mailbox, and keeps waiting
+    events. Mails that arrive during the pause fire after it. Idempotent; a repeated call only changes the
+    note.
 
-    Errors: TRIGGER_NOT_FOUND, UNREADABLE, INVALID_ID, TOO_LARGE (the note: 1000 bytes).
+    Errors:
+    - NOT_FOUND / TRIGGER_NOT_FOUND
+    - FAILED_PRECONDITION / UNREADABLE
+    - INVALID_ARGUMENT / INVALID_ID
+    - RESOURCE_EXHAUSTED / TOO_LARGE: The note has more than 1000 bytes.
     """
     ResumeTrigger: _grpc.UnaryUnaryMultiCallable[_trigger_pb2.ResumeTriggerRequest, _trigger_pb2.ResumeTriggerResponse]
-    """Resumes a trigger that was paused, or has paused itself. One with a mailbox
-    needs the role admin. Idempotent.
+    """Resumes a paused trigger with the permissions of the caller's credential. A trigger with a mailbox
+    requires the role admin. Idempotent.
 
-    Errors: TRIGGER_NOT_FOUND, UNREADABLE, INVALID_ID, PERMISSION_DENIED.
+    Errors:
+    - NOT_FOUND / TRIGGER_NOT_FOUND
+    - FAILED_PRECONDITION / UNREADABLE
+    - INVALID_ARGUMENT / INVALID_ID
+    - PERMISSION_DENIED
     """
     DeleteTrigger: _grpc.UnaryUnaryMultiCallable[_trigger_pb2.DeleteTriggerRequest, _trigger_pb2.DeleteTriggerResponse]
-    """Deletes a trigger with its secrets, its fires and what waits. Runs that it has
-    started go on.
+    """Deletes a trigger with its secrets, fires and waiting events. Runs that it started continue.
 
-    Errors: TRIGGER_NOT_FOUND (also if it was deleted before), INVALID_ID.
+    Errors:
+    - NOT_FOUND / TRIGGER_NOT_FOUND: Also if it was already deleted.
+    - INVALID_ARGUMENT / INVALID_ID
     """
     RotateTriggerSecret: _grpc.UnaryUnaryMultiCallable[_trigger_pb2.RotateTriggerSecretRequest, _trigger_pb2.RotateTriggerSecretResponse]
-    """Gives a trigger another secret, and tells it, once. For a day those before count,
-    too, at most the last four.
+    """Creates a new secret for a webhook and returns it, once. Previous secrets, at most the last four, stay
+    valid for a day. Not idempotent: if the answer was lost, call it again.
 
-    Not idempotent: if the answer was lost, call it again.
-
-    Errors: TRIGGER_NOT_FOUND, UNREADABLE, INVALID_ID, INVALID_FIELD (it has no webhook).
+    Errors:
+    - NOT_FOUND / TRIGGER_NOT_FOUND
+    - FAILED_PRECONDITION / UNREADABLE
+    - INVALID_ARGUMENT / INVALID_ID
+    - INVALID_ARGUMENT / INVALID_FIELD: The trigger has no webhook.
     """
     DeliverWebhook: _grpc.UnaryUnaryMultiCallable[_trigger_pb2.DeliverWebhookRequest, _trigger_pb2.DeliverWebhookResponse]
-    """Delivers a webhook as it came in: for whoever takes requests from outside, with
-    the role gateway, to triggers of any user of its store. That the sender may fire
-    the trigger is judged by headers and body, in the same transaction in which the
-    run is made.
+    """Delivers a webhook exactly as it was received. For gateways (role gateway), to triggers of any user of
+    their store. Pawl verifies headers and body in the transaction that creates the run.
 
-    Idempotent by webhook-id, or by `request_id` where there is none, for three
-    days: again it is a duplicate with the same fire. One that was refused is
-    judged again.
+    Idempotent for three days by webhook-id, or by `request_id` if there is none: a repeated delivery is a
+    duplicate with the same fire. A refused webhook is verified again.
 
-    Errors: TRIGGER_NOT_FOUND (one of another store is the same as none),
-    BAD_SIGNATURE, WEBHOOK_TOO_OLD, TRIGGER_PAUSED, INVALID_ID, INVALID_FIELD
-    (`headers`), TOO_LARGE (`body`, 256 KiB; `headers`, 100 and 16 KiB),
-    REQUEST_ID_REUSED (never: the same id is the same event).
+    Errors:
+    - NOT_FOUND / TRIGGER_NOT_FOUND
+    - PERMISSION_DENIED / BAD_SIGNATURE
+    - PERMISSION_DENIED / WEBHOOK_TOO_OLD
+    - FAILED_PRECONDITION / TRIGGER_PAUSED
+    - INVALID_ARGUMENT / INVALID_ID
+    - INVALID_ARGUMENT / INVALID_FIELD: `headers`.
+    - RESOURCE_EXHAUSTED / TOO_LARGE: More than 256 KiB of body, 100 headers or 16 KiB of headers.
+    - ALREADY_EXISTS / REQUEST_ID_REUSED: Never: the same ID is the same event.
     """
     DeliverMail: _grpc.UnaryUnaryMultiCallable[_trigger_pb2.DeliverMailRequest, _trigger_pb2.DeliverMailResponse]
-    """Delivers a mail. The run and the new position are one transaction. Only the
-    mailbox service may call it, with the store in the metadata `pawl-store`.
+    """Delivers a mail, and moves the position of the mailbox in the same transaction. Only the mailbox service
+    may call it, with the store in the metadata `pawl-store`. Idempotent by `event_id` and by position: a
+    mail at or before the position of the trigger is a duplicate.
 
-    Idempotent by `event_id` and by position: a mail at or before the position of the
-    trigger is a duplicate.
-
-    Errors: TRIGGER_NOT_FOUND, INVALID_ID, INVALID_FIELD.
+    Errors:
+    - NOT_FOUND / TRIGGER_NOT_FOUND
+    - INVALID_ARGUMENT / INVALID_ID
+    - INVALID_ARGUMENT / INVALID_FIELD
     """
 
 @_typing.type_check_only
 class TriggerServiceAsyncStub(TriggerServiceStub):
-    """TriggerService starts a run when something happens outside: each event that is
-    delivered to a trigger is the data of one run. A trigger is of the user who made
-    it, and seen by nobody else; its runs are started with the rights of the
-    credential that saved or resumed it last, as those of a schedule.
+    """Starts a run for each event from outside: a webhook or a mail. The event is the data of the run. Triggers
+    are private to the user who created them. Their runs have the permissions of the credential that last saved
+    or resumed the trigger, as with schedules.
 
-    An event fires once, however often it is delivered; a refusal is a fire, too.
+    An event fires exactly once, however often it is delivered. A refused run counts as a fire.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateTrigger: _aio.UnaryUnaryMultiCallable[_trigger_pb2.CreateTriggerRequest, _trigger_pb2.CreateTriggerResponse]  # type: ignore[assignment]
-    """Makes a trigger, and tells the secret of a webhook, once. The same definition
-    again is the same trigger. A user has 100 at most. One with a mailbox needs the
-    role admin. Mails that arrive after the first look at the mailbox fire it; that
-    look comes within seconds where the mailbox service runs.
+    """Creates a trigger and returns the secret of a webhook, once. The same definition again returns the same
+    trigger. A user can have 100. A trigger with a mailbox requires the role admin. Mails fire it if they
+    arrive after the first poll, which happens within seconds if the mailbox service is running.
 
-    Errors: TRIGGER_EXISTS (one of that name that does something else),
-    INVALID_FIELD, INVALID_ID, TOO_LARGE, AGENT_NOT_FOUND, PERMISSION_DENIED.
+    Errors:
+    - ALREADY_EXISTS / TRIGGER_EXISTS: Another trigger has this name.
+    - INVALID_ARGUMENT / INVALID_FIELD
+    - INVALID_ARGUMENT / INVALID_ID
+    - RESOURCE_EXHAUSTED / TOO_LARGE
+    - NOT_FOUND / AGENT_NOT_FOUND
+    - PERMISSION_DENIED
     """
     UpdateTrigger: _aio.UnaryUnaryMultiCallable[_trigger_pb2.UpdateTriggerRequest, _trigger_pb2.UpdateTriggerResponse]  # type: ignore[assignment]
-    """Changes what a trigger does; its secret and its id stay. What waits fires as the
-    new definition says; another `conversation_pointer` or `concurrency_pointer` is
-    for events that come from now on. Another mailbox is read like that of a new
-    trigger. Idempotent.
+    """Replaces the definition of a trigger; its ID and secret stay. Waiting events fire with the new
+    definition, but a new `conversation_pointer` or `concurrency_pointer` applies to new events only. A new
+    mailbox is read like that of a new trigger. Idempotent.
 
-    Errors: TRIGGER_NOT_FOUND, UNREADABLE, and as CreateTrigger.
+    Errors:
+    - NOT_FOUND / TRIGGER_NOT_FOUND
+    - FAILED_PRECONDITION / UNREADABLE
+    - INVALID_ARGUMENT / INVALID_FIELD
+    - INVALID_ARGUMENT / INVALID_ID
+    - RESOURCE_EXHAUSTED / TOO_LARGE
+    - NOT_FOUND / AGENT_NOT_FOUND
+    - PERMISSION_DENIED
     """
     GetTrigger: _aio.UnaryUnaryMultiCallable[_trigger_pb2.GetTriggerRequest, _trigger_pb2.GetTriggerResponse]  # type: ignore[assignment]
-    """Reads a trigger with its last fires. Read-only.
+    """Returns a trigger with its last fires. Read-only.
 
-    Errors: TRIGGER_NOT_FOUND, UNREADABLE, INVALID_ID.
+    Errors:
+    - NOT_FOUND / TRIGGER_NOT_FOUND
+    - FAILED_PRECONDITION / UNREADABLE
+    - INVALID_ARGUMENT / INVALID_ID
     """
     ListTriggers: _aio.UnaryUnaryMultiCallable[_trigger_pb2.ListTriggersRequest, _trigger_pb2.ListTriggersResponse]  # type: ignore[assignment]
-    """Lists the triggers of the caller, by name. Read-only.
+    """Lists the triggers of the caller by name. Read-only.
 
-    Errors: none of its own.
+    Errors: only the common ones.
     """
     PauseTrigger: _aio.UnaryUnaryMultiCallable[_trigger_pb2.PauseTriggerRequest, _trigger_pb2.PauseTriggerResponse]  # type: ignore[assignment]
-    """Pauses a trigger: events are not taken, its mailbox is not read, and what waits
-    goes on waiting, until it is resumed; mails that came meanwhile fire then. Idempotent: again only the note changes.
+    """Pauses a trigger until it is resumed. It refuses webhooks, does not read its mailbox, and keeps waiting
+    events. Mails that arrive during the pause fire after it. Idempotent; a repeated call only changes the
+    note.
 
-    Errors: TRIGGER_NOT_FOUND, UNREADABLE, INVALID_ID, TOO_LARGE (the note: 1000 bytes).
+    Errors:
+    - NOT_FOUND / TRIGGER_NOT_FOUND
+    - FAILED_PRECONDITION / UNREADABLE
+    - INVALID_ARGUMENT / INVALID_ID
+    - RESOURCE_EXHAUSTED / TOO_LARGE: The note has more than 1000 bytes.
     """
     ResumeTrigger: _aio.UnaryUnaryMultiCallable[_trigger_pb2.ResumeTriggerRequest, _trigger_pb2.ResumeTriggerResponse]  # type: ignore[assignment]
-    """Resumes a trigger that was paused, or has paused itself. One with a mailbox
-    needs the role admin. Idempotent.
+    """Resumes a paused trigger with the permissions of the caller's credential. A trigger with a mailbox
+    requires the role admin. Idempotent.
 
-    Errors: TRIGGER_NOT_FOUND, UNREADABLE, INVALID_ID, PERMISSION_DENIED.
+    Errors:
+    - NOT_FOUND / TRIGGER_NOT_FOUND
+    - FAILED_PRECONDITION / UNREADABLE
+    - INVALID_ARGUMENT / INVALID_ID
+    - PERMISSION_DENIED
     """
     DeleteTrigger: _aio.UnaryUnaryMultiCallable[_trigger_pb2.DeleteTriggerRequest, _trigger_pb2.DeleteTriggerResponse]  # type: ignore[assignment]
-    """Deletes a trigger with its secrets, its fires and what waits. Runs that it has
-    started go on.
+    """Deletes a trigger with its secrets, fires and waiting events. Runs that it started continue.
 
-    Errors: TRIGGER_NOT_FOUND (also if it was deleted before), INVALID_ID.
+    Errors:
+    - NOT_FOUND / TRIGGER_NOT_FOUND: Also if it was already deleted.
+    - INVALID_ARGUMENT / INVALID_ID
     """
     RotateTriggerSecret: _aio.UnaryUnaryMultiCallable[_trigger_pb2.RotateTriggerSecretRequest, _trigger_pb2.RotateTriggerSecretResponse]  # type: ignore[assignment]
-    """Gives a trigger another secret, and tells it, once. For a day those before count,
-    too, at most the last four.
+    """Creates a new secret for a webhook and returns it, once. Previous secrets, at most the last four, stay
+    valid for a day. Not idempotent: if the answer was lost, call it again.
 
-    Not idempotent: if the answer was lost, call it again.
-
-    Errors: TRIGGER_NOT_FOUND, UNREADABLE, INVALID_ID, INVALID_FIELD (it has no webhook).
+    Errors:
+    - NOT_FOUND / TRIGGER_NOT_FOUND
+    - FAILED_PRECONDITION / UNREADABLE
+    - INVALID_ARGUMENT / INVALID_ID
+    - INVALID_ARGUMENT / INVALID_FIELD: The trigger has no webhook.
     """
     DeliverWebhook: _aio.UnaryUnaryMultiCallable[_trigger_pb2.DeliverWebhookRequest, _trigger_pb2.DeliverWebhookResponse]  # type: ignore[assignment]
-    """Delivers a webhook as it came in: for whoever takes requests from outside, with
-    the role gateway, to triggers of any user of its store. That the sender may fire
-    the trigger is judged by headers and body, in the same transaction in which the
-    run is made.
+    """Delivers a webhook exactly as it was received. For gateways (role gateway), to triggers of any user of
+    their store. Pawl verifies headers and body in the transaction that creates the run.
 
-    Idempotent by webhook-id, or by `request_id` where there is none, for three
-    days: again it is a duplicate with the same fire. One that was refused is
-    judged again.
+    Idempotent for three days by webhook-id, or by `request_id` if there is none: a repeated delivery is a
+    duplicate with the same fire. A refused webhook is verified again.
 
-    Errors: TRIGGER_NOT_FOUND (one of another store is the same as none),
-    BAD_SIGNATURE, WEBHOOK_TOO_OLD, TRIGGER_PAUSED, INVALID_ID, INVALID_FIELD
-    (`headers`), TOO_LARGE (`body`, 256 KiB; `headers`, 100 and 16 KiB),
-    REQUEST_ID_REUSED (never: the same id is the same event).
+    Errors:
+    - NOT_FOUND / TRIGGER_NOT_FOUND
+    - PERMISSION_DENIED / BAD_SIGNATURE
+    - PERMISSION_DENIED / WEBHOOK_TOO_OLD
+    - FAILED_PRECONDITION / TRIGGER_PAUSED
+    - INVALID_ARGUMENT / INVALID_ID
+    - INVALID_ARGUMENT / INVALID_FIELD: `headers`.
+    - RESOURCE_EXHAUSTED / TOO_LARGE: More than 256 KiB of body, 100 headers or 16 KiB of headers.
+    - ALREADY_EXISTS / REQUEST_ID_REUSED: Never: the same ID is the same event.
     """
     DeliverMail: _aio.UnaryUnaryMultiCallable[_trigger_pb2.DeliverMailRequest, _trigger_pb2.DeliverMailResponse]  # type: ignore[assignment]
-    """Delivers a mail. The run and the new position are one transaction. Only the
-    mailbox service may call it, with the store in the metadata `pawl-store`.
+    """Delivers a mail, and moves the position of the mailbox in the same transaction. Only the mailbox service
+    may call it, with the store in the metadata `pawl-store`. Idempotent by `event_id` and by position: a
+    mail at or before the position of the trigger is a duplicate.
 
-    Idempotent by `event_id` and by position: a mail at or before the position of the
-    trigger is a duplicate.
-
-    Errors: TRIGGER_NOT_FOUND, INVALID_ID, INVALID_FIELD.
+    Errors:
+    - NOT_FOUND / TRIGGER_NOT_FOUND
+    - INVALID_ARGUMENT / INVALID_ID
+    - INVALID_ARGUMENT / INVALID_FIELD
     """
 
 class TriggerServiceServicer(metaclass=_abc_1.ABCMeta):
-    """TriggerService starts a run when something happens outside: each event that is
-    delivered to a trigger is the data of one run. A trigger is of the user who made
-    it, and seen by nobody else; its runs are started with the rights of the
-    credential that saved or resumed it last, as those of a schedule.
+    """Starts a run for each event from outside: a webhook or a mail. The event is the data of the run. Triggers
+    are private to the user who created them. Their runs have the permissions of the credential that last saved
+    or resumed the trigger, as with schedules.
 
-    An event fires once, however often it is delivered; a refusal is a fire, too.
+    An event fires exactly once, however often it is delivered. A refused run counts as a fire.
     """
 
     @_abc_1.abstractmethod
@@ -221,13 +274,17 @@ class TriggerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _trigger_pb2.CreateTriggerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_trigger_pb2.CreateTriggerResponse, _abc.Awaitable[_trigger_pb2.CreateTriggerResponse]]:
-        """Makes a trigger, and tells the secret of a webhook, once. The same definition
-        again is the same trigger. A user has 100 at most. One with a mailbox needs the
-        role admin. Mails that arrive after the first look at the mailbox fire it; that
-        look comes within seconds where the mailbox service runs.
+        """Creates a trigger and returns the secret of a webhook, once. The same definition again returns the same
+        trigger. A user can have 100. A trigger with a mailbox requires the role admin. Mails fire it if they
+        arrive after the first poll, which happens within seconds if the mailbox service is running.
 
-        Errors: TRIGGER_EXISTS (one of that name that does something else),
-        INVALID_FIELD, INVALID_ID, TOO_LARGE, AGENT_NOT_FOUND, PERMISSION_DENIED.
+        Errors:
+        - ALREADY_EXISTS / TRIGGER_EXISTS: Another trigger has this name.
+        - INVALID_ARGUMENT / INVALID_FIELD
+        - INVALID_ARGUMENT / INVALID_ID
+        - RESOURCE_EXHAUSTED / TOO_LARGE
+        - NOT_FOUND / AGENT_NOT_FOUND
+        - PERMISSION_DENIED
         """
 
     @_abc_1.abstractmethod
@@ -236,12 +293,18 @@ class TriggerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _trigger_pb2.UpdateTriggerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_trigger_pb2.UpdateTriggerResponse, _abc.Awaitable[_trigger_pb2.UpdateTriggerResponse]]:
-        """Changes what a trigger does; its secret and its id stay. What waits fires as the
-        new definition says; another `conversation_pointer` or `concurrency_pointer` is
-        for events that come from now on. Another mailbox is read like that of a new
-        trigger. Idempotent.
+        """Replaces the definition of a trigger; its ID and secret stay. Waiting events fire with the new
+        definition, but a new `conversation_pointer` or `concurrency_pointer` applies to new events only. A new
+        mailbox is read like that of a new trigger. Idempotent.
 
-        Errors: TRIGGER_NOT_FOUND, UNREADABLE, and as CreateTrigger.
+        Errors:
+        - NOT_FOUND / TRIGGER_NOT_FOUND
+        - FAILED_PRECONDITION / UNREADABLE
+        - INVALID_ARGUMENT / INVALID_FIELD
+        - INVALID_ARGUMENT / INVALID_ID
+        - RESOURCE_EXHAUSTED / TOO_LARGE
+        - NOT_FOUND / AGENT_NOT_FOUND
+        - PERMISSION_DENIED
         """
 
     @_abc_1.abstractmethod
@@ -250,9 +313,12 @@ class TriggerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _trigger_pb2.GetTriggerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_trigger_pb2.GetTriggerResponse, _abc.Awaitable[_trigger_pb2.GetTriggerResponse]]:
-        """Reads a trigger with its last fires. Read-only.
+        """Returns a trigger with its last fires. Read-only.
 
-        Errors: TRIGGER_NOT_FOUND, UNREADABLE, INVALID_ID.
+        Errors:
+        - NOT_FOUND / TRIGGER_NOT_FOUND
+        - FAILED_PRECONDITION / UNREADABLE
+        - INVALID_ARGUMENT / INVALID_ID
         """
 
     @_abc_1.abstractmethod
@@ -261,9 +327,9 @@ class TriggerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _trigger_pb2.ListTriggersRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_trigger_pb2.ListTriggersResponse, _abc.Awaitable[_trigger_pb2.ListTriggersResponse]]:
-        """Lists the triggers of the caller, by name. Read-only.
+        """Lists the triggers of the caller by name. Read-only.
 
-        Errors: none of its own.
+        Errors: only the common ones.
         """
 
     @_abc_1.abstractmethod
@@ -272,10 +338,15 @@ class TriggerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _trigger_pb2.PauseTriggerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_trigger_pb2.PauseTriggerResponse, _abc.Awaitable[_trigger_pb2.PauseTriggerResponse]]:
-        """Pauses a trigger: events are not taken, its mailbox is not read, and what waits
-        goes on waiting, until it is resumed; mails that came meanwhile fire then. Idempotent: again only the note changes.
+        """Pauses a trigger until it is resumed. It refuses webhooks, does not read its mailbox, and keeps waiting
+        events. Mails that arrive during the pause fire after it. Idempotent; a repeated call only changes the
+        note.
 
-        Errors: TRIGGER_NOT_FOUND, UNREADABLE, INVALID_ID, TOO_LARGE (the note: 1000 bytes).
+        Errors:
+        - NOT_FOUND / TRIGGER_NOT_FOUND
+        - FAILED_PRECONDITION / UNREADABLE
+        - INVALID_ARGUMENT / INVALID_ID
+        - RESOURCE_EXHAUSTED / TOO_LARGE: The note has more than 1000 bytes.
         """
 
     @_abc_1.abstractmethod
@@ -284,10 +355,14 @@ class TriggerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _trigger_pb2.ResumeTriggerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_trigger_pb2.ResumeTriggerResponse, _abc.Awaitable[_trigger_pb2.ResumeTriggerResponse]]:
-        """Resumes a trigger that was paused, or has paused itself. One with a mailbox
-        needs the role admin. Idempotent.
+        """Resumes a paused trigger with the permissions of the caller's credential. A trigger with a mailbox
+        requires the role admin. Idempotent.
 
-        Errors: TRIGGER_NOT_FOUND, UNREADABLE, INVALID_ID, PERMISSION_DENIED.
+        Errors:
+        - NOT_FOUND / TRIGGER_NOT_FOUND
+        - FAILED_PRECONDITION / UNREADABLE
+        - INVALID_ARGUMENT / INVALID_ID
+        - PERMISSION_DENIED
         """
 
     @_abc_1.abstractmethod
@@ -296,10 +371,11 @@ class TriggerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _trigger_pb2.DeleteTriggerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_trigger_pb2.DeleteTriggerResponse, _abc.Awaitable[_trigger_pb2.DeleteTriggerResponse]]:
-        """Deletes a trigger with its secrets, its fires and what waits. Runs that it has
-        started go on.
+        """Deletes a trigger with its secrets, fires and waiting events. Runs that it started continue.
 
-        Errors: TRIGGER_NOT_FOUND (also if it was deleted before), INVALID_ID.
+        Errors:
+        - NOT_FOUND / TRIGGER_NOT_FOUND: Also if it was already deleted.
+        - INVALID_ARGUMENT / INVALID_ID
         """
 
     @_abc_1.abstractmethod
@@ -308,12 +384,14 @@ class TriggerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _trigger_pb2.RotateTriggerSecretRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_trigger_pb2.RotateTriggerSecretResponse, _abc.Awaitable[_trigger_pb2.RotateTriggerSecretResponse]]:
-        """Gives a trigger another secret, and tells it, once. For a day those before count,
-        too, at most the last four.
+        """Creates a new secret for a webhook and returns it, once. Previous secrets, at most the last four, stay
+        valid for a day. Not idempotent: if the answer was lost, call it again.
 
-        Not idempotent: if the answer was lost, call it again.
-
-        Errors: TRIGGER_NOT_FOUND, UNREADABLE, INVALID_ID, INVALID_FIELD (it has no webhook).
+        Errors:
+        - NOT_FOUND / TRIGGER_NOT_FOUND
+        - FAILED_PRECONDITION / UNREADABLE
+        - INVALID_ARGUMENT / INVALID_ID
+        - INVALID_ARGUMENT / INVALID_FIELD: The trigger has no webhook.
         """
 
     @_abc_1.abstractmethod
@@ -322,19 +400,21 @@ class TriggerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _trigger_pb2.DeliverWebhookRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_trigger_pb2.DeliverWebhookResponse, _abc.Awaitable[_trigger_pb2.DeliverWebhookResponse]]:
-        """Delivers a webhook as it came in: for whoever takes requests from outside, with
-        the role gateway, to triggers of any user of its store. That the sender may fire
-        the trigger is judged by headers and body, in the same transaction in which the
-        run is made.
+        """Delivers a webhook exactly as it was received. For gateways (role gateway), to triggers of any user of
+        their store. Pawl verifies headers and body in the transaction that creates the run.
 
-        Idempotent by webhook-id, or by `request_id` where there is none, for three
-        days: again it is a duplicate with the same fire. One that was refused is
-        judged again.
+        Idempotent for three days by webhook-id, or by `request_id` if there is none: a repeated delivery is a
+        duplicate with the same fire. A refused webhook is verified again.
 
-        Errors: TRIGGER_NOT_FOUND (one of another store is the same as none),
-        BAD_SIGNATURE, WEBHOOK_TOO_OLD, TRIGGER_PAUSED, INVALID_ID, INVALID_FIELD
-        (`headers`), TOO_LARGE (`body`, 256 KiB; `headers`, 100 and 16 KiB),
-        REQUEST_ID_REUSED (never: the same id is the same event).
+        Errors:
+        - NOT_FOUND / TRIGGER_NOT_FOUND
+        - PERMISSION_DENIED / BAD_SIGNATURE
+        - PERMISSION_DENIED / WEBHOOK_TOO_OLD
+        - FAILED_PRECONDITION / TRIGGER_PAUSED
+        - INVALID_ARGUMENT / INVALID_ID
+        - INVALID_ARGUMENT / INVALID_FIELD: `headers`.
+        - RESOURCE_EXHAUSTED / TOO_LARGE: More than 256 KiB of body, 100 headers or 16 KiB of headers.
+        - ALREADY_EXISTS / REQUEST_ID_REUSED: Never: the same ID is the same event.
         """
 
     @_abc_1.abstractmethod
@@ -343,13 +423,14 @@ class TriggerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _trigger_pb2.DeliverMailRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_trigger_pb2.DeliverMailResponse, _abc.Awaitable[_trigger_pb2.DeliverMailResponse]]:
-        """Delivers a mail. The run and the new position are one transaction. Only the
-        mailbox service may call it, with the store in the metadata `pawl-store`.
+        """Delivers a mail, and moves the position of the mailbox in the same transaction. Only the mailbox service
+        may call it, with the store in the metadata `pawl-store`. Idempotent by `event_id` and by position: a
+        mail at or before the position of the trigger is a duplicate.
 
-        Idempotent by `event_id` and by position: a mail at or before the position of the
-        trigger is a duplicate.
-
-        Errors: TRIGGER_NOT_FOUND, INVALID_ID, INVALID_FIELD.
+        Errors:
+        - NOT_FOUND / TRIGGER_NOT_FOUND
+        - INVALID_ARGUMENT / INVALID_ID
+        - INVALID_ARGUMENT / INVALID_FIELD
         """
 
 def add_TriggerServiceServicer_to_server(servicer: TriggerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -27,43 +27,41 @@ class _MessagePolicyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Message
     MESSAGE_POLICY_UNSPECIFIED: _MessagePolicy.ValueType  # 0
     """The default: QUEUE."""
     MESSAGE_POLICY_QUEUE: _MessagePolicy.ValueType  # 1
-    """A run is created and waits for those before it; at most 100 wait."""
+    """Create a run that waits for its turn; at most 100 wait."""
     MESSAGE_POLICY_STEER: _MessagePolicy.ValueType  # 2
-    """The message enters the active run when the open batch is closed. Open
-    questions and approvals are withdrawn first. Queued runs stay queued.
+    """Add the message to the active run when its open batch closes. Open questions and approvals are withdrawn
+    first. Queued runs stay queued.
     """
     MESSAGE_POLICY_INTERRUPT: _MessagePolicy.ValueType  # 3
-    """The active run is cancelled (SUPERSEDED) and a run with the message
-    follows it, before those that wait; in a conversation of another user
-    after them. Of several that come before it has
-    stopped the last one wins: the messages of the others enter the
-    conversation, in order, and their runs are cancelled (SUPERSEDED).
+    """Cancel the active run (SUPERSEDED) and start a run with the message next. It runs before queued runs, or
+    after them in a conversation of another user. If several such messages come before the active run has
+    stopped, the last one wins: the others enter the conversation in order, and their runs are cancelled
+    (SUPERSEDED).
     """
     MESSAGE_POLICY_REJECT: _MessagePolicy.ValueType  # 4
-    """CONVERSATION_BUSY."""
+    """Refuse the message with CONVERSATION_BUSY."""
 
 class MessagePolicy(_MessagePolicy, metaclass=_MessagePolicyEnumTypeWrapper):
-    """MessagePolicy says what a message does while a run of its conversation is
-    active. Without an active run every policy starts a run.
+    """What a message does while a run of its conversation is active. Without an active run, every policy starts a
+    run.
     """
 
 MESSAGE_POLICY_UNSPECIFIED: MessagePolicy.ValueType  # 0
 """The default: QUEUE."""
 MESSAGE_POLICY_QUEUE: MessagePolicy.ValueType  # 1
-"""A run is created and waits for those before it; at most 100 wait."""
+"""Create a run that waits for its turn; at most 100 wait."""
 MESSAGE_POLICY_STEER: MessagePolicy.ValueType  # 2
-"""The message enters the active run when the open batch is closed. Open
-questions and approvals are withdrawn first. Queued runs stay queued.
+"""Add the message to the active run when its open batch closes. Open questions and approvals are withdrawn
+first. Queued runs stay queued.
 """
 MESSAGE_POLICY_INTERRUPT: MessagePolicy.ValueType  # 3
-"""The active run is cancelled (SUPERSEDED) and a run with the message
-follows it, before those that wait; in a conversation of another user
-after them. Of several that come before it has
-stopped the last one wins: the messages of the others enter the
-conversation, in order, and their runs are cancelled (SUPERSEDED).
+"""Cancel the active run (SUPERSEDED) and start a run with the message next. It runs before queued runs, or
+after them in a conversation of another user. If several such messages come before the active run has
+stopped, the last one wins: the others enter the conversation in order, and their runs are cancelled
+(SUPERSEDED).
 """
 MESSAGE_POLICY_REJECT: MessagePolicy.ValueType  # 4
-"""CONVERSATION_BUSY."""
+"""Refuse the message with CONVERSATION_BUSY."""
 Global___MessagePolicy: _TypeAlias = MessagePolicy  # noqa: Y015
 
 class _ReceiptStatus:
@@ -75,44 +73,40 @@ class _ReceiptStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Receipt
     RECEIPT_STATUS_UNSPECIFIED: _ReceiptStatus.ValueType  # 0
     """Never sent."""
     RECEIPT_STATUS_ACCEPTED: _ReceiptStatus.ValueType  # 1
-    """Taken: durable and in effect."""
+    """Accepted; durable and final."""
     RECEIPT_STATUS_DUPLICATE: _ReceiptStatus.ValueType  # 2
-    """The same was taken before; nothing changed."""
+    """Already accepted before; nothing changed."""
     RECEIPT_STATUS_LATE: _ReceiptStatus.ValueType  # 3
-    """The call, the decision or the run was settled before; nothing changed."""
+    """The call, decision or run was already settled; nothing changed."""
     RECEIPT_STATUS_WRONG_HOLDER: _ReceiptStatus.ValueType  # 4
-    """Another client holds the call, or a newer stream of this one, or it was held
-    under an older lease.
-    """
+    """The call is held by another client, a newer stream, or under a newer lease."""
     RECEIPT_STATUS_UNKNOWN: _ReceiptStatus.ValueType  # 5
-    """No such run or call, or none that the caller may see."""
+    """The run or call does not exist or is not visible to the caller."""
     RECEIPT_STATUS_REFUSED: _ReceiptStatus.ValueType  # 6
-    """Refused; `reason` says why. Nothing changed."""
+    """Refused; see `reason`. Nothing changed."""
 
 class ReceiptStatus(_ReceiptStatus, metaclass=_ReceiptStatusEnumTypeWrapper):
-    """ReceiptStatus says what became of a frame or a result. It is final."""
+    """Outcome of a frame or result."""
 
 RECEIPT_STATUS_UNSPECIFIED: ReceiptStatus.ValueType  # 0
 """Never sent."""
 RECEIPT_STATUS_ACCEPTED: ReceiptStatus.ValueType  # 1
-"""Taken: durable and in effect."""
+"""Accepted; durable and final."""
 RECEIPT_STATUS_DUPLICATE: ReceiptStatus.ValueType  # 2
-"""The same was taken before; nothing changed."""
+"""Already accepted before; nothing changed."""
 RECEIPT_STATUS_LATE: ReceiptStatus.ValueType  # 3
-"""The call, the decision or the run was settled before; nothing changed."""
+"""The call, decision or run was already settled; nothing changed."""
 RECEIPT_STATUS_WRONG_HOLDER: ReceiptStatus.ValueType  # 4
-"""Another client holds the call, or a newer stream of this one, or it was held
-under an older lease.
-"""
+"""The call is held by another client, a newer stream, or under a newer lease."""
 RECEIPT_STATUS_UNKNOWN: ReceiptStatus.ValueType  # 5
-"""No such run or call, or none that the caller may see."""
+"""The run or call does not exist or is not visible to the caller."""
 RECEIPT_STATUS_REFUSED: ReceiptStatus.ValueType  # 6
-"""Refused; `reason` says why. Nothing changed."""
+"""Refused; see `reason`. Nothing changed."""
 Global___ReceiptStatus: _TypeAlias = ReceiptStatus  # noqa: Y015
 
 @_typing.final
 class ToolResult(_message.Message):
-    """ToolResult is the result of a front-end call."""
+    """Result of a front-end call."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -122,17 +116,15 @@ class ToolResult(_message.Message):
     IS_ERROR_FIELD_NUMBER: _builtins.int
     OFFER_EPOCH_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
-    """The run of the call; may be empty where the request names it."""
+    """ID of the run; may be empty if the request names it."""
     call_id: _builtins.str
-    """The call."""
+    """Call ID."""
     content_json: _builtins.bytes
-    """Strict JSON, at most 1 MiB."""
+    """Result, strict JSON, at most 1 MiB."""
     is_error: _builtins.bool
-    """True if the content is an error for the model."""
+    """Whether the content is an error for the model."""
     offer_epoch: _builtins.int
-    """The lease under which it was run; required on a Session and with a
-    `client_id`, 0 without one.
-    """
+    """Lease under which the call ran; required on a Session and with a `client_id`, else 0."""
     def __init__(
         self,
         *,
@@ -152,7 +144,7 @@ Global___ToolResult: _TypeAlias = ToolResult  # noqa: Y015
 
 @_typing.final
 class CallDecision(_message.Message):
-    """CallDecision decides one call."""
+    """Decision about one call."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -166,34 +158,27 @@ class CallDecision(_message.Message):
     FOR_SERIES_FIELD_NUMBER: _builtins.int
     EDITED_SERIES_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
-    """The run of the call; may be empty where the request names it."""
+    """ID of the run; may be empty if the request names it."""
     call_id: _builtins.str
-    """The call."""
+    """Call ID."""
     kind: _call_pb2.DecisionKind.ValueType
-    """What was decided."""
+    """The decision."""
     digest: _builtins.str
-    """The digest that was shown; required for gated calls (DIGEST_REQUIRED),
-    ignored for questions.
-    """
+    """Digest that was shown; required for gated calls, ignored for questions."""
     arguments_json: _builtins.bytes
-    """EDIT: the new arguments, strict JSON object. Refused otherwise."""
+    """EDIT: the new arguments, a strict JSON object. Not allowed otherwise."""
     reason: _builtins.str
-    """REJECT: the reason for the model, at most 4 KiB. EDIT and APPROVE: a note
-    for the log.
-    """
+    """REJECT: reason for the model, at most 4 KiB. EDIT and APPROVE: note for the log."""
     answer: _builtins.str
-    """ANSWER: the answer to a question, or the result to give the model instead
-    of running a gated call; 1 byte to 64 KiB.
-    """
+    """ANSWER: answer to a question, or result of a gated call instead of running it; 1 byte to 64 KiB."""
     for_series: _builtins.bool
-    """APPROVE and EDIT: true to grant the series (ApprovalRequest.series) and not
-    this call alone; `digest` is then that of the series. GRANT_NOT_OFFERED if
-    there is none. Where several people approve, all approve the same.
+    """APPROVE and EDIT: grant the whole series (ApprovalRequest.series), not only this call. `digest` is then
+    that of the series. All approvers must approve the same. GRANT_NOT_OFFERED if there is no series.
     """
     @_builtins.property
     def edited_series(self) -> _call_pb2.Series:
-        """EDIT with `for_series`: how often, how far apart and until when; absent leaves
-        that as it is shown. Without an `end_time` it keeps the one that is shown.
+        """EDIT with `for_series`: new frequency, interval and end; absent keeps those shown. Without an `end_time`
+        the one shown stays.
         """
 
     def __init__(
@@ -219,7 +204,7 @@ Global___CallDecision: _TypeAlias = CallDecision  # noqa: Y015
 
 @_typing.final
 class Receipt(_message.Message):
-    """Receipt answers one frame or one result."""
+    """Outcome of one frame, result or decision."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -230,19 +215,17 @@ class Receipt(_message.Message):
     RUN_ID_FIELD_NUMBER: _builtins.int
     CALL_ID_FIELD_NUMBER: _builtins.int
     frame_id: _builtins.str
-    """The frame it answers; empty outside a Session."""
+    """ID of the frame; empty outside a Session."""
     status: Global___ReceiptStatus.ValueType
-    """What became of it."""
+    """The outcome."""
     reason: _builtins.str
-    """Name of a pawl.error.v1.ErrorReason without its prefix; empty when
-    ACCEPTED or DUPLICATE.
-    """
+    """Name of a pawl.error.v1.ErrorReason without its prefix; empty if ACCEPTED or DUPLICATE."""
     message: _builtins.str
-    """For people: what happened and what to do next."""
+    """Message for people: what happened and what to do next."""
     run_id: _builtins.str
-    """The run concerned; with `start` the run that was created."""
+    """ID of the run; for `start`, of the created run."""
     call_id: _builtins.str
-    """The call concerned, if any."""
+    """ID of the call, if any."""
     def __init__(
         self,
         *,

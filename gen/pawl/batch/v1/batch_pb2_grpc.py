@@ -26,8 +26,7 @@ if _version_not_supported:
 
 
 class BatchServiceStub(object):
-    """BatchService carries calls to the other services of the process that serves
-    it, as far as these are for Pawl's own services. It needs the service key.
+    """Carries calls to the internal services of the serving process. Requires the service key.
     """
 
     def __init__(self, channel):
@@ -44,17 +43,15 @@ class BatchServiceStub(object):
 
 
 class BatchServiceServicer(object):
-    """BatchService carries calls to the other services of the process that serves
-    it, as far as these are for Pawl's own services. It needs the service key.
+    """Carries calls to the internal services of the serving process. Requires the service key.
     """
 
     def Batch(self, request_iterator, context):
-        """Batch carries calls and their replies until either side ends the stream.
-        Calls run side by side; their replies come in any order. Calls that are
-        under way when the stream breaks are cancelled. A client that closes its
-        side gets all outstanding replies, then OK.
+        """Carries calls and their replies until either side ends the stream. Calls run concurrently; replies come
+        in any order. If the stream breaks, running calls are cancelled. A client that closes its side gets all
+        outstanding replies, then OK.
 
-        Errors: none of its own.
+        Errors: only the common ones.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -77,8 +74,7 @@ def add_BatchServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class BatchService(object):
-    """BatchService carries calls to the other services of the process that serves
-    it, as far as these are for Pawl's own services. It needs the service key.
+    """Carries calls to the internal services of the serving process. Requires the service key.
     """
 
     @staticmethod

@@ -22,9 +22,8 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class AgentDefinition(_message.Message):
-    """AgentDefinition says what an agent is: how its runs are driven, with which
-    tools, and who may use it. An agent never widens what its user may do: its
-    tools are those of them that the user may call, its limits are within the
+    """Definition of an agent: how its runs work, which tools they have, and who may use it. An agent never
+    extends the rights of its user: its runs only get tools that the user may call, and limits within the
     ceilings of the deployment.
     """
 
@@ -59,51 +58,42 @@ class AgentDefinition(_message.Message):
     LABELS_FIELD_NUMBER: _builtins.int
     DAILY_TOKENS_MAX_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Name, unique in its store; matches ^[A-Za-z0-9_-]{1,64}$. The agent
-    `default` drives all runs that name none.
+    """Name, unique in its store; matches ^[A-Za-z0-9_-]{1,64}$. The agent `default` drives all runs that name
+    no agent.
     """
     daily_tokens_max: _builtins.int
-    """Tokens that all runs of the agent in the store may use in a day (UTC), as
-    AgentUsage counts them: input and output; 0 is no budget. That of the newest
-    version holds for the runs of all versions. When it is used up, no model
-    call of its runs begins: as their TokenBudgetPolicy says, they wait for the
-    next day (WAIT_KIND_AGENT_QUOTA), or fail. Calls that have begun go on. At most
-    2^53. Not for drafts.
+    """Tokens that all runs of the agent may use per day (UTC); 0 for no limit. At most 2^53. Counts input and
+    output as AgentUsage does. The value of the newest version applies to runs of all versions. When it is
+    used up, no model call starts: by their TokenBudgetPolicy, runs wait for the next day
+    (WAIT_KIND_AGENT_QUOTA) or fail. Running model calls finish. Not for drafts.
     """
     @_builtins.property
     def options(self) -> _run_pb2.RunOptions:
-        """How its runs are driven. What is left open is the deployment's.
-        `tool_names` stay empty: `tools` says them.
-        """
+        """How to run its runs; absent fields take the deployment's values. `tool_names` must be empty: use `tools`."""
 
     @_builtins.property
     def tools(self) -> Global___ToolSelection:
-        """The tools that its runs may use. Nothing selected means all that the user
-        may call, whenever a run starts; `options.without_tools` means none.
+        """Tools of its runs; an empty selection means all tools that the user may call at run start.
+        `options.without_tools` means none.
         """
 
     @_builtins.property
     def delegates_to(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names of agents to which its runs may give tasks with the tool run_agent,
-        which it gets with them; at most 64. They must be there, and none of them
-        may lead back to this one.
+        """Names of agents to which its runs may delegate with the tool run_agent; at most 64. The agents must
+        exist, and none may lead back to this one. The runs get run_agent automatically.
         """
 
     @_builtins.property
     def allowed_roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Roles of which the user must have one; empty means any user of the store.
-        At most 32. Not for `default`.
-        """
+        """The user must have one of these roles; empty for any user. At most 32. Not for `default`."""
 
     @_builtins.property
     def card(self) -> Global___AgentCard:
-        """For people."""
+        """Presentation for people."""
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """As pawl.event.v1.Labels; ListAgents finds the agent by them. Its runs do not
-        have them.
-        """
+        """Labels of the agent. As pawl.event.v1.Labels. ListAgents filters by them; runs do not inherit them."""
 
     def __init__(
         self,
@@ -127,8 +117,8 @@ Global___AgentDefinition: _TypeAlias = AgentDefinition  # noqa: Y015
 
 @_typing.final
 class ToolSelection(_message.Message):
-    """ToolSelection selects tools when an agent is saved, of those that the caller
-    may call. What comes later is selected when the agent is saved again.
+    """Selects tools when an agent is saved, among those that the caller may call. Tools registered later are
+    selected when the agent is saved again.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -138,17 +128,15 @@ class ToolSelection(_message.Message):
     PATTERNS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names; each must be there. At most 1000."""
+        """Names of tools, which must exist. At most 1000."""
 
     @_builtins.property
     def sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Sources (Tool.source) of which all tools are selected; at most 100."""
+        """Sources (Tool.source) whose tools are all selected; at most 100."""
 
     @_builtins.property
     def patterns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Patterns of names, in which `*` stands for any characters; at most 100, of
-        at most 256 characters.
-        """
+        """Patterns of tool names, where `*` matches any characters; at most 100 of 256 characters."""
 
     def __init__(
         self,
@@ -167,7 +155,7 @@ Global___ToolSelection: _TypeAlias = ToolSelection  # noqa: Y015
 
 @_typing.final
 class AgentCard(_message.Message):
-    """AgentCard presents an agent to people."""
+    """Presentation of an agent for people."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -180,12 +168,12 @@ class AgentCard(_message.Message):
     description: _builtins.str
     """Description, at most 2000 characters."""
     avatar_url: _builtins.str
-    """Address of a picture: https, at most 2000 characters, without a user or
-    password in it; empty for none. Pawl never fetches it: those who show it do.
+    """URL of a picture: https, at most 2000 characters, without credentials; empty for none. Pawl never fetches
+    it; clients do.
     """
     @_builtins.property
     def example_prompts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What people may ask it, for example; at most 10, of at most 1000 characters."""
+        """Example prompts; at most 10 of 1000 characters."""
 
     def __init__(
         self,
@@ -205,9 +193,7 @@ Global___AgentCard: _TypeAlias = AgentCard  # noqa: Y015
 
 @_typing.final
 class AgentUsage(_message.Message):
-    """AgentUsage is the use of an agent on a day. Cost is not known: Pawl has no
-    prices.
-    """
+    """Usage of an agent on one day. Cost is not included: Pawl has no prices."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -216,18 +202,14 @@ class AgentUsage(_message.Message):
     USERS_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     day: _builtins.str
-    """The day, in UTC: YYYY-MM-DD."""
+    """Day in UTC, YYYY-MM-DD."""
     runs: _builtins.int
-    """Runs of the agent that were made on it, those that do calls of others and
-    those that wait for their turn included; not histories that were imported.
-    """
+    """Runs created that day, including child runs and queued runs, but not imported histories."""
     users: _builtins.int
-    """Users for whom it was at work."""
+    """Number of distinct users."""
     @_builtins.property
     def usage(self) -> _run_pb2.Usage:
-        """What its model calls used on that day, of runs that began earlier too. What
-        is open is counted as far as it has come.
-        """
+        """Usage of model calls that day, including those of runs created earlier and of calls in progress."""
 
     def __init__(
         self,
@@ -247,9 +229,7 @@ Global___AgentUsage: _TypeAlias = AgentUsage  # noqa: Y015
 
 @_typing.final
 class AgentVersion(_message.Message):
-    """AgentVersion is a definition with its place in the register. It never
-    changes.
-    """
+    """An immutable version of an agent."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -260,23 +240,20 @@ class AgentVersion(_message.Message):
     CREATE_USER_ID_FIELD_NUMBER: _builtins.int
     DRAFT_FIELD_NUMBER: _builtins.int
     version: _builtins.int
-    """Version, from 1, one more with each change; also after the agent was
-    deleted. 0 for the `default` that the deployment gives where a store has
-    none of its own.
+    """Version number, from 1, one higher with each change, also after a deletion. 0 for the deployment's
+    `default`, used in stores without their own.
     """
     create_user_id: _builtins.str
     """Who saved it; empty for version 0."""
     draft: _builtins.bool
-    """True for a draft of that user: nobody else sees or uses it. Runs name it
-    `draft/NAME`.
-    """
+    """Whether it is a draft, visible only to that user. Runs name it `draft/NAME`."""
     @_builtins.property
     def definition(self) -> Global___AgentDefinition:
         """The definition."""
 
     @_builtins.property
     def tool_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The tools that were selected when it was saved, by name."""
+        """Tools that were selected when it was saved, by name."""
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:

@@ -29,99 +29,79 @@ class _CallStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CallState.V
     CALL_STATE_UNSPECIFIED: _CallState.ValueType  # 0
     """Never sent."""
     CALL_STATE_PROPOSED: _CallState.ValueType  # 1
-    """Transient. The model asked for it; it waits for its turn in the batch to
-    be gated or started.
-    """
+    """Requested by the model; waits for its turn in the batch. Transient."""
     CALL_STATE_AWAITING_APPROVAL: _CallState.ValueType  # 2
-    """Interrupted. A person must decide (AgentService.Decide)."""
+    """Waits for a person's decision (AgentService.Decide). Interrupted."""
     CALL_STATE_OFFERED: _CallState.ValueType  # 3
-    """Interrupted. A front end must run it and return the result."""
+    """Waits for a front end to run it and return the result. Interrupted."""
     CALL_STATE_ASKED: _CallState.ValueType  # 4
-    """Interrupted. A person must answer (AgentService.Decide with an answer): the
-    call is a question, or its tool has begun to run and asks something.
+    """Waits for a person's answer (AgentService.Decide). Interrupted. The call is a question, or its running
+    tool asks one.
     """
     CALL_STATE_RUNNABLE: _CallState.ValueType  # 5
-    """Transient. It may run, and waits for the calls before it."""
+    """May run; waits for earlier calls. Transient."""
     CALL_STATE_RUNNING: _CallState.ValueType  # 6
-    """Transient. The intent to run it is durable; it may have had its effect."""
+    """Started, durably; it may have had its effect. Transient."""
     CALL_STATE_DELEGATED: _CallState.ValueType  # 7
-    """Interrupted. A run of its own does it (`child_run_id`); the call is settled
-    when that run ends.
-    """
+    """Executed by a child run (`child_run_id`); settled when that run ends. Interrupted."""
     CALL_STATE_SUCCEEDED: _CallState.ValueType  # 10
-    """Terminal. It returned a result."""
+    """Returned a result. Terminal."""
     CALL_STATE_FAILED: _CallState.ValueType  # 11
-    """Terminal. It returned an error, was invalid or took too long; the model is
-    given the error.
-    """
+    """Returned an error, was invalid or timed out; the model gets the error. Terminal."""
     CALL_STATE_REJECTED: _CallState.ValueType  # 12
-    """Terminal. A person, or a rule, refused it."""
+    """Refused by a person or a rule. Terminal."""
     CALL_STATE_EXPIRED: _CallState.ValueType  # 13
-    """Terminal. Nobody decided, answered or ran it in time."""
+    """Not decided, answered or run in time. Terminal."""
     CALL_STATE_CANCELLED: _CallState.ValueType  # 14
-    """Terminal. The run was stopped, or the question withdrawn, before it ended.
-    With the reason NOT_STOPPED the tool may go on; repeating it does no harm.
+    """Stopped with its run, or a withdrawn question. Terminal. With the reason NOT_STOPPED the tool may still
+    be running; repeating it is safe.
     """
     CALL_STATE_OUTCOME_UNKNOWN: _CallState.ValueType  # 15
-    """Terminal. It is unknown whether the effect happened; the model was told.
-    With the reason NOT_STOPPED the run was stopped, the call could not be, and
-    its effect may still come.
+    """Whether the effect happened is unknown; the model was informed. Terminal. With the reason NOT_STOPPED the
+    run was stopped but the call could not be: its effect may still come.
     """
     CALL_STATE_DETACHED: _CallState.ValueType  # 16
-    """Terminal. It goes on in the background, as a job: `child_run_id` is its run,
-    and the result names it. What it comes to is told in the conversation.
-    """
+    """Continues in the background as the job `child_run_id`. Terminal. The job reports to the conversation."""
 
 class CallState(_CallState, metaclass=_CallStateEnumTypeWrapper):
-    """CallState is where a tool call stands. Transitions follow the table in
-    docs/design/architecture.md; a terminal state never changes.
-    """
+    """State of a tool call. docs/design/architecture.md has the transition table. A terminal state never changes."""
 
 CALL_STATE_UNSPECIFIED: CallState.ValueType  # 0
 """Never sent."""
 CALL_STATE_PROPOSED: CallState.ValueType  # 1
-"""Transient. The model asked for it; it waits for its turn in the batch to
-be gated or started.
-"""
+"""Requested by the model; waits for its turn in the batch. Transient."""
 CALL_STATE_AWAITING_APPROVAL: CallState.ValueType  # 2
-"""Interrupted. A person must decide (AgentService.Decide)."""
+"""Waits for a person's decision (AgentService.Decide). Interrupted."""
 CALL_STATE_OFFERED: CallState.ValueType  # 3
-"""Interrupted. A front end must run it and return the result."""
+"""Waits for a front end to run it and return the result. Interrupted."""
 CALL_STATE_ASKED: CallState.ValueType  # 4
-"""Interrupted. A person must answer (AgentService.Decide with an answer): the
-call is a question, or its tool has begun to run and asks something.
+"""Waits for a person's answer (AgentService.Decide). Interrupted. The call is a question, or its running
+tool asks one.
 """
 CALL_STATE_RUNNABLE: CallState.ValueType  # 5
-"""Transient. It may run, and waits for the calls before it."""
+"""May run; waits for earlier calls. Transient."""
 CALL_STATE_RUNNING: CallState.ValueType  # 6
-"""Transient. The intent to run it is durable; it may have had its effect."""
+"""Started, durably; it may have had its effect. Transient."""
 CALL_STATE_DELEGATED: CallState.ValueType  # 7
-"""Interrupted. A run of its own does it (`child_run_id`); the call is settled
-when that run ends.
-"""
+"""Executed by a child run (`child_run_id`); settled when that run ends. Interrupted."""
 CALL_STATE_SUCCEEDED: CallState.ValueType  # 10
-"""Terminal. It returned a result."""
+"""Returned a result. Terminal."""
 CALL_STATE_FAILED: CallState.ValueType  # 11
-"""Terminal. It returned an error, was invalid or took too long; the model is
-given the error.
-"""
+"""Returned an error, was invalid or timed out; the model gets the error. Terminal."""
 CALL_STATE_REJECTED: CallState.ValueType  # 12
-"""Terminal. A person, or a rule, refused it."""
+"""Refused by a person or a rule. Terminal."""
 CALL_STATE_EXPIRED: CallState.ValueType  # 13
-"""Terminal. Nobody decided, answered or ran it in time."""
+"""Not decided, answered or run in time. Terminal."""
 CALL_STATE_CANCELLED: CallState.ValueType  # 14
-"""Terminal. The run was stopped, or the question withdrawn, before it ended.
-With the reason NOT_STOPPED the tool may go on; repeating it does no harm.
+"""Stopped with its run, or a withdrawn question. Terminal. With the reason NOT_STOPPED the tool may still
+be running; repeating it is safe.
 """
 CALL_STATE_OUTCOME_UNKNOWN: CallState.ValueType  # 15
-"""Terminal. It is unknown whether the effect happened; the model was told.
-With the reason NOT_STOPPED the run was stopped, the call could not be, and
-its effect may still come.
+"""Whether the effect happened is unknown; the model was informed. Terminal. With the reason NOT_STOPPED the
+run was stopped but the call could not be: its effect may still come.
 """
 CALL_STATE_DETACHED: CallState.ValueType  # 16
-"""Terminal. It goes on in the background, as a job: `child_run_id` is its run,
-and the result names it. What it comes to is told in the conversation.
-"""
+"""Continues in the background as the job `child_run_id`. Terminal. The job reports to the conversation."""
 Global___CallState: _TypeAlias = CallState  # noqa: Y015
 
 class _ExecutionContext:
@@ -131,29 +111,29 @@ class _ExecutionContext:
 class _ExecutionContextEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ExecutionContext.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     EXECUTION_CONTEXT_UNSPECIFIED: _ExecutionContext.ValueType  # 0
-    """Never sent; INVALID_ARGUMENT in a definition."""
+    """Never sent; rejected with INVALID_ARGUMENT in a definition."""
     EXECUTION_CONTEXT_BACKEND: _ExecutionContext.ValueType  # 1
     """In the tool registry."""
     EXECUTION_CONTEXT_FRONTEND: _ExecutionContext.ValueType  # 2
-    """In a client that offered to run it."""
+    """In a client that offers to run it."""
     EXECUTION_CONTEXT_HUMAN: _ExecutionContext.ValueType  # 3
-    """A person: the call is a question, its answer is the result."""
+    """With a person: the call is a question, and the answer is its result."""
     EXECUTION_CONTEXT_AGENT: _ExecutionContext.ValueType  # 4
-    """A run of its own, by the same loop: the answer of that run is the result."""
+    """In a child run, whose answer is the result."""
 
 class ExecutionContext(_ExecutionContext, metaclass=_ExecutionContextEnumTypeWrapper):
-    """ExecutionContext is where a tool runs."""
+    """Where a tool runs."""
 
 EXECUTION_CONTEXT_UNSPECIFIED: ExecutionContext.ValueType  # 0
-"""Never sent; INVALID_ARGUMENT in a definition."""
+"""Never sent; rejected with INVALID_ARGUMENT in a definition."""
 EXECUTION_CONTEXT_BACKEND: ExecutionContext.ValueType  # 1
 """In the tool registry."""
 EXECUTION_CONTEXT_FRONTEND: ExecutionContext.ValueType  # 2
-"""In a client that offered to run it."""
+"""In a client that offers to run it."""
 EXECUTION_CONTEXT_HUMAN: ExecutionContext.ValueType  # 3
-"""A person: the call is a question, its answer is the result."""
+"""With a person: the call is a question, and the answer is its result."""
 EXECUTION_CONTEXT_AGENT: ExecutionContext.ValueType  # 4
-"""A run of its own, by the same loop: the answer of that run is the result."""
+"""In a child run, whose answer is the result."""
 Global___ExecutionContext: _TypeAlias = ExecutionContext  # noqa: Y015
 
 class _ToolCategory:
@@ -163,25 +143,25 @@ class _ToolCategory:
 class _ToolCategoryEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ToolCategory.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     TOOL_CATEGORY_UNSPECIFIED: _ToolCategory.ValueType  # 0
-    """In a definition: SENSITIVE, the cautious choice."""
+    """In a definition: SENSITIVE."""
     TOOL_CATEGORY_SAFE: _ToolCategory.ValueType  # 1
     """Runs without approval, except in bulk."""
     TOOL_CATEGORY_SENSITIVE: _ToolCategory.ValueType  # 2
-    """Needs an approval."""
+    """Needs approval."""
     TOOL_CATEGORY_DESTRUCTIVE: _ToolCategory.ValueType  # 3
-    """Needs an approval; clients should show it as dangerous."""
+    """Needs approval; clients should mark it as dangerous."""
 
 class ToolCategory(_ToolCategory, metaclass=_ToolCategoryEnumTypeWrapper):
-    """ToolCategory is how much harm a tool can do."""
+    """How much harm a tool can do."""
 
 TOOL_CATEGORY_UNSPECIFIED: ToolCategory.ValueType  # 0
-"""In a definition: SENSITIVE, the cautious choice."""
+"""In a definition: SENSITIVE."""
 TOOL_CATEGORY_SAFE: ToolCategory.ValueType  # 1
 """Runs without approval, except in bulk."""
 TOOL_CATEGORY_SENSITIVE: ToolCategory.ValueType  # 2
-"""Needs an approval."""
+"""Needs approval."""
 TOOL_CATEGORY_DESTRUCTIVE: ToolCategory.ValueType  # 3
-"""Needs an approval; clients should show it as dangerous."""
+"""Needs approval; clients should mark it as dangerous."""
 Global___ToolCategory: _TypeAlias = ToolCategory  # noqa: Y015
 
 class _EffectClass:
@@ -191,31 +171,29 @@ class _EffectClass:
 class _EffectClassEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EffectClass.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     EFFECT_CLASS_UNSPECIFIED: _EffectClass.ValueType  # 0
-    """In a definition: AT_MOST_ONCE, the cautious choice."""
+    """In a definition: AT_MOST_ONCE."""
     EFFECT_CLASS_READ_ONLY: _EffectClass.ValueType  # 1
-    """No effect: runs again, may run side by side with other calls."""
+    """No effect: may run again, and in parallel with other calls."""
     EFFECT_CLASS_IDEMPOTENT: _EffectClass.ValueType  # 2
-    """The same idempotency key has its effect once: runs again with that key."""
+    """The effect happens once per idempotency key: may run again with the same key."""
     EFFECT_CLASS_RECONCILABLE: _EffectClass.ValueType  # 3
-    """The tool can say whether a key had its effect: it is asked."""
+    """Pawl asks the tool whether a key had its effect."""
     EFFECT_CLASS_AT_MOST_ONCE: _EffectClass.ValueType  # 4
-    """Never runs again: the outcome is said to be unknown."""
+    """Never runs again; the outcome is reported as unknown."""
 
 class EffectClass(_EffectClass, metaclass=_EffectClassEnumTypeWrapper):
-    """EffectClass is what may be done when it is unknown whether a call had its
-    effect.
-    """
+    """What Pawl may do when it is unknown whether a call had its effect."""
 
 EFFECT_CLASS_UNSPECIFIED: EffectClass.ValueType  # 0
-"""In a definition: AT_MOST_ONCE, the cautious choice."""
+"""In a definition: AT_MOST_ONCE."""
 EFFECT_CLASS_READ_ONLY: EffectClass.ValueType  # 1
-"""No effect: runs again, may run side by side with other calls."""
+"""No effect: may run again, and in parallel with other calls."""
 EFFECT_CLASS_IDEMPOTENT: EffectClass.ValueType  # 2
-"""The same idempotency key has its effect once: runs again with that key."""
+"""The effect happens once per idempotency key: may run again with the same key."""
 EFFECT_CLASS_RECONCILABLE: EffectClass.ValueType  # 3
-"""The tool can say whether a key had its effect: it is asked."""
+"""Pawl asks the tool whether a key had its effect."""
 EFFECT_CLASS_AT_MOST_ONCE: EffectClass.ValueType  # 4
-"""Never runs again: the outcome is said to be unknown."""
+"""Never runs again; the outcome is reported as unknown."""
 Global___EffectClass: _TypeAlias = EffectClass  # noqa: Y015
 
 class _OfferFallback:
@@ -227,27 +205,23 @@ class _OfferFallbackEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OfferFa
     OFFER_FALLBACK_UNSPECIFIED: _OfferFallback.ValueType  # 0
     """The default: FAIL."""
     OFFER_FALLBACK_FAIL: _OfferFallback.ValueType  # 1
-    """The call is EXPIRED and the model is told that no client ran it."""
+    """The call is EXPIRED, and the model learns that no client ran it."""
     OFFER_FALLBACK_BACKEND_TOOL: _OfferFallback.ValueType  # 2
-    """The backend tool named by the definition runs instead, with the same
-    arguments and through the same checks.
-    """
+    """The backend tool named in the definition runs with the same arguments and checks."""
     OFFER_FALLBACK_ASK_USER: _OfferFallback.ValueType  # 3
-    """The user is asked to give the result in words."""
+    """The user is asked for the result in words."""
 
 class OfferFallback(_OfferFallback, metaclass=_OfferFallbackEnumTypeWrapper):
-    """OfferFallback is what happens to a front-end call that nobody ran in time."""
+    """What happens to a front-end call that no client ran in time."""
 
 OFFER_FALLBACK_UNSPECIFIED: OfferFallback.ValueType  # 0
 """The default: FAIL."""
 OFFER_FALLBACK_FAIL: OfferFallback.ValueType  # 1
-"""The call is EXPIRED and the model is told that no client ran it."""
+"""The call is EXPIRED, and the model learns that no client ran it."""
 OFFER_FALLBACK_BACKEND_TOOL: OfferFallback.ValueType  # 2
-"""The backend tool named by the definition runs instead, with the same
-arguments and through the same checks.
-"""
+"""The backend tool named in the definition runs with the same arguments and checks."""
 OFFER_FALLBACK_ASK_USER: OfferFallback.ValueType  # 3
-"""The user is asked to give the result in words."""
+"""The user is asked for the result in words."""
 Global___OfferFallback: _TypeAlias = OfferFallback  # noqa: Y015
 
 class _QuestionKind:
@@ -259,23 +233,23 @@ class _QuestionKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Question
     QUESTION_KIND_UNSPECIFIED: _QuestionKind.ValueType  # 0
     """Read as CLARIFICATION."""
     QUESTION_KIND_CLARIFICATION: _QuestionKind.ValueType  # 1
-    """A missing detail."""
+    """Asks for a missing detail."""
     QUESTION_KIND_PERMISSION: _QuestionKind.ValueType  # 2
-    """Leave to do something."""
+    """Asks for permission."""
     QUESTION_KIND_CONFIRMATION: _QuestionKind.ValueType  # 3
-    """That something is as the model thinks."""
+    """Asks to confirm an assumption of the model."""
 
 class QuestionKind(_QuestionKind, metaclass=_QuestionKindEnumTypeWrapper):
-    """QuestionKind is what a question wants."""
+    """Purpose of a question."""
 
 QUESTION_KIND_UNSPECIFIED: QuestionKind.ValueType  # 0
 """Read as CLARIFICATION."""
 QUESTION_KIND_CLARIFICATION: QuestionKind.ValueType  # 1
-"""A missing detail."""
+"""Asks for a missing detail."""
 QUESTION_KIND_PERMISSION: QuestionKind.ValueType  # 2
-"""Leave to do something."""
+"""Asks for permission."""
 QUESTION_KIND_CONFIRMATION: QuestionKind.ValueType  # 3
-"""That something is as the model thinks."""
+"""Asks to confirm an assumption of the model."""
 Global___QuestionKind: _TypeAlias = QuestionKind  # noqa: Y015
 
 class _DecisionKind:
@@ -285,42 +259,34 @@ class _DecisionKind:
 class _DecisionKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DecisionKind.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     DECISION_KIND_UNSPECIFIED: _DecisionKind.ValueType  # 0
-    """INVALID_ARGUMENT."""
+    """Rejected with INVALID_ARGUMENT."""
     DECISION_KIND_APPROVE: _DecisionKind.ValueType  # 1
-    """Run it as shown."""
+    """Run the call as shown."""
     DECISION_KIND_EDIT: _DecisionKind.ValueType  # 2
-    """Run it with other arguments. They are validated and checked again; the
-    tool stays the same; the model is told.
-    """
+    """Run the same tool with other arguments, which are validated and checked again. The model is informed."""
     DECISION_KIND_REJECT: _DecisionKind.ValueType  # 3
-    """Do not run it; the model is told the reason."""
+    """Do not run the call; the model gets the reason."""
     DECISION_KIND_ANSWER: _DecisionKind.ValueType  # 4
-    """Answer a question, or give the result of a gated call instead of running
-    it.
-    """
+    """Answer a question, or give the result of a gated call instead of running it."""
 
 class DecisionKind(_DecisionKind, metaclass=_DecisionKindEnumTypeWrapper):
-    """DecisionKind is what a person decided about a call."""
+    """Decision of a person about a call."""
 
 DECISION_KIND_UNSPECIFIED: DecisionKind.ValueType  # 0
-"""INVALID_ARGUMENT."""
+"""Rejected with INVALID_ARGUMENT."""
 DECISION_KIND_APPROVE: DecisionKind.ValueType  # 1
-"""Run it as shown."""
+"""Run the call as shown."""
 DECISION_KIND_EDIT: DecisionKind.ValueType  # 2
-"""Run it with other arguments. They are validated and checked again; the
-tool stays the same; the model is told.
-"""
+"""Run the same tool with other arguments, which are validated and checked again. The model is informed."""
 DECISION_KIND_REJECT: DecisionKind.ValueType  # 3
-"""Do not run it; the model is told the reason."""
+"""Do not run the call; the model gets the reason."""
 DECISION_KIND_ANSWER: DecisionKind.ValueType  # 4
-"""Answer a question, or give the result of a gated call instead of running
-it.
-"""
+"""Answer a question, or give the result of a gated call instead of running it."""
 Global___DecisionKind: _TypeAlias = DecisionKind  # noqa: Y015
 
 @_typing.final
 class ApprovalRequest(_message.Message):
-    """ApprovalRequest is what a person is asked to decide, and what they decided."""
+    """What a person is asked to decide, and the decisions so far."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -334,41 +300,36 @@ class ApprovalRequest(_message.Message):
     EARLIER_APPROVALS_FIELD_NUMBER: _builtins.int
     SERIES_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
-    """SHA-256, in hex, of store, run, call, tool, tool version and canonical
-    arguments. A decision must carry it.
+    """SHA-256, in hex, of store, run, call, tool, tool version and canonical arguments. A decision must carry
+    it.
     """
     preview: _builtins.str
     """What the call would do, in the words of the tool; may be empty."""
     cause: _builtins.str
-    """Why it is gated, for example "category SENSITIVE" or "bulk of 5"."""
+    """Why the call is gated, for example "category SENSITIVE" or "bulk of 5"."""
     approvals_required: _builtins.int
-    """How many different people must approve it, from 1; 0 was written before
-    this was known and means 1. From 2 on, whoever started or steered the run is
-    none of them, and each approves with another credential than the others and
-    than the one that started the run. With a key acts, too, who made it.
+    """Number of different people who must approve, at least 1 (0 means 1). From 2 on, the user who started or
+    steered the run cannot approve, and each approver needs a credential different from the others and from
+    the run's. Acting with a key also counts as an act of its maker.
     """
     escalated: _builtins.bool
-    """True once nobody decided in time and the request got a second period
-    (ApprovalExpiryPolicy ESCALATE).
-    """
+    """Whether the request expired once and was extended (ApprovalExpiryPolicy ESCALATE)."""
     @_builtins.property
     def decision(self) -> Global___Decision:
-        """Set once decided."""
+        """The final decision; absent until decided."""
 
     @_builtins.property
     def approvals(self) -> _containers.RepeatedCompositeFieldContainer[Global___Decision]:
-        """Who approved it so far, the last one included, in order. An edit empties it
-        and is the first entry for the edited call.
-        """
+        """Approvals so far, in order. An edit clears the list and is its first entry."""
 
     @_builtins.property
     def earlier_approvals(self) -> _containers.RepeatedCompositeFieldContainer[Global___Decision]:
-        """Who approved what the call was before it was edited, in order."""
+        """Approvals from before the call was edited, in order."""
 
     @_builtins.property
     def series(self) -> Global___Series:
-        """The series that can be granted in place of this call alone; of a call that
-        runs under a grant (Run.grant) that series. Absent if each call is decided.
+        """Series that can be granted instead of this call alone; absent if each call is decided. For a call under a
+        grant (Run.grant), the granted series.
         """
 
     def __init__(
@@ -394,9 +355,7 @@ Global___ApprovalRequest: _TypeAlias = ApprovalRequest  # noqa: Y015
 
 @_typing.final
 class Series(_message.Message):
-    """Series is what a grant covers: the iterations of a job, the call as it is
-    shown, so often, so far apart, and no longer than that.
-    """
+    """What a grant covers: iterations of a job, with their exact call, number, interval and end."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -406,19 +365,18 @@ class Series(_message.Message):
     END_TIME_FIELD_NUMBER: _builtins.int
     GRANT_CALL_ID_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
-    """SHA-256, in hex, of store, run, tool, tool versions (the one that the run
-    has pinned and the one in force), canonical arguments and what follows. A
-    decision about the series must carry it. Ignored in requests to change it.
+    """SHA-256, in hex, that a decision about the series must carry. Ignored in requests to change it. It covers
+    store, run, tool, the pinned and the current tool version, canonical arguments, and the fields below.
     """
     interval_seconds: _builtins.float
-    """Seconds from one iteration to the next, 0.5 to 86400."""
+    """Seconds between iterations, 0.5 to 86400."""
     iterations_max: _builtins.int
-    """Most iterations of the job in all, 1 to 1000000."""
+    """Maximum iterations of the job in total, 1 to 1000000."""
     grant_call_id: _builtins.str
-    """From agent-loop to the registry: the call with which it was granted."""
+    """Call with which the series was granted. Only between services."""
     @_builtins.property
     def end_time(self) -> _timestamp_pb2.Timestamp:
-        """Until when iterations begin; absent if their number alone ends it."""
+        """When no further iteration starts; absent for no time limit."""
 
     def __init__(
         self,
@@ -439,8 +397,8 @@ Global___Series: _TypeAlias = Series  # noqa: Y015
 
 @_typing.final
 class Grant(_message.Message):
-    """Grant is the approval of a series. It is over once the series asks again: also
-    when an iteration needs more people by then than have given it.
+    """Approval of a series. It ends when the series asks again, for example because an iteration now needs more
+    approvers.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -451,11 +409,11 @@ class Grant(_message.Message):
     USES_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
-    """The call with which it was granted."""
+    """Call with which it was granted."""
     uses: _builtins.int
-    """The iterations that have begun under it, that call included."""
+    """Iterations started under it, including that call."""
     ended: _builtins.bool
-    """True if it is over: iterations are decided one by one, or granted anew."""
+    """Whether it has ended: iterations are decided one by one, or granted anew."""
     @_builtins.property
     def series(self) -> Global___Series:
         """What was granted."""
@@ -483,7 +441,7 @@ Global___Grant: _TypeAlias = Grant  # noqa: Y015
 
 @_typing.final
 class Decision(_message.Message):
-    """Decision is what was decided about a call. It is final."""
+    """A final decision about a call."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -496,28 +454,24 @@ class Decision(_message.Message):
     DELEGATE_USER_ID_FIELD_NUMBER: _builtins.int
     SERIES_FIELD_NUMBER: _builtins.int
     kind: Global___DecisionKind.ValueType
-    """What was decided."""
+    """The decision."""
     user_id: _builtins.str
-    """The authenticated user who decided."""
+    """User who decided."""
     reason: _builtins.str
     """The reason given; may be empty."""
     arguments_sha256: _builtins.str
-    """SHA-256, in hex, of the arguments that it is about: the edited ones of an
-    EDIT.
-    """
+    """SHA-256, in hex, of the arguments decided about: the edited ones of an EDIT."""
     credential_id: _builtins.str
-    """Id of the credential that decided, never the secret."""
+    """ID of the credential that decided, never the secret."""
     delegate_user_id: _builtins.str
-    """User of the delegate that decided for `user_id`; empty if nobody did."""
+    """User of the delegate that decided for `user_id`, if any."""
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
         """When it was accepted."""
 
     @_builtins.property
     def series(self) -> Global___Series:
-        """The series that it is about, with the call; absent if it is about the call
-        alone.
-        """
+        """Series decided about; absent if the decision is about the call alone."""
 
     def __init__(
         self,
@@ -541,7 +495,7 @@ Global___Decision: _TypeAlias = Decision  # noqa: Y015
 
 @_typing.final
 class Question(_message.Message):
-    """Question is what a HUMAN call asks."""
+    """A question to a person."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -557,27 +511,22 @@ class Question(_message.Message):
     why: _builtins.str
     """Why it is asked; may be empty."""
     kind: Global___QuestionKind.ValueType
-    """What it wants."""
+    """Purpose of the question."""
     default_answer: _builtins.str
-    """The answer that is taken if nobody answers in time; empty for none: then
-    the call is EXPIRED.
-    """
+    """Answer used at the timeout; if empty, the call is EXPIRED."""
     timeout_seconds: _builtins.float
-    """Seconds it may wait; 0 means the run's answer_timeout_seconds, which also
-    bounds it.
+    """Seconds to wait for an answer; 0 means the run's answer_timeout_seconds. answer_timeout_seconds_max is
+    the upper limit.
     """
     answer_schema_json: _builtins.bytes
-    """JSON Schema of an object that the answer must give, as the server of the
-    tool asks for it: a single property is answered as it is, several with a
-    JSON object, none with yes or no. An answer that does not fit is refused
-    with INVALID_ARGUMENTS. Empty if any answer will do, and if the schema has
-    more than 16 KiB or a secret in it: then the tool asks once more.
+    """JSON Schema of an object that the answer must provide; empty if any answer will do. For a single property
+    answer with its value, for several with a JSON object, for none with yes or no. Other answers return
+    INVALID_ARGUMENTS. Also empty if the schema is over 16 KiB or contains a secret; then the tool asks once
+    more.
     """
     @_builtins.property
     def options(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Answers to choose from; free text is always allowed, unless it does not fit
-        `answer_schema_json`.
-        """
+        """Suggested answers. Free text is allowed unless it does not match `answer_schema_json`."""
 
     def __init__(
         self,
@@ -600,7 +549,7 @@ Global___Question: _TypeAlias = Question  # noqa: Y015
 
 @_typing.final
 class OfferLease(_message.Message):
-    """OfferLease says which client holds a front-end call."""
+    """Client that holds a front-end call."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -608,12 +557,12 @@ class OfferLease(_message.Message):
     OFFER_EPOCH_FIELD_NUMBER: _builtins.int
     EXPIRE_TIME_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
-    """The client that holds it; empty when nobody does."""
+    """Client that holds the call; empty if none does."""
     offer_epoch: _builtins.int
-    """Number of the lease, from 1; a result under an older one is WRONG_HOLDER."""
+    """Lease number, from 1; a result under an older lease is WRONG_HOLDER."""
     @_builtins.property
     def expire_time(self) -> _timestamp_pb2.Timestamp:
-        """When the lease ends unless renewed by a heartbeat."""
+        """When the lease expires unless renewed by a heartbeat."""
 
     def __init__(
         self,
@@ -632,7 +581,7 @@ Global___OfferLease: _TypeAlias = OfferLease  # noqa: Y015
 
 @_typing.final
 class CallResult(_message.Message):
-    """CallResult is what a call returned. A settled call has exactly one."""
+    """Result of a call. A settled call has exactly one."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -642,24 +591,21 @@ class CallResult(_message.Message):
     NOTE_FIELD_NUMBER: _builtins.int
     INVERSE_FIELD_NUMBER: _builtins.int
     content_json: _builtins.bytes
-    """The result as strict JSON, at most 1 MiB."""
+    """Result, strict JSON, at most 1 MiB."""
     is_error: _builtins.bool
-    """True if the content is an error for the model."""
+    """Whether the content is an error for the model."""
     error_reason: _builtins.str
-    """For programs, when `is_error`: INVALID_ARGUMENTS, TOOL_NOT_FOUND,
-    TOOL_TIMEOUT, TOOL_ERROR, RESULT_TOO_LARGE, NOT_ALLOWED, REJECTED,
-    EXPIRED, CANCELLED, OUTCOME_UNKNOWN, NOT_STOPPED, TOO_MANY_CALLS,
-    INVALID_JSON, RATE_LIMITED, DUPLICATE_CALL, BUDGET_EXHAUSTED, AGENT_FAILED,
-    AGENT_CANCELLED, AGENT_EXPIRED (the run that did the call ended so),
-    NOT_COMPLETED (nobody completed it in time). More may be added.
+    """Machine-readable reason if `is_error`. More values may be added. INVALID_ARGUMENTS, TOOL_NOT_FOUND,
+    TOOL_TIMEOUT, TOOL_ERROR, RESULT_TOO_LARGE, NOT_ALLOWED, REJECTED, EXPIRED, CANCELLED, OUTCOME_UNKNOWN,
+    NOT_STOPPED, TOO_MANY_CALLS, INVALID_JSON, RATE_LIMITED, DUPLICATE_CALL, BUDGET_EXHAUSTED, NOT_COMPLETED
+    (not completed from outside in time), or how the child run ended: AGENT_FAILED, AGENT_CANCELLED,
+    AGENT_EXPIRED.
     """
     note: _builtins.str
-    """Remark for the model that goes with the result, for example that a
-    reviewer edited the arguments; may be empty.
-    """
+    """Note to the model with the result, such as that a reviewer edited the arguments; may be empty."""
     @_builtins.property
     def inverse(self) -> Global___Inverse:
-        """What takes the effect of the call back; absent if nothing does."""
+        """Call that reverses the effect, if any."""
 
     def __init__(
         self,
@@ -680,9 +626,7 @@ Global___CallResult: _TypeAlias = CallResult  # noqa: Y015
 
 @_typing.final
 class Inverse(_message.Message):
-    """Inverse is the call that takes the effect of another one back. The model is
-    not told of it.
-    """
+    """A call that reverses the effect of another one. The model does not see it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -690,11 +634,11 @@ class Inverse(_message.Message):
     ARGUMENTS_JSON_FIELD_NUMBER: _builtins.int
     SUMMARY_FIELD_NUMBER: _builtins.int
     tool_name: _builtins.str
-    """Name of a tool of the registry."""
+    """Name of a tool in the registry."""
     arguments_json: _builtins.bytes
-    """Its arguments, canonical JSON."""
+    """Arguments, canonical JSON."""
     summary: _builtins.str
-    """For people, one line: what it does."""
+    """One line for people: what it does."""
     def __init__(
         self,
         *,
@@ -712,7 +656,7 @@ Global___Inverse: _TypeAlias = Inverse  # noqa: Y015
 
 @_typing.final
 class Call(_message.Message):
-    """Call is one tool call."""
+    """A tool call."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -754,106 +698,100 @@ class Call(_message.Message):
     IMPORTED_FIELD_NUMBER: _builtins.int
     AGENT_NAME_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
-    """Store of the call."""
+    """Store ID."""
     conversation_id: _builtins.str
     """Conversation of its run."""
     run_id: _builtins.str
-    """Its run."""
+    """Run ID."""
     call_id: _builtins.str
-    """Pawl's own id; also the idempotency key that the tool is given."""
+    """ID of the call, also the idempotency key that its tool gets."""
     round: _builtins.int
-    """Round of the run that asked for it, from 1."""
+    """Round of the run that requested it, from 1."""
     index: _builtins.int
     """Position in its batch, from 0."""
     provider_call_id: _builtins.str
-    """Id that the model server gave; unique only within its batch, may be empty."""
+    """ID from the model server; unique only in its batch, may be empty."""
     undoes_call_id: _builtins.str
-    """The call whose effect this one takes back; only in an undo."""
+    """Call whose effect this one reverses; only in an undo."""
     tool_name: _builtins.str
-    """Name of the tool: as the model wrote it, or of the one that took its place
-    (OFFER_FALLBACK_BACKEND_TOOL).
+    """Name of the tool, as the model wrote it or after replacement. A tool replaces another with
+    OFFER_FALLBACK_BACKEND_TOOL.
     """
     proposed_tool_name: _builtins.str
-    """Name that the model used, if another tool took its place; empty otherwise."""
+    """Name that the model used, if another tool replaced it; empty otherwise."""
     tool_version: _builtins.int
-    """Version of the tool; 0 when there is no such tool."""
+    """Version of the tool; 0 if the tool does not exist."""
     state: Global___CallState.ValueType
-    """Where it stands."""
+    """State of the call."""
     context: Global___ExecutionContext.ValueType
     """Where the tool runs."""
     category: Global___ToolCategory.ValueType
-    """How much harm it can do."""
+    """How much harm the tool can do."""
     effect_class: Global___EffectClass.ValueType
-    """What may be done when its outcome is unknown."""
+    """What Pawl may do if the outcome is unknown."""
     arguments_json: _builtins.bytes
-    """The arguments it runs with, canonical JSON, at most 256 KiB."""
+    """Arguments of the execution, canonical JSON, at most 256 KiB."""
     proposed_arguments: _builtins.str
-    """The arguments as the model wrote them, byte for byte; may be no JSON."""
+    """Arguments exactly as the model wrote them; may be invalid JSON."""
     attempt: _builtins.int
-    """How many times an owner of the run has begun to execute it. Within one, the
-    registry may be asked again by the same key.
+    """Number of times that a worker started to execute it. Within one attempt, the worker may ask the registry
+    again with the same key.
     """
     parallel: _builtins.bool
-    """True if it may run side by side with the other calls of its batch."""
+    """Whether it may run in parallel with the other calls of its batch."""
     timeout_seconds: _builtins.float
-    """Seconds one execution may take."""
+    """Timeout of one execution in seconds."""
     offer_fallback: Global___OfferFallback.ValueType
-    """What happens if nobody runs it in time; front-end calls only."""
+    """What happens if no client runs it in time; front-end calls only."""
     fallback_tool_name: _builtins.str
-    """The tool that runs instead, with BACKEND_TOOL."""
+    """Tool that runs instead, with BACKEND_TOOL."""
     result_omitted_bytes: _builtins.int
-    """Size of the result that was left out."""
+    """Size in bytes of a result that was left out."""
     rule_id: _builtins.str
-    """The rule that decided about it in place of a person, or that asked for the
-    person (pawl.tool.v1.RuleService); empty if none did.
-    """
+    """Rule that decided about it, or that asked for approval; empty if none did."""
     user_id: _builtins.str
     """User who started its run."""
     child_run_id: _builtins.str
-    """The run that does it; only of a call that is or was DELEGATED, or is DETACHED."""
+    """Run that executes it; only if it is or was DELEGATED, or is DETACHED."""
     imported: _builtins.bool
-    """True if it was made elsewhere (ConversationService.ImportConversation): it
-    was never anything but settled here, and nothing takes it back.
+    """Whether it was imported with ConversationService.ImportConversation. An imported call never ran here and
+    cannot be undone.
     """
     agent_name: _builtins.str
-    """The agent of its run; empty for `default`."""
+    """Agent of its run; empty for `default`."""
     @_builtins.property
     def resource_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Calls with a common resource key run one at a time, over all runs of the
-        store.
-        """
+        """Resource keys. Calls with a common key run one at a time, over all runs of the store."""
 
     @_builtins.property
     def deadline_time(self) -> _timestamp_pb2.Timestamp:
-        """When the approval, the question or the offer expires; absent otherwise."""
+        """When the approval, question or offer expires, if any."""
 
     @_builtins.property
     def approval(self) -> Global___ApprovalRequest:
-        """Present if it was gated."""
+        """Approval request; present if the call is gated."""
 
     @_builtins.property
     def question(self) -> Global___Question:
-        """Present if it is a question."""
+        """Question; present if the call asks one."""
 
     @_builtins.property
     def offer(self) -> Global___OfferLease:
-        """Present if it was offered."""
+        """Lease; present if the call was offered."""
 
     @_builtins.property
     def result(self) -> Global___CallResult:
-        """Present once settled. In events, results over 16 KiB are left out and
-        `result_omitted_bytes` is set; read the call to get them.
+        """Result; present once settled. Events leave out results over 16 KiB and set `result_omitted_bytes`; read
+        the call to get them.
         """
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
-        """When the model asked for it."""
+        """When the model requested it."""
 
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp:
-        """When its last execution began: of a front-end call, when the client took it
-        that holds or settled it.
-        """
+        """When its last execution started; for a front-end call, when the last client took it."""
 
     @_builtins.property
     def end_time(self) -> _timestamp_pb2.Timestamp:

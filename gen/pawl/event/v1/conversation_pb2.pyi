@@ -28,38 +28,34 @@ class _Sharing:
 class _SharingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Sharing.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     SHARING_UNSPECIFIED: _Sharing.ValueType  # 0
-    """In a request: it stays as it is."""
+    """In a request: unchanged."""
     SHARING_PRIVATE: _Sharing.ValueType  # 1
-    """Nothing: to them it is not there."""
+    """Nothing: it does not exist for them."""
     SHARING_READ: _Sharing.ValueType  # 2
-    """Read and find it: its messages, not the calls of its runs."""
+    """Find and read its messages, but not the calls of its runs."""
     SHARING_WRITE: _Sharing.ValueType  # 3
-    """Write to it, too, by its id: a message begins a run of whoever writes it,
-    in turn after those that are there. It neither enters nor interrupts a run
-    of anybody else (RUN_OF_ANOTHER_USER).
+    """Also send messages to it, by its ID. A message starts a run of its sender, queued behind the others. It
+    cannot steer or interrupt a run of another user (RUN_OF_ANOTHER_USER).
     """
 
 class Sharing(_Sharing, metaclass=_SharingEnumTypeWrapper):
-    """Sharing is what other users of the store may do with a conversation."""
+    """What other users of the store can do with a conversation."""
 
 SHARING_UNSPECIFIED: Sharing.ValueType  # 0
-"""In a request: it stays as it is."""
+"""In a request: unchanged."""
 SHARING_PRIVATE: Sharing.ValueType  # 1
-"""Nothing: to them it is not there."""
+"""Nothing: it does not exist for them."""
 SHARING_READ: Sharing.ValueType  # 2
-"""Read and find it: its messages, not the calls of its runs."""
+"""Find and read its messages, but not the calls of its runs."""
 SHARING_WRITE: Sharing.ValueType  # 3
-"""Write to it, too, by its id: a message begins a run of whoever writes it,
-in turn after those that are there. It neither enters nor interrupts a run
-of anybody else (RUN_OF_ANOTHER_USER).
+"""Also send messages to it, by its ID. A message starts a run of its sender, queued behind the others. It
+cannot steer or interrupt a run of another user (RUN_OF_ANOTHER_USER).
 """
 Global___Sharing: _TypeAlias = Sharing  # noqa: Y015
 
 @_typing.final
 class Conversation(_message.Message):
-    """Conversation is one message thread of a user. Its messages are listed apart
-    (ListMessages).
-    """
+    """A message thread of a user. ListMessages returns its messages."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -101,56 +97,50 @@ class Conversation(_message.Message):
     FORKED_NUMBER_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
-    """Store."""
+    """Store ID."""
     user_id: _builtins.str
-    """User."""
+    """User ID."""
     conversation_id: _builtins.str
-    """Id of the conversation."""
+    """Conversation ID."""
     title: _builtins.str
-    """What the user called it; until then the first line of its first message
-    that says something, at most 80 characters. May be empty.
+    """Title given by the user or a model; otherwise the start of the first message. May be empty. At most 80
+    characters unless the user gave it.
     """
     has_own_title: _builtins.bool
-    """True if the user gave it its title."""
+    """Whether the user gave it the title."""
     archived: _builtins.bool
-    """True if it was archived. The next message to it brings it back."""
+    """Whether it is archived. The next message restores it."""
     active_run_id: _builtins.str
-    """The run that has its turn, perhaps one of another user who may write to it;
-    empty if none.
-    """
+    """Run that has its turn; empty if none. It may belong to another user with write access."""
     queued_run_count: _builtins.int
-    """Runs that wait for their turn."""
+    """Number of runs that wait for their turn."""
     last_message_number: _builtins.int
-    """Number of its last message; 0 if it has none yet."""
+    """Number of its last message; 0 if it has none."""
     parent_run_id: _builtins.str
-    """The run whose call this conversation's run does; of a job that no call began
-    the job itself; empty for one of people.
+    """Run whose call is executed in this conversation; empty for a conversation of a user. For a job that a
+    user started, the job itself.
     """
     sharing: Global___Sharing.ValueType
-    """What others of the store may do with it."""
+    """What other users of the store can do with it."""
     shows_arguments: _builtins.bool
-    """True if they may list the calls of its runs, too, with arguments and results."""
+    """Whether they can list the calls of its runs, with arguments and results."""
     forked_conversation_id: _builtins.str
-    """Of a fork: the conversation that it was made of, which may be gone by now;
-    empty for any other one.
-    """
+    """For a fork: the original conversation, which may be deleted; otherwise empty."""
     forked_number: _builtins.int
-    """Of a fork: the last message that it has in common with that one; 0 for any
-    other one.
-    """
+    """For a fork: number of the last shared message; otherwise 0."""
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
-        """When it began."""
+        """Creation time."""
 
     @_builtins.property
     def update_time(self) -> _timestamp_pb2.Timestamp:
-        """When something last happened in it: a message, or a run that took its turn
-        or gave it up. Neither a new title nor the archive counts.
+        """Time of the last activity: a message, or a run that started or ended its turn. A new title or archiving
+        does not count.
         """
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Labels that its user gave it (UpdateConversationRequest.labels)."""
+        """Labels of the conversation, set with UpdateConversationRequest.labels."""
 
     def __init__(
         self,
@@ -183,9 +173,8 @@ Global___Conversation: _TypeAlias = Conversation  # noqa: Y015
 
 @_typing.final
 class Labels(_message.Message):
-    """Labels are pairs by which users find their things again: at most 16. A key
-    matches ^[a-z0-9][a-z0-9_.-]{0,62}$ and does not begin with `pawl.`; a value
-    has at most 256 bytes, without control characters and line breaks.
+    """Labels, at most 16 key-value pairs. A key matches ^[a-z0-9][a-z0-9_.-]{0,62}$ and does not start with
+    `pawl.`. A value has at most 256 bytes, without control characters and line breaks.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -230,8 +219,8 @@ Global___Labels: _TypeAlias = Labels  # noqa: Y015
 
 @_typing.final
 class Erasure(_message.Message):
-    """Erasure says how far a conversation is erased. At the end nothing is left of
-    it but this, for as long as conversations are kept.
+    """Progress of erasing a conversation. Once complete, only this record remains, for as long as conversations
+    are kept.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -241,22 +230,19 @@ class Erasure(_message.Message):
     END_TIME_FIELD_NUMBER: _builtins.int
     WAITS_FOR_FIELD_NUMBER: _builtins.int
     conversation_id: _builtins.str
-    """The conversation."""
+    """Conversation ID."""
     @_builtins.property
     def erase_time(self) -> _timestamp_pb2.Timestamp:
-        """When that was acknowledged: since then it takes no messages, and nobody
-        reads it.
-        """
+        """When the erasure was accepted; since then the conversation cannot be read or written."""
 
     @_builtins.property
     def end_time(self) -> _timestamp_pb2.Timestamp:
-        """When the last of it was gone; absent until then."""
+        """When the erasure was complete; absent until then."""
 
     @_builtins.property
     def waits_for(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What is still to be done: `runs` (to end), `ledger`, `tool-registry`,
-        `notifier`, `stream` (the life cycle on NATS) and `log` (the list that is
-        applied again to a restored database). Empty at the end.
+        """Remaining work; empty at the end. `runs` (must end), `ledger`, `tool-registry`, `notifier`, `stream`
+        (life cycle events on NATS), `log` (the list that is applied again to a restored database).
         """
 
     def __init__(
@@ -277,8 +263,8 @@ Global___Erasure: _TypeAlias = Erasure  # noqa: Y015
 
 @_typing.final
 class LeftCall(_message.Message):
-    """LeftCall is a call of an erased conversation that had begun: what it was given
-    went to its tool, and what that did remains. Of its content nothing is kept.
+    """A started call of an erased conversation, without its content. Its tool received the arguments, and its
+    effect remains.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -290,20 +276,20 @@ class LeftCall(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     START_TIME_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
-    """The run."""
+    """Run ID."""
     call_id: _builtins.str
-    """The call. Empty for those of a series together that were not kept
-    (Run.trimmed_rounds); how they ended is that of one of the last ones.
+    """ID of the call; empty for all deleted calls of a series together (Run.trimmed_rounds). `state` is then
+    that of one of the last ones.
     """
     tool_name: _builtins.str
-    """The tool."""
+    """Tool name."""
     effect_class: _call_pb2.EffectClass.ValueType
-    """What a call of it can have changed."""
+    """Effect class of the tool."""
     state: _call_pb2.CallState.ValueType
-    """How it ended."""
+    """Final state of the call."""
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp:
-        """When it began; absent of those that were not kept."""
+        """When it started; absent for deleted calls."""
 
     def __init__(
         self,

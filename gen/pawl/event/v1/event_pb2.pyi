@@ -33,29 +33,29 @@ class _OperatorActEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OperatorA
     OPERATOR_ACT_UNSPECIFIED: _OperatorAct.ValueType  # 0
     """Never sent."""
     OPERATOR_ACT_RESOLVED: _OperatorAct.ValueType  # 1
-    """Said what became of a call in doubt."""
+    """Reported the outcome of a call in doubt."""
     OPERATOR_ACT_REDRIVEN: _OperatorAct.ValueType  # 2
-    """Let a quarantined run go on."""
+    """Resumed a quarantined run."""
     OPERATOR_ACT_ENDED: _OperatorAct.ValueType  # 3
     """Ended the run."""
 
 class OperatorAct(_OperatorAct, metaclass=_OperatorActEnumTypeWrapper):
-    """OperatorAct is what an operator can do about a run."""
+    """Action of an operator on a run."""
 
 OPERATOR_ACT_UNSPECIFIED: OperatorAct.ValueType  # 0
 """Never sent."""
 OPERATOR_ACT_RESOLVED: OperatorAct.ValueType  # 1
-"""Said what became of a call in doubt."""
+"""Reported the outcome of a call in doubt."""
 OPERATOR_ACT_REDRIVEN: OperatorAct.ValueType  # 2
-"""Let a quarantined run go on."""
+"""Resumed a quarantined run."""
 OPERATOR_ACT_ENDED: OperatorAct.ValueType  # 3
 """Ended the run."""
 Global___OperatorAct: _TypeAlias = OperatorAct  # noqa: Y015
 
 @_typing.final
 class RunEvents(_message.Message):
-    """RunEvents is a message on NATS (subject pawl.v1.<store>.run.<run>.events):
-    events of one run that were written together.
+    """Events of one run that were written together: a message on NATS. The subject is
+    pawl.v1.<store>.run.<run>.events.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -63,7 +63,7 @@ class RunEvents(_message.Message):
     EVENTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunEvent]:
-        """In order of seq."""
+        """Events in order of seq."""
 
     def __init__(
         self,
@@ -80,14 +80,13 @@ Global___RunEvents: _TypeAlias = RunEvents  # noqa: Y015
 
 @_typing.final
 class RunEvent(_message.Message):
-    """RunEvent is one entry of the log of a run: on streams, in the ledger and on
-    NATS.
+    """An entry in the log of a run: on streams, in the ledger and on NATS. Guarantees:
+    - `seq` starts at 1 and has no gaps.
+    - Every watcher gets the same bytes for the same seq.
+    - An event is durable before anyone sees it.
+    - Exactly one event ends a run. It is the last one, after all output.
 
-    Guarantees: `seq` starts at 1 and has no gaps; every watcher gets the same
-    bytes for the same seq; an event is durable before anyone sees it; a run has
-    exactly one event that ends it, and it is the last one; all output comes
-    before it. Some days after the end of a run the events before its last one
-    are removed; then a watcher gets a `Gap` in their place.
+    Some days after the end of a run, Pawl deletes all events but the last; watchers then get a `Gap`.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -114,65 +113,61 @@ class RunEvent(_message.Message):
     STARTER_PAUSED_FIELD_NUMBER: _builtins.int
     STARTER_FIRED_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
-    """Store of the run."""
+    """Store ID."""
     conversation_id: _builtins.str
-    """Conversation of the run."""
+    """Conversation ID."""
     run_id: _builtins.str
-    """The run."""
+    """Run ID."""
     seq: _builtins.int
     """Position in the log of the run, from 1."""
     attempt: _builtins.int
-    """Epoch of the worker that wrote it; 0 if a command or the ledger did. When
-    it grows, another worker has taken over, and output of the open round of a
-    lower epoch is void.
+    """Epoch of the worker that wrote it; 0 for a command or the ledger. When it increases, another worker has
+    taken over, and output of the open round with a lower epoch is void.
     """
     event_id: _builtins.str
-    """Id of the event, the same wherever it appears; subscribers remove
-    duplicates by it.
-    """
+    """ID of the event, the same everywhere; use it to remove duplicates."""
     type: _builtins.str
-    """Dotted name: run.queued, run.running, run.waiting, run.cancelling,
-    run.needs_attention, run.completed, run.failed, run.cancelled,
-    run.expired, run.topped_up, message.added, round.started, round.retrying, round.ended,
-    output.delta, tool.proposed, tool.awaiting_approval, tool.offered,
-    tool.asked, tool.runnable, tool.executing, tool.progress, tool.completed,
-    tool.failed, tool.rejected, tool.expired, tool.cancelled,
-    tool.outcome_unknown, tool.delegated, warning, operator.acted,
-    schedule.paused, trigger.paused, schedule.fired, trigger.fired. More may be
-    added. tool.executing is said of a front-end call when a client takes it:
-    its state is still OFFERED; tool.offered once more when it is given back.
+    """Dotted name of the event. More may be added. run.queued, run.running, run.waiting, run.cancelling,
+    run.needs_attention, run.completed, run.failed, run.cancelled, run.expired, run.topped_up, message.added,
+    round.started, round.retrying, round.ended, output.delta, tool.proposed, tool.awaiting_approval,
+    tool.offered, tool.asked, tool.runnable, tool.executing, tool.progress, tool.completed, tool.failed,
+    tool.rejected, tool.expired, tool.cancelled, tool.outcome_unknown, tool.delegated, warning,
+    operator.acted, schedule.paused, trigger.paused, schedule.fired, trigger.fired.
+
+    For a front-end call, tool.executing is sent when a client takes it (its state is still OFFERED), and
+    tool.offered again when it is returned.
     """
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
-        """Time of the commit, from the database's clock."""
+        """Time of the commit, from the database clock."""
 
     @_builtins.property
     def run_changed(self) -> Global___RunChanged:
-        """The run changed its state, or was created."""
+        """The run was created or changed its state."""
 
     @_builtins.property
     def message_added(self) -> Global___MessageAdded:
-        """A message was appended to the conversation."""
+        """A message was added to the conversation."""
 
     @_builtins.property
     def round_started(self) -> Global___RoundStarted:
-        """A model call begins."""
+        """A model call starts."""
 
     @_builtins.property
     def round_retrying(self) -> Global___RoundRetrying:
-        """A model call failed and will be made again: its output is void."""
+        """A model call failed and is repeated; its output is void."""
 
     @_builtins.property
     def round_ended(self) -> Global___RoundEnded:
-        """The model call ended."""
+        """A model call ended."""
 
     @_builtins.property
     def output_delta(self) -> Global___OutputDelta:
-        """A piece of the model's output."""
+        """A piece of model output."""
 
     @_builtins.property
     def call_changed(self) -> Global___CallChanged:
-        """A call changed its state, its holder or its arguments."""
+        """A call changed its state, holder or arguments."""
 
     @_builtins.property
     def tool_progress(self) -> Global___ToolProgress:
@@ -180,11 +175,11 @@ class RunEvent(_message.Message):
 
     @_builtins.property
     def warning(self) -> Global___Warning:
-        """Something the user should know that does not change the run's state."""
+        """A remark for the user that does not change the state of the run."""
 
     @_builtins.property
     def operator_acted(self) -> Global___OperatorActed:
-        """An operator did something about the run."""
+        """An operator acted on the run."""
 
     @_builtins.property
     def run_topped_up(self) -> Global___RunToppedUp:
@@ -192,15 +187,14 @@ class RunEvent(_message.Message):
 
     @_builtins.property
     def starter_paused(self) -> Global___StarterPaused:
-        """A schedule or a trigger has paused itself. Of the life cycle only, and in the
-        log of no run: `run_id`, `conversation_id` and `seq` are empty.
+        """A schedule or trigger paused itself. Only in life cycle events, not in the log of a run. `run_id`,
+        `conversation_id` and `seq` are empty.
         """
 
     @_builtins.property
     def starter_fired(self) -> Global___StarterFired:
-        """A schedule or a trigger has fired. Of the life cycle only, and in the log of
-        no run: `run_id` and `conversation_id` are those of the run that it started,
-        empty for none, and `seq` is empty.
+        """A schedule or trigger fired. Only in life cycle events, not in the log of a run. `run_id` and
+        `conversation_id` are those of the started run, if any; `seq` is empty.
         """
 
     def __init__(
@@ -240,17 +234,17 @@ Global___RunEvent: _TypeAlias = RunEvent  # noqa: Y015
 
 @_typing.final
 class RunChanged(_message.Message):
-    """RunChanged is a new state of a run."""
+    """A new state of a run."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     FROM_STATE_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
     from_state: _run_pb2.RunState.ValueType
-    """The state before; UNSPECIFIED when the run was created."""
+    """Previous state; UNSPECIFIED when the run was created."""
     @_builtins.property
     def run(self) -> _run_pb2.Run:
-        """The run as it is now, without `pending_calls`."""
+        """The run after the change, without `pending_calls`."""
 
     def __init__(
         self,
@@ -268,8 +262,8 @@ Global___RunChanged: _TypeAlias = RunChanged  # noqa: Y015
 
 @_typing.final
 class StarterPaused(_message.Message):
-    """StarterPaused is a schedule or a trigger that has paused itself, after too many
-    failures. The type of the event says which: schedule.paused or trigger.paused.
+    """A schedule or trigger that paused itself after too many failures. The event type is schedule.paused or
+    trigger.paused.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -278,11 +272,11 @@ class StarterPaused(_message.Message):
     USER_ID_FIELD_NUMBER: _builtins.int
     NOTE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Its name."""
+    """Name of the schedule or trigger."""
     user_id: _builtins.str
-    """Whose it is."""
+    """Its user."""
     note: _builtins.str
-    """Why."""
+    """Why it paused."""
     def __init__(
         self,
         *,
@@ -300,10 +294,8 @@ Global___StarterPaused: _TypeAlias = StarterPaused  # noqa: Y015
 
 @_typing.final
 class StarterFired(_message.Message):
-    """StarterFired is what became of a due time of a schedule, of an event of a
-    trigger, or of a fire that was asked for. The type of the event says which:
-    schedule.fired or trigger.fired. One that waits for the end of the run before
-    it, or for more events, is told once it waits no more.
+    """Outcome of a due time, an event, or a requested fire. The event type is schedule.fired or trigger.fired. A
+    fire that waits is reported once it no longer waits.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -312,9 +304,9 @@ class StarterFired(_message.Message):
     USER_ID_FIELD_NUMBER: _builtins.int
     FIRE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """The name of the schedule or trigger."""
+    """Name of the schedule or trigger."""
     user_id: _builtins.str
-    """Whose it is."""
+    """Its user."""
     @_builtins.property
     def fire(self) -> _schedule_pb2.ScheduleFire:
         """The fire."""
@@ -336,7 +328,7 @@ Global___StarterFired: _TypeAlias = StarterFired  # noqa: Y015
 
 @_typing.final
 class RunToppedUp(_message.Message):
-    """RunToppedUp is a larger token budget. The run may go on after it."""
+    """A larger token budget. The run may continue after it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -346,9 +338,9 @@ class RunToppedUp(_message.Message):
     tokens: _builtins.int
     """Tokens added."""
     token_budget: _builtins.int
-    """The budget as it is now."""
+    """The new budget."""
     user_id: _builtins.str
-    """Who added them."""
+    """User who added them."""
     def __init__(
         self,
         *,
@@ -366,15 +358,15 @@ Global___RunToppedUp: _TypeAlias = RunToppedUp  # noqa: Y015
 
 @_typing.final
 class MessageAdded(_message.Message):
-    """MessageAdded is a new message of the conversation."""
+    """A new message of the conversation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MESSAGE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def message(self) -> _message_pb2.Message:
-        """The message. For the assistant it replaces the output deltas from
-        `first_output_seq` to `last_output_seq`.
+        """The message. An assistant message replaces the output deltas from `first_output_seq` to
+        `last_output_seq`.
         """
 
     def __init__(
@@ -392,7 +384,7 @@ Global___MessageAdded: _TypeAlias = MessageAdded  # noqa: Y015
 
 @_typing.final
 class RoundStarted(_message.Message):
-    """RoundStarted says that the model is being called."""
+    """The model is being called."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -402,15 +394,15 @@ class RoundStarted(_message.Message):
     WITHOUT_TOOLS_FIELD_NUMBER: _builtins.int
     SUMMARY_FIELD_NUMBER: _builtins.int
     round: _builtins.int
-    """The round, from 1."""
+    """Round, from 1."""
     model_attempt: _builtins.int
-    """The attempt within the round, from 1."""
+    """Attempt within the round, from 1."""
     model: _builtins.str
-    """The model asked for."""
+    """Requested model."""
     without_tools: _builtins.bool
-    """True for the last call, which is made without tools."""
+    """Whether this is the final call, which has no tools."""
     summary: _builtins.bool
-    """True for a call that summarises old turns; its output is no answer."""
+    """Whether the call summarises old turns; its output is not an answer."""
     def __init__(
         self,
         *,
@@ -430,7 +422,7 @@ Global___RoundStarted: _TypeAlias = RoundStarted  # noqa: Y015
 
 @_typing.final
 class RoundRetrying(_message.Message):
-    """RoundRetrying says that an attempt failed; clients drop what it showed."""
+    """An attempt failed; clients discard its output."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -443,29 +435,27 @@ class RoundRetrying(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     round: _builtins.int
-    """The round."""
+    """Round."""
     model_attempt: _builtins.int
-    """The attempt that failed."""
+    """Attempt that failed."""
     reason: _builtins.str
-    """For programs: HTTP_429, HTTP_500, NETWORK, HEADERS_TIMEOUT, IDLE_TIMEOUT,
-    STREAM_TRUNCATED, STREAM_GARBLED, STREAM_ERROR, EMPTY_STREAM, EMPTY_ANSWER
-    (neither text nor a call; made again once only), TAKEOVER,
+    """Machine-readable reason. HTTP_429, HTTP_500, NETWORK, HEADERS_TIMEOUT, IDLE_TIMEOUT, STREAM_TRUNCATED,
+    STREAM_GARBLED, STREAM_ERROR, EMPTY_STREAM, EMPTY_ANSWER (no text and no call; retried once), TAKEOVER,
     BUDGET_EXHAUSTED (the token budget cut the answer short).
     """
     message: _builtins.str
-    """For people."""
+    """Message for people."""
     delay_seconds: _builtins.float
     """Seconds until the next attempt."""
     void_from_seq: _builtins.int
     """Output from this seq on is void; 0 if there was none."""
     model: _builtins.str
-    """The model of the next attempt. Another one than before if that has failed and
-    the run goes on with a fallback (RunOptions.model_fallbacks); a Warning says
-    MODEL_FALLBACK then.
+    """Model of the next attempt. Differs from the previous one when the run switches to a fallback
+    (RunOptions.model_fallbacks); then a Warning MODEL_FALLBACK follows.
     """
     @_builtins.property
     def usage(self) -> _run_pb2.Usage:
-        """What the failed attempt used."""
+        """Usage of the failed attempt."""
 
     def __init__(
         self,
@@ -489,7 +479,7 @@ Global___RoundRetrying: _TypeAlias = RoundRetrying  # noqa: Y015
 
 @_typing.final
 class RoundEnded(_message.Message):
-    """RoundEnded closes a model call."""
+    """A model call ended."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -498,14 +488,14 @@ class RoundEnded(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     round: _builtins.int
-    """The round."""
+    """Round."""
     model_attempt: _builtins.int
-    """The attempt that succeeded."""
+    """Attempt that succeeded."""
     finish_reason: _builtins.str
-    """What the model server gave as the reason; informative only."""
+    """Finish reason of the model server; informative only."""
     @_builtins.property
     def usage(self) -> _run_pb2.Usage:
-        """What this call used."""
+        """Usage of this call."""
 
     def __init__(
         self,
@@ -525,9 +515,7 @@ Global___RoundEnded: _TypeAlias = RoundEnded  # noqa: Y015
 
 @_typing.final
 class OutputDelta(_message.Message):
-    """OutputDelta is coalesced output: the first chunk at once, then at most every
-    100 ms or 10 chunks. Pieces are appended in order.
-    """
+    """Model output: the first chunk immediately, then at most every 100 ms or 10 chunks. Append pieces in order."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -538,9 +526,9 @@ class OutputDelta(_message.Message):
     CALLS_FIELD_NUMBER: _builtins.int
     REFUSAL_FIELD_NUMBER: _builtins.int
     round: _builtins.int
-    """The round."""
+    """Round."""
     model_attempt: _builtins.int
-    """The attempt; a higher one starts from nothing."""
+    """Attempt; a higher one starts from nothing."""
     text: _builtins.str
     """More text."""
     reasoning: _builtins.str
@@ -571,9 +559,7 @@ Global___OutputDelta: _TypeAlias = OutputDelta  # noqa: Y015
 
 @_typing.final
 class CallFragment(_message.Message):
-    """CallFragment is a piece of a call that the model is writing. It is for
-    display only: nothing runs before the stream ended.
-    """
+    """A piece of a call that the model is writing. For display only: no call runs before the stream ends."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -581,13 +567,13 @@ class CallFragment(_message.Message):
     TOOL_NAME_FIELD_NUMBER: _builtins.int
     ARGUMENTS_TEXT_FIELD_NUMBER: _builtins.int
     index: _builtins.int
-    """Position of the call in the round, in the order in which the calls began to
-    come: that of Call.index, unless the model server sent them out of order.
+    """Position of the call in the round, by first appearance. Equals Call.index unless the model server sent
+    the calls out of order.
     """
     tool_name: _builtins.str
     """Name of the tool, once known."""
     arguments_text: _builtins.str
-    """More of the arguments' text."""
+    """More of the text of the arguments."""
     def __init__(
         self,
         *,
@@ -605,7 +591,7 @@ Global___CallFragment: _TypeAlias = CallFragment  # noqa: Y015
 
 @_typing.final
 class CallChanged(_message.Message):
-    """CallChanged is a new state of a call."""
+    """A new state of a call."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -613,14 +599,14 @@ class CallChanged(_message.Message):
     CALL_FIELD_NUMBER: _builtins.int
     DURATION_SECONDS_FIELD_NUMBER: _builtins.int
     from_state: _call_pb2.CallState.ValueType
-    """The state before; UNSPECIFIED when the call was created."""
+    """Previous state; UNSPECIFIED when the call was created."""
     duration_seconds: _builtins.float
-    """Seconds from the begin of the execution to its end: only when settled after
-    RUNNING or DELEGATED, or while a client held it (from the moment it took it).
+    """Seconds from start to end of the execution; set when settled. Only after RUNNING or DELEGATED, or while a
+    client held the call (from when it took it).
     """
     @_builtins.property
     def call(self) -> _call_pb2.Call:
-        """The call as it is now; a large result is left out."""
+        """The call after the change; large results are left out."""
 
     def __init__(
         self,
@@ -639,7 +625,7 @@ Global___CallChanged: _TypeAlias = CallChanged  # noqa: Y015
 
 @_typing.final
 class ToolProgress(_message.Message):
-    """ToolProgress is what a running tool says about itself."""
+    """Progress of a running tool."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -648,13 +634,13 @@ class ToolProgress(_message.Message):
     FRACTION_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
-    """The call."""
+    """Call ID."""
     tool_name: _builtins.str
-    """The tool."""
+    """Tool name."""
     fraction: _builtins.float
-    """From 0 to 1; absent if the tool cannot say."""
+    """Fraction done, 0 to 1; absent if unknown."""
     message: _builtins.str
-    """For people."""
+    """Message for people."""
     def __init__(
         self,
         *,
@@ -675,21 +661,20 @@ Global___ToolProgress: _TypeAlias = ToolProgress  # noqa: Y015
 
 @_typing.final
 class Warning(_message.Message):
-    """Warning is a remark on the run."""
+    """A remark on a run."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     REASON_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
-    """For programs: ROUND_LIMIT_NEAR, HISTORY_SUMMARISED, TOO_MANY_CALLS,
-    FINAL_ROUND, NOT_STOPPED (a call of a stopped run may go on; see
-    Run.unstopped_call_ids), ANSWER_CUT_OFF (the model reached its output
-    limit), FIELDS_LEFT_OUT (see Message.provider_state_json), TOOLS_LEFT_OUT (a
-    run has at most 128 tools; name those that it needs).
+    """Machine-readable reason. ROUND_LIMIT_NEAR, HISTORY_SUMMARISED, TOO_MANY_CALLS, FINAL_ROUND,
+    MODEL_FALLBACK, NOT_STOPPED (a call of a stopped run may still be running; see Run.unstopped_call_ids),
+    ANSWER_CUT_OFF (the model reached its output limit), FIELDS_LEFT_OUT (see Message.provider_state_json),
+    TOOLS_LEFT_OUT (a run has at most 128 tools; name those that it needs).
     """
     message: _builtins.str
-    """For people."""
+    """Message for people."""
     def __init__(
         self,
         *,
@@ -706,7 +691,7 @@ Global___Warning: _TypeAlias = Warning  # noqa: Y015
 
 @_typing.final
 class OperatorActed(_message.Message):
-    """OperatorActed says who did what about the run, before its effect."""
+    """An operator's action on the run, recorded before its effect."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -715,13 +700,13 @@ class OperatorActed(_message.Message):
     CALL_ID_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     user_id: _builtins.str
-    """Who."""
+    """User who acted."""
     act: Global___OperatorAct.ValueType
-    """What."""
+    """The action."""
     call_id: _builtins.str
-    """The call; only with RESOLVED."""
+    """ID of the call; only with RESOLVED."""
     reason: _builtins.str
-    """For people; may be empty."""
+    """Reason for people; may be empty."""
     def __init__(
         self,
         *,

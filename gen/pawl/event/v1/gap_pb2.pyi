@@ -23,13 +23,11 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class Gap(_message.Message):
-    """Gap stands in a stream of events for those that are not kept any more: the
-    log of a run that ended some days ago (default 7) begins at its last event,
-    that of a series at its last 100 to 200 iterations, also while it goes on.
-    A watcher that asks for earlier ones gets one gap in their place, with what
-    they had led to, and then the events from `to_seq` + 1 on. It drops what it
-    has of the run and takes the snapshot instead. Everybody who attaches at the
-    same place of a run that has ended gets the same gap.
+    """Replaces deleted events in a stream of events. Pawl deletes the events of a run some days (default 7) after
+    it ends, except the last one, and those of a running series before its last 100 to 200 iterations. A
+    watcher that asks for earlier events gets one gap with a snapshot of their result, and then the events from
+    `to_seq` + 1 on. It should replace its state of the run with the snapshot. For an ended run, the same
+    position always gives the same gap.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -39,14 +37,14 @@ class Gap(_message.Message):
     TO_SEQ_FIELD_NUMBER: _builtins.int
     SNAPSHOT_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
-    """The run."""
+    """Run ID."""
     from_seq: _builtins.int
-    """First of the removed events that the watcher asked for."""
+    """First deleted event that the watcher asked for."""
     to_seq: _builtins.int
-    """Last of them. Attach after it to go on."""
+    """Last deleted event. Continue after it."""
     @_builtins.property
     def snapshot(self) -> Global___RunSnapshot:
-        """What there is to know without them."""
+        """State of the run without the deleted events."""
 
     def __init__(
         self,
@@ -66,11 +64,9 @@ Global___Gap: _TypeAlias = Gap  # noqa: Y015
 
 @_typing.final
 class RunSnapshot(_message.Message):
-    """RunSnapshot is a run with its messages and calls, as of its event
-    `run.last_seq`. The newest come first into it, until it has 512 KiB of
-    messages and 512 KiB of calls; ListMessages and ListCalls have all. That of a
-    series whose log was trimmed as it went on has no calls: those that went with
-    the events are gone, and the events that follow tell of all others.
+    """A run with its messages and calls, as of its event `run.last_seq`. Contains the newest messages and calls,
+    at most 512 KiB each; ListMessages and ListCalls return all. For a running series it has no calls: earlier
+    ones are deleted, later ones are in the events that follow.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -81,20 +77,20 @@ class RunSnapshot(_message.Message):
     OMITTED_MESSAGE_COUNT_FIELD_NUMBER: _builtins.int
     OMITTED_CALL_COUNT_FIELD_NUMBER: _builtins.int
     omitted_message_count: _builtins.int
-    """How many earlier messages of the run were left out."""
+    """Number of earlier messages left out."""
     omitted_call_count: _builtins.int
-    """How many earlier calls were left out, or are gone (Run.trimmed_rounds)."""
+    """Number of earlier calls left out or deleted (Run.trimmed_rounds)."""
     @_builtins.property
     def run(self) -> _run_pb2.Run:
         """The run, without `pending_calls`."""
 
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Message]:
-        """The messages that the run added to its conversation, in order."""
+        """Messages that the run added to its conversation, in order."""
 
     @_builtins.property
     def calls(self) -> _containers.RepeatedCompositeFieldContainer[_call_pb2.Call]:
-        """Its calls, in call order. Results over 16 KiB are left out, as in events."""
+        """Its calls in call order. Results over 16 KiB are left out."""
 
     def __init__(
         self,

@@ -27,44 +27,38 @@ class _Role:
 class _RoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Role.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     ROLE_UNSPECIFIED: _Role.ValueType  # 0
-    """INVALID_ARGUMENT."""
+    """Rejected with INVALID_ARGUMENT."""
     ROLE_USER: _Role.ValueType  # 1
     """The user."""
     ROLE_ASSISTANT: _Role.ValueType  # 2
     """The model."""
     ROLE_SUMMARY: _Role.ValueType  # 3
-    """Pawl: a summary that stands for all messages before it when the model is
-    called.
-    """
+    """Pawl: a summary that replaces all earlier messages in model calls."""
     ROLE_NOTICE: _Role.ValueType  # 4
-    """Pawl: what jobs told their conversation, of which the model is told with it
-    (docs/guides/background.md). The text is for people; `notices_json` is what the model is given.
-    Both are empty for others than the user who started the jobs.
+    """Pawl: reports of jobs to their conversation (docs/guides/background.md). `text` is for people, `notices_json`
+    for the model. Both are empty for anyone but the user of the jobs.
     """
 
 class Role(_Role, metaclass=_RoleEnumTypeWrapper):
-    """Role is who a message is from."""
+    """Author of a message."""
 
 ROLE_UNSPECIFIED: Role.ValueType  # 0
-"""INVALID_ARGUMENT."""
+"""Rejected with INVALID_ARGUMENT."""
 ROLE_USER: Role.ValueType  # 1
 """The user."""
 ROLE_ASSISTANT: Role.ValueType  # 2
 """The model."""
 ROLE_SUMMARY: Role.ValueType  # 3
-"""Pawl: a summary that stands for all messages before it when the model is
-called.
-"""
+"""Pawl: a summary that replaces all earlier messages in model calls."""
 ROLE_NOTICE: Role.ValueType  # 4
-"""Pawl: what jobs told their conversation, of which the model is told with it
-(docs/guides/background.md). The text is for people; `notices_json` is what the model is given.
-Both are empty for others than the user who started the jobs.
+"""Pawl: reports of jobs to their conversation (docs/guides/background.md). `text` is for people, `notices_json`
+for the model. Both are empty for anyone but the user of the jobs.
 """
 Global___Role: _TypeAlias = Role  # noqa: Y015
 
 @_typing.final
 class ImagePart(_message.Message):
-    """ImagePart is an image: PNG, JPEG, GIF or WebP."""
+    """An image: PNG, JPEG, GIF or WebP."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -73,17 +67,15 @@ class ImagePart(_message.Message):
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     SHA256_FIELD_NUMBER: _builtins.int
     data: _builtins.bytes
-    """The image. Empty in everything that Pawl answers: messages and events say
-    which image it was, and do not repeat it.
-    """
+    """The image. Always empty in responses and events."""
     media_type: _builtins.str
-    """image/png, image/jpeg, image/gif or image/webp. Pawl sees it in the image;
-    in a request it may be empty, and is refused if it says something else.
+    """image/png, image/jpeg, image/gif or image/webp. Pawl detects it; in a request it may be empty, and is
+    rejected if it differs.
     """
     size_bytes: _builtins.int
-    """Size of the image. Given by Pawl."""
+    """Size of the image. Output only."""
     sha256: _builtins.str
-    """SHA-256 of the image, in hex. Given by Pawl."""
+    """SHA-256 of the image, in hex. Output only."""
     def __init__(
         self,
         *,
@@ -102,9 +94,8 @@ Global___ImagePart: _TypeAlias = ImagePart  # noqa: Y015
 
 @_typing.final
 class FilePart(_message.Message):
-    """FilePart is a document (pawl.tool.v1.DocumentService) that the user can read.
-    Its text becomes a part of the message when the message comes: what happens to
-    the document later changes nothing.
+    """A document (pawl.tool.v1.DocumentService) that the user can read. Pawl copies its text when it receives the
+    message; later changes to the document have no effect.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -115,15 +106,15 @@ class FilePart(_message.Message):
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     SHA256_FIELD_NUMBER: _builtins.int
     document_name: _builtins.str
-    """Name of the document."""
+    """Document name."""
     shared: _builtins.bool
-    """True for a document of the store, false for one of the user's own."""
+    """Whether it is a document of the store, not of the user."""
     text: _builtins.str
-    """The text. Between services only."""
+    """Text of the document. Only between services."""
     size_bytes: _builtins.int
-    """Size of the text in UTF-8. Given by Pawl."""
+    """Size of the text in UTF-8. Output only."""
     sha256: _builtins.str
-    """SHA-256 of the text, in hex. Given by Pawl."""
+    """SHA-256 of the text, in hex. Output only."""
     def __init__(
         self,
         *,
@@ -143,7 +134,7 @@ Global___FilePart: _TypeAlias = FilePart  # noqa: Y015
 
 @_typing.final
 class Part(_message.Message):
-    """Part is a piece of a user's message."""
+    """A part of a user's message."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -154,11 +145,11 @@ class Part(_message.Message):
     """Text, as StartRunRequest.text."""
     @_builtins.property
     def image(self) -> Global___ImagePart:
-        """An image, for deployments whose models take them (DeploymentInfo.part_kinds)."""
+        """An image, if the models accept images (DeploymentInfo.part_kinds)."""
 
     @_builtins.property
     def file(self) -> Global___FilePart:
-        """A document. Every model takes it: it is told its text."""
+        """A document. Works with every model, which gets its text."""
 
     def __init__(
         self,
@@ -179,9 +170,7 @@ Global___Part: _TypeAlias = Part  # noqa: Y015
 
 @_typing.final
 class Message(_message.Message):
-    """Message is one entry of a conversation. Results of calls are no messages:
-    they stand with the calls.
-    """
+    """A message of a conversation. Results of calls are in Call, not in messages."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -207,70 +196,64 @@ class Message(_message.Message):
     USER_ID_FIELD_NUMBER: _builtins.int
     NOTICES_JSON_FIELD_NUMBER: _builtins.int
     message_id: _builtins.str
-    """Id of the message."""
+    """Message ID."""
     conversation_id: _builtins.str
-    """The conversation that it was written in. A fork shows messages of others."""
+    """Conversation in which it was written. A fork also shows messages of the original."""
     run_id: _builtins.str
-    """The run that brought it."""
+    """Run that added it."""
     number: _builtins.int
-    """Position in the conversation, from 1, without gaps; the oldest are removed
-    long after a summary took their place (docs/guides/operations.md).
+    """Position in the conversation, from 1, without gaps. The oldest messages are deleted long after a summary
+    replaced them (docs/guides/operations.md).
     """
     role: Global___Role.ValueType
-    """Who it is from."""
+    """Author of the message."""
     text: _builtins.str
-    """The text; may be empty for the assistant when it only calls tools."""
+    """The text; may be empty if the assistant only calls tools."""
     reasoning: _builtins.str
-    """The reasoning text that the model server streamed; may be empty."""
+    """Reasoning text that the model server streamed; may be empty."""
     provider_state_json: _builtins.bytes
-    """What Pawl does not know of the model server's message, returned to it byte
-    for byte (reasoning_details, extra_content, signatures): a JSON object of
-    the extra fields, or empty. `tool_calls` in it is a list of objects: the
-    extra fields of each call, in the order of `call_ids`. At most 512 KiB for
-    a message, else none are kept and a Warning says FIELDS_LEFT_OUT.
+    """Extra fields of the model server's message, returned to it byte for byte. A JSON object
+    (reasoning_details, extra_content, signatures and so on), or empty. Its `tool_calls` lists the extra
+    fields of each call, in the order of `call_ids`. At most 512 KiB; otherwise none are kept, with a Warning
+    FIELDS_LEFT_OUT.
     """
     interrupted: _builtins.bool
-    """True if the answer has no end: its stream was stopped, or the model reached
-    its output limit (a Warning says ANSWER_CUT_OFF). The model is told so.
+    """Whether the answer is incomplete: stopped, or cut off at the output limit (Warning ANSWER_CUT_OFF). The
+    model is informed.
     """
     refusal: _builtins.str
-    """The refusal of the model, if it refused."""
+    """Refusal of the model, if it refused."""
     first_output_seq: _builtins.int
     """First event of the output that this message replaces; 0 if none."""
     last_output_seq: _builtins.int
     """Last event of the output that this message replaces; 0 if none."""
     summarised_to_number: _builtins.int
-    """For ROLE_SUMMARY: the number of the last message it stands for."""
+    """For ROLE_SUMMARY: number of the last message that it replaces."""
     imported: _builtins.bool
-    """True if it was written elsewhere (ConversationService.ImportConversation).
-    `create_time` is when it was imported, and `run_id` names a run that stands
-    for the whole history, which no list of runs has.
+    """Whether it was imported with ConversationService.ImportConversation. `create_time` is the time of the
+    import. `run_id` is a placeholder run that is not listed.
     """
     misfit: _builtins.str
-    """What is wrong with the answer, if the run has a response format that it does
-    not fit. The model is told.
-    """
+    """Why the answer does not match the response format; empty if it does. The model is informed."""
     model: _builtins.str
-    """For ROLE_ASSISTANT: the model that was asked, which alone gets `reasoning` and
-    `provider_state_json` back; empty if that is not known: then any model does.
+    """For ROLE_ASSISTANT: model that wrote it; empty if unknown. Only this model gets `reasoning` and
+    `provider_state_json` back; if unknown, every model does.
     """
     user_id: _builtins.str
-    """Whose it is: the user of its run."""
+    """User of its run."""
     notices_json: _builtins.bytes
-    """For ROLE_NOTICE: what the model is given, a JSON array of objects."""
+    """For ROLE_NOTICE: what the model gets, a JSON array of objects."""
     @_builtins.property
     def call_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The calls it asks for, in order."""
+        """Calls that it requests, in order."""
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was appended."""
+        """When it was added."""
 
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Part]:
-        """Of a user's message that has more than a text: all of it, `text` is the texts
-        of it. Empty otherwise.
-        """
+        """All parts of a user message that is more than text; otherwise empty. `text` has their texts."""
 
     def __init__(
         self,

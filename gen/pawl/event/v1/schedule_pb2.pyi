@@ -28,39 +28,31 @@ class _ScheduleOverlap:
 class _ScheduleOverlapEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ScheduleOverlap.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     SCHEDULE_OVERLAP_UNSPECIFIED: _ScheduleOverlap.ValueType  # 0
-    """The default: SCHEDULE_OVERLAP_SKIP of a schedule, SCHEDULE_OVERLAP_ALLOW of a
-    trigger.
-    """
+    """The default: SKIP for a schedule, ALLOW for a trigger."""
     SCHEDULE_OVERLAP_SKIP: _ScheduleOverlap.ValueType  # 1
     """Starts nothing."""
     SCHEDULE_OVERLAP_QUEUE: _ScheduleOverlap.ValueType  # 2
-    """Waits until that run has ended; one fire waits, further ones are skipped."""
+    """Waits until the previous run has ended. One fire waits; further ones are skipped."""
     SCHEDULE_OVERLAP_ALLOW: _ScheduleOverlap.ValueType  # 3
-    """Starts its run beside that one. In one conversation for all the runs
-    take turns all the same.
-    """
+    """Starts its run immediately. Runs in the same conversation still take turns."""
     SCHEDULE_OVERLAP_CANCEL: _ScheduleOverlap.ValueType  # 4
-    """Cancels that run and starts its own once that has ended."""
+    """Cancels the previous run, and starts its own when that has ended."""
 
 class ScheduleOverlap(_ScheduleOverlap, metaclass=_ScheduleOverlapEnumTypeWrapper):
-    """ScheduleOverlap is what a fire does while the run of the fire before it goes
-    on, waits for somebody included.
+    """Overlap policy: what a fire does while the previous run has not ended. A run that waits for a person has
+    not ended.
     """
 
 SCHEDULE_OVERLAP_UNSPECIFIED: ScheduleOverlap.ValueType  # 0
-"""The default: SCHEDULE_OVERLAP_SKIP of a schedule, SCHEDULE_OVERLAP_ALLOW of a
-trigger.
-"""
+"""The default: SKIP for a schedule, ALLOW for a trigger."""
 SCHEDULE_OVERLAP_SKIP: ScheduleOverlap.ValueType  # 1
 """Starts nothing."""
 SCHEDULE_OVERLAP_QUEUE: ScheduleOverlap.ValueType  # 2
-"""Waits until that run has ended; one fire waits, further ones are skipped."""
+"""Waits until the previous run has ended. One fire waits; further ones are skipped."""
 SCHEDULE_OVERLAP_ALLOW: ScheduleOverlap.ValueType  # 3
-"""Starts its run beside that one. In one conversation for all the runs
-take turns all the same.
-"""
+"""Starts its run immediately. Runs in the same conversation still take turns."""
 SCHEDULE_OVERLAP_CANCEL: ScheduleOverlap.ValueType  # 4
-"""Cancels that run and starts its own once that has ended."""
+"""Cancels the previous run, and starts its own when that has ended."""
 Global___ScheduleOverlap: _TypeAlias = ScheduleOverlap  # noqa: Y015
 
 class _ScheduleFireOutcome:
@@ -72,54 +64,44 @@ class _ScheduleFireOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_S
     SCHEDULE_FIRE_OUTCOME_UNSPECIFIED: _ScheduleFireOutcome.ValueType  # 0
     """Never sent."""
     SCHEDULE_FIRE_OUTCOME_STARTED: _ScheduleFireOutcome.ValueType  # 1
-    """Its run was started. Final."""
+    """The run was started. Final."""
     SCHEDULE_FIRE_OUTCOME_WAITING: _ScheduleFireOutcome.ValueType  # 2
-    """It waits for the run before it to end (SCHEDULE_OVERLAP_QUEUE,
-    SCHEDULE_OVERLAP_CANCEL), or whether another event follows
-    (TriggerDefinition.debounce_seconds).
+    """Waiting for the previous run (QUEUE, CANCEL) or for further events. See
+    TriggerDefinition.debounce_seconds.
     """
     SCHEDULE_FIRE_OUTCOME_SKIPPED: _ScheduleFireOutcome.ValueType  # 3
-    """Nothing was started because of the run before it, or of an event after it;
-    `reason` says why. Final.
-    """
+    """Nothing was started because of the previous run or a later event; see `reason`. Final."""
     SCHEDULE_FIRE_OUTCOME_MISSED: _ScheduleFireOutcome.ValueType  # 4
-    """Nothing was started because it was too late: the catch-up window was over.
-    Stands for all due times before that of the next fire. Final.
+    """Nothing was started because the catch-up window was over. Final. Represents all due times before the next
+    fire.
     """
     SCHEDULE_FIRE_OUTCOME_REFUSED: _ScheduleFireOutcome.ValueType  # 5
-    """The run was refused as StartRun refuses it; `reason` says why. Final, unless the
-    same event is delivered again.
-    """
+    """The run was refused, as by StartRun; see `reason`. Final, unless the same event is delivered again."""
 
 class ScheduleFireOutcome(_ScheduleFireOutcome, metaclass=_ScheduleFireOutcomeEnumTypeWrapper):
-    """ScheduleFireOutcome is what became of a due time, or of an event."""
+    """Outcome of a fire."""
 
 SCHEDULE_FIRE_OUTCOME_UNSPECIFIED: ScheduleFireOutcome.ValueType  # 0
 """Never sent."""
 SCHEDULE_FIRE_OUTCOME_STARTED: ScheduleFireOutcome.ValueType  # 1
-"""Its run was started. Final."""
+"""The run was started. Final."""
 SCHEDULE_FIRE_OUTCOME_WAITING: ScheduleFireOutcome.ValueType  # 2
-"""It waits for the run before it to end (SCHEDULE_OVERLAP_QUEUE,
-SCHEDULE_OVERLAP_CANCEL), or whether another event follows
-(TriggerDefinition.debounce_seconds).
+"""Waiting for the previous run (QUEUE, CANCEL) or for further events. See
+TriggerDefinition.debounce_seconds.
 """
 SCHEDULE_FIRE_OUTCOME_SKIPPED: ScheduleFireOutcome.ValueType  # 3
-"""Nothing was started because of the run before it, or of an event after it;
-`reason` says why. Final.
-"""
+"""Nothing was started because of the previous run or a later event; see `reason`. Final."""
 SCHEDULE_FIRE_OUTCOME_MISSED: ScheduleFireOutcome.ValueType  # 4
-"""Nothing was started because it was too late: the catch-up window was over.
-Stands for all due times before that of the next fire. Final.
+"""Nothing was started because the catch-up window was over. Final. Represents all due times before the next
+fire.
 """
 SCHEDULE_FIRE_OUTCOME_REFUSED: ScheduleFireOutcome.ValueType  # 5
-"""The run was refused as StartRun refuses it; `reason` says why. Final, unless the
-same event is delivered again.
-"""
+"""The run was refused, as by StartRun; see `reason`. Final, unless the same event is delivered again."""
 Global___ScheduleFireOutcome: _TypeAlias = ScheduleFireOutcome  # noqa: Y015
 
 @_typing.final
 class ScheduleDefinition(_message.Message):
-    """ScheduleDefinition is what a schedule does, and when."""
+    """What a schedule does, and when."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -158,56 +140,45 @@ class ScheduleDefinition(_message.Message):
     OVERLAP_FIELD_NUMBER: _builtins.int
     CATCH_UP_SECONDS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """The name of the schedule, unique among those of its user:
-    ^[A-Za-z0-9_-]{1,64}$. Required.
-    """
+    """Name of the schedule, unique per user; matches ^[A-Za-z0-9_-]{1,64}$. Required."""
     text: _builtins.str
-    """The message with which each run begins, at most 16 KiB. Required."""
+    """Message that starts each run, at most 16 KiB. Required."""
     agent: _builtins.str
-    """The agent that drives the runs, as StartRunRequest.agent; its newest version
-    at each fire.
-    """
+    """Agent that drives the runs, at its newest version. As StartRunRequest.agent."""
     conversation_key: _builtins.str
-    """One conversation for all runs, by a key as StartRunRequest.conversation_key;
-    empty for a new one for each.
+    """Key of one conversation for all runs; empty for a new conversation per run. As
+    StartRunRequest.conversation_key.
     """
     cron: _builtins.str
-    """When it is due, as cron has it: minute, hour, day of the month, month and day
-    of the week, at most 256 characters. Either this or `interval_seconds`.
-
-    A time of day that the zone leaves out, as clocks go forward, is due
-    right after, one that comes twice only the first time. Where the hour is `*`
-    the schedule keeps its pace through both.
+    """Cron expression: minute, hour, day of month, month, day of week; at most 256 characters. Either this or
+    `interval_seconds`. When clocks go forward, a skipped time is due right after the change; when they go
+    back, a repeated time is due only the first time. With hour `*` the schedule keeps its pace.
     """
     time_zone: _builtins.str
-    """The zone of `cron`, such as Europe/Berlin; UTC if empty."""
+    """IANA time zone of `cron`, such as Europe/Berlin; default UTC."""
     interval_seconds: _builtins.int
-    """When it is due: each time this many seconds since 1970 are full, at most
-    31,622,400. Either this or `cron`.
-    """
+    """Interval in seconds, counted from 1970-01-01 UTC; at most 31,622,400. Either this or `cron`."""
     offset_seconds: _builtins.int
-    """So many seconds after that; below `interval_seconds`."""
+    """Offset in seconds after each interval, below `interval_seconds`."""
     jitter_seconds: _builtins.int
-    """The schedule is due so much later at most, by an amount of its own that stays
-    the same, so that not all begin at once; at most 3600.
-    """
+    """Maximum delay in seconds to spread load; at most 3600. Each schedule has a fixed delay."""
     overlap: Global___ScheduleOverlap.ValueType
-    """What a fire does while the run before goes on."""
+    """What a fire does while the previous run has not ended; default SKIP."""
     catch_up_seconds: _builtins.int
-    """Due times that nobody was there for are made up for so long, the last 100 at
-    most; 0 means 3600, and 86,400 is the most. Those during a pause are not.
+    """How many seconds late missed due times still fire, at most 86,400; default 3600. At most the last 100
+    fire. Due times during a pause do not.
     """
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """The labels of the runs."""
+        """Labels of the runs."""
 
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp:
-        """It is not due before this time."""
+        """The schedule is not due before this time."""
 
     @_builtins.property
     def end_time(self) -> _timestamp_pb2.Timestamp:
-        """It is not due from this time on."""
+        """The schedule is not due from this time on."""
 
     def __init__(
         self,
@@ -237,7 +208,7 @@ Global___ScheduleDefinition: _TypeAlias = ScheduleDefinition  # noqa: Y015
 
 @_typing.final
 class ScheduleFire(_message.Message):
-    """ScheduleFire is what became of one due time, of a TriggerSchedule, or of an event."""
+    """Outcome of one due time, requested fire, or event."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -251,32 +222,26 @@ class ScheduleFire(_message.Message):
     RUN_STATE_FIELD_NUMBER: _builtins.int
     EVENT_ID_FIELD_NUMBER: _builtins.int
     outcome: Global___ScheduleFireOutcome.ValueType
-    """What became of it."""
+    """The outcome."""
     reason: _builtins.str
-    """Why nothing was started; empty if it was. For a refusal it begins with the
-    ErrorReason.
-    """
+    """Why nothing was started; empty if a run was. For a refusal it starts with the ErrorReason."""
     run_id: _builtins.str
-    """The run that was started; empty for none."""
+    """Run that was started; empty if none."""
     conversation_id: _builtins.str
-    """The conversation of that run."""
+    """Conversation of that run."""
     triggered: _builtins.bool
-    """True if it was triggered or backfilled, and not due."""
+    """Whether it was triggered or backfilled instead of due."""
     run_state: _run_pb2.RunState.ValueType
-    """The state of the run now; unspecified if there is none any more. Only in
-    GetSchedule and GetTrigger.
-    """
+    """Current state of the run, if it still exists. Only in GetSchedule and GetTrigger."""
     event_id: _builtins.str
-    """Of a trigger, the event: the webhook-id, or the number of the mail in its
-    mailbox. Else empty.
-    """
+    """For a trigger: the webhook-id, or the number of the mail in its mailbox. Otherwise empty."""
     @_builtins.property
     def due_time(self) -> _timestamp_pb2.Timestamp:
-        """The time at which it was due, or the event came."""
+        """When it was due, or the event arrived."""
 
     @_builtins.property
     def fire_time(self) -> _timestamp_pb2.Timestamp:
-        """The time at which it was judged."""
+        """When it was processed."""
 
     def __init__(
         self,
@@ -301,7 +266,7 @@ Global___ScheduleFire: _TypeAlias = ScheduleFire  # noqa: Y015
 
 @_typing.final
 class Schedule(_message.Message):
-    """Schedule is a schedule as it is now."""
+    """A schedule and its state."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -317,44 +282,38 @@ class Schedule(_message.Message):
     FIRES_FIELD_NUMBER: _builtins.int
     CRON_TEXT_FIELD_NUMBER: _builtins.int
     schedule_id: _builtins.str
-    """Its id, which a schedule made later under the same name does not have."""
+    """ID of the schedule. A later schedule with the same name has another ID."""
     pause_note: _builtins.str
-    """The note of whoever paused it, or why it paused itself."""
+    """Note of the user who paused it, or why it paused itself."""
     self_paused: _builtins.bool
-    """True if it has paused itself, after ten fires in a row that were refused or
-    whose runs failed.
-    """
+    """Whether it paused itself, after ten consecutive refused fires or failed runs."""
     failures: _builtins.int
-    """So many fires in a row were refused, or their runs have failed, up to now."""
+    """Consecutive refused fires or failed runs."""
     cron_text: _builtins.str
-    """Its cron expression in words, such as "At 09:00 on Monday through Friday"; empty
-    without one.
-    """
+    """Cron expression in words, such as "At 09:00 on Monday through Friday"; empty without one."""
     @_builtins.property
     def definition(self) -> Global___ScheduleDefinition:
         """What it does, and when."""
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was made."""
+        """Creation time."""
 
     @_builtins.property
     def next_time(self) -> _timestamp_pb2.Timestamp:
-        """When it fires next; absent if it is paused, or at its end."""
+        """When it fires next; absent if paused or at its end."""
 
     @_builtins.property
     def pause_time(self) -> _timestamp_pb2.Timestamp:
-        """Since when it has been paused; absent if it is not."""
+        """When it was paused; absent if it is not."""
 
     @_builtins.property
     def next_times(self) -> _containers.RepeatedCompositeFieldContainer[_timestamp_pb2.Timestamp]:
-        """The next ten due times; of a schedule that is paused those that it would have
-        if it were resumed now. Only in GetSchedule.
-        """
+        """Next ten due times; if paused, those after a resume now. Only in GetSchedule."""
 
     @_builtins.property
     def fires(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScheduleFire]:
-        """The last twenty fires, the newest first. Only in GetSchedule."""
+        """Last twenty fires, newest first. Only in GetSchedule."""
 
     def __init__(
         self,

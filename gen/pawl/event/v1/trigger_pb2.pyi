@@ -28,42 +28,40 @@ class _WebhookAuthentication:
 class _WebhookAuthenticationEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WebhookAuthentication.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     WEBHOOK_AUTHENTICATION_UNSPECIFIED: _WebhookAuthentication.ValueType  # 0
-    """The same as WEBHOOK_AUTHENTICATION_SIGNATURE."""
+    """The default: SIGNATURE."""
     WEBHOOK_AUTHENTICATION_SIGNATURE: _WebhookAuthentication.ValueType  # 1
-    """It signs as the Standard Webhooks specification says: webhook-id,
-    webhook-timestamp (five minutes from now at most) and webhook-signature
-    (v1, HMAC-SHA256). The body is UTF-8. The default.
+    """A signature of the Standard Webhooks specification. Headers webhook-id, webhook-timestamp (at most five
+    minutes off) and webhook-signature (v1, HMAC-SHA256). The body must be UTF-8.
     """
     WEBHOOK_AUTHENTICATION_BEARER: _WebhookAuthentication.ValueType  # 2
-    """It shows the secret itself: `authorization: Bearer whsec_...`. For senders that
-    cannot sign. Only with webhook-id can it be told that an event comes again.
+    """The secret itself: `authorization: Bearer whsec_...`, for senders that cannot sign. Without a webhook-id
+    header, repeated events cannot be detected.
     """
 
 class WebhookAuthentication(_WebhookAuthentication, metaclass=_WebhookAuthenticationEnumTypeWrapper):
-    """WebhookAuthentication is how a sender shows that it may fire a trigger."""
+    """How the sender of a webhook authenticates."""
 
 WEBHOOK_AUTHENTICATION_UNSPECIFIED: WebhookAuthentication.ValueType  # 0
-"""The same as WEBHOOK_AUTHENTICATION_SIGNATURE."""
+"""The default: SIGNATURE."""
 WEBHOOK_AUTHENTICATION_SIGNATURE: WebhookAuthentication.ValueType  # 1
-"""It signs as the Standard Webhooks specification says: webhook-id,
-webhook-timestamp (five minutes from now at most) and webhook-signature
-(v1, HMAC-SHA256). The body is UTF-8. The default.
+"""A signature of the Standard Webhooks specification. Headers webhook-id, webhook-timestamp (at most five
+minutes off) and webhook-signature (v1, HMAC-SHA256). The body must be UTF-8.
 """
 WEBHOOK_AUTHENTICATION_BEARER: WebhookAuthentication.ValueType  # 2
-"""It shows the secret itself: `authorization: Bearer whsec_...`. For senders that
-cannot sign. Only with webhook-id can it be told that an event comes again.
+"""The secret itself: `authorization: Bearer whsec_...`, for senders that cannot sign. Without a webhook-id
+header, repeated events cannot be detected.
 """
 Global___WebhookAuthentication: _TypeAlias = WebhookAuthentication  # noqa: Y015
 
 @_typing.final
 class WebhookSource(_message.Message):
-    """WebhookSource has a trigger fire when somebody sends a webhook."""
+    """Fires a trigger for each webhook."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     AUTHENTICATION_FIELD_NUMBER: _builtins.int
     authentication: Global___WebhookAuthentication.ValueType
-    """How its sender shows that it may."""
+    """How the sender authenticates."""
     def __init__(
         self,
         *,
@@ -79,11 +77,9 @@ Global___WebhookSource: _TypeAlias = WebhookSource  # noqa: Y015
 
 @_typing.final
 class MailboxSource(_message.Message):
-    """MailboxSource has a trigger fire when a mail comes into a mailbox, which is read
-    by IMAP and not changed. Its password belongs to the store, so it is for admins.
-
-    A mail of others fires nothing: at least one of `authserv_id` and `senders` says
-    whose do, and with both a mail has to pass both. Automatic mails never count.
+    """Fires a trigger for each new mail in an IMAP mailbox, which is not changed. The password belongs to the
+    store, so this requires the role admin. At least one of `authserv_id` and `senders` is required; a mail
+    must pass both. Automatic mails never fire.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -98,37 +94,29 @@ class MailboxSource(_message.Message):
     AUTHSERV_ID_FIELD_NUMBER: _builtins.int
     SENDERS_FIELD_NUMBER: _builtins.int
     host: _builtins.str
-    """The host: a name, or an address. The deployment has opened it with its port
-    (PAWL_EGRESS_FILE). Required.
-    """
+    """Host name or address, opened by the deployment with its port (PAWL_EGRESS_FILE). Required."""
     port: _builtins.int
-    """The port; 0 means 993, or 143 with `plaintext`. Saving fills it in."""
+    """Port; default 993, or 143 with `plaintext`. Filled in when saved."""
     plaintext: _builtins.bool
-    """True to speak without TLS, where the deployment has opened host and port as
-    `private`; else with TLS from the beginning.
-    """
+    """Connect without TLS. The deployment must have opened host and port as `private`."""
     username: _builtins.str
-    """Who logs in, at most 256 characters. Required."""
+    """User name, at most 256 characters. Required."""
     password_secret: _builtins.str
-    """The name of the password among those of the store
-    (PAWL_MAILBOX_PASSWORDS_FILE). Required.
-    """
+    """Name of a password of the store (PAWL_MAILBOX_PASSWORDS_FILE). Required."""
     folder: _builtins.str
-    """The folder, as the server names it (modified UTF-7), at most 256 characters;
-    INBOX if empty. Saving fills it in.
+    """Folder in the server's notation (modified UTF-7), at most 256 characters; default INBOX. Filled in when
+    saved.
     """
     poll_seconds: _builtins.int
-    """It is read each so many seconds, from 15 to 3600; 0 means 60."""
+    """Seconds between polls, 15 to 3600; default 60."""
     authserv_id: _builtins.str
-    """Only mails count of which the receiving server of this name (RFC 8601) says in
-    its topmost Authentication-Results that the domain of the sender has passed
-    DMARC. That server has to take out what others wrote under its name.
+    """Only mails whose sender domain passed DMARC according to this receiving server (RFC 8601). Pawl reads the
+    topmost Authentication-Results header. The server must remove such headers of others under its name.
     """
     @_builtins.property
     def senders(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Only mails count that are from one of these addresses, or domains
-        (`@example.com`), at most 100. Without `authserv_id` anybody can write such a
-        sender into a mail.
+        """Only mails from these addresses or domains (`@example.com`), at most 100. Without `authserv_id` anyone
+        can forge such a sender.
         """
 
     def __init__(
@@ -154,7 +142,7 @@ Global___MailboxSource: _TypeAlias = MailboxSource  # noqa: Y015
 
 @_typing.final
 class TriggerDefinition(_message.Message):
-    """TriggerDefinition is what a trigger does, and which events fire it."""
+    """What a trigger does, and which events fire it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -190,64 +178,49 @@ class TriggerDefinition(_message.Message):
     WEBHOOK_FIELD_NUMBER: _builtins.int
     MAILBOX_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """The name of the trigger, unique among those of its user:
-    ^[A-Za-z0-9_-]{1,64}$. Required.
-    """
+    """Name of the trigger, unique per user; matches ^[A-Za-z0-9_-]{1,64}$. Required."""
     text: _builtins.str
-    """The message with which each run begins, at most 16 KiB. Required.
-
-    The event stands where `{{event}}` is, once at most, else at the end: one line
-    of JSON that says where it is from and that nobody of the conversation has said
-    it, with the data in `data` (parsed where it is JSON, else a string; or
-    `data_base64`). What would end the line, is not visible or turns the direction
-    of text is escaped, and `<`, too. Of data that is too long for a message the
-    beginning is there, as a string, and `cut_from_bytes`.
+    """Message that starts each run, at most 16 KiB. Required. The event replaces `{{event}}`, which may occur
+    once, or is appended. It is one line of JSON with its origin, a note that no participant wrote it, and
+    the data in `data` (JSON or a string) or `data_base64`. Data that is too long is shortened to a string,
+    with `cut_from_bytes`. docs/guides/triggers.md describes the escaping.
     """
     agent: _builtins.str
-    """The agent that drives the runs, as StartRunRequest.agent; its newest version
-    at each fire.
-    """
+    """Agent that drives the runs, at its newest version. As StartRunRequest.agent."""
     conversation_key: _builtins.str
-    """One conversation for all runs, by a key as StartRunRequest.conversation_key;
-    empty for a new one for each. Not beside `conversation_pointer`.
+    """Key of one conversation for all runs; empty for a new conversation per run. As
+    StartRunRequest.conversation_key. Not with `conversation_pointer`.
     """
     conversation_pointer: _builtins.str
-    """One conversation for all events that have the same value there: a JSON pointer
-    (RFC 6901) into the data, such as `/order/id`, at most 256 characters. Such a
-    conversation is of this trigger alone. An event without a string, number or
-    boolean there has a conversation of its own.
+    """JSON pointer (RFC 6901) into the data; events with the same value share a conversation. For example
+    `/order/id`, at most 256 characters. Such a conversation belongs to this trigger alone. An event without
+    a string, number or boolean there gets its own conversation.
     """
     concurrency_pointer: _builtins.str
-    """What counts as the run before for `overlap` and `debounce_seconds`: a JSON pointer
-    as above; that of the last event with the same value there. Without it that of
-    the last event.
+    """JSON pointer into the data; `overlap` and `debounce_seconds` apply per value. If empty, they apply to all
+    events together.
     """
     debounce_seconds: _builtins.int
-    """Several events, each at most so long after the one before, are one: the last
-    one fires, and the others are skipped. It fires no later than ten times that
-    after the first one. 0 for none; at most 3600.
+    """Combine events that follow each other within this many seconds, at most 3600; default 0. The last event
+    fires, at the latest ten times this after the first; the others are skipped.
     """
     overlap: _schedule_pb2.ScheduleOverlap.ValueType
-    """What a fire does while the run before goes on; SCHEDULE_OVERLAP_ALLOW if not
-    said.
-    """
+    """What a fire does while the previous run has not ended; default ALLOW."""
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """The labels of the runs."""
+        """Labels of the runs."""
 
     @_builtins.property
     def webhook(self) -> Global___WebhookSource:
-        """Webhooks."""
+        """Fire for each webhook."""
 
     @_builtins.property
     def mailbox(self) -> Global___MailboxSource:
-        """Mails. The data of an event is `from`, `from_name`, `to`, `cc`, `subject`, `date`,
-        `message_id`, `thread` (the first message of its thread; of a mail that names
-        none, itself included, there is none), `text`, and `attachments`; `cut` is there
-        and true if the mail is over 1 MiB, the text over 128 KiB, or there are more than
-        100 parts or 20 attachments: of these the beginning is there. Attachments that
-        are text become documents of the user, and have a `document`; of others there
-        are name, type and size alone, and `left_out` says why.
+        """Fire for each mail. Data of an event: `from`, `from_name`, `to`, `cc`, `subject`, `date`, `message_id`,
+        `thread` (first message of the thread, if any), `text` and `attachments`. `cut` is true if the mail is
+        over 1 MiB, has over 128 KiB of text, 100 parts or 20 attachments; the rest is dropped. Text
+        attachments become documents of the user, named in `document`; others have only name, type, size and
+        the reason `left_out`.
         """
 
     def __init__(
@@ -277,7 +250,7 @@ Global___TriggerDefinition: _TypeAlias = TriggerDefinition  # noqa: Y015
 
 @_typing.final
 class Trigger(_message.Message):
-    """Trigger is a trigger as it is now."""
+    """A trigger and its state."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -295,23 +268,19 @@ class Trigger(_message.Message):
     REFUSED_TIME_FIELD_NUMBER: _builtins.int
     REFUSED_REASON_FIELD_NUMBER: _builtins.int
     trigger_id: _builtins.str
-    """Its id, by which webhooks are delivered; a trigger made later under the same
-    name does not have it.
-    """
+    """ID of the trigger, to which webhooks are delivered. A later trigger with the same name has another ID."""
     pause_note: _builtins.str
-    """The note of whoever paused it, or why it paused itself."""
+    """Note of the user who paused it, or why it paused itself."""
     self_paused: _builtins.bool
-    """True if it has paused itself, after ten fires in a row that were refused or
-    whose runs failed, or after 12 hours in which its mailbox could not be read.
+    """Whether it paused itself. After ten consecutive refused fires or failed runs, or 12 hours in which its
+    mailbox was unreadable.
     """
     failures: _builtins.int
-    """So many fires in a row were refused, or their runs have failed, up to now."""
+    """Consecutive refused fires or failed runs."""
     unreachable_reason: _builtins.str
-    """Why its mailbox cannot be read."""
+    """Why its mailbox is unreadable."""
     refused_count: _builtins.int
-    """How many webhooks had no good signature or key, or an old one. Kept up to date
-    within about a minute.
-    """
+    """Webhooks with a missing, invalid or old signature or key; up to a minute late."""
     refused_reason: _builtins.str
     """Why it was refused: `BAD_SIGNATURE: ...` or `WEBHOOK_TOO_OLD: ...`."""
     @_builtins.property
@@ -320,21 +289,19 @@ class Trigger(_message.Message):
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was made."""
+        """Creation time."""
 
     @_builtins.property
     def pause_time(self) -> _timestamp_pb2.Timestamp:
-        """Since when it has been paused; absent if it is not."""
+        """When it was paused; absent if it is not."""
 
     @_builtins.property
     def fires(self) -> _containers.RepeatedCompositeFieldContainer[_schedule_pb2.ScheduleFire]:
-        """The last twenty fires, the newest first. Only in GetTrigger."""
+        """Last twenty fires, newest first. Only in GetTrigger."""
 
     @_builtins.property
     def unreachable_time(self) -> _timestamp_pb2.Timestamp:
-        """Since when its mailbox cannot be read; absent if it can. After 12 hours the
-        trigger pauses itself.
-        """
+        """Since when its mailbox is unreadable; absent if it is readable."""
 
     @_builtins.property
     def refused_time(self) -> _timestamp_pb2.Timestamp:
@@ -367,16 +334,16 @@ Global___Trigger: _TypeAlias = Trigger  # noqa: Y015
 
 @_typing.final
 class MailPosition(_message.Message):
-    """MailPosition is a position in a folder, by the UIDs of IMAP (RFC 3501, 2.3.1.1)."""
+    """Position in a folder, by IMAP UIDs (RFC 3501, 2.3.1.1)."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     UID_VALIDITY_FIELD_NUMBER: _builtins.int
     UID_FIELD_NUMBER: _builtins.int
     uid_validity: _builtins.int
-    """UIDVALIDITY of the folder. 0 for a folder that was not read yet."""
+    """UIDVALIDITY of the folder; 0 if it was not read yet."""
     uid: _builtins.int
-    """The UID of a mail, or of the last one that was delivered."""
+    """UID of a mail, or of the last delivered one."""
     def __init__(
         self,
         *,
@@ -393,7 +360,7 @@ Global___MailPosition: _TypeAlias = MailPosition  # noqa: Y015
 
 @_typing.final
 class LeasedMailbox(_message.Message):
-    """LeasedMailbox is a mailbox that one process reads."""
+    """A mailbox that one process reads."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -405,22 +372,22 @@ class LeasedMailbox(_message.Message):
     MAILBOX_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
-    """The store of the trigger."""
+    """Store ID."""
     user_id: _builtins.str
-    """The user of the trigger, who owns documents made from attachments."""
+    """User of the trigger, who owns documents created from attachments."""
     trigger_id: _builtins.str
-    """The trigger."""
+    """Trigger ID."""
     name: _builtins.str
-    """The name of the trigger."""
+    """Trigger name."""
     generation: _builtins.int
-    """The generation of the trigger: another one after each change."""
+    """Generation of the trigger; increases with each change."""
     @_builtins.property
     def mailbox(self) -> Global___MailboxSource:
         """The mailbox."""
 
     @_builtins.property
     def position(self) -> Global___MailPosition:
-        """The last mail that was delivered."""
+        """Position of the last delivered mail."""
 
     def __init__(
         self,

@@ -30,89 +30,82 @@ class _WaitReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitReason
     WAIT_REASON_UNSPECIFIED: _WaitReason.ValueType  # 0
     """Never sent."""
     WAIT_REASON_APPROVAL: _WaitReason.ValueType  # 1
-    """Interrupted. A person must decide about a call (AgentService.Decide)."""
+    """A person must decide about a call (AgentService.Decide). Interrupted."""
     WAIT_REASON_ANSWER: _WaitReason.ValueType  # 2
-    """Interrupted. The user must answer a question (AgentService.Decide)."""
+    """The user must answer a question (AgentService.Decide). Interrupted."""
     WAIT_REASON_FRONT_END: _WaitReason.ValueType  # 3
-    """Interrupted. A front end must run a call and return its result."""
+    """A front end must run a call and return its result. Interrupted."""
     WAIT_REASON_TOKENS: _WaitReason.ValueType  # 4
-    """Interrupted. Its token budget is used up (AgentService.TopUpRun)."""
+    """The token budget is used up (AgentService.TopUpRun). Interrupted."""
     WAIT_REASON_AGENT: _WaitReason.ValueType  # 5
-    """Interrupted. A run that does one of its calls must end."""
+    """A child run must end. Interrupted."""
     WAIT_REASON_TURN: _WaitReason.ValueType  # 6
-    """Transient. The runs before it in its conversation have the turn."""
+    """Earlier runs of the conversation have the turn. Transient."""
     WAIT_REASON_PLACE: _WaitReason.ValueType  # 7
-    """Transient. Its store, or its user, has as many active runs as it may."""
+    """The store or user has reached its limit of active runs. Transient."""
     WAIT_REASON_WORKER: _WaitReason.ValueType  # 8
-    """Transient. It could go on: a worker must take it, or has just taken it."""
+    """Ready; a worker must claim it, or has just done so. Transient."""
     WAIT_REASON_OPERATOR: _WaitReason.ValueType  # 9
-    """Interrupted. An operator must look at it; `Run.attention` says why."""
+    """An operator must act; see `Run.attention`. Interrupted."""
     WAIT_REASON_STOPPING: _WaitReason.ValueType  # 10
-    """Transient. It is being stopped, and what is open is settled."""
+    """Being stopped; open calls are being settled. Transient."""
     WAIT_REASON_AGENT_QUOTA: _WaitReason.ValueType  # 11
-    """Transient. The runs of its agent have used up what they may in a day
-    (AgentDefinition.daily_tokens_max).
-    """
+    """Its agent has used up its daily tokens (AgentDefinition.daily_tokens_max). Transient."""
     WAIT_REASON_TIME: _WaitReason.ValueType  # 12
-    """Transient. The time of the next iteration of a job has not come."""
+    """A job waits for its next iteration. Transient."""
     WAIT_REASON_PAUSED: _WaitReason.ValueType  # 13
-    """Interrupted. A job is paused: its user must resume it (JobService.ResumeJob)."""
+    """A job is paused; JobService.ResumeJob resumes it. Interrupted."""
     WAIT_REASON_COMPLETION: _WaitReason.ValueType  # 14
-    """Interrupted. Somebody outside must complete a call (CompletionService)."""
+    """A call must be completed from outside (CompletionService). Interrupted."""
     WAIT_REASON_PROVIDER: _WaitReason.ValueType  # 15
-    """Transient. The model server does not answer. `deadline_time` is the next
-    try, RoundRetrying in the log of the run has the reason.
+    """The model server does not answer. Transient. `deadline_time` is the next attempt; RoundRetrying in the
+    log of the run has the reason.
     """
 
 class WaitReason(_WaitReason, metaclass=_WaitReasonEnumTypeWrapper):
-    """WaitReason is why a run does not go on. Each run that is neither RUNNING nor
-    ended has one; of several things that a WAITING run waits for it is the first
-    in this order, and `Waiting.sentence` tells them all.
+    """Why a run does not continue. Every run that is neither RUNNING nor ended has one. If a WAITING run waits
+    for several things, it is the first in this order; `Waiting.sentence` lists them all.
     """
 
 WAIT_REASON_UNSPECIFIED: WaitReason.ValueType  # 0
 """Never sent."""
 WAIT_REASON_APPROVAL: WaitReason.ValueType  # 1
-"""Interrupted. A person must decide about a call (AgentService.Decide)."""
+"""A person must decide about a call (AgentService.Decide). Interrupted."""
 WAIT_REASON_ANSWER: WaitReason.ValueType  # 2
-"""Interrupted. The user must answer a question (AgentService.Decide)."""
+"""The user must answer a question (AgentService.Decide). Interrupted."""
 WAIT_REASON_FRONT_END: WaitReason.ValueType  # 3
-"""Interrupted. A front end must run a call and return its result."""
+"""A front end must run a call and return its result. Interrupted."""
 WAIT_REASON_TOKENS: WaitReason.ValueType  # 4
-"""Interrupted. Its token budget is used up (AgentService.TopUpRun)."""
+"""The token budget is used up (AgentService.TopUpRun). Interrupted."""
 WAIT_REASON_AGENT: WaitReason.ValueType  # 5
-"""Interrupted. A run that does one of its calls must end."""
+"""A child run must end. Interrupted."""
 WAIT_REASON_TURN: WaitReason.ValueType  # 6
-"""Transient. The runs before it in its conversation have the turn."""
+"""Earlier runs of the conversation have the turn. Transient."""
 WAIT_REASON_PLACE: WaitReason.ValueType  # 7
-"""Transient. Its store, or its user, has as many active runs as it may."""
+"""The store or user has reached its limit of active runs. Transient."""
 WAIT_REASON_WORKER: WaitReason.ValueType  # 8
-"""Transient. It could go on: a worker must take it, or has just taken it."""
+"""Ready; a worker must claim it, or has just done so. Transient."""
 WAIT_REASON_OPERATOR: WaitReason.ValueType  # 9
-"""Interrupted. An operator must look at it; `Run.attention` says why."""
+"""An operator must act; see `Run.attention`. Interrupted."""
 WAIT_REASON_STOPPING: WaitReason.ValueType  # 10
-"""Transient. It is being stopped, and what is open is settled."""
+"""Being stopped; open calls are being settled. Transient."""
 WAIT_REASON_AGENT_QUOTA: WaitReason.ValueType  # 11
-"""Transient. The runs of its agent have used up what they may in a day
-(AgentDefinition.daily_tokens_max).
-"""
+"""Its agent has used up its daily tokens (AgentDefinition.daily_tokens_max). Transient."""
 WAIT_REASON_TIME: WaitReason.ValueType  # 12
-"""Transient. The time of the next iteration of a job has not come."""
+"""A job waits for its next iteration. Transient."""
 WAIT_REASON_PAUSED: WaitReason.ValueType  # 13
-"""Interrupted. A job is paused: its user must resume it (JobService.ResumeJob)."""
+"""A job is paused; JobService.ResumeJob resumes it. Interrupted."""
 WAIT_REASON_COMPLETION: WaitReason.ValueType  # 14
-"""Interrupted. Somebody outside must complete a call (CompletionService)."""
+"""A call must be completed from outside (CompletionService). Interrupted."""
 WAIT_REASON_PROVIDER: WaitReason.ValueType  # 15
-"""Transient. The model server does not answer. `deadline_time` is the next
-try, RoundRetrying in the log of the run has the reason.
+"""The model server does not answer. Transient. `deadline_time` is the next attempt; RoundRetrying in the
+log of the run has the reason.
 """
 Global___WaitReason: _TypeAlias = WaitReason  # noqa: Y015
 
 @_typing.final
 class Waiting(_message.Message):
-    """Waiting is why a run does not go on, on whom it waits, and what would let it
-    go on.
-    """
+    """Why a run does not continue, and who or what can resume it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -126,41 +119,39 @@ class Waiting(_message.Message):
     CALL_IDS_FIELD_NUMBER: _builtins.int
     RUN_IDS_FIELD_NUMBER: _builtins.int
     reason: Global___WaitReason.ValueType
-    """Why."""
+    """The reason."""
     sentence: _builtins.str
-    """The same for people, with everything that it waits for; at most 2 KiB. Names
-    of tools and users stand in it as they were given.
+    """Sentence for people with everything that it waits for; at most 2 KiB. Names of tools and users are
+    unchanged.
     """
     remedy: _builtins.str
-    """What would let it go on, for people."""
+    """Sentence for people on what would resume it."""
     @_builtins.property
     def since_time(self) -> _timestamp_pb2.Timestamp:
-        """Since when it waits for what `reason` says."""
+        """Since when it waits for `reason`."""
 
     @_builtins.property
     def deadline_time(self) -> _timestamp_pb2.Timestamp:
-        """When the wait ends by itself, because something expires; absent if it does
-        not.
-        """
+        """When the wait expires; absent if it does not."""
 
     @_builtins.property
     def user_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Users who can let it go on themselves. Of an approval: the run's user, unless
-        the credential that started the run has roles, and none that decides.
+        """Users who can resume it. For an approval: the run's user, unless the credential that started the run has
+        roles and none of them can decide.
         """
 
     @_builtins.property
     def roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Roles of which any one can let it go on."""
+        """Roles that can resume it; any one suffices."""
 
     @_builtins.property
     def call_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The calls that `reason` is about, the first 20, in call order."""
+        """The first 20 calls that `reason` is about, in call order."""
 
     @_builtins.property
     def run_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The runs that `reason` is about, the first 20: those that do calls of it, or
-        those before it in its conversation, the one that has the turn first.
+        """The first 20 runs that `reason` is about. Child runs, or earlier runs of its conversation, starting with
+        the active one.
         """
 
     def __init__(
@@ -186,7 +177,7 @@ Global___Waiting: _TypeAlias = Waiting  # noqa: Y015
 
 @_typing.final
 class CallCount(_message.Message):
-    """CallCount is how many calls of a run are in one state."""
+    """Number of calls in one state."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -195,7 +186,7 @@ class CallCount(_message.Message):
     state: _call_pb2.CallState.ValueType
     """The state."""
     count: _builtins.int
-    """How many, from 1."""
+    """Number of calls, from 1."""
     def __init__(
         self,
         *,

@@ -33,10 +33,10 @@ class _KeyEventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_KeyEvent
     KEY_EVENT_KIND_KEY_REVOKED: _KeyEventKind.ValueType  # 2
     """A key was revoked."""
     KEY_EVENT_KIND_KEY_BOOTSTRAPPED: _KeyEventKind.ValueType  # 3
-    """Somebody with access to the database made the first key of the deployment."""
+    """Someone with access to the database created the first key of the deployment."""
 
 class KeyEventKind(_KeyEventKind, metaclass=_KeyEventKindEnumTypeWrapper):
-    """KeyEventKind is what an event tells."""
+    """Kind of a change of a key."""
 
 KEY_EVENT_KIND_UNSPECIFIED: KeyEventKind.ValueType  # 0
 """In a filter: any. Never sent."""
@@ -45,12 +45,12 @@ KEY_EVENT_KIND_KEY_CREATED: KeyEventKind.ValueType  # 1
 KEY_EVENT_KIND_KEY_REVOKED: KeyEventKind.ValueType  # 2
 """A key was revoked."""
 KEY_EVENT_KIND_KEY_BOOTSTRAPPED: KeyEventKind.ValueType  # 3
-"""Somebody with access to the database made the first key of the deployment."""
+"""Someone with access to the database created the first key of the deployment."""
 Global___KeyEventKind: _TypeAlias = KeyEventKind  # noqa: Y015
 
 @_typing.final
 class Key(_message.Message):
-    """Key is an API key, without its secret."""
+    """An API key, without its secret."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -70,38 +70,36 @@ class Key(_message.Message):
     LAST_USE_TIME_FIELD_NUMBER: _builtins.int
     MAKER_USER_IDS_FIELD_NUMBER: _builtins.int
     key_id: _builtins.str
-    """Its id, which stands in logs and in the audit as that of the credential."""
+    """ID of the key; the credential ID in logs and in the audit."""
     name: _builtins.str
-    """What it is for, in the words of who made it; at most 200 characters."""
+    """Description by its creator; at most 200 characters."""
     store_id: _builtins.str
-    """Its store; empty for a key with the role deployment. In CreateKey, empty is
-    the caller's own.
-    """
+    """Store of the key; empty for a key with the role deployment. In CreateKey, empty means the caller's store."""
     user_id: _builtins.str
-    """Whom it stands for."""
+    """User that the key represents."""
     decides_for_users: _builtins.bool
-    """With the role delegate: true if it may decide for those it acts for."""
+    """With the role delegate: whether it may decide for the users it acts for."""
     create_user_id: _builtins.str
-    """Who made it; empty for the first, which `pawl keys bootstrap` makes."""
+    """Who created it; empty for the first key, from `pawl keys bootstrap`."""
     create_credential_id: _builtins.str
-    """The credential with which it was made."""
+    """Credential with which it was created."""
     revoke_user_id: _builtins.str
     """Who revoked it."""
     revoke_credential_id: _builtins.str
-    """The credential with which it was revoked."""
+    """Credential with which it was revoked."""
     @_builtins.property
     def roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Its roles, at most 32: those of Pawl, and beside one of them any others that
-        tools ask for. Deployment stands alone.
+        """Roles, at most 32: Pawl's roles, and with one of them any others that tools require. The role deployment
+        cannot be combined.
         """
 
     @_builtins.property
     def expire_time(self) -> _timestamp_pb2.Timestamp:
-        """When it ends by itself; absent for never."""
+        """When it expires; absent for never."""
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was made."""
+        """Creation time."""
 
     @_builtins.property
     def revoke_time(self) -> _timestamp_pb2.Timestamp:
@@ -109,13 +107,13 @@ class Key(_message.Message):
 
     @_builtins.property
     def last_use_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was last used, to within two minutes; absent if it never was."""
+        """When it was last used, to within two minutes; absent if never."""
 
     @_builtins.property
     def maker_user_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The users who made it, and the keys with which it was made, at most 7: what
-        is done with it is their act, too, where several people approve. A key of the
-        deployment, the local key and `pawl keys bootstrap` add none.
+        """Users who created it, and the keys with which it was created, at most 7. If several people must approve,
+        use of the key also counts as their act. A deployment key, the local key and `pawl keys bootstrap` add
+        none.
         """
 
     def __init__(
@@ -147,19 +145,17 @@ Global___Key: _TypeAlias = Key  # noqa: Y015
 
 @_typing.final
 class CreateKeyRequest(_message.Message):
-    """CreateKeyRequest makes a key."""
+    """Request for CreateKey."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     KEY_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """The same id with the same key makes one key; empty for none."""
+    """Idempotency key; empty for none."""
     @_builtins.property
     def key(self) -> Global___Key:
-        """The key. Its id, times and those who made and revoked it are given by the
-        service.
-        """
+        """The key. The service sets its ID, times, and who created and revoked it."""
 
     def __init__(
         self,
@@ -177,16 +173,15 @@ Global___CreateKeyRequest: _TypeAlias = CreateKeyRequest  # noqa: Y015
 
 @_typing.final
 class CreateKeyResponse(_message.Message):
-    """CreateKeyResponse has the key as made."""
+    """Response of CreateKey."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     KEY_FIELD_NUMBER: _builtins.int
     SECRET_FIELD_NUMBER: _builtins.int
     secret: _builtins.str
-    """The secret, which callers send as `authorization: Bearer <secret>`: `pawl_`,
-    43 characters of base64url and 6 of a checksum. Empty if the key was made by
-    the same request before: if its answer was lost, revoke the key and make
+    """Secret, to be sent as `authorization: Bearer <secret>`. `pawl_`, 43 characters of base64url and a
+    checksum of 6. Empty for a repeated request: if the first answer was lost, revoke the key and create
     another one.
     """
     @_builtins.property
@@ -209,7 +204,7 @@ Global___CreateKeyResponse: _TypeAlias = CreateKeyResponse  # noqa: Y015
 
 @_typing.final
 class ListKeysRequest(_message.Message):
-    """ListKeysRequest lists keys."""
+    """Request for ListKeys."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -218,17 +213,13 @@ class ListKeysRequest(_message.Message):
     STORE_ID_FIELD_NUMBER: _builtins.int
     INCLUDE_ENDED_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """Keys a page, 1 to 200; 0 means 50."""
+    """Results per page, 1 to 200; default 50."""
     page_token: _builtins.str
-    """From the page before; empty for the first."""
+    """`next_page_token` of the previous page; empty for the first."""
     store_id: _builtins.str
-    """The store; empty for the caller's own, which for the deployment is its own
-    keys.
-    """
+    """Store; empty for the caller's own. For the deployment, empty means its own keys."""
     include_ended: _builtins.bool
-    """True to list those that are revoked or expired too; they are kept for 90
-    days.
-    """
+    """Include revoked and expired keys, which are kept for 90 days."""
     def __init__(
         self,
         *,
@@ -247,14 +238,14 @@ Global___ListKeysRequest: _TypeAlias = ListKeysRequest  # noqa: Y015
 
 @_typing.final
 class ListKeysResponse(_message.Message):
-    """ListKeysResponse is a page of keys."""
+    """Response of ListKeys."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     KEYS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """For the next page; empty after the last."""
+    """Token of the next page; empty on the last."""
     @_builtins.property
     def keys(self) -> _containers.RepeatedCompositeFieldContainer[Global___Key]:
         """The keys."""
@@ -275,13 +266,13 @@ Global___ListKeysResponse: _TypeAlias = ListKeysResponse  # noqa: Y015
 
 @_typing.final
 class RevokeKeyRequest(_message.Message):
-    """RevokeKeyRequest revokes a key."""
+    """Request for RevokeKey."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     KEY_ID_FIELD_NUMBER: _builtins.int
     key_id: _builtins.str
-    """The key."""
+    """Key ID."""
     def __init__(
         self,
         *,
@@ -297,7 +288,7 @@ Global___RevokeKeyRequest: _TypeAlias = RevokeKeyRequest  # noqa: Y015
 
 @_typing.final
 class RevokeKeyResponse(_message.Message):
-    """RevokeKeyResponse has the key as it is now."""
+    """Response of RevokeKey."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -321,9 +312,7 @@ Global___RevokeKeyResponse: _TypeAlias = RevokeKeyResponse  # noqa: Y015
 
 @_typing.final
 class KeyEvent(_message.Message):
-    """KeyEvent is something that happened to a key. It never has a secret or the digest
-    of one.
-    """
+    """A change of a key. Contains no secret or digest."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -340,34 +329,34 @@ class KeyEvent(_message.Message):
     BY_DELEGATE_USER_ID_FIELD_NUMBER: _builtins.int
     BY_CREDENTIAL_ID_FIELD_NUMBER: _builtins.int
     event_id: _builtins.int
-    """Later ones have greater ids; there may be gaps."""
+    """ID of the event; increasing, with gaps."""
     kind: Global___KeyEventKind.ValueType
     """What happened."""
     store_id: _builtins.str
-    """Store of the key; empty for those of the deployment."""
+    """Store of the key; empty for the deployment."""
     key_id: _builtins.str
-    """The key."""
+    """Key ID."""
     key_name: _builtins.str
-    """Its name."""
+    """Key name."""
     user_id: _builtins.str
-    """Whom it stands for."""
+    """User that the key represents."""
     by_store_id: _builtins.str
-    """Store of who did it; empty for the deployment. Empty for KEY_BOOTSTRAPPED, as
-    are those below.
+    """Store of the user who did it; empty for the deployment. Empty for KEY_BOOTSTRAPPED, as are the fields
+    below.
     """
     by_user_id: _builtins.str
     """User who did it."""
     by_delegate_user_id: _builtins.str
-    """User of the delegate that acted for `by_user_id`; empty for none."""
+    """User of the delegate that acted for `by_user_id`, if any."""
     by_credential_id: _builtins.str
-    """The credential with which it was done."""
+    """Credential with which it was done."""
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
         """When it happened."""
 
     @_builtins.property
     def roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Its roles."""
+        """Roles of the key."""
 
     def __init__(
         self,
@@ -395,7 +384,7 @@ Global___KeyEvent: _TypeAlias = KeyEvent  # noqa: Y015
 
 @_typing.final
 class ListKeyEventsRequest(_message.Message):
-    """ListKeyEventsRequest asks for events; empty fields mean any."""
+    """Request for ListKeyEvents. Empty fields match any event."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -405,17 +394,15 @@ class ListKeyEventsRequest(_message.Message):
     KEY_ID_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """Events a page, 1 to 200; 0 means 50."""
+    """Results per page, 1 to 200; default 50."""
     page_token: _builtins.str
-    """From the page before; empty for the first."""
+    """`next_page_token` of the previous page; empty for the first."""
     store_id: _builtins.str
-    """Of this store; empty for the caller's own, which for the deployment is every
-    store, and what belongs to none.
-    """
+    """Store; empty for the caller's own. For the deployment, empty means all stores and its own events."""
     key_id: _builtins.str
-    """Of this key."""
+    """Only events of this key."""
     kind: Global___KeyEventKind.ValueType
-    """Of this kind."""
+    """Only events of this kind."""
     def __init__(
         self,
         *,
@@ -435,17 +422,17 @@ Global___ListKeyEventsRequest: _TypeAlias = ListKeyEventsRequest  # noqa: Y015
 
 @_typing.final
 class ListKeyEventsResponse(_message.Message):
-    """ListKeyEventsResponse is a page of events."""
+    """Response of ListKeyEvents."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     EVENTS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """For the next page; empty after the last."""
+    """Token of the next page; empty on the last."""
     @_builtins.property
     def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeyEvent]:
-        """The events, the newest first."""
+        """Events, newest first."""
 
     def __init__(
         self,

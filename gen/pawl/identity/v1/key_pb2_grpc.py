@@ -26,12 +26,10 @@ if _version_not_supported:
 
 
 class KeyServiceStub(object):
-    """KeyService governs API keys, by which people and programs call the services.
-
-    An operator governs the keys of its store, a credential with the role
-    deployment those of all stores and its own. What is made or revoked holds on
-    every replica within five seconds, and a new key at once where it is used. A
-    delegate that decides nothing calls none of this: PERMISSION_DENIED.
+    """Manages API keys, with which people and programs call the services. An operator manages the keys of its
+    store; a credential with the role deployment manages those of all stores and its own. Changes apply on
+    every replica within five seconds; a new key works immediately where it is used. Delegates that cannot
+    decide get PERMISSION_DENIED.
     """
 
     def __init__(self, channel):
@@ -63,30 +61,27 @@ class KeyServiceStub(object):
 
 
 class KeyServiceServicer(object):
-    """KeyService governs API keys, by which people and programs call the services.
-
-    An operator governs the keys of its store, a credential with the role
-    deployment those of all stores and its own. What is made or revoked holds on
-    every replica within five seconds, and a new key at once where it is used. A
-    delegate that decides nothing calls none of this: PERMISSION_DENIED.
+    """Manages API keys, with which people and programs call the services. An operator manages the keys of its
+    store; a credential with the role deployment manages those of all stores and its own. Changes apply on
+    every replica within five seconds; a new key works immediately where it is used. Delegates that cannot
+    decide get PERMISSION_DENIED.
     """
 
     def CreateKey(self, request, context):
-        """Makes a key, and tells its secret, once: only its digest is kept.
+        """Creates a key and returns its secret, once. Pawl only stores its digest. The caller needs every role that
+        it gives, with two exceptions: the deployment may give any role, and every operator may give viewer and
+        member. A key without roles can decide its own calls, so its creator must be approver, admin or the
+        deployment.
 
-        Nobody makes a key with a role that it has not itself, but the deployment,
-        which may give any. Any operator may give viewer and member. A key without
-        roles decides its own calls, so who makes one must be approver or admin, or
-        the deployment.
+        Idempotent by request ID: a repeated request returns the key without the secret. A store can have 1000
+        active keys, and 10000 keys including ended ones, which are kept for 90 days. Keys that operators create
+        may use 90 % of both limits.
 
-        Idempotent by request id: the same request again returns the key without the
-        secret. At most 1000 keys of a store are neither revoked nor expired; with
-        those that ended, and are kept for 90 days, it has at most 10000: beyond
-        that the answer is TOO_LARGE. Keys that operators create may fill at most
-        90 % of both limits; the rest is for the deployment.
-
-        Errors: INVALID_FIELD (there are too many, too), PERMISSION_DENIED,
-        REQUEST_ID_REUSED.
+        Errors:
+        - INVALID_ARGUMENT / INVALID_FIELD: Also if there are too many.
+        - RESOURCE_EXHAUSTED / TOO_LARGE: The store has 10000 keys.
+        - PERMISSION_DENIED
+        - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -95,29 +90,38 @@ class KeyServiceServicer(object):
     def ListKeys(self, request, context):
         """Lists keys, newest first. Read-only.
 
-        Errors: INVALID_FIELD, INVALID_ID, INVALID_PAGE_TOKEN, PERMISSION_DENIED.
+        Errors:
+        - INVALID_ARGUMENT / INVALID_FIELD
+        - INVALID_ARGUMENT / INVALID_ID
+        - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
+        - PERMISSION_DENIED
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RevokeKey(self, request, context):
-        """Revokes a key, for good. Keys that it has made remain. Idempotent: one that
-        was revoked stays so, with its first time.
+        """Revokes a key permanently. Keys that were created with it stay valid. Idempotent: the first revocation
+        time stays.
 
-        Errors: KEY_NOT_FOUND, PERMISSION_DENIED.
+        Errors:
+        - NOT_FOUND / KEY_NOT_FOUND
+        - PERMISSION_DENIED
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListKeyEvents(self, request, context):
-        """Lists what happened to keys, newest first: an operator sees the events of its store, the deployment all of them. Read-only.
+        """Lists changes of keys, newest first. An operator sees the events of its store, the deployment sees all.
+        Events are written in the transaction that changes the key, never change, and are kept for 90 days.
+        Read-only.
 
-        Events of keys are written in the transaction that changes the key, and are
-        never changed. They are kept for 90 days.
-
-        Errors: INVALID_FIELD, INVALID_ID, INVALID_PAGE_TOKEN, PERMISSION_DENIED.
+        Errors:
+        - INVALID_ARGUMENT / INVALID_FIELD
+        - INVALID_ARGUMENT / INVALID_ID
+        - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
+        - PERMISSION_DENIED
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -155,12 +159,10 @@ def add_KeyServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class KeyService(object):
-    """KeyService governs API keys, by which people and programs call the services.
-
-    An operator governs the keys of its store, a credential with the role
-    deployment those of all stores and its own. What is made or revoked holds on
-    every replica within five seconds, and a new key at once where it is used. A
-    delegate that decides nothing calls none of this: PERMISSION_DENIED.
+    """Manages API keys, with which people and programs call the services. An operator manages the keys of its
+    store; a credential with the role deployment manages those of all stores and its own. Changes apply on
+    every replica within five seconds; a new key works immediately where it is used. Delegates that cannot
+    decide get PERMISSION_DENIED.
     """
 
     @staticmethod

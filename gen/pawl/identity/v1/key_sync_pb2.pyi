@@ -21,7 +21,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class KeyGrant(_message.Message):
-    """KeyGrant is what a key gives to who shows it, and the digest to know it by."""
+    """Rights of a key, and the digest that identifies it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -35,28 +35,28 @@ class KeyGrant(_message.Message):
     IS_REVOKED_FIELD_NUMBER: _builtins.int
     MAKER_USER_IDS_FIELD_NUMBER: _builtins.int
     key_id: _builtins.str
-    """Its id."""
+    """Key ID."""
     digest: _builtins.bytes
     """SHA-256 of its secret."""
     store_id: _builtins.str
-    """Its store; empty for the deployment's."""
+    """Store; empty for the deployment."""
     user_id: _builtins.str
-    """Whom it stands for."""
+    """User that the key represents."""
     decides_for_users: _builtins.bool
-    """True for a delegate that may decide for those it acts for."""
+    """Whether a delegate may decide for the users it acts for."""
     is_revoked: _builtins.bool
-    """True if it was revoked."""
+    """Whether it was revoked."""
     @_builtins.property
     def roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Its roles."""
 
     @_builtins.property
     def expire_time(self) -> _timestamp_pb2.Timestamp:
-        """When it ends by itself; absent for never."""
+        """When it expires; absent for never."""
 
     @_builtins.property
     def maker_user_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The users who made it, and the keys with which it was made."""
+        """Users who created it, and the keys with which it was created."""
 
     def __init__(
         self,
@@ -81,17 +81,17 @@ Global___KeyGrant: _TypeAlias = KeyGrant  # noqa: Y015
 
 @_typing.final
 class SyncKeysRequest(_message.Message):
-    """SyncKeysRequest asks for changes."""
+    """Request for SyncKeys."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     AFTER_CHANGE_FIELD_NUMBER: _builtins.int
     USED_KEY_IDS_FIELD_NUMBER: _builtins.int
     after_change: _builtins.int
-    """Changes after this one; 0 for all keys."""
+    """Return changes after this one; 0 for all keys."""
     @_builtins.property
     def used_key_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Keys that were used since the last call, at most 1000."""
+        """Keys used since the last call, at most 1000."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ Global___SyncKeysRequest: _TypeAlias = SyncKeysRequest  # noqa: Y015
 
 @_typing.final
 class SyncKeysResponse(_message.Message):
-    """SyncKeysResponse has changes."""
+    """Response of SyncKeys."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -117,12 +117,12 @@ class SyncKeysResponse(_message.Message):
     LAST_CHANGE_FIELD_NUMBER: _builtins.int
     HAS_MORE_FIELD_NUMBER: _builtins.int
     last_change: _builtins.int
-    """Where to go on."""
+    """Position to continue from."""
     has_more: _builtins.bool
-    """True if there are more already."""
+    """Whether more changes exist."""
     @_builtins.property
     def keys(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeyGrant]:
-        """The keys as they are now, at most 1000."""
+        """Current state of the keys, at most 1000."""
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class KeySyncServiceStub(object):
-    """KeySyncService lets the services know the API keys. Only services may call it.
+    """Distributes API keys to the services. Only services may call it.
     """
 
     def __init__(self, channel):
@@ -43,18 +43,16 @@ class KeySyncServiceStub(object):
 
 
 class KeySyncServiceServicer(object):
-    """KeySyncService lets the services know the API keys. Only services may call it.
+    """Distributes API keys to the services. Only services may call it.
     """
 
     def SyncKeys(self, request, context):
-        """Returns the keys that have changed since a change, in order of their last
-        change, and notes which were used. Idempotent. Without changes and uses it costs
-        one read.
+        """Returns the keys changed after a given change, in order, and records which keys were used. Idempotent.
+        Costs one read if there is nothing new. A `last_change` below `after_change` means that an older database
+        was restored: start again from 0.
 
-        A `last_change` before `after_change` says that the keys are those of an
-        older database: begin again from 0.
-
-        Errors: INVALID_FIELD.
+        Errors:
+        - INVALID_ARGUMENT / INVALID_FIELD
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -77,7 +75,7 @@ def add_KeySyncServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class KeySyncService(object):
-    """KeySyncService lets the services know the API keys. Only services may call it.
+    """Distributes API keys to the services. Only services may call it.
     """
 
     @staticmethod

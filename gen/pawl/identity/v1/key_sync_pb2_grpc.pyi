@@ -27,41 +27,37 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class KeySyncServiceStub:
-    """KeySyncService lets the services know the API keys. Only services may call it."""
+    """Distributes API keys to the services. Only services may call it."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> KeySyncServiceAsyncStub: ...
     SyncKeys: _grpc.UnaryUnaryMultiCallable[_key_sync_pb2.SyncKeysRequest, _key_sync_pb2.SyncKeysResponse]
-    """Returns the keys that have changed since a change, in order of their last
-    change, and notes which were used. Idempotent. Without changes and uses it costs
-    one read.
+    """Returns the keys changed after a given change, in order, and records which keys were used. Idempotent.
+    Costs one read if there is nothing new. A `last_change` below `after_change` means that an older database
+    was restored: start again from 0.
 
-    A `last_change` before `after_change` says that the keys are those of an
-    older database: begin again from 0.
-
-    Errors: INVALID_FIELD.
+    Errors:
+    - INVALID_ARGUMENT / INVALID_FIELD
     """
 
 @_typing.type_check_only
 class KeySyncServiceAsyncStub(KeySyncServiceStub):
-    """KeySyncService lets the services know the API keys. Only services may call it."""
+    """Distributes API keys to the services. Only services may call it."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     SyncKeys: _aio.UnaryUnaryMultiCallable[_key_sync_pb2.SyncKeysRequest, _key_sync_pb2.SyncKeysResponse]  # type: ignore[assignment]
-    """Returns the keys that have changed since a change, in order of their last
-    change, and notes which were used. Idempotent. Without changes and uses it costs
-    one read.
+    """Returns the keys changed after a given change, in order, and records which keys were used. Idempotent.
+    Costs one read if there is nothing new. A `last_change` below `after_change` means that an older database
+    was restored: start again from 0.
 
-    A `last_change` before `after_change` says that the keys are those of an
-    older database: begin again from 0.
-
-    Errors: INVALID_FIELD.
+    Errors:
+    - INVALID_ARGUMENT / INVALID_FIELD
     """
 
 class KeySyncServiceServicer(metaclass=_abc_1.ABCMeta):
-    """KeySyncService lets the services know the API keys. Only services may call it."""
+    """Distributes API keys to the services. Only services may call it."""
 
     @_abc_1.abstractmethod
     def SyncKeys(
@@ -69,14 +65,12 @@ class KeySyncServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _key_sync_pb2.SyncKeysRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_key_sync_pb2.SyncKeysResponse, _abc.Awaitable[_key_sync_pb2.SyncKeysResponse]]:
-        """Returns the keys that have changed since a change, in order of their last
-        change, and notes which were used. Idempotent. Without changes and uses it costs
-        one read.
+        """Returns the keys changed after a given change, in order, and records which keys were used. Idempotent.
+        Costs one read if there is nothing new. A `last_change` below `after_change` means that an older database
+        was restored: start again from 0.
 
-        A `last_change` before `after_change` says that the keys are those of an
-        older database: begin again from 0.
-
-        Errors: INVALID_FIELD.
+        Errors:
+        - INVALID_ARGUMENT / INVALID_FIELD
         """
 
 def add_KeySyncServiceServicer_to_server(servicer: KeySyncServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

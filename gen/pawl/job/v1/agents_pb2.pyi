@@ -22,7 +22,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class PutAgentRequest(_message.Message):
-    """PutAgentRequest brings a version."""
+    """Request for PutAgent."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -33,20 +33,20 @@ class PutAgentRequest(_message.Message):
     TOOL_NAMES_FIELD_NUMBER: _builtins.int
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
-    """Store."""
+    """Store ID."""
     user_id: _builtins.str
-    """Who saves it."""
+    """User who saves it."""
     credential_id: _builtins.str
-    """The credential that the user came with."""
+    """ID of the user's credential."""
     validate_only: _builtins.bool
-    """True to check it only."""
+    """Validate without saving."""
     @_builtins.property
     def definition(self) -> _agent_pb2.AgentDefinition:
-        """The definition, checked."""
+        """The validated definition."""
 
     @_builtins.property
     def tool_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The tools that it selects now."""
+        """Tools that it selects now."""
 
     def __init__(
         self,
@@ -68,17 +68,17 @@ Global___PutAgentRequest: _TypeAlias = PutAgentRequest  # noqa: Y015
 
 @_typing.final
 class PutAgentResponse(_message.Message):
-    """PutAgentResponse has the newest version."""
+    """Response of PutAgent."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     AGENT_FIELD_NUMBER: _builtins.int
     CREATED_FIELD_NUMBER: _builtins.int
     created: _builtins.bool
-    """True if this request made (or would make) the version."""
+    """Whether this request created (or would create) the version."""
     @_builtins.property
     def agent(self) -> _agent_pb2.AgentVersion:
-        """The agent as it is now (or would be)."""
+        """The agent (or what it would be)."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ Global___PutAgentResponse: _TypeAlias = PutAgentResponse  # noqa: Y015
 
 @_typing.final
 class GetAgentRequest(_message.Message):
-    """GetAgentRequest reads a version."""
+    """Request for GetAgent."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -104,11 +104,11 @@ class GetAgentRequest(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
-    """Store."""
+    """Store ID."""
     name: _builtins.str
-    """Name."""
+    """Agent name."""
     version: _builtins.int
-    """The version, of a deleted agent too; 0 for the newest of one that is not."""
+    """Version, also of a deleted agent; 0 for the newest of one that is not deleted."""
     def __init__(
         self,
         *,
@@ -126,7 +126,7 @@ Global___GetAgentRequest: _TypeAlias = GetAgentRequest  # noqa: Y015
 
 @_typing.final
 class GetAgentResponse(_message.Message):
-    """GetAgentResponse has the version."""
+    """Response of GetAgent."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -150,7 +150,7 @@ Global___GetAgentResponse: _TypeAlias = GetAgentResponse  # noqa: Y015
 
 @_typing.final
 class ListAgentsRequest(_message.Message):
-    """ListAgentsRequest lists agents."""
+    """Request for ListAgents."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -158,11 +158,11 @@ class ListAgentsRequest(_message.Message):
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
-    """Store."""
+    """Store ID."""
     page_size: _builtins.int
-    """Agents a page, 1 to 200; 0 means 50."""
+    """Results per page, 1 to 200; default 50."""
     page_token: _builtins.str
-    """From the page before."""
+    """`next_page_token` of the previous page; empty for the first."""
     def __init__(
         self,
         *,
@@ -180,14 +180,14 @@ Global___ListAgentsRequest: _TypeAlias = ListAgentsRequest  # noqa: Y015
 
 @_typing.final
 class ListAgentsResponse(_message.Message):
-    """ListAgentsResponse is a page."""
+    """Response of ListAgents."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     AGENTS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """For the next page."""
+    """Token of the next page; empty on the last."""
     @_builtins.property
     def agents(self) -> _containers.RepeatedCompositeFieldContainer[_agent_pb2.AgentVersion]:
         """The newest versions."""
@@ -208,16 +208,16 @@ Global___ListAgentsResponse: _TypeAlias = ListAgentsResponse  # noqa: Y015
 
 @_typing.final
 class GetAgentQuotaRequest(_message.Message):
-    """GetAgentQuotaRequest asks for the budget of an agent."""
+    """Request for GetAgentQuota."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     STORE_ID_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
-    """Store."""
+    """Store ID."""
     name: _builtins.str
-    """Name."""
+    """Agent name."""
     def __init__(
         self,
         *,
@@ -234,7 +234,7 @@ Global___GetAgentQuotaRequest: _TypeAlias = GetAgentQuotaRequest  # noqa: Y015
 
 @_typing.final
 class GetAgentQuotaResponse(_message.Message):
-    """GetAgentQuotaResponse has the budget of an agent."""
+    """Response of GetAgentQuota."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -242,12 +242,12 @@ class GetAgentQuotaResponse(_message.Message):
     TOKENS_USED_FIELD_NUMBER: _builtins.int
     DAY_END_TIME_FIELD_NUMBER: _builtins.int
     tokens_max: _builtins.int
-    """Its daily_tokens_max; 0 if it has none, or is not there."""
+    """The daily_tokens_max of the agent; 0 without one or if it does not exist."""
     tokens_used: _builtins.int
-    """Tokens that its runs have used today."""
+    """Tokens used today."""
     @_builtins.property
     def day_end_time(self) -> _timestamp_pb2.Timestamp:
-        """When the day ends."""
+        """End of the day."""
 
     def __init__(
         self,
@@ -266,7 +266,7 @@ Global___GetAgentQuotaResponse: _TypeAlias = GetAgentQuotaResponse  # noqa: Y015
 
 @_typing.final
 class PutDraftRequest(_message.Message):
-    """PutDraftRequest brings a draft."""
+    """Request for PutDraft."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -277,20 +277,20 @@ class PutDraftRequest(_message.Message):
     TOOL_NAMES_FIELD_NUMBER: _builtins.int
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
-    """Store."""
+    """Store ID."""
     user_id: _builtins.str
-    """Whose it is."""
+    """User of the draft."""
     credential_id: _builtins.str
-    """The credential that the user came with."""
+    """ID of the user's credential."""
     validate_only: _builtins.bool
-    """True to check it only."""
+    """Validate without saving."""
     @_builtins.property
     def definition(self) -> _agent_pb2.AgentDefinition:
-        """The definition, checked."""
+        """The validated definition."""
 
     @_builtins.property
     def tool_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The tools that it selects now."""
+        """Tools that it selects now."""
 
     def __init__(
         self,
@@ -312,17 +312,17 @@ Global___PutDraftRequest: _TypeAlias = PutDraftRequest  # noqa: Y015
 
 @_typing.final
 class PutDraftResponse(_message.Message):
-    """PutDraftResponse has the draft."""
+    """Response of PutDraft."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     AGENT_FIELD_NUMBER: _builtins.int
     CREATED_FIELD_NUMBER: _builtins.int
     created: _builtins.bool
-    """True if this request changed (or would change) it."""
+    """Whether this request changed (or would change) it."""
     @_builtins.property
     def agent(self) -> _agent_pb2.AgentVersion:
-        """The draft as it is now (or would be)."""
+        """The draft (or what it would be)."""
 
     def __init__(
         self,
@@ -340,7 +340,7 @@ Global___PutDraftResponse: _TypeAlias = PutDraftResponse  # noqa: Y015
 
 @_typing.final
 class GetDraftRequest(_message.Message):
-    """GetDraftRequest reads a draft."""
+    """Request for GetDraft."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -348,11 +348,11 @@ class GetDraftRequest(_message.Message):
     USER_ID_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
-    """Store."""
+    """Store ID."""
     user_id: _builtins.str
-    """Whose it is."""
+    """User of the draft."""
     name: _builtins.str
-    """Name."""
+    """Draft name."""
     def __init__(
         self,
         *,
@@ -370,7 +370,7 @@ Global___GetDraftRequest: _TypeAlias = GetDraftRequest  # noqa: Y015
 
 @_typing.final
 class GetDraftResponse(_message.Message):
-    """GetDraftResponse has the draft."""
+    """Response of GetDraft."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -394,7 +394,7 @@ Global___GetDraftResponse: _TypeAlias = GetDraftResponse  # noqa: Y015
 
 @_typing.final
 class ListDraftsRequest(_message.Message):
-    """ListDraftsRequest lists drafts."""
+    """Request for ListDrafts."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -403,13 +403,13 @@ class ListDraftsRequest(_message.Message):
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
-    """Store."""
+    """Store ID."""
     user_id: _builtins.str
-    """Whose they are."""
+    """User of the drafts."""
     page_size: _builtins.int
-    """Drafts a page, 1 to 200; 0 means 50."""
+    """Results per page, 1 to 200; default 50."""
     page_token: _builtins.str
-    """From the page before."""
+    """`next_page_token` of the previous page; empty for the first."""
     def __init__(
         self,
         *,
@@ -428,14 +428,14 @@ Global___ListDraftsRequest: _TypeAlias = ListDraftsRequest  # noqa: Y015
 
 @_typing.final
 class ListDraftsResponse(_message.Message):
-    """ListDraftsResponse is a page."""
+    """Response of ListDrafts."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     AGENTS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """For the next page."""
+    """Token of the next page; empty on the last."""
     @_builtins.property
     def agents(self) -> _containers.RepeatedCompositeFieldContainer[_agent_pb2.AgentVersion]:
         """The drafts."""

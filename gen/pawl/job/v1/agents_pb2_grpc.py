@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class AgentLedgerServiceStub(object):
-    """AgentLedgerService keeps the versions of agents. Only services may call it:
-    agent-loop has checked what an agent says, and who asks.
+    """Stores versions of agents. Only services may call it. agent-loop has validated the definition and
+    authorised the user.
     """
 
     def __init__(self, channel):
@@ -74,55 +74,55 @@ class AgentLedgerServiceStub(object):
 
 
 class AgentLedgerServiceServicer(object):
-    """AgentLedgerService keeps the versions of agents. Only services may call it:
-    agent-loop has checked what an agent says, and who asks.
+    """Stores versions of agents. Only services may call it. agent-loop has validated the definition and
+    authorised the user.
     """
 
     def PutAgent(self, request, context):
-        """Keeps a new version of an agent, unless it is equal to the newest one.
-        Delegation is checked in the same transaction: two requests at once make no
-        cycle either. Idempotent.
+        """Stores a new version of an agent, unless it equals the newest one. Delegation is checked in the same
+        transaction, so concurrent requests cannot create a cycle. Idempotent.
 
-        Errors: AGENT_NOT_FOUND (one in `delegates_to`), AGENT_CYCLE, TOO_LARGE (too
-        many agents, or versions of this one).
+        Errors:
+        - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to`.
+        - FAILED_PRECONDITION / AGENT_CYCLE
+        - RESOURCE_EXHAUSTED / TOO_LARGE: Too many agents, or versions of this one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetAgent(self, request, context):
-        """Reads a version. Read-only.
+        """Returns a version. Read-only.
 
-        Errors: AGENT_NOT_FOUND; not for the newest version of `default`, which most
-        stores do not have: then the response has no agent.
+        Errors:
+        - NOT_FOUND / AGENT_NOT_FOUND: Not for the newest version of `default`: the response is then empty.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListAgents(self, request, context):
-        """Lists the newest versions of the agents of a store that are not deleted, by
-        name; a page is also cut at about 1 MiB. Read-only.
+        """Lists the newest versions of agents that are not deleted, by name. Read-only. Pages are also cut at about
+        1 MiB.
 
-        Errors: INVALID_PAGE_TOKEN.
+        Errors:
+        - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetAgentQuota(self, request, context):
-        """Reads the budget of an agent that is not deleted, and what is used of it.
-        Read-only.
+        """Returns the budget and today's usage of an agent that is not deleted. Read-only.
 
-        Errors: none of its own.
+        Errors: only the common ones.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PutDraft(self, request, context):
-        """Puts a draft of a user in the place of the one of its name, unless it is equal
-        to it. Idempotent.
+        """Creates or replaces a draft of a user. Idempotent.
 
         Errors: as PutAgent.
         """
@@ -131,19 +131,20 @@ class AgentLedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetDraft(self, request, context):
-        """Reads a draft. Read-only.
+        """Returns a draft. Read-only.
 
-        Errors: AGENT_NOT_FOUND.
+        Errors:
+        - NOT_FOUND / AGENT_NOT_FOUND
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListDrafts(self, request, context):
-        """Lists the drafts of a user, by name; a page is also cut at about 1 MiB.
-        Read-only.
+        """Lists the drafts of a user by name. Pages are also cut at about 1 MiB. Read-only.
 
-        Errors: INVALID_PAGE_TOKEN.
+        Errors:
+        - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -196,8 +197,8 @@ def add_AgentLedgerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AgentLedgerService(object):
-    """AgentLedgerService keeps the versions of agents. Only services may call it:
-    agent-loop has checked what an agent says, and who asks.
+    """Stores versions of agents. Only services may call it. agent-loop has validated the definition and
+    authorised the user.
     """
 
     @staticmethod

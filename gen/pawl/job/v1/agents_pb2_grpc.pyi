@@ -27,8 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AgentLedgerServiceStub:
-    """AgentLedgerService keeps the versions of agents. Only services may call it:
-    agent-loop has checked what an agent says, and who asks.
+    """Stores versions of agents. Only services may call it. agent-loop has validated the definition and
+    authorised the user.
     """
 
     @_typing.overload
@@ -36,103 +36,105 @@ class AgentLedgerServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AgentLedgerServiceAsyncStub: ...
     PutAgent: _grpc.UnaryUnaryMultiCallable[_agents_pb2.PutAgentRequest, _agents_pb2.PutAgentResponse]
-    """Keeps a new version of an agent, unless it is equal to the newest one.
-    Delegation is checked in the same transaction: two requests at once make no
-    cycle either. Idempotent.
+    """Stores a new version of an agent, unless it equals the newest one. Delegation is checked in the same
+    transaction, so concurrent requests cannot create a cycle. Idempotent.
 
-    Errors: AGENT_NOT_FOUND (one in `delegates_to`), AGENT_CYCLE, TOO_LARGE (too
-    many agents, or versions of this one).
+    Errors:
+    - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to`.
+    - FAILED_PRECONDITION / AGENT_CYCLE
+    - RESOURCE_EXHAUSTED / TOO_LARGE: Too many agents, or versions of this one.
     """
     GetAgent: _grpc.UnaryUnaryMultiCallable[_agents_pb2.GetAgentRequest, _agents_pb2.GetAgentResponse]
-    """Reads a version. Read-only.
+    """Returns a version. Read-only.
 
-    Errors: AGENT_NOT_FOUND; not for the newest version of `default`, which most
-    stores do not have: then the response has no agent.
+    Errors:
+    - NOT_FOUND / AGENT_NOT_FOUND: Not for the newest version of `default`: the response is then empty.
     """
     ListAgents: _grpc.UnaryUnaryMultiCallable[_agents_pb2.ListAgentsRequest, _agents_pb2.ListAgentsResponse]
-    """Lists the newest versions of the agents of a store that are not deleted, by
-    name; a page is also cut at about 1 MiB. Read-only.
+    """Lists the newest versions of agents that are not deleted, by name. Read-only. Pages are also cut at about
+    1 MiB.
 
-    Errors: INVALID_PAGE_TOKEN.
+    Errors:
+    - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
     """
     GetAgentQuota: _grpc.UnaryUnaryMultiCallable[_agents_pb2.GetAgentQuotaRequest, _agents_pb2.GetAgentQuotaResponse]
-    """Reads the budget of an agent that is not deleted, and what is used of it.
-    Read-only.
+    """Returns the budget and today's usage of an agent that is not deleted. Read-only.
 
-    Errors: none of its own.
+    Errors: only the common ones.
     """
     PutDraft: _grpc.UnaryUnaryMultiCallable[_agents_pb2.PutDraftRequest, _agents_pb2.PutDraftResponse]
-    """Puts a draft of a user in the place of the one of its name, unless it is equal
-    to it. Idempotent.
+    """Creates or replaces a draft of a user. Idempotent.
 
     Errors: as PutAgent.
     """
     GetDraft: _grpc.UnaryUnaryMultiCallable[_agents_pb2.GetDraftRequest, _agents_pb2.GetDraftResponse]
-    """Reads a draft. Read-only.
+    """Returns a draft. Read-only.
 
-    Errors: AGENT_NOT_FOUND.
+    Errors:
+    - NOT_FOUND / AGENT_NOT_FOUND
     """
     ListDrafts: _grpc.UnaryUnaryMultiCallable[_agents_pb2.ListDraftsRequest, _agents_pb2.ListDraftsResponse]
-    """Lists the drafts of a user, by name; a page is also cut at about 1 MiB.
-    Read-only.
+    """Lists the drafts of a user by name. Pages are also cut at about 1 MiB. Read-only.
 
-    Errors: INVALID_PAGE_TOKEN.
+    Errors:
+    - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
     """
 
 @_typing.type_check_only
 class AgentLedgerServiceAsyncStub(AgentLedgerServiceStub):
-    """AgentLedgerService keeps the versions of agents. Only services may call it:
-    agent-loop has checked what an agent says, and who asks.
+    """Stores versions of agents. Only services may call it. agent-loop has validated the definition and
+    authorised the user.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     PutAgent: _aio.UnaryUnaryMultiCallable[_agents_pb2.PutAgentRequest, _agents_pb2.PutAgentResponse]  # type: ignore[assignment]
-    """Keeps a new version of an agent, unless it is equal to the newest one.
-    Delegation is checked in the same transaction: two requests at once make no
-    cycle either. Idempotent.
+    """Stores a new version of an agent, unless it equals the newest one. Delegation is checked in the same
+    transaction, so concurrent requests cannot create a cycle. Idempotent.
 
-    Errors: AGENT_NOT_FOUND (one in `delegates_to`), AGENT_CYCLE, TOO_LARGE (too
-    many agents, or versions of this one).
+    Errors:
+    - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to`.
+    - FAILED_PRECONDITION / AGENT_CYCLE
+    - RESOURCE_EXHAUSTED / TOO_LARGE: Too many agents, or versions of this one.
     """
     GetAgent: _aio.UnaryUnaryMultiCallable[_agents_pb2.GetAgentRequest, _agents_pb2.GetAgentResponse]  # type: ignore[assignment]
-    """Reads a version. Read-only.
+    """Returns a version. Read-only.
 
-    Errors: AGENT_NOT_FOUND; not for the newest version of `default`, which most
-    stores do not have: then the response has no agent.
+    Errors:
+    - NOT_FOUND / AGENT_NOT_FOUND: Not for the newest version of `default`: the response is then empty.
     """
     ListAgents: _aio.UnaryUnaryMultiCallable[_agents_pb2.ListAgentsRequest, _agents_pb2.ListAgentsResponse]  # type: ignore[assignment]
-    """Lists the newest versions of the agents of a store that are not deleted, by
-    name; a page is also cut at about 1 MiB. Read-only.
+    """Lists the newest versions of agents that are not deleted, by name. Read-only. Pages are also cut at about
+    1 MiB.
 
-    Errors: INVALID_PAGE_TOKEN.
+    Errors:
+    - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
     """
     GetAgentQuota: _aio.UnaryUnaryMultiCallable[_agents_pb2.GetAgentQuotaRequest, _agents_pb2.GetAgentQuotaResponse]  # type: ignore[assignment]
-    """Reads the budget of an agent that is not deleted, and what is used of it.
-    Read-only.
+    """Returns the budget and today's usage of an agent that is not deleted. Read-only.
 
-    Errors: none of its own.
+    Errors: only the common ones.
     """
     PutDraft: _aio.UnaryUnaryMultiCallable[_agents_pb2.PutDraftRequest, _agents_pb2.PutDraftResponse]  # type: ignore[assignment]
-    """Puts a draft of a user in the place of the one of its name, unless it is equal
-    to it. Idempotent.
+    """Creates or replaces a draft of a user. Idempotent.
 
     Errors: as PutAgent.
     """
     GetDraft: _aio.UnaryUnaryMultiCallable[_agents_pb2.GetDraftRequest, _agents_pb2.GetDraftResponse]  # type: ignore[assignment]
-    """Reads a draft. Read-only.
+    """Returns a draft. Read-only.
 
-    Errors: AGENT_NOT_FOUND.
+    Errors:
+    - NOT_FOUND / AGENT_NOT_FOUND
     """
     ListDrafts: _aio.UnaryUnaryMultiCallable[_agents_pb2.ListDraftsRequest, _agents_pb2.ListDraftsResponse]  # type: ignore[assignment]
-    """Lists the drafts of a user, by name; a page is also cut at about 1 MiB.
-    Read-only.
+    """Lists the drafts of a user by name. Pages are also cut at about 1 MiB. Read-only.
 
-    Errors: INVALID_PAGE_TOKEN.
+    Errors:
+    - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
     """
 
 class AgentLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
-    """AgentLedgerService keeps the versions of agents. Only services may call it:
-    agent-loop has checked what an agent says, and who asks.
+    """Stores versions of agents. Only services may call it. agent-loop has validated the definition and
+    authorised the user.
     """
 
     @_abc_1.abstractmethod
@@ -141,12 +143,13 @@ class AgentLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agents_pb2.PutAgentRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agents_pb2.PutAgentResponse, _abc.Awaitable[_agents_pb2.PutAgentResponse]]:
-        """Keeps a new version of an agent, unless it is equal to the newest one.
-        Delegation is checked in the same transaction: two requests at once make no
-        cycle either. Idempotent.
+        """Stores a new version of an agent, unless it equals the newest one. Delegation is checked in the same
+        transaction, so concurrent requests cannot create a cycle. Idempotent.
 
-        Errors: AGENT_NOT_FOUND (one in `delegates_to`), AGENT_CYCLE, TOO_LARGE (too
-        many agents, or versions of this one).
+        Errors:
+        - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to`.
+        - FAILED_PRECONDITION / AGENT_CYCLE
+        - RESOURCE_EXHAUSTED / TOO_LARGE: Too many agents, or versions of this one.
         """
 
     @_abc_1.abstractmethod
@@ -155,10 +158,10 @@ class AgentLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agents_pb2.GetAgentRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agents_pb2.GetAgentResponse, _abc.Awaitable[_agents_pb2.GetAgentResponse]]:
-        """Reads a version. Read-only.
+        """Returns a version. Read-only.
 
-        Errors: AGENT_NOT_FOUND; not for the newest version of `default`, which most
-        stores do not have: then the response has no agent.
+        Errors:
+        - NOT_FOUND / AGENT_NOT_FOUND: Not for the newest version of `default`: the response is then empty.
         """
 
     @_abc_1.abstractmethod
@@ -167,10 +170,11 @@ class AgentLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agents_pb2.ListAgentsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agents_pb2.ListAgentsResponse, _abc.Awaitable[_agents_pb2.ListAgentsResponse]]:
-        """Lists the newest versions of the agents of a store that are not deleted, by
-        name; a page is also cut at about 1 MiB. Read-only.
+        """Lists the newest versions of agents that are not deleted, by name. Read-only. Pages are also cut at about
+        1 MiB.
 
-        Errors: INVALID_PAGE_TOKEN.
+        Errors:
+        - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
         """
 
     @_abc_1.abstractmethod
@@ -179,10 +183,9 @@ class AgentLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agents_pb2.GetAgentQuotaRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agents_pb2.GetAgentQuotaResponse, _abc.Awaitable[_agents_pb2.GetAgentQuotaResponse]]:
-        """Reads the budget of an agent that is not deleted, and what is used of it.
-        Read-only.
+        """Returns the budget and today's usage of an agent that is not deleted. Read-only.
 
-        Errors: none of its own.
+        Errors: only the common ones.
         """
 
     @_abc_1.abstractmethod
@@ -191,8 +194,7 @@ class AgentLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agents_pb2.PutDraftRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agents_pb2.PutDraftResponse, _abc.Awaitable[_agents_pb2.PutDraftResponse]]:
-        """Puts a draft of a user in the place of the one of its name, unless it is equal
-        to it. Idempotent.
+        """Creates or replaces a draft of a user. Idempotent.
 
         Errors: as PutAgent.
         """
@@ -203,9 +205,10 @@ class AgentLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agents_pb2.GetDraftRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agents_pb2.GetDraftResponse, _abc.Awaitable[_agents_pb2.GetDraftResponse]]:
-        """Reads a draft. Read-only.
+        """Returns a draft. Read-only.
 
-        Errors: AGENT_NOT_FOUND.
+        Errors:
+        - NOT_FOUND / AGENT_NOT_FOUND
         """
 
     @_abc_1.abstractmethod
@@ -214,10 +217,10 @@ class AgentLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agents_pb2.ListDraftsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agents_pb2.ListDraftsResponse, _abc.Awaitable[_agents_pb2.ListDraftsResponse]]:
-        """Lists the drafts of a user, by name; a page is also cut at about 1 MiB.
-        Read-only.
+        """Lists the drafts of a user by name. Pages are also cut at about 1 MiB. Read-only.
 
-        Errors: INVALID_PAGE_TOKEN.
+        Errors:
+        - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
         """
 
 def add_AgentLedgerServiceServicer_to_server(servicer: AgentLedgerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -20,7 +20,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class ListErasuresRequest(_message.Message):
-    """ListErasuresRequest asks what is to be erased."""
+    """Request for ListErasures."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -37,7 +37,7 @@ Global___ListErasuresRequest: _TypeAlias = ListErasuresRequest  # noqa: Y015
 
 @_typing.final
 class ListErasuresResponse(_message.Message):
-    """ListErasuresResponse is a part of the ids of a conversation."""
+    """Response of ListErasures: a part of the IDs of a conversation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -47,18 +47,18 @@ class ListErasuresResponse(_message.Message):
     CALL_IDS_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
-    """Store."""
+    """Store ID."""
     conversation_id: _builtins.str
-    """The conversation."""
+    """Conversation ID."""
     last: _builtins.bool
-    """True for its last part."""
+    """Whether this is the last part of the conversation."""
     @_builtins.property
     def run_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Runs of it."""
+        """Runs of the conversation."""
 
     @_builtins.property
     def call_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Calls of it."""
+        """Calls of the conversation."""
 
     def __init__(
         self,
@@ -79,16 +79,16 @@ Global___ListErasuresResponse: _TypeAlias = ListErasuresResponse  # noqa: Y015
 
 @_typing.final
 class ConfirmErasureRequest(_message.Message):
-    """ConfirmErasureRequest says that a conversation is gone."""
+    """Request for ConfirmErasure."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     STORE_ID_FIELD_NUMBER: _builtins.int
     CONVERSATION_ID_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
-    """Store."""
+    """Store ID."""
     conversation_id: _builtins.str
-    """The conversation."""
+    """Conversation ID."""
     def __init__(
         self,
         *,
@@ -105,7 +105,7 @@ Global___ConfirmErasureRequest: _TypeAlias = ConfirmErasureRequest  # noqa: Y015
 
 @_typing.final
 class ConfirmErasureResponse(_message.Message):
-    """ConfirmErasureResponse is empty."""
+    """Response of ConfirmErasure."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

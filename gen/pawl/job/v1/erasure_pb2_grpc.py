@@ -26,9 +26,8 @@ if _version_not_supported:
 
 
 class ErasureServiceStub(object):
-    """ErasureService erases conversations, whole and for good. The ledger removes
-    what it has, and has the other services remove what they have: they ask it
-    for the ids, and say when nothing of them is left.
+    """Erases conversations in all services. The ledger erases its own data. The other services poll it for IDs,
+    and confirm when they have erased theirs.
     """
 
     def __init__(self, channel):
@@ -50,26 +49,25 @@ class ErasureServiceStub(object):
 
 
 class ErasureServiceServicer(object):
-    """ErasureService erases conversations, whole and for good. The ledger removes
-    what it has, and has the other services remove what they have: they ask it
-    for the ids, and say when nothing of them is left.
+    """Erases conversations in all services. The ledger erases its own data. The other services poll it for IDs,
+    and confirm when they have erased theirs.
     """
 
     def ListErasures(self, request, context):
-        """Gives the ids of what the calling service is to erase now, in parts; none if
-        there is nothing. Read-only.
+        """Streams the IDs of what the calling service must erase now; empty if there is nothing. Read-only.
 
-        Errors: PERMISSION_DENIED (a service that has no part in it).
+        Errors:
+        - PERMISSION_DENIED: The service has no data to erase.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ConfirmErasure(self, request, context):
-        """Says that the calling service has nothing of a conversation any more.
-        Idempotent.
+        """Confirms that the calling service has erased a conversation. Idempotent.
 
-        Errors: PERMISSION_DENIED (a service that has no part in it).
+        Errors:
+        - PERMISSION_DENIED: The service has no data to erase.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -97,9 +95,8 @@ def add_ErasureServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ErasureService(object):
-    """ErasureService erases conversations, whole and for good. The ledger removes
-    what it has, and has the other services remove what they have: they ask it
-    for the ids, and say when nothing of them is left.
+    """Erases conversations in all services. The ledger erases its own data. The other services poll it for IDs,
+    and confirm when they have erased theirs.
     """
 
     @staticmethod

@@ -27,9 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ErasureServiceStub:
-    """ErasureService erases conversations, whole and for good. The ledger removes
-    what it has, and has the other services remove what they have: they ask it
-    for the ids, and say when nothing of them is left.
+    """Erases conversations in all services. The ledger erases its own data. The other services poll it for IDs,
+    and confirm when they have erased theirs.
     """
 
     @_typing.overload
@@ -37,43 +36,41 @@ class ErasureServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ErasureServiceAsyncStub: ...
     ListErasures: _grpc.UnaryStreamMultiCallable[_erasure_pb2.ListErasuresRequest, _erasure_pb2.ListErasuresResponse]
-    """Gives the ids of what the calling service is to erase now, in parts; none if
-    there is nothing. Read-only.
+    """Streams the IDs of what the calling service must erase now; empty if there is nothing. Read-only.
 
-    Errors: PERMISSION_DENIED (a service that has no part in it).
+    Errors:
+    - PERMISSION_DENIED: The service has no data to erase.
     """
     ConfirmErasure: _grpc.UnaryUnaryMultiCallable[_erasure_pb2.ConfirmErasureRequest, _erasure_pb2.ConfirmErasureResponse]
-    """Says that the calling service has nothing of a conversation any more.
-    Idempotent.
+    """Confirms that the calling service has erased a conversation. Idempotent.
 
-    Errors: PERMISSION_DENIED (a service that has no part in it).
+    Errors:
+    - PERMISSION_DENIED: The service has no data to erase.
     """
 
 @_typing.type_check_only
 class ErasureServiceAsyncStub(ErasureServiceStub):
-    """ErasureService erases conversations, whole and for good. The ledger removes
-    what it has, and has the other services remove what they have: they ask it
-    for the ids, and say when nothing of them is left.
+    """Erases conversations in all services. The ledger erases its own data. The other services poll it for IDs,
+    and confirm when they have erased theirs.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListErasures: _aio.UnaryStreamMultiCallable[_erasure_pb2.ListErasuresRequest, _erasure_pb2.ListErasuresResponse]  # type: ignore[assignment]
-    """Gives the ids of what the calling service is to erase now, in parts; none if
-    there is nothing. Read-only.
+    """Streams the IDs of what the calling service must erase now; empty if there is nothing. Read-only.
 
-    Errors: PERMISSION_DENIED (a service that has no part in it).
+    Errors:
+    - PERMISSION_DENIED: The service has no data to erase.
     """
     ConfirmErasure: _aio.UnaryUnaryMultiCallable[_erasure_pb2.ConfirmErasureRequest, _erasure_pb2.ConfirmErasureResponse]  # type: ignore[assignment]
-    """Says that the calling service has nothing of a conversation any more.
-    Idempotent.
+    """Confirms that the calling service has erased a conversation. Idempotent.
 
-    Errors: PERMISSION_DENIED (a service that has no part in it).
+    Errors:
+    - PERMISSION_DENIED: The service has no data to erase.
     """
 
 class ErasureServiceServicer(metaclass=_abc_1.ABCMeta):
-    """ErasureService erases conversations, whole and for good. The ledger removes
-    what it has, and has the other services remove what they have: they ask it
-    for the ids, and say when nothing of them is left.
+    """Erases conversations in all services. The ledger erases its own data. The other services poll it for IDs,
+    and confirm when they have erased theirs.
     """
 
     @_abc_1.abstractmethod
@@ -82,10 +79,10 @@ class ErasureServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _erasure_pb2.ListErasuresRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_erasure_pb2.ListErasuresResponse], _abc.AsyncIterator[_erasure_pb2.ListErasuresResponse]]:
-        """Gives the ids of what the calling service is to erase now, in parts; none if
-        there is nothing. Read-only.
+        """Streams the IDs of what the calling service must erase now; empty if there is nothing. Read-only.
 
-        Errors: PERMISSION_DENIED (a service that has no part in it).
+        Errors:
+        - PERMISSION_DENIED: The service has no data to erase.
         """
 
     @_abc_1.abstractmethod
@@ -94,10 +91,10 @@ class ErasureServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _erasure_pb2.ConfirmErasureRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_erasure_pb2.ConfirmErasureResponse, _abc.Awaitable[_erasure_pb2.ConfirmErasureResponse]]:
-        """Says that the calling service has nothing of a conversation any more.
-        Idempotent.
+        """Confirms that the calling service has erased a conversation. Idempotent.
 
-        Errors: PERMISSION_DENIED (a service that has no part in it).
+        Errors:
+        - PERMISSION_DENIED: The service has no data to erase.
         """
 
 def add_ErasureServiceServicer_to_server(servicer: ErasureServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

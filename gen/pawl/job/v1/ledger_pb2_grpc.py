@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class LedgerServiceStub(object):
-    """LedgerService keeps runs, calls, messages, events and commands.
+    """Stores runs, calls, messages, events and commands.
     """
 
     def __init__(self, channel):
@@ -148,160 +148,168 @@ class LedgerServiceStub(object):
 
 
 class LedgerServiceServicer(object):
-    """LedgerService keeps runs, calls, messages, events and commands.
+    """Stores runs, calls, messages, events and commands.
     """
 
     def SubmitMessage(self, request, context):
-        """Creates a run with its first message, or steers or interrupts, as the
-        policy says. Idempotent by (store, user, request id). A refusal leaves
-        nothing behind: the same request may be sent again. A run is steered by at
-        most 100 messages, with 1 MiB of text, that no step has appended yet.
+        """Creates a run with its first message, or steers or interrupts, by the policy. Idempotent by (store, user,
+        request ID). Refusals are not stored: the same request may be sent again. A run accepts at most 100
+        steering messages (1 MiB of text) that no step has appended yet.
 
-        Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, CONVERSATION_BUSY,
-        RUN_OF_ANOTHER_USER, QUEUE_FULL, REQUEST_ID_REUSED, TOOL_EXISTS (see `agent`
-        and `only_repeat`).
+        Errors:
+        - NOT_FOUND / CONVERSATION_NOT_FOUND
+        - FAILED_PRECONDITION / CONVERSATION_ERASED
+        - FAILED_PRECONDITION / CONVERSATION_BUSY
+        - FAILED_PRECONDITION / RUN_OF_ANOTHER_USER
+        - RESOURCE_EXHAUSTED / QUEUE_FULL
+        - ALREADY_EXISTS / REQUEST_ID_REUSED
+        - ALREADY_EXISTS / TOOL_EXISTS: See `agent` and `only_repeat`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StartJob(self, request, context):
-        """Creates a job, in a conversation of its own, that reports to the conversation
-        of its message. Idempotent by (store, user, request id), with those of
-        SubmitMessage; the job is part of the request.
+        """Creates a job in its own conversation, reporting to the conversation of its message. Idempotent by
+        (store, user, request ID), shared with SubmitMessage; the job is part of the request.
 
-        Errors: as SubmitMessage, but CONVERSATION_BUSY and RUN_OF_ANOTHER_USER;
-        QUEUE_FULL is of the jobs of the store; TOO_MANY_JOBS.
+        Errors:
+        - NOT_FOUND / CONVERSATION_NOT_FOUND
+        - FAILED_PRECONDITION / CONVERSATION_ERASED
+        - RESOURCE_EXHAUSTED / QUEUE_FULL: For jobs of the store.
+        - RESOURCE_EXHAUSTED / TOO_MANY_JOBS
+        - ALREADY_EXISTS / REQUEST_ID_REUSED
+        - ALREADY_EXISTS / TOOL_EXISTS: See SubmitMessage.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ClaimRuns(self, request, context):
-        """Gives runs to a worker: each with a new epoch and a lease. Fair between
-        stores, oldest first within one. Answers at once, with nothing if nothing
-        is claimable. A lost answer costs one lease time, nothing else.
+        """Assigns runs to a worker, each with a new epoch and a lease. Fair between stores, oldest first within
+        one. Returns immediately, with nothing if no run is claimable. A lost response costs one lease time.
 
-        A lease that ended without having been given back is a crash of its worker.
-        A run that one crash more would quarantine is given only to a worker that
-        holds no other such run; after that crash it is not claimable any more and
-        NEEDS_ATTENTION.
+        A lease that expires without release counts as a crash. A run that one more crash would quarantine is
+        only given to a worker without another such run; after that crash it is NEEDS_ATTENTION.
 
-        Errors: none of its own.
+        Errors: only the common ones.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def LoadRun(self, request, context):
-        """Reads all that a worker needs to drive a run it has claimed, as of one
-        moment. It comes in parts of about 1 MiB, because there is no limit to what
-        a conversation holds. Read-only.
+        """Returns everything that a worker needs to drive a claimed run, as one snapshot. Streamed in parts of
+        about 1 MiB. Read-only.
 
-        Errors: RUN_NOT_FOUND, LEASE_LOST.
+        Errors:
+        - NOT_FOUND / RUN_NOT_FOUND
+        - ABORTED / LEASE_LOST
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RenewLeases(self, request, context):
-        """Renews the leases of all runs of a worker at once, and says which it still
-        holds and which have unread commands. Idempotent.
+        """Renews the leases of all runs of a worker. Returns the runs that it still holds, and those with unread
+        commands. Idempotent.
 
-        Errors: none of its own.
+        Errors: only the common ones.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseWorker(self, request, context):
-        """Gives all runs of a worker back at once (shutdown): they are claimable by
-        others at once. Idempotent.
+        """Releases all runs of a worker on shutdown, so that others can claim them immediately. Idempotent.
 
-        Errors: none of its own.
+        Errors: only the common ones.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReportCrash(self, request, context):
-        """Gives a run back that its worker can neither drive nor end, as if the
-        worker had died: it counts, and after too many times without progress the
-        run is quarantined (NEEDS_ATTENTION). Otherwise it is claimable again a
-        little later.
+        """Releases a run that its worker can neither drive nor end. Counts as a crash of the worker: after too many
+        without progress the run is quarantined (NEEDS_ATTENTION). Otherwise it is claimable again a little
+        later.
 
-        Errors: LEASE_LOST, RUN_ENDED, RUN_NOT_FOUND.
+        Errors:
+        - ABORTED / LEASE_LOST
+        - FAILED_PRECONDITION / RUN_ENDED
+        - NOT_FOUND / RUN_NOT_FOUND
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CommitRun(self, request, context):
-        """Writes one step of a run: events, messages, calls, state, in one
-        transaction, fenced by the epoch. All or nothing. Idempotent by commit id:
-        the last commit of a run may be sent again and gets the same answer.
+        """Writes one step of a run: events, messages, calls and state. Atomic, and fenced by the epoch. Idempotent
+        by commit ID: the last commit of a run can be repeated and gets the same response.
 
-        Errors: LEASE_LOST, INBOX_CHANGED, ILLEGAL_TRANSITION, RUN_ENDED,
-        RUN_NOT_FOUND.
+        Errors:
+        - ABORTED / LEASE_LOST
+        - ABORTED / INBOX_CHANGED
+        - FAILED_PRECONDITION / ILLEGAL_TRANSITION
+        - FAILED_PRECONDITION / RUN_ENDED
+        - NOT_FOUND / RUN_NOT_FOUND
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SendCommand(self, request, context):
-        """Sends a command to a run. It is checked against the call or the run in
-        the same transaction, and the receipt is final. Idempotent by command id
-        and fingerprint. Refusals are receipts, not errors. Of commands that
-        changed nothing (refused, or a stop after the first one) a run keeps 100
-        receipts; one without is judged anew when it comes again.
+        """Sends a command to a run. It is checked against the call or run in the same transaction, and its receipt
+        is final. Idempotent by command ID and fingerprint. Refusals are receipts, not errors. A run stores 100
+        receipts of commands without effect (refused, or a repeated stop) and evaluates further ones again.
 
-        Errors: REQUEST_ID_REUSED; QUEUE_FULL if too many messages or top-ups wait to
-        be read, or messages of too many people have come: then nothing is kept, and
-        the same command may be sent again.
+        Errors:
+        - ALREADY_EXISTS / REQUEST_ID_REUSED
+        - RESOURCE_EXHAUSTED / QUEUE_FULL: Too many messages, top-ups or people; nothing is stored, and the
+        command may be repeated.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StopJob(self, request, context):
-        """Stops a job for the model that began it: the cancel command of SendCommand,
-        with STOP_CAUSE_MODEL. Its conversation is not told that it ended. Idempotent
-        by command id.
+        """Stops a job for the model that started it: a cancel command with STOP_CAUSE_MODEL. The end is not
+        reported to its conversation. Idempotent by command ID.
 
-        Errors: RUN_NOT_FOUND if the conversation has no such job of the user.
+        Errors:
+        - NOT_FOUND / RUN_NOT_FOUND: The conversation has no such job of the user.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def NoteCompletion(self, request, context):
-        """Tells a run that somebody outside has completed one of its calls: a
-        `completed` command. Of a run that has ended nothing is kept. Idempotent.
+        """Sends a `completed` command: a call of the run was completed from outside. No effect on an ended run.
+        Idempotent.
 
-        Errors: RUN_NOT_FOUND.
+        Errors:
+        - NOT_FOUND / RUN_NOT_FOUND
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListCommands(self, request, context):
-        """Reads the unconsumed commands of a run, in order of arrival, in parts of
-        about 1 MiB. Read-only.
+        """Lists the unconsumed commands of a run, oldest first, in parts of about 1 MiB. Read-only.
 
-        Errors: RUN_NOT_FOUND.
+        Errors:
+        - NOT_FOUND / RUN_NOT_FOUND
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def LeaseOffer(self, request, context):
-        """Leases one offered call to a session of a client, for `lease_seconds`.
-        Granted if nobody holds it, or to the client that holds it (same offer
-        epoch) unless by a newer session: then it belongs to this session from now
-        on. Never granted to another client than the one to which the tools of the
-        run belong, if the call is of one of them. Idempotent.
+        """Leases an offered call to a session of a client, for `lease_seconds`. Granted if no client holds it, or
+        to the client that does (same offer epoch) unless a newer session holds it; it then belongs to this
+        session. Tools that belong to one client are never granted to another. Idempotent.
 
-        Errors: none of its own.
+        Errors: only the common ones.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -310,85 +318,93 @@ class LedgerServiceServicer(object):
     def RenewOffers(self, request, context):
         """Renews all offers of a session. Idempotent.
 
-        Errors: none of its own.
+        Errors: only the common ones.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseOffers(self, request, context):
-        """Gives offers of a session back, all or those of one run; others may lease
-        them at once. Those that another session of the client has taken over stay
-        with it. Idempotent.
+        """Releases the offers of a session, all or those of one run. Offers that another session of the client has
+        taken over stay with it. Idempotent.
 
-        Errors: none of its own.
+        Errors: only the common ones.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetRun(self, request, context):
-        """Reads a run with its open calls (`pending_calls`, `active_calls`). Read-only.
+        """Returns a run with its open calls (`pending_calls`, `active_calls`). Read-only.
 
-        Errors: RUN_NOT_FOUND.
+        Errors:
+        - NOT_FOUND / RUN_NOT_FOUND
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListJobs(self, request, context):
-        """Lists the jobs of a user or of a store, newest first. Read-only.
+        """Lists the jobs of a user or a store, newest first. Read-only.
 
-        Errors: INVALID_PAGE_TOKEN.
+        Errors:
+        - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetCall(self, request, context):
-        """Reads one call with its whole result. Read-only.
+        """Returns a call with its complete result. Read-only.
 
-        Errors: CALL_NOT_FOUND.
+        Errors:
+        - NOT_FOUND / CALL_NOT_FOUND
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListPendingCalls(self, request, context):
-        """Lists the calls of a user that wait for someone, or the gated calls of a
-        store that wait for an approval, oldest first; after them the runs that wait
-        for tokens, oldest first. Read-only.
+        """Lists calls that wait for a user, or gated calls of a store; then runs that wait for tokens. Both oldest
+        first. Read-only.
 
-        Errors: INVALID_PAGE_TOKEN.
+        Errors:
+        - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetConversation(self, request, context):
-        """Reads a conversation. Read-only.
+        """Returns a conversation. Read-only.
 
-        Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED.
+        Errors:
+        - NOT_FOUND / CONVERSATION_NOT_FOUND
+        - FAILED_PRECONDITION / CONVERSATION_ERASED
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ImportConversation(self, request, context):
-        """Makes a conversation of messages and settled calls that were made elsewhere.
-        Idempotent by (store, user, request id), with those of SubmitMessage.
+        """Creates a conversation from messages and settled calls. Idempotent by (store, user, request ID), shared
+        with SubmitMessage.
 
-        Errors: CONVERSATION_EXISTS, REQUEST_ID_REUSED.
+        Errors:
+        - ALREADY_EXISTS / CONVERSATION_EXISTS
+        - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListEvents(self, request, context):
-        """Lists the events of a run after a seq, in order, cut at `events_max` and
-        1 MiB. In place of those that are not kept any more comes a gap. Read-only.
+        """Lists the events of a run after a seq, in order, cut at `events_max` and 1 MiB. A gap replaces deleted
+        events. Read-only.
 
-        Errors: RUN_NOT_FOUND, SEQ_BEYOND_END.
+        Errors:
+        - NOT_FOUND / RUN_NOT_FOUND
+        - OUT_OF_RANGE / SEQ_BEYOND_END
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -516,7 +532,7 @@ def add_LedgerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class LedgerService(object):
-    """LedgerService keeps runs, calls, messages, events and commands.
+    """Stores runs, calls, messages, events and commands.
     """
 
     @staticmethod

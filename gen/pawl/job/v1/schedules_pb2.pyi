@@ -23,9 +23,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class ScheduleOwner(_message.Message):
-    """ScheduleOwner says whose a schedule is, and with which credential its runs are
-    started.
-    """
+    """User of a schedule, and the credential of its runs."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -36,20 +34,20 @@ class ScheduleOwner(_message.Message):
     DELEGATE_USER_ID_FIELD_NUMBER: _builtins.int
     PEOPLE_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
-    """The store."""
+    """Store ID."""
     user_id: _builtins.str
-    """The user."""
+    """User ID."""
     credential_id: _builtins.str
-    """The credential."""
+    """Credential ID."""
     delegate_user_id: _builtins.str
-    """The user of the delegate that acts for the user; empty for none."""
+    """User of the delegate, if any."""
     @_builtins.property
     def user_roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The roles of the user."""
+        """Roles of the user."""
 
     @_builtins.property
     def people(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Others whose act it is, too."""
+        """Other users who count as actors."""
 
     def __init__(
         self,
@@ -71,7 +69,7 @@ Global___ScheduleOwner: _TypeAlias = ScheduleOwner  # noqa: Y015
 
 @_typing.final
 class GetDueScheduleRequest(_message.Message):
-    """GetDueScheduleRequest names a schedule."""
+    """Request for GetDueSchedule."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -81,18 +79,18 @@ class GetDueScheduleRequest(_message.Message):
     BEGIN_TIME_FIELD_NUMBER: _builtins.int
     END_TIME_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
-    """The store."""
+    """Store ID."""
     user_id: _builtins.str
-    """The user."""
+    """User ID."""
     name: _builtins.str
-    """The name."""
+    """Schedule name."""
     @_builtins.property
     def begin_time(self) -> _timestamp_pb2.Timestamp:
-        """The begin of a range whose due times are asked for; absent for none."""
+        """Start of a range of due times, inclusive; absent for none."""
 
     @_builtins.property
     def end_time(self) -> _timestamp_pb2.Timestamp:
-        """The end of that range; what is due then or from now on is not in it."""
+        """End of the range, exclusive."""
 
     def __init__(
         self,
@@ -113,7 +111,7 @@ Global___GetDueScheduleRequest: _TypeAlias = GetDueScheduleRequest  # noqa: Y015
 
 @_typing.final
 class GetDueScheduleResponse(_message.Message):
-    """GetDueScheduleResponse is a schedule that can be fired."""
+    """Response of GetDueSchedule."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -125,7 +123,7 @@ class GetDueScheduleResponse(_message.Message):
 
     @_builtins.property
     def past_times(self) -> _containers.RepeatedCompositeFieldContainer[_timestamp_pb2.Timestamp]:
-        """The due times in the range, in order."""
+        """Due times in the range, in order."""
 
     def __init__(
         self,
@@ -143,13 +141,13 @@ Global___GetDueScheduleResponse: _TypeAlias = GetDueScheduleResponse  # noqa: Y0
 
 @_typing.final
 class ClaimSchedulesRequest(_message.Message):
-    """ClaimSchedulesRequest asks for schedules that are due."""
+    """Request for ClaimSchedules."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SCHEDULES_MAX_FIELD_NUMBER: _builtins.int
     schedules_max: _builtins.int
-    """Most schedules, from 1 to 512."""
+    """Maximum schedules, 1 to 512."""
     def __init__(
         self,
         *,
@@ -165,7 +163,7 @@ Global___ClaimSchedulesRequest: _TypeAlias = ClaimSchedulesRequest  # noqa: Y015
 
 @_typing.final
 class DueSchedule(_message.Message):
-    """DueSchedule is a schedule that is to be fired."""
+    """A schedule to fire."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -177,26 +175,26 @@ class DueSchedule(_message.Message):
     NEXT_TIME_FIELD_NUMBER: _builtins.int
     LAST_RUN_ID_FIELD_NUMBER: _builtins.int
     schedule_id: _builtins.str
-    """Which it is."""
+    """Schedule ID."""
     generation: _builtins.int
-    """It was read as it was then."""
+    """Generation when it was read."""
     last_run_id: _builtins.str
-    """The run of the fire before; empty for none."""
+    """Run of the previous fire; empty for none."""
     @_builtins.property
     def owner(self) -> Global___ScheduleOwner:
-        """Whose it is."""
+        """User and credential."""
 
     @_builtins.property
     def definition(self) -> _schedule_pb2.ScheduleDefinition:
-        """What it is."""
+        """Definition of the schedule."""
 
     @_builtins.property
     def expected_time(self) -> _timestamp_pb2.Timestamp:
-        """The due time that is to be fired; absent for one that is not due."""
+        """Due time to fire; absent if it is not due."""
 
     @_builtins.property
     def next_time(self) -> _timestamp_pb2.Timestamp:
-        """When it is due after that; absent for never."""
+        """Following due time; absent for never."""
 
     def __init__(
         self,
@@ -219,17 +217,17 @@ Global___DueSchedule: _TypeAlias = DueSchedule  # noqa: Y015
 
 @_typing.final
 class ClaimSchedulesResponse(_message.Message):
-    """ClaimSchedulesResponse has schedules that are due."""
+    """Response of ClaimSchedules."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SCHEDULES_FIELD_NUMBER: _builtins.int
     WAIT_SECONDS_FIELD_NUMBER: _builtins.int
     wait_seconds: _builtins.float
-    """So many seconds later the next one is due, or should be asked for again."""
+    """Seconds until the next one is due, or until the next poll."""
     @_builtins.property
     def schedules(self) -> _containers.RepeatedCompositeFieldContainer[Global___DueSchedule]:
-        """The schedules, the longest due first."""
+        """Schedules, longest due first."""
 
     def __init__(
         self,
@@ -247,7 +245,7 @@ Global___ClaimSchedulesResponse: _TypeAlias = ClaimSchedulesResponse  # noqa: Y0
 
 @_typing.final
 class FireScheduleRequest(_message.Message):
-    """FireScheduleRequest fires a schedule."""
+    """Request for FireSchedule."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -259,20 +257,18 @@ class FireScheduleRequest(_message.Message):
     refusal: _builtins.str
     """Why there can be no run; empty with a message."""
     request_id: _builtins.str
-    """The id of a TriggerSchedule, for which there is no `expected_time`, or of a
-    backfill of one due time.
-    """
+    """ID of a TriggerSchedule, which has no `expected_time`, or of a backfill of one due time."""
     @_builtins.property
     def due(self) -> Global___DueSchedule:
-        """The schedule as it was claimed or read; its definition is not looked at."""
+        """The schedule as claimed or read; its definition is ignored."""
 
     @_builtins.property
     def message(self) -> _ledger_pb2.SubmitMessageRequest:
-        """The message of the run, with what it is to be like. Absent for a refusal."""
+        """Message and settings of the run; absent for a refusal."""
 
     @_builtins.property
     def backfill_time(self) -> _timestamp_pb2.Timestamp:
-        """The due time that is backfilled, beside whatever goes on; absent for none."""
+        """Due time to backfill, ignoring the overlap policy; absent for none."""
 
     def __init__(
         self,
@@ -293,14 +289,14 @@ Global___FireScheduleRequest: _TypeAlias = FireScheduleRequest  # noqa: Y015
 
 @_typing.final
 class FireScheduleResponse(_message.Message):
-    """FireScheduleResponse is what became of it."""
+    """Response of FireSchedule."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     FIRE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def fire(self) -> _schedule_pb2.ScheduleFire:
-        """The fire; absent if the schedule has changed, and nothing was done."""
+        """The fire; absent if the schedule has changed and nothing was done."""
 
     def __init__(
         self,

@@ -26,13 +26,9 @@ if _version_not_supported:
 
 
 class ScheduleLedgerServiceStub(object):
-    """ScheduleLedgerService fires schedules, which pawl.agent.v1.ScheduleService keeps.
-    Only agent-loop calls it: it works out what a run of a schedule is like.
-
-    A due schedule is claimed for ten seconds by some replica of agent-loop, which
-    works out the run and calls FireSchedule. That is one transaction: the fire
-    is judged, the run made and the schedule set to its next due time, unless
-    any of that was done before.
+    """Fires schedules of pawl.agent.v1.ScheduleService. Only agent-loop calls it. A replica of agent-loop claims
+    a due schedule for ten seconds, prepares the run and calls FireSchedule. In one transaction, that evaluates
+    the fire, creates the run and advances the schedule, unless this was already done.
     """
 
     def __init__(self, channel):
@@ -59,41 +55,41 @@ class ScheduleLedgerServiceStub(object):
 
 
 class ScheduleLedgerServiceServicer(object):
-    """ScheduleLedgerService fires schedules, which pawl.agent.v1.ScheduleService keeps.
-    Only agent-loop calls it: it works out what a run of a schedule is like.
-
-    A due schedule is claimed for ten seconds by some replica of agent-loop, which
-    works out the run and calls FireSchedule. That is one transaction: the fire
-    is judged, the run made and the schedule set to its next due time, unless
-    any of that was done before.
+    """Fires schedules of pawl.agent.v1.ScheduleService. Only agent-loop calls it. A replica of agent-loop claims
+    a due schedule for ten seconds, prepares the run and calls FireSchedule. In one transaction, that evaluates
+    the fire, creates the run and advances the schedule, unless this was already done.
     """
 
     def GetDueSchedule(self, request, context):
-        """Reads what is needed to fire a schedule now, and its due times in a range of
-        the past. Read-only.
+        """Returns what is needed to fire a schedule now, and its due times in a past range. Read-only.
 
-        Errors: SCHEDULE_NOT_FOUND, UNREADABLE, INVALID_FIELD (`end_time`), TOO_LARGE
-        (more than 100 due times in the range).
+        Errors:
+        - NOT_FOUND / SCHEDULE_NOT_FOUND
+        - FAILED_PRECONDITION / UNREADABLE
+        - INVALID_ARGUMENT / INVALID_FIELD: `end_time`.
+        - RESOURCE_EXHAUSTED / TOO_LARGE: More than 100 due times in the range.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ClaimSchedules(self, request, context):
-        """Claims schedules that are due: for ten seconds no other caller gets them.
+        """Claims due schedules: for ten seconds no other caller gets them.
 
-        Errors: INVALID_FIELD (`schedules_max`).
+        Errors:
+        - INVALID_ARGUMENT / INVALID_FIELD: `schedules_max`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FireSchedule(self, request, context):
-        """Fires a schedule once: it does nothing if the schedule has changed since
-        `generation` was read, by an earlier fire for one.
+        """Fires a schedule once; no effect if it has changed since `generation`, for example by a fire. Other
+        reasons for refusing a run are in the fire.
 
-        Errors: SCHEDULE_NOT_FOUND, REQUEST_ID_REUSED. Why a run is refused else is in
-        the fire.
+        Errors:
+        - NOT_FOUND / SCHEDULE_NOT_FOUND
+        - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -126,13 +122,9 @@ def add_ScheduleLedgerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ScheduleLedgerService(object):
-    """ScheduleLedgerService fires schedules, which pawl.agent.v1.ScheduleService keeps.
-    Only agent-loop calls it: it works out what a run of a schedule is like.
-
-    A due schedule is claimed for ten seconds by some replica of agent-loop, which
-    works out the run and calls FireSchedule. That is one transaction: the fire
-    is judged, the run made and the schedule set to its next due time, unless
-    any of that was done before.
+    """Fires schedules of pawl.agent.v1.ScheduleService. Only agent-loop calls it. A replica of agent-loop claims
+    a due schedule for ten seconds, prepares the run and calls FireSchedule. In one transaction, that evaluates
+    the fire, creates the run and advances the schedule, unless this was already done.
     """
 
     @staticmethod

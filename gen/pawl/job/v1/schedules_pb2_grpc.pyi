@@ -27,13 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ScheduleLedgerServiceStub:
-    """ScheduleLedgerService fires schedules, which pawl.agent.v1.ScheduleService keeps.
-    Only agent-loop calls it: it works out what a run of a schedule is like.
-
-    A due schedule is claimed for ten seconds by some replica of agent-loop, which
-    works out the run and calls FireSchedule. That is one transaction: the fire
-    is judged, the run made and the schedule set to its next due time, unless
-    any of that was done before.
+    """Fires schedules of pawl.agent.v1.ScheduleService. Only agent-loop calls it. A replica of agent-loop claims
+    a due schedule for ten seconds, prepares the run and calls FireSchedule. In one transaction, that evaluates
+    the fire, creates the run and advances the schedule, unless this was already done.
     """
 
     @_typing.overload
@@ -41,65 +37,65 @@ class ScheduleLedgerServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ScheduleLedgerServiceAsyncStub: ...
     GetDueSchedule: _grpc.UnaryUnaryMultiCallable[_schedules_pb2.GetDueScheduleRequest, _schedules_pb2.GetDueScheduleResponse]
-    """Reads what is needed to fire a schedule now, and its due times in a range of
-    the past. Read-only.
+    """Returns what is needed to fire a schedule now, and its due times in a past range. Read-only.
 
-    Errors: SCHEDULE_NOT_FOUND, UNREADABLE, INVALID_FIELD (`end_time`), TOO_LARGE
-    (more than 100 due times in the range).
+    Errors:
+    - NOT_FOUND / SCHEDULE_NOT_FOUND
+    - FAILED_PRECONDITION / UNREADABLE
+    - INVALID_ARGUMENT / INVALID_FIELD: `end_time`.
+    - RESOURCE_EXHAUSTED / TOO_LARGE: More than 100 due times in the range.
     """
     ClaimSchedules: _grpc.UnaryUnaryMultiCallable[_schedules_pb2.ClaimSchedulesRequest, _schedules_pb2.ClaimSchedulesResponse]
-    """Claims schedules that are due: for ten seconds no other caller gets them.
+    """Claims due schedules: for ten seconds no other caller gets them.
 
-    Errors: INVALID_FIELD (`schedules_max`).
+    Errors:
+    - INVALID_ARGUMENT / INVALID_FIELD: `schedules_max`.
     """
     FireSchedule: _grpc.UnaryUnaryMultiCallable[_schedules_pb2.FireScheduleRequest, _schedules_pb2.FireScheduleResponse]
-    """Fires a schedule once: it does nothing if the schedule has changed since
-    `generation` was read, by an earlier fire for one.
+    """Fires a schedule once; no effect if it has changed since `generation`, for example by a fire. Other
+    reasons for refusing a run are in the fire.
 
-    Errors: SCHEDULE_NOT_FOUND, REQUEST_ID_REUSED. Why a run is refused else is in
-    the fire.
+    Errors:
+    - NOT_FOUND / SCHEDULE_NOT_FOUND
+    - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
 
 @_typing.type_check_only
 class ScheduleLedgerServiceAsyncStub(ScheduleLedgerServiceStub):
-    """ScheduleLedgerService fires schedules, which pawl.agent.v1.ScheduleService keeps.
-    Only agent-loop calls it: it works out what a run of a schedule is like.
-
-    A due schedule is claimed for ten seconds by some replica of agent-loop, which
-    works out the run and calls FireSchedule. That is one transaction: the fire
-    is judged, the run made and the schedule set to its next due time, unless
-    any of that was done before.
+    """Fires schedules of pawl.agent.v1.ScheduleService. Only agent-loop calls it. A replica of agent-loop claims
+    a due schedule for ten seconds, prepares the run and calls FireSchedule. In one transaction, that evaluates
+    the fire, creates the run and advances the schedule, unless this was already done.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetDueSchedule: _aio.UnaryUnaryMultiCallable[_schedules_pb2.GetDueScheduleRequest, _schedules_pb2.GetDueScheduleResponse]  # type: ignore[assignment]
-    """Reads what is needed to fire a schedule now, and its due times in a range of
-    the past. Read-only.
+    """Returns what is needed to fire a schedule now, and its due times in a past range. Read-only.
 
-    Errors: SCHEDULE_NOT_FOUND, UNREADABLE, INVALID_FIELD (`end_time`), TOO_LARGE
-    (more than 100 due times in the range).
+    Errors:
+    - NOT_FOUND / SCHEDULE_NOT_FOUND
+    - FAILED_PRECONDITION / UNREADABLE
+    - INVALID_ARGUMENT / INVALID_FIELD: `end_time`.
+    - RESOURCE_EXHAUSTED / TOO_LARGE: More than 100 due times in the range.
     """
     ClaimSchedules: _aio.UnaryUnaryMultiCallable[_schedules_pb2.ClaimSchedulesRequest, _schedules_pb2.ClaimSchedulesResponse]  # type: ignore[assignment]
-    """Claims schedules that are due: for ten seconds no other caller gets them.
+    """Claims due schedules: for ten seconds no other caller gets them.
 
-    Errors: INVALID_FIELD (`schedules_max`).
+    Errors:
+    - INVALID_ARGUMENT / INVALID_FIELD: `schedules_max`.
     """
     FireSchedule: _aio.UnaryUnaryMultiCallable[_schedules_pb2.FireScheduleRequest, _schedules_pb2.FireScheduleResponse]  # type: ignore[assignment]
-    """Fires a schedule once: it does nothing if the schedule has changed since
-    `generation` was read, by an earlier fire for one.
+    """Fires a schedule once; no effect if it has changed since `generation`, for example by a fire. Other
+    reasons for refusing a run are in the fire.
 
-    Errors: SCHEDULE_NOT_FOUND, REQUEST_ID_REUSED. Why a run is refused else is in
-    the fire.
+    Errors:
+    - NOT_FOUND / SCHEDULE_NOT_FOUND
+    - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
 
 class ScheduleLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
-    """ScheduleLedgerService fires schedules, which pawl.agent.v1.ScheduleService keeps.
-    Only agent-loop calls it: it works out what a run of a schedule is like.
-
-    A due schedule is claimed for ten seconds by some replica of agent-loop, which
-    works out the run and calls FireSchedule. That is one transaction: the fire
-    is judged, the run made and the schedule set to its next due time, unless
-    any of that was done before.
+    """Fires schedules of pawl.agent.v1.ScheduleService. Only agent-loop calls it. A replica of agent-loop claims
+    a due schedule for ten seconds, prepares the run and calls FireSchedule. In one transaction, that evaluates
+    the fire, creates the run and advances the schedule, unless this was already done.
     """
 
     @_abc_1.abstractmethod
@@ -108,11 +104,13 @@ class ScheduleLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _schedules_pb2.GetDueScheduleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_schedules_pb2.GetDueScheduleResponse, _abc.Awaitable[_schedules_pb2.GetDueScheduleResponse]]:
-        """Reads what is needed to fire a schedule now, and its due times in a range of
-        the past. Read-only.
+        """Returns what is needed to fire a schedule now, and its due times in a past range. Read-only.
 
-        Errors: SCHEDULE_NOT_FOUND, UNREADABLE, INVALID_FIELD (`end_time`), TOO_LARGE
-        (more than 100 due times in the range).
+        Errors:
+        - NOT_FOUND / SCHEDULE_NOT_FOUND
+        - FAILED_PRECONDITION / UNREADABLE
+        - INVALID_ARGUMENT / INVALID_FIELD: `end_time`.
+        - RESOURCE_EXHAUSTED / TOO_LARGE: More than 100 due times in the range.
         """
 
     @_abc_1.abstractmethod
@@ -121,9 +119,10 @@ class ScheduleLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _schedules_pb2.ClaimSchedulesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_schedules_pb2.ClaimSchedulesResponse, _abc.Awaitable[_schedules_pb2.ClaimSchedulesResponse]]:
-        """Claims schedules that are due: for ten seconds no other caller gets them.
+        """Claims due schedules: for ten seconds no other caller gets them.
 
-        Errors: INVALID_FIELD (`schedules_max`).
+        Errors:
+        - INVALID_ARGUMENT / INVALID_FIELD: `schedules_max`.
         """
 
     @_abc_1.abstractmethod
@@ -132,11 +131,12 @@ class ScheduleLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _schedules_pb2.FireScheduleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_schedules_pb2.FireScheduleResponse, _abc.Awaitable[_schedules_pb2.FireScheduleResponse]]:
-        """Fires a schedule once: it does nothing if the schedule has changed since
-        `generation` was read, by an earlier fire for one.
+        """Fires a schedule once; no effect if it has changed since `generation`, for example by a fire. Other
+        reasons for refusing a run are in the fire.
 
-        Errors: SCHEDULE_NOT_FOUND, REQUEST_ID_REUSED. Why a run is refused else is in
-        the fire.
+        Errors:
+        - NOT_FOUND / SCHEDULE_NOT_FOUND
+        - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
 
 def add_ScheduleLedgerServiceServicer_to_server(servicer: ScheduleLedgerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

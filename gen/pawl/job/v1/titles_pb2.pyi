@@ -21,13 +21,13 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class ClaimTitlesRequest(_message.Message):
-    """ClaimTitlesRequest asks for conversations."""
+    """Request for ClaimTitles."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TITLES_MAX_FIELD_NUMBER: _builtins.int
     titles_max: _builtins.int
-    """At most so many, 1 to 16."""
+    """Maximum conversations, 1 to 16."""
     def __init__(
         self,
         *,
@@ -43,14 +43,14 @@ Global___ClaimTitlesRequest: _TypeAlias = ClaimTitlesRequest  # noqa: Y015
 
 @_typing.final
 class ClaimTitlesResponse(_message.Message):
-    """ClaimTitlesResponse has conversations."""
+    """Response of ClaimTitles."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TASKS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def tasks(self) -> _containers.RepeatedCompositeFieldContainer[Global___TitleTask]:
-        """What to make titles of; none if there is nothing now."""
+        """The claimed conversations; empty if there are none."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ Global___ClaimTitlesResponse: _TypeAlias = ClaimTitlesResponse  # noqa: Y015
 
 @_typing.final
 class TitleTask(_message.Message):
-    """TitleTask is a conversation whose title is to be made."""
+    """A conversation that needs a title."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -78,17 +78,17 @@ class TitleTask(_message.Message):
     USER_TEXT_FIELD_NUMBER: _builtins.int
     ANSWER_TEXT_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
-    """Store."""
+    """Store ID."""
     conversation_id: _builtins.str
-    """Conversation."""
+    """Conversation ID."""
     attempt: _builtins.int
-    """The number of times that it was given, from 1."""
+    """Number of times that it was claimed, from 1."""
     model: _builtins.str
-    """The model that has answered in it; empty for the deployment's."""
+    """Model that answered in it; empty for the deployment's."""
     user_text: _builtins.str
-    """The beginning of the message of the user."""
+    """Start of the user's message."""
     answer_text: _builtins.str
-    """The beginning of the answer."""
+    """Start of the answer."""
     def __init__(
         self,
         *,
@@ -109,7 +109,7 @@ Global___TitleTask: _TypeAlias = TitleTask  # noqa: Y015
 
 @_typing.final
 class SetTitleRequest(_message.Message):
-    """SetTitleRequest brings a title."""
+    """Request for SetTitle."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -119,16 +119,16 @@ class SetTitleRequest(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
-    """Store."""
+    """Store ID."""
     conversation_id: _builtins.str
-    """Conversation."""
+    """Conversation ID."""
     attempt: _builtins.int
-    """As the task has it."""
+    """Attempt from the task."""
     text: _builtins.str
-    """What the model has said, the first 4096 characters; empty if it failed."""
+    """The first 4096 characters of the model's output; empty if it failed."""
     @_builtins.property
     def usage(self) -> _run_pb2.Usage:
-        """What that cost."""
+        """Usage of the model call."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ Global___SetTitleRequest: _TypeAlias = SetTitleRequest  # noqa: Y015
 
 @_typing.final
 class SetTitleResponse(_message.Message):
-    """SetTitleResponse is empty."""
+    """Response of SetTitle."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -26,8 +26,7 @@ if _version_not_supported:
 
 
 class TitleServiceStub(object):
-    """TitleService has models make titles of conversations. Only services may call
-    it: agent-loop asks the models.
+    """Lets models write conversation titles. Only agent-loop calls it.
     """
 
     def __init__(self, channel):
@@ -49,27 +48,26 @@ class TitleServiceStub(object):
 
 
 class TitleServiceServicer(object):
-    """TitleService has models make titles of conversations. Only services may call
-    it: agent-loop asks the models.
+    """Lets models write conversation titles. Only agent-loop calls it.
     """
 
     def ClaimTitles(self, request, context):
-        """Gives conversations whose title is to be made, and to nobody else for two
-        minutes. Each is given three times at most.
+        """Claims conversations that need a title, for two minutes; each at most three times.
 
-        Errors: INVALID_FIELD.
+        Errors:
+        - INVALID_ARGUMENT / INVALID_FIELD
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetTitle(self, request, context):
-        """Brings what a model has said of a conversation, and counts what that cost.
-        What comes of it is one line of at most 80 characters; without any the model
-        is asked again a minute later. Nothing changes of a conversation that was
-        erased or given to somebody else since.
+        """Sets a title from a model's output, and records its usage. The title is one line of at most 80
+        characters; without one, the conversation can be claimed again a minute later. No effect if the
+        conversation was erased or claimed by another caller since.
 
-        Errors: INVALID_ID.
+        Errors:
+        - INVALID_ARGUMENT / INVALID_ID
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -97,8 +95,7 @@ def add_TitleServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TitleService(object):
-    """TitleService has models make titles of conversations. Only services may call
-    it: agent-loop asks the models.
+    """Lets models write conversation titles. Only agent-loop calls it.
     """
 
     @staticmethod

@@ -27,55 +27,49 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class TitleServiceStub:
-    """TitleService has models make titles of conversations. Only services may call
-    it: agent-loop asks the models.
-    """
+    """Lets models write conversation titles. Only agent-loop calls it."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> TitleServiceAsyncStub: ...
     ClaimTitles: _grpc.UnaryUnaryMultiCallable[_titles_pb2.ClaimTitlesRequest, _titles_pb2.ClaimTitlesResponse]
-    """Gives conversations whose title is to be made, and to nobody else for two
-    minutes. Each is given three times at most.
+    """Claims conversations that need a title, for two minutes; each at most three times.
 
-    Errors: INVALID_FIELD.
+    Errors:
+    - INVALID_ARGUMENT / INVALID_FIELD
     """
     SetTitle: _grpc.UnaryUnaryMultiCallable[_titles_pb2.SetTitleRequest, _titles_pb2.SetTitleResponse]
-    """Brings what a model has said of a conversation, and counts what that cost.
-    What comes of it is one line of at most 80 characters; without any the model
-    is asked again a minute later. Nothing changes of a conversation that was
-    erased or given to somebody else since.
+    """Sets a title from a model's output, and records its usage. The title is one line of at most 80
+    characters; without one, the conversation can be claimed again a minute later. No effect if the
+    conversation was erased or claimed by another caller since.
 
-    Errors: INVALID_ID.
+    Errors:
+    - INVALID_ARGUMENT / INVALID_ID
     """
 
 @_typing.type_check_only
 class TitleServiceAsyncStub(TitleServiceStub):
-    """TitleService has models make titles of conversations. Only services may call
-    it: agent-loop asks the models.
-    """
+    """Lets models write conversation titles. Only agent-loop calls it."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ClaimTitles: _aio.UnaryUnaryMultiCallable[_titles_pb2.ClaimTitlesRequest, _titles_pb2.ClaimTitlesResponse]  # type: ignore[assignment]
-    """Gives conversations whose title is to be made, and to nobody else for two
-    minutes. Each is given three times at most.
+    """Claims conversations that need a title, for two minutes; each at most three times.
 
-    Errors: INVALID_FIELD.
+    Errors:
+    - INVALID_ARGUMENT / INVALID_FIELD
     """
     SetTitle: _aio.UnaryUnaryMultiCallable[_titles_pb2.SetTitleRequest, _titles_pb2.SetTitleResponse]  # type: ignore[assignment]
-    """Brings what a model has said of a conversation, and counts what that cost.
-    What comes of it is one line of at most 80 characters; without any the model
-    is asked again a minute later. Nothing changes of a conversation that was
-    erased or given to somebody else since.
+    """Sets a title from a model's output, and records its usage. The title is one line of at most 80
+    characters; without one, the conversation can be claimed again a minute later. No effect if the
+    conversation was erased or claimed by another caller since.
 
-    Errors: INVALID_ID.
+    Errors:
+    - INVALID_ARGUMENT / INVALID_ID
     """
 
 class TitleServiceServicer(metaclass=_abc_1.ABCMeta):
-    """TitleService has models make titles of conversations. Only services may call
-    it: agent-loop asks the models.
-    """
+    """Lets models write conversation titles. Only agent-loop calls it."""
 
     @_abc_1.abstractmethod
     def ClaimTitles(
@@ -83,10 +77,10 @@ class TitleServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _titles_pb2.ClaimTitlesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_titles_pb2.ClaimTitlesResponse, _abc.Awaitable[_titles_pb2.ClaimTitlesResponse]]:
-        """Gives conversations whose title is to be made, and to nobody else for two
-        minutes. Each is given three times at most.
+        """Claims conversations that need a title, for two minutes; each at most three times.
 
-        Errors: INVALID_FIELD.
+        Errors:
+        - INVALID_ARGUMENT / INVALID_FIELD
         """
 
     @_abc_1.abstractmethod
@@ -95,12 +89,12 @@ class TitleServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _titles_pb2.SetTitleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_titles_pb2.SetTitleResponse, _abc.Awaitable[_titles_pb2.SetTitleResponse]]:
-        """Brings what a model has said of a conversation, and counts what that cost.
-        What comes of it is one line of at most 80 characters; without any the model
-        is asked again a minute later. Nothing changes of a conversation that was
-        erased or given to somebody else since.
+        """Sets a title from a model's output, and records its usage. The title is one line of at most 80
+        characters; without one, the conversation can be claimed again a minute later. No effect if the
+        conversation was erased or claimed by another caller since.
 
-        Errors: INVALID_ID.
+        Errors:
+        - INVALID_ARGUMENT / INVALID_ID
         """
 
 def add_TitleServiceServicer_to_server(servicer: TitleServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

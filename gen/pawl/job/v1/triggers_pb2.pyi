@@ -24,13 +24,13 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class LeaseMailboxesRequest(_message.Message):
-    """LeaseMailboxesRequest names the process that reads mailboxes."""
+    """Request for LeaseMailboxes."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     READER_ID_FIELD_NUMBER: _builtins.int
     reader_id: _builtins.str
-    """The id of the process, another one for each start."""
+    """ID of the process, new at each start."""
     def __init__(
         self,
         *,
@@ -46,14 +46,14 @@ Global___LeaseMailboxesRequest: _TypeAlias = LeaseMailboxesRequest  # noqa: Y015
 
 @_typing.final
 class LeaseMailboxesResponse(_message.Message):
-    """LeaseMailboxesResponse has the mailboxes of a process."""
+    """Response of LeaseMailboxes."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MAILBOXES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def mailboxes(self) -> _containers.RepeatedCompositeFieldContainer[_trigger_pb2.LeasedMailbox]:
-        """The mailboxes. One that is missing is no longer for this process to read."""
+        """Mailboxes of the process. It must stop reading any that is missing."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ Global___LeaseMailboxesResponse: _TypeAlias = LeaseMailboxesResponse  # noqa: Y0
 
 @_typing.final
 class CheckMailboxRequest(_message.Message):
-    """CheckMailboxRequest names a trigger as it was leased."""
+    """Request for CheckMailbox."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -78,11 +78,11 @@ class CheckMailboxRequest(_message.Message):
     TRIGGER_ID_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
-    """The store."""
+    """Store ID."""
     trigger_id: _builtins.str
-    """The trigger."""
+    """Trigger ID."""
     generation: _builtins.int
-    """Its generation then."""
+    """Generation when it was leased."""
     def __init__(
         self,
         *,
@@ -100,14 +100,14 @@ Global___CheckMailboxRequest: _TypeAlias = CheckMailboxRequest  # noqa: Y015
 
 @_typing.final
 class CheckMailboxResponse(_message.Message):
-    """CheckMailboxResponse has what FireTrigger needs."""
+    """Response of CheckMailbox."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     DUE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def due(self) -> Global___DueTrigger:
-        """The trigger; absent if it has changed or pauses."""
+        """The trigger; absent if it has changed or is paused."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ Global___CheckMailboxResponse: _TypeAlias = CheckMailboxResponse  # noqa: Y015
 
 @_typing.final
 class ReportMailboxRequest(_message.Message):
-    """ReportMailboxRequest is the result of a look."""
+    """Request for ReportMailbox."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -134,18 +134,16 @@ class ReportMailboxRequest(_message.Message):
     POSITION_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
-    """The store."""
+    """Store ID."""
     trigger_id: _builtins.str
-    """The trigger."""
+    """Trigger ID."""
     generation: _builtins.int
-    """Its generation when it was leased."""
+    """Generation when it was leased."""
     reason: _builtins.str
-    """Why the mailbox cannot be read; empty if it can. At most 300 characters are kept."""
+    """Why the mailbox cannot be read, cut to 300 characters; empty if it can."""
     @_builtins.property
     def position(self) -> _trigger_pb2.MailPosition:
-        """Where to start reading, in a folder that was not read yet or has another
-        UIDVALIDITY now. Absent otherwise.
-        """
+        """Start position in a folder that is new or has a new UIDVALIDITY; otherwise absent."""
 
     def __init__(
         self,
@@ -166,7 +164,7 @@ Global___ReportMailboxRequest: _TypeAlias = ReportMailboxRequest  # noqa: Y015
 
 @_typing.final
 class ReportMailboxResponse(_message.Message):
-    """ReportMailboxResponse is empty."""
+    """Response of ReportMailbox."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -183,7 +181,7 @@ Global___ReportMailboxResponse: _TypeAlias = ReportMailboxResponse  # noqa: Y015
 
 @_typing.final
 class CheckWebhookRequest(_message.Message):
-    """CheckWebhookRequest is a webhook."""
+    """Request for CheckWebhook."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -212,14 +210,14 @@ class CheckWebhookRequest(_message.Message):
     HEADERS_FIELD_NUMBER: _builtins.int
     BODY_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
-    """The store."""
+    """Store ID."""
     trigger_id: _builtins.str
-    """The trigger."""
+    """Trigger ID."""
     body: _builtins.bytes
-    """Its body."""
+    """The body."""
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Its headers by name, in lower case."""
+        """Headers by lower-case name."""
 
     def __init__(
         self,
@@ -239,7 +237,7 @@ Global___CheckWebhookRequest: _TypeAlias = CheckWebhookRequest  # noqa: Y015
 
 @_typing.final
 class DueTrigger(_message.Message):
-    """DueTrigger is a trigger that is to be fired."""
+    """A trigger to fire."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -248,16 +246,16 @@ class DueTrigger(_message.Message):
     TRIGGER_ID_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     trigger_id: _builtins.str
-    """Which it is."""
+    """Trigger ID."""
     generation: _builtins.int
-    """It was read as it was then."""
+    """Generation when it was read."""
     @_builtins.property
     def owner(self) -> _schedules_pb2.ScheduleOwner:
-        """Whose it is."""
+        """User and credential."""
 
     @_builtins.property
     def definition(self) -> _trigger_pb2.TriggerDefinition:
-        """What it is."""
+        """Definition of the trigger."""
 
     def __init__(
         self,
@@ -277,14 +275,14 @@ Global___DueTrigger: _TypeAlias = DueTrigger  # noqa: Y015
 
 @_typing.final
 class CheckWebhookResponse(_message.Message):
-    """CheckWebhookResponse says that the sender may."""
+    """Response of CheckWebhook."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     DUE_FIELD_NUMBER: _builtins.int
     EVENT_ID_FIELD_NUMBER: _builtins.int
     event_id: _builtins.str
-    """The webhook-id; empty if there is none."""
+    """The webhook-id, if any."""
     @_builtins.property
     def due(self) -> Global___DueTrigger:
         """What FireTrigger needs."""
@@ -305,7 +303,7 @@ Global___CheckWebhookResponse: _TypeAlias = CheckWebhookResponse  # noqa: Y015
 
 @_typing.final
 class TriggerEvent(_message.Message):
-    """TriggerEvent is an event that fires a trigger."""
+    """An event that fires a trigger."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -314,15 +312,13 @@ class TriggerEvent(_message.Message):
     DATA_FIELD_NUMBER: _builtins.int
     CONVERSATION_KEY_FIELD_NUMBER: _builtins.int
     event_id: _builtins.str
-    """Its id, of which the same trigger fires once: 1 to 200 visible characters of
-    ASCII.
-    """
+    """ID of the event, fired once per trigger: 1 to 200 visible ASCII characters."""
     lane: _builtins.str
-    """Those of the same lane wait for each other; absent if they never do."""
+    """Events of the same lane wait for each other; absent if they never do."""
     data: _builtins.bytes
-    """What is kept of it while it waits, at most 256 KiB."""
+    """Stored data of a waiting event, at most 256 KiB."""
     conversation_key: _builtins.str
-    """The key of the conversation of its run; empty for a new one."""
+    """Key of the conversation of its run; empty for a new one."""
     def __init__(
         self,
         *,
@@ -343,13 +339,13 @@ Global___TriggerEvent: _TypeAlias = TriggerEvent  # noqa: Y015
 
 @_typing.final
 class ClaimEventsRequest(_message.Message):
-    """ClaimEventsRequest asks for events that have waited."""
+    """Request for ClaimEvents."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     EVENTS_MAX_FIELD_NUMBER: _builtins.int
     events_max: _builtins.int
-    """Most events, from 1 to 64."""
+    """Maximum events, 1 to 64."""
     def __init__(
         self,
         *,
@@ -365,7 +361,7 @@ Global___ClaimEventsRequest: _TypeAlias = ClaimEventsRequest  # noqa: Y015
 
 @_typing.final
 class ClaimedEvent(_message.Message):
-    """ClaimedEvent is an event that is to be fired now."""
+    """An event to fire now."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -395,17 +391,17 @@ Global___ClaimedEvent: _TypeAlias = ClaimedEvent  # noqa: Y015
 
 @_typing.final
 class ClaimEventsResponse(_message.Message):
-    """ClaimEventsResponse has events that have waited."""
+    """Response of ClaimEvents."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     EVENTS_FIELD_NUMBER: _builtins.int
     WAIT_SECONDS_FIELD_NUMBER: _builtins.int
     wait_seconds: _builtins.float
-    """So many seconds later the next one is due, or should be asked for again."""
+    """Seconds until the next one is due, or until the next poll."""
     @_builtins.property
     def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClaimedEvent]:
-        """The events, the longest due first."""
+        """Events, longest due first."""
 
     def __init__(
         self,
@@ -423,7 +419,7 @@ Global___ClaimEventsResponse: _TypeAlias = ClaimEventsResponse  # noqa: Y015
 
 @_typing.final
 class FireTriggerRequest(_message.Message):
-    """FireTriggerRequest fires a trigger."""
+    """Request for FireTrigger."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -435,14 +431,14 @@ class FireTriggerRequest(_message.Message):
     MAIL_FIELD_NUMBER: _builtins.int
     SKIPPED_FIELD_NUMBER: _builtins.int
     claimed: _builtins.bool
-    """True if it was claimed, and has waited."""
+    """Whether the event was claimed after waiting."""
     refusal: _builtins.str
     """Why there can be no run; empty with a message."""
     skipped: _builtins.str
-    """Why the event is not to fire; empty if it is."""
+    """Why the event must not fire; empty if it fires."""
     @_builtins.property
     def due(self) -> Global___DueTrigger:
-        """The trigger as it was checked or claimed; its definition is not looked at."""
+        """The trigger as checked or claimed; its definition is ignored."""
 
     @_builtins.property
     def event(self) -> Global___TriggerEvent:
@@ -450,11 +446,11 @@ class FireTriggerRequest(_message.Message):
 
     @_builtins.property
     def message(self) -> _ledger_pb2.SubmitMessageRequest:
-        """The message of the run, with what it is to be like. Absent for a refusal."""
+        """Message and settings of the run; absent for a refusal."""
 
     @_builtins.property
     def mail(self) -> _trigger_pb2.MailPosition:
-        """The position of the mail: it must be after that of the trigger."""
+        """Position of the mail, which must be after that of the trigger."""
 
     def __init__(
         self,
@@ -477,19 +473,17 @@ Global___FireTriggerRequest: _TypeAlias = FireTriggerRequest  # noqa: Y015
 
 @_typing.final
 class FireTriggerResponse(_message.Message):
-    """FireTriggerResponse is what became of it."""
+    """Response of FireTrigger."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     FIRE_FIELD_NUMBER: _builtins.int
     DUPLICATE_FIELD_NUMBER: _builtins.int
     duplicate: _builtins.bool
-    """True if the event came before."""
+    """Whether the event came before."""
     @_builtins.property
     def fire(self) -> _schedule_pb2.ScheduleFire:
-        """The fire; absent if the trigger has changed, and the event is to be checked
-        again.
-        """
+        """The fire; absent if the trigger has changed and the event must be checked again."""
 
     def __init__(
         self,

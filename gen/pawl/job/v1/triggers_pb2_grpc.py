@@ -26,13 +26,9 @@ if _version_not_supported:
 
 
 class TriggerLedgerServiceStub(object):
-    """TriggerLedgerService fires triggers, which pawl.agent.v1.TriggerService keeps.
-    Only services may call it: agent-loop, which works out what a run of a trigger is
-    like, and the mailbox service, which reads mailboxes.
-
-    An event is checked, worked out by agent-loop, and fired, which is one
-    transaction: it compares the trigger with what was checked, its secrets
-    included, and judges the event, makes the run and takes down that it came.
+    """Fires triggers of pawl.agent.v1.TriggerService. Only services may call it. agent-loop prepares runs of
+    triggers; the mailbox service reads mailboxes. FireTrigger is one transaction: it checks that the trigger
+    and its secrets are unchanged, evaluates the event, creates the run and records the event.
     """
 
     def __init__(self, channel):
@@ -74,68 +70,73 @@ class TriggerLedgerServiceStub(object):
 
 
 class TriggerLedgerServiceServicer(object):
-    """TriggerLedgerService fires triggers, which pawl.agent.v1.TriggerService keeps.
-    Only services may call it: agent-loop, which works out what a run of a trigger is
-    like, and the mailbox service, which reads mailboxes.
-
-    An event is checked, worked out by agent-loop, and fired, which is one
-    transaction: it compares the trigger with what was checked, its secrets
-    included, and judges the event, makes the run and takes down that it came.
+    """Fires triggers of pawl.agent.v1.TriggerService. Only services may call it. agent-loop prepares runs of
+    triggers; the mailbox service reads mailboxes. FireTrigger is one transaction: it checks that the trigger
+    and its secrets are unchanged, evaluates the event, creates the run and records the event.
     """
 
     def CheckWebhook(self, request, context):
-        """Checks whether the sender of a webhook may fire a trigger. Read-only.
+        """Verifies that the sender of a webhook may fire a trigger. Read-only.
 
-        Errors: TRIGGER_NOT_FOUND, UNREADABLE, BAD_SIGNATURE, WEBHOOK_TOO_OLD, TRIGGER_PAUSED.
+        Errors:
+        - NOT_FOUND / TRIGGER_NOT_FOUND
+        - FAILED_PRECONDITION / UNREADABLE
+        - PERMISSION_DENIED / BAD_SIGNATURE
+        - PERMISSION_DENIED / WEBHOOK_TOO_OLD
+        - FAILED_PRECONDITION / TRIGGER_PAUSED
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ClaimEvents(self, request, context):
-        """Claims events that have waited: for ten seconds no other caller gets them.
+        """Claims waiting events: for ten seconds no other caller gets them.
 
-        Errors: INVALID_FIELD (`events_max`).
+        Errors:
+        - INVALID_ARGUMENT / INVALID_FIELD: `events_max`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def LeaseMailboxes(self, request, context):
-        """Leases mailboxes to a process, which reads them until the lease ends after 30
-        seconds: call it again every few seconds to renew. Returns the mailboxes of all
-        stores that the process holds now, at most 200.
+        """Leases mailboxes of all stores to a process for 30 seconds; call it every few seconds. Returns those that
+        the process holds now, at most 200.
 
-        Errors: none of its own.
+        Errors: only the common ones.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CheckMailbox(self, request, context):
-        """Reads the trigger of a leased mailbox. Read-only.
+        """Returns the trigger of a leased mailbox. Read-only.
 
-        Errors: TRIGGER_NOT_FOUND, UNREADABLE.
+        Errors:
+        - NOT_FOUND / TRIGGER_NOT_FOUND
+        - FAILED_PRECONDITION / UNREADABLE
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReportMailbox(self, request, context):
-        """Keeps the result of a look at a mailbox. Does nothing if the trigger has changed or
-        pauses. Idempotent.
+        """Stores the result of a poll; no effect if the trigger has changed or is paused. Idempotent.
 
-        Errors: TRIGGER_NOT_FOUND, UNREADABLE.
+        Errors:
+        - NOT_FOUND / TRIGGER_NOT_FOUND
+        - FAILED_PRECONDITION / UNREADABLE
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FireTrigger(self, request, context):
-        """Fires a trigger with an event, once: it does nothing if the trigger has changed
-        since `generation` was read, or the claimed event waits no more.
+        """Fires a trigger with an event once. No effect if the trigger has changed since `generation`, or the
+        claimed event no longer waits. Other reasons for refusing a run are in the fire.
 
-        Errors: TRIGGER_NOT_FOUND. Why a run is refused else is in the fire.
+        Errors:
+        - NOT_FOUND / TRIGGER_NOT_FOUND
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -183,13 +184,9 @@ def add_TriggerLedgerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TriggerLedgerService(object):
-    """TriggerLedgerService fires triggers, which pawl.agent.v1.TriggerService keeps.
-    Only services may call it: agent-loop, which works out what a run of a trigger is
-    like, and the mailbox service, which reads mailboxes.
-
-    An event is checked, worked out by agent-loop, and fired, which is one
-    transaction: it compares the trigger with what was checked, its secrets
-    included, and judges the event, makes the run and takes down that it came.
+    """Fires triggers of pawl.agent.v1.TriggerService. Only services may call it. agent-loop prepares runs of
+    triggers; the mailbox service reads mailboxes. FireTrigger is one transaction: it checks that the trigger
+    and its secrets are unchanged, evaluates the event, creates the run and records the event.
     """
 
     @staticmethod

@@ -27,13 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class TriggerLedgerServiceStub:
-    """TriggerLedgerService fires triggers, which pawl.agent.v1.TriggerService keeps.
-    Only services may call it: agent-loop, which works out what a run of a trigger is
-    like, and the mailbox service, which reads mailboxes.
-
-    An event is checked, worked out by agent-loop, and fired, which is one
-    transaction: it compares the trigger with what was checked, its secrets
-    included, and judges the event, makes the run and takes down that it came.
+    """Fires triggers of pawl.agent.v1.TriggerService. Only services may call it. agent-loop prepares runs of
+    triggers; the mailbox service reads mailboxes. FireTrigger is one transaction: it checks that the trigger
+    and its secrets are unchanged, evaluates the event, creates the run and records the event.
     """
 
     @_typing.overload
@@ -41,95 +37,105 @@ class TriggerLedgerServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> TriggerLedgerServiceAsyncStub: ...
     CheckWebhook: _grpc.UnaryUnaryMultiCallable[_triggers_pb2.CheckWebhookRequest, _triggers_pb2.CheckWebhookResponse]
-    """Checks whether the sender of a webhook may fire a trigger. Read-only.
+    """Verifies that the sender of a webhook may fire a trigger. Read-only.
 
-    Errors: TRIGGER_NOT_FOUND, UNREADABLE, BAD_SIGNATURE, WEBHOOK_TOO_OLD, TRIGGER_PAUSED.
+    Errors:
+    - NOT_FOUND / TRIGGER_NOT_FOUND
+    - FAILED_PRECONDITION / UNREADABLE
+    - PERMISSION_DENIED / BAD_SIGNATURE
+    - PERMISSION_DENIED / WEBHOOK_TOO_OLD
+    - FAILED_PRECONDITION / TRIGGER_PAUSED
     """
     ClaimEvents: _grpc.UnaryUnaryMultiCallable[_triggers_pb2.ClaimEventsRequest, _triggers_pb2.ClaimEventsResponse]
-    """Claims events that have waited: for ten seconds no other caller gets them.
+    """Claims waiting events: for ten seconds no other caller gets them.
 
-    Errors: INVALID_FIELD (`events_max`).
+    Errors:
+    - INVALID_ARGUMENT / INVALID_FIELD: `events_max`.
     """
     LeaseMailboxes: _grpc.UnaryUnaryMultiCallable[_triggers_pb2.LeaseMailboxesRequest, _triggers_pb2.LeaseMailboxesResponse]
-    """Leases mailboxes to a process, which reads them until the lease ends after 30
-    seconds: call it again every few seconds to renew. Returns the mailboxes of all
-    stores that the process holds now, at most 200.
+    """Leases mailboxes of all stores to a process for 30 seconds; call it every few seconds. Returns those that
+    the process holds now, at most 200.
 
-    Errors: none of its own.
+    Errors: only the common ones.
     """
     CheckMailbox: _grpc.UnaryUnaryMultiCallable[_triggers_pb2.CheckMailboxRequest, _triggers_pb2.CheckMailboxResponse]
-    """Reads the trigger of a leased mailbox. Read-only.
+    """Returns the trigger of a leased mailbox. Read-only.
 
-    Errors: TRIGGER_NOT_FOUND, UNREADABLE.
+    Errors:
+    - NOT_FOUND / TRIGGER_NOT_FOUND
+    - FAILED_PRECONDITION / UNREADABLE
     """
     ReportMailbox: _grpc.UnaryUnaryMultiCallable[_triggers_pb2.ReportMailboxRequest, _triggers_pb2.ReportMailboxResponse]
-    """Keeps the result of a look at a mailbox. Does nothing if the trigger has changed or
-    pauses. Idempotent.
+    """Stores the result of a poll; no effect if the trigger has changed or is paused. Idempotent.
 
-    Errors: TRIGGER_NOT_FOUND, UNREADABLE.
+    Errors:
+    - NOT_FOUND / TRIGGER_NOT_FOUND
+    - FAILED_PRECONDITION / UNREADABLE
     """
     FireTrigger: _grpc.UnaryUnaryMultiCallable[_triggers_pb2.FireTriggerRequest, _triggers_pb2.FireTriggerResponse]
-    """Fires a trigger with an event, once: it does nothing if the trigger has changed
-    since `generation` was read, or the claimed event waits no more.
+    """Fires a trigger with an event once. No effect if the trigger has changed since `generation`, or the
+    claimed event no longer waits. Other reasons for refusing a run are in the fire.
 
-    Errors: TRIGGER_NOT_FOUND. Why a run is refused else is in the fire.
+    Errors:
+    - NOT_FOUND / TRIGGER_NOT_FOUND
     """
 
 @_typing.type_check_only
 class TriggerLedgerServiceAsyncStub(TriggerLedgerServiceStub):
-    """TriggerLedgerService fires triggers, which pawl.agent.v1.TriggerService keeps.
-    Only services may call it: agent-loop, which works out what a run of a trigger is
-    like, and the mailbox service, which reads mailboxes.
-
-    An event is checked, worked out by agent-loop, and fired, which is one
-    transaction: it compares the trigger with what was checked, its secrets
-    included, and judges the event, makes the run and takes down that it came.
+    """Fires triggers of pawl.agent.v1.TriggerService. Only services may call it. agent-loop prepares runs of
+    triggers; the mailbox service reads mailboxes. FireTrigger is one transaction: it checks that the trigger
+    and its secrets are unchanged, evaluates the event, creates the run and records the event.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CheckWebhook: _aio.UnaryUnaryMultiCallable[_triggers_pb2.CheckWebhookRequest, _triggers_pb2.CheckWebhookResponse]  # type: ignore[assignment]
-    """Checks whether the sender of a webhook may fire a trigger. Read-only.
+    """Verifies that the sender of a webhook may fire a trigger. Read-only.
 
-    Errors: TRIGGER_NOT_FOUND, UNREADABLE, BAD_SIGNATURE, WEBHOOK_TOO_OLD, TRIGGER_PAUSED.
+    Errors:
+    - NOT_FOUND / TRIGGER_NOT_FOUND
+    - FAILED_PRECONDITION / UNREADABLE
+    - PERMISSION_DENIED / BAD_SIGNATURE
+    - PERMISSION_DENIED / WEBHOOK_TOO_OLD
+    - FAILED_PRECONDITION / TRIGGER_PAUSED
     """
     ClaimEvents: _aio.UnaryUnaryMultiCallable[_triggers_pb2.ClaimEventsRequest, _triggers_pb2.ClaimEventsResponse]  # type: ignore[assignment]
-    """Claims events that have waited: for ten seconds no other caller gets them.
+    """Claims waiting events: for ten seconds no other caller gets them.
 
-    Errors: INVALID_FIELD (`events_max`).
+    Errors:
+    - INVALID_ARGUMENT / INVALID_FIELD: `events_max`.
     """
     LeaseMailboxes: _aio.UnaryUnaryMultiCallable[_triggers_pb2.LeaseMailboxesRequest, _triggers_pb2.LeaseMailboxesResponse]  # type: ignore[assignment]
-    """Leases mailboxes to a process, which reads them until the lease ends after 30
-    seconds: call it again every few seconds to renew. Returns the mailboxes of all
-    stores that the process holds now, at most 200.
+    """Leases mailboxes of all stores to a process for 30 seconds; call it every few seconds. Returns those that
+    the process holds now, at most 200.
 
-    Errors: none of its own.
+    Errors: only the common ones.
     """
     CheckMailbox: _aio.UnaryUnaryMultiCallable[_triggers_pb2.CheckMailboxRequest, _triggers_pb2.CheckMailboxResponse]  # type: ignore[assignment]
-    """Reads the trigger of a leased mailbox. Read-only.
+    """Returns the trigger of a leased mailbox. Read-only.
 
-    Errors: TRIGGER_NOT_FOUND, UNREADABLE.
+    Errors:
+    - NOT_FOUND / TRIGGER_NOT_FOUND
+    - FAILED_PRECONDITION / UNREADABLE
     """
     ReportMailbox: _aio.UnaryUnaryMultiCallable[_triggers_pb2.ReportMailboxRequest, _triggers_pb2.ReportMailboxResponse]  # type: ignore[assignment]
-    """Keeps the result of a look at a mailbox. Does nothing if the trigger has changed or
-    pauses. Idempotent.
+    """Stores the result of a poll; no effect if the trigger has changed or is paused. Idempotent.
 
-    Errors: TRIGGER_NOT_FOUND, UNREADABLE.
+    Errors:
+    - NOT_FOUND / TRIGGER_NOT_FOUND
+    - FAILED_PRECONDITION / UNREADABLE
     """
     FireTrigger: _aio.UnaryUnaryMultiCallable[_triggers_pb2.FireTriggerRequest, _triggers_pb2.FireTriggerResponse]  # type: ignore[assignment]
-    """Fires a trigger with an event, once: it does nothing if the trigger has changed
-    since `generation` was read, or the claimed event waits no more.
+    """Fires a trigger with an event once. No effect if the trigger has changed since `generation`, or the
+    claimed event no longer waits. Other reasons for refusing a run are in the fire.
 
-    Errors: TRIGGER_NOT_FOUND. Why a run is refused else is in the fire.
+    Errors:
+    - NOT_FOUND / TRIGGER_NOT_FOUND
     """
 
 class TriggerLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
-    """TriggerLedgerService fires triggers, which pawl.agent.v1.TriggerService keeps.
-    Only services may call it: agent-loop, which works out what a run of a trigger is
-    like, and the mailbox service, which reads mailboxes.
-
-    An event is checked, worked out by agent-loop, and fired, which is one
-    transaction: it compares the trigger with what was checked, its secrets
-    included, and judges the event, makes the run and takes down that it came.
+    """Fires triggers of pawl.agent.v1.TriggerService. Only services may call it. agent-loop prepares runs of
+    triggers; the mailbox service reads mailboxes. FireTrigger is one transaction: it checks that the trigger
+    and its secrets are unchanged, evaluates the event, creates the run and records the event.
     """
 
     @_abc_1.abstractmethod
@@ -138,9 +144,14 @@ class TriggerLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _triggers_pb2.CheckWebhookRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_triggers_pb2.CheckWebhookResponse, _abc.Awaitable[_triggers_pb2.CheckWebhookResponse]]:
-        """Checks whether the sender of a webhook may fire a trigger. Read-only.
+        """Verifies that the sender of a webhook may fire a trigger. Read-only.
 
-        Errors: TRIGGER_NOT_FOUND, UNREADABLE, BAD_SIGNATURE, WEBHOOK_TOO_OLD, TRIGGER_PAUSED.
+        Errors:
+        - NOT_FOUND / TRIGGER_NOT_FOUND
+        - FAILED_PRECONDITION / UNREADABLE
+        - PERMISSION_DENIED / BAD_SIGNATURE
+        - PERMISSION_DENIED / WEBHOOK_TOO_OLD
+        - FAILED_PRECONDITION / TRIGGER_PAUSED
         """
 
     @_abc_1.abstractmethod
@@ -149,9 +160,10 @@ class TriggerLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _triggers_pb2.ClaimEventsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_triggers_pb2.ClaimEventsResponse, _abc.Awaitable[_triggers_pb2.ClaimEventsResponse]]:
-        """Claims events that have waited: for ten seconds no other caller gets them.
+        """Claims waiting events: for ten seconds no other caller gets them.
 
-        Errors: INVALID_FIELD (`events_max`).
+        Errors:
+        - INVALID_ARGUMENT / INVALID_FIELD: `events_max`.
         """
 
     @_abc_1.abstractmethod
@@ -160,11 +172,10 @@ class TriggerLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _triggers_pb2.LeaseMailboxesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_triggers_pb2.LeaseMailboxesResponse, _abc.Awaitable[_triggers_pb2.LeaseMailboxesResponse]]:
-        """Leases mailboxes to a process, which reads them until the lease ends after 30
-        seconds: call it again every few seconds to renew. Returns the mailboxes of all
-        stores that the process holds now, at most 200.
+        """Leases mailboxes of all stores to a process for 30 seconds; call it every few seconds. Returns those that
+        the process holds now, at most 200.
 
-        Errors: none of its own.
+        Errors: only the common ones.
         """
 
     @_abc_1.abstractmethod
@@ -173,9 +184,11 @@ class TriggerLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _triggers_pb2.CheckMailboxRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_triggers_pb2.CheckMailboxResponse, _abc.Awaitable[_triggers_pb2.CheckMailboxResponse]]:
-        """Reads the trigger of a leased mailbox. Read-only.
+        """Returns the trigger of a leased mailbox. Read-only.
 
-        Errors: TRIGGER_NOT_FOUND, UNREADABLE.
+        Errors:
+        - NOT_FOUND / TRIGGER_NOT_FOUND
+        - FAILED_PRECONDITION / UNREADABLE
         """
 
     @_abc_1.abstractmethod
@@ -184,10 +197,11 @@ class TriggerLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _triggers_pb2.ReportMailboxRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_triggers_pb2.ReportMailboxResponse, _abc.Awaitable[_triggers_pb2.ReportMailboxResponse]]:
-        """Keeps the result of a look at a mailbox. Does nothing if the trigger has changed or
-        pauses. Idempotent.
+        """Stores the result of a poll; no effect if the trigger has changed or is paused. Idempotent.
 
-        Errors: TRIGGER_NOT_FOUND, UNREADABLE.
+        Errors:
+        - NOT_FOUND / TRIGGER_NOT_FOUND
+        - FAILED_PRECONDITION / UNREADABLE
         """
 
     @_abc_1.abstractmethod
@@ -196,10 +210,11 @@ class TriggerLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _triggers_pb2.FireTriggerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_triggers_pb2.FireTriggerResponse, _abc.Awaitable[_triggers_pb2.FireTriggerResponse]]:
-        """Fires a trigger with an event, once: it does nothing if the trigger has changed
-        since `generation` was read, or the claimed event waits no more.
+        """Fires a trigger with an event once. No effect if the trigger has changed since `generation`, or the
+        claimed event no longer waits. Other reasons for refusing a run are in the fire.
 
-        Errors: TRIGGER_NOT_FOUND. Why a run is refused else is in the fire.
+        Errors:
+        - NOT_FOUND / TRIGGER_NOT_FOUND
         """
 
 def add_TriggerLedgerServiceServicer_to_server(servicer: TriggerLedgerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

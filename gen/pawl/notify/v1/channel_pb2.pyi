@@ -30,36 +30,32 @@ class _ChannelDeliveryStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_
     CHANNEL_DELIVERY_STATE_UNSPECIFIED: _ChannelDeliveryState.ValueType  # 0
     """Never sent."""
     CHANNEL_DELIVERY_STATE_WAITING: _ChannelDeliveryState.ValueType  # 1
-    """It is tried now, or again at `next_try_time`. Transient."""
+    """Being tried, or again at `next_try_time`. Transient."""
     CHANNEL_DELIVERY_STATE_DELIVERED: _ChannelDeliveryState.ValueType  # 2
-    """The receiver has it. Terminal, until it is sent again."""
+    """Accepted by the receiver. Terminal, unless it is sent again."""
     CHANNEL_DELIVERY_STATE_DEAD: _ChannelDeliveryState.ValueType  # 3
-    """It is tried no more. Terminal, until it is sent again."""
+    """No more attempts. Terminal, unless it is sent again."""
     CHANNEL_DELIVERY_STATE_SKIPPED: _ChannelDeliveryState.ValueType  # 4
-    """It was not sent, as its user wants (PreferenceService); `last_error` says
-    why. Terminal, until it is sent again.
-    """
+    """Not sent because of preferences; see `last_error`. Terminal, unless it is sent again."""
 
 class ChannelDeliveryState(_ChannelDeliveryState, metaclass=_ChannelDeliveryStateEnumTypeWrapper):
-    """ChannelDeliveryState is where a delivery stands."""
+    """State of a delivery."""
 
 CHANNEL_DELIVERY_STATE_UNSPECIFIED: ChannelDeliveryState.ValueType  # 0
 """Never sent."""
 CHANNEL_DELIVERY_STATE_WAITING: ChannelDeliveryState.ValueType  # 1
-"""It is tried now, or again at `next_try_time`. Transient."""
+"""Being tried, or again at `next_try_time`. Transient."""
 CHANNEL_DELIVERY_STATE_DELIVERED: ChannelDeliveryState.ValueType  # 2
-"""The receiver has it. Terminal, until it is sent again."""
+"""Accepted by the receiver. Terminal, unless it is sent again."""
 CHANNEL_DELIVERY_STATE_DEAD: ChannelDeliveryState.ValueType  # 3
-"""It is tried no more. Terminal, until it is sent again."""
+"""No more attempts. Terminal, unless it is sent again."""
 CHANNEL_DELIVERY_STATE_SKIPPED: ChannelDeliveryState.ValueType  # 4
-"""It was not sent, as its user wants (PreferenceService); `last_error` says
-why. Terminal, until it is sent again.
-"""
+"""Not sent because of preferences; see `last_error`. Terminal, unless it is sent again."""
 Global___ChannelDeliveryState: _TypeAlias = ChannelDeliveryState  # noqa: Y015
 
 @_typing.final
 class Channel(_message.Message):
-    """Channel is where a user is told."""
+    """Where a user gets notifications."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -76,52 +72,43 @@ class Channel(_message.Message):
     CREDENTIAL_ID_FIELD_NUMBER: _builtins.int
     DELEGATE_USER_ID_FIELD_NUMBER: _builtins.int
     channel_id: _builtins.str
-    """Its id, given by the service."""
+    """ID of the channel. Output only."""
     name: _builtins.str
-    """What it is for; at most 200 characters."""
+    """Description; at most 200 characters."""
     url: _builtins.str
-    """Where it tells, at most 2048 characters: https, or http where the deployment
-    has opened the host by its name; or `mailto:` and an address, like
-    mailto:ann@example.com.
+    """Destination, at most 2048 characters: an https URL, or `mailto:` and an address. http is allowed for
+    hosts that the deployment has opened by name.
     """
     enabled: _builtins.bool
-    """False if it tells nothing, as until its address is confirmed. CreateChannel
-    ignores it.
-    """
+    """Whether the channel sends notifications. Ignored by CreateChannel."""
     disable_reason: _builtins.str
-    """Why it was disabled, if not by its user. Given by the service."""
+    """Why it was disabled, if not by its user. Output only."""
     after_seconds: _builtins.int
-    """How many seconds after a notification it is told, at most a day. What its user
-    has read by then, a run that they have seen since, and a need of
-    a run or a call that is over, is SKIPPED. 0 tells everything at once. Absent means 600 for e-mail, else 0.
+    """Delay of notifications in seconds, at most a day; default 600 for e-mail, else 0. Deliveries are SKIPPED
+    if by then the user has read the notification or seen the run, or the need is over. 0 sends everything
+    immediately.
     """
     credential_id: _builtins.str
-    """The credential that created or changed it last. Given by the service."""
+    """Credential that last changed it. Output only."""
     delegate_user_id: _builtins.str
-    """The user of the delegate that did so for the channel's user; empty if the user
-    did. Given by the service.
-    """
+    """User of the delegate that last changed it; empty if the user did. Output only."""
     @_builtins.property
     def kinds(self) -> _containers.RepeatedScalarFieldContainer[_notify_pb2.NotificationKind.ValueType]:
-        """Of which kinds it tells; empty for all. Of APPROVAL_NEEDED it tells those
-        whom the inbox tells of it (NotifyService).
+        """Kinds of notifications to send; empty for all. APPROVAL_NEEDED goes only to users who also get it in the
+        inbox (NotifyService).
         """
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was made. Given by the service."""
+        """Creation time. Output only."""
 
     @_builtins.property
     def failing_since_time(self) -> _timestamp_pb2.Timestamp:
-        """Since when no try has succeeded; absent if the last one did, or there was
-        none. Given by the service.
-        """
+        """Since when no attempt has succeeded; absent if the last one did. Output only."""
 
     @_builtins.property
     def confirm_time(self) -> _timestamp_pb2.Timestamp:
-        """When its address was confirmed; absent before, and of all else. Given by the
-        service.
-        """
+        """When its address was confirmed; absent before, and for webhooks. Output only."""
 
     def __init__(
         self,
@@ -151,9 +138,7 @@ Global___Channel: _TypeAlias = Channel  # noqa: Y015
 
 @_typing.final
 class ChannelEvent(_message.Message):
-    """ChannelEvent is what NATS tells of the end of a delivery, or of a channel; see
-    docs/reference/nats.md. Tests and codes are not told.
-    """
+    """End of a delivery, or disabling of a channel, on NATS; see docs/reference/nats.md. Tests and codes have no events."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -168,27 +153,23 @@ class ChannelEvent(_message.Message):
     STATUS_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     event_id: _builtins.str
-    """Its id: the same for every repetition."""
+    """ID of the event, the same for every repetition."""
     type: _builtins.str
-    """`delivery.delivered`, `delivery.dead`, or `channel.disabled`, which its user did
-    not do.
-    """
+    """`delivery.delivered`, `delivery.dead`, or `channel.disabled` (not by its user)."""
     store_id: _builtins.str
-    """The store."""
+    """Store ID."""
     user_id: _builtins.str
-    """Whose channel it is."""
+    """User of the channel."""
     channel_id: _builtins.str
-    """The channel."""
+    """Channel ID."""
     delivery_id: _builtins.str
-    """The delivery; of a channel that was disabled that which ended it, empty if a
-    reader unsubscribed.
-    """
+    """ID of the delivery that ended or disabled the channel; empty if a reader unsubscribed."""
     tries: _builtins.int
-    """How often the delivery was tried."""
+    """Number of attempts."""
     status: _builtins.int
-    """The HTTP status of the last try, or the code of SMTP; 0 if there was none."""
+    """HTTP status or SMTP code of the last attempt; 0 if there was none."""
     error: _builtins.str
-    """Why the last try failed, or the channel was disabled; empty if it was delivered."""
+    """Why the last attempt failed or the channel was disabled; empty if delivered."""
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
         """When it happened."""
@@ -217,7 +198,7 @@ Global___ChannelEvent: _TypeAlias = ChannelEvent  # noqa: Y015
 
 @_typing.final
 class ChannelDelivery(_message.Message):
-    """ChannelDelivery is one message to one channel."""
+    """One message to one channel."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -234,37 +215,37 @@ class ChannelDelivery(_message.Message):
     LATENCY_MILLISECONDS_FIELD_NUMBER: _builtins.int
     LAST_ERROR_FIELD_NUMBER: _builtins.int
     delivery_id: _builtins.str
-    """Its id: the header webhook-id, and what the Message-ID of an e-mail begins with."""
+    """ID of the delivery: the header webhook-id, and the start of the Message-ID of an e-mail."""
     channel_id: _builtins.str
-    """The channel."""
+    """Channel ID."""
     type: _builtins.str
-    """The type in its body: `run.completed`, `run.failed`, `run.cancelled`,
-    `run.expired`, `input.needed`, `attention.needed`, `approval.needed`,
-    `job.ended`, `channel.disabled`, `channel.test`, or `channel.code` of an e-mail with a code.
+    """Type of the message. `run.completed`, `run.failed`, `run.cancelled`, `run.expired`, `input.needed`,
+    `attention.needed`, `approval.needed`, `job.ended`, `channel.disabled`, `channel.test`, or
+    `channel.code`.
     """
     number: _builtins.int
-    """The number of the notification in the inbox; 0 for a test, and a code."""
+    """Number of the notification in the inbox; 0 for a test or code."""
     state: Global___ChannelDeliveryState.ValueType
-    """Where it stands."""
+    """State of the delivery."""
     tries: _builtins.int
-    """How often it was tried, since it was last sent again."""
+    """Number of attempts since it was last sent again."""
     status: _builtins.int
-    """The HTTP status of the last try, or the code of SMTP; 0 if there was none."""
+    """HTTP status or SMTP code of the last attempt; 0 if there was none."""
     latency_milliseconds: _builtins.int
-    """How long the last try took."""
+    """Duration of the last attempt in milliseconds."""
     last_error: _builtins.str
-    """Why the last try failed, or why it was not sent; empty if neither."""
+    """Why the last attempt failed or the delivery was skipped; empty otherwise."""
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was written."""
+        """Creation time."""
 
     @_builtins.property
     def try_time(self) -> _timestamp_pb2.Timestamp:
-        """When the last try ended; absent before."""
+        """End of the last attempt; absent before."""
 
     @_builtins.property
     def next_try_time(self) -> _timestamp_pb2.Timestamp:
-        """When it is tried next, or looked at again; only while it waits."""
+        """Next attempt or check; only while WAITING."""
 
     def __init__(
         self,
@@ -292,14 +273,14 @@ Global___ChannelDelivery: _TypeAlias = ChannelDelivery  # noqa: Y015
 
 @_typing.final
 class CreateChannelRequest(_message.Message):
-    """CreateChannelRequest makes a channel."""
+    """Request for CreateChannel."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     CHANNEL_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """The same id with the same channel makes one; empty for none."""
+    """Idempotency key; empty for none."""
     @_builtins.property
     def channel(self) -> Global___Channel:
         """The channel."""
@@ -320,15 +301,15 @@ Global___CreateChannelRequest: _TypeAlias = CreateChannelRequest  # noqa: Y015
 
 @_typing.final
 class CreateChannelResponse(_message.Message):
-    """CreateChannelResponse has the channel as made."""
+    """Response of CreateChannel."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CHANNEL_FIELD_NUMBER: _builtins.int
     SECRET_FIELD_NUMBER: _builtins.int
     secret: _builtins.str
-    """The secret of a webhook: `whsec_` and 32 bytes in base64. Empty if it was made
-    by the same request before: if its answer was lost, rotate the secret.
+    """Secret of a webhook: `whsec_` and 32 bytes in base64. Empty for a repeated request: if the first answer
+    was lost, rotate the secret.
     """
     @_builtins.property
     def channel(self) -> Global___Channel:
@@ -350,13 +331,13 @@ Global___CreateChannelResponse: _TypeAlias = CreateChannelResponse  # noqa: Y015
 
 @_typing.final
 class GetChannelRequest(_message.Message):
-    """GetChannelRequest asks for a channel."""
+    """Request for GetChannel."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CHANNEL_ID_FIELD_NUMBER: _builtins.int
     channel_id: _builtins.str
-    """The channel."""
+    """Channel ID."""
     def __init__(
         self,
         *,
@@ -372,7 +353,7 @@ Global___GetChannelRequest: _TypeAlias = GetChannelRequest  # noqa: Y015
 
 @_typing.final
 class GetChannelResponse(_message.Message):
-    """GetChannelResponse has a channel."""
+    """Response of GetChannel."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -396,7 +377,7 @@ Global___GetChannelResponse: _TypeAlias = GetChannelResponse  # noqa: Y015
 
 @_typing.final
 class ListChannelsRequest(_message.Message):
-    """ListChannelsRequest asks for the channels of the caller."""
+    """Request for ListChannels."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -413,7 +394,7 @@ Global___ListChannelsRequest: _TypeAlias = ListChannelsRequest  # noqa: Y015
 
 @_typing.final
 class ListChannelsResponse(_message.Message):
-    """ListChannelsResponse has all of them."""
+    """Response of ListChannels."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -437,7 +418,7 @@ Global___ListChannelsResponse: _TypeAlias = ListChannelsResponse  # noqa: Y015
 
 @_typing.final
 class UpdateChannelRequest(_message.Message):
-    """UpdateChannelRequest changes a channel. What is absent stays as it is."""
+    """Request for UpdateChannel. Absent fields stay unchanged."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -448,18 +429,18 @@ class UpdateChannelRequest(_message.Message):
     ENABLED_FIELD_NUMBER: _builtins.int
     AFTER_SECONDS_FIELD_NUMBER: _builtins.int
     channel_id: _builtins.str
-    """The channel."""
+    """Channel ID."""
     name: _builtins.str
-    """See Channel."""
+    """Description; at most 200 characters."""
     url: _builtins.str
-    """See Channel."""
+    """New destination: an https URL, or `mailto:` and an address. As Channel.url."""
     enabled: _builtins.bool
-    """False if it is to tell nothing."""
+    """Whether the channel sends notifications."""
     after_seconds: _builtins.int
-    """See Channel."""
+    """Delay of notifications in seconds, at most a day. As Channel.after_seconds."""
     @_builtins.property
     def kinds(self) -> _notify_pb2.NotificationKinds:
-        """All kinds of which it tells from now on; none of them means all."""
+        """New kinds of notifications, replacing the current ones; an empty set means all."""
 
     def __init__(
         self,
@@ -496,7 +477,7 @@ Global___UpdateChannelRequest: _TypeAlias = UpdateChannelRequest  # noqa: Y015
 
 @_typing.final
 class UpdateChannelResponse(_message.Message):
-    """UpdateChannelResponse has the channel as it is now."""
+    """Response of UpdateChannel."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -520,13 +501,13 @@ Global___UpdateChannelResponse: _TypeAlias = UpdateChannelResponse  # noqa: Y015
 
 @_typing.final
 class DeleteChannelRequest(_message.Message):
-    """DeleteChannelRequest deletes a channel."""
+    """Request for DeleteChannel."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CHANNEL_ID_FIELD_NUMBER: _builtins.int
     channel_id: _builtins.str
-    """The channel."""
+    """Channel ID."""
     def __init__(
         self,
         *,
@@ -542,7 +523,7 @@ Global___DeleteChannelRequest: _TypeAlias = DeleteChannelRequest  # noqa: Y015
 
 @_typing.final
 class DeleteChannelResponse(_message.Message):
-    """DeleteChannelResponse is empty."""
+    """Response of DeleteChannel."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -559,13 +540,13 @@ Global___DeleteChannelResponse: _TypeAlias = DeleteChannelResponse  # noqa: Y015
 
 @_typing.final
 class SendChannelCodeRequest(_message.Message):
-    """SendChannelCodeRequest asks for another code."""
+    """Request for SendChannelCode."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CHANNEL_ID_FIELD_NUMBER: _builtins.int
     channel_id: _builtins.str
-    """The channel."""
+    """Channel ID."""
     def __init__(
         self,
         *,
@@ -581,7 +562,7 @@ Global___SendChannelCodeRequest: _TypeAlias = SendChannelCodeRequest  # noqa: Y0
 
 @_typing.final
 class SendChannelCodeResponse(_message.Message):
-    """SendChannelCodeResponse is empty."""
+    """Response of SendChannelCode."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -598,16 +579,16 @@ Global___SendChannelCodeResponse: _TypeAlias = SendChannelCodeResponse  # noqa: 
 
 @_typing.final
 class ConfirmChannelRequest(_message.Message):
-    """ConfirmChannelRequest confirms an address."""
+    """Request for ConfirmChannel."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CHANNEL_ID_FIELD_NUMBER: _builtins.int
     CODE_FIELD_NUMBER: _builtins.int
     channel_id: _builtins.str
-    """The channel."""
+    """Channel ID."""
     code: _builtins.str
-    """The code that was sent to its address: eight digits."""
+    """Code that was sent to its address: eight digits."""
     def __init__(
         self,
         *,
@@ -624,7 +605,7 @@ Global___ConfirmChannelRequest: _TypeAlias = ConfirmChannelRequest  # noqa: Y015
 
 @_typing.final
 class ConfirmChannelResponse(_message.Message):
-    """ConfirmChannelResponse has the channel as it is now."""
+    """Response of ConfirmChannel."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -648,13 +629,13 @@ Global___ConfirmChannelResponse: _TypeAlias = ConfirmChannelResponse  # noqa: Y0
 
 @_typing.final
 class RotateChannelSecretRequest(_message.Message):
-    """RotateChannelSecretRequest asks for another secret."""
+    """Request for RotateChannelSecret."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CHANNEL_ID_FIELD_NUMBER: _builtins.int
     channel_id: _builtins.str
-    """The channel."""
+    """Channel ID."""
     def __init__(
         self,
         *,
@@ -670,7 +651,7 @@ Global___RotateChannelSecretRequest: _TypeAlias = RotateChannelSecretRequest  # 
 
 @_typing.final
 class RotateChannelSecretResponse(_message.Message):
-    """RotateChannelSecretResponse has it."""
+    """Response of RotateChannelSecret."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -692,13 +673,13 @@ Global___RotateChannelSecretResponse: _TypeAlias = RotateChannelSecretResponse  
 
 @_typing.final
 class TestChannelRequest(_message.Message):
-    """TestChannelRequest asks for a test."""
+    """Request for TestChannel."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CHANNEL_ID_FIELD_NUMBER: _builtins.int
     channel_id: _builtins.str
-    """The channel."""
+    """Channel ID."""
     def __init__(
         self,
         *,
@@ -714,14 +695,14 @@ Global___TestChannelRequest: _TypeAlias = TestChannelRequest  # noqa: Y015
 
 @_typing.final
 class TestChannelResponse(_message.Message):
-    """TestChannelResponse has the test, which is not sent yet."""
+    """Response of TestChannel."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     DELIVERY_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def delivery(self) -> Global___ChannelDelivery:
-        """The delivery."""
+        """The delivery of the test, which is not sent yet."""
 
     def __init__(
         self,
@@ -738,7 +719,7 @@ Global___TestChannelResponse: _TypeAlias = TestChannelResponse  # noqa: Y015
 
 @_typing.final
 class ListDeliveriesRequest(_message.Message):
-    """ListDeliveriesRequest lists deliveries."""
+    """Request for ListDeliveries."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -747,14 +728,14 @@ class ListDeliveriesRequest(_message.Message):
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     STATES_FIELD_NUMBER: _builtins.int
     channel_id: _builtins.str
-    """The channel; empty for all of the caller."""
+    """ID of the channel; empty for all channels of the caller."""
     page_size: _builtins.int
-    """Deliveries a page, 1 to 200; 0 means 50."""
+    """Results per page, 1 to 200; default 50."""
     page_token: _builtins.str
-    """From the page before; empty for the first."""
+    """`next_page_token` of the previous page; empty for the first."""
     @_builtins.property
     def states(self) -> _containers.RepeatedScalarFieldContainer[Global___ChannelDeliveryState.ValueType]:
-        """Only those that stand there; empty for all."""
+        """Only deliveries in these states; empty for all."""
 
     def __init__(
         self,
@@ -774,7 +755,7 @@ Global___ListDeliveriesRequest: _TypeAlias = ListDeliveriesRequest  # noqa: Y015
 
 @_typing.final
 class ListDeliveriesResponse(_message.Message):
-    """ListDeliveriesResponse is a page of deliveries."""
+    """Response of ListDeliveries."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -782,16 +763,14 @@ class ListDeliveriesResponse(_message.Message):
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     COUNTS_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """For the next page; empty after the last."""
+    """Token of the next page; empty on the last."""
     @_builtins.property
     def deliveries(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChannelDelivery]:
         """The deliveries."""
 
     @_builtins.property
     def counts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChannelDeliveryCount]:
-        """With the first page, how many there are in each state, over all pages and
-        whatever states were asked for; a state in which there are none is left out.
-        """
+        """Deliveries per state over all pages and states, without zeros; only on the first page."""
 
     def __init__(
         self,
@@ -810,7 +789,7 @@ Global___ListDeliveriesResponse: _TypeAlias = ListDeliveriesResponse  # noqa: Y0
 
 @_typing.final
 class ChannelDeliveryCount(_message.Message):
-    """ChannelDeliveryCount tells how many deliveries are in a state."""
+    """Number of deliveries in a state."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -819,7 +798,7 @@ class ChannelDeliveryCount(_message.Message):
     state: Global___ChannelDeliveryState.ValueType
     """The state."""
     count: _builtins.int
-    """How many are in it."""
+    """Number of deliveries."""
     def __init__(
         self,
         *,
@@ -836,14 +815,14 @@ Global___ChannelDeliveryCount: _TypeAlias = ChannelDeliveryCount  # noqa: Y015
 
 @_typing.final
 class ResendDeliveriesRequest(_message.Message):
-    """ResendDeliveriesRequest sends deliveries once more."""
+    """Request for ResendDeliveries."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     DELIVERY_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def delivery_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The deliveries."""
+        """IDs of the deliveries."""
 
     def __init__(
         self,
@@ -860,7 +839,7 @@ Global___ResendDeliveriesRequest: _TypeAlias = ResendDeliveriesRequest  # noqa: 
 
 @_typing.final
 class ResendDeliveriesResponse(_message.Message):
-    """ResendDeliveriesResponse has the deliveries as they are now."""
+    """Response of ResendDeliveries."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -884,13 +863,13 @@ Global___ResendDeliveriesResponse: _TypeAlias = ResendDeliveriesResponse  # noqa
 
 @_typing.final
 class UnsubscribeChannelRequest(_message.Message):
-    """UnsubscribeChannelRequest disables a channel, as the reader of its messages asks."""
+    """Request for UnsubscribeChannel."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKEN_FIELD_NUMBER: _builtins.int
     token: _builtins.str
-    """The token of the link."""
+    """Token of the link."""
     def __init__(
         self,
         *,
@@ -906,7 +885,7 @@ Global___UnsubscribeChannelRequest: _TypeAlias = UnsubscribeChannelRequest  # no
 
 @_typing.final
 class UnsubscribeChannelResponse(_message.Message):
-    """UnsubscribeChannelResponse is empty."""
+    """Response of UnsubscribeChannel."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -923,13 +902,13 @@ Global___UnsubscribeChannelResponse: _TypeAlias = UnsubscribeChannelResponse  # 
 
 @_typing.final
 class ResendDeliveryRequest(_message.Message):
-    """ResendDeliveryRequest sends a delivery once more."""
+    """Request for ResendDelivery."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     DELIVERY_ID_FIELD_NUMBER: _builtins.int
     delivery_id: _builtins.str
-    """The delivery."""
+    """Delivery ID."""
     def __init__(
         self,
         *,
@@ -945,7 +924,7 @@ Global___ResendDeliveryRequest: _TypeAlias = ResendDeliveryRequest  # noqa: Y015
 
 @_typing.final
 class ResendDeliveryResponse(_message.Message):
-    """ResendDeliveryResponse has the delivery as it is now."""
+    """Response of ResendDelivery."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -27,45 +27,29 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ChannelServiceStub:
-    """ChannelService says where a user is told of their notifications, beside the
-    inbox: a channel is a webhook, which is a URL that is sent a POST, or an
-    e-mail address.
+    """Manages notification channels: webhooks and e-mail addresses. Users see and change only their own channels.
+    Each notification of an accepted kind that is written while a channel is enabled creates one delivery, in
+    the same transaction. Every attempt of a delivery has the same ID and bytes. Deliveries can arrive twice
+    and in any order. PreferenceService controls when and whether they are sent.
 
-    Users see and change their own channels only; store and user come from the
-    credential. Each notification that is written while a channel is enabled, and is
-    of one of its kinds, gives exactly one delivery, which is written with it; every
-    try of it has the same id and the same bytes. Deliveries may come twice, and in
-    any order. When, and whether, they are sent says PreferenceService too.
+    Webhooks follow the Standard Webhooks specification: a POST with the headers webhook-id (the delivery ID),
+    webhook-timestamp and webhook-signature (v1, HMAC-SHA256), and a JSON body with `type`, `timestamp` and
+    `data`. An attempt succeeds with a status from 200 to 299 within 15 s. Redirects are not followed. With
+    status 429 or 503, Retry-After delays the next attempt, by up to 4 h. Status 410 disables the webhook.
 
-    Requests to a webhook follow the Standard Webhooks specification: the headers
-    webhook-id (the delivery's), webhook-timestamp and webhook-signature (v1,
-    HMAC-SHA256), and a body of JSON with `type`, `timestamp` and `data`. A try
-    succeeds with a status from 200 to 299, within 15 s; of the answer only the
-    status is read, and Retry-After; redirects are not followed. Where a status of
-    429 or 503 comes with Retry-After, in seconds or as a date, the next try is no
-    sooner, for up to 4 h. Status 410 disables the webhook.
+    E-mails use the delivery ID as Message-ID, contain text and HTML, and form one thread per conversation. An
+    attempt succeeds when the mail server of the deployment accepts it; codes from 400 are retried, those from
+    500 are final. Until its address is confirmed with a code, a channel is disabled. A user gets about 60
+    e-mails an hour; further ones wait.
 
-    An e-mail has the delivery's id as its Message-ID, and says the same as text and
-    as HTML; those of one conversation are one thread. A try succeeds when the mail
-    server of the deployment has taken it; a refusal with a code from 500 on is
-    final, and one from 400 on is not. An address is confirmed first, with a code
-    that is sent to it; until then the channel is disabled. A user is sent about 60
-    e-mails an hour; others wait.
+    After a failed attempt, Pawl retries 5 s, 5 min, 30 min, 2 h, 5 h, 10 h, 14 h, 20 h and 24 h after the
+    first one, each pause varied by up to 10 %; then the delivery is DEAD. Attempts can be later under load
+    (docs/guides/notifications.md). A crash of the notifier counts as a failed attempt.
 
-    After a try that fails the next comes 5 s, 5 min, 30 min, 2 h, 5 h, 10 h, 14 h,
-    20 h and 24 h after the first, each pause up to 10 % shorter or longer; then the
-    delivery is DEAD. A try that a crash of the notifier cut off has failed. Tries
-    come later where many are due: one process makes 16 at once to one host, or of
-    e-mails, 32 of one user, 64 of one store, 128 in all, and one to a channel whose
-    last try failed.
-
-    A channel is disabled when a delivery becomes DEAD and its receiver has taken
-    none for three days, or when a reader of its e-mails unsubscribes. Its user is then
-    notified (CHANNEL_DISABLED), also by their other channels.
-    A channel is also disabled, instead of its next delivery, once the API key that
-    last saved it is revoked or expires, or the delegate's key may no longer act for
-    users. Saving it with another key enables it. Erasing a conversation removes what
-    deliveries hold of it.
+    Pawl disables a channel, and notifies the user (CHANNEL_DISABLED), when a delivery is DEAD and the receiver
+    has accepted none for three days, or when an e-mail reader unsubscribes. It also disables a channel if the
+    API key that last saved it is revoked, expired, or may no longer act for users; saving it with another key
+    enables it again. Erasing a conversation removes its content from deliveries.
     """
 
     @_typing.overload
@@ -73,297 +57,287 @@ class ChannelServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ChannelServiceAsyncStub: ...
     CreateChannel: _grpc.UnaryUnaryMultiCallable[_channel_pb2.CreateChannelRequest, _channel_pb2.CreateChannelResponse]
-    """Makes a channel. A user has at most 10. A webhook is enabled, and its secret
-    told, once. To an e-mail
-    address a code is sent, as by SendChannelCode.
+    """Creates a channel. A user can have 10. A webhook is enabled, and its secret is returned once. An e-mail
+    address gets a code, as with SendChannelCode. Idempotent by request ID: a repeated request returns the
+    channel without the secret and sends no code.
 
-    Idempotent by request id: the same request again returns the channel without
-    the secret, and sends no code.
-
-    Errors: INVALID_FIELD (there are too many, too; or the deployment does not
-    allow the URL, or sends no e-mail; or too many codes were sent), INVALID_ID,
-    REQUEST_ID_REUSED.
+    Errors:
+    - INVALID_ARGUMENT / INVALID_FIELD: Also if there are too many channels or codes, the deployment does not
+      allow the URL, or it sends no e-mail.
+    - INVALID_ARGUMENT / INVALID_ID
+    - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     GetChannel: _grpc.UnaryUnaryMultiCallable[_channel_pb2.GetChannelRequest, _channel_pb2.GetChannelResponse]
     """Returns a channel. Read-only.
 
-    Errors: CHANNEL_NOT_FOUND, INVALID_ID.
+    Errors:
+    - NOT_FOUND / CHANNEL_NOT_FOUND
+    - INVALID_ARGUMENT / INVALID_ID
     """
     ListChannels: _grpc.UnaryUnaryMultiCallable[_channel_pb2.ListChannelsRequest, _channel_pb2.ListChannelsResponse]
     """Lists the channels of the caller, oldest first. Read-only.
 
-    Errors: none of its own.
+    Errors: only the common ones.
     """
     UpdateChannel: _grpc.UnaryUnaryMultiCallable[_channel_pb2.UpdateChannelRequest, _channel_pb2.UpdateChannelResponse]
-    """Changes name, URL, kinds or `enabled` of a channel; what is not given stays,
-    also if somebody else changes it at the same moment. Deliveries that wait go
-    to a new URL, which begins anew: it has not failed yet. A new address is
-    confirmed first, as in CreateChannel. One that is disabled thereby has no more
-    tries: what waits becomes DEAD. Idempotent; of what two change, the last writer
-    wins.
+    """Changes the name, URL, kinds or state of a channel. Absent fields stay unchanged. Waiting deliveries go
+    to a new URL, which starts without failures. A new e-mail address must be confirmed, as in CreateChannel.
+    Deliveries that wait on a disabled channel become DEAD. Idempotent; of concurrent changes, the last
+    writer wins.
 
-    Errors: CHANNEL_NOT_FOUND, INVALID_FIELD (also: the deployment does not
-    allow the URL, too many codes were sent, or an e-mail becomes a webhook or the
-    other way round), INVALID_ID.
+    Errors:
+    - NOT_FOUND / CHANNEL_NOT_FOUND
+    - INVALID_ARGUMENT / INVALID_FIELD: Also if the deployment does not allow the URL, too many codes were
+      sent, or the type (webhook or e-mail) would change.
+    - INVALID_ARGUMENT / INVALID_ID
     """
     DeleteChannel: _grpc.UnaryUnaryMultiCallable[_channel_pb2.DeleteChannelRequest, _channel_pb2.DeleteChannelResponse]
-    """Deletes a channel, with its secrets and its deliveries.
+    """Deletes a channel with its secrets and deliveries.
 
-    Errors: CHANNEL_NOT_FOUND, INVALID_ID.
+    Errors:
+    - NOT_FOUND / CHANNEL_NOT_FOUND
+    - INVALID_ARGUMENT / INVALID_ID
     """
     SendChannelCode: _grpc.UnaryUnaryMultiCallable[_channel_pb2.SendChannelCodeRequest, _channel_pb2.SendChannelCodeResponse]
-    """Sends another code to the address of an e-mail channel, in place of the one
-    before. It is good for an hour. In a day an address is sent at most three codes,
-    for a user ten, and for a store a hundred.
+    """Sends a new code to the address of an e-mail channel. It replaces the previous code and is valid for an
+    hour. At most three codes a day go to an address, ten for a user, and a hundred for a store. Not
+    idempotent: each call sends a code.
 
-    Not idempotent: each call sends one.
-
-    Errors: CHANNEL_NOT_FOUND, INVALID_FIELD (it is no e-mail or is confirmed, or
-    too many codes were sent), INVALID_ID.
+    Errors:
+    - NOT_FOUND / CHANNEL_NOT_FOUND
+    - INVALID_ARGUMENT / INVALID_FIELD: Not an e-mail channel, already confirmed, or too many codes were
+      sent.
+    - INVALID_ARGUMENT / INVALID_ID
     """
     ConfirmChannel: _grpc.UnaryUnaryMultiCallable[_channel_pb2.ConfirmChannelRequest, _channel_pb2.ConfirmChannelResponse]
-    """Confirms the address of an e-mail channel, which is then enabled. Idempotent:
-    one that is confirmed stays so. Of each code five tries are taken.
+    """Confirms the address of an e-mail channel and enables it. Each code allows five attempts. Idempotent.
 
-    Errors: CHANNEL_NOT_FOUND, INVALID_FIELD (it is no e-mail; the code is another
-    one, or no longer good), INVALID_ID.
+    Errors:
+    - NOT_FOUND / CHANNEL_NOT_FOUND
+    - INVALID_ARGUMENT / INVALID_FIELD: Not an e-mail channel, or the code is wrong or expired.
+    - INVALID_ARGUMENT / INVALID_ID
     """
     RotateChannelSecret: _grpc.UnaryUnaryMultiCallable[_channel_pb2.RotateChannelSecretRequest, _channel_pb2.RotateChannelSecretResponse]
-    """Gives a webhook another secret, and tells it, once. For a day requests are
-    signed with those before, too, at most the last four.
+    """Creates a new secret for a webhook and returns it, once. For a day, requests are also signed with
+    previous secrets, at most the last four. Not idempotent: if the answer was lost, call it again.
 
-    Not idempotent: if the answer was lost, call it again.
-
-    Errors: CHANNEL_NOT_FOUND, INVALID_FIELD (it is no webhook), INVALID_ID.
+    Errors:
+    - NOT_FOUND / CHANNEL_NOT_FOUND
+    - INVALID_ARGUMENT / INVALID_FIELD: Not a webhook.
+    - INVALID_ARGUMENT / INVALID_ID
     """
     TestChannel: _grpc.UnaryUnaryMultiCallable[_channel_pb2.TestChannelRequest, _channel_pb2.TestChannelResponse]
-    """Sends a test (type `channel.test`), also if the channel is disabled, but to no
-    address that is not confirmed. It is tried once; ListDeliveries tells what came
-    of it. That changes nothing of the channel, but status 410 disables it, without
-    a notification. While one waits, no other is made.
+    """Sends a test notification (type `channel.test`), even if the channel is disabled. Pawl tries it once;
+    ListDeliveries returns the result. The channel does not change, except that status 410 disables it
+    without a notification. While one test waits, no other is created.
 
-    Errors: CHANNEL_NOT_FOUND, INVALID_FIELD (its address is not confirmed),
-    INVALID_ID.
+    Errors:
+    - NOT_FOUND / CHANNEL_NOT_FOUND
+    - INVALID_ARGUMENT / INVALID_FIELD: Its address is not confirmed.
+    - INVALID_ARGUMENT / INVALID_ID
     """
     ListDeliveries: _grpc.UnaryUnaryMultiCallable[_channel_pb2.ListDeliveriesRequest, _channel_pb2.ListDeliveriesResponse]
-    """Lists the deliveries of a channel, or of all channels of the caller, newest
-    first; they are kept as long as notifications are, and of the tests of a channel
-    the newest 20 that have ended. Read-only.
+    """Lists the deliveries of one or all channels of the caller, newest first. Deliveries are kept as long as
+    notifications; of ended tests the newest 20 per channel. Read-only.
 
-    Errors: CHANNEL_NOT_FOUND, INVALID_FIELD, INVALID_ID, INVALID_PAGE_TOKEN.
+    Errors:
+    - NOT_FOUND / CHANNEL_NOT_FOUND
+    - INVALID_ARGUMENT / INVALID_FIELD
+    - INVALID_ARGUMENT / INVALID_ID
+    - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
     """
     ResendDelivery: _grpc.UnaryUnaryMultiCallable[_channel_pb2.ResendDeliveryRequest, _channel_pb2.ResendDeliveryResponse]
-    """Sends a delivery once more, under the same id, also if the channel is
-    disabled, and whatever preferences say; its tries begin anew. One that waits is
-    tried now. Codes are sent by SendChannelCode only.
+    """Sends a delivery again with the same ID, ignoring preferences and the channel's state. Its attempts start
+    anew; a waiting delivery is tried now. Codes need SendChannelCode.
 
-    Errors: DELIVERY_NOT_FOUND (a code is none), INVALID_ID.
+    Errors:
+    - NOT_FOUND / DELIVERY_NOT_FOUND: Also for a code.
+    - INVALID_ARGUMENT / INVALID_ID
     """
     ResendDeliveries: _grpc.UnaryUnaryMultiCallable[_channel_pb2.ResendDeliveriesRequest, _channel_pb2.ResendDeliveriesResponse]
-    """Sends 1 to 200 deliveries once more, as ResendDelivery does, all of them or none.
+    """Sends 1 to 200 deliveries again, as ResendDelivery. Atomic.
 
-    Errors: DELIVERY_NOT_FOUND (of one of them; none is sent then), INVALID_FIELD,
-    INVALID_ID.
+    Errors:
+    - NOT_FOUND / DELIVERY_NOT_FOUND: One does not exist; none is sent.
+    - INVALID_ARGUMENT / INVALID_FIELD
+    - INVALID_ARGUMENT / INVALID_ID
     """
     UnsubscribeChannel: _grpc.UnaryUnaryMultiCallable[_channel_pb2.UnsubscribeChannelRequest, _channel_pb2.UnsubscribeChannelResponse]
-    """Disables the e-mail channel whose messages have a link with this token, for
-    their reader, who needs no key; its user is notified (CHANNEL_DISABLED), and may
-    enable it again. What waits becomes DEAD. For programs with the role `gateway`,
-    which say the store of the link by their credential. Idempotent: of one that is
-    disabled nothing changes.
+    """Disables an e-mail channel for a reader of its messages, by the token of their link. For gateways (role
+    gateway), whose credential gives the store; the reader needs no key. The user is notified
+    (CHANNEL_DISABLED) and can enable the channel again. Waiting deliveries become DEAD. Idempotent.
 
-    Errors: CHANNEL_NOT_FOUND (also: the token is of another store, or of an address
-    that the channel had before).
+    Errors:
+    - NOT_FOUND / CHANNEL_NOT_FOUND: Also if the token is of another store or a former address.
     """
 
 @_typing.type_check_only
 class ChannelServiceAsyncStub(ChannelServiceStub):
-    """ChannelService says where a user is told of their notifications, beside the
-    inbox: a channel is a webhook, which is a URL that is sent a POST, or an
-    e-mail address.
+    """Manages notification channels: webhooks and e-mail addresses. Users see and change only their own channels.
+    Each notification of an accepted kind that is written while a channel is enabled creates one delivery, in
+    the same transaction. Every attempt of a delivery has the same ID and bytes. Deliveries can arrive twice
+    and in any order. PreferenceService controls when and whether they are sent.
 
-    Users see and change their own channels only; store and user come from the
-    credential. Each notification that is written while a channel is enabled, and is
-    of one of its kinds, gives exactly one delivery, which is written with it; every
-    try of it has the same id and the same bytes. Deliveries may come twice, and in
-    any order. When, and whether, they are sent says PreferenceService too.
+    Webhooks follow the Standard Webhooks specification: a POST with the headers webhook-id (the delivery ID),
+    webhook-timestamp and webhook-signature (v1, HMAC-SHA256), and a JSON body with `type`, `timestamp` and
+    `data`. An attempt succeeds with a status from 200 to 299 within 15 s. Redirects are not followed. With
+    status 429 or 503, Retry-After delays the next attempt, by up to 4 h. Status 410 disables the webhook.
 
-    Requests to a webhook follow the Standard Webhooks specification: the headers
-    webhook-id (the delivery's), webhook-timestamp and webhook-signature (v1,
-    HMAC-SHA256), and a body of JSON with `type`, `timestamp` and `data`. A try
-    succeeds with a status from 200 to 299, within 15 s; of the answer only the
-    status is read, and Retry-After; redirects are not followed. Where a status of
-    429 or 503 comes with Retry-After, in seconds or as a date, the next try is no
-    sooner, for up to 4 h. Status 410 disables the webhook.
+    E-mails use the delivery ID as Message-ID, contain text and HTML, and form one thread per conversation. An
+    attempt succeeds when the mail server of the deployment accepts it; codes from 400 are retried, those from
+    500 are final. Until its address is confirmed with a code, a channel is disabled. A user gets about 60
+    e-mails an hour; further ones wait.
 
-    An e-mail has the delivery's id as its Message-ID, and says the same as text and
-    as HTML; those of one conversation are one thread. A try succeeds when the mail
-    server of the deployment has taken it; a refusal with a code from 500 on is
-    final, and one from 400 on is not. An address is confirmed first, with a code
-    that is sent to it; until then the channel is disabled. A user is sent about 60
-    e-mails an hour; others wait.
+    After a failed attempt, Pawl retries 5 s, 5 min, 30 min, 2 h, 5 h, 10 h, 14 h, 20 h and 24 h after the
+    first one, each pause varied by up to 10 %; then the delivery is DEAD. Attempts can be later under load
+    (docs/guides/notifications.md). A crash of the notifier counts as a failed attempt.
 
-    After a try that fails the next comes 5 s, 5 min, 30 min, 2 h, 5 h, 10 h, 14 h,
-    20 h and 24 h after the first, each pause up to 10 % shorter or longer; then the
-    delivery is DEAD. A try that a crash of the notifier cut off has failed. Tries
-    come later where many are due: one process makes 16 at once to one host, or of
-    e-mails, 32 of one user, 64 of one store, 128 in all, and one to a channel whose
-    last try failed.
-
-    A channel is disabled when a delivery becomes DEAD and its receiver has taken
-    none for three days, or when a reader of its e-mails unsubscribes. Its user is then
-    notified (CHANNEL_DISABLED), also by their other channels.
-    A channel is also disabled, instead of its next delivery, once the API key that
-    last saved it is revoked or expires, or the delegate's key may no longer act for
-    users. Saving it with another key enables it. Erasing a conversation removes what
-    deliveries hold of it.
+    Pawl disables a channel, and notifies the user (CHANNEL_DISABLED), when a delivery is DEAD and the receiver
+    has accepted none for three days, or when an e-mail reader unsubscribes. It also disables a channel if the
+    API key that last saved it is revoked, expired, or may no longer act for users; saving it with another key
+    enables it again. Erasing a conversation removes its content from deliveries.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateChannel: _aio.UnaryUnaryMultiCallable[_channel_pb2.CreateChannelRequest, _channel_pb2.CreateChannelResponse]  # type: ignore[assignment]
-    """Makes a channel. A user has at most 10. A webhook is enabled, and its secret
-    told, once. To an e-mail
-    address a code is sent, as by SendChannelCode.
+    """Creates a channel. A user can have 10. A webhook is enabled, and its secret is returned once. An e-mail
+    address gets a code, as with SendChannelCode. Idempotent by request ID: a repeated request returns the
+    channel without the secret and sends no code.
 
-    Idempotent by request id: the same request again returns the channel without
-    the secret, and sends no code.
-
-    Errors: INVALID_FIELD (there are too many, too; or the deployment does not
-    allow the URL, or sends no e-mail; or too many codes were sent), INVALID_ID,
-    REQUEST_ID_REUSED.
+    Errors:
+    - INVALID_ARGUMENT / INVALID_FIELD: Also if there are too many channels or codes, the deployment does not
+      allow the URL, or it sends no e-mail.
+    - INVALID_ARGUMENT / INVALID_ID
+    - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     GetChannel: _aio.UnaryUnaryMultiCallable[_channel_pb2.GetChannelRequest, _channel_pb2.GetChannelResponse]  # type: ignore[assignment]
     """Returns a channel. Read-only.
 
-    Errors: CHANNEL_NOT_FOUND, INVALID_ID.
+    Errors:
+    - NOT_FOUND / CHANNEL_NOT_FOUND
+    - INVALID_ARGUMENT / INVALID_ID
     """
     ListChannels: _aio.UnaryUnaryMultiCallable[_channel_pb2.ListChannelsRequest, _channel_pb2.ListChannelsResponse]  # type: ignore[assignment]
     """Lists the channels of the caller, oldest first. Read-only.
 
-    Errors: none of its own.
+    Errors: only the common ones.
     """
     UpdateChannel: _aio.UnaryUnaryMultiCallable[_channel_pb2.UpdateChannelRequest, _channel_pb2.UpdateChannelResponse]  # type: ignore[assignment]
-    """Changes name, URL, kinds or `enabled` of a channel; what is not given stays,
-    also if somebody else changes it at the same moment. Deliveries that wait go
-    to a new URL, which begins anew: it has not failed yet. A new address is
-    confirmed first, as in CreateChannel. One that is disabled thereby has no more
-    tries: what waits becomes DEAD. Idempotent; of what two change, the last writer
-    wins.
+    """Changes the name, URL, kinds or state of a channel. Absent fields stay unchanged. Waiting deliveries go
+    to a new URL, which starts without failures. A new e-mail address must be confirmed, as in CreateChannel.
+    Deliveries that wait on a disabled channel become DEAD. Idempotent; of concurrent changes, the last
+    writer wins.
 
-    Errors: CHANNEL_NOT_FOUND, INVALID_FIELD (also: the deployment does not
-    allow the URL, too many codes were sent, or an e-mail becomes a webhook or the
-    other way round), INVALID_ID.
+    Errors:
+    - NOT_FOUND / CHANNEL_NOT_FOUND
+    - INVALID_ARGUMENT / INVALID_FIELD: Also if the deployment does not allow the URL, too many codes were
+      sent, or the type (webhook or e-mail) would change.
+    - INVALID_ARGUMENT / INVALID_ID
     """
     DeleteChannel: _aio.UnaryUnaryMultiCallable[_channel_pb2.DeleteChannelRequest, _channel_pb2.DeleteChannelResponse]  # type: ignore[assignment]
-    """Deletes a channel, with its secrets and its deliveries.
+    """Deletes a channel with its secrets and deliveries.
 
-    Errors: CHANNEL_NOT_FOUND, INVALID_ID.
+    Errors:
+    - NOT_FOUND / CHANNEL_NOT_FOUND
+    - INVALID_ARGUMENT / INVALID_ID
     """
     SendChannelCode: _aio.UnaryUnaryMultiCallable[_channel_pb2.SendChannelCodeRequest, _channel_pb2.SendChannelCodeResponse]  # type: ignore[assignment]
-    """Sends another code to the address of an e-mail channel, in place of the one
-    before. It is good for an hour. In a day an address is sent at most three codes,
-    for a user ten, and for a store a hundred.
+    """Sends a new code to the address of an e-mail channel. It replaces the previous code and is valid for an
+    hour. At most three codes a day go to an address, ten for a user, and a hundred for a store. Not
+    idempotent: each call sends a code.
 
-    Not idempotent: each call sends one.
-
-    Errors: CHANNEL_NOT_FOUND, INVALID_FIELD (it is no e-mail or is confirmed, or
-    too many codes were sent), INVALID_ID.
+    Errors:
+    - NOT_FOUND / CHANNEL_NOT_FOUND
+    - INVALID_ARGUMENT / INVALID_FIELD: Not an e-mail channel, already confirmed, or too many codes were
+      sent.
+    - INVALID_ARGUMENT / INVALID_ID
     """
     ConfirmChannel: _aio.UnaryUnaryMultiCallable[_channel_pb2.ConfirmChannelRequest, _channel_pb2.ConfirmChannelResponse]  # type: ignore[assignment]
-    """Confirms the address of an e-mail channel, which is then enabled. Idempotent:
-    one that is confirmed stays so. Of each code five tries are taken.
+    """Confirms the address of an e-mail channel and enables it. Each code allows five attempts. Idempotent.
 
-    Errors: CHANNEL_NOT_FOUND, INVALID_FIELD (it is no e-mail; the code is another
-    one, or no longer good), INVALID_ID.
+    Errors:
+    - NOT_FOUND / CHANNEL_NOT_FOUND
+    - INVALID_ARGUMENT / INVALID_FIELD: Not an e-mail channel, or the code is wrong or expired.
+    - INVALID_ARGUMENT / INVALID_ID
     """
     RotateChannelSecret: _aio.UnaryUnaryMultiCallable[_channel_pb2.RotateChannelSecretRequest, _channel_pb2.RotateChannelSecretResponse]  # type: ignore[assignment]
-    """Gives a webhook another secret, and tells it, once. For a day requests are
-    signed with those before, too, at most the last four.
+    """Creates a new secret for a webhook and returns it, once. For a day, requests are also signed with
+    previous secrets, at most the last four. Not idempotent: if the answer was lost, call it again.
 
-    Not idempotent: if the answer was lost, call it again.
-
-    Errors: CHANNEL_NOT_FOUND, INVALID_FIELD (it is no webhook), INVALID_ID.
+    Errors:
+    - NOT_FOUND / CHANNEL_NOT_FOUND
+    - INVALID_ARGUMENT / INVALID_FIELD: Not a webhook.
+    - INVALID_ARGUMENT / INVALID_ID
     """
     TestChannel: _aio.UnaryUnaryMultiCallable[_channel_pb2.TestChannelRequest, _channel_pb2.TestChannelResponse]  # type: ignore[assignment]
-    """Sends a test (type `channel.test`), also if the channel is disabled, but to no
-    address that is not confirmed. It is tried once; ListDeliveries tells what came
-    of it. That changes nothing of the channel, but status 410 disables it, without
-    a notification. While one waits, no other is made.
+    """Sends a test notification (type `channel.test`), even if the channel is disabled. Pawl tries it once;
+    ListDeliveries returns the result. The channel does not change, except that status 410 disables it
+    without a notification. While one test waits, no other is created.
 
-    Errors: CHANNEL_NOT_FOUND, INVALID_FIELD (its address is not confirmed),
-    INVALID_ID.
+    Errors:
+    - NOT_FOUND / CHANNEL_NOT_FOUND
+    - INVALID_ARGUMENT / INVALID_FIELD: Its address is not confirmed.
+    - INVALID_ARGUMENT / INVALID_ID
     """
     ListDeliveries: _aio.UnaryUnaryMultiCallable[_channel_pb2.ListDeliveriesRequest, _channel_pb2.ListDeliveriesResponse]  # type: ignore[assignment]
-    """Lists the deliveries of a channel, or of all channels of the caller, newest
-    first; they are kept as long as notifications are, and of the tests of a channel
-    the newest 20 that have ended. Read-only.
+    """Lists the deliveries of one or all channels of the caller, newest first. Deliveries are kept as long as
+    notifications; of ended tests the newest 20 per channel. Read-only.
 
-    Errors: CHANNEL_NOT_FOUND, INVALID_FIELD, INVALID_ID, INVALID_PAGE_TOKEN.
+    Errors:
+    - NOT_FOUND / CHANNEL_NOT_FOUND
+    - INVALID_ARGUMENT / INVALID_FIELD
+    - INVALID_ARGUMENT / INVALID_ID
+    - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
     """
     ResendDelivery: _aio.UnaryUnaryMultiCallable[_channel_pb2.ResendDeliveryRequest, _channel_pb2.ResendDeliveryResponse]  # type: ignore[assignment]
-    """Sends a delivery once more, under the same id, also if the channel is
-    disabled, and whatever preferences say; its tries begin anew. One that waits is
-    tried now. Codes are sent by SendChannelCode only.
+    """Sends a delivery again with the same ID, ignoring preferences and the channel's state. Its attempts start
+    anew; a waiting delivery is tried now. Codes need SendChannelCode.
 
-    Errors: DELIVERY_NOT_FOUND (a code is none), INVALID_ID.
+    Errors:
+    - NOT_FOUND / DELIVERY_NOT_FOUND: Also for a code.
+    - INVALID_ARGUMENT / INVALID_ID
     """
     ResendDeliveries: _aio.UnaryUnaryMultiCallable[_channel_pb2.ResendDeliveriesRequest, _channel_pb2.ResendDeliveriesResponse]  # type: ignore[assignment]
-    """Sends 1 to 200 deliveries once more, as ResendDelivery does, all of them or none.
+    """Sends 1 to 200 deliveries again, as ResendDelivery. Atomic.
 
-    Errors: DELIVERY_NOT_FOUND (of one of them; none is sent then), INVALID_FIELD,
-    INVALID_ID.
+    Errors:
+    - NOT_FOUND / DELIVERY_NOT_FOUND: One does not exist; none is sent.
+    - INVALID_ARGUMENT / INVALID_FIELD
+    - INVALID_ARGUMENT / INVALID_ID
     """
     UnsubscribeChannel: _aio.UnaryUnaryMultiCallable[_channel_pb2.UnsubscribeChannelRequest, _channel_pb2.UnsubscribeChannelResponse]  # type: ignore[assignment]
-    """Disables the e-mail channel whose messages have a link with this token, for
-    their reader, who needs no key; its user is notified (CHANNEL_DISABLED), and may
-    enable it again. What waits becomes DEAD. For programs with the role `gateway`,
-    which say the store of the link by their credential. Idempotent: of one that is
-    disabled nothing changes.
+    """Disables an e-mail channel for a reader of its messages, by the token of their link. For gateways (role
+    gateway), whose credential gives the store; the reader needs no key. The user is notified
+    (CHANNEL_DISABLED) and can enable the channel again. Waiting deliveries become DEAD. Idempotent.
 
-    Errors: CHANNEL_NOT_FOUND (also: the token is of another store, or of an address
-    that the channel had before).
+    Errors:
+    - NOT_FOUND / CHANNEL_NOT_FOUND: Also if the token is of another store or a former address.
     """
 
 class ChannelServiceServicer(metaclass=_abc_1.ABCMeta):
-    """ChannelService says where a user is told of their notifications, beside the
-    inbox: a channel is a webhook, which is a URL that is sent a POST, or an
-    e-mail address.
+    """Manages notification channels: webhooks and e-mail addresses. Users see and change only their own channels.
+    Each notification of an accepted kind that is written while a channel is enabled creates one delivery, in
+    the same transaction. Every attempt of a delivery has the same ID and bytes. Deliveries can arrive twice
+    and in any order. PreferenceService controls when and whether they are sent.
 
-    Users see and change their own channels only; store and user come from the
-    credential. Each notification that is written while a channel is enabled, and is
-    of one of its kinds, gives exactly one delivery, which is written with it; every
-    try of it has the same id and the same bytes. Deliveries may come twice, and in
-    any order. When, and whether, they are sent says PreferenceService too.
+    Webhooks follow the Standard Webhooks specification: a POST with the headers webhook-id (the delivery ID),
+    webhook-timestamp and webhook-signature (v1, HMAC-SHA256), and a JSON body with `type`, `timestamp` and
+    `data`. An attempt succeeds with a status from 200 to 299 within 15 s. Redirects are not followed. With
+    status 429 or 503, Retry-After delays the next attempt, by up to 4 h. Status 410 disables the webhook.
 
-    Requests to a webhook follow the Standard Webhooks specification: the headers
-    webhook-id (the delivery's), webhook-timestamp and webhook-signature (v1,
-    HMAC-SHA256), and a body of JSON with `type`, `timestamp` and `data`. A try
-    succeeds with a status from 200 to 299, within 15 s; of the answer only the
-    status is read, and Retry-After; redirects are not followed. Where a status of
-    429 or 503 comes with Retry-After, in seconds or as a date, the next try is no
-    sooner, for up to 4 h. Status 410 disables the webhook.
+    E-mails use the delivery ID as Message-ID, contain text and HTML, and form one thread per conversation. An
+    attempt succeeds when the mail server of the deployment accepts it; codes from 400 are retried, those from
+    500 are final. Until its address is confirmed with a code, a channel is disabled. A user gets about 60
+    e-mails an hour; further ones wait.
 
-    An e-mail has the delivery's id as its Message-ID, and says the same as text and
-    as HTML; those of one conversation are one thread. A try succeeds when the mail
-    server of the deployment has taken it; a refusal with a code from 500 on is
-    final, and one from 400 on is not. An address is confirmed first, with a code
-    that is sent to it; until then the channel is disabled. A user is sent about 60
-    e-mails an hour; others wait.
+    After a failed attempt, Pawl retries 5 s, 5 min, 30 min, 2 h, 5 h, 10 h, 14 h, 20 h and 24 h after the
+    first one, each pause varied by up to 10 %; then the delivery is DEAD. Attempts can be later under load
+    (docs/guides/notifications.md). A crash of the notifier counts as a failed attempt.
 
-    After a try that fails the next comes 5 s, 5 min, 30 min, 2 h, 5 h, 10 h, 14 h,
-    20 h and 24 h after the first, each pause up to 10 % shorter or longer; then the
-    delivery is DEAD. A try that a crash of the notifier cut off has failed. Tries
-    come later where many are due: one process makes 16 at once to one host, or of
-    e-mails, 32 of one user, 64 of one store, 128 in all, and one to a channel whose
-    last try failed.
-
-    A channel is disabled when a delivery becomes DEAD and its receiver has taken
-    none for three days, or when a reader of its e-mails unsubscribes. Its user is then
-    notified (CHANNEL_DISABLED), also by their other channels.
-    A channel is also disabled, instead of its next delivery, once the API key that
-    last saved it is revoked or expires, or the delegate's key may no longer act for
-    users. Saving it with another key enables it. Erasing a conversation removes what
-    deliveries hold of it.
+    Pawl disables a channel, and notifies the user (CHANNEL_DISABLED), when a delivery is DEAD and the receiver
+    has accepted none for three days, or when an e-mail reader unsubscribes. It also disables a channel if the
+    API key that last saved it is revoked, expired, or may no longer act for users; saving it with another key
+    enables it again. Erasing a conversation removes its content from deliveries.
     """
 
     @_abc_1.abstractmethod
@@ -372,16 +346,15 @@ class ChannelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _channel_pb2.CreateChannelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_channel_pb2.CreateChannelResponse, _abc.Awaitable[_channel_pb2.CreateChannelResponse]]:
-        """Makes a channel. A user has at most 10. A webhook is enabled, and its secret
-        told, once. To an e-mail
-        address a code is sent, as by SendChannelCode.
+        """Creates a channel. A user can have 10. A webhook is enabled, and its secret is returned once. An e-mail
+        address gets a code, as with SendChannelCode. Idempotent by request ID: a repeated request returns the
+        channel without the secret and sends no code.
 
-        Idempotent by request id: the same request again returns the channel without
-        the secret, and sends no code.
-
-        Errors: INVALID_FIELD (there are too many, too; or the deployment does not
-        allow the URL, or sends no e-mail; or too many codes were sent), INVALID_ID,
-        REQUEST_ID_REUSED.
+        Errors:
+        - INVALID_ARGUMENT / INVALID_FIELD: Also if there are too many channels or codes, the deployment does not
+          allow the URL, or it sends no e-mail.
+        - INVALID_ARGUMENT / INVALID_ID
+        - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
 
     @_abc_1.abstractmethod
@@ -392,7 +365,9 @@ class ChannelServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_channel_pb2.GetChannelResponse, _abc.Awaitable[_channel_pb2.GetChannelResponse]]:
         """Returns a channel. Read-only.
 
-        Errors: CHANNEL_NOT_FOUND, INVALID_ID.
+        Errors:
+        - NOT_FOUND / CHANNEL_NOT_FOUND
+        - INVALID_ARGUMENT / INVALID_ID
         """
 
     @_abc_1.abstractmethod
@@ -403,7 +378,7 @@ class ChannelServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_channel_pb2.ListChannelsResponse, _abc.Awaitable[_channel_pb2.ListChannelsResponse]]:
         """Lists the channels of the caller, oldest first. Read-only.
 
-        Errors: none of its own.
+        Errors: only the common ones.
         """
 
     @_abc_1.abstractmethod
@@ -412,16 +387,16 @@ class ChannelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _channel_pb2.UpdateChannelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_channel_pb2.UpdateChannelResponse, _abc.Awaitable[_channel_pb2.UpdateChannelResponse]]:
-        """Changes name, URL, kinds or `enabled` of a channel; what is not given stays,
-        also if somebody else changes it at the same moment. Deliveries that wait go
-        to a new URL, which begins anew: it has not failed yet. A new address is
-        confirmed first, as in CreateChannel. One that is disabled thereby has no more
-        tries: what waits becomes DEAD. Idempotent; of what two change, the last writer
-        wins.
+        """Changes the name, URL, kinds or state of a channel. Absent fields stay unchanged. Waiting deliveries go
+        to a new URL, which starts without failures. A new e-mail address must be confirmed, as in CreateChannel.
+        Deliveries that wait on a disabled channel become DEAD. Idempotent; of concurrent changes, the last
+        writer wins.
 
-        Errors: CHANNEL_NOT_FOUND, INVALID_FIELD (also: the deployment does not
-        allow the URL, too many codes were sent, or an e-mail becomes a webhook or the
-        other way round), INVALID_ID.
+        Errors:
+        - NOT_FOUND / CHANNEL_NOT_FOUND
+        - INVALID_ARGUMENT / INVALID_FIELD: Also if the deployment does not allow the URL, too many codes were
+          sent, or the type (webhook or e-mail) would change.
+        - INVALID_ARGUMENT / INVALID_ID
         """
 
     @_abc_1.abstractmethod
@@ -430,9 +405,11 @@ class ChannelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _channel_pb2.DeleteChannelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_channel_pb2.DeleteChannelResponse, _abc.Awaitable[_channel_pb2.DeleteChannelResponse]]:
-        """Deletes a channel, with its secrets and its deliveries.
+        """Deletes a channel with its secrets and deliveries.
 
-        Errors: CHANNEL_NOT_FOUND, INVALID_ID.
+        Errors:
+        - NOT_FOUND / CHANNEL_NOT_FOUND
+        - INVALID_ARGUMENT / INVALID_ID
         """
 
     @_abc_1.abstractmethod
@@ -441,14 +418,15 @@ class ChannelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _channel_pb2.SendChannelCodeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_channel_pb2.SendChannelCodeResponse, _abc.Awaitable[_channel_pb2.SendChannelCodeResponse]]:
-        """Sends another code to the address of an e-mail channel, in place of the one
-        before. It is good for an hour. In a day an address is sent at most three codes,
-        for a user ten, and for a store a hundred.
+        """Sends a new code to the address of an e-mail channel. It replaces the previous code and is valid for an
+        hour. At most three codes a day go to an address, ten for a user, and a hundred for a store. Not
+        idempotent: each call sends a code.
 
-        Not idempotent: each call sends one.
-
-        Errors: CHANNEL_NOT_FOUND, INVALID_FIELD (it is no e-mail or is confirmed, or
-        too many codes were sent), INVALID_ID.
+        Errors:
+        - NOT_FOUND / CHANNEL_NOT_FOUND
+        - INVALID_ARGUMENT / INVALID_FIELD: Not an e-mail channel, already confirmed, or too many codes were
+          sent.
+        - INVALID_ARGUMENT / INVALID_ID
         """
 
     @_abc_1.abstractmethod
@@ -457,11 +435,12 @@ class ChannelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _channel_pb2.ConfirmChannelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_channel_pb2.ConfirmChannelResponse, _abc.Awaitable[_channel_pb2.ConfirmChannelResponse]]:
-        """Confirms the address of an e-mail channel, which is then enabled. Idempotent:
-        one that is confirmed stays so. Of each code five tries are taken.
+        """Confirms the address of an e-mail channel and enables it. Each code allows five attempts. Idempotent.
 
-        Errors: CHANNEL_NOT_FOUND, INVALID_FIELD (it is no e-mail; the code is another
-        one, or no longer good), INVALID_ID.
+        Errors:
+        - NOT_FOUND / CHANNEL_NOT_FOUND
+        - INVALID_ARGUMENT / INVALID_FIELD: Not an e-mail channel, or the code is wrong or expired.
+        - INVALID_ARGUMENT / INVALID_ID
         """
 
     @_abc_1.abstractmethod
@@ -470,12 +449,13 @@ class ChannelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _channel_pb2.RotateChannelSecretRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_channel_pb2.RotateChannelSecretResponse, _abc.Awaitable[_channel_pb2.RotateChannelSecretResponse]]:
-        """Gives a webhook another secret, and tells it, once. For a day requests are
-        signed with those before, too, at most the last four.
+        """Creates a new secret for a webhook and returns it, once. For a day, requests are also signed with
+        previous secrets, at most the last four. Not idempotent: if the answer was lost, call it again.
 
-        Not idempotent: if the answer was lost, call it again.
-
-        Errors: CHANNEL_NOT_FOUND, INVALID_FIELD (it is no webhook), INVALID_ID.
+        Errors:
+        - NOT_FOUND / CHANNEL_NOT_FOUND
+        - INVALID_ARGUMENT / INVALID_FIELD: Not a webhook.
+        - INVALID_ARGUMENT / INVALID_ID
         """
 
     @_abc_1.abstractmethod
@@ -484,13 +464,14 @@ class ChannelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _channel_pb2.TestChannelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_channel_pb2.TestChannelResponse, _abc.Awaitable[_channel_pb2.TestChannelResponse]]:
-        """Sends a test (type `channel.test`), also if the channel is disabled, but to no
-        address that is not confirmed. It is tried once; ListDeliveries tells what came
-        of it. That changes nothing of the channel, but status 410 disables it, without
-        a notification. While one waits, no other is made.
+        """Sends a test notification (type `channel.test`), even if the channel is disabled. Pawl tries it once;
+        ListDeliveries returns the result. The channel does not change, except that status 410 disables it
+        without a notification. While one test waits, no other is created.
 
-        Errors: CHANNEL_NOT_FOUND, INVALID_FIELD (its address is not confirmed),
-        INVALID_ID.
+        Errors:
+        - NOT_FOUND / CHANNEL_NOT_FOUND
+        - INVALID_ARGUMENT / INVALID_FIELD: Its address is not confirmed.
+        - INVALID_ARGUMENT / INVALID_ID
         """
 
     @_abc_1.abstractmethod
@@ -499,11 +480,14 @@ class ChannelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _channel_pb2.ListDeliveriesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_channel_pb2.ListDeliveriesResponse, _abc.Awaitable[_channel_pb2.ListDeliveriesResponse]]:
-        """Lists the deliveries of a channel, or of all channels of the caller, newest
-        first; they are kept as long as notifications are, and of the tests of a channel
-        the newest 20 that have ended. Read-only.
+        """Lists the deliveries of one or all channels of the caller, newest first. Deliveries are kept as long as
+        notifications; of ended tests the newest 20 per channel. Read-only.
 
-        Errors: CHANNEL_NOT_FOUND, INVALID_FIELD, INVALID_ID, INVALID_PAGE_TOKEN.
+        Errors:
+        - NOT_FOUND / CHANNEL_NOT_FOUND
+        - INVALID_ARGUMENT / INVALID_FIELD
+        - INVALID_ARGUMENT / INVALID_ID
+        - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
         """
 
     @_abc_1.abstractmethod
@@ -512,11 +496,12 @@ class ChannelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _channel_pb2.ResendDeliveryRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_channel_pb2.ResendDeliveryResponse, _abc.Awaitable[_channel_pb2.ResendDeliveryResponse]]:
-        """Sends a delivery once more, under the same id, also if the channel is
-        disabled, and whatever preferences say; its tries begin anew. One that waits is
-        tried now. Codes are sent by SendChannelCode only.
+        """Sends a delivery again with the same ID, ignoring preferences and the channel's state. Its attempts start
+        anew; a waiting delivery is tried now. Codes need SendChannelCode.
 
-        Errors: DELIVERY_NOT_FOUND (a code is none), INVALID_ID.
+        Errors:
+        - NOT_FOUND / DELIVERY_NOT_FOUND: Also for a code.
+        - INVALID_ARGUMENT / INVALID_ID
         """
 
     @_abc_1.abstractmethod
@@ -525,10 +510,12 @@ class ChannelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _channel_pb2.ResendDeliveriesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_channel_pb2.ResendDeliveriesResponse, _abc.Awaitable[_channel_pb2.ResendDeliveriesResponse]]:
-        """Sends 1 to 200 deliveries once more, as ResendDelivery does, all of them or none.
+        """Sends 1 to 200 deliveries again, as ResendDelivery. Atomic.
 
-        Errors: DELIVERY_NOT_FOUND (of one of them; none is sent then), INVALID_FIELD,
-        INVALID_ID.
+        Errors:
+        - NOT_FOUND / DELIVERY_NOT_FOUND: One does not exist; none is sent.
+        - INVALID_ARGUMENT / INVALID_FIELD
+        - INVALID_ARGUMENT / INVALID_ID
         """
 
     @_abc_1.abstractmethod
@@ -537,14 +524,12 @@ class ChannelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _channel_pb2.UnsubscribeChannelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_channel_pb2.UnsubscribeChannelResponse, _abc.Awaitable[_channel_pb2.UnsubscribeChannelResponse]]:
-        """Disables the e-mail channel whose messages have a link with this token, for
-        their reader, who needs no key; its user is notified (CHANNEL_DISABLED), and may
-        enable it again. What waits becomes DEAD. For programs with the role `gateway`,
-        which say the store of the link by their credential. Idempotent: of one that is
-        disabled nothing changes.
+        """Disables an e-mail channel for a reader of its messages, by the token of their link. For gateways (role
+        gateway), whose credential gives the store; the reader needs no key. The user is notified
+        (CHANNEL_DISABLED) and can enable the channel again. Waiting deliveries become DEAD. Idempotent.
 
-        Errors: CHANNEL_NOT_FOUND (also: the token is of another store, or of an address
-        that the channel had before).
+        Errors:
+        - NOT_FOUND / CHANNEL_NOT_FOUND: Also if the token is of another store or a former address.
         """
 
 def add_ChannelServiceServicer_to_server(servicer: ChannelServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -26,12 +26,9 @@ if _version_not_supported:
 
 
 class NotifyServiceStub(object):
-    """NotifyService is the inbox of a user.
-
-    Who calls it with the role approver or admin, and is no delegate that does not
-    decide, is told from then on of the calls of the store that it may approve
-    (APPROVAL_NEEDED), until it has not called for 30 days. Only callers with such
-    a role are shown these.
+    """The inbox of a user. Calling it with the role approver or admin subscribes the user to approvals of the
+    store (APPROVAL_NEEDED), until 30 days pass without a call. Delegates that cannot decide are excluded. Only
+    callers with such a role see these notifications.
     """
 
     def __init__(self, channel):
@@ -58,20 +55,18 @@ class NotifyServiceStub(object):
 
 
 class NotifyServiceServicer(object):
-    """NotifyService is the inbox of a user.
-
-    Who calls it with the role approver or admin, and is no delegate that does not
-    decide, is told from then on of the calls of the store that it may approve
-    (APPROVAL_NEEDED), until it has not called for 30 days. Only callers with such
-    a role are shown these.
+    """The inbox of a user. Calling it with the role approver or admin subscribes the user to approvals of the
+    store (APPROVAL_NEEDED), until 30 days pass without a call. Delegates that cannot decide are excluded. Only
+    callers with such a role see these notifications.
     """
 
     def Subscribe(self, request, context):
-        """Streams notifications after `after_number`, first those of the past, then
-        new ones as they come; never ends by itself. Each once per stream, in
-        order of `number`. Safe to repeat from the last number seen.
+        """Streams notifications after `after_number`: past ones first, then new ones. Each comes once per stream,
+        in order of `number`. The stream does not end on its own. Safe to repeat from the last number seen.
 
-        Errors: SLOW_CONSUMER, SHUTTING_DOWN.
+        Errors:
+        - RESOURCE_EXHAUSTED / SLOW_CONSUMER
+        - UNAVAILABLE / SHUTTING_DOWN
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -80,17 +75,19 @@ class NotifyServiceServicer(object):
     def ListNotifications(self, request, context):
         """Lists notifications, newest first. Read-only.
 
-        Errors: INVALID_PAGE_TOKEN.
+        Errors:
+        - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AcknowledgeNotifications(self, request, context):
-        """Marks notifications as read. Idempotent: one that was read stays so, with
-        its first time.
+        """Marks notifications as read. Atomic. Idempotent: the first read time stays.
 
-        Errors: NOTIFICATION_NOT_FOUND (nothing is marked then), INVALID_ID.
+        Errors:
+        - NOT_FOUND / NOTIFICATION_NOT_FOUND: One does not exist; none is marked.
+        - INVALID_ARGUMENT / INVALID_ID
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -123,12 +120,9 @@ def add_NotifyServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class NotifyService(object):
-    """NotifyService is the inbox of a user.
-
-    Who calls it with the role approver or admin, and is no delegate that does not
-    decide, is told from then on of the calls of the store that it may approve
-    (APPROVAL_NEEDED), until it has not called for 30 days. Only callers with such
-    a role are shown these.
+    """The inbox of a user. Calling it with the role approver or admin subscribes the user to approvals of the
+    store (APPROVAL_NEEDED), until 30 days pass without a call. Delegates that cannot decide are excluded. Only
+    callers with such a role see these notifications.
     """
 
     @staticmethod

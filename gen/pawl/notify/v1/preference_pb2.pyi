@@ -45,7 +45,7 @@ class _WeekdayEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Weekday.Value
     """Sunday."""
 
 class Weekday(_Weekday, metaclass=_WeekdayEnumTypeWrapper):
-    """Weekday is a day of the week."""
+    """Day of the week."""
 
 WEEKDAY_UNSPECIFIED: Weekday.ValueType  # 0
 """Never sent."""
@@ -67,17 +67,17 @@ Global___Weekday: _TypeAlias = Weekday  # noqa: Y015
 
 @_typing.final
 class QuietTimes(_message.Message):
-    """QuietTimes say when nothing is sent."""
+    """Times at which nothing is sent."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     HOURS_FIELD_NUMBER: _builtins.int
     TIME_ZONE_FIELD_NUMBER: _builtins.int
     time_zone: _builtins.str
-    """Their IANA time zone, like Europe/Berlin; UTC if empty."""
+    """IANA time zone, such as Europe/Berlin; default UTC."""
     @_builtins.property
     def hours(self) -> _containers.RepeatedCompositeFieldContainer[Global___QuietHours]:
-        """The hours; at most 10."""
+        """Quiet hours; at most 10."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ Global___QuietTimes: _TypeAlias = QuietTimes  # noqa: Y015
 
 @_typing.final
 class QuietHours(_message.Message):
-    """QuietHours are hours of the week in which nothing is sent."""
+    """Hours in which nothing is sent, on some days of the week."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -103,14 +103,14 @@ class QuietHours(_message.Message):
     END_FIELD_NUMBER: _builtins.int
     DAYS_FIELD_NUMBER: _builtins.int
     start: _builtins.str
-    """When they begin, like `22:00`."""
+    """Start time, like `22:00`."""
     end: _builtins.str
-    """When they end, like `07:00`: on the next day if that is not after `start`. A
-    time that clocks leave out is as much later, one that comes twice the first.
+    """End time, like `07:00`; on the next day unless it is after `start`. A time skipped by clock changes is
+    moved by the same amount; of a repeated time the first counts.
     """
     @_builtins.property
     def days(self) -> _containers.RepeatedScalarFieldContainer[Global___Weekday.ValueType]:
-        """Days on which they begin; empty for every day."""
+        """Days on which they start; empty for every day."""
 
     def __init__(
         self,
@@ -129,17 +129,17 @@ Global___QuietHours: _TypeAlias = QuietHours  # noqa: Y015
 
 @_typing.final
 class Mute(_message.Message):
-    """Mute is a conversation of which nothing is sent."""
+    """A muted conversation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CONVERSATION_ID_FIELD_NUMBER: _builtins.int
     UNTIL_TIME_FIELD_NUMBER: _builtins.int
     conversation_id: _builtins.str
-    """The conversation."""
+    """Conversation ID."""
     @_builtins.property
     def until_time(self) -> _timestamp_pb2.Timestamp:
-        """Until when; absent for good."""
+        """End of the mute; absent for permanent."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ Global___Mute: _TypeAlias = Mute  # noqa: Y015
 
 @_typing.final
 class Preferences(_message.Message):
-    """Preferences are what a user wants to be sent."""
+    """Preferences of a user."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -166,9 +166,7 @@ class Preferences(_message.Message):
     MUTES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def kinds(self) -> _containers.RepeatedScalarFieldContainer[_notify_pb2.NotificationKind.ValueType]:
-        """The kinds that are sent; empty for all. A channel with kinds of its own tells
-        those that are in both.
-        """
+        """Kinds to send; empty for all. A channel with its own kinds sends only kinds in both."""
 
     @_builtins.property
     def quiet(self) -> Global___QuietTimes:
@@ -176,7 +174,7 @@ class Preferences(_message.Message):
 
     @_builtins.property
     def mutes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Mute]:
-        """The conversations that are muted now."""
+        """Currently muted conversations."""
 
     def __init__(
         self,
@@ -195,7 +193,7 @@ Global___Preferences: _TypeAlias = Preferences  # noqa: Y015
 
 @_typing.final
 class GetPreferencesRequest(_message.Message):
-    """GetPreferencesRequest asks for the preferences of the caller."""
+    """Request for GetPreferences."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -212,14 +210,14 @@ Global___GetPreferencesRequest: _TypeAlias = GetPreferencesRequest  # noqa: Y015
 
 @_typing.final
 class GetPreferencesResponse(_message.Message):
-    """GetPreferencesResponse has them."""
+    """Response of GetPreferences."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     PREFERENCES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def preferences(self) -> Global___Preferences:
-        """The preferences; empty ones if the user has said nothing."""
+        """The preferences; empty if the user has set none."""
 
     def __init__(
         self,
@@ -236,7 +234,7 @@ Global___GetPreferencesResponse: _TypeAlias = GetPreferencesResponse  # noqa: Y0
 
 @_typing.final
 class UpdatePreferencesRequest(_message.Message):
-    """UpdatePreferencesRequest changes preferences. What is absent stays as it is."""
+    """Request for UpdatePreferences. Absent fields stay unchanged."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -244,11 +242,11 @@ class UpdatePreferencesRequest(_message.Message):
     QUIET_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def kinds(self) -> _notify_pb2.NotificationKinds:
-        """All kinds that are sent from now on; none of them means all."""
+        """New kinds to send, replacing the current ones; an empty set means all."""
 
     @_builtins.property
     def quiet(self) -> Global___QuietTimes:
-        """All times at which nothing is sent from now on."""
+        """New quiet hours, replacing the current ones."""
 
     def __init__(
         self,
@@ -266,7 +264,7 @@ Global___UpdatePreferencesRequest: _TypeAlias = UpdatePreferencesRequest  # noqa
 
 @_typing.final
 class UpdatePreferencesResponse(_message.Message):
-    """UpdatePreferencesResponse has the preferences as they are now."""
+    """Response of UpdatePreferences."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -290,14 +288,14 @@ Global___UpdatePreferencesResponse: _TypeAlias = UpdatePreferencesResponse  # no
 
 @_typing.final
 class MuteConversationRequest(_message.Message):
-    """MuteConversationRequest mutes a conversation."""
+    """Request for MuteConversation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MUTE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def mute(self) -> Global___Mute:
-        """The conversation, and until when."""
+        """Conversation and end of the mute."""
 
     def __init__(
         self,
@@ -314,7 +312,7 @@ Global___MuteConversationRequest: _TypeAlias = MuteConversationRequest  # noqa: 
 
 @_typing.final
 class MuteConversationResponse(_message.Message):
-    """MuteConversationResponse is empty."""
+    """Response of MuteConversation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -331,13 +329,13 @@ Global___MuteConversationResponse: _TypeAlias = MuteConversationResponse  # noqa
 
 @_typing.final
 class UnmuteConversationRequest(_message.Message):
-    """UnmuteConversationRequest ends a mute."""
+    """Request for UnmuteConversation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CONVERSATION_ID_FIELD_NUMBER: _builtins.int
     conversation_id: _builtins.str
-    """The conversation."""
+    """Conversation ID."""
     def __init__(
         self,
         *,
@@ -353,7 +351,7 @@ Global___UnmuteConversationRequest: _TypeAlias = UnmuteConversationRequest  # no
 
 @_typing.final
 class UnmuteConversationResponse(_message.Message):
-    """UnmuteConversationResponse is empty."""
+    """Response of UnmuteConversation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -26,15 +26,11 @@ if _version_not_supported:
 
 
 class PreferenceServiceStub(object):
-    """PreferenceService lets users say what of their notifications is sent, and when.
-
-    Preferences are of one user in one store; both come from the credential. They
-    concern deliveries alone: the inbox (NotifyService) and NATS tell everything at
-    once. They are looked at each time that a delivery is due, so they hold for
-    those that wait, too. A delivery is SKIPPED if its conversation is muted or its
-    kind is not wanted; if neither, it waits for the end of quiet hours, and is
-    SKIPPED then if it was read, its run was watched, or it is over. Tests, and what
-    the user sends again, are sent whatever preferences say.
+    """Controls which notifications a user gets on channels, and when. Preferences apply only to deliveries, not
+    to the inbox (NotifyService) and NATS. They are evaluated whenever a delivery is due. It is SKIPPED if its
+    conversation is muted or its kind is excluded. Otherwise it waits until quiet hours end, and is then
+    SKIPPED if it was read, its run was watched, or its need is over. Tests and resent deliveries ignore
+    preferences.
     """
 
     def __init__(self, channel):
@@ -66,51 +62,50 @@ class PreferenceServiceStub(object):
 
 
 class PreferenceServiceServicer(object):
-    """PreferenceService lets users say what of their notifications is sent, and when.
-
-    Preferences are of one user in one store; both come from the credential. They
-    concern deliveries alone: the inbox (NotifyService) and NATS tell everything at
-    once. They are looked at each time that a delivery is due, so they hold for
-    those that wait, too. A delivery is SKIPPED if its conversation is muted or its
-    kind is not wanted; if neither, it waits for the end of quiet hours, and is
-    SKIPPED then if it was read, its run was watched, or it is over. Tests, and what
-    the user sends again, are sent whatever preferences say.
+    """Controls which notifications a user gets on channels, and when. Preferences apply only to deliveries, not
+    to the inbox (NotifyService) and NATS. They are evaluated whenever a delivery is due. It is SKIPPED if its
+    conversation is muted or its kind is excluded. Otherwise it waits until quiet hours end, and is then
+    SKIPPED if it was read, its run was watched, or its need is over. Tests and resent deliveries ignore
+    preferences.
     """
 
     def GetPreferences(self, request, context):
         """Returns the preferences of the caller. Read-only.
 
-        Errors: none of its own.
+        Errors: only the common ones.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UpdatePreferences(self, request, context):
-        """Changes kinds or quiet hours; what is not given stays. Idempotent; of what two
-        change, the last writer wins.
+        """Changes kinds or quiet hours. Absent fields stay unchanged. Idempotent; of concurrent changes, the last
+        writer wins.
 
-        Errors: INVALID_FIELD.
+        Errors:
+        - INVALID_ARGUMENT / INVALID_FIELD
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def MuteConversation(self, request, context):
-        """Has nothing of a conversation be sent, until a time or for good. A user has at
-        most 1000 muted conversations. Idempotent; the last time counts.
+        """Stops deliveries of a conversation, until a time or permanently. A user can mute 1000 conversations.
+        Idempotent; the last time wins.
 
-        Errors: INVALID_ID, INVALID_FIELD (there are too many, too).
+        Errors:
+        - INVALID_ARGUMENT / INVALID_ID
+        - INVALID_ARGUMENT / INVALID_FIELD: Also if there are too many.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UnmuteConversation(self, request, context):
-        """Ends the mute of a conversation. What was skipped stays so. Idempotent, also
-        if it is not muted.
+        """Resumes deliveries of a conversation. Skipped ones stay skipped. Idempotent.
 
-        Errors: INVALID_ID.
+        Errors:
+        - INVALID_ARGUMENT / INVALID_ID
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -148,15 +143,11 @@ def add_PreferenceServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class PreferenceService(object):
-    """PreferenceService lets users say what of their notifications is sent, and when.
-
-    Preferences are of one user in one store; both come from the credential. They
-    concern deliveries alone: the inbox (NotifyService) and NATS tell everything at
-    once. They are looked at each time that a delivery is due, so they hold for
-    those that wait, too. A delivery is SKIPPED if its conversation is muted or its
-    kind is not wanted; if neither, it waits for the end of quiet hours, and is
-    SKIPPED then if it was read, its run was watched, or it is over. Tests, and what
-    the user sends again, are sent whatever preferences say.
+    """Controls which notifications a user gets on channels, and when. Preferences apply only to deliveries, not
+    to the inbox (NotifyService) and NATS. They are evaluated whenever a delivery is due. It is SKIPPED if its
+    conversation is muted or its kind is excluded. Otherwise it waits until quiet hours end, and is then
+    SKIPPED if it was read, its run was watched, or its need is over. Tests and resent deliveries ignore
+    preferences.
     """
 
     @staticmethod

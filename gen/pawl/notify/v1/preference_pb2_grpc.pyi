@@ -27,15 +27,11 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class PreferenceServiceStub:
-    """PreferenceService lets users say what of their notifications is sent, and when.
-
-    Preferences are of one user in one store; both come from the credential. They
-    concern deliveries alone: the inbox (NotifyService) and NATS tell everything at
-    once. They are looked at each time that a delivery is due, so they hold for
-    those that wait, too. A delivery is SKIPPED if its conversation is muted or its
-    kind is not wanted; if neither, it waits for the end of quiet hours, and is
-    SKIPPED then if it was read, its run was watched, or it is over. Tests, and what
-    the user sends again, are sent whatever preferences say.
+    """Controls which notifications a user gets on channels, and when. Preferences apply only to deliveries, not
+    to the inbox (NotifyService) and NATS. They are evaluated whenever a delivery is due. It is SKIPPED if its
+    conversation is muted or its kind is excluded. Otherwise it waits until quiet hours end, and is then
+    SKIPPED if it was read, its run was watched, or its need is over. Tests and resent deliveries ignore
+    preferences.
     """
 
     @_typing.overload
@@ -45,75 +41,73 @@ class PreferenceServiceStub:
     GetPreferences: _grpc.UnaryUnaryMultiCallable[_preference_pb2.GetPreferencesRequest, _preference_pb2.GetPreferencesResponse]
     """Returns the preferences of the caller. Read-only.
 
-    Errors: none of its own.
+    Errors: only the common ones.
     """
     UpdatePreferences: _grpc.UnaryUnaryMultiCallable[_preference_pb2.UpdatePreferencesRequest, _preference_pb2.UpdatePreferencesResponse]
-    """Changes kinds or quiet hours; what is not given stays. Idempotent; of what two
-    change, the last writer wins.
+    """Changes kinds or quiet hours. Absent fields stay unchanged. Idempotent; of concurrent changes, the last
+    writer wins.
 
-    Errors: INVALID_FIELD.
+    Errors:
+    - INVALID_ARGUMENT / INVALID_FIELD
     """
     MuteConversation: _grpc.UnaryUnaryMultiCallable[_preference_pb2.MuteConversationRequest, _preference_pb2.MuteConversationResponse]
-    """Has nothing of a conversation be sent, until a time or for good. A user has at
-    most 1000 muted conversations. Idempotent; the last time counts.
+    """Stops deliveries of a conversation, until a time or permanently. A user can mute 1000 conversations.
+    Idempotent; the last time wins.
 
-    Errors: INVALID_ID, INVALID_FIELD (there are too many, too).
+    Errors:
+    - INVALID_ARGUMENT / INVALID_ID
+    - INVALID_ARGUMENT / INVALID_FIELD: Also if there are too many.
     """
     UnmuteConversation: _grpc.UnaryUnaryMultiCallable[_preference_pb2.UnmuteConversationRequest, _preference_pb2.UnmuteConversationResponse]
-    """Ends the mute of a conversation. What was skipped stays so. Idempotent, also
-    if it is not muted.
+    """Resumes deliveries of a conversation. Skipped ones stay skipped. Idempotent.
 
-    Errors: INVALID_ID.
+    Errors:
+    - INVALID_ARGUMENT / INVALID_ID
     """
 
 @_typing.type_check_only
 class PreferenceServiceAsyncStub(PreferenceServiceStub):
-    """PreferenceService lets users say what of their notifications is sent, and when.
-
-    Preferences are of one user in one store; both come from the credential. They
-    concern deliveries alone: the inbox (NotifyService) and NATS tell everything at
-    once. They are looked at each time that a delivery is due, so they hold for
-    those that wait, too. A delivery is SKIPPED if its conversation is muted or its
-    kind is not wanted; if neither, it waits for the end of quiet hours, and is
-    SKIPPED then if it was read, its run was watched, or it is over. Tests, and what
-    the user sends again, are sent whatever preferences say.
+    """Controls which notifications a user gets on channels, and when. Preferences apply only to deliveries, not
+    to the inbox (NotifyService) and NATS. They are evaluated whenever a delivery is due. It is SKIPPED if its
+    conversation is muted or its kind is excluded. Otherwise it waits until quiet hours end, and is then
+    SKIPPED if it was read, its run was watched, or its need is over. Tests and resent deliveries ignore
+    preferences.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetPreferences: _aio.UnaryUnaryMultiCallable[_preference_pb2.GetPreferencesRequest, _preference_pb2.GetPreferencesResponse]  # type: ignore[assignment]
     """Returns the preferences of the caller. Read-only.
 
-    Errors: none of its own.
+    Errors: only the common ones.
     """
     UpdatePreferences: _aio.UnaryUnaryMultiCallable[_preference_pb2.UpdatePreferencesRequest, _preference_pb2.UpdatePreferencesResponse]  # type: ignore[assignment]
-    """Changes kinds or quiet hours; what is not given stays. Idempotent; of what two
-    change, the last writer wins.
+    """Changes kinds or quiet hours. Absent fields stay unchanged. Idempotent; of concurrent changes, the last
+    writer wins.
 
-    Errors: INVALID_FIELD.
+    Errors:
+    - INVALID_ARGUMENT / INVALID_FIELD
     """
     MuteConversation: _aio.UnaryUnaryMultiCallable[_preference_pb2.MuteConversationRequest, _preference_pb2.MuteConversationResponse]  # type: ignore[assignment]
-    """Has nothing of a conversation be sent, until a time or for good. A user has at
-    most 1000 muted conversations. Idempotent; the last time counts.
+    """Stops deliveries of a conversation, until a time or permanently. A user can mute 1000 conversations.
+    Idempotent; the last time wins.
 
-    Errors: INVALID_ID, INVALID_FIELD (there are too many, too).
+    Errors:
+    - INVALID_ARGUMENT / INVALID_ID
+    - INVALID_ARGUMENT / INVALID_FIELD: Also if there are too many.
     """
     UnmuteConversation: _aio.UnaryUnaryMultiCallable[_preference_pb2.UnmuteConversationRequest, _preference_pb2.UnmuteConversationResponse]  # type: ignore[assignment]
-    """Ends the mute of a conversation. What was skipped stays so. Idempotent, also
-    if it is not muted.
+    """Resumes deliveries of a conversation. Skipped ones stay skipped. Idempotent.
 
-    Errors: INVALID_ID.
+    Errors:
+    - INVALID_ARGUMENT / INVALID_ID
     """
 
 class PreferenceServiceServicer(metaclass=_abc_1.ABCMeta):
-    """PreferenceService lets users say what of their notifications is sent, and when.
-
-    Preferences are of one user in one store; both come from the credential. They
-    concern deliveries alone: the inbox (NotifyService) and NATS tell everything at
-    once. They are looked at each time that a delivery is due, so they hold for
-    those that wait, too. A delivery is SKIPPED if its conversation is muted or its
-    kind is not wanted; if neither, it waits for the end of quiet hours, and is
-    SKIPPED then if it was read, its run was watched, or it is over. Tests, and what
-    the user sends again, are sent whatever preferences say.
+    """Controls which notifications a user gets on channels, and when. Preferences apply only to deliveries, not
+    to the inbox (NotifyService) and NATS. They are evaluated whenever a delivery is due. It is SKIPPED if its
+    conversation is muted or its kind is excluded. Otherwise it waits until quiet hours end, and is then
+    SKIPPED if it was read, its run was watched, or its need is over. Tests and resent deliveries ignore
+    preferences.
     """
 
     @_abc_1.abstractmethod
@@ -124,7 +118,7 @@ class PreferenceServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_preference_pb2.GetPreferencesResponse, _abc.Awaitable[_preference_pb2.GetPreferencesResponse]]:
         """Returns the preferences of the caller. Read-only.
 
-        Errors: none of its own.
+        Errors: only the common ones.
         """
 
     @_abc_1.abstractmethod
@@ -133,10 +127,11 @@ class PreferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _preference_pb2.UpdatePreferencesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_preference_pb2.UpdatePreferencesResponse, _abc.Awaitable[_preference_pb2.UpdatePreferencesResponse]]:
-        """Changes kinds or quiet hours; what is not given stays. Idempotent; of what two
-        change, the last writer wins.
+        """Changes kinds or quiet hours. Absent fields stay unchanged. Idempotent; of concurrent changes, the last
+        writer wins.
 
-        Errors: INVALID_FIELD.
+        Errors:
+        - INVALID_ARGUMENT / INVALID_FIELD
         """
 
     @_abc_1.abstractmethod
@@ -145,10 +140,12 @@ class PreferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _preference_pb2.MuteConversationRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_preference_pb2.MuteConversationResponse, _abc.Awaitable[_preference_pb2.MuteConversationResponse]]:
-        """Has nothing of a conversation be sent, until a time or for good. A user has at
-        most 1000 muted conversations. Idempotent; the last time counts.
+        """Stops deliveries of a conversation, until a time or permanently. A user can mute 1000 conversations.
+        Idempotent; the last time wins.
 
-        Errors: INVALID_ID, INVALID_FIELD (there are too many, too).
+        Errors:
+        - INVALID_ARGUMENT / INVALID_ID
+        - INVALID_ARGUMENT / INVALID_FIELD: Also if there are too many.
         """
 
     @_abc_1.abstractmethod
@@ -157,10 +154,10 @@ class PreferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _preference_pb2.UnmuteConversationRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_preference_pb2.UnmuteConversationResponse, _abc.Awaitable[_preference_pb2.UnmuteConversationResponse]]:
-        """Ends the mute of a conversation. What was skipped stays so. Idempotent, also
-        if it is not muted.
+        """Resumes deliveries of a conversation. Skipped ones stay skipped. Idempotent.
 
-        Errors: INVALID_ID.
+        Errors:
+        - INVALID_ARGUMENT / INVALID_ID
         """
 
 def add_PreferenceServiceServicer_to_server(servicer: PreferenceServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -29,76 +29,64 @@ class _AuditKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AuditKind.V
     AUDIT_KIND_UNSPECIFIED: _AuditKind.ValueType  # 0
     """Never sent. In a filter: any."""
     AUDIT_KIND_PROPOSED: _AuditKind.ValueType  # 1
-    """It was checked: `verdict` is a Disposition, `reason` says why it is gated
-    or refused, and which rule decided.
+    """The call was checked. `verdict` is a Disposition. `reason` explains why it is gated or refused, and names
+    the rule.
     """
     AUDIT_KIND_DECIDED: _AuditKind.ValueType  # 2
-    """A person decided about it: `verdict` is a DecisionKind, `by_user_id` who.
-    Where several people approve, each has an entry, whatever becomes of the
-    call.
+    """A person decided about the call. `verdict` is a DecisionKind, `by_user_id` the person. Each of several
+    approvers has an entry.
     """
     AUDIT_KIND_EXECUTED: _AuditKind.ValueType  # 3
-    """It was about to begin: `verdict` is APPROVED if it had an approval, RULE if
-    a rule stood for one (`reason` says which), else empty. Without RETURNED
-    behind it, its process died in the middle.
+    """The call was about to start. `verdict` is APPROVED with an approval, RULE if a rule replaced it (named in
+    `reason`), otherwise empty. Without a later RETURNED, its process crashed during the call.
     """
     AUDIT_KIND_RETURNED: _AuditKind.ValueType  # 4
-    """It ended: `verdict` is an ExecutionOutcome, `reason` that of an error, or
-    CACHED for a result that was given again. A tool that goes on after its
-    call was ended (a thread that cannot be stopped) has one more when it ends
-    itself, with the reason LATE: what it did then happened, and is dropped. So
-    has each result of a remote worker whose receipt says LATE.
-    How a front-end call ended is here, too, without EXECUTED: SUCCEEDED or
-    FAILED, and `by_user_id` who brought the result; or, if a client held the
-    call and brought none, FAILED with the reason EXPIRED, or CANCELLED.
-    Of a call that somebody completed from outside `by_user_id` is who brought
-    the end, and the reason of a result is COMPLETED.
+    """The call ended. `verdict` is an ExecutionOutcome. `reason` is that of an error, CACHED for a cached
+    result, COMPLETED for a result from outside, or LATE. LATE entries record tools and remote workers that
+    ended after their call; their effects happened, and their results are dropped.
+
+    Front-end calls have this entry without EXECUTED: SUCCEEDED or FAILED with `by_user_id` who returned the
+    result; or, if a client held the call and returned none, FAILED with the reason EXPIRED, or CANCELLED.
     """
     AUDIT_KIND_RULE: _AuditKind.ValueType  # 5
-    """Somebody made or revoked a rule: `verdict` is MADE or REVOKED, `reason` the
-    id of the rule, `arguments_sha256` of what it says. No call.
+    """A rule was created or revoked; there is no call. `verdict` is MADE or REVOKED, `reason` the rule ID,
+    `arguments_sha256` the digest of the rule.
     """
 
 class AuditKind(_AuditKind, metaclass=_AuditKindEnumTypeWrapper):
-    """AuditKind is what an entry says of a call."""
+    """What an entry records about a call."""
 
 AUDIT_KIND_UNSPECIFIED: AuditKind.ValueType  # 0
 """Never sent. In a filter: any."""
 AUDIT_KIND_PROPOSED: AuditKind.ValueType  # 1
-"""It was checked: `verdict` is a Disposition, `reason` says why it is gated
-or refused, and which rule decided.
+"""The call was checked. `verdict` is a Disposition. `reason` explains why it is gated or refused, and names
+the rule.
 """
 AUDIT_KIND_DECIDED: AuditKind.ValueType  # 2
-"""A person decided about it: `verdict` is a DecisionKind, `by_user_id` who.
-Where several people approve, each has an entry, whatever becomes of the
-call.
+"""A person decided about the call. `verdict` is a DecisionKind, `by_user_id` the person. Each of several
+approvers has an entry.
 """
 AUDIT_KIND_EXECUTED: AuditKind.ValueType  # 3
-"""It was about to begin: `verdict` is APPROVED if it had an approval, RULE if
-a rule stood for one (`reason` says which), else empty. Without RETURNED
-behind it, its process died in the middle.
+"""The call was about to start. `verdict` is APPROVED with an approval, RULE if a rule replaced it (named in
+`reason`), otherwise empty. Without a later RETURNED, its process crashed during the call.
 """
 AUDIT_KIND_RETURNED: AuditKind.ValueType  # 4
-"""It ended: `verdict` is an ExecutionOutcome, `reason` that of an error, or
-CACHED for a result that was given again. A tool that goes on after its
-call was ended (a thread that cannot be stopped) has one more when it ends
-itself, with the reason LATE: what it did then happened, and is dropped. So
-has each result of a remote worker whose receipt says LATE.
-How a front-end call ended is here, too, without EXECUTED: SUCCEEDED or
-FAILED, and `by_user_id` who brought the result; or, if a client held the
-call and brought none, FAILED with the reason EXPIRED, or CANCELLED.
-Of a call that somebody completed from outside `by_user_id` is who brought
-the end, and the reason of a result is COMPLETED.
+"""The call ended. `verdict` is an ExecutionOutcome. `reason` is that of an error, CACHED for a cached
+result, COMPLETED for a result from outside, or LATE. LATE entries record tools and remote workers that
+ended after their call; their effects happened, and their results are dropped.
+
+Front-end calls have this entry without EXECUTED: SUCCEEDED or FAILED with `by_user_id` who returned the
+result; or, if a client held the call and returned none, FAILED with the reason EXPIRED, or CANCELLED.
 """
 AUDIT_KIND_RULE: AuditKind.ValueType  # 5
-"""Somebody made or revoked a rule: `verdict` is MADE or REVOKED, `reason` the
-id of the rule, `arguments_sha256` of what it says. No call.
+"""A rule was created or revoked; there is no call. `verdict` is MADE or REVOKED, `reason` the rule ID,
+`arguments_sha256` the digest of the rule.
 """
 Global___AuditKind: _TypeAlias = AuditKind  # noqa: Y015
 
 @_typing.final
 class AuditEntry(_message.Message):
-    """AuditEntry is one entry of the chain."""
+    """An entry of the chain."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -127,59 +115,55 @@ class AuditEntry(_message.Message):
     seq: _builtins.int
     """Number in the chain of the store, from 1."""
     kind: Global___AuditKind.ValueType
-    """What it says."""
+    """What it records."""
     user_id: _builtins.str
     """User of the run."""
     run_id: _builtins.str
-    """The run."""
+    """Run ID."""
     call_id: _builtins.str
-    """The call."""
+    """Call ID."""
     tool_name: _builtins.str
-    """Name of the tool; at most 80 characters of it if there is no such tool."""
+    """Name of the tool; the first 80 characters if the tool does not exist."""
     tool_version: _builtins.int
-    """Its version; 0 if there is no such tool."""
+    """Version of the tool; 0 if it does not exist."""
     verdict: _builtins.str
-    """See AuditKind; names without their prefixes."""
+    """Verdict; see AuditKind. Names without their prefixes."""
     reason: _builtins.str
-    """See AuditKind; may be empty."""
+    """Reason; see AuditKind. May be empty."""
     by_user_id: _builtins.str
-    """DECIDED: who decided. RETURNED of a front-end call: who brought the result,
-    or held the call; of a call that was completed from outside: who did. RULE: who made or revoked it. Else empty.
+    """User who decided (DECIDED), returned the result (RETURNED), or changed the rule (RULE). RETURNED: for
+    front-end calls also who held the call, and for calls completed from outside who completed it. Otherwise
+    empty.
     """
     arguments_sha256: _builtins.str
-    """HMAC-SHA-256, in hex, of the SHA-256 in hex of the canonical arguments;
-    empty if they were refused. Its key is a secret of the conversation (of a
-    rule: of the rule) that is destroyed with it: then it says nothing.
+    """HMAC-SHA-256, in hex, of the SHA-256 of the canonical arguments; empty if they were refused. The key is a
+    secret of the conversation (or rule), deleted with it; then the value reveals nothing.
     """
     result_sha256: _builtins.str
-    """RETURNED: the same of the result; else empty."""
+    """RETURNED: the same digest of the result; otherwise empty."""
     result_bytes: _builtins.int
-    """RETURNED: bytes of the result."""
+    """RETURNED: size of the result in bytes."""
     duration_seconds: _builtins.float
-    """RETURNED: seconds it took, of a front end from the lease on; 0 for a result
-    from the cache, and for one that a front end returned without a lease.
+    """RETURNED: duration in seconds, for front ends from the lease on. 0 for a cached result, and for front-end
+    results without a lease.
     """
     prev_hash: _builtins.str
-    """Hash of the entry before; empty for the first."""
+    """Hash of the previous entry; empty for the first."""
     hash: _builtins.str
     """SHA-256, in hex, of this entry."""
     credential_id: _builtins.str
-    """Id of the credential that started the run, never the secret; empty if it is
-    not known, and for RULE.
-    """
+    """ID of the credential that started the run; empty if unknown, and for RULE."""
     delegate_user_id: _builtins.str
-    """User of the delegate that started the run for `user_id`; empty for none."""
+    """User of the delegate that started the run for `user_id`, if any."""
     by_credential_id: _builtins.str
-    """Id of the credential of `by_user_id`; empty if it is not known."""
+    """ID of the credential of `by_user_id`; empty if unknown."""
     by_delegate_user_id: _builtins.str
-    """User of the delegate that acted for `by_user_id`; empty for none."""
+    """User of the delegate that acted for `by_user_id`, if any."""
     agent_name: _builtins.str
-    """Agent of the run, `default` for one that was started without; empty for RULE
-    and for the late result of a worker.
-    """
+    """Agent of the run, `default` if it named none. Empty for RULE and for late results of workers."""
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
-        """When it was made, by the clock of the process that made it."""
+        """When it was written, by the clock of the process."""
 
     def __init__(
         self,
@@ -217,7 +201,7 @@ Global___AuditEntry: _TypeAlias = AuditEntry  # noqa: Y015
 
 @_typing.final
 class ListAuditRequest(_message.Message):
-    """ListAuditRequest asks for entries; empty fields mean any."""
+    """Request for ListAudit. Empty fields match any entry."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -232,28 +216,28 @@ class ListAuditRequest(_message.Message):
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     AGENT_NAME_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
-    """Of this run."""
+    """Only entries of this run."""
     call_id: _builtins.str
-    """Of this call."""
+    """Only entries of this call."""
     tool_name: _builtins.str
-    """Of this tool."""
+    """Only entries of this tool."""
     user_id: _builtins.str
-    """Of runs of this user."""
+    """Only entries of runs of this user."""
     kind: Global___AuditKind.ValueType
-    """Of this kind."""
+    """Only entries of this kind."""
     page_size: _builtins.int
-    """Entries a page, 1 to 1000; 0 means 100."""
+    """Entries per page, 1 to 1000; default 100."""
     page_token: _builtins.str
-    """From the page before; empty for the first."""
+    """`next_page_token` of the previous page; empty for the first."""
     agent_name: _builtins.str
-    """Of runs of this agent."""
+    """Only entries of runs of this agent."""
     @_builtins.property
     def since_time(self) -> _timestamp_pb2.Timestamp:
-        """Made at this time or later."""
+        """Only entries written at or after this time."""
 
     @_builtins.property
     def before_time(self) -> _timestamp_pb2.Timestamp:
-        """Made before this time."""
+        """Only entries written before this time."""
 
     def __init__(
         self,
@@ -279,17 +263,17 @@ Global___ListAuditRequest: _TypeAlias = ListAuditRequest  # noqa: Y015
 
 @_typing.final
 class ListAuditResponse(_message.Message):
-    """ListAuditResponse is a page of entries."""
+    """Response of ListAudit."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ENTRIES_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """For the next page; empty after the last."""
+    """Token of the next page; empty on the last."""
     @_builtins.property
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuditEntry]:
-        """The entries, the newest first."""
+        """Entries, newest first."""
 
     def __init__(
         self,
@@ -307,19 +291,18 @@ Global___ListAuditResponse: _TypeAlias = ListAuditResponse  # noqa: Y015
 
 @_typing.final
 class VerifyAuditRequest(_message.Message):
-    """VerifyAuditRequest asks whether the chain is whole."""
+    """Request for VerifyAudit."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     KNOWN_SEQ_FIELD_NUMBER: _builtins.int
     KNOWN_HASH_FIELD_NUMBER: _builtins.int
     known_seq: _builtins.int
-    """Number of the last entry when its hash was written down elsewhere; 0 for
-    none. Only with it a chain is detected that was made anew from some entry
-    on, its head included.
+    """Number of an entry whose hash you recorded elsewhere; 0 for none. Needed to detect a chain that was
+    rewritten from some entry to its end.
     """
     known_hash: _builtins.str
-    """The hash of that entry."""
+    """Hash of that entry."""
     def __init__(
         self,
         *,
@@ -336,7 +319,7 @@ Global___VerifyAuditRequest: _TypeAlias = VerifyAuditRequest  # noqa: Y015
 
 @_typing.final
 class VerifyAuditResponse(_message.Message):
-    """VerifyAuditResponse says how far the chain is good."""
+    """Response of VerifyAudit."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -345,14 +328,14 @@ class VerifyAuditResponse(_message.Message):
     DONE_FIELD_NUMBER: _builtins.int
     PROBLEM_FIELD_NUMBER: _builtins.int
     verified_seq: _builtins.int
-    """The last entry that is good; 0 if none is."""
+    """Last valid entry; 0 if none is."""
     verified_hash: _builtins.str
-    """Its hash. Keep both where nobody can write who can write to the database."""
+    """Its hash. Store both out of reach of anyone with write access to the database."""
     done: _builtins.bool
-    """True for the last answer."""
+    """Whether this is the last response."""
     @_builtins.property
     def problem(self) -> Global___AuditProblem:
-        """What is wrong; absent as long as nothing is."""
+        """What is wrong; absent as long as everything is valid."""
 
     def __init__(
         self,
@@ -372,7 +355,7 @@ Global___VerifyAuditResponse: _TypeAlias = VerifyAuditResponse  # noqa: Y015
 
 @_typing.final
 class AuditProblem(_message.Message):
-    """AuditProblem is the first entry that is not as it was written."""
+    """The first invalid entry."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -380,15 +363,14 @@ class AuditProblem(_message.Message):
     KIND_FIELD_NUMBER: _builtins.int
     EXPLANATION_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
-    """Its number."""
+    """Number of the entry."""
     kind: _builtins.str
-    """HASH_MISMATCH: it was changed. BROKEN_LINK: it, or the one before, was
-    replaced. GAP: it is missing. CUT_TAIL: it and all that followed are
-    missing. BEYOND_HEAD: it stands behind the recorded end. HEAD_MISMATCH: it
-    is not the one that the recorded end, or the one kept elsewhere, names.
+    """Kind of the problem. HASH_MISMATCH: it was changed. BROKEN_LINK: it or its predecessor was replaced. GAP:
+    it is missing. CUT_TAIL: it and all later entries are missing. BEYOND_HEAD: it is after the recorded end.
+    HEAD_MISMATCH: it is not the entry at the recorded end, or the one known from elsewhere.
     """
     explanation: _builtins.str
-    """For people."""
+    """Explanation for people."""
     def __init__(
         self,
         *,
@@ -406,7 +388,7 @@ Global___AuditProblem: _TypeAlias = AuditProblem  # noqa: Y015
 
 @_typing.final
 class GetToolAnalyticsRequest(_message.Message):
-    """GetToolAnalyticsRequest asks what tools did."""
+    """Request for GetToolAnalytics."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -416,18 +398,18 @@ class GetToolAnalyticsRequest(_message.Message):
     AGENT_NAME_FIELD_NUMBER: _builtins.int
     BY_AGENT_FIELD_NUMBER: _builtins.int
     tool_name: _builtins.str
-    """This tool; empty for all."""
+    """Only this tool; empty for all."""
     agent_name: _builtins.str
-    """In runs of this agent; empty for all."""
+    """Only runs of this agent; empty for all."""
     by_agent: _builtins.bool
-    """True for figures of each agent apart."""
+    """Return separate figures for each agent."""
     @_builtins.property
     def since_time(self) -> _timestamp_pb2.Timestamp:
-        """From this time on; absent for the beginning."""
+        """Start of the time span, inclusive; absent for the first entry."""
 
     @_builtins.property
     def before_time(self) -> _timestamp_pb2.Timestamp:
-        """Before this time; absent for the end."""
+        """End of the time span, exclusive; absent for now."""
 
     def __init__(
         self,
@@ -448,16 +430,14 @@ Global___GetToolAnalyticsRequest: _TypeAlias = GetToolAnalyticsRequest  # noqa: 
 
 @_typing.final
 class GetToolAnalyticsResponse(_message.Message):
-    """GetToolAnalyticsResponse has the figures."""
+    """Response of GetToolAnalytics."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TOOLS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolFigures]:
-        """One for each tool with entries in the span, by name; with `by_agent` one for
-        each agent and tool, by both.
-        """
+        """Figures of each tool by name; with `by_agent` of each agent and tool, by both."""
 
     def __init__(
         self,
@@ -474,7 +454,7 @@ Global___GetToolAnalyticsResponse: _TypeAlias = GetToolAnalyticsResponse  # noqa
 
 @_typing.final
 class ToolFigures(_message.Message):
-    """ToolFigures is what a tool did in a span of time."""
+    """Figures of a tool in a time span."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -491,34 +471,31 @@ class ToolFigures(_message.Message):
     REJECTED_COUNT_FIELD_NUMBER: _builtins.int
     AGENT_NAME_FIELD_NUMBER: _builtins.int
     tool_name: _builtins.str
-    """Name of the tool."""
+    """Tool name."""
     execution_count: _builtins.int
-    """Executions that ended, whatever came of them: in the registry, or at a front
-    end that returned a result or held the call until it expired or was
-    cancelled. A call that no front end had in hand is not one.
+    """Ended executions in the registry or at a front end. Front-end calls count if a client returned a result,
+    or held the call until it expired or was cancelled.
     """
     error_count: _builtins.int
-    """Those of them that did not succeed."""
+    """Executions that did not succeed."""
     cached_count: _builtins.int
-    """Results that were given again from the cache."""
+    """Results from the cache."""
     p50_seconds: _builtins.float
-    """Median of the seconds that executions took."""
+    """Median duration of executions in seconds."""
     p95_seconds: _builtins.float
-    """95th percentile of the seconds that executions took."""
+    """95th percentile of the duration of executions in seconds."""
     result_bytes: _builtins.int
     """Bytes of all results."""
     approval_asked_count: _builtins.int
-    """Calls for which an approval was asked."""
+    """Calls that needed an approval."""
     approved_count: _builtins.int
-    """Calls that were approved as they were, also by one of several people."""
+    """Calls approved unchanged, also by one of several people."""
     edited_count: _builtins.int
-    """Calls that were approved with other arguments."""
+    """Calls approved with other arguments."""
     rejected_count: _builtins.int
-    """Calls that were refused."""
+    """Calls rejected."""
     agent_name: _builtins.str
-    """With `by_agent`: the agent of the runs; empty for RULE and for late results
-    of workers.
-    """
+    """With `by_agent`: agent of the runs; empty for RULE and late results of workers."""
     def __init__(
         self,
         *,

@@ -26,15 +26,13 @@ if _version_not_supported:
 
 
 class AuditServiceStub(object):
-    """AuditService shows what tools were asked, allowed and made to do in a store,
-    and whether anybody has tampered with that. For callers with the role
+    """Reads and verifies the audit log of a store: tools requested, allowed and executed. Requires the role
     operator or admin; the store comes from the credential.
 
-    Each store has a chain of entries, numbered from 1 without gaps. The hash of
-    an entry covers all of it and the hash of the one before. An entry is written
-    before what it is about happens; if it cannot be written, that does not
-    happen. What a READ_ONLY tool did is written before its result is given.
-    Entries hold digests of arguments and results, never the things themselves.
+    Each store has a chain of entries, numbered from 1 without gaps. The hash of an entry covers its content
+    and the hash of the previous entry. Pawl writes an entry before the action that it records; if it cannot,
+    the action does not happen. (For READ_ONLY tools: before it returns the result.) Entries contain digests of
+    arguments and results, never the values.
     """
 
     def __init__(self, channel):
@@ -61,42 +59,45 @@ class AuditServiceStub(object):
 
 
 class AuditServiceServicer(object):
-    """AuditService shows what tools were asked, allowed and made to do in a store,
-    and whether anybody has tampered with that. For callers with the role
+    """Reads and verifies the audit log of a store: tools requested, allowed and executed. Requires the role
     operator or admin; the store comes from the credential.
 
-    Each store has a chain of entries, numbered from 1 without gaps. The hash of
-    an entry covers all of it and the hash of the one before. An entry is written
-    before what it is about happens; if it cannot be written, that does not
-    happen. What a READ_ONLY tool did is written before its result is given.
-    Entries hold digests of arguments and results, never the things themselves.
+    Each store has a chain of entries, numbered from 1 without gaps. The hash of an entry covers its content
+    and the hash of the previous entry. Pawl writes an entry before the action that it records; if it cannot,
+    the action does not happen. (For READ_ONLY tools: before it returns the result.) Entries contain digests of
+    arguments and results, never the values.
     """
 
     def ListAudit(self, request, context):
-        """Lists entries, the newest first. Read-only.
+        """Lists entries, newest first. Read-only.
 
-        Errors: PERMISSION_DENIED, INVALID_PAGE_TOKEN, INVALID_FIELD.
+        Errors:
+        - PERMISSION_DENIED
+        - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
+        - INVALID_ARGUMENT / INVALID_FIELD
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def VerifyAudit(self, request, context):
-        """Reads the whole chain and says which entry is the first that is not as it
-        was written. Answers come at least every 10000 entries; the last one has
-        `done`. Read-only.
+        """Reads the whole chain and returns the first entry that was changed, if any. Sends progress at least every
+        10000 entries; the last response has `done`. Read-only.
 
-        Errors: PERMISSION_DENIED, INVALID_FIELD.
+        Errors:
+        - PERMISSION_DENIED
+        - INVALID_ARGUMENT / INVALID_FIELD
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetToolAnalytics(self, request, context):
-        """Says for each tool what it did in a span of time, from the audit chain.
-        Read-only.
+        """Returns figures about each tool in a time span, from the audit chain. Read-only.
 
-        Errors: PERMISSION_DENIED, INVALID_FIELD.
+        Errors:
+        - PERMISSION_DENIED
+        - INVALID_ARGUMENT / INVALID_FIELD
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -129,15 +130,13 @@ def add_AuditServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AuditService(object):
-    """AuditService shows what tools were asked, allowed and made to do in a store,
-    and whether anybody has tampered with that. For callers with the role
+    """Reads and verifies the audit log of a store: tools requested, allowed and executed. Requires the role
     operator or admin; the store comes from the credential.
 
-    Each store has a chain of entries, numbered from 1 without gaps. The hash of
-    an entry covers all of it and the hash of the one before. An entry is written
-    before what it is about happens; if it cannot be written, that does not
-    happen. What a READ_ONLY tool did is written before its result is given.
-    Entries hold digests of arguments and results, never the things themselves.
+    Each store has a chain of entries, numbered from 1 without gaps. The hash of an entry covers its content
+    and the hash of the previous entry. Pawl writes an entry before the action that it records; if it cannot,
+    the action does not happen. (For READ_ONLY tools: before it returns the result.) Entries contain digests of
+    arguments and results, never the values.
     """
 
     @staticmethod

@@ -27,15 +27,13 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AuditServiceStub:
-    """AuditService shows what tools were asked, allowed and made to do in a store,
-    and whether anybody has tampered with that. For callers with the role
+    """Reads and verifies the audit log of a store: tools requested, allowed and executed. Requires the role
     operator or admin; the store comes from the credential.
 
-    Each store has a chain of entries, numbered from 1 without gaps. The hash of
-    an entry covers all of it and the hash of the one before. An entry is written
-    before what it is about happens; if it cannot be written, that does not
-    happen. What a READ_ONLY tool did is written before its result is given.
-    Entries hold digests of arguments and results, never the things themselves.
+    Each store has a chain of entries, numbered from 1 without gaps. The hash of an entry covers its content
+    and the hash of the previous entry. Pawl writes an entry before the action that it records; if it cannot,
+    the action does not happen. (For READ_ONLY tools: before it returns the result.) Entries contain digests of
+    arguments and results, never the values.
     """
 
     @_typing.overload
@@ -43,67 +41,73 @@ class AuditServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AuditServiceAsyncStub: ...
     ListAudit: _grpc.UnaryUnaryMultiCallable[_audit_pb2.ListAuditRequest, _audit_pb2.ListAuditResponse]
-    """Lists entries, the newest first. Read-only.
+    """Lists entries, newest first. Read-only.
 
-    Errors: PERMISSION_DENIED, INVALID_PAGE_TOKEN, INVALID_FIELD.
+    Errors:
+    - PERMISSION_DENIED
+    - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
+    - INVALID_ARGUMENT / INVALID_FIELD
     """
     VerifyAudit: _grpc.UnaryStreamMultiCallable[_audit_pb2.VerifyAuditRequest, _audit_pb2.VerifyAuditResponse]
-    """Reads the whole chain and says which entry is the first that is not as it
-    was written. Answers come at least every 10000 entries; the last one has
-    `done`. Read-only.
+    """Reads the whole chain and returns the first entry that was changed, if any. Sends progress at least every
+    10000 entries; the last response has `done`. Read-only.
 
-    Errors: PERMISSION_DENIED, INVALID_FIELD.
+    Errors:
+    - PERMISSION_DENIED
+    - INVALID_ARGUMENT / INVALID_FIELD
     """
     GetToolAnalytics: _grpc.UnaryUnaryMultiCallable[_audit_pb2.GetToolAnalyticsRequest, _audit_pb2.GetToolAnalyticsResponse]
-    """Says for each tool what it did in a span of time, from the audit chain.
-    Read-only.
+    """Returns figures about each tool in a time span, from the audit chain. Read-only.
 
-    Errors: PERMISSION_DENIED, INVALID_FIELD.
+    Errors:
+    - PERMISSION_DENIED
+    - INVALID_ARGUMENT / INVALID_FIELD
     """
 
 @_typing.type_check_only
 class AuditServiceAsyncStub(AuditServiceStub):
-    """AuditService shows what tools were asked, allowed and made to do in a store,
-    and whether anybody has tampered with that. For callers with the role
+    """Reads and verifies the audit log of a store: tools requested, allowed and executed. Requires the role
     operator or admin; the store comes from the credential.
 
-    Each store has a chain of entries, numbered from 1 without gaps. The hash of
-    an entry covers all of it and the hash of the one before. An entry is written
-    before what it is about happens; if it cannot be written, that does not
-    happen. What a READ_ONLY tool did is written before its result is given.
-    Entries hold digests of arguments and results, never the things themselves.
+    Each store has a chain of entries, numbered from 1 without gaps. The hash of an entry covers its content
+    and the hash of the previous entry. Pawl writes an entry before the action that it records; if it cannot,
+    the action does not happen. (For READ_ONLY tools: before it returns the result.) Entries contain digests of
+    arguments and results, never the values.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListAudit: _aio.UnaryUnaryMultiCallable[_audit_pb2.ListAuditRequest, _audit_pb2.ListAuditResponse]  # type: ignore[assignment]
-    """Lists entries, the newest first. Read-only.
+    """Lists entries, newest first. Read-only.
 
-    Errors: PERMISSION_DENIED, INVALID_PAGE_TOKEN, INVALID_FIELD.
+    Errors:
+    - PERMISSION_DENIED
+    - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
+    - INVALID_ARGUMENT / INVALID_FIELD
     """
     VerifyAudit: _aio.UnaryStreamMultiCallable[_audit_pb2.VerifyAuditRequest, _audit_pb2.VerifyAuditResponse]  # type: ignore[assignment]
-    """Reads the whole chain and says which entry is the first that is not as it
-    was written. Answers come at least every 10000 entries; the last one has
-    `done`. Read-only.
+    """Reads the whole chain and returns the first entry that was changed, if any. Sends progress at least every
+    10000 entries; the last response has `done`. Read-only.
 
-    Errors: PERMISSION_DENIED, INVALID_FIELD.
+    Errors:
+    - PERMISSION_DENIED
+    - INVALID_ARGUMENT / INVALID_FIELD
     """
     GetToolAnalytics: _aio.UnaryUnaryMultiCallable[_audit_pb2.GetToolAnalyticsRequest, _audit_pb2.GetToolAnalyticsResponse]  # type: ignore[assignment]
-    """Says for each tool what it did in a span of time, from the audit chain.
-    Read-only.
+    """Returns figures about each tool in a time span, from the audit chain. Read-only.
 
-    Errors: PERMISSION_DENIED, INVALID_FIELD.
+    Errors:
+    - PERMISSION_DENIED
+    - INVALID_ARGUMENT / INVALID_FIELD
     """
 
 class AuditServiceServicer(metaclass=_abc_1.ABCMeta):
-    """AuditService shows what tools were asked, allowed and made to do in a store,
-    and whether anybody has tampered with that. For callers with the role
+    """Reads and verifies the audit log of a store: tools requested, allowed and executed. Requires the role
     operator or admin; the store comes from the credential.
 
-    Each store has a chain of entries, numbered from 1 without gaps. The hash of
-    an entry covers all of it and the hash of the one before. An entry is written
-    before what it is about happens; if it cannot be written, that does not
-    happen. What a READ_ONLY tool did is written before its result is given.
-    Entries hold digests of arguments and results, never the things themselves.
+    Each store has a chain of entries, numbered from 1 without gaps. The hash of an entry covers its content
+    and the hash of the previous entry. Pawl writes an entry before the action that it records; if it cannot,
+    the action does not happen. (For READ_ONLY tools: before it returns the result.) Entries contain digests of
+    arguments and results, never the values.
     """
 
     @_abc_1.abstractmethod
@@ -112,9 +116,12 @@ class AuditServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _audit_pb2.ListAuditRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_audit_pb2.ListAuditResponse, _abc.Awaitable[_audit_pb2.ListAuditResponse]]:
-        """Lists entries, the newest first. Read-only.
+        """Lists entries, newest first. Read-only.
 
-        Errors: PERMISSION_DENIED, INVALID_PAGE_TOKEN, INVALID_FIELD.
+        Errors:
+        - PERMISSION_DENIED
+        - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
+        - INVALID_ARGUMENT / INVALID_FIELD
         """
 
     @_abc_1.abstractmethod
@@ -123,11 +130,12 @@ class AuditServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _audit_pb2.VerifyAuditRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_audit_pb2.VerifyAuditResponse], _abc.AsyncIterator[_audit_pb2.VerifyAuditResponse]]:
-        """Reads the whole chain and says which entry is the first that is not as it
-        was written. Answers come at least every 10000 entries; the last one has
-        `done`. Read-only.
+        """Reads the whole chain and returns the first entry that was changed, if any. Sends progress at least every
+        10000 entries; the last response has `done`. Read-only.
 
-        Errors: PERMISSION_DENIED, INVALID_FIELD.
+        Errors:
+        - PERMISSION_DENIED
+        - INVALID_ARGUMENT / INVALID_FIELD
         """
 
     @_abc_1.abstractmethod
@@ -136,10 +144,11 @@ class AuditServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _audit_pb2.GetToolAnalyticsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_audit_pb2.GetToolAnalyticsResponse, _abc.Awaitable[_audit_pb2.GetToolAnalyticsResponse]]:
-        """Says for each tool what it did in a span of time, from the audit chain.
-        Read-only.
+        """Returns figures about each tool in a time span, from the audit chain. Read-only.
 
-        Errors: PERMISSION_DENIED, INVALID_FIELD.
+        Errors:
+        - PERMISSION_DENIED
+        - INVALID_ARGUMENT / INVALID_FIELD
         """
 
 def add_AuditServiceServicer_to_server(servicer: AuditServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

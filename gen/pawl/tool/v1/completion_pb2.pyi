@@ -18,7 +18,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class CompleteCallRequest(_message.Message):
-    """CompleteCallRequest brings the end of a call."""
+    """Request for CompleteCall."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -26,11 +26,11 @@ class CompleteCallRequest(_message.Message):
     RESULT_JSON_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     token: _builtins.str
-    """The token that the tool was given."""
+    """Token of the call."""
     result_json: _builtins.bytes
-    """Its result, as strict JSON, as the tool would have returned it."""
+    """Result, strict JSON, as the tool would have returned it."""
     error: _builtins.str
-    """Why there is none, for the model; 1 to 4000 characters."""
+    """Error message for the model, 1 to 4000 characters."""
     def __init__(
         self,
         *,
@@ -50,13 +50,13 @@ Global___CompleteCallRequest: _TypeAlias = CompleteCallRequest  # noqa: Y015
 
 @_typing.final
 class CompleteCallResponse(_message.Message):
-    """CompleteCallResponse says that the call has this end."""
+    """Response of CompleteCall."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     DUPLICATE_FIELD_NUMBER: _builtins.int
     duplicate: _builtins.bool
-    """True if it had it before: the request came again."""
+    """Whether the call already had this completion."""
     def __init__(
         self,
         *,

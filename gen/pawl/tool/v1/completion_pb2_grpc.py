@@ -26,11 +26,9 @@ if _version_not_supported:
 
 
 class CompletionServiceStub(object):
-    """CompletionService ends calls from outside. A tool that sends a task to a person
-    or to another system gets a completion token for its call, gives it away, and
-    ends; whoever has the token completes the call, within its deadline. The store
-    comes from the credential, and the token is the right: any user of the store may
-    complete with it.
+    """Completes calls from outside. A tool that hands work to a person or another system gets a completion token
+    for its call, passes it on, and ends. The holder of the token completes the call within its deadline. The
+    store comes from the credential; any user of the store with the token may complete the call.
     """
 
     def __init__(self, channel):
@@ -47,25 +45,23 @@ class CompletionServiceStub(object):
 
 
 class CompletionServiceServicer(object):
-    """CompletionService ends calls from outside. A tool that sends a task to a person
-    or to another system gets a completion token for its call, gives it away, and
-    ends; whoever has the token completes the call, within its deadline. The store
-    comes from the credential, and the token is the right: any user of the store may
-    complete with it.
+    """Completes calls from outside. A tool that hands work to a person or another system gets a completion token
+    for its call, passes it on, and ends. The holder of the token completes the call within its deadline. The
+    store comes from the credential; any user of the store with the token may complete the call.
     """
 
     def CompleteCall(self, request, context):
-        """Gives a call its end: a result, or an error. Durable when it answers, and
-        final: the first one counts. The run of the call goes on with it.
-        Idempotent: the same end again is a duplicate, and changes nothing.
+        """Completes a call with a result or an error. Durable once it returns, and final: the first completion
+        wins, and the run continues. Idempotent: the same completion again is a duplicate without effect. The
+        gateway offers it as `POST /completions/{store}/{token}`, without a credential.
 
-        The gateway serves it as `POST /completions/{store}/{token}`, without a
-        credential.
-
-        Errors: COMPLETION_NOT_FOUND (no such token in this store), CALL_NOT_PENDING
-        (the call has ended otherwise, or was cancelled), DEADLINE_PASSED (its time is
-        over), INVALID_JSON, INVALID_FIELD, TOO_LARGE (the result is larger than the
-        tool may return). None of them changes anything.
+        Errors:
+        - NOT_FOUND / COMPLETION_NOT_FOUND
+        - FAILED_PRECONDITION / CALL_NOT_PENDING: The call ended otherwise or was cancelled.
+        - FAILED_PRECONDITION / DEADLINE_PASSED
+        - INVALID_ARGUMENT / INVALID_JSON
+        - INVALID_ARGUMENT / INVALID_FIELD
+        - RESOURCE_EXHAUSTED / TOO_LARGE: The result exceeds the limit of the tool.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -88,11 +84,9 @@ def add_CompletionServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class CompletionService(object):
-    """CompletionService ends calls from outside. A tool that sends a task to a person
-    or to another system gets a completion token for its call, gives it away, and
-    ends; whoever has the token completes the call, within its deadline. The store
-    comes from the credential, and the token is the right: any user of the store may
-    complete with it.
+    """Completes calls from outside. A tool that hands work to a person or another system gets a completion token
+    for its call, passes it on, and ends. The holder of the token completes the call within its deadline. The
+    store comes from the credential; any user of the store with the token may complete the call.
     """
 
     @staticmethod

@@ -27,11 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class CompletionServiceStub:
-    """CompletionService ends calls from outside. A tool that sends a task to a person
-    or to another system gets a completion token for its call, gives it away, and
-    ends; whoever has the token completes the call, within its deadline. The store
-    comes from the credential, and the token is the right: any user of the store may
-    complete with it.
+    """Completes calls from outside. A tool that hands work to a person or another system gets a completion token
+    for its call, passes it on, and ends. The holder of the token completes the call within its deadline. The
+    store comes from the credential; any user of the store with the token may complete the call.
     """
 
     @_typing.overload
@@ -39,49 +37,45 @@ class CompletionServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> CompletionServiceAsyncStub: ...
     CompleteCall: _grpc.UnaryUnaryMultiCallable[_completion_pb2.CompleteCallRequest, _completion_pb2.CompleteCallResponse]
-    """Gives a call its end: a result, or an error. Durable when it answers, and
-    final: the first one counts. The run of the call goes on with it.
-    Idempotent: the same end again is a duplicate, and changes nothing.
+    """Completes a call with a result or an error. Durable once it returns, and final: the first completion
+    wins, and the run continues. Idempotent: the same completion again is a duplicate without effect. The
+    gateway offers it as `POST /completions/{store}/{token}`, without a credential.
 
-    The gateway serves it as `POST /completions/{store}/{token}`, without a
-    credential.
-
-    Errors: COMPLETION_NOT_FOUND (no such token in this store), CALL_NOT_PENDING
-    (the call has ended otherwise, or was cancelled), DEADLINE_PASSED (its time is
-    over), INVALID_JSON, INVALID_FIELD, TOO_LARGE (the result is larger than the
-    tool may return). None of them changes anything.
+    Errors:
+    - NOT_FOUND / COMPLETION_NOT_FOUND
+    - FAILED_PRECONDITION / CALL_NOT_PENDING: The call ended otherwise or was cancelled.
+    - FAILED_PRECONDITION / DEADLINE_PASSED
+    - INVALID_ARGUMENT / INVALID_JSON
+    - INVALID_ARGUMENT / INVALID_FIELD
+    - RESOURCE_EXHAUSTED / TOO_LARGE: The result exceeds the limit of the tool.
     """
 
 @_typing.type_check_only
 class CompletionServiceAsyncStub(CompletionServiceStub):
-    """CompletionService ends calls from outside. A tool that sends a task to a person
-    or to another system gets a completion token for its call, gives it away, and
-    ends; whoever has the token completes the call, within its deadline. The store
-    comes from the credential, and the token is the right: any user of the store may
-    complete with it.
+    """Completes calls from outside. A tool that hands work to a person or another system gets a completion token
+    for its call, passes it on, and ends. The holder of the token completes the call within its deadline. The
+    store comes from the credential; any user of the store with the token may complete the call.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CompleteCall: _aio.UnaryUnaryMultiCallable[_completion_pb2.CompleteCallRequest, _completion_pb2.CompleteCallResponse]  # type: ignore[assignment]
-    """Gives a call its end: a result, or an error. Durable when it answers, and
-    final: the first one counts. The run of the call goes on with it.
-    Idempotent: the same end again is a duplicate, and changes nothing.
+    """Completes a call with a result or an error. Durable once it returns, and final: the first completion
+    wins, and the run continues. Idempotent: the same completion again is a duplicate without effect. The
+    gateway offers it as `POST /completions/{store}/{token}`, without a credential.
 
-    The gateway serves it as `POST /completions/{store}/{token}`, without a
-    credential.
-
-    Errors: COMPLETION_NOT_FOUND (no such token in this store), CALL_NOT_PENDING
-    (the call has ended otherwise, or was cancelled), DEADLINE_PASSED (its time is
-    over), INVALID_JSON, INVALID_FIELD, TOO_LARGE (the result is larger than the
-    tool may return). None of them changes anything.
+    Errors:
+    - NOT_FOUND / COMPLETION_NOT_FOUND
+    - FAILED_PRECONDITION / CALL_NOT_PENDING: The call ended otherwise or was cancelled.
+    - FAILED_PRECONDITION / DEADLINE_PASSED
+    - INVALID_ARGUMENT / INVALID_JSON
+    - INVALID_ARGUMENT / INVALID_FIELD
+    - RESOURCE_EXHAUSTED / TOO_LARGE: The result exceeds the limit of the tool.
     """
 
 class CompletionServiceServicer(metaclass=_abc_1.ABCMeta):
-    """CompletionService ends calls from outside. A tool that sends a task to a person
-    or to another system gets a completion token for its call, gives it away, and
-    ends; whoever has the token completes the call, within its deadline. The store
-    comes from the credential, and the token is the right: any user of the store may
-    complete with it.
+    """Completes calls from outside. A tool that hands work to a person or another system gets a completion token
+    for its call, passes it on, and ends. The holder of the token completes the call within its deadline. The
+    store comes from the credential; any user of the store with the token may complete the call.
     """
 
     @_abc_1.abstractmethod
@@ -90,17 +84,17 @@ class CompletionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _completion_pb2.CompleteCallRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_completion_pb2.CompleteCallResponse, _abc.Awaitable[_completion_pb2.CompleteCallResponse]]:
-        """Gives a call its end: a result, or an error. Durable when it answers, and
-        final: the first one counts. The run of the call goes on with it.
-        Idempotent: the same end again is a duplicate, and changes nothing.
+        """Completes a call with a result or an error. Durable once it returns, and final: the first completion
+        wins, and the run continues. Idempotent: the same completion again is a duplicate without effect. The
+        gateway offers it as `POST /completions/{store}/{token}`, without a credential.
 
-        The gateway serves it as `POST /completions/{store}/{token}`, without a
-        credential.
-
-        Errors: COMPLETION_NOT_FOUND (no such token in this store), CALL_NOT_PENDING
-        (the call has ended otherwise, or was cancelled), DEADLINE_PASSED (its time is
-        over), INVALID_JSON, INVALID_FIELD, TOO_LARGE (the result is larger than the
-        tool may return). None of them changes anything.
+        Errors:
+        - NOT_FOUND / COMPLETION_NOT_FOUND
+        - FAILED_PRECONDITION / CALL_NOT_PENDING: The call ended otherwise or was cancelled.
+        - FAILED_PRECONDITION / DEADLINE_PASSED
+        - INVALID_ARGUMENT / INVALID_JSON
+        - INVALID_ARGUMENT / INVALID_FIELD
+        - RESOURCE_EXHAUSTED / TOO_LARGE: The result exceeds the limit of the tool.
         """
 
 def add_CompletionServiceServicer_to_server(servicer: CompletionServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

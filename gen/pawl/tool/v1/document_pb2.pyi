@@ -27,28 +27,26 @@ class _DocumentOwner:
 class _DocumentOwnerEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DocumentOwner.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     DOCUMENT_OWNER_UNSPECIFIED: _DocumentOwner.ValueType  # 0
-    """As USER."""
+    """The default: USER."""
     DOCUMENT_OWNER_USER: _DocumentOwner.ValueType  # 1
-    """The calling user's own."""
+    """The calling user."""
     DOCUMENT_OWNER_STORE: _DocumentOwner.ValueType  # 2
-    """The store's, for all its users."""
+    """The store, for all its users."""
 
 class DocumentOwner(_DocumentOwner, metaclass=_DocumentOwnerEnumTypeWrapper):
-    """DocumentOwner is whose a document is."""
+    """Owner of a document."""
 
 DOCUMENT_OWNER_UNSPECIFIED: DocumentOwner.ValueType  # 0
-"""As USER."""
+"""The default: USER."""
 DOCUMENT_OWNER_USER: DocumentOwner.ValueType  # 1
-"""The calling user's own."""
+"""The calling user."""
 DOCUMENT_OWNER_STORE: DocumentOwner.ValueType  # 2
-"""The store's, for all its users."""
+"""The store, for all its users."""
 Global___DocumentOwner: _TypeAlias = DocumentOwner  # noqa: Y015
 
 @_typing.final
 class Document(_message.Message):
-    """Document is a text with a name. A user can have one of the same name as the
-    store.
-    """
+    """A named text. A user and the store can have documents with the same name."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -60,26 +58,22 @@ class Document(_message.Message):
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     UPDATE_TIME_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """1 to 200 characters on one line, without control characters; unique for its
-    owner, case matters.
-    """
+    """Name, unique per owner and case-sensitive: one line of 1 to 200 characters, no control characters."""
     owner: Global___DocumentOwner.ValueType
-    """Whose it is."""
+    """Owner of the document."""
     language: _builtins.str
-    """The language whose rules the search uses for its words: simple, or one that
-    PostgreSQL knows (english, german, norwegian and so on).
-    """
+    """Language of the search index: simple, or one that PostgreSQL knows, such as english or german."""
     text_bytes: _builtins.int
-    """Size of the text in UTF-8."""
+    """Size of the text in UTF-8 bytes."""
     text_sha256: _builtins.str
     """SHA-256 of the text, in hex."""
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was first written."""
+        """Creation time."""
 
     @_builtins.property
     def update_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was last changed."""
+        """Time of the last change."""
 
     def __init__(
         self,
@@ -102,7 +96,7 @@ Global___Document: _TypeAlias = Document  # noqa: Y015
 
 @_typing.final
 class PutDocumentRequest(_message.Message):
-    """PutDocumentRequest writes a document."""
+    """Request for PutDocument."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -111,13 +105,13 @@ class PutDocumentRequest(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     LANGUAGE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """As Document.name."""
+    """Document name, one line of 1 to 200 characters."""
     owner: Global___DocumentOwner.ValueType
-    """Whose it is to be."""
+    """Owner; default USER."""
     text: _builtins.str
-    """The whole text, at most 1 MiB in UTF-8, without NUL."""
+    """The complete text, at most 1 MiB in UTF-8, without NUL."""
     language: _builtins.str
-    """As Document.language; empty means simple, which takes words as they are."""
+    """Language of the search index; default simple, which indexes words unchanged. As Document.language."""
     def __init__(
         self,
         *,
@@ -136,14 +130,14 @@ Global___PutDocumentRequest: _TypeAlias = PutDocumentRequest  # noqa: Y015
 
 @_typing.final
 class PutDocumentResponse(_message.Message):
-    """PutDocumentResponse has the document as it is now."""
+    """Response of PutDocument."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     DOCUMENT_FIELD_NUMBER: _builtins.int
     CREATED_FIELD_NUMBER: _builtins.int
     created: _builtins.bool
-    """Whether there was none of that name before."""
+    """Whether the document is new."""
     @_builtins.property
     def document(self) -> Global___Document:
         """The document."""
@@ -164,16 +158,16 @@ Global___PutDocumentResponse: _TypeAlias = PutDocumentResponse  # noqa: Y015
 
 @_typing.final
 class DeleteDocumentRequest(_message.Message):
-    """DeleteDocumentRequest removes a document."""
+    """Request for DeleteDocument."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
     OWNER_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Its name."""
+    """Document name."""
     owner: Global___DocumentOwner.ValueType
-    """Whose it is."""
+    """Owner; default USER."""
     def __init__(
         self,
         *,
@@ -190,7 +184,7 @@ Global___DeleteDocumentRequest: _TypeAlias = DeleteDocumentRequest  # noqa: Y015
 
 @_typing.final
 class DeleteDocumentResponse(_message.Message):
-    """DeleteDocumentResponse is empty."""
+    """Response of DeleteDocument."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -207,16 +201,16 @@ Global___DeleteDocumentResponse: _TypeAlias = DeleteDocumentResponse  # noqa: Y0
 
 @_typing.final
 class ListDocumentsRequest(_message.Message):
-    """ListDocumentsRequest asks for a page of documents."""
+    """Request for ListDocuments."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """How many, at most 200; 0 means 50."""
+    """Results per page, 1 to 200; default 50."""
     page_token: _builtins.str
-    """From the page before; empty for the first."""
+    """`next_page_token` of the previous page; empty for the first."""
     def __init__(
         self,
         *,
@@ -233,17 +227,17 @@ Global___ListDocumentsRequest: _TypeAlias = ListDocumentsRequest  # noqa: Y015
 
 @_typing.final
 class ListDocumentsResponse(_message.Message):
-    """ListDocumentsResponse has a page of documents."""
+    """Response of ListDocuments."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     DOCUMENTS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """For the next page; empty on the last."""
+    """Token of the next page; empty on the last."""
     @_builtins.property
     def documents(self) -> _containers.RepeatedCompositeFieldContainer[Global___Document]:
-        """By name; of one name the store's comes first."""
+        """Documents by name; for the same name, that of the store first."""
 
     def __init__(
         self,
@@ -261,16 +255,16 @@ Global___ListDocumentsResponse: _TypeAlias = ListDocumentsResponse  # noqa: Y015
 
 @_typing.final
 class GetDocumentRequest(_message.Message):
-    """GetDocumentRequest asks for a document."""
+    """Request for GetDocument."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
     OWNER_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Its name."""
+    """Document name."""
     owner: Global___DocumentOwner.ValueType
-    """Whose it is."""
+    """Owner; default USER."""
     def __init__(
         self,
         *,
@@ -287,14 +281,14 @@ Global___GetDocumentRequest: _TypeAlias = GetDocumentRequest  # noqa: Y015
 
 @_typing.final
 class GetDocumentResponse(_message.Message):
-    """GetDocumentResponse has a document."""
+    """Response of GetDocument."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     DOCUMENT_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     text: _builtins.str
-    """Its whole text."""
+    """The complete text."""
     @_builtins.property
     def document(self) -> Global___Document:
         """The document."""

@@ -26,10 +26,9 @@ if _version_not_supported:
 
 
 class DocumentServiceStub(object):
-    """DocumentService keeps the documents that the model can list, read and search.
-    A document belongs to a user, or to the whole store; store and user come from
-    the credential. Everybody may read the store's documents; changing them needs
-    the role admin. A user's own documents do not exist for anybody else.
+    """Manages documents that the model can list, read and search. A document belongs to a user or to the store;
+    both come from the credential. Every user can read the documents of the store; changing them requires the
+    role admin. A user's own documents are invisible to others.
     """
 
     def __init__(self, channel):
@@ -61,37 +60,41 @@ class DocumentServiceStub(object):
 
 
 class DocumentServiceServicer(object):
-    """DocumentService keeps the documents that the model can list, read and search.
-    A document belongs to a user, or to the whole store; store and user come from
-    the credential. Everybody may read the store's documents; changing them needs
-    the role admin. A user's own documents do not exist for anybody else.
+    """Manages documents that the model can list, read and search. A document belongs to a user or to the store;
+    both come from the credential. Every user can read the documents of the store; changing them requires the
+    role admin. A user's own documents are invisible to others.
     """
 
     def PutDocument(self, request, context):
-        """Writes a document, new or in place of the one of its name and owner.
-        Durable when it answers. Idempotent: the same request again changes nothing.
+        """Creates or replaces a document. Durable once it returns. Idempotent.
 
-        Errors: INVALID_FIELD, TOO_LARGE (the text, or all documents of the store
-        together: 10,000 documents, 1 GiB), PERMISSION_DENIED.
+        Errors:
+        - INVALID_ARGUMENT / INVALID_FIELD
+        - RESOURCE_EXHAUSTED / TOO_LARGE: The text; or the store has 10,000 documents or 1 GiB.
+        - PERMISSION_DENIED
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteDocument(self, request, context):
-        """Removes a document. Not idempotent: asked again it is not found.
+        """Deletes a document. Not idempotent: a repeated request returns DOCUMENT_NOT_FOUND.
 
-        Errors: DOCUMENT_NOT_FOUND, INVALID_FIELD, PERMISSION_DENIED.
+        Errors:
+        - NOT_FOUND / DOCUMENT_NOT_FOUND
+        - INVALID_ARGUMENT / INVALID_FIELD
+        - PERMISSION_DENIED
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListDocuments(self, request, context):
-        """Lists the documents that the caller can see, by name, without their texts.
-        Read-only.
+        """Lists the documents that the caller can see, by name, without their texts. Read-only.
 
-        Errors: INVALID_FIELD, INVALID_PAGE_TOKEN.
+        Errors:
+        - INVALID_ARGUMENT / INVALID_FIELD
+        - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -100,7 +103,9 @@ class DocumentServiceServicer(object):
     def GetDocument(self, request, context):
         """Returns a document with its text. Read-only.
 
-        Errors: DOCUMENT_NOT_FOUND, INVALID_FIELD.
+        Errors:
+        - NOT_FOUND / DOCUMENT_NOT_FOUND
+        - INVALID_ARGUMENT / INVALID_FIELD
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -138,10 +143,9 @@ def add_DocumentServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class DocumentService(object):
-    """DocumentService keeps the documents that the model can list, read and search.
-    A document belongs to a user, or to the whole store; store and user come from
-    the credential. Everybody may read the store's documents; changing them needs
-    the role admin. A user's own documents do not exist for anybody else.
+    """Manages documents that the model can list, read and search. A document belongs to a user or to the store;
+    both come from the credential. Every user can read the documents of the store; changing them requires the
+    role admin. A user's own documents are invisible to others.
     """
 
     @staticmethod

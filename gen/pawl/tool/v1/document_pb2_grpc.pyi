@@ -27,10 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class DocumentServiceStub:
-    """DocumentService keeps the documents that the model can list, read and search.
-    A document belongs to a user, or to the whole store; store and user come from
-    the credential. Everybody may read the store's documents; changing them needs
-    the role admin. A user's own documents do not exist for anybody else.
+    """Manages documents that the model can list, read and search. A document belongs to a user or to the store;
+    both come from the credential. Every user can read the documents of the store; changing them requires the
+    role admin. A user's own documents are invisible to others.
     """
 
     @_typing.overload
@@ -38,67 +37,79 @@ class DocumentServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> DocumentServiceAsyncStub: ...
     PutDocument: _grpc.UnaryUnaryMultiCallable[_document_pb2.PutDocumentRequest, _document_pb2.PutDocumentResponse]
-    """Writes a document, new or in place of the one of its name and owner.
-    Durable when it answers. Idempotent: the same request again changes nothing.
+    """Creates or replaces a document. Durable once it returns. Idempotent.
 
-    Errors: INVALID_FIELD, TOO_LARGE (the text, or all documents of the store
-    together: 10,000 documents, 1 GiB), PERMISSION_DENIED.
+    Errors:
+    - INVALID_ARGUMENT / INVALID_FIELD
+    - RESOURCE_EXHAUSTED / TOO_LARGE: The text; or the store has 10,000 documents or 1 GiB.
+    - PERMISSION_DENIED
     """
     DeleteDocument: _grpc.UnaryUnaryMultiCallable[_document_pb2.DeleteDocumentRequest, _document_pb2.DeleteDocumentResponse]
-    """Removes a document. Not idempotent: asked again it is not found.
+    """Deletes a document. Not idempotent: a repeated request returns DOCUMENT_NOT_FOUND.
 
-    Errors: DOCUMENT_NOT_FOUND, INVALID_FIELD, PERMISSION_DENIED.
+    Errors:
+    - NOT_FOUND / DOCUMENT_NOT_FOUND
+    - INVALID_ARGUMENT / INVALID_FIELD
+    - PERMISSION_DENIED
     """
     ListDocuments: _grpc.UnaryUnaryMultiCallable[_document_pb2.ListDocumentsRequest, _document_pb2.ListDocumentsResponse]
-    """Lists the documents that the caller can see, by name, without their texts.
-    Read-only.
+    """Lists the documents that the caller can see, by name, without their texts. Read-only.
 
-    Errors: INVALID_FIELD, INVALID_PAGE_TOKEN.
+    Errors:
+    - INVALID_ARGUMENT / INVALID_FIELD
+    - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
     """
     GetDocument: _grpc.UnaryUnaryMultiCallable[_document_pb2.GetDocumentRequest, _document_pb2.GetDocumentResponse]
     """Returns a document with its text. Read-only.
 
-    Errors: DOCUMENT_NOT_FOUND, INVALID_FIELD.
+    Errors:
+    - NOT_FOUND / DOCUMENT_NOT_FOUND
+    - INVALID_ARGUMENT / INVALID_FIELD
     """
 
 @_typing.type_check_only
 class DocumentServiceAsyncStub(DocumentServiceStub):
-    """DocumentService keeps the documents that the model can list, read and search.
-    A document belongs to a user, or to the whole store; store and user come from
-    the credential. Everybody may read the store's documents; changing them needs
-    the role admin. A user's own documents do not exist for anybody else.
+    """Manages documents that the model can list, read and search. A document belongs to a user or to the store;
+    both come from the credential. Every user can read the documents of the store; changing them requires the
+    role admin. A user's own documents are invisible to others.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     PutDocument: _aio.UnaryUnaryMultiCallable[_document_pb2.PutDocumentRequest, _document_pb2.PutDocumentResponse]  # type: ignore[assignment]
-    """Writes a document, new or in place of the one of its name and owner.
-    Durable when it answers. Idempotent: the same request again changes nothing.
+    """Creates or replaces a document. Durable once it returns. Idempotent.
 
-    Errors: INVALID_FIELD, TOO_LARGE (the text, or all documents of the store
-    together: 10,000 documents, 1 GiB), PERMISSION_DENIED.
+    Errors:
+    - INVALID_ARGUMENT / INVALID_FIELD
+    - RESOURCE_EXHAUSTED / TOO_LARGE: The text; or the store has 10,000 documents or 1 GiB.
+    - PERMISSION_DENIED
     """
     DeleteDocument: _aio.UnaryUnaryMultiCallable[_document_pb2.DeleteDocumentRequest, _document_pb2.DeleteDocumentResponse]  # type: ignore[assignment]
-    """Removes a document. Not idempotent: asked again it is not found.
+    """Deletes a document. Not idempotent: a repeated request returns DOCUMENT_NOT_FOUND.
 
-    Errors: DOCUMENT_NOT_FOUND, INVALID_FIELD, PERMISSION_DENIED.
+    Errors:
+    - NOT_FOUND / DOCUMENT_NOT_FOUND
+    - INVALID_ARGUMENT / INVALID_FIELD
+    - PERMISSION_DENIED
     """
     ListDocuments: _aio.UnaryUnaryMultiCallable[_document_pb2.ListDocumentsRequest, _document_pb2.ListDocumentsResponse]  # type: ignore[assignment]
-    """Lists the documents that the caller can see, by name, without their texts.
-    Read-only.
+    """Lists the documents that the caller can see, by name, without their texts. Read-only.
 
-    Errors: INVALID_FIELD, INVALID_PAGE_TOKEN.
+    Errors:
+    - INVALID_ARGUMENT / INVALID_FIELD
+    - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
     """
     GetDocument: _aio.UnaryUnaryMultiCallable[_document_pb2.GetDocumentRequest, _document_pb2.GetDocumentResponse]  # type: ignore[assignment]
     """Returns a document with its text. Read-only.
 
-    Errors: DOCUMENT_NOT_FOUND, INVALID_FIELD.
+    Errors:
+    - NOT_FOUND / DOCUMENT_NOT_FOUND
+    - INVALID_ARGUMENT / INVALID_FIELD
     """
 
 class DocumentServiceServicer(metaclass=_abc_1.ABCMeta):
-    """DocumentService keeps the documents that the model can list, read and search.
-    A document belongs to a user, or to the whole store; store and user come from
-    the credential. Everybody may read the store's documents; changing them needs
-    the role admin. A user's own documents do not exist for anybody else.
+    """Manages documents that the model can list, read and search. A document belongs to a user or to the store;
+    both come from the credential. Every user can read the documents of the store; changing them requires the
+    role admin. A user's own documents are invisible to others.
     """
 
     @_abc_1.abstractmethod
@@ -107,11 +118,12 @@ class DocumentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _document_pb2.PutDocumentRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_document_pb2.PutDocumentResponse, _abc.Awaitable[_document_pb2.PutDocumentResponse]]:
-        """Writes a document, new or in place of the one of its name and owner.
-        Durable when it answers. Idempotent: the same request again changes nothing.
+        """Creates or replaces a document. Durable once it returns. Idempotent.
 
-        Errors: INVALID_FIELD, TOO_LARGE (the text, or all documents of the store
-        together: 10,000 documents, 1 GiB), PERMISSION_DENIED.
+        Errors:
+        - INVALID_ARGUMENT / INVALID_FIELD
+        - RESOURCE_EXHAUSTED / TOO_LARGE: The text; or the store has 10,000 documents or 1 GiB.
+        - PERMISSION_DENIED
         """
 
     @_abc_1.abstractmethod
@@ -120,9 +132,12 @@ class DocumentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _document_pb2.DeleteDocumentRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_document_pb2.DeleteDocumentResponse, _abc.Awaitable[_document_pb2.DeleteDocumentResponse]]:
-        """Removes a document. Not idempotent: asked again it is not found.
+        """Deletes a document. Not idempotent: a repeated request returns DOCUMENT_NOT_FOUND.
 
-        Errors: DOCUMENT_NOT_FOUND, INVALID_FIELD, PERMISSION_DENIED.
+        Errors:
+        - NOT_FOUND / DOCUMENT_NOT_FOUND
+        - INVALID_ARGUMENT / INVALID_FIELD
+        - PERMISSION_DENIED
         """
 
     @_abc_1.abstractmethod
@@ -131,10 +146,11 @@ class DocumentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _document_pb2.ListDocumentsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_document_pb2.ListDocumentsResponse, _abc.Awaitable[_document_pb2.ListDocumentsResponse]]:
-        """Lists the documents that the caller can see, by name, without their texts.
-        Read-only.
+        """Lists the documents that the caller can see, by name, without their texts. Read-only.
 
-        Errors: INVALID_FIELD, INVALID_PAGE_TOKEN.
+        Errors:
+        - INVALID_ARGUMENT / INVALID_FIELD
+        - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
         """
 
     @_abc_1.abstractmethod
@@ -145,7 +161,9 @@ class DocumentServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_document_pb2.GetDocumentResponse, _abc.Awaitable[_document_pb2.GetDocumentResponse]]:
         """Returns a document with its text. Read-only.
 
-        Errors: DOCUMENT_NOT_FOUND, INVALID_FIELD.
+        Errors:
+        - NOT_FOUND / DOCUMENT_NOT_FOUND
+        - INVALID_ARGUMENT / INVALID_FIELD
         """
 
 def add_DocumentServiceServicer_to_server(servicer: DocumentServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -31,7 +31,7 @@ class _DispositionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Dispositi
     DISPOSITION_UNSPECIFIED: _Disposition.ValueType  # 0
     """Never sent."""
     DISPOSITION_RUN: _Disposition.ValueType  # 1
-    """It may run in the registry."""
+    """Run it in the registry."""
     DISPOSITION_APPROVE: _Disposition.ValueType  # 2
     """A person must approve it first; then by its context."""
     DISPOSITION_OFFER: _Disposition.ValueType  # 3
@@ -39,17 +39,17 @@ class _DispositionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Dispositi
     DISPOSITION_ASK: _Disposition.ValueType  # 4
     """A person must answer it."""
     DISPOSITION_REFUSE: _Disposition.ValueType  # 5
-    """It may not run; `error_reason` and `error_message` are for the model."""
+    """It must not run; `error_reason` and `error_message` are for the model."""
     DISPOSITION_DELEGATE: _Disposition.ValueType  # 6
-    """Let a run of its own do it."""
+    """A child run must execute it."""
 
 class Disposition(_Disposition, metaclass=_DispositionEnumTypeWrapper):
-    """Disposition is what may be done with a call."""
+    """What may happen with a call."""
 
 DISPOSITION_UNSPECIFIED: Disposition.ValueType  # 0
 """Never sent."""
 DISPOSITION_RUN: Disposition.ValueType  # 1
-"""It may run in the registry."""
+"""Run it in the registry."""
 DISPOSITION_APPROVE: Disposition.ValueType  # 2
 """A person must approve it first; then by its context."""
 DISPOSITION_OFFER: Disposition.ValueType  # 3
@@ -57,9 +57,9 @@ DISPOSITION_OFFER: Disposition.ValueType  # 3
 DISPOSITION_ASK: Disposition.ValueType  # 4
 """A person must answer it."""
 DISPOSITION_REFUSE: Disposition.ValueType  # 5
-"""It may not run; `error_reason` and `error_message` are for the model."""
+"""It must not run; `error_reason` and `error_message` are for the model."""
 DISPOSITION_DELEGATE: Disposition.ValueType  # 6
-"""Let a run of its own do it."""
+"""A child run must execute it."""
 Global___Disposition: _TypeAlias = Disposition  # noqa: Y015
 
 class _ExecutionOutcome:
@@ -73,62 +73,48 @@ class _ExecutionOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Exec
     EXECUTION_OUTCOME_SUCCEEDED: _ExecutionOutcome.ValueType  # 1
     """The tool returned."""
     EXECUTION_OUTCOME_FAILED: _ExecutionOutcome.ValueType  # 2
-    """The tool failed, or took too long (TOOL_TIMEOUT), or returned too much."""
+    """The tool failed, timed out (TOOL_TIMEOUT), or returned too much."""
     EXECUTION_OUTCOME_CANCELLED: _ExecutionOutcome.ValueType  # 3
-    """It was cancelled. With the reason NOT_STOPPED the tool goes on, and may
-    still have its effect.
-    """
+    """Cancelled. With the reason NOT_STOPPED the tool still runs and may have its effect."""
     EXECUTION_OUTCOME_UNKNOWN: _ExecutionOutcome.ValueType  # 4
-    """The process that ran it died in the middle; it is unknown whether the
-    effect happened.
-    """
+    """Its process crashed during the call; it is unknown whether the effect happened."""
     EXECUTION_OUTCOME_INPUT_REQUIRED: _ExecutionOutcome.ValueType  # 5
-    """It has not ended: the tool asks a person something, `question`. Run the call
-    again with all answers so far. READ_ONLY and IDEMPOTENT tools begin anew
-    then; the others go on where they are, and their time stands still until
-    then.
+    """Not ended: the tool asks a person `question`. Call ExecuteTool again with all answers so far. READ_ONLY
+    and IDEMPOTENT tools then start again; others continue, and their timeout is suspended until then.
     """
     EXECUTION_OUTCOME_AWAITING_COMPLETION: _ExecutionOutcome.ValueType  # 6
-    """It has not ended: its tool has, and somebody outside completes the call
-    (CompletionService), within `completion_seconds_left`. Run the call again once
-    the ledger has a `completed` command for it, or after that time: nothing runs
-    then, and the answer is how it ended.
+    """Not ended: the call awaits CompletionService, within `completion_seconds_left`. The tool itself has
+    ended. Call ExecuteTool again after a `completed` command in the ledger, or after that time: it runs
+    nothing and returns how the call ended.
     """
 
 class ExecutionOutcome(_ExecutionOutcome, metaclass=_ExecutionOutcomeEnumTypeWrapper):
-    """ExecutionOutcome is how an execution ended."""
+    """How an execution ended."""
 
 EXECUTION_OUTCOME_UNSPECIFIED: ExecutionOutcome.ValueType  # 0
 """Never sent."""
 EXECUTION_OUTCOME_SUCCEEDED: ExecutionOutcome.ValueType  # 1
 """The tool returned."""
 EXECUTION_OUTCOME_FAILED: ExecutionOutcome.ValueType  # 2
-"""The tool failed, or took too long (TOOL_TIMEOUT), or returned too much."""
+"""The tool failed, timed out (TOOL_TIMEOUT), or returned too much."""
 EXECUTION_OUTCOME_CANCELLED: ExecutionOutcome.ValueType  # 3
-"""It was cancelled. With the reason NOT_STOPPED the tool goes on, and may
-still have its effect.
-"""
+"""Cancelled. With the reason NOT_STOPPED the tool still runs and may have its effect."""
 EXECUTION_OUTCOME_UNKNOWN: ExecutionOutcome.ValueType  # 4
-"""The process that ran it died in the middle; it is unknown whether the
-effect happened.
-"""
+"""Its process crashed during the call; it is unknown whether the effect happened."""
 EXECUTION_OUTCOME_INPUT_REQUIRED: ExecutionOutcome.ValueType  # 5
-"""It has not ended: the tool asks a person something, `question`. Run the call
-again with all answers so far. READ_ONLY and IDEMPOTENT tools begin anew
-then; the others go on where they are, and their time stands still until
-then.
+"""Not ended: the tool asks a person `question`. Call ExecuteTool again with all answers so far. READ_ONLY
+and IDEMPOTENT tools then start again; others continue, and their timeout is suspended until then.
 """
 EXECUTION_OUTCOME_AWAITING_COMPLETION: ExecutionOutcome.ValueType  # 6
-"""It has not ended: its tool has, and somebody outside completes the call
-(CompletionService), within `completion_seconds_left`. Run the call again once
-the ledger has a `completed` command for it, or after that time: nothing runs
-then, and the answer is how it ended.
+"""Not ended: the call awaits CompletionService, within `completion_seconds_left`. The tool itself has
+ended. Call ExecuteTool again after a `completed` command in the ledger, or after that time: it runs
+nothing and returns how the call ended.
 """
 Global___ExecutionOutcome: _TypeAlias = ExecutionOutcome  # noqa: Y015
 
 @_typing.final
 class CallContext(_message.Message):
-    """CallContext says on whose behalf a call is made."""
+    """On whose behalf a call is made."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -144,36 +130,32 @@ class CallContext(_message.Message):
     AGENT_NAME_FIELD_NUMBER: _builtins.int
     IN_BACKGROUND_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
-    """Store of the run."""
+    """Store ID."""
     user_id: _builtins.str
     """User of the run."""
     conversation_id: _builtins.str
     """Conversation of the run."""
     run_id: _builtins.str
-    """The run."""
+    """Run ID."""
     approvals_required: _builtins.int
-    """How many different people must approve each gated call of the run; 0 means
-    one. From two on no rule allows a call in their place.
+    """Number of different people who must approve each gated call; 0 means one. From 2 on, no rule can allow a
+    call instead.
     """
     credential_id: _builtins.str
-    """Id of the credential that started the run; empty if it is not known."""
+    """ID of the credential that started the run; empty if unknown."""
     delegate_user_id: _builtins.str
-    """User of the delegate that started the run for its user; empty for none."""
+    """User of the delegate that started the run, if any."""
     agent_name: _builtins.str
-    """Agent of the run, `default` if it was started without one. Required."""
+    """Agent of the run, `default` if it named none. Required."""
     in_background: _builtins.bool
-    """True if the run is a job: then ToolDefinition.async_timeout_seconds stands in
-    the place of `timeout_seconds`.
-    """
+    """Whether the run is a job; ToolDefinition.async_timeout_seconds then applies."""
     @_builtins.property
     def user_roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Roles of the user when the run was started."""
+        """Roles of the user at the start of the run."""
 
     @_builtins.property
     def above(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.RunAbove]:
-        """The runs above it. Rules that DENY or ASK for one of them, for its
-        conversation or for its agent, hold for the run too.
-        """
+        """Runs above it. DENY and ASK rules for one of them, its conversation or agent also apply."""
 
     def __init__(
         self,
@@ -200,7 +182,7 @@ Global___CallContext: _TypeAlias = CallContext  # noqa: Y015
 
 @_typing.final
 class ResolveToolsRequest(_message.Message):
-    """ResolveToolsRequest asks for the tools of a run."""
+    """Request for ResolveTools."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -231,32 +213,25 @@ class ResolveToolsRequest(_message.Message):
     SKIP_MISSING_FIELD_NUMBER: _builtins.int
     WITH_OPT_IN_FIELD_NUMBER: _builtins.int
     tools_max: _builtins.int
-    """The most tools to give; 0 means any number. Of more the first that were
-    named are taken. If none were: first those of the deployment, then the
-    front-end tools that the user has registered, then those of sources and
-    workers, then the front-end tools of others; of each the oldest.
+    """Maximum tools; 0 for no limit. Named tools are kept in order. Otherwise first those of the deployment,
+    then the user's front-end tools, then those of sources and workers, then other front-end tools; oldest
+    first.
     """
     skip_missing: _builtins.bool
-    """True to leave those out that are named and do not exist, or that the user may
-    not call, in place of TOOL_NOT_FOUND.
-    """
+    """Leave out named tools that are missing or not allowed, instead of TOOL_NOT_FOUND."""
     with_opt_in: _builtins.bool
-    """With no names: true for those tools, too, that only runs have which name them
-    (remember, recall, forget).
-    """
+    """Without names: include tools that runs must normally name (remember, recall, forget)."""
     @_builtins.property
     def context(self) -> Global___CallContext:
         """On whose behalf."""
 
     @_builtins.property
     def tool_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names; empty means all that the user may call."""
+        """Names; empty for all that the user may call."""
 
     @_builtins.property
     def pinned_versions(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """Versions pinned before (name to version); tools named here are given in
-        that version, even if unregistered since.
-        """
+        """Previously pinned versions (name to version), returned even if unregistered since."""
 
     def __init__(
         self,
@@ -278,17 +253,17 @@ Global___ResolveToolsRequest: _TypeAlias = ResolveToolsRequest  # noqa: Y015
 
 @_typing.final
 class ResolveToolsResponse(_message.Message):
-    """ResolveToolsResponse has the tools."""
+    """Response of ResolveTools."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TOOLS_FIELD_NUMBER: _builtins.int
     LEFT_OUT_COUNT_FIELD_NUMBER: _builtins.int
     left_out_count: _builtins.int
-    """How many more there are than `tools_max`."""
+    """Number of further tools beyond `tools_max`."""
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[_tool_pb2.Tool]:
-        """The tools, by name."""
+        """Tools by name."""
 
     def __init__(
         self,
@@ -306,7 +281,7 @@ Global___ResolveToolsResponse: _TypeAlias = ResolveToolsResponse  # noqa: Y015
 
 @_typing.final
 class CheckOwnToolsRequest(_message.Message):
-    """CheckOwnToolsRequest brings tools that come with a run."""
+    """Request for CheckOwnTools."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -314,13 +289,11 @@ class CheckOwnToolsRequest(_message.Message):
     DEFINITIONS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def context(self) -> Global___CallContext:
-        """Store and user; the rest is empty."""
+        """Store and user; other fields empty."""
 
     @_builtins.property
     def definitions(self) -> _containers.RepeatedCompositeFieldContainer[_tool_pb2.ToolDefinition]:
-        """The definitions, 1 to 64, each with another name. An unspecified `context` is
-        FRONTEND.
-        """
+        """Definitions, 1 to 64, with different names. An unspecified `context` means FRONTEND."""
 
     def __init__(
         self,
@@ -338,14 +311,14 @@ Global___CheckOwnToolsRequest: _TypeAlias = CheckOwnToolsRequest  # noqa: Y015
 
 @_typing.final
 class CheckOwnToolsResponse(_message.Message):
-    """CheckOwnToolsResponse has the tools as the run is to keep them."""
+    """Response of CheckOwnTools."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TOOLS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[_tool_pb2.OwnTool]:
-        """The tools, in the order of the request."""
+        """Tools in request order, as the run must store them."""
 
     def __init__(
         self,
@@ -362,7 +335,7 @@ Global___CheckOwnToolsResponse: _TypeAlias = CheckOwnToolsResponse  # noqa: Y015
 
 @_typing.final
 class CheckAnswerRequest(_message.Message):
-    """CheckAnswerRequest brings an answer."""
+    """Request for CheckAnswer."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -370,11 +343,11 @@ class CheckAnswerRequest(_message.Message):
     ANSWER_FIELD_NUMBER: _builtins.int
     STORE_ID_FIELD_NUMBER: _builtins.int
     answer_schema_json: _builtins.bytes
-    """`answer_schema_json` of the question."""
+    """The `answer_schema_json` of the question."""
     answer: _builtins.str
     """The answer."""
     store_id: _builtins.str
-    """The store of the question: what takes long holds up its own checks only."""
+    """Store of the question; slow checks delay only others of the same store."""
     def __init__(
         self,
         *,
@@ -392,7 +365,7 @@ Global___CheckAnswerRequest: _TypeAlias = CheckAnswerRequest  # noqa: Y015
 
 @_typing.final
 class CheckAnswerResponse(_message.Message):
-    """CheckAnswerResponse says that it fits."""
+    """Response of CheckAnswer: the answer is valid."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -409,7 +382,7 @@ Global___CheckAnswerResponse: _TypeAlias = CheckAnswerResponse  # noqa: Y015
 
 @_typing.final
 class CheckOutputRequest(_message.Message):
-    """CheckOutputRequest brings a schema, and perhaps an answer."""
+    """Request for CheckOutput."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -417,13 +390,11 @@ class CheckOutputRequest(_message.Message):
     SCHEMA_JSON_FIELD_NUMBER: _builtins.int
     OUTPUT_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
-    """The store of the run: what takes long holds up its own checks only."""
+    """Store of the run; slow checks delay only others of the same store."""
     schema_json: _builtins.bytes
-    """ResponseFormat.schema_json."""
+    """The ResponseFormat.schema_json."""
     output: _builtins.bytes
-    """The answer, which is to be JSON of at most 256 KiB; absent to check the
-    schema alone.
-    """
+    """Answer, JSON of at most 256 KiB; absent to check only the schema."""
     def __init__(
         self,
         *,
@@ -443,17 +414,17 @@ Global___CheckOutputRequest: _TypeAlias = CheckOutputRequest  # noqa: Y015
 
 @_typing.final
 class CheckOutputResponse(_message.Message):
-    """CheckOutputResponse says whether the answer fits."""
+    """Response of CheckOutput."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     OUTPUT_JSON_FIELD_NUMBER: _builtins.int
     FAULTS_FIELD_NUMBER: _builtins.int
     output_json: _builtins.bytes
-    """The answer as canonical JSON if it fits; empty otherwise."""
+    """Answer as canonical JSON if it is valid; otherwise empty."""
     @_builtins.property
     def faults(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Everything that is wrong with it, each as `path: what`; at most 21."""
+        """Violations, each as `path: what`; at most 21."""
 
     def __init__(
         self,
@@ -471,7 +442,7 @@ Global___CheckOutputResponse: _TypeAlias = CheckOutputResponse  # noqa: Y015
 
 @_typing.final
 class ReadDocumentRequest(_message.Message):
-    """ReadDocumentRequest names a document."""
+    """Request for ReadDocument."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -480,13 +451,13 @@ class ReadDocumentRequest(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     SHARED_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
-    """The store."""
+    """Store ID."""
     user_id: _builtins.str
-    """The user whose document it is, or who reads one of the store."""
+    """Owner of the document, or reader of a document of the store."""
     name: _builtins.str
-    """Document.name."""
+    """Document name."""
     shared: _builtins.bool
-    """True for one of the store."""
+    """Whether it is a document of the store."""
     def __init__(
         self,
         *,
@@ -505,13 +476,13 @@ Global___ReadDocumentRequest: _TypeAlias = ReadDocumentRequest  # noqa: Y015
 
 @_typing.final
 class ReadDocumentResponse(_message.Message):
-    """ReadDocumentResponse has the document."""
+    """Response of ReadDocument."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TEXT_FIELD_NUMBER: _builtins.int
     text: _builtins.str
-    """Its whole text."""
+    """The complete text."""
     def __init__(
         self,
         *,
@@ -527,7 +498,7 @@ Global___ReadDocumentResponse: _TypeAlias = ReadDocumentResponse  # noqa: Y015
 
 @_typing.final
 class ProposedCall(_message.Message):
-    """ProposedCall is a call to be checked."""
+    """A call to check."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -539,28 +510,22 @@ class ProposedCall(_message.Message):
     OWN_TOOL_FIELD_NUMBER: _builtins.int
     SERIES_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
-    """Pawl's id of the call."""
+    """Call ID."""
     tool_name: _builtins.str
     """Name as the model wrote it."""
     tool_version: _builtins.int
-    """Version pinned by the run; 0 means that the run has no such tool."""
+    """Version pinned by the run; 0 if the run has no such tool."""
     arguments_json: _builtins.bytes
-    """Arguments as the model wrote them: should be a JSON object. Empty means
-    an empty object.
-    """
+    """Arguments as the model wrote them; empty means an empty object."""
     edited: _builtins.bool
-    """True if a reviewer wrote the arguments: then no rule allows the call in
-    place of the reviewer.
-    """
+    """Whether a reviewer wrote the arguments; then no rule can allow the call."""
     @_builtins.property
     def own_tool(self) -> _tool_pb2.OwnTool:
-        """The tool, if it came with the run: then the register is not asked for it."""
+        """The tool, if it came with the run; then the register is not used."""
 
     @_builtins.property
     def series(self) -> _call_pb2.Series:
-        """The series of which it is an iteration, with the digest of the grant that is
-        in force, if one is; absent for a call that is none of a series.
-        """
+        """Series that it belongs to, if any, with the digest of its grant, if any."""
 
     def __init__(
         self,
@@ -583,7 +548,7 @@ Global___ProposedCall: _TypeAlias = ProposedCall  # noqa: Y015
 
 @_typing.final
 class CheckCallsRequest(_message.Message):
-    """CheckCallsRequest asks for verdicts."""
+    """Request for CheckCalls."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -597,15 +562,15 @@ class CheckCallsRequest(_message.Message):
 
     @_builtins.property
     def calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProposedCall]:
-        """The calls, in order."""
+        """Calls, in order."""
 
     @_builtins.property
     def known_tool_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names of all tools of the run, for near matches of unknown names."""
+        """Names of all tools of the run, to suggest near matches."""
 
     @_builtins.property
     def execute_reads(self) -> Global___ExecuteReads:
-        """Asks for results together with the verdicts; see ExecuteReads."""
+        """Also execute fast reads; see ExecuteReads."""
 
     def __init__(
         self,
@@ -625,11 +590,9 @@ Global___CheckCallsRequest: _TypeAlias = CheckCallsRequest  # noqa: Y015
 
 @_typing.final
 class ExecuteReads(_message.Message):
-    """ExecuteReads asks that the calls of a batch be run as soon as they are checked, if all of them
-    that are not refused only read: with code of the deployment itself that needs
-    no approval, no rule and no lock, is not counted, and asks nobody beyond the registry.
-    A result that is there in a moment comes with the verdict of its call. Of the others
-    ExecuteTool gives the result, as of any call.
+    """Executes the calls of a batch right after their check, if all allowed calls only read. Applies to loaded
+    tools that need no approval, rule, lock or rate limit and call nothing outside the registry. Fast results
+    come with the verdict; for the others, call ExecuteTool.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -637,9 +600,9 @@ class ExecuteReads(_message.Message):
     TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
     TIMEOUT_SECONDS_MAX_FIELD_NUMBER: _builtins.int
     timeout_seconds: _builtins.float
-    """The timeout of a call whose tool has none of its own."""
+    """Timeout in seconds of tools without their own."""
     timeout_seconds_max: _builtins.float
-    """The longest timeout of a call."""
+    """Maximum timeout in seconds."""
     def __init__(
         self,
         *,
@@ -656,14 +619,14 @@ Global___ExecuteReads: _TypeAlias = ExecuteReads  # noqa: Y015
 
 @_typing.final
 class CheckCallsResponse(_message.Message):
-    """CheckCallsResponse has the verdicts."""
+    """Response of CheckCalls."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     VERDICTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def verdicts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Verdict]:
-        """One verdict a call, in the order of the request."""
+        """One verdict per call, in request order."""
 
     def __init__(
         self,
@@ -680,7 +643,7 @@ Global___CheckCallsResponse: _TypeAlias = CheckCallsResponse  # noqa: Y015
 
 @_typing.final
 class RecordDecisionsRequest(_message.Message):
-    """RecordDecisionsRequest has decisions about calls of one run."""
+    """Request for RecordDecisions."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -692,7 +655,7 @@ class RecordDecisionsRequest(_message.Message):
 
     @_builtins.property
     def decisions(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecordedDecision]:
-        """The decisions, 1 to 1000."""
+        """1 to 1000 decisions about calls of one run."""
 
     def __init__(
         self,
@@ -710,7 +673,7 @@ Global___RecordDecisionsRequest: _TypeAlias = RecordDecisionsRequest  # noqa: Y0
 
 @_typing.final
 class RecordedDecision(_message.Message):
-    """RecordedDecision is what a person decided about a call."""
+    """A decision about a call."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -726,31 +689,27 @@ class RecordedDecision(_message.Message):
     DEFINITION_SHA256_FIELD_NUMBER: _builtins.int
     FOR_SERIES_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
-    """The call."""
+    """Call ID."""
     tool_name: _builtins.str
-    """Its tool."""
+    """Tool name."""
     tool_version: _builtins.int
-    """The version of the tool."""
+    """Tool version."""
     kind: _call_pb2.DecisionKind.ValueType
-    """What was decided."""
+    """The decision."""
     user_id: _builtins.str
-    """Who decided."""
+    """User who decided."""
     arguments_json: _builtins.bytes
-    """Arguments that the decision is about: the edited ones of an EDIT."""
+    """Arguments decided about: the edited ones of an EDIT."""
     arguments_sha256: _builtins.str
-    """Their SHA-256, in hex, where `arguments_json` is empty because the call has
-    others by now.
-    """
+    """SHA-256, in hex, of arguments that have changed since; `arguments_json` is then empty."""
     credential_id: _builtins.str
-    """Id of the credential that decided; empty if it is not known."""
+    """ID of the credential that decided; empty if unknown."""
     delegate_user_id: _builtins.str
-    """User of the delegate that decided for `user_id`; empty for none."""
+    """User of the delegate that decided for `user_id`, if any."""
     definition_sha256: _builtins.str
     """As PinnedTool.definition_sha256."""
     for_series: _builtins.bool
-    """True if it is about the series of the call: each use is then audited by the
-    id of this call.
-    """
+    """Whether it is about the series; each use is then audited with this call ID."""
     def __init__(
         self,
         *,
@@ -776,7 +735,7 @@ Global___RecordedDecision: _TypeAlias = RecordedDecision  # noqa: Y015
 
 @_typing.final
 class RecordDecisionsResponse(_message.Message):
-    """RecordDecisionsResponse is empty."""
+    """Response of RecordDecisions."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -793,7 +752,7 @@ Global___RecordDecisionsResponse: _TypeAlias = RecordDecisionsResponse  # noqa: 
 
 @_typing.final
 class RecordResultsRequest(_message.Message):
-    """RecordResultsRequest has ends of front-end calls of one run."""
+    """Request for RecordResults."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -805,7 +764,7 @@ class RecordResultsRequest(_message.Message):
 
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecordedResult]:
-        """The ends, 1 to 1000."""
+        """1 to 1000 ends of front-end calls of one run."""
 
     def __init__(
         self,
@@ -823,7 +782,7 @@ Global___RecordResultsRequest: _TypeAlias = RecordResultsRequest  # noqa: Y015
 
 @_typing.final
 class RecordedResult(_message.Message):
-    """RecordedResult is how a front-end call ended."""
+    """End of a front-end call."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -840,31 +799,27 @@ class RecordedResult(_message.Message):
     DELEGATE_USER_ID_FIELD_NUMBER: _builtins.int
     DEFINITION_SHA256_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
-    """The call."""
+    """Call ID."""
     tool_name: _builtins.str
-    """Its tool."""
+    """Tool name."""
     tool_version: _builtins.int
-    """The version of the tool."""
+    """Tool version."""
     user_id: _builtins.str
-    """Who brought the result, or held the call without bringing one."""
+    """User who returned the result, or held the call."""
     arguments_sha256: _builtins.str
     """SHA-256, in hex, of the canonical arguments."""
     state: _call_pb2.CallState.ValueType
-    """SUCCEEDED or FAILED as the client said; EXPIRED or CANCELLED if it held the
-    call, and brought nothing.
-    """
+    """SUCCEEDED or FAILED as reported; EXPIRED or CANCELLED if the client held the call without a result."""
     result_sha256: _builtins.str
     """SHA-256, in hex, of the result."""
     result_bytes: _builtins.int
-    """Bytes of the result."""
+    """Size of the result in bytes."""
     duration_seconds: _builtins.float
-    """Seconds from the lease of the client to the end, up to 1e10; 0 without a
-    lease.
-    """
+    """Seconds from the client's lease to the end, up to 1e10; 0 without a lease."""
     credential_id: _builtins.str
-    """Id of the credential that brought the result; empty if it is not known."""
+    """ID of the credential that returned the result; empty if unknown."""
     delegate_user_id: _builtins.str
-    """User of the delegate that brought it for `user_id`; empty for none."""
+    """User of the delegate that returned it for `user_id`, if any."""
     definition_sha256: _builtins.str
     """As PinnedTool.definition_sha256."""
     def __init__(
@@ -893,7 +848,7 @@ Global___RecordedResult: _TypeAlias = RecordedResult  # noqa: Y015
 
 @_typing.final
 class RecordResultsResponse(_message.Message):
-    """RecordResultsResponse is empty."""
+    """Response of RecordResults."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -910,7 +865,7 @@ Global___RecordResultsResponse: _TypeAlias = RecordResultsResponse  # noqa: Y015
 
 @_typing.final
 class Verdict(_message.Message):
-    """Verdict is what the registry says of a call."""
+    """Result of checking a call."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -941,15 +896,15 @@ class Verdict(_message.Message):
     SERIES_DIGEST_FIELD_NUMBER: _builtins.int
     REPORTS_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
-    """The call."""
+    """Call ID."""
     disposition: Global___Disposition.ValueType
-    """What may be done."""
+    """What may happen."""
     tool_version: _builtins.int
-    """The version that was checked; 0 if there is none."""
+    """Version that was checked; 0 if the tool does not exist."""
     arguments_json: _builtins.bytes
-    """Canonical arguments, defaults applied and coerced; empty if refused."""
+    """Canonical arguments with defaults and coercions; empty if refused."""
     note: _builtins.str
-    """What was coerced, for the model; empty if nothing was."""
+    """Coercions, for the model; empty if there were none."""
     context: _call_pb2.ExecutionContext.ValueType
     """Where the tool runs."""
     category: _call_pb2.ToolCategory.ValueType
@@ -957,47 +912,40 @@ class Verdict(_message.Message):
     effect_class: _call_pb2.EffectClass.ValueType
     """Its effect class."""
     timeout_seconds: _builtins.float
-    """Its own timeout, that in the background for a job; 0 if it has none."""
+    """Timeout of the tool in seconds, for jobs its background timeout; 0 without one."""
     parallel: _builtins.bool
-    """True if it may run side by side with others."""
+    """Whether it may run in parallel with others."""
     digest: _builtins.str
-    """APPROVE: SHA-256, in hex, of store, run, call, tool, version and canonical
-    arguments.
-    """
+    """APPROVE: SHA-256, in hex, of store, run, call, tool, version and canonical arguments."""
     preview: _builtins.str
     """APPROVE: what it would do, in the words of the tool; may be empty."""
     approval_cause: _builtins.str
     """APPROVE: why it is gated."""
     offer_fallback: _call_pb2.OfferFallback.ValueType
-    """OFFER (or APPROVE then offer): what happens if nobody runs it."""
+    """OFFER (or APPROVE then offer): what happens if no client runs it."""
     fallback_tool_name: _builtins.str
-    """OFFER: the tool that runs instead."""
+    """OFFER: tool that runs instead."""
     error_reason: _builtins.str
-    """REFUSE: TOOL_NOT_FOUND, INVALID_JSON, INVALID_ARGUMENTS, DUPLICATE_CALL,
-    NOT_ALLOWED (a rule denies it). More may be added.
+    """REFUSE: machine-readable reason. More values may be added. TOOL_NOT_FOUND, INVALID_JSON,
+    INVALID_ARGUMENTS, DUPLICATE_CALL, NOT_ALLOWED (a rule denies it).
     """
     error_message: _builtins.str
-    """REFUSE: every violation and, for unknown names, near matches."""
+    """REFUSE: every violation, and near matches of unknown names."""
     rule_id: _builtins.str
-    """The rule that decided (RuleService); empty if none did. One that allowed the
-    call has counted it, once for the call however often it is checked.
-    """
+    """Rule that decided; empty if none did. An ALLOW rule has counted the call, once."""
     approvals_required: _builtins.int
-    """APPROVE: how many different people must approve it, as the tool's
-    definition says; 0 means one.
-    """
+    """APPROVE: number of different people who must approve, from the tool definition; 0 means one."""
     without_background: _builtins.bool
-    """ToolDefinition.without_background."""
+    """As ToolDefinition.without_background."""
     async_timeout_seconds: _builtins.float
-    """ToolDefinition.async_timeout_seconds."""
+    """As ToolDefinition.async_timeout_seconds."""
     series_digest: _builtins.str
-    """APPROVE: the digest by which the series can be granted; empty if each
-    iteration asks. RUN and DELEGATE: that of the grant which covers the call,
-    and has counted it, once for the call however often it is checked.
+    """APPROVE: digest to grant the series; empty if each iteration needs approval. RUN and DELEGATE: digest of
+    the grant that covers the call and has counted it, once.
     """
     @_builtins.property
     def resource_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Its resource keys for these arguments."""
+        """Resource keys for these arguments."""
 
     @_builtins.property
     def question(self) -> _call_pb2.Question:
@@ -1005,11 +953,11 @@ class Verdict(_message.Message):
 
     @_builtins.property
     def result(self) -> Global___ExecutionResult:
-        """RUN, with ExecuteReads: how the call ended; absent if it was not run, or not in a moment."""
+        """RUN with ExecuteReads: how the call ended; absent if it was not executed or not fast."""
 
     @_builtins.property
     def reports(self) -> _run_pb2.ReportPolicy:
-        """ToolDefinition.reports."""
+        """As ToolDefinition.reports."""
 
     def __init__(
         self,
@@ -1051,7 +999,7 @@ Global___Verdict: _TypeAlias = Verdict  # noqa: Y015
 
 @_typing.final
 class ExecuteToolRequest(_message.Message):
-    """ExecuteToolRequest runs a call."""
+    """Request for ExecuteTool."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1068,45 +1016,37 @@ class ExecuteToolRequest(_message.Message):
     ANSWERS_FIELD_NUMBER: _builtins.int
     SERIES_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
-    """The call; also the idempotency key."""
+    """ID of the call, also the idempotency key."""
     tool_name: _builtins.str
-    """Name of the tool."""
+    """Tool name."""
     tool_version: _builtins.int
-    """Version checked before."""
+    """Version that was checked."""
     arguments_json: _builtins.bytes
-    """Canonical arguments as checked before."""
+    """Canonical arguments that were checked."""
     earlier_attempts: _builtins.int
-    """Executions begun before this one, those included of which nobody knows
-    whether they were; 0 for the first.
-    """
+    """Number of earlier executions, including those that may not have started; 0 for the first."""
     timeout_seconds: _builtins.float
-    """Seconds the execution may take, at most 86400; 0 means the tool's own or 10."""
+    """Timeout in seconds, at most 86400; 0 means the tool's own, or 10."""
     approved_digest: _builtins.str
-    """Digest of the approval that was given; empty if none was."""
+    """Digest of the approval, if any."""
     unknowns_resolved: _builtins.int
-    """How many UNKNOWN outcomes of this call an operator found not to have
-    happened. A call whose outcome is UNKNOWN runs again if all of its unknown
-    outcomes are among them; otherwise the stored result is returned.
+    """Number of UNKNOWN outcomes that an operator resolved as not happened. If it covers all unknown outcomes
+    of the call, the call runs again; otherwise the stored result is returned.
     """
     rule_id: _builtins.str
-    """The rule that the verdict named. One that allowed the call must still be in
-    force: otherwise APPROVAL_REQUIRED.
-    """
+    """Rule that the verdict named. If it no longer applies: APPROVAL_REQUIRED."""
     @_builtins.property
     def context(self) -> Global___CallContext:
         """On whose behalf."""
 
     @_builtins.property
     def answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Answer]:
-        """Answers to the questions that the tool has asked so far, in order; see
-        EXECUTION_OUTCOME_INPUT_REQUIRED.
-        """
+        """Answers to the tool's questions so far, in order; see EXECUTION_OUTCOME_INPUT_REQUIRED."""
 
     @_builtins.property
     def series(self) -> _call_pb2.Series:
-        """The series whose grant covers the call, with its digest; absent if none does.
-        It must be of exactly this call, and have uses left: otherwise
-        APPROVAL_REQUIRED.
+        """Series whose grant covers the call, with its digest, if any. It must match this call and have uses left;
+        otherwise APPROVAL_REQUIRED.
         """
 
     def __init__(
@@ -1135,7 +1075,7 @@ Global___ExecuteToolRequest: _TypeAlias = ExecuteToolRequest  # noqa: Y015
 
 @_typing.final
 class Answer(_message.Message):
-    """Answer is what became of a question that a running tool asked."""
+    """Outcome of a question of a running tool."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1145,9 +1085,9 @@ class Answer(_message.Message):
     question: _builtins.str
     """The question as it was asked."""
     answer: _builtins.str
-    """What the person said; empty if `declined`."""
+    """The answer; empty if `declined`."""
     declined: _builtins.bool
-    """True if nobody answers: it was refused, withdrawn, or its time is over."""
+    """Whether it was refused, withdrawn or expired."""
     def __init__(
         self,
         *,
@@ -1165,7 +1105,7 @@ Global___Answer: _TypeAlias = Answer  # noqa: Y015
 
 @_typing.final
 class ExecuteToolResponse(_message.Message):
-    """ExecuteToolResponse is progress or the result."""
+    """Response of ExecuteTool: progress or the result."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1173,11 +1113,11 @@ class ExecuteToolResponse(_message.Message):
     RESULT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def progress(self) -> Global___ExecutionProgress:
-        """Progress."""
+        """Progress of the tool."""
 
     @_builtins.property
     def result(self) -> Global___ExecutionResult:
-        """The result; the last one of the stream."""
+        """The result; the last response."""
 
     def __init__(
         self,
@@ -1197,16 +1137,16 @@ Global___ExecuteToolResponse: _TypeAlias = ExecuteToolResponse  # noqa: Y015
 
 @_typing.final
 class ExecutionProgress(_message.Message):
-    """ExecutionProgress is what the tool says while it runs."""
+    """Progress of a running tool."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     FRACTION_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     fraction: _builtins.float
-    """From 0 to 1; absent if unknown."""
+    """Fraction done, 0 to 1; absent if unknown."""
     message: _builtins.str
-    """For people, at most 1 KiB."""
+    """Message for people, at most 1 KiB."""
     def __init__(
         self,
         *,
@@ -1225,7 +1165,7 @@ Global___ExecutionProgress: _TypeAlias = ExecutionProgress  # noqa: Y015
 
 @_typing.final
 class ExecutionResult(_message.Message):
-    """ExecutionResult is the end of an execution."""
+    """Result of an execution."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1237,16 +1177,16 @@ class ExecutionResult(_message.Message):
     outcome: Global___ExecutionOutcome.ValueType
     """How it ended."""
     duration_seconds: _builtins.float
-    """Seconds it took."""
+    """Duration in seconds."""
     completion_seconds_left: _builtins.float
-    """AWAITING_COMPLETION: seconds until nobody can complete it any more."""
+    """AWAITING_COMPLETION: seconds until the deadline."""
     @_builtins.property
     def result(self) -> _call_pb2.CallResult:
-        """The call's result."""
+        """Result of the call."""
 
     @_builtins.property
     def question(self) -> _call_pb2.Question:
-        """INPUT_REQUIRED: what is asked."""
+        """INPUT_REQUIRED: the question."""
 
     def __init__(
         self,
@@ -1267,7 +1207,7 @@ Global___ExecutionResult: _TypeAlias = ExecutionResult  # noqa: Y015
 
 @_typing.final
 class CancelExecutionRequest(_message.Message):
-    """CancelExecutionRequest cancels an execution."""
+    """Request for CancelExecution."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1275,7 +1215,7 @@ class CancelExecutionRequest(_message.Message):
     CALL_ID_FIELD_NUMBER: _builtins.int
     WAIT_SECONDS_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
-    """The call."""
+    """Call ID."""
     wait_seconds: _builtins.float
     """Seconds to wait for its end, 0 to 10."""
     @_builtins.property
@@ -1299,22 +1239,20 @@ Global___CancelExecutionRequest: _TypeAlias = CancelExecutionRequest  # noqa: Y0
 
 @_typing.final
 class CancelExecutionResponse(_message.Message):
-    """CancelExecutionResponse says whether it ended."""
+    """Response of CancelExecution."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     STOPPED_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
     stopped: _builtins.bool
-    """True if nothing of the call runs any more. False if that could not be
-    found out in time, and for a tool that goes on in spite of its cancel (then
-    `result` has the reason NOT_STOPPED).
+    """Whether nothing of the call is running. False if that is not known in time, or if the tool still runs
+    despite the cancel (`result` has NOT_STOPPED).
     """
     @_builtins.property
     def result(self) -> Global___ExecutionResult:
-        """The result that the call has now: the one it came to before it could be
-        stopped, CANCELLED, or UNKNOWN if its process died in the middle. Absent if
-        it never began, or nobody knows it.
+        """Final result of the call. That from before the stop, CANCELLED, or UNKNOWN if its process crashed. Absent
+        if the call never started or is not known.
         """
 
     def __init__(

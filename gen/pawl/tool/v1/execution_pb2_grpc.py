@@ -26,8 +26,7 @@ if _version_not_supported:
 
 
 class ExecutionServiceStub(object):
-    """ExecutionService checks and runs calls for agent-loop. Only services may
-    call it; store and user are those of the run.
+    """Checks and runs calls for agent-loop. Only services may call it. Store and user are those of the run.
     """
 
     def __init__(self, channel):
@@ -89,132 +88,130 @@ class ExecutionServiceStub(object):
 
 
 class ExecutionServiceServicer(object):
-    """ExecutionService checks and runs calls for agent-loop. Only services may
-    call it; store and user are those of the run.
+    """Checks and runs calls for agent-loop. Only services may call it. Store and user are those of the run.
     """
 
     def ResolveTools(self, request, context):
-        """Gives the tools that a run may use, with their versions, to be pinned.
-        Read-only.
+        """Returns the tools and versions that a run may use, to be pinned. Read-only.
 
-        Errors: TOOL_NOT_FOUND (metadata `tool_name`) if a name asked for does not
-        exist or the user may not call it.
+        Errors:
+        - NOT_FOUND / TOOL_NOT_FOUND: A requested tool does not exist or the user may not call it; metadata
+        `tool_name`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CheckOwnTools(self, request, context):
-        """Checks front-end tools that come with a run, as RegisterTool does those of a
-        store, and that the user may call no tool of their names, unless it is a
-        front-end tool with the same definition. Keeps nothing. Read-only.
+        """Validates front-end tools that come with a run, as RegisterTool does. Read-only. Also checks that the
+        user can call no other tool with these names, except a front-end tool with the same definition. Stores
+        nothing.
 
-        Errors: TOOL_EXISTS, INVALID_SCHEMA, INVALID_FIELD.
+        Errors:
+        - ALREADY_EXISTS / TOOL_EXISTS
+        - INVALID_ARGUMENT / INVALID_SCHEMA
+        - INVALID_ARGUMENT / INVALID_FIELD
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CheckCalls(self, request, context):
-        """Checks the calls of one batch: existence, authorisation, schema (defaults
-        applied, lossless coercions reported, all violations listed), category,
-        bulk rule, rules of people (RuleService), effect class, preview, and whether
-        a call that is not READ_ONLY stands in the batch before. Never executes
-        anything; the verdicts are in the audit chain before they are given.
-        Idempotent by call id. One bad call does not stop the others: that it may
-        not run is its verdict.
+        """Checks the calls of a batch and returns a verdict for each. Checks existence, permissions, schema
+        (applies defaults, reports lossless coercions, lists all violations), category, bulk rule, rules
+        (RuleService), effect class, preview, and earlier effects in the batch. Never executes a call, except
+        with `execute_reads`. Verdicts are in the audit chain before they are returned. One bad call does not
+        stop the others. Idempotent by call ID.
 
-        Errors: none of its own.
+        Errors: only the common ones.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CheckAnswer(self, request, context):
-        """Checks whether an answer to a question of a running tool is what its
-        `answer_schema_json` asks for. Read-only.
+        """Validates an answer to a question of a running tool against its `answer_schema_json`. Read-only.
 
-        Errors: INVALID_ARGUMENTS, with what is wrong and what would fit, or that it
-        takes too long to find out; OVERLOADED (too much of the store waits to be
-        checked).
+        Errors:
+        - INVALID_ARGUMENT / INVALID_ARGUMENTS: The message says what is wrong, or that validation takes too
+        long.
+        - RESOURCE_EXHAUSTED / OVERLOADED: Too many checks of the store are waiting.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CheckOutput(self, request, context):
-        """Checks the schema of a response format, and with `output` an answer against
-        it. Read-only.
+        """Validates the schema of a response format, and with `output` an answer. Read-only.
 
-        Errors: INVALID_SCHEMA (it cannot be used, or takes too long to compile;
-        beside an answer that is one of the `faults`);
-        OVERLOADED (too much of the store waits to be checked).
+        Errors:
+        - INVALID_ARGUMENT / INVALID_SCHEMA: Invalid, or too slow to compile; with an answer this is one of the
+        `faults`.
+        - RESOURCE_EXHAUSTED / OVERLOADED: Too many checks of the store are waiting.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReadDocument(self, request, context):
-        """Reads a document for a message of its user. Read-only.
+        """Returns a document for a message of its user. Read-only.
 
-        Errors: DOCUMENT_NOT_FOUND, INVALID_FIELD.
+        Errors:
+        - NOT_FOUND / DOCUMENT_NOT_FOUND
+        - INVALID_ARGUMENT / INVALID_FIELD
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RecordDecisions(self, request, context):
-        """Writes what people decided about calls to the audit chain. To be called
-        before a decision takes effect. Idempotent by call, kind and person.
+        """Records decisions about calls in the audit chain. Call it before a decision takes effect. Idempotent by
+        call, kind and person.
 
-        Errors: none of its own.
+        Errors: only the common ones.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RecordResults(self, request, context):
-        """Writes to the audit chain, whence the analytics count it, what front ends
-        returned, and which calls ended while a client held them. To be called
-        before a result is used. Idempotent by call, state and person.
+        """Records the ends of front-end calls in the audit chain, for audit and analytics. Call it before a result
+        is used. Idempotent by call, state and person.
 
-        Errors: none of its own.
+        Errors: only the common ones.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ExecuteTool(self, request, context):
-        """Runs one call: progress as it comes, then exactly one result, last.
+        """Runs a call: streams its progress, then exactly one result. The call is checked again; a gated call needs
+        an approval with its digest. A call has at most one execution at a time. AT_MOST_ONCE and RECONCILABLE
+        calls are journaled by call ID: a repeated request attaches to the running execution or returns the
+        stored result, and they continue if the caller disconnects. READ_ONLY and IDEMPOTENT calls end with the
+        caller and may run again with the same key.
 
-        The call is checked again; a gated one runs only with an approval whose
-        digest is that of the call. At most one execution of a call is under way
-        at a time. AT_MOST_ONCE and RECONCILABLE calls are journaled by call id:
-        asking again attaches to the running execution or returns the stored
-        result; they go on when the caller goes away. READ_ONLY and IDEMPOTENT
-        calls end with the caller and may be run again with the same key.
+        Failures of the tool are results (`is_error`), as is RATE_LIMITED. A READ_ONLY result may come from the
+        cache, with a note.
 
-        A tool's failure is a result (`is_error`), not an error status. So is a
-        call that is not begun because too many were (RATE_LIMITED). A READ_ONLY
-        tool may have its results given again for a while; a note says so.
-
-        Errors: TOOL_NOT_FOUND, INVALID_ARGUMENTS, APPROVAL_REQUIRED (also if a rule
-        asks for one since the check, or the rule that allowed the call is gone),
-        PERMISSION_DENIED (a rule denies it since the check).
+        Errors:
+        - NOT_FOUND / TOOL_NOT_FOUND
+        - INVALID_ARGUMENT / INVALID_ARGUMENTS
+        - FAILED_PRECONDITION / APPROVAL_REQUIRED: Also if a rule now requires approval, or the rule that allowed
+        the call has ended.
+        - PERMISSION_DENIED: A rule now denies the call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CancelExecution(self, request, context):
-        """Cancels the execution of a call, and waits until it has ended or
-        `wait_seconds` have passed. Executions are reached wherever they run. A
-        journaled one that has not begun can not begin any more. READ_ONLY and
-        IDEMPOTENT ones are waited for only by the replica that runs them: any other
-        one answers with `stopped` at once, and they end within about a second. An
-        absent execution is answered with `stopped`. Idempotent.
+        """Cancels the execution of a call on any replica, and waits up to `wait_seconds` for its end. A journaled
+        execution that has not started can no longer start. For READ_ONLY and IDEMPOTENT calls, only the replica
+        that runs them waits; others return `stopped` immediately, and the call ends within about a second.
+        Returns `stopped` if there is no execution. Idempotent.
 
-        Errors: none of its own.
+        Errors: only the common ones.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -282,8 +279,7 @@ def add_ExecutionServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ExecutionService(object):
-    """ExecutionService checks and runs calls for agent-loop. Only services may
-    call it; store and user are those of the run.
+    """Checks and runs calls for agent-loop. Only services may call it. Store and user are those of the run.
     """
 
     @staticmethod

@@ -27,201 +27,193 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ExecutionServiceStub:
-    """ExecutionService checks and runs calls for agent-loop. Only services may
-    call it; store and user are those of the run.
-    """
+    """Checks and runs calls for agent-loop. Only services may call it. Store and user are those of the run."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ExecutionServiceAsyncStub: ...
     ResolveTools: _grpc.UnaryUnaryMultiCallable[_execution_pb2.ResolveToolsRequest, _execution_pb2.ResolveToolsResponse]
-    """Gives the tools that a run may use, with their versions, to be pinned.
-    Read-only.
+    """Returns the tools and versions that a run may use, to be pinned. Read-only.
 
-    Errors: TOOL_NOT_FOUND (metadata `tool_name`) if a name asked for does not
-    exist or the user may not call it.
+    Errors:
+    - NOT_FOUND / TOOL_NOT_FOUND: A requested tool does not exist or the user may not call it; metadata
+      `tool_name`.
     """
     CheckOwnTools: _grpc.UnaryUnaryMultiCallable[_execution_pb2.CheckOwnToolsRequest, _execution_pb2.CheckOwnToolsResponse]
-    """Checks front-end tools that come with a run, as RegisterTool does those of a
-    store, and that the user may call no tool of their names, unless it is a
-    front-end tool with the same definition. Keeps nothing. Read-only.
+    """Validates front-end tools that come with a run, as RegisterTool does. Read-only. Also checks that the
+    user can call no other tool with these names, except a front-end tool with the same definition. Stores
+    nothing.
 
-    Errors: TOOL_EXISTS, INVALID_SCHEMA, INVALID_FIELD.
+    Errors:
+    - ALREADY_EXISTS / TOOL_EXISTS
+    - INVALID_ARGUMENT / INVALID_SCHEMA
+    - INVALID_ARGUMENT / INVALID_FIELD
     """
     CheckCalls: _grpc.UnaryUnaryMultiCallable[_execution_pb2.CheckCallsRequest, _execution_pb2.CheckCallsResponse]
-    """Checks the calls of one batch: existence, authorisation, schema (defaults
-    applied, lossless coercions reported, all violations listed), category,
-    bulk rule, rules of people (RuleService), effect class, preview, and whether
-    a call that is not READ_ONLY stands in the batch before. Never executes
-    anything; the verdicts are in the audit chain before they are given.
-    Idempotent by call id. One bad call does not stop the others: that it may
-    not run is its verdict.
+    """Checks the calls of a batch and returns a verdict for each. Checks existence, permissions, schema
+    (applies defaults, reports lossless coercions, lists all violations), category, bulk rule, rules
+    (RuleService), effect class, preview, and earlier effects in the batch. Never executes a call, except
+    with `execute_reads`. Verdicts are in the audit chain before they are returned. One bad call does not
+    stop the others. Idempotent by call ID.
 
-    Errors: none of its own.
+    Errors: only the common ones.
     """
     CheckAnswer: _grpc.UnaryUnaryMultiCallable[_execution_pb2.CheckAnswerRequest, _execution_pb2.CheckAnswerResponse]
-    """Checks whether an answer to a question of a running tool is what its
-    `answer_schema_json` asks for. Read-only.
+    """Validates an answer to a question of a running tool against its `answer_schema_json`. Read-only.
 
-    Errors: INVALID_ARGUMENTS, with what is wrong and what would fit, or that it
-    takes too long to find out; OVERLOADED (too much of the store waits to be
-    checked).
+    Errors:
+    - INVALID_ARGUMENT / INVALID_ARGUMENTS: The message says what is wrong, or that validation takes too
+      long.
+    - RESOURCE_EXHAUSTED / OVERLOADED: Too many checks of the store are waiting.
     """
     CheckOutput: _grpc.UnaryUnaryMultiCallable[_execution_pb2.CheckOutputRequest, _execution_pb2.CheckOutputResponse]
-    """Checks the schema of a response format, and with `output` an answer against
-    it. Read-only.
+    """Validates the schema of a response format, and with `output` an answer. Read-only.
 
-    Errors: INVALID_SCHEMA (it cannot be used, or takes too long to compile;
-    beside an answer that is one of the `faults`);
-    OVERLOADED (too much of the store waits to be checked).
+    Errors:
+    - INVALID_ARGUMENT / INVALID_SCHEMA: Invalid, or too slow to compile; with an answer this is one of the
+      `faults`.
+    - RESOURCE_EXHAUSTED / OVERLOADED: Too many checks of the store are waiting.
     """
     ReadDocument: _grpc.UnaryUnaryMultiCallable[_execution_pb2.ReadDocumentRequest, _execution_pb2.ReadDocumentResponse]
-    """Reads a document for a message of its user. Read-only.
+    """Returns a document for a message of its user. Read-only.
 
-    Errors: DOCUMENT_NOT_FOUND, INVALID_FIELD.
+    Errors:
+    - NOT_FOUND / DOCUMENT_NOT_FOUND
+    - INVALID_ARGUMENT / INVALID_FIELD
     """
     RecordDecisions: _grpc.UnaryUnaryMultiCallable[_execution_pb2.RecordDecisionsRequest, _execution_pb2.RecordDecisionsResponse]
-    """Writes what people decided about calls to the audit chain. To be called
-    before a decision takes effect. Idempotent by call, kind and person.
+    """Records decisions about calls in the audit chain. Call it before a decision takes effect. Idempotent by
+    call, kind and person.
 
-    Errors: none of its own.
+    Errors: only the common ones.
     """
     RecordResults: _grpc.UnaryUnaryMultiCallable[_execution_pb2.RecordResultsRequest, _execution_pb2.RecordResultsResponse]
-    """Writes to the audit chain, whence the analytics count it, what front ends
-    returned, and which calls ended while a client held them. To be called
-    before a result is used. Idempotent by call, state and person.
+    """Records the ends of front-end calls in the audit chain, for audit and analytics. Call it before a result
+    is used. Idempotent by call, state and person.
 
-    Errors: none of its own.
+    Errors: only the common ones.
     """
     ExecuteTool: _grpc.UnaryStreamMultiCallable[_execution_pb2.ExecuteToolRequest, _execution_pb2.ExecuteToolResponse]
-    """Runs one call: progress as it comes, then exactly one result, last.
+    """Runs a call: streams its progress, then exactly one result. The call is checked again; a gated call needs
+    an approval with its digest. A call has at most one execution at a time. AT_MOST_ONCE and RECONCILABLE
+    calls are journaled by call ID: a repeated request attaches to the running execution or returns the
+    stored result, and they continue if the caller disconnects. READ_ONLY and IDEMPOTENT calls end with the
+    caller and may run again with the same key.
 
-    The call is checked again; a gated one runs only with an approval whose
-    digest is that of the call. At most one execution of a call is under way
-    at a time. AT_MOST_ONCE and RECONCILABLE calls are journaled by call id:
-    asking again attaches to the running execution or returns the stored
-    result; they go on when the caller goes away. READ_ONLY and IDEMPOTENT
-    calls end with the caller and may be run again with the same key.
+    Failures of the tool are results (`is_error`), as is RATE_LIMITED. A READ_ONLY result may come from the
+    cache, with a note.
 
-    A tool's failure is a result (`is_error`), not an error status. So is a
-    call that is not begun because too many were (RATE_LIMITED). A READ_ONLY
-    tool may have its results given again for a while; a note says so.
-
-    Errors: TOOL_NOT_FOUND, INVALID_ARGUMENTS, APPROVAL_REQUIRED (also if a rule
-    asks for one since the check, or the rule that allowed the call is gone),
-    PERMISSION_DENIED (a rule denies it since the check).
+    Errors:
+    - NOT_FOUND / TOOL_NOT_FOUND
+    - INVALID_ARGUMENT / INVALID_ARGUMENTS
+    - FAILED_PRECONDITION / APPROVAL_REQUIRED: Also if a rule now requires approval, or the rule that allowed
+      the call has ended.
+    - PERMISSION_DENIED: A rule now denies the call.
     """
     CancelExecution: _grpc.UnaryUnaryMultiCallable[_execution_pb2.CancelExecutionRequest, _execution_pb2.CancelExecutionResponse]
-    """Cancels the execution of a call, and waits until it has ended or
-    `wait_seconds` have passed. Executions are reached wherever they run. A
-    journaled one that has not begun can not begin any more. READ_ONLY and
-    IDEMPOTENT ones are waited for only by the replica that runs them: any other
-    one answers with `stopped` at once, and they end within about a second. An
-    absent execution is answered with `stopped`. Idempotent.
+    """Cancels the execution of a call on any replica, and waits up to `wait_seconds` for its end. A journaled
+    execution that has not started can no longer start. For READ_ONLY and IDEMPOTENT calls, only the replica
+    that runs them waits; others return `stopped` immediately, and the call ends within about a second.
+    Returns `stopped` if there is no execution. Idempotent.
 
-    Errors: none of its own.
+    Errors: only the common ones.
     """
 
 @_typing.type_check_only
 class ExecutionServiceAsyncStub(ExecutionServiceStub):
-    """ExecutionService checks and runs calls for agent-loop. Only services may
-    call it; store and user are those of the run.
-    """
+    """Checks and runs calls for agent-loop. Only services may call it. Store and user are those of the run."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ResolveTools: _aio.UnaryUnaryMultiCallable[_execution_pb2.ResolveToolsRequest, _execution_pb2.ResolveToolsResponse]  # type: ignore[assignment]
-    """Gives the tools that a run may use, with their versions, to be pinned.
-    Read-only.
+    """Returns the tools and versions that a run may use, to be pinned. Read-only.
 
-    Errors: TOOL_NOT_FOUND (metadata `tool_name`) if a name asked for does not
-    exist or the user may not call it.
+    Errors:
+    - NOT_FOUND / TOOL_NOT_FOUND: A requested tool does not exist or the user may not call it; metadata
+      `tool_name`.
     """
     CheckOwnTools: _aio.UnaryUnaryMultiCallable[_execution_pb2.CheckOwnToolsRequest, _execution_pb2.CheckOwnToolsResponse]  # type: ignore[assignment]
-    """Checks front-end tools that come with a run, as RegisterTool does those of a
-    store, and that the user may call no tool of their names, unless it is a
-    front-end tool with the same definition. Keeps nothing. Read-only.
+    """Validates front-end tools that come with a run, as RegisterTool does. Read-only. Also checks that the
+    user can call no other tool with these names, except a front-end tool with the same definition. Stores
+    nothing.
 
-    Errors: TOOL_EXISTS, INVALID_SCHEMA, INVALID_FIELD.
+    Errors:
+    - ALREADY_EXISTS / TOOL_EXISTS
+    - INVALID_ARGUMENT / INVALID_SCHEMA
+    - INVALID_ARGUMENT / INVALID_FIELD
     """
     CheckCalls: _aio.UnaryUnaryMultiCallable[_execution_pb2.CheckCallsRequest, _execution_pb2.CheckCallsResponse]  # type: ignore[assignment]
-    """Checks the calls of one batch: existence, authorisation, schema (defaults
-    applied, lossless coercions reported, all violations listed), category,
-    bulk rule, rules of people (RuleService), effect class, preview, and whether
-    a call that is not READ_ONLY stands in the batch before. Never executes
-    anything; the verdicts are in the audit chain before they are given.
-    Idempotent by call id. One bad call does not stop the others: that it may
-    not run is its verdict.
+    """Checks the calls of a batch and returns a verdict for each. Checks existence, permissions, schema
+    (applies defaults, reports lossless coercions, lists all violations), category, bulk rule, rules
+    (RuleService), effect class, preview, and earlier effects in the batch. Never executes a call, except
+    with `execute_reads`. Verdicts are in the audit chain before they are returned. One bad call does not
+    stop the others. Idempotent by call ID.
 
-    Errors: none of its own.
+    Errors: only the common ones.
     """
     CheckAnswer: _aio.UnaryUnaryMultiCallable[_execution_pb2.CheckAnswerRequest, _execution_pb2.CheckAnswerResponse]  # type: ignore[assignment]
-    """Checks whether an answer to a question of a running tool is what its
-    `answer_schema_json` asks for. Read-only.
+    """Validates an answer to a question of a running tool against its `answer_schema_json`. Read-only.
 
-    Errors: INVALID_ARGUMENTS, with what is wrong and what would fit, or that it
-    takes too long to find out; OVERLOADED (too much of the store waits to be
-    checked).
+    Errors:
+    - INVALID_ARGUMENT / INVALID_ARGUMENTS: The message says what is wrong, or that validation takes too
+      long.
+    - RESOURCE_EXHAUSTED / OVERLOADED: Too many checks of the store are waiting.
     """
     CheckOutput: _aio.UnaryUnaryMultiCallable[_execution_pb2.CheckOutputRequest, _execution_pb2.CheckOutputResponse]  # type: ignore[assignment]
-    """Checks the schema of a response format, and with `output` an answer against
-    it. Read-only.
+    """Validates the schema of a response format, and with `output` an answer. Read-only.
 
-    Errors: INVALID_SCHEMA (it cannot be used, or takes too long to compile;
-    beside an answer that is one of the `faults`);
-    OVERLOADED (too much of the store waits to be checked).
+    Errors:
+    - INVALID_ARGUMENT / INVALID_SCHEMA: Invalid, or too slow to compile; with an answer this is one of the
+      `faults`.
+    - RESOURCE_EXHAUSTED / OVERLOADED: Too many checks of the store are waiting.
     """
     ReadDocument: _aio.UnaryUnaryMultiCallable[_execution_pb2.ReadDocumentRequest, _execution_pb2.ReadDocumentResponse]  # type: ignore[assignment]
-    """Reads a document for a message of its user. Read-only.
+    """Returns a document for a message of its user. Read-only.
 
-    Errors: DOCUMENT_NOT_FOUND, INVALID_FIELD.
+    Errors:
+    - NOT_FOUND / DOCUMENT_NOT_FOUND
+    - INVALID_ARGUMENT / INVALID_FIELD
     """
     RecordDecisions: _aio.UnaryUnaryMultiCallable[_execution_pb2.RecordDecisionsRequest, _execution_pb2.RecordDecisionsResponse]  # type: ignore[assignment]
-    """Writes what people decided about calls to the audit chain. To be called
-    before a decision takes effect. Idempotent by call, kind and person.
+    """Records decisions about calls in the audit chain. Call it before a decision takes effect. Idempotent by
+    call, kind and person.
 
-    Errors: none of its own.
+    Errors: only the common ones.
     """
     RecordResults: _aio.UnaryUnaryMultiCallable[_execution_pb2.RecordResultsRequest, _execution_pb2.RecordResultsResponse]  # type: ignore[assignment]
-    """Writes to the audit chain, whence the analytics count it, what front ends
-    returned, and which calls ended while a client held them. To be called
-    before a result is used. Idempotent by call, state and person.
+    """Records the ends of front-end calls in the audit chain, for audit and analytics. Call it before a result
+    is used. Idempotent by call, state and person.
 
-    Errors: none of its own.
+    Errors: only the common ones.
     """
     ExecuteTool: _aio.UnaryStreamMultiCallable[_execution_pb2.ExecuteToolRequest, _execution_pb2.ExecuteToolResponse]  # type: ignore[assignment]
-    """Runs one call: progress as it comes, then exactly one result, last.
+    """Runs a call: streams its progress, then exactly one result. The call is checked again; a gated call needs
+    an approval with its digest. A call has at most one execution at a time. AT_MOST_ONCE and RECONCILABLE
+    calls are journaled by call ID: a repeated request attaches to the running execution or returns the
+    stored result, and they continue if the caller disconnects. READ_ONLY and IDEMPOTENT calls end with the
+    caller and may run again with the same key.
 
-    The call is checked again; a gated one runs only with an approval whose
-    digest is that of the call. At most one execution of a call is under way
-    at a time. AT_MOST_ONCE and RECONCILABLE calls are journaled by call id:
-    asking again attaches to the running execution or returns the stored
-    result; they go on when the caller goes away. READ_ONLY and IDEMPOTENT
-    calls end with the caller and may be run again with the same key.
+    Failures of the tool are results (`is_error`), as is RATE_LIMITED. A READ_ONLY result may come from the
+    cache, with a note.
 
-    A tool's failure is a result (`is_error`), not an error status. So is a
-    call that is not begun because too many were (RATE_LIMITED). A READ_ONLY
-    tool may have its results given again for a while; a note says so.
-
-    Errors: TOOL_NOT_FOUND, INVALID_ARGUMENTS, APPROVAL_REQUIRED (also if a rule
-    asks for one since the check, or the rule that allowed the call is gone),
-    PERMISSION_DENIED (a rule denies it since the check).
+    Errors:
+    - NOT_FOUND / TOOL_NOT_FOUND
+    - INVALID_ARGUMENT / INVALID_ARGUMENTS
+    - FAILED_PRECONDITION / APPROVAL_REQUIRED: Also if a rule now requires approval, or the rule that allowed
+      the call has ended.
+    - PERMISSION_DENIED: A rule now denies the call.
     """
     CancelExecution: _aio.UnaryUnaryMultiCallable[_execution_pb2.CancelExecutionRequest, _execution_pb2.CancelExecutionResponse]  # type: ignore[assignment]
-    """Cancels the execution of a call, and waits until it has ended or
-    `wait_seconds` have passed. Executions are reached wherever they run. A
-    journaled one that has not begun can not begin any more. READ_ONLY and
-    IDEMPOTENT ones are waited for only by the replica that runs them: any other
-    one answers with `stopped` at once, and they end within about a second. An
-    absent execution is answered with `stopped`. Idempotent.
+    """Cancels the execution of a call on any replica, and waits up to `wait_seconds` for its end. A journaled
+    execution that has not started can no longer start. For READ_ONLY and IDEMPOTENT calls, only the replica
+    that runs them waits; others return `stopped` immediately, and the call ends within about a second.
+    Returns `stopped` if there is no execution. Idempotent.
 
-    Errors: none of its own.
+    Errors: only the common ones.
     """
 
 class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
-    """ExecutionService checks and runs calls for agent-loop. Only services may
-    call it; store and user are those of the run.
-    """
+    """Checks and runs calls for agent-loop. Only services may call it. Store and user are those of the run."""
 
     @_abc_1.abstractmethod
     def ResolveTools(
@@ -229,11 +221,11 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _execution_pb2.ResolveToolsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_execution_pb2.ResolveToolsResponse, _abc.Awaitable[_execution_pb2.ResolveToolsResponse]]:
-        """Gives the tools that a run may use, with their versions, to be pinned.
-        Read-only.
+        """Returns the tools and versions that a run may use, to be pinned. Read-only.
 
-        Errors: TOOL_NOT_FOUND (metadata `tool_name`) if a name asked for does not
-        exist or the user may not call it.
+        Errors:
+        - NOT_FOUND / TOOL_NOT_FOUND: A requested tool does not exist or the user may not call it; metadata
+          `tool_name`.
         """
 
     @_abc_1.abstractmethod
@@ -242,11 +234,14 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _execution_pb2.CheckOwnToolsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_execution_pb2.CheckOwnToolsResponse, _abc.Awaitable[_execution_pb2.CheckOwnToolsResponse]]:
-        """Checks front-end tools that come with a run, as RegisterTool does those of a
-        store, and that the user may call no tool of their names, unless it is a
-        front-end tool with the same definition. Keeps nothing. Read-only.
+        """Validates front-end tools that come with a run, as RegisterTool does. Read-only. Also checks that the
+        user can call no other tool with these names, except a front-end tool with the same definition. Stores
+        nothing.
 
-        Errors: TOOL_EXISTS, INVALID_SCHEMA, INVALID_FIELD.
+        Errors:
+        - ALREADY_EXISTS / TOOL_EXISTS
+        - INVALID_ARGUMENT / INVALID_SCHEMA
+        - INVALID_ARGUMENT / INVALID_FIELD
         """
 
     @_abc_1.abstractmethod
@@ -255,15 +250,13 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _execution_pb2.CheckCallsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_execution_pb2.CheckCallsResponse, _abc.Awaitable[_execution_pb2.CheckCallsResponse]]:
-        """Checks the calls of one batch: existence, authorisation, schema (defaults
-        applied, lossless coercions reported, all violations listed), category,
-        bulk rule, rules of people (RuleService), effect class, preview, and whether
-        a call that is not READ_ONLY stands in the batch before. Never executes
-        anything; the verdicts are in the audit chain before they are given.
-        Idempotent by call id. One bad call does not stop the others: that it may
-        not run is its verdict.
+        """Checks the calls of a batch and returns a verdict for each. Checks existence, permissions, schema
+        (applies defaults, reports lossless coercions, lists all violations), category, bulk rule, rules
+        (RuleService), effect class, preview, and earlier effects in the batch. Never executes a call, except
+        with `execute_reads`. Verdicts are in the audit chain before they are returned. One bad call does not
+        stop the others. Idempotent by call ID.
 
-        Errors: none of its own.
+        Errors: only the common ones.
         """
 
     @_abc_1.abstractmethod
@@ -272,12 +265,12 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _execution_pb2.CheckAnswerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_execution_pb2.CheckAnswerResponse, _abc.Awaitable[_execution_pb2.CheckAnswerResponse]]:
-        """Checks whether an answer to a question of a running tool is what its
-        `answer_schema_json` asks for. Read-only.
+        """Validates an answer to a question of a running tool against its `answer_schema_json`. Read-only.
 
-        Errors: INVALID_ARGUMENTS, with what is wrong and what would fit, or that it
-        takes too long to find out; OVERLOADED (too much of the store waits to be
-        checked).
+        Errors:
+        - INVALID_ARGUMENT / INVALID_ARGUMENTS: The message says what is wrong, or that validation takes too
+          long.
+        - RESOURCE_EXHAUSTED / OVERLOADED: Too many checks of the store are waiting.
         """
 
     @_abc_1.abstractmethod
@@ -286,12 +279,12 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _execution_pb2.CheckOutputRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_execution_pb2.CheckOutputResponse, _abc.Awaitable[_execution_pb2.CheckOutputResponse]]:
-        """Checks the schema of a response format, and with `output` an answer against
-        it. Read-only.
+        """Validates the schema of a response format, and with `output` an answer. Read-only.
 
-        Errors: INVALID_SCHEMA (it cannot be used, or takes too long to compile;
-        beside an answer that is one of the `faults`);
-        OVERLOADED (too much of the store waits to be checked).
+        Errors:
+        - INVALID_ARGUMENT / INVALID_SCHEMA: Invalid, or too slow to compile; with an answer this is one of the
+          `faults`.
+        - RESOURCE_EXHAUSTED / OVERLOADED: Too many checks of the store are waiting.
         """
 
     @_abc_1.abstractmethod
@@ -300,9 +293,11 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _execution_pb2.ReadDocumentRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_execution_pb2.ReadDocumentResponse, _abc.Awaitable[_execution_pb2.ReadDocumentResponse]]:
-        """Reads a document for a message of its user. Read-only.
+        """Returns a document for a message of its user. Read-only.
 
-        Errors: DOCUMENT_NOT_FOUND, INVALID_FIELD.
+        Errors:
+        - NOT_FOUND / DOCUMENT_NOT_FOUND
+        - INVALID_ARGUMENT / INVALID_FIELD
         """
 
     @_abc_1.abstractmethod
@@ -311,10 +306,10 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _execution_pb2.RecordDecisionsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_execution_pb2.RecordDecisionsResponse, _abc.Awaitable[_execution_pb2.RecordDecisionsResponse]]:
-        """Writes what people decided about calls to the audit chain. To be called
-        before a decision takes effect. Idempotent by call, kind and person.
+        """Records decisions about calls in the audit chain. Call it before a decision takes effect. Idempotent by
+        call, kind and person.
 
-        Errors: none of its own.
+        Errors: only the common ones.
         """
 
     @_abc_1.abstractmethod
@@ -323,11 +318,10 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _execution_pb2.RecordResultsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_execution_pb2.RecordResultsResponse, _abc.Awaitable[_execution_pb2.RecordResultsResponse]]:
-        """Writes to the audit chain, whence the analytics count it, what front ends
-        returned, and which calls ended while a client held them. To be called
-        before a result is used. Idempotent by call, state and person.
+        """Records the ends of front-end calls in the audit chain, for audit and analytics. Call it before a result
+        is used. Idempotent by call, state and person.
 
-        Errors: none of its own.
+        Errors: only the common ones.
         """
 
     @_abc_1.abstractmethod
@@ -336,22 +330,21 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _execution_pb2.ExecuteToolRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_execution_pb2.ExecuteToolResponse], _abc.AsyncIterator[_execution_pb2.ExecuteToolResponse]]:
-        """Runs one call: progress as it comes, then exactly one result, last.
+        """Runs a call: streams its progress, then exactly one result. The call is checked again; a gated call needs
+        an approval with its digest. A call has at most one execution at a time. AT_MOST_ONCE and RECONCILABLE
+        calls are journaled by call ID: a repeated request attaches to the running execution or returns the
+        stored result, and they continue if the caller disconnects. READ_ONLY and IDEMPOTENT calls end with the
+        caller and may run again with the same key.
 
-        The call is checked again; a gated one runs only with an approval whose
-        digest is that of the call. At most one execution of a call is under way
-        at a time. AT_MOST_ONCE and RECONCILABLE calls are journaled by call id:
-        asking again attaches to the running execution or returns the stored
-        result; they go on when the caller goes away. READ_ONLY and IDEMPOTENT
-        calls end with the caller and may be run again with the same key.
+        Failures of the tool are results (`is_error`), as is RATE_LIMITED. A READ_ONLY result may come from the
+        cache, with a note.
 
-        A tool's failure is a result (`is_error`), not an error status. So is a
-        call that is not begun because too many were (RATE_LIMITED). A READ_ONLY
-        tool may have its results given again for a while; a note says so.
-
-        Errors: TOOL_NOT_FOUND, INVALID_ARGUMENTS, APPROVAL_REQUIRED (also if a rule
-        asks for one since the check, or the rule that allowed the call is gone),
-        PERMISSION_DENIED (a rule denies it since the check).
+        Errors:
+        - NOT_FOUND / TOOL_NOT_FOUND
+        - INVALID_ARGUMENT / INVALID_ARGUMENTS
+        - FAILED_PRECONDITION / APPROVAL_REQUIRED: Also if a rule now requires approval, or the rule that allowed
+          the call has ended.
+        - PERMISSION_DENIED: A rule now denies the call.
         """
 
     @_abc_1.abstractmethod
@@ -360,14 +353,12 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _execution_pb2.CancelExecutionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_execution_pb2.CancelExecutionResponse, _abc.Awaitable[_execution_pb2.CancelExecutionResponse]]:
-        """Cancels the execution of a call, and waits until it has ended or
-        `wait_seconds` have passed. Executions are reached wherever they run. A
-        journaled one that has not begun can not begin any more. READ_ONLY and
-        IDEMPOTENT ones are waited for only by the replica that runs them: any other
-        one answers with `stopped` at once, and they end within about a second. An
-        absent execution is answered with `stopped`. Idempotent.
+        """Cancels the execution of a call on any replica, and waits up to `wait_seconds` for its end. A journaled
+        execution that has not started can no longer start. For READ_ONLY and IDEMPOTENT calls, only the replica
+        that runs them waits; others return `stopped` immediately, and the call ends within about a second.
+        Returns `stopped` if there is no execution. Idempotent.
 
-        Errors: none of its own.
+        Errors: only the common ones.
         """
 
 def add_ExecutionServiceServicer_to_server(servicer: ExecutionServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -21,7 +21,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class Memory(_message.Message):
-    """Memory is what an agent remembers about a user."""
+    """What an agent remembers about a user."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -30,14 +30,14 @@ class Memory(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     memory_id: _builtins.str
-    """Id, unique for the user."""
+    """ID, unique per user."""
     agent_name: _builtins.str
-    """The agent: a name, or `draft/NAME`."""
+    """Name of the agent, or `draft/NAME`."""
     text: _builtins.str
-    """The words."""
+    """Text of the memory."""
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was remembered."""
+        """Creation time."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ Global___Memory: _TypeAlias = Memory  # noqa: Y015
 
 @_typing.final
 class ListMemoriesRequest(_message.Message):
-    """ListMemoriesRequest asks for a page of memories."""
+    """Request for ListMemories."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -65,11 +65,11 @@ class ListMemoriesRequest(_message.Message):
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     agent_name: _builtins.str
-    """Only those of this agent; empty for all."""
+    """Only memories of this agent; empty for all."""
     page_size: _builtins.int
-    """How many, at most 200; 0 means 50."""
+    """Results per page, 1 to 200; default 50."""
     page_token: _builtins.str
-    """From the page before; empty for the first."""
+    """`next_page_token` of the previous page; empty for the first."""
     def __init__(
         self,
         *,
@@ -87,14 +87,14 @@ Global___ListMemoriesRequest: _TypeAlias = ListMemoriesRequest  # noqa: Y015
 
 @_typing.final
 class ListMemoriesResponse(_message.Message):
-    """ListMemoriesResponse has a page of memories."""
+    """Response of ListMemories."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MEMORIES_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """For the next page; empty on the last."""
+    """Token of the next page; empty on the last."""
     @_builtins.property
     def memories(self) -> _containers.RepeatedCompositeFieldContainer[Global___Memory]:
         """The memories."""
@@ -115,16 +115,16 @@ Global___ListMemoriesResponse: _TypeAlias = ListMemoriesResponse  # noqa: Y015
 
 @_typing.final
 class EraseMemoriesRequest(_message.Message):
-    """EraseMemoriesRequest says what to erase."""
+    """Request for EraseMemories."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     AGENT_NAME_FIELD_NUMBER: _builtins.int
     MEMORY_ID_FIELD_NUMBER: _builtins.int
     agent_name: _builtins.str
-    """Only those of this agent; empty for all."""
+    """Only memories of this agent; empty for all."""
     memory_id: _builtins.str
-    """Only this one; empty for all."""
+    """Only this memory; empty for all."""
     def __init__(
         self,
         *,
@@ -141,13 +141,13 @@ Global___EraseMemoriesRequest: _TypeAlias = EraseMemoriesRequest  # noqa: Y015
 
 @_typing.final
 class EraseMemoriesResponse(_message.Message):
-    """EraseMemoriesResponse says how many there were."""
+    """Response of EraseMemories."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ERASED_COUNT_FIELD_NUMBER: _builtins.int
     erased_count: _builtins.int
-    """Memories erased."""
+    """Number of erased memories."""
     def __init__(
         self,
         *,

@@ -26,10 +26,9 @@ if _version_not_supported:
 
 
 class MemoryServiceStub(object):
-    """MemoryService shows users what agents remember about them beyond a
-    conversation, and lets them erase it. Agents write and read it with the tools
-    remember, recall and forget: each its own, and only that about the user of its
-    run. Store and user come from the credential.
+    """Shows users what agents remember about them across conversations, and erases it. Agents use the tools
+    remember, recall and forget. Each agent has its own memories of the user of its run. Store and user come
+    from the credential.
     """
 
     def __init__(self, channel):
@@ -51,29 +50,28 @@ class MemoryServiceStub(object):
 
 
 class MemoryServiceServicer(object):
-    """MemoryService shows users what agents remember about them beyond a
-    conversation, and lets them erase it. Agents write and read it with the tools
-    remember, recall and forget: each its own, and only that about the user of its
-    run. Store and user come from the credential.
+    """Shows users what agents remember about them across conversations, and erases it. Agents use the tools
+    remember, recall and forget. Each agent has its own memories of the user of its run. Store and user come
+    from the credential.
     """
 
     def ListMemories(self, request, context):
-        """Lists the memories about the caller, by agent, then the oldest first.
-        Read-only.
+        """Lists memories about the caller, by agent, then oldest first. Read-only.
 
-        Errors: INVALID_FIELD, INVALID_PAGE_TOKEN.
+        Errors:
+        - INVALID_ARGUMENT / INVALID_FIELD
+        - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def EraseMemories(self, request, context):
-        """Erases memories about the caller; nothing of them is kept. Durable when it
-        answers. Idempotent: asked again it erases nothing.
+        """Erases memories about the caller permanently. Messages of conversations stay. Durable once it returns.
+        Idempotent.
 
-        What was said in conversations stays there.
-
-        Errors: INVALID_FIELD.
+        Errors:
+        - INVALID_ARGUMENT / INVALID_FIELD
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -101,10 +99,9 @@ def add_MemoryServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class MemoryService(object):
-    """MemoryService shows users what agents remember about them beyond a
-    conversation, and lets them erase it. Agents write and read it with the tools
-    remember, recall and forget: each its own, and only that about the user of its
-    run. Store and user come from the credential.
+    """Shows users what agents remember about them across conversations, and erases it. Agents use the tools
+    remember, recall and forget. Each agent has its own memories of the user of its run. Store and user come
+    from the credential.
     """
 
     @staticmethod

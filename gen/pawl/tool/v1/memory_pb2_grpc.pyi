@@ -27,10 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class MemoryServiceStub:
-    """MemoryService shows users what agents remember about them beyond a
-    conversation, and lets them erase it. Agents write and read it with the tools
-    remember, recall and forget: each its own, and only that about the user of its
-    run. Store and user come from the credential.
+    """Shows users what agents remember about them across conversations, and erases it. Agents use the tools
+    remember, recall and forget. Each agent has its own memories of the user of its run. Store and user come
+    from the credential.
     """
 
     @_typing.overload
@@ -38,49 +37,47 @@ class MemoryServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> MemoryServiceAsyncStub: ...
     ListMemories: _grpc.UnaryUnaryMultiCallable[_memory_pb2.ListMemoriesRequest, _memory_pb2.ListMemoriesResponse]
-    """Lists the memories about the caller, by agent, then the oldest first.
-    Read-only.
+    """Lists memories about the caller, by agent, then oldest first. Read-only.
 
-    Errors: INVALID_FIELD, INVALID_PAGE_TOKEN.
+    Errors:
+    - INVALID_ARGUMENT / INVALID_FIELD
+    - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
     """
     EraseMemories: _grpc.UnaryUnaryMultiCallable[_memory_pb2.EraseMemoriesRequest, _memory_pb2.EraseMemoriesResponse]
-    """Erases memories about the caller; nothing of them is kept. Durable when it
-    answers. Idempotent: asked again it erases nothing.
+    """Erases memories about the caller permanently. Messages of conversations stay. Durable once it returns.
+    Idempotent.
 
-    What was said in conversations stays there.
-
-    Errors: INVALID_FIELD.
+    Errors:
+    - INVALID_ARGUMENT / INVALID_FIELD
     """
 
 @_typing.type_check_only
 class MemoryServiceAsyncStub(MemoryServiceStub):
-    """MemoryService shows users what agents remember about them beyond a
-    conversation, and lets them erase it. Agents write and read it with the tools
-    remember, recall and forget: each its own, and only that about the user of its
-    run. Store and user come from the credential.
+    """Shows users what agents remember about them across conversations, and erases it. Agents use the tools
+    remember, recall and forget. Each agent has its own memories of the user of its run. Store and user come
+    from the credential.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListMemories: _aio.UnaryUnaryMultiCallable[_memory_pb2.ListMemoriesRequest, _memory_pb2.ListMemoriesResponse]  # type: ignore[assignment]
-    """Lists the memories about the caller, by agent, then the oldest first.
-    Read-only.
+    """Lists memories about the caller, by agent, then oldest first. Read-only.
 
-    Errors: INVALID_FIELD, INVALID_PAGE_TOKEN.
+    Errors:
+    - INVALID_ARGUMENT / INVALID_FIELD
+    - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
     """
     EraseMemories: _aio.UnaryUnaryMultiCallable[_memory_pb2.EraseMemoriesRequest, _memory_pb2.EraseMemoriesResponse]  # type: ignore[assignment]
-    """Erases memories about the caller; nothing of them is kept. Durable when it
-    answers. Idempotent: asked again it erases nothing.
+    """Erases memories about the caller permanently. Messages of conversations stay. Durable once it returns.
+    Idempotent.
 
-    What was said in conversations stays there.
-
-    Errors: INVALID_FIELD.
+    Errors:
+    - INVALID_ARGUMENT / INVALID_FIELD
     """
 
 class MemoryServiceServicer(metaclass=_abc_1.ABCMeta):
-    """MemoryService shows users what agents remember about them beyond a
-    conversation, and lets them erase it. Agents write and read it with the tools
-    remember, recall and forget: each its own, and only that about the user of its
-    run. Store and user come from the credential.
+    """Shows users what agents remember about them across conversations, and erases it. Agents use the tools
+    remember, recall and forget. Each agent has its own memories of the user of its run. Store and user come
+    from the credential.
     """
 
     @_abc_1.abstractmethod
@@ -89,10 +86,11 @@ class MemoryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _memory_pb2.ListMemoriesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_memory_pb2.ListMemoriesResponse, _abc.Awaitable[_memory_pb2.ListMemoriesResponse]]:
-        """Lists the memories about the caller, by agent, then the oldest first.
-        Read-only.
+        """Lists memories about the caller, by agent, then oldest first. Read-only.
 
-        Errors: INVALID_FIELD, INVALID_PAGE_TOKEN.
+        Errors:
+        - INVALID_ARGUMENT / INVALID_FIELD
+        - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
         """
 
     @_abc_1.abstractmethod
@@ -101,12 +99,11 @@ class MemoryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _memory_pb2.EraseMemoriesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_memory_pb2.EraseMemoriesResponse, _abc.Awaitable[_memory_pb2.EraseMemoriesResponse]]:
-        """Erases memories about the caller; nothing of them is kept. Durable when it
-        answers. Idempotent: asked again it erases nothing.
+        """Erases memories about the caller permanently. Messages of conversations stay. Durable once it returns.
+        Idempotent.
 
-        What was said in conversations stays there.
-
-        Errors: INVALID_FIELD.
+        Errors:
+        - INVALID_ARGUMENT / INVALID_FIELD
         """
 
 def add_MemoryServiceServicer_to_server(servicer: MemoryServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

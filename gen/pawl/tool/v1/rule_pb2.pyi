@@ -27,25 +27,25 @@ class _RuleEffect:
 class _RuleEffectEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RuleEffect.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     RULE_EFFECT_UNSPECIFIED: _RuleEffect.ValueType  # 0
-    """INVALID_ARGUMENT."""
+    """Rejected with INVALID_ARGUMENT."""
     RULE_EFFECT_ALLOW: _RuleEffect.ValueType  # 1
-    """It runs without an approval."""
+    """The call runs without approval."""
     RULE_EFFECT_ASK: _RuleEffect.ValueType  # 2
-    """It needs an approval, whatever the category of the tool."""
+    """The call needs approval, regardless of the tool category."""
     RULE_EFFECT_DENY: _RuleEffect.ValueType  # 3
-    """It does not run."""
+    """The call does not run."""
 
 class RuleEffect(_RuleEffect, metaclass=_RuleEffectEnumTypeWrapper):
-    """RuleEffect is what a rule says of a call."""
+    """Effect of a rule on a call."""
 
 RULE_EFFECT_UNSPECIFIED: RuleEffect.ValueType  # 0
-"""INVALID_ARGUMENT."""
+"""Rejected with INVALID_ARGUMENT."""
 RULE_EFFECT_ALLOW: RuleEffect.ValueType  # 1
-"""It runs without an approval."""
+"""The call runs without approval."""
 RULE_EFFECT_ASK: RuleEffect.ValueType  # 2
-"""It needs an approval, whatever the category of the tool."""
+"""The call needs approval, regardless of the tool category."""
 RULE_EFFECT_DENY: RuleEffect.ValueType  # 3
-"""It does not run."""
+"""The call does not run."""
 Global___RuleEffect: _TypeAlias = RuleEffect  # noqa: Y015
 
 class _RuleScope:
@@ -55,53 +55,48 @@ class _RuleScope:
 class _RuleScopeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RuleScope.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     RULE_SCOPE_UNSPECIFIED: _RuleScope.ValueType  # 0
-    """INVALID_ARGUMENT."""
+    """Rejected with INVALID_ARGUMENT."""
     RULE_SCOPE_RUN: _RuleScope.ValueType  # 1
     """In one run."""
     RULE_SCOPE_CONVERSATION: _RuleScope.ValueType  # 2
     """In one conversation."""
     RULE_SCOPE_USER: _RuleScope.ValueType  # 3
-    """In all runs of the user who made it."""
+    """In all runs of its creator."""
     RULE_SCOPE_STORE: _RuleScope.ValueType  # 4
     """In all runs of the store."""
     RULE_SCOPE_AGENT: _RuleScope.ValueType  # 5
-    """In all runs of one agent of the store, in whatever version, and whoever
-    starts them. DENY and ASK hold for the runs, too, to which such a run gives
-    tasks, whatever their own agents are; ALLOW holds for runs of that agent only.
+    """In all runs of one agent of the store, in every version and for every user. DENY and ASK also apply to
+    runs that such a run delegates to; ALLOW does not.
     """
 
 class RuleScope(_RuleScope, metaclass=_RuleScopeEnumTypeWrapper):
-    """RuleScope is where a rule counts."""
+    """Where a rule applies."""
 
 RULE_SCOPE_UNSPECIFIED: RuleScope.ValueType  # 0
-"""INVALID_ARGUMENT."""
+"""Rejected with INVALID_ARGUMENT."""
 RULE_SCOPE_RUN: RuleScope.ValueType  # 1
 """In one run."""
 RULE_SCOPE_CONVERSATION: RuleScope.ValueType  # 2
 """In one conversation."""
 RULE_SCOPE_USER: RuleScope.ValueType  # 3
-"""In all runs of the user who made it."""
+"""In all runs of its creator."""
 RULE_SCOPE_STORE: RuleScope.ValueType  # 4
 """In all runs of the store."""
 RULE_SCOPE_AGENT: RuleScope.ValueType  # 5
-"""In all runs of one agent of the store, in whatever version, and whoever
-starts them. DENY and ASK hold for the runs, too, to which such a run gives
-tasks, whatever their own agents are; ALLOW holds for runs of that agent only.
+"""In all runs of one agent of the store, in every version and for every user. DENY and ASK also apply to
+runs that such a run delegates to; ALLOW does not.
 """
 Global___RuleScope: _TypeAlias = RuleScope  # noqa: Y015
 
 @_typing.final
 class ArgumentPattern(_message.Message):
-    """ArgumentPattern is what an argument must be for a rule to count. An absent
-    argument matches nothing, and neither does an empty array. Of an array every
-    item must match for ALLOW, and one for ASK and DENY.
+    """Pattern for a top-level argument of a call. An absent argument or empty array does not match. For an array,
+    ALLOW requires every item to match, ASK and DENY one.
 
-    A text can be read in several ways: as it is, without white space around it and
-    characters that cannot be seen, in plain letters (Unicode NFKC), a URL as
-    browsers read it (small scheme and host, nothing encoded, no user, the path
-    resolved), and where its tool declares the argument to be a path or a recipient,
-    as that. For ALLOW all readings must match, for ASK and DENY any of them. A text
-    with more than 100 combining marks in a row is refused.
+    A text has several readings: unchanged; without surrounding white space and invisible characters; in
+    Unicode NFKC; as a URL, normalised as by browsers; and as a path or recipient, if the tool declares it so.
+    For ALLOW all readings must match, for ASK and DENY one. A text with over 100 combining marks in a row is
+    refused.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -112,11 +107,9 @@ class ArgumentPattern(_message.Message):
     argument: _builtins.str
     """Name of a top-level argument."""
     equals_json: _builtins.bytes
-    """This value, strict JSON; 1.0 and 1 are the same."""
+    """Equal to this value, strict JSON; 1.0 and 1 are equal."""
     glob: _builtins.str
-    """A text like this: * stands for any characters, also slashes and none, ?
-    for one character. Case counts.
-    """
+    """Text pattern, case-sensitive: * matches any characters, including slashes and none; ? matches one."""
     def __init__(
         self,
         *,
@@ -136,7 +129,7 @@ Global___ArgumentPattern: _TypeAlias = ArgumentPattern  # noqa: Y015
 
 @_typing.final
 class Rule(_message.Message):
-    """Rule decides about calls."""
+    """A rule about calls."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -160,66 +153,57 @@ class Rule(_message.Message):
     REVOKE_USER_ID_FIELD_NUMBER: _builtins.int
     CALL_ID_FIELD_NUMBER: _builtins.int
     rule_id: _builtins.str
-    """Its id."""
+    """ID of the rule. Output only."""
     effect: Global___RuleEffect.ValueType
-    """What it says."""
+    """Effect of the rule."""
     scope: Global___RuleScope.ValueType
-    """Where it counts."""
+    """Where it applies."""
     scope_id: _builtins.str
-    """RUN, CONVERSATION: which one. A run must be there, and the caller's; a
-    conversation may be begun later. AGENT: its name; `default` for runs that
-    name none. A rule stays when its agent is deleted.
+    """RUN, CONVERSATION: its ID. AGENT: its name, `default` for runs without an agent. A run must exist and
+    belong to the caller; a conversation may be created later. The rule stays when its agent is deleted.
     """
     tool_name: _builtins.str
     """Name of a tool; "*" for all, "name.*" for all of a source."""
     items_max: _builtins.int
-    """ALLOW: the most items of a bulk call; 0 means 2, so that bulk calls are
-    asked about.
-    """
+    """ALLOW: maximum items of a bulk call; default 2, so that bulk calls need approval."""
     includes_destructive: _builtins.bool
-    """ALLOW with a pattern of tools: true if DESTRUCTIVE tools are meant too. A
-    rule for one tool by its name means it whatever its category.
-    """
+    """ALLOW with a tool pattern: also allow DESTRUCTIVE tools. A rule for a single tool always includes it."""
     uses_max: _builtins.int
-    """ALLOW: how many calls it may allow; 0 means any number."""
+    """ALLOW: maximum number of calls; default 0, unlimited."""
     uses: _builtins.int
-    """Calls that it has allowed."""
+    """Number of calls that it has allowed. Output only."""
     tool_version: _builtins.int
-    """ALLOW for one tool: the version that it means. A newer version of the tool
-    suspends it, also for runs that go on with the older one. One for a pattern of tools does not count for versions that
-    were registered after it was made.
+    """ALLOW for one tool: version of the tool. Output only. A newer version suspends the rule, also for runs
+    with the older one. With a tool pattern, ALLOW does not apply to versions registered after the rule was
+    created.
     """
     suspended: _builtins.bool
-    """ALLOW: true if its tool has changed since: it allows nothing any more."""
+    """ALLOW: whether it is suspended because its tool changed. Output only."""
     reason: _builtins.str
-    """Why, in the words of who made it; may be empty, at most 1 KiB."""
+    """Reason given by its creator; at most 1 KiB, may be empty."""
     user_id: _builtins.str
-    """Who made it."""
+    """User who created it. Output only."""
     revoke_user_id: _builtins.str
-    """Who revoked it."""
+    """User who revoked it. Output only."""
     call_id: _builtins.str
-    """The caller's call whose approval made it; empty for none. It must be one that
-    needed an approval, and of the same tool where the rule names one.
+    """Call of the caller whose approval led to the rule; empty for none. The call must have needed approval,
+    and match the tool name of the rule.
     """
     @_builtins.property
     def arguments(self) -> _containers.RepeatedCompositeFieldContainer[Global___ArgumentPattern]:
-        """What the arguments must be; all patterns must match. At most 20, together at
-        most 4096 bytes.
-        """
+        """Argument patterns, all of which must match. At most 20 and 4096 bytes."""
 
     @_builtins.property
     def expire_time(self) -> _timestamp_pb2.Timestamp:
-        """When it ends by itself; absent for never. ALLOW with a pattern of tools
-        needs one, within 30 days.
-        """
+        """When it expires; absent for never. ALLOW with a tool pattern requires it, within 30 days."""
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was made."""
+        """Creation time. Output only."""
 
     @_builtins.property
     def revoke_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was revoked; absent if it was not."""
+        """When it was revoked; absent if it was not. Output only."""
 
     def __init__(
         self,
@@ -254,19 +238,17 @@ Global___Rule: _TypeAlias = Rule  # noqa: Y015
 
 @_typing.final
 class CreateRuleRequest(_message.Message):
-    """CreateRuleRequest makes a rule."""
+    """Request for CreateRule."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     RULE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """The same id with the same rule makes one rule; empty for none."""
+    """Idempotency key; empty for none."""
     @_builtins.property
     def rule(self) -> Global___Rule:
-        """The rule. Ids, versions, uses, users and times of making are given by the
-        registry.
-        """
+        """The new rule."""
 
     def __init__(
         self,
@@ -284,7 +266,7 @@ Global___CreateRuleRequest: _TypeAlias = CreateRuleRequest  # noqa: Y015
 
 @_typing.final
 class CreateRuleResponse(_message.Message):
-    """CreateRuleResponse has the rule as made."""
+    """Response of CreateRule."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -308,13 +290,13 @@ Global___CreateRuleResponse: _TypeAlias = CreateRuleResponse  # noqa: Y015
 
 @_typing.final
 class RevokeRuleRequest(_message.Message):
-    """RevokeRuleRequest revokes a rule."""
+    """Request for RevokeRule."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     RULE_ID_FIELD_NUMBER: _builtins.int
     rule_id: _builtins.str
-    """The rule."""
+    """Rule ID."""
     def __init__(
         self,
         *,
@@ -330,7 +312,7 @@ Global___RevokeRuleRequest: _TypeAlias = RevokeRuleRequest  # noqa: Y015
 
 @_typing.final
 class RevokeRuleResponse(_message.Message):
-    """RevokeRuleResponse has the rule as it is now."""
+    """Response of RevokeRule."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -354,7 +336,7 @@ Global___RevokeRuleResponse: _TypeAlias = RevokeRuleResponse  # noqa: Y015
 
 @_typing.final
 class ListRulesRequest(_message.Message):
-    """ListRulesRequest lists rules."""
+    """Request for ListRules."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -363,13 +345,13 @@ class ListRulesRequest(_message.Message):
     INCLUDE_ENDED_FIELD_NUMBER: _builtins.int
     ALL_USERS_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """Rules a page, 1 to 200; 0 means 50."""
+    """Results per page, 1 to 200; default 50."""
     page_token: _builtins.str
-    """From the page before; empty for the first."""
+    """`next_page_token` of the previous page; empty for the first."""
     include_ended: _builtins.bool
-    """True to list those that are revoked, expired or used up too."""
+    """Include revoked, expired and used up rules."""
     all_users: _builtins.bool
-    """True to list those of all users of the store; needs the role admin."""
+    """Include the rules of all users of the store; requires the role admin."""
     def __init__(
         self,
         *,
@@ -388,14 +370,14 @@ Global___ListRulesRequest: _TypeAlias = ListRulesRequest  # noqa: Y015
 
 @_typing.final
 class ListRulesResponse(_message.Message):
-    """ListRulesResponse is a page of rules."""
+    """Response of ListRules."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     RULES_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """For the next page; empty after the last."""
+    """Token of the next page; empty on the last."""
     @_builtins.property
     def rules(self) -> _containers.RepeatedCompositeFieldContainer[Global___Rule]:
         """The rules."""

@@ -26,24 +26,15 @@ if _version_not_supported:
 
 
 class RuleServiceStub(object):
-    """RuleService keeps what people have decided for the next time: rules that
-    allow, ask about or deny calls without anybody being asked again. The store
-    comes from the credential.
+    """Manages rules that allow, gate or deny calls without asking again. A rule applies to a call if its scope,
+    tool and all argument patterns match, and it is neither expired nor used up. Of the rules that apply, DENY
+    wins over ASK, and ASK over ALLOW. Call.rule_id names the rule that decided. Without a rule, the tool
+    category and the bulk rule decide.
 
-    A rule counts for a call if its scope, its tool and all of its argument
-    patterns match, and if it is neither expired nor used up. Of the rules that
-    count DENY wins over ASK, and ASK over ALLOW. A call that a rule decided
-    about names the rule (Call.rule_id). Without any rule the category of the tool
-    and the rule for bulk decide.
-
-    Rules of RUN, CONVERSATION and USER belong to the user who made them and
-    count for that user's runs; making one needs the right to approve. Rules of
-    STORE count for everybody in the store, those of AGENT for all runs of that
-    agent, whoever starts them; making and revoking them needs the role admin. A delegate whose key does not say that it decides for users makes
-    no ALLOW, and revokes nothing but ALLOW.
-
-    Trust mode is such a rule: ALLOW, tool "*", of a run, a conversation or a
-    user, with an expiry.
+    Rules with scope RUN, CONVERSATION or USER belong to their creator and apply to that user's runs; creating
+    one requires the right to approve. Rules with scope STORE or AGENT apply to all users and require the role
+    admin. Delegates that cannot decide cannot create ALLOW rules, and can revoke only those. Trust mode is a
+    rule: ALLOW, tool "*", with an expiry.
     """
 
     def __init__(self, channel):
@@ -70,59 +61,55 @@ class RuleServiceStub(object):
 
 
 class RuleServiceServicer(object):
-    """RuleService keeps what people have decided for the next time: rules that
-    allow, ask about or deny calls without anybody being asked again. The store
-    comes from the credential.
+    """Manages rules that allow, gate or deny calls without asking again. A rule applies to a call if its scope,
+    tool and all argument patterns match, and it is neither expired nor used up. Of the rules that apply, DENY
+    wins over ASK, and ASK over ALLOW. Call.rule_id names the rule that decided. Without a rule, the tool
+    category and the bulk rule decide.
 
-    A rule counts for a call if its scope, its tool and all of its argument
-    patterns match, and if it is neither expired nor used up. Of the rules that
-    count DENY wins over ASK, and ASK over ALLOW. A call that a rule decided
-    about names the rule (Call.rule_id). Without any rule the category of the tool
-    and the rule for bulk decide.
-
-    Rules of RUN, CONVERSATION and USER belong to the user who made them and
-    count for that user's runs; making one needs the right to approve. Rules of
-    STORE count for everybody in the store, those of AGENT for all runs of that
-    agent, whoever starts them; making and revoking them needs the role admin. A delegate whose key does not say that it decides for users makes
-    no ALLOW, and revokes nothing but ALLOW.
-
-    Trust mode is such a rule: ALLOW, tool "*", of a run, a conversation or a
-    user, with an expiry.
+    Rules with scope RUN, CONVERSATION or USER belong to their creator and apply to that user's runs; creating
+    one requires the right to approve. Rules with scope STORE or AGENT apply to all users and require the role
+    admin. Delegates that cannot decide cannot create ALLOW rules, and can revoke only those. Trust mode is a
+    rule: ALLOW, tool "*", with an expiry.
     """
 
     def CreateRule(self, request, context):
-        """Makes a rule. Idempotent by request id. It is in force at once where it was
-        made, and within a second on every replica.
+        """Creates a rule. It applies immediately on the replica that created it, and within a second on all others.
+        A store can have 1000 rules with scope STORE and AGENT in force, and 1000 others, at most 100 per user.
+        Idempotent by request ID.
 
-        In force at once are at most 1000 rules of STORE and AGENT, and 1000 others,
-        100 of them of one user: users' rules take no place of the store's.
-
-        Errors: INVALID_FIELD (there are too many, too), PERMISSION_DENIED,
-        TOOL_NOT_FOUND, RUN_NOT_FOUND (RUN: the caller has no such run),
-        CONVERSATION_NOT_FOUND (CONVERSATION: the caller has no such one),
-        AGENT_NOT_FOUND (AGENT: the store has no such agent),
-        CALL_NOT_FOUND (`call_id`), CONVERSATION_ERASED (CONVERSATION, RUN: nothing
-        of it comes back, also by the same request), REQUEST_ID_REUSED.
+        Errors:
+        - INVALID_ARGUMENT / INVALID_FIELD: Also if there are too many.
+        - PERMISSION_DENIED
+        - NOT_FOUND / TOOL_NOT_FOUND
+        - NOT_FOUND / RUN_NOT_FOUND: The caller has no run `scope_id`.
+        - NOT_FOUND / CONVERSATION_NOT_FOUND: The caller has no conversation `scope_id`.
+        - NOT_FOUND / AGENT_NOT_FOUND: The store has no agent `scope_id`.
+        - NOT_FOUND / CALL_NOT_FOUND: `call_id`.
+        - FAILED_PRECONDITION / CONVERSATION_ERASED: Also for a repeated request.
+        - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RevokeRule(self, request, context):
-        """Revokes a rule, for good. Calls that it has allowed and that have not begun
-        do not begin. Idempotent.
+        """Revokes a rule permanently. Calls that it allowed and that have not started do not start. Idempotent.
 
-        Errors: RULE_NOT_FOUND, PERMISSION_DENIED.
+        Errors:
+        - NOT_FOUND / RULE_NOT_FOUND
+        - PERMISSION_DENIED
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListRules(self, request, context):
-        """Lists the caller's rules and those of the store, newest first; an admin may
-        list those of all users. Read-only.
+        """Lists the rules of the caller and the store, newest first. Read-only. An admin can list those of all
+        users.
 
-        Errors: INVALID_PAGE_TOKEN, PERMISSION_DENIED.
+        Errors:
+        - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
+        - PERMISSION_DENIED
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -155,24 +142,15 @@ def add_RuleServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RuleService(object):
-    """RuleService keeps what people have decided for the next time: rules that
-    allow, ask about or deny calls without anybody being asked again. The store
-    comes from the credential.
+    """Manages rules that allow, gate or deny calls without asking again. A rule applies to a call if its scope,
+    tool and all argument patterns match, and it is neither expired nor used up. Of the rules that apply, DENY
+    wins over ASK, and ASK over ALLOW. Call.rule_id names the rule that decided. Without a rule, the tool
+    category and the bulk rule decide.
 
-    A rule counts for a call if its scope, its tool and all of its argument
-    patterns match, and if it is neither expired nor used up. Of the rules that
-    count DENY wins over ASK, and ASK over ALLOW. A call that a rule decided
-    about names the rule (Call.rule_id). Without any rule the category of the tool
-    and the rule for bulk decide.
-
-    Rules of RUN, CONVERSATION and USER belong to the user who made them and
-    count for that user's runs; making one needs the right to approve. Rules of
-    STORE count for everybody in the store, those of AGENT for all runs of that
-    agent, whoever starts them; making and revoking them needs the role admin. A delegate whose key does not say that it decides for users makes
-    no ALLOW, and revokes nothing but ALLOW.
-
-    Trust mode is such a rule: ALLOW, tool "*", of a run, a conversation or a
-    user, with an expiry.
+    Rules with scope RUN, CONVERSATION or USER belong to their creator and apply to that user's runs; creating
+    one requires the right to approve. Rules with scope STORE or AGENT apply to all users and require the role
+    admin. Delegates that cannot decide cannot create ALLOW rules, and can revoke only those. Trust mode is a
+    rule: ALLOW, tool "*", with an expiry.
     """
 
     @staticmethod

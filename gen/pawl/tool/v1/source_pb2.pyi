@@ -32,28 +32,28 @@ class _SourceStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SourceSta
     SOURCE_STATE_UNSPECIFIED: _SourceState.ValueType  # 0
     """Never sent."""
     SOURCE_STATE_READY: _SourceState.ValueType  # 1
-    """Transient. It answers, and describes its tools as they were approved."""
+    """It answers, and its tools are as approved. Transient."""
     SOURCE_STATE_CHANGED: _SourceState.ValueType  # 2
-    """Interrupted. It describes its tools differently: ApproveSource."""
+    """Its tools have changed; call ApproveSource. Interrupted."""
     SOURCE_STATE_UNREACHABLE: _SourceState.ValueType  # 3
-    """Interrupted. It does not answer; `problem` says how."""
+    """It does not answer; see `problem`. Interrupted."""
 
 class SourceState(_SourceState, metaclass=_SourceStateEnumTypeWrapper):
-    """SourceState is where a source stands, as of its last check."""
+    """State of a source at its last check."""
 
 SOURCE_STATE_UNSPECIFIED: SourceState.ValueType  # 0
 """Never sent."""
 SOURCE_STATE_READY: SourceState.ValueType  # 1
-"""Transient. It answers, and describes its tools as they were approved."""
+"""It answers, and its tools are as approved. Transient."""
 SOURCE_STATE_CHANGED: SourceState.ValueType  # 2
-"""Interrupted. It describes its tools differently: ApproveSource."""
+"""Its tools have changed; call ApproveSource. Interrupted."""
 SOURCE_STATE_UNREACHABLE: SourceState.ValueType  # 3
-"""Interrupted. It does not answer; `problem` says how."""
+"""It does not answer; see `problem`. Interrupted."""
 Global___SourceState: _TypeAlias = SourceState  # noqa: Y015
 
 @_typing.final
 class SourceConfig(_message.Message):
-    """SourceConfig says how to reach a source."""
+    """Configuration of a source."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -64,7 +64,7 @@ class SourceConfig(_message.Message):
     HTTP_ENDPOINT_FIELD_NUMBER: _builtins.int
     POLICIES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """^[a-z0-9][a-z0-9_-]{0,31}$, unique in its store."""
+    """Name, unique in its store; matches ^[a-z0-9][a-z0-9_-]{0,31}$."""
     @_builtins.property
     def mcp_stdio(self) -> Global___McpStdioConfig:
         """An MCP server that the registry starts as a program."""
@@ -83,7 +83,7 @@ class SourceConfig(_message.Message):
 
     @_builtins.property
     def policies(self) -> _containers.RepeatedCompositeFieldContainer[Global___SourceToolPolicy]:
-        """What the store's admin says of single tools."""
+        """Policies of the store's admin for single tools."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ Global___SourceConfig: _TypeAlias = SourceConfig  # noqa: Y015
 
 @_typing.final
 class SourceToolPolicy(_message.Message):
-    """SourceToolPolicy says of a tool what its source is not believed."""
+    """Policy for a tool of a source, which its source cannot set itself."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -122,33 +122,29 @@ class SourceToolPolicy(_message.Message):
     PERMITS_GRANTS_FIELD_NUMBER: _builtins.int
     REPORTS_FIELD_NUMBER: _builtins.int
     tool_name: _builtins.str
-    """Name of the tool as it is registered, without the source; "*" for all that
-    have no policy of their own.
-    """
+    """Name of the tool without the source; "*" for all tools without their own policy."""
     category: _call_pb2.ToolCategory.ValueType
-    """Unspecified: SENSITIVE, or DESTRUCTIVE if the source says so."""
+    """Category; default SENSITIVE, or DESTRUCTIVE if the source says so."""
     effect_class: _call_pb2.EffectClass.ValueType
-    """Unspecified: AT_MOST_ONCE. RECONCILABLE cannot be: no source can be asked
-    what became of a call.
-    """
+    """Effect class; default AT_MOST_ONCE. RECONCILABLE is not possible."""
     timeout_seconds: _builtins.float
-    """As ToolDefinition.timeout_seconds."""
+    """Timeout in seconds, as ToolDefinition.timeout_seconds."""
     excluded: _builtins.bool
-    """True to leave the tool out."""
+    """Do not register the tool."""
     bulk_count: _builtins.str
-    """Where the things are that a call is about, for the rule that a call on three
-    or more is gated: names with dots between, [*] for each item of an array, like
-    $.body.orders[*].lines. Empty: the longest array, at any depth.
+    """Path to the items of a call, for the rule that gates calls with three or more items. Names separated by
+    dots, with [*] for each item of an array, like $.body.orders[*].lines. Default: the longest array at any
+    depth.
     """
     without_background: _builtins.bool
     """As ToolDefinition.without_background."""
     async_timeout_seconds: _builtins.float
-    """As ToolDefinition.async_timeout_seconds."""
+    """Background timeout in seconds, as ToolDefinition.async_timeout_seconds."""
     permits_grants: _builtins.bool
     """As ToolDefinition.permits_grants."""
     @_builtins.property
     def reports(self) -> _run_pb2.ReportPolicy:
-        """As ToolDefinition.reports."""
+        """Default reports of its jobs, as ToolDefinition.reports."""
 
     def __init__(
         self,
@@ -174,10 +170,9 @@ Global___SourceToolPolicy: _TypeAlias = SourceToolPolicy  # noqa: Y015
 
 @_typing.final
 class McpStdioConfig(_message.Message):
-    """McpStdioConfig starts a program. It gets no environment but PATH, HOME and
-    TMPDIR (an empty folder of its own, deleted afterwards), LANG and what is named
-    here. It and all that it starts are killed when the source is idle for 5
-    minutes or removed, and when the registry ends, however it ends.
+    """An MCP server that runs as a program. Its environment has only PATH, HOME and TMPDIR (an empty folder,
+    deleted afterwards), LANG and the variables below. Pawl kills it with all child processes after 5 idle
+    minutes, when the source is removed, and when the registry ends.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -231,47 +226,36 @@ class McpStdioConfig(_message.Message):
     PROCESSES_MAX_FIELD_NUMBER: _builtins.int
     STATELESS_FIELD_NUMBER: _builtins.int
     memory_bytes_max: _builtins.int
-    """Bytes of memory that it and all that it starts may use, from 33554432; 0
-    means 1073741824. Kept on Linux.
-    """
+    """Memory limit in bytes with child processes, at least 33554432; default 1073741824. Linux only."""
     processes_max: _builtins.int
-    """Processes that it may be, itself included, 1 to 1000; 0 means 64. Kept on
-    Linux.
-    """
+    """Maximum processes, 1 to 1000; default 64. Linux only."""
     stateless: _builtins.bool
-    """True: the program keeps nothing of one call for the next, so all users may
-    share one process. False: each user has a process of their own.
+    """Whether it keeps no state between calls, so that all users can share one process. Otherwise each user has
+    a process.
     """
     @_builtins.property
     def command(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The program and its arguments; 1 to 64."""
+        """Program and arguments; 1 to 64."""
 
     @_builtins.property
     def environment(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Variables of its environment."""
+        """Environment variables."""
 
     @_builtins.property
     def secret_environment(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Variables whose values are secrets: name of the variable to name of the
-        secret.
-        """
+        """Environment variables with secrets: variable name to secret name."""
 
     @_builtins.property
     def readable_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Folders that it may read, absolute, beside HOME and what programs of the
-        system need: /usr, /bin, /lib and the like. If there are neither these nor
-        `writable_paths`, it reads any that the registry's user may where all is one
-        user's (no API keys), else none. Never what is private to the deployment:
-        keys, secrets, the data folder, the files of stores; a folder there is
-        SOURCE_UNREACHABLE.
+        """Absolute folders that it may read, in addition to HOME and system folders such as /usr and /lib. Without
+        these and `writable_paths` nothing more, except in a deployment without API keys: then what the
+        registry's user may read. Private folders of the deployment (keys, secrets, data) are SOURCE_UNREACHABLE.
         """
 
     @_builtins.property
     def writable_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Folders that it may read and write, absolute, beside HOME; none with
-        something private in it. The limits are kept by the kernel (Landlock), and so
-        is that the program has no unix sockets (seccomp); where it cannot, the
-        source is SOURCE_UNREACHABLE.
+        """Absolute folders that it may read and write, in addition to HOME. Private folders of the deployment are
+        not allowed. The kernel enforces this; where it cannot, the source is SOURCE_UNREACHABLE.
         """
 
     def __init__(
@@ -296,7 +280,7 @@ Global___McpStdioConfig: _TypeAlias = McpStdioConfig  # noqa: Y015
 
 @_typing.final
 class McpHttpConfig(_message.Message):
-    """McpHttpConfig reaches a server over streamable HTTP."""
+    """An MCP server over streamable HTTP."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -345,12 +329,10 @@ class McpHttpConfig(_message.Message):
     SECRET_HEADERS_FIELD_NUMBER: _builtins.int
     STATELESS_FIELD_NUMBER: _builtins.int
     url: _builtins.str
-    """Its URL; https, or http where the egress rules of the deployment allow the
-    host.
-    """
+    """URL: https, or http if the deployment's egress rules allow the host."""
     stateless: _builtins.bool
-    """True: the server keeps nothing of one call for the next, so all users may
-    share one session. False: each user has a session of their own.
+    """Whether it keeps no state between calls, so that all users can share one session. Otherwise each user has
+    a session.
     """
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
@@ -358,7 +340,7 @@ class McpHttpConfig(_message.Message):
 
     @_builtins.property
     def secret_headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Headers whose values are secrets: name of the header to name of the secret."""
+        """Headers with secrets: header name to secret name."""
 
     def __init__(
         self,
@@ -378,7 +360,7 @@ Global___McpHttpConfig: _TypeAlias = McpHttpConfig  # noqa: Y015
 
 @_typing.final
 class OpenApiConfig(_message.Message):
-    """OpenApiConfig makes a tool of each operation of an OpenAPI 3 document."""
+    """An OpenAPI 3 document; each operation becomes a tool."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -429,15 +411,14 @@ class OpenApiConfig(_message.Message):
     SECRET_HEADERS_FIELD_NUMBER: _builtins.int
     OPERATION_IDS_FIELD_NUMBER: _builtins.int
     document: _builtins.bytes
-    """The document, JSON or YAML, as large as a message may be. Of one over 1 MiB
-    only the chosen operations are kept, and what they refer to, which must be
-    less. Give this or `document_url`, whose document may have 16 MiB.
+    """The document, JSON or YAML. Either this or `document_url`. Of a document over 1 MiB only the selected
+    operations and what they refer to are kept, at most 1 MiB.
     """
     document_url: _builtins.str
-    """Where the document is."""
+    """URL of the document, at most 16 MiB."""
     base_url: _builtins.str
-    """Base URL, if not the first server of the document. Secret headers need it
-    if a document that is fetched names a server other than its own.
+    """Base URL; default the first server of the document. Required for secret headers if a fetched document
+    names a server other than its own.
     """
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
@@ -445,11 +426,11 @@ class OpenApiConfig(_message.Message):
 
     @_builtins.property
     def secret_headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Headers whose values are secrets: name of the header to name of the secret."""
+        """Headers with secrets: header name to secret name."""
 
     @_builtins.property
     def operation_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Ids of the operations to take; empty means all, at most 200."""
+        """IDs of the operations to use; empty for all. At most 200."""
 
     def __init__(
         self,
@@ -471,7 +452,7 @@ Global___OpenApiConfig: _TypeAlias = OpenApiConfig  # noqa: Y015
 
 @_typing.final
 class HttpEndpointConfig(_message.Message):
-    """HttpEndpointConfig makes one tool, named `<source>.call`, of an endpoint."""
+    """An HTTP endpoint, which becomes the tool `<source>.call`."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -523,26 +504,24 @@ class HttpEndpointConfig(_message.Message):
     SECRET_HEADERS_FIELD_NUMBER: _builtins.int
     IDEMPOTENCY_HEADER_FIELD_NUMBER: _builtins.int
     url: _builtins.str
-    """URL with {argument} placeholders in its path and query."""
+    """URL with {argument} placeholders in path and query."""
     method: _builtins.str
-    """GET, POST, PUT, PATCH or DELETE. What is not in the URL goes into the query
-    of a GET or DELETE, and as JSON into the body of the others.
+    """GET, POST, PUT, PATCH or DELETE. Other arguments go into the query for GET and DELETE, otherwise into the
+    body as JSON.
     """
     description: _builtins.str
-    """For the model, 1 to 4096 bytes."""
+    """Description for the model, 1 to 4096 bytes."""
     arguments_schema_json: _builtins.bytes
-    """As ToolDefinition.arguments_schema_json."""
+    """JSON Schema of the arguments, as ToolDefinition.arguments_schema_json."""
     idempotency_header: _builtins.str
-    """Name of a header that carries the idempotency key of the call; empty for
-    none. With it the effect class IDEMPOTENT may be given by a policy.
-    """
+    """Header that carries the idempotency key; empty for none. Required for the effect class IDEMPOTENT."""
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Headers of every request."""
 
     @_builtins.property
     def secret_headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Headers whose values are secrets: name of the header to name of the secret."""
+        """Headers with secrets: header name to secret name."""
 
     def __init__(
         self,
@@ -565,7 +544,7 @@ Global___HttpEndpointConfig: _TypeAlias = HttpEndpointConfig  # noqa: Y015
 
 @_typing.final
 class Source(_message.Message):
-    """Source is a source of a store."""
+    """A tool source of a store."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -576,21 +555,20 @@ class Source(_message.Message):
     TOOLS_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     state: Global___SourceState.ValueType
-    """Where it stands."""
+    """State at the last check."""
     problem: _builtins.str
-    """For people: what is wrong; empty if nothing is."""
+    """What is wrong, for people; empty if nothing is."""
     definitions_hash: _builtins.str
-    """SHA-256, in hex, of the definitions that were approved."""
+    """SHA-256, in hex, of the approved definitions."""
     @_builtins.property
     def config(self) -> Global___SourceConfig:
-        """How to reach it. Values of `environment` and `headers`, and those in the query
-        of a URL, are shown to who may change the source, and are empty for others;
-        secrets have only their names.
+        """Its configuration. Values of `environment` and `headers` and URL queries are visible only to users who
+        may change the source. Secrets are shown by name only.
         """
 
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[_tool_pb2.Tool]:
-        """The tools as approved."""
+        """The approved tools."""
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
@@ -616,7 +594,7 @@ Global___Source: _TypeAlias = Source  # noqa: Y015
 
 @_typing.final
 class SourceChange(_message.Message):
-    """SourceChange is how a tool differs from what was approved."""
+    """A tool that differs from its approved definition."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -627,11 +605,11 @@ class SourceChange(_message.Message):
     """Name of the tool, with the source."""
     @_builtins.property
     def approved(self) -> _tool_pb2.ToolDefinition:
-        """As approved; absent for a new one."""
+        """Approved definition; absent for a new tool."""
 
     @_builtins.property
     def found(self) -> _tool_pb2.ToolDefinition:
-        """As its source describes it now; absent if it is gone."""
+        """Current definition; absent for a removed tool."""
 
     def __init__(
         self,
@@ -650,14 +628,14 @@ Global___SourceChange: _TypeAlias = SourceChange  # noqa: Y015
 
 @_typing.final
 class AddSourceRequest(_message.Message):
-    """AddSourceRequest adds a source."""
+    """Request for AddSource."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CONFIG_FIELD_NUMBER: _builtins.int
     REPLACE_FIELD_NUMBER: _builtins.int
     replace: _builtins.bool
-    """True to replace a source of that name."""
+    """Replace an existing source with this name."""
     @_builtins.property
     def config(self) -> Global___SourceConfig:
         """The source."""
@@ -678,7 +656,7 @@ Global___AddSourceRequest: _TypeAlias = AddSourceRequest  # noqa: Y015
 
 @_typing.final
 class AddSourceResponse(_message.Message):
-    """AddSourceResponse has the source with its tools."""
+    """Response of AddSource."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -690,9 +668,7 @@ class AddSourceResponse(_message.Message):
 
     @_builtins.property
     def left_out(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeftOutTool]:
-        """Tools that the source has and that cannot be registered; empty if the same
-        source was there.
-        """
+        """Tools that cannot be registered; empty if the same source already existed."""
 
     def __init__(
         self,
@@ -710,16 +686,16 @@ Global___AddSourceResponse: _TypeAlias = AddSourceResponse  # noqa: Y015
 
 @_typing.final
 class LeftOutTool(_message.Message):
-    """LeftOutTool is a tool of a source that cannot be registered."""
+    """A tool of a source that cannot be registered."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """The source's own name for it."""
+    """The source's name of the tool."""
     reason: _builtins.str
-    """For people."""
+    """Reason for people."""
     def __init__(
         self,
         *,
@@ -736,13 +712,13 @@ Global___LeftOutTool: _TypeAlias = LeftOutTool  # noqa: Y015
 
 @_typing.final
 class RemoveSourceRequest(_message.Message):
-    """RemoveSourceRequest removes a source."""
+    """Request for RemoveSource."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Its name."""
+    """Source name."""
     def __init__(
         self,
         *,
@@ -758,7 +734,7 @@ Global___RemoveSourceRequest: _TypeAlias = RemoveSourceRequest  # noqa: Y015
 
 @_typing.final
 class RemoveSourceResponse(_message.Message):
-    """RemoveSourceResponse is empty."""
+    """Response of RemoveSource."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -775,7 +751,7 @@ Global___RemoveSourceResponse: _TypeAlias = RemoveSourceResponse  # noqa: Y015
 
 @_typing.final
 class ListSourcesRequest(_message.Message):
-    """ListSourcesRequest lists the sources."""
+    """Request for ListSources."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -792,14 +768,14 @@ Global___ListSourcesRequest: _TypeAlias = ListSourcesRequest  # noqa: Y015
 
 @_typing.final
 class ListSourcesResponse(_message.Message):
-    """ListSourcesResponse has all sources; a store has at most 50."""
+    """Response of ListSources. A store can have 50 sources."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SOURCES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___Source]:
-        """The sources, by name."""
+        """Sources by name."""
 
     def __init__(
         self,
@@ -816,13 +792,13 @@ Global___ListSourcesResponse: _TypeAlias = ListSourcesResponse  # noqa: Y015
 
 @_typing.final
 class CheckSourceRequest(_message.Message):
-    """CheckSourceRequest asks a source."""
+    """Request for CheckSource."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Its name."""
+    """Source name."""
     def __init__(
         self,
         *,
@@ -838,7 +814,7 @@ Global___CheckSourceRequest: _TypeAlias = CheckSourceRequest  # noqa: Y015
 
 @_typing.final
 class CheckSourceResponse(_message.Message):
-    """CheckSourceResponse says what has changed."""
+    """Response of CheckSource."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -847,20 +823,18 @@ class CheckSourceResponse(_message.Message):
     FOUND_HASH_FIELD_NUMBER: _builtins.int
     LEFT_OUT_FIELD_NUMBER: _builtins.int
     found_hash: _builtins.str
-    """SHA-256, in hex, of the definitions that it has now; empty if it does not
-    answer.
-    """
+    """SHA-256, in hex, of the current definitions; empty if the source does not answer."""
     @_builtins.property
     def source(self) -> Global___Source:
-        """The source as it is."""
+        """The source."""
 
     @_builtins.property
     def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___SourceChange]:
-        """What differs from what was approved."""
+        """Differences from the approved definitions."""
 
     @_builtins.property
     def left_out(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeftOutTool]:
-        """Tools that the source has and that cannot be registered."""
+        """Tools that cannot be registered."""
 
     def __init__(
         self,
@@ -880,16 +854,16 @@ Global___CheckSourceResponse: _TypeAlias = CheckSourceResponse  # noqa: Y015
 
 @_typing.final
 class ApproveSourceRequest(_message.Message):
-    """ApproveSourceRequest takes changed definitions in."""
+    """Request for ApproveSource."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
     DEFINITIONS_HASH_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Name of the source."""
+    """Source name."""
     definitions_hash: _builtins.str
-    """What CheckSource showed as `found_hash`."""
+    """The `found_hash` of CheckSource."""
     def __init__(
         self,
         *,
@@ -906,7 +880,7 @@ Global___ApproveSourceRequest: _TypeAlias = ApproveSourceRequest  # noqa: Y015
 
 @_typing.final
 class ApproveSourceResponse(_message.Message):
-    """ApproveSourceResponse has the source with its tools."""
+    """Response of ApproveSource."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

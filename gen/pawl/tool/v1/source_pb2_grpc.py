@@ -26,21 +26,16 @@ if _version_not_supported:
 
 
 class SourceServiceStub(object):
-    """SourceService connects MCP servers and HTTP services to a store: their tools
-    become tools of the store, named `<source>.<tool>`. The store comes from the
-    credential. Reading needs the role admin or operator (ListTools lists tools
-    for everybody); everything else the role admin, and MCP
-    servers over stdio, which are programs on the registry's machine, the role
-    operator, and a deployment that allows that program to the store; a call of
-    one that is allowed no more is an error result.
+    """Connects MCP servers and HTTP services to a store. Their tools are named `<source>.<tool>`. The store comes
+    from the credential. Reading requires the role admin or operator (every user can see the tools with
+    ListTools), changes the role admin. MCP servers over stdio are programs on the registry's machine: they
+    require the role operator, and a deployment that allows the program to the store. If that permission ends,
+    calls get error results. Kinds that a deployment does not offer are INVALID_FIELD.
 
-    Kinds that a deployment does not serve are INVALID_FIELD.
-
-    What a source says of itself is believed in nothing that could do harm: its
-    tools are SENSITIVE and AT_MOST_ONCE unless a policy of the request says
-    otherwise. Their definitions are pinned. A tool that its MCP server describes
-    differently later does not run until ApproveSource; one of an HTTP service
-    makes the requests that were approved until then.
+    Pawl does not trust what a source says about itself: its tools are SENSITIVE and AT_MOST_ONCE unless a
+    policy of the request says otherwise. Definitions are pinned. If an MCP server changes the definition of a
+    tool, the tool does not run until ApproveSource. A tool of an HTTP service keeps making the approved
+    requests until then.
     """
 
     def __init__(self, channel):
@@ -77,74 +72,78 @@ class SourceServiceStub(object):
 
 
 class SourceServiceServicer(object):
-    """SourceService connects MCP servers and HTTP services to a store: their tools
-    become tools of the store, named `<source>.<tool>`. The store comes from the
-    credential. Reading needs the role admin or operator (ListTools lists tools
-    for everybody); everything else the role admin, and MCP
-    servers over stdio, which are programs on the registry's machine, the role
-    operator, and a deployment that allows that program to the store; a call of
-    one that is allowed no more is an error result.
+    """Connects MCP servers and HTTP services to a store. Their tools are named `<source>.<tool>`. The store comes
+    from the credential. Reading requires the role admin or operator (every user can see the tools with
+    ListTools), changes the role admin. MCP servers over stdio are programs on the registry's machine: they
+    require the role operator, and a deployment that allows the program to the store. If that permission ends,
+    calls get error results. Kinds that a deployment does not offer are INVALID_FIELD.
 
-    Kinds that a deployment does not serve are INVALID_FIELD.
-
-    What a source says of itself is believed in nothing that could do harm: its
-    tools are SENSITIVE and AT_MOST_ONCE unless a policy of the request says
-    otherwise. Their definitions are pinned. A tool that its MCP server describes
-    differently later does not run until ApproveSource; one of an HTTP service
-    makes the requests that were approved until then.
+    Pawl does not trust what a source says about itself: its tools are SENSITIVE and AT_MOST_ONCE unless a
+    policy of the request says otherwise. Definitions are pinned. If an MCP server changes the definition of a
+    tool, the tool does not run until ApproveSource. A tool of an HTTP service keeps making the approved
+    requests until then.
     """
 
     def AddSource(self, request, context):
-        """Connects a source, reads its tools and registers them; not for a delegate
-        that does not decide, because policies say what is approved. The same request
-        again changes nothing; another one under the name of a source that is there
-        needs `replace`. Idempotent.
+        """Connects a source and registers its tools. The same request again changes nothing; another one for an
+        existing name needs `replace`. Delegates that cannot decide are refused, because policies approve calls.
+        Idempotent.
 
-        Errors: SOURCE_EXISTS, SOURCE_UNREACHABLE, TOOL_EXISTS, INVALID_FIELD,
-        INVALID_SCHEMA, PERMISSION_DENIED.
+        Errors:
+        - ALREADY_EXISTS / SOURCE_EXISTS
+        - UNAVAILABLE / SOURCE_UNREACHABLE
+        - ALREADY_EXISTS / TOOL_EXISTS
+        - INVALID_ARGUMENT / INVALID_FIELD
+        - INVALID_ARGUMENT / INVALID_SCHEMA
+        - PERMISSION_DENIED
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RemoveSource(self, request, context):
-        """Takes a source and its tools out of the store. Runs that started with them
-        get error results. Idempotent within a request id only.
+        """Removes a source and its tools. Calls in running runs get error results. Not idempotent: a repeated
+        request returns SOURCE_NOT_FOUND.
 
-        Errors: SOURCE_NOT_FOUND, PERMISSION_DENIED.
+        Errors:
+        - NOT_FOUND / SOURCE_NOT_FOUND
+        - PERMISSION_DENIED
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListSources(self, request, context):
-        """Lists the sources of the store by name, as they were when they were last
-        asked. Read-only.
+        """Lists the sources of the store by name, as of their last check. Read-only.
 
-        Errors: PERMISSION_DENIED.
+        Errors:
+        - PERMISSION_DENIED
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CheckSource(self, request, context):
-        """Asks a source for its tools again and says what has changed; changes
-        nothing. Read-only.
+        """Fetches the tools of a source and returns the changes. Read-only.
 
-        Errors: SOURCE_NOT_FOUND, PERMISSION_DENIED.
+        Errors:
+        - NOT_FOUND / SOURCE_NOT_FOUND
+        - PERMISSION_DENIED
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ApproveSource(self, request, context):
-        """Takes the definitions that a source has now into the register: changed
-        tools get a new version, new ones are added, those that are gone are taken
-        out. `definitions_hash` must be what CheckSource showed. Not for a delegate
-        that does not decide.
+        """Registers the current definitions of a source. Changed tools get a new version, new ones are added,
+        missing ones are removed. `definitions_hash` must be the `found_hash` of CheckSource. Delegates that
+        cannot decide are refused.
 
-        Errors: SOURCE_NOT_FOUND, SOURCE_UNREACHABLE, SOURCE_CHANGED (the
-        definitions are others again), PERMISSION_DENIED.
+        Errors:
+        - NOT_FOUND / SOURCE_NOT_FOUND
+        - UNAVAILABLE / SOURCE_UNREACHABLE
+        - FAILED_PRECONDITION / SOURCE_CHANGED
+        - PERMISSION_DENIED
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -187,21 +186,16 @@ def add_SourceServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class SourceService(object):
-    """SourceService connects MCP servers and HTTP services to a store: their tools
-    become tools of the store, named `<source>.<tool>`. The store comes from the
-    credential. Reading needs the role admin or operator (ListTools lists tools
-    for everybody); everything else the role admin, and MCP
-    servers over stdio, which are programs on the registry's machine, the role
-    operator, and a deployment that allows that program to the store; a call of
-    one that is allowed no more is an error result.
+    """Connects MCP servers and HTTP services to a store. Their tools are named `<source>.<tool>`. The store comes
+    from the credential. Reading requires the role admin or operator (every user can see the tools with
+    ListTools), changes the role admin. MCP servers over stdio are programs on the registry's machine: they
+    require the role operator, and a deployment that allows the program to the store. If that permission ends,
+    calls get error results. Kinds that a deployment does not offer are INVALID_FIELD.
 
-    Kinds that a deployment does not serve are INVALID_FIELD.
-
-    What a source says of itself is believed in nothing that could do harm: its
-    tools are SENSITIVE and AT_MOST_ONCE unless a policy of the request says
-    otherwise. Their definitions are pinned. A tool that its MCP server describes
-    differently later does not run until ApproveSource; one of an HTTP service
-    makes the requests that were approved until then.
+    Pawl does not trust what a source says about itself: its tools are SENSITIVE and AT_MOST_ONCE unless a
+    policy of the request says otherwise. Definitions are pinned. If an MCP server changes the definition of a
+    tool, the tool does not run until ApproveSource. A tool of an HTTP service keeps making the approved
+    requests until then.
     """
 
     @staticmethod

@@ -27,21 +27,16 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class SourceServiceStub:
-    """SourceService connects MCP servers and HTTP services to a store: their tools
-    become tools of the store, named `<source>.<tool>`. The store comes from the
-    credential. Reading needs the role admin or operator (ListTools lists tools
-    for everybody); everything else the role admin, and MCP
-    servers over stdio, which are programs on the registry's machine, the role
-    operator, and a deployment that allows that program to the store; a call of
-    one that is allowed no more is an error result.
+    """Connects MCP servers and HTTP services to a store. Their tools are named `<source>.<tool>`. The store comes
+    from the credential. Reading requires the role admin or operator (every user can see the tools with
+    ListTools), changes the role admin. MCP servers over stdio are programs on the registry's machine: they
+    require the role operator, and a deployment that allows the program to the store. If that permission ends,
+    calls get error results. Kinds that a deployment does not offer are INVALID_FIELD.
 
-    Kinds that a deployment does not serve are INVALID_FIELD.
-
-    What a source says of itself is believed in nothing that could do harm: its
-    tools are SENSITIVE and AT_MOST_ONCE unless a policy of the request says
-    otherwise. Their definitions are pinned. A tool that its MCP server describes
-    differently later does not run until ApproveSource; one of an HTTP service
-    makes the requests that were approved until then.
+    Pawl does not trust what a source says about itself: its tools are SENSITIVE and AT_MOST_ONCE unless a
+    policy of the request says otherwise. Definitions are pinned. If an MCP server changes the definition of a
+    tool, the tool does not run until ApproveSource. A tool of an HTTP service keeps making the approved
+    requests until then.
     """
 
     @_typing.overload
@@ -49,115 +44,123 @@ class SourceServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> SourceServiceAsyncStub: ...
     AddSource: _grpc.UnaryUnaryMultiCallable[_source_pb2.AddSourceRequest, _source_pb2.AddSourceResponse]
-    """Connects a source, reads its tools and registers them; not for a delegate
-    that does not decide, because policies say what is approved. The same request
-    again changes nothing; another one under the name of a source that is there
-    needs `replace`. Idempotent.
+    """Connects a source and registers its tools. The same request again changes nothing; another one for an
+    existing name needs `replace`. Delegates that cannot decide are refused, because policies approve calls.
+    Idempotent.
 
-    Errors: SOURCE_EXISTS, SOURCE_UNREACHABLE, TOOL_EXISTS, INVALID_FIELD,
-    INVALID_SCHEMA, PERMISSION_DENIED.
+    Errors:
+    - ALREADY_EXISTS / SOURCE_EXISTS
+    - UNAVAILABLE / SOURCE_UNREACHABLE
+    - ALREADY_EXISTS / TOOL_EXISTS
+    - INVALID_ARGUMENT / INVALID_FIELD
+    - INVALID_ARGUMENT / INVALID_SCHEMA
+    - PERMISSION_DENIED
     """
     RemoveSource: _grpc.UnaryUnaryMultiCallable[_source_pb2.RemoveSourceRequest, _source_pb2.RemoveSourceResponse]
-    """Takes a source and its tools out of the store. Runs that started with them
-    get error results. Idempotent within a request id only.
+    """Removes a source and its tools. Calls in running runs get error results. Not idempotent: a repeated
+    request returns SOURCE_NOT_FOUND.
 
-    Errors: SOURCE_NOT_FOUND, PERMISSION_DENIED.
+    Errors:
+    - NOT_FOUND / SOURCE_NOT_FOUND
+    - PERMISSION_DENIED
     """
     ListSources: _grpc.UnaryUnaryMultiCallable[_source_pb2.ListSourcesRequest, _source_pb2.ListSourcesResponse]
-    """Lists the sources of the store by name, as they were when they were last
-    asked. Read-only.
+    """Lists the sources of the store by name, as of their last check. Read-only.
 
-    Errors: PERMISSION_DENIED.
+    Errors:
+    - PERMISSION_DENIED
     """
     CheckSource: _grpc.UnaryUnaryMultiCallable[_source_pb2.CheckSourceRequest, _source_pb2.CheckSourceResponse]
-    """Asks a source for its tools again and says what has changed; changes
-    nothing. Read-only.
+    """Fetches the tools of a source and returns the changes. Read-only.
 
-    Errors: SOURCE_NOT_FOUND, PERMISSION_DENIED.
+    Errors:
+    - NOT_FOUND / SOURCE_NOT_FOUND
+    - PERMISSION_DENIED
     """
     ApproveSource: _grpc.UnaryUnaryMultiCallable[_source_pb2.ApproveSourceRequest, _source_pb2.ApproveSourceResponse]
-    """Takes the definitions that a source has now into the register: changed
-    tools get a new version, new ones are added, those that are gone are taken
-    out. `definitions_hash` must be what CheckSource showed. Not for a delegate
-    that does not decide.
+    """Registers the current definitions of a source. Changed tools get a new version, new ones are added,
+    missing ones are removed. `definitions_hash` must be the `found_hash` of CheckSource. Delegates that
+    cannot decide are refused.
 
-    Errors: SOURCE_NOT_FOUND, SOURCE_UNREACHABLE, SOURCE_CHANGED (the
-    definitions are others again), PERMISSION_DENIED.
+    Errors:
+    - NOT_FOUND / SOURCE_NOT_FOUND
+    - UNAVAILABLE / SOURCE_UNREACHABLE
+    - FAILED_PRECONDITION / SOURCE_CHANGED
+    - PERMISSION_DENIED
     """
 
 @_typing.type_check_only
 class SourceServiceAsyncStub(SourceServiceStub):
-    """SourceService connects MCP servers and HTTP services to a store: their tools
-    become tools of the store, named `<source>.<tool>`. The store comes from the
-    credential. Reading needs the role admin or operator (ListTools lists tools
-    for everybody); everything else the role admin, and MCP
-    servers over stdio, which are programs on the registry's machine, the role
-    operator, and a deployment that allows that program to the store; a call of
-    one that is allowed no more is an error result.
+    """Connects MCP servers and HTTP services to a store. Their tools are named `<source>.<tool>`. The store comes
+    from the credential. Reading requires the role admin or operator (every user can see the tools with
+    ListTools), changes the role admin. MCP servers over stdio are programs on the registry's machine: they
+    require the role operator, and a deployment that allows the program to the store. If that permission ends,
+    calls get error results. Kinds that a deployment does not offer are INVALID_FIELD.
 
-    Kinds that a deployment does not serve are INVALID_FIELD.
-
-    What a source says of itself is believed in nothing that could do harm: its
-    tools are SENSITIVE and AT_MOST_ONCE unless a policy of the request says
-    otherwise. Their definitions are pinned. A tool that its MCP server describes
-    differently later does not run until ApproveSource; one of an HTTP service
-    makes the requests that were approved until then.
+    Pawl does not trust what a source says about itself: its tools are SENSITIVE and AT_MOST_ONCE unless a
+    policy of the request says otherwise. Definitions are pinned. If an MCP server changes the definition of a
+    tool, the tool does not run until ApproveSource. A tool of an HTTP service keeps making the approved
+    requests until then.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     AddSource: _aio.UnaryUnaryMultiCallable[_source_pb2.AddSourceRequest, _source_pb2.AddSourceResponse]  # type: ignore[assignment]
-    """Connects a source, reads its tools and registers them; not for a delegate
-    that does not decide, because policies say what is approved. The same request
-    again changes nothing; another one under the name of a source that is there
-    needs `replace`. Idempotent.
+    """Connects a source and registers its tools. The same request again changes nothing; another one for an
+    existing name needs `replace`. Delegates that cannot decide are refused, because policies approve calls.
+    Idempotent.
 
-    Errors: SOURCE_EXISTS, SOURCE_UNREACHABLE, TOOL_EXISTS, INVALID_FIELD,
-    INVALID_SCHEMA, PERMISSION_DENIED.
+    Errors:
+    - ALREADY_EXISTS / SOURCE_EXISTS
+    - UNAVAILABLE / SOURCE_UNREACHABLE
+    - ALREADY_EXISTS / TOOL_EXISTS
+    - INVALID_ARGUMENT / INVALID_FIELD
+    - INVALID_ARGUMENT / INVALID_SCHEMA
+    - PERMISSION_DENIED
     """
     RemoveSource: _aio.UnaryUnaryMultiCallable[_source_pb2.RemoveSourceRequest, _source_pb2.RemoveSourceResponse]  # type: ignore[assignment]
-    """Takes a source and its tools out of the store. Runs that started with them
-    get error results. Idempotent within a request id only.
+    """Removes a source and its tools. Calls in running runs get error results. Not idempotent: a repeated
+    request returns SOURCE_NOT_FOUND.
 
-    Errors: SOURCE_NOT_FOUND, PERMISSION_DENIED.
+    Errors:
+    - NOT_FOUND / SOURCE_NOT_FOUND
+    - PERMISSION_DENIED
     """
     ListSources: _aio.UnaryUnaryMultiCallable[_source_pb2.ListSourcesRequest, _source_pb2.ListSourcesResponse]  # type: ignore[assignment]
-    """Lists the sources of the store by name, as they were when they were last
-    asked. Read-only.
+    """Lists the sources of the store by name, as of their last check. Read-only.
 
-    Errors: PERMISSION_DENIED.
+    Errors:
+    - PERMISSION_DENIED
     """
     CheckSource: _aio.UnaryUnaryMultiCallable[_source_pb2.CheckSourceRequest, _source_pb2.CheckSourceResponse]  # type: ignore[assignment]
-    """Asks a source for its tools again and says what has changed; changes
-    nothing. Read-only.
+    """Fetches the tools of a source and returns the changes. Read-only.
 
-    Errors: SOURCE_NOT_FOUND, PERMISSION_DENIED.
+    Errors:
+    - NOT_FOUND / SOURCE_NOT_FOUND
+    - PERMISSION_DENIED
     """
     ApproveSource: _aio.UnaryUnaryMultiCallable[_source_pb2.ApproveSourceRequest, _source_pb2.ApproveSourceResponse]  # type: ignore[assignment]
-    """Takes the definitions that a source has now into the register: changed
-    tools get a new version, new ones are added, those that are gone are taken
-    out. `definitions_hash` must be what CheckSource showed. Not for a delegate
-    that does not decide.
+    """Registers the current definitions of a source. Changed tools get a new version, new ones are added,
+    missing ones are removed. `definitions_hash` must be the `found_hash` of CheckSource. Delegates that
+    cannot decide are refused.
 
-    Errors: SOURCE_NOT_FOUND, SOURCE_UNREACHABLE, SOURCE_CHANGED (the
-    definitions are others again), PERMISSION_DENIED.
+    Errors:
+    - NOT_FOUND / SOURCE_NOT_FOUND
+    - UNAVAILABLE / SOURCE_UNREACHABLE
+    - FAILED_PRECONDITION / SOURCE_CHANGED
+    - PERMISSION_DENIED
     """
 
 class SourceServiceServicer(metaclass=_abc_1.ABCMeta):
-    """SourceService connects MCP servers and HTTP services to a store: their tools
-    become tools of the store, named `<source>.<tool>`. The store comes from the
-    credential. Reading needs the role admin or operator (ListTools lists tools
-    for everybody); everything else the role admin, and MCP
-    servers over stdio, which are programs on the registry's machine, the role
-    operator, and a deployment that allows that program to the store; a call of
-    one that is allowed no more is an error result.
+    """Connects MCP servers and HTTP services to a store. Their tools are named `<source>.<tool>`. The store comes
+    from the credential. Reading requires the role admin or operator (every user can see the tools with
+    ListTools), changes the role admin. MCP servers over stdio are programs on the registry's machine: they
+    require the role operator, and a deployment that allows the program to the store. If that permission ends,
+    calls get error results. Kinds that a deployment does not offer are INVALID_FIELD.
 
-    Kinds that a deployment does not serve are INVALID_FIELD.
-
-    What a source says of itself is believed in nothing that could do harm: its
-    tools are SENSITIVE and AT_MOST_ONCE unless a policy of the request says
-    otherwise. Their definitions are pinned. A tool that its MCP server describes
-    differently later does not run until ApproveSource; one of an HTTP service
-    makes the requests that were approved until then.
+    Pawl does not trust what a source says about itself: its tools are SENSITIVE and AT_MOST_ONCE unless a
+    policy of the request says otherwise. Definitions are pinned. If an MCP server changes the definition of a
+    tool, the tool does not run until ApproveSource. A tool of an HTTP service keeps making the approved
+    requests until then.
     """
 
     @_abc_1.abstractmethod
@@ -166,13 +169,17 @@ class SourceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _source_pb2.AddSourceRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_source_pb2.AddSourceResponse, _abc.Awaitable[_source_pb2.AddSourceResponse]]:
-        """Connects a source, reads its tools and registers them; not for a delegate
-        that does not decide, because policies say what is approved. The same request
-        again changes nothing; another one under the name of a source that is there
-        needs `replace`. Idempotent.
+        """Connects a source and registers its tools. The same request again changes nothing; another one for an
+        existing name needs `replace`. Delegates that cannot decide are refused, because policies approve calls.
+        Idempotent.
 
-        Errors: SOURCE_EXISTS, SOURCE_UNREACHABLE, TOOL_EXISTS, INVALID_FIELD,
-        INVALID_SCHEMA, PERMISSION_DENIED.
+        Errors:
+        - ALREADY_EXISTS / SOURCE_EXISTS
+        - UNAVAILABLE / SOURCE_UNREACHABLE
+        - ALREADY_EXISTS / TOOL_EXISTS
+        - INVALID_ARGUMENT / INVALID_FIELD
+        - INVALID_ARGUMENT / INVALID_SCHEMA
+        - PERMISSION_DENIED
         """
 
     @_abc_1.abstractmethod
@@ -181,10 +188,12 @@ class SourceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _source_pb2.RemoveSourceRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_source_pb2.RemoveSourceResponse, _abc.Awaitable[_source_pb2.RemoveSourceResponse]]:
-        """Takes a source and its tools out of the store. Runs that started with them
-        get error results. Idempotent within a request id only.
+        """Removes a source and its tools. Calls in running runs get error results. Not idempotent: a repeated
+        request returns SOURCE_NOT_FOUND.
 
-        Errors: SOURCE_NOT_FOUND, PERMISSION_DENIED.
+        Errors:
+        - NOT_FOUND / SOURCE_NOT_FOUND
+        - PERMISSION_DENIED
         """
 
     @_abc_1.abstractmethod
@@ -193,10 +202,10 @@ class SourceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _source_pb2.ListSourcesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_source_pb2.ListSourcesResponse, _abc.Awaitable[_source_pb2.ListSourcesResponse]]:
-        """Lists the sources of the store by name, as they were when they were last
-        asked. Read-only.
+        """Lists the sources of the store by name, as of their last check. Read-only.
 
-        Errors: PERMISSION_DENIED.
+        Errors:
+        - PERMISSION_DENIED
         """
 
     @_abc_1.abstractmethod
@@ -205,10 +214,11 @@ class SourceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _source_pb2.CheckSourceRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_source_pb2.CheckSourceResponse, _abc.Awaitable[_source_pb2.CheckSourceResponse]]:
-        """Asks a source for its tools again and says what has changed; changes
-        nothing. Read-only.
+        """Fetches the tools of a source and returns the changes. Read-only.
 
-        Errors: SOURCE_NOT_FOUND, PERMISSION_DENIED.
+        Errors:
+        - NOT_FOUND / SOURCE_NOT_FOUND
+        - PERMISSION_DENIED
         """
 
     @_abc_1.abstractmethod
@@ -217,13 +227,15 @@ class SourceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _source_pb2.ApproveSourceRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_source_pb2.ApproveSourceResponse, _abc.Awaitable[_source_pb2.ApproveSourceResponse]]:
-        """Takes the definitions that a source has now into the register: changed
-        tools get a new version, new ones are added, those that are gone are taken
-        out. `definitions_hash` must be what CheckSource showed. Not for a delegate
-        that does not decide.
+        """Registers the current definitions of a source. Changed tools get a new version, new ones are added,
+        missing ones are removed. `definitions_hash` must be the `found_hash` of CheckSource. Delegates that
+        cannot decide are refused.
 
-        Errors: SOURCE_NOT_FOUND, SOURCE_UNREACHABLE, SOURCE_CHANGED (the
-        definitions are others again), PERMISSION_DENIED.
+        Errors:
+        - NOT_FOUND / SOURCE_NOT_FOUND
+        - UNAVAILABLE / SOURCE_UNREACHABLE
+        - FAILED_PRECONDITION / SOURCE_CHANGED
+        - PERMISSION_DENIED
         """
 
 def add_SourceServiceServicer_to_server(servicer: SourceServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -26,12 +26,9 @@ if _version_not_supported:
 
 
 class ToolServiceStub(object):
-    """ToolService is the register of tools. The store comes from the credential.
-
-    Tools come from two places: those that the registry has loaded (built-in
-    tools and Python modules, `source` says which), the same in every store, and
-    those of one store: front-end tools, registered here, and the tools of its
-    workers (WorkerService) and sources (SourceService).
+    """Manages the tools of a store. The store comes from the credential. Loaded tools (built-in tools and Python
+    modules) are the same in every store. Each store adds front-end tools, registered here, and the tools of
+    its workers (WorkerService) and sources (SourceService).
     """
 
     def __init__(self, channel):
@@ -63,50 +60,48 @@ class ToolServiceStub(object):
 
 
 class ToolServiceServicer(object):
-    """ToolService is the register of tools. The store comes from the credential.
-
-    Tools come from two places: those that the registry has loaded (built-in
-    tools and Python modules, `source` says which), the same in every store, and
-    those of one store: front-end tools, registered here, and the tools of its
-    workers (WorkerService) and sources (SourceService).
+    """Manages the tools of a store. The store comes from the credential. Loaded tools (built-in tools and Python
+    modules) are the same in every store. Each store adds front-end tools, registered here, and the tools of
+    its workers (WorkerService) and sources (SourceService).
     """
 
     def RegisterTool(self, request, context):
-        """Registers a front-end tool in the caller's store. The same definition
-        again changes nothing and answers with the version it has; another one
-        needs `replace` and gets the next version. Runs keep the version they
-        started with. Idempotent. It needs the role member or admin, or no role at
-        all. A tool is replaced by who registered it, or by an admin. Only an admin
-        registers one that people are asked about less, or that more of them may
-        call, than the last one of that name, registered still or not.
+        """Registers a front-end tool in the caller's store. The same definition again returns the existing version.
+        Another one needs `replace` and becomes the next version. Running runs keep their version. Idempotent.
 
-        A user who is no admin has at most 100 front-end tools, a store 1000.
+        Requires the role member or admin, or no role at all. A tool can be replaced by its creator or an admin.
+        Only an admin can register a definition that needs fewer approvals, or allows more users, than the last
+        one with this name. A user who is no admin can have 100 front-end tools, a store 1000.
 
-        Errors: TOOL_EXISTS, INVALID_SCHEMA, INVALID_FIELD (one of these shares is
-        full, too), PERMISSION_DENIED.
+        Errors:
+        - ALREADY_EXISTS / TOOL_EXISTS
+        - INVALID_ARGUMENT / INVALID_SCHEMA
+        - INVALID_ARGUMENT / INVALID_FIELD: Also if there are too many.
+        - PERMISSION_DENIED
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UnregisterTool(self, request, context):
-        """Takes a tool out of the store's register. Runs that started with it keep
-        it. Idempotent within a request id only: an absent tool is TOOL_NOT_FOUND.
-        A front-end tool is taken out by who registered it, one of workers by whose
-        group it is, and each by an admin. A front-end tool that people are asked
-        about, or that not everybody may call, is taken out by an admin alone.
+        """Removes a tool from the store. Running runs keep it. Not idempotent: a repeated request returns
+        TOOL_NOT_FOUND. A front-end tool can be removed by its creator, a worker tool by the owner of its group,
+        and any tool by an admin. Only an admin can remove a front-end tool that needs approval or is limited to
+        some users.
 
-        Errors: TOOL_NOT_FOUND (loaded tools cannot be unregistered),
-        PERMISSION_DENIED.
+        Errors:
+        - NOT_FOUND / TOOL_NOT_FOUND: Also for loaded tools, which cannot be removed.
+        - PERMISSION_DENIED
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetTool(self, request, context):
-        """Reads a tool. Read-only.
+        """Returns a tool. Read-only.
 
-        Errors: TOOL_NOT_FOUND.
+        Errors:
+        - NOT_FOUND / TOOL_NOT_FOUND
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -115,7 +110,8 @@ class ToolServiceServicer(object):
     def ListTools(self, request, context):
         """Lists the tools of the store by name. Read-only.
 
-        Errors: INVALID_PAGE_TOKEN.
+        Errors:
+        - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -153,12 +149,9 @@ def add_ToolServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ToolService(object):
-    """ToolService is the register of tools. The store comes from the credential.
-
-    Tools come from two places: those that the registry has loaded (built-in
-    tools and Python modules, `source` says which), the same in every store, and
-    those of one store: front-end tools, registered here, and the tools of its
-    workers (WorkerService) and sources (SourceService).
+    """Manages the tools of a store. The store comes from the credential. Loaded tools (built-in tools and Python
+    modules) are the same in every store. Each store adds front-end tools, registered here, and the tools of
+    its workers (WorkerService) and sources (SourceService).
     """
 
     @staticmethod

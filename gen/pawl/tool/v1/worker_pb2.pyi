@@ -33,22 +33,20 @@ class _InvocationPurposeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Inv
     INVOCATION_PURPOSE_RUN: _InvocationPurpose.ValueType  # 1
     """Run it."""
     INVOCATION_PURPOSE_RECONCILE: _InvocationPurpose.ValueType  # 2
-    """Find out whether an earlier execution had its effect; RECONCILABLE tools
-    only. Do not run it. A worker that still runs that execution itself, or
-    cannot find out, answers `outcome_unknown`.
+    """Find out whether an earlier execution had its effect, without running it. RECONCILABLE tools only. A
+    worker that still runs the call, or cannot find out, answers `outcome_unknown`.
     """
 
 class InvocationPurpose(_InvocationPurpose, metaclass=_InvocationPurposeEnumTypeWrapper):
-    """InvocationPurpose says what a worker is to do with a call."""
+    """What a worker must do with a call."""
 
 INVOCATION_PURPOSE_UNSPECIFIED: InvocationPurpose.ValueType  # 0
 """Never sent."""
 INVOCATION_PURPOSE_RUN: InvocationPurpose.ValueType  # 1
 """Run it."""
 INVOCATION_PURPOSE_RECONCILE: InvocationPurpose.ValueType  # 2
-"""Find out whether an earlier execution had its effect; RECONCILABLE tools
-only. Do not run it. A worker that still runs that execution itself, or
-cannot find out, answers `outcome_unknown`.
+"""Find out whether an earlier execution had its effect, without running it. RECONCILABLE tools only. A
+worker that still runs the call, or cannot find out, answers `outcome_unknown`.
 """
 Global___InvocationPurpose: _TypeAlias = InvocationPurpose  # noqa: Y015
 
@@ -61,32 +59,28 @@ class _ResultStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ResultSt
     RESULT_STATUS_UNSPECIFIED: _ResultStatus.ValueType  # 0
     """Never sent."""
     RESULT_STATUS_ACCEPTED: _ResultStatus.ValueType  # 1
-    """It is the result of the call. The same result sent again gets it again."""
+    """Accepted as the result of the call. The same result again is also ACCEPTED."""
     RESULT_STATUS_LATE: _ResultStatus.ValueType  # 2
-    """The call was cancelled, timed out, or given to another worker; nothing of
-    it changed. That there was a result is in the audit chain.
-    """
+    """The call was cancelled, timed out or given to another worker. Only recorded in the audit chain."""
     RESULT_STATUS_UNKNOWN: _ResultStatus.ValueType  # 3
-    """No such call is known in this store, or not any more; nothing changed."""
+    """The store has no such call, or no longer; nothing changed."""
 
 class ResultStatus(_ResultStatus, metaclass=_ResultStatusEnumTypeWrapper):
-    """ResultStatus is what became of a result."""
+    """Outcome of a result."""
 
 RESULT_STATUS_UNSPECIFIED: ResultStatus.ValueType  # 0
 """Never sent."""
 RESULT_STATUS_ACCEPTED: ResultStatus.ValueType  # 1
-"""It is the result of the call. The same result sent again gets it again."""
+"""Accepted as the result of the call. The same result again is also ACCEPTED."""
 RESULT_STATUS_LATE: ResultStatus.ValueType  # 2
-"""The call was cancelled, timed out, or given to another worker; nothing of
-it changed. That there was a result is in the audit chain.
-"""
+"""The call was cancelled, timed out or given to another worker. Only recorded in the audit chain."""
 RESULT_STATUS_UNKNOWN: ResultStatus.ValueType  # 3
-"""No such call is known in this store, or not any more; nothing changed."""
+"""The store has no such call, or no longer; nothing changed."""
 Global___ResultStatus: _TypeAlias = ResultStatus  # noqa: Y015
 
 @_typing.final
 class AttachWorkerRequest(_message.Message):
-    """AttachWorkerRequest is one frame from the worker."""
+    """A frame from the worker."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -98,27 +92,27 @@ class AttachWorkerRequest(_message.Message):
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___WorkerHello:
-        """Who the worker is and what it can run."""
+        """Introduces the worker and its tools."""
 
     @_builtins.property
     def progress(self) -> Global___WorkerProgress:
-        """Progress of a call."""
+        """Reports progress of a call."""
 
     @_builtins.property
     def result(self) -> Global___WorkerResult:
-        """The end of a call."""
+        """Ends a call."""
 
     @_builtins.property
     def heartbeat(self) -> Global___WorkerHeartbeat:
-        """Life sign: renews the lease. Every other frame does too."""
+        """Renews the lease, as every other frame does."""
 
     @_builtins.property
     def drain(self) -> Global___WorkerDrain:
-        """No new calls, please: the stream ends when those in hand are done."""
+        """Requests no new calls: the stream ends when the current ones are done."""
 
     @_builtins.property
     def checkpoint(self) -> Global___WorkerCheckpoint:
-        """How far a call is, to be kept."""
+        """Saves the state of a call."""
 
     def __init__(
         self,
@@ -142,7 +136,7 @@ Global___AttachWorkerRequest: _TypeAlias = AttachWorkerRequest  # noqa: Y015
 
 @_typing.final
 class AttachWorkerResponse(_message.Message):
-    """AttachWorkerResponse is one frame to the worker."""
+    """A frame to the worker."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -154,19 +148,19 @@ class AttachWorkerResponse(_message.Message):
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___WorkerWelcome:
-        """Answers `hello`, first of all."""
+        """Answers `hello`; the first frame."""
 
     @_builtins.property
     def invocation(self) -> Global___Invocation:
-        """A call that the worker now holds and must run, or be asked about."""
+        """A call that the worker now holds and must run or reconcile."""
 
     @_builtins.property
     def cancel(self) -> Global___InvocationCancel:
-        """A call whose result is not wanted any more."""
+        """A call whose result is no longer needed."""
 
     @_builtins.property
     def receipt(self) -> Global___ResultReceipt:
-        """What became of a result."""
+        """The outcome of a result."""
 
     @_builtins.property
     def heartbeat(self) -> Global___WorkerHeartbeatAnswer:
@@ -174,7 +168,7 @@ class AttachWorkerResponse(_message.Message):
 
     @_builtins.property
     def checkpoint(self) -> Global___CheckpointReceipt:
-        """What became of a checkpoint."""
+        """The outcome of a checkpoint."""
 
     def __init__(
         self,
@@ -198,7 +192,7 @@ Global___AttachWorkerResponse: _TypeAlias = AttachWorkerResponse  # noqa: Y015
 
 @_typing.final
 class WorkerHello(_message.Message):
-    """WorkerHello opens the stream."""
+    """Opens the stream."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -208,24 +202,22 @@ class WorkerHello(_message.Message):
     CALLS_MAX_FIELD_NUMBER: _builtins.int
     HELD_CALLS_FIELD_NUMBER: _builtins.int
     group_name: _builtins.str
-    """The group of workers that has these tools; matches ^[A-Za-z0-9_-]{1,64}$."""
+    """Name of the worker group; matches ^[A-Za-z0-9_-]{1,64}$."""
     worker_id: _builtins.str
-    """Unique in its group, kept over reconnects; matches ^[A-Za-z0-9_-]{1,64}$.
-    It has one stream: a later one ends the earlier one with CANCELLED.
+    """ID of the worker, unique in its group and kept over reconnects; matches ^[A-Za-z0-9_-]{1,64}$. A newer
+    stream ends the older one with CANCELLED.
     """
     calls_max: _builtins.int
-    """How many calls it runs at once, 1 to 256; 0 means 1."""
+    """Maximum concurrent calls, 1 to 256; default 1."""
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[_tool_pb2.ToolDefinition]:
-        """What it runs, 1 to 200 tools, with the context BACKEND. Unspecified
-        categories are SENSITIVE, unspecified effect classes AT_MOST_ONCE.
+        """Tools of the worker, 1 to 200, with context BACKEND. Unspecified categories mean SENSITIVE, unspecified
+        effect classes AT_MOST_ONCE.
         """
 
     @_builtins.property
     def held_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldCall]:
-        """Calls in hand from before a reconnect, at most 256. Calls that it held and
-        does not name are lost: it is taken for a new process.
-        """
+        """Calls still held from before a reconnect, at most 256. Calls not named here are lost."""
 
     def __init__(
         self,
@@ -246,16 +238,16 @@ Global___WorkerHello: _TypeAlias = WorkerHello  # noqa: Y015
 
 @_typing.final
 class HeldCall(_message.Message):
-    """HeldCall is a call that a worker has in hand."""
+    """A call that a worker holds."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CALL_ID_FIELD_NUMBER: _builtins.int
     LEASE_EPOCH_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
-    """The call."""
+    """Call ID."""
     lease_epoch: _builtins.int
-    """As in its invocation."""
+    """Lease number from the invocation."""
     def __init__(
         self,
         *,
@@ -272,7 +264,7 @@ Global___HeldCall: _TypeAlias = HeldCall  # noqa: Y015
 
 @_typing.final
 class WorkerProgress(_message.Message):
-    """WorkerProgress is what a tool says while it runs. The newest wins."""
+    """Progress of a call. The latest report wins."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -281,13 +273,13 @@ class WorkerProgress(_message.Message):
     FRACTION_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
-    """The call."""
+    """Call ID."""
     lease_epoch: _builtins.int
-    """As in its invocation; under an older one nothing happens."""
+    """Lease number from the invocation; reports under an older one are ignored."""
     fraction: _builtins.float
-    """From 0 to 1; absent if unknown."""
+    """Fraction done, 0 to 1; absent if unknown."""
     message: _builtins.str
-    """For people; cut to 1 KiB."""
+    """Message for people; cut to 1 KiB."""
     def __init__(
         self,
         *,
@@ -308,9 +300,8 @@ Global___WorkerProgress: _TypeAlias = WorkerProgress  # noqa: Y015
 
 @_typing.final
 class WorkerCheckpoint(_message.Message):
-    """WorkerCheckpoint has a value for whichever execution begins the call again. It
-    is answered by exactly one receipt. Without one it may be sent again, also
-    after a reconnect. The newest value wins.
+    """A value for the next execution of the call. The latest one wins. It gets exactly one receipt. Without a
+    receipt it may be sent again, also after a reconnect.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -320,13 +311,13 @@ class WorkerCheckpoint(_message.Message):
     NUMBER_FIELD_NUMBER: _builtins.int
     CONTENT_JSON_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
-    """The call."""
+    """Call ID."""
     lease_epoch: _builtins.int
-    """As in its invocation."""
+    """Lease number from the invocation."""
     number: _builtins.int
-    """Chosen by the worker, for the receipt."""
+    """Number for the receipt, chosen by the worker."""
     content_json: _builtins.bytes
-    """Strict JSON, at most WorkerWelcome.checkpoint_bytes_max."""
+    """Value, strict JSON, at most WorkerWelcome.checkpoint_bytes_max."""
     def __init__(
         self,
         *,
@@ -345,8 +336,8 @@ Global___WorkerCheckpoint: _TypeAlias = WorkerCheckpoint  # noqa: Y015
 
 @_typing.final
 class WorkerResult(_message.Message):
-    """WorkerResult ends a call. It is answered by exactly one receipt. Without one
-    it may be sent again, also after a reconnect: it takes effect once.
+    """Ends a call. It gets exactly one receipt. Without a receipt it may be sent again, also after a reconnect;
+    it takes effect once.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -359,28 +350,24 @@ class WorkerResult(_message.Message):
     DID_NOT_HAPPEN_FIELD_NUMBER: _builtins.int
     INVERSE_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
-    """The call."""
+    """Call ID."""
     lease_epoch: _builtins.int
-    """As in its invocation."""
+    """Lease number from the invocation."""
     content_json: _builtins.bytes
-    """What the tool returned: strict JSON, at most 1 MiB. Asked about a call
-    (RECONCILE), it means that the call had its effect and returned this.
-    """
+    """Result, strict JSON, at most 1 MiB. With RECONCILE: the call had its effect and returned this."""
     error_message: _builtins.str
-    """It failed; the text is for the model and holds no secret."""
+    """The call failed. The text is for the model and must not contain secrets."""
     @_builtins.property
     def outcome_unknown(self) -> Global___OutcomeUnknown:
-        """Nobody knows whether it had its effect."""
+        """It is unknown whether the call had its effect."""
 
     @_builtins.property
     def did_not_happen(self) -> Global___DidNotHappen:
-        """RECONCILE only: it had no effect and can have none any more."""
+        """RECONCILE only: the call had no effect and never will."""
 
     @_builtins.property
     def inverse(self) -> _call_pb2.Inverse:
-        """With `content_json`: the call that takes the effect back; absent if nothing
-        does.
-        """
+        """With `content_json`: call that reverses the effect, if any."""
 
     def __init__(
         self,
@@ -405,7 +392,7 @@ Global___WorkerResult: _TypeAlias = WorkerResult  # noqa: Y015
 
 @_typing.final
 class OutcomeUnknown(_message.Message):
-    """OutcomeUnknown says that nobody knows whether a call had its effect."""
+    """It is unknown whether a call had its effect."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -422,7 +409,7 @@ Global___OutcomeUnknown: _TypeAlias = OutcomeUnknown  # noqa: Y015
 
 @_typing.final
 class DidNotHappen(_message.Message):
-    """DidNotHappen says that a call had no effect and can have none any more."""
+    """A call had no effect and never will."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -439,7 +426,7 @@ Global___DidNotHappen: _TypeAlias = DidNotHappen  # noqa: Y015
 
 @_typing.final
 class WorkerHeartbeat(_message.Message):
-    """WorkerHeartbeat is a life sign of the worker."""
+    """Heartbeat of the worker."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -456,7 +443,7 @@ Global___WorkerHeartbeat: _TypeAlias = WorkerHeartbeat  # noqa: Y015
 
 @_typing.final
 class WorkerDrain(_message.Message):
-    """WorkerDrain asks for no new calls."""
+    """Requests no new calls."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -473,7 +460,7 @@ Global___WorkerDrain: _TypeAlias = WorkerDrain  # noqa: Y015
 
 @_typing.final
 class WorkerWelcome(_message.Message):
-    """WorkerWelcome says what the worker has to keep."""
+    """Answers WorkerHello."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -481,14 +468,13 @@ class WorkerWelcome(_message.Message):
     HEARTBEAT_SECONDS_FIELD_NUMBER: _builtins.int
     CHECKPOINT_BYTES_MAX_FIELD_NUMBER: _builtins.int
     lease_seconds: _builtins.float
-    """Seconds after the last frame of the worker at which its calls are given up.
-    A worker that gets no answer for so long stops its RECONCILABLE calls:
-    another one may be asked about them.
+    """Seconds after the worker's last frame at which it loses its calls. A worker that gets no answer for this
+    long must stop its RECONCILABLE calls: another worker may be asked about them.
     """
     heartbeat_seconds: _builtins.float
-    """Seconds between two heartbeats."""
+    """Seconds between heartbeats."""
     checkpoint_bytes_max: _builtins.int
-    """The largest checkpoint; 0 from a registry that keeps none: send it none."""
+    """Maximum size of a checkpoint in bytes; 0 if checkpoints are not supported."""
     def __init__(
         self,
         *,
@@ -506,9 +492,7 @@ Global___WorkerWelcome: _TypeAlias = WorkerWelcome  # noqa: Y015
 
 @_typing.final
 class Invocation(_message.Message):
-    """Invocation hands a call to a worker. Secrets are not sent: a worker has its
-    own.
-    """
+    """Hands a call to a worker. Contains no secrets."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -525,34 +509,30 @@ class Invocation(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     LAST_CHECKPOINT_JSON_FIELD_NUMBER: _builtins.int
     purpose: Global___InvocationPurpose.ValueType
-    """Run it or ask about it."""
+    """What to do with the call."""
     call_id: _builtins.str
-    """The call; also the idempotency key."""
+    """ID of the call, also its idempotency key."""
     lease_epoch: _builtins.int
-    """Number of this hand-out of the call; a result under an older one is LATE."""
+    """Lease number; a result under an older one is LATE."""
     store_id: _builtins.str
-    """Store of the call."""
+    """Store ID."""
     user_id: _builtins.str
-    """User on whose behalf."""
+    """User of the run."""
     conversation_id: _builtins.str
     """Conversation of the run."""
     run_id: _builtins.str
-    """The run."""
+    """Run ID."""
     tool_name: _builtins.str
-    """Name of the tool."""
+    """Tool name."""
     arguments_json: _builtins.bytes
-    """RUN: canonical arguments that fit the schema, at most 256 KiB. RECONCILE:
-    empty.
-    """
+    """RUN: canonical, valid arguments, at most 256 KiB. RECONCILE: empty."""
     attempt: _builtins.int
-    """Executions of this call begun so far, this one included."""
+    """Number of executions started, including this one."""
     last_checkpoint_json: _builtins.bytes
-    """The newest checkpoint that earlier executions of this call have written;
-    empty if there is none.
-    """
+    """Latest checkpoint of earlier executions, if any."""
     @_builtins.property
     def deadline_time(self) -> _timestamp_pb2.Timestamp:
-        """When the call is cancelled for taking too long."""
+        """When the call times out."""
 
     def __init__(
         self,
@@ -580,18 +560,16 @@ Global___Invocation: _TypeAlias = Invocation  # noqa: Y015
 
 @_typing.final
 class InvocationCancel(_message.Message):
-    """InvocationCancel takes a call back. The worker stops it and answers with a
-    result all the same, so that it is known when the call has ended.
-    """
+    """Cancels a call. The worker stops it and still sends a result."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CALL_ID_FIELD_NUMBER: _builtins.int
     LEASE_EPOCH_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
-    """The call."""
+    """Call ID."""
     lease_epoch: _builtins.int
-    """As in its invocation."""
+    """Lease number from the invocation."""
     def __init__(
         self,
         *,
@@ -608,7 +586,7 @@ Global___InvocationCancel: _TypeAlias = InvocationCancel  # noqa: Y015
 
 @_typing.final
 class ResultReceipt(_message.Message):
-    """ResultReceipt answers a result."""
+    """Answers a result."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -616,11 +594,11 @@ class ResultReceipt(_message.Message):
     LEASE_EPOCH_FIELD_NUMBER: _builtins.int
     STATUS_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
-    """The call."""
+    """Call ID."""
     lease_epoch: _builtins.int
-    """As in the result."""
+    """Lease number from the result."""
     status: Global___ResultStatus.ValueType
-    """What became of it."""
+    """The outcome."""
     def __init__(
         self,
         *,
@@ -638,7 +616,7 @@ Global___ResultReceipt: _TypeAlias = ResultReceipt  # noqa: Y015
 
 @_typing.final
 class CheckpointReceipt(_message.Message):
-    """CheckpointReceipt answers a checkpoint."""
+    """Answers a checkpoint."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -647,14 +625,14 @@ class CheckpointReceipt(_message.Message):
     NUMBER_FIELD_NUMBER: _builtins.int
     KEPT_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
-    """The call."""
+    """Call ID."""
     lease_epoch: _builtins.int
-    """As in the checkpoint."""
+    """Lease number from the checkpoint."""
     number: _builtins.int
-    """As in the checkpoint."""
+    """Number from the checkpoint."""
     kept: _builtins.bool
-    """True if it is durable. False if the call was cancelled or is not the worker's
-    any more under this epoch, or the content is none that can be kept: stop it.
+    """Whether it is durable. If false, stop the call. It was cancelled, lost under this epoch, or the content
+    cannot be stored.
     """
     def __init__(
         self,
@@ -674,7 +652,7 @@ Global___CheckpointReceipt: _TypeAlias = CheckpointReceipt  # noqa: Y015
 
 @_typing.final
 class WorkerHeartbeatAnswer(_message.Message):
-    """WorkerHeartbeatAnswer says that a life sign arrived."""
+    """Answers a heartbeat."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

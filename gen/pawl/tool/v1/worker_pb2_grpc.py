@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class WorkerServiceStub(object):
-    """WorkerService lets programs in any language run tools of a store. The store
-    comes from the credential; the role worker or admin is needed.
+    """Lets programs in any language run tools of a store. The store comes from the credential. Requires the role
+    worker or admin.
     """
 
     def __init__(self, channel):
@@ -44,40 +44,42 @@ class WorkerServiceStub(object):
 
 
 class WorkerServiceServicer(object):
-    """WorkerService lets programs in any language run tools of a store. The store
-    comes from the credential; the role worker or admin is needed.
+    """Lets programs in any language run tools of a store. The store comes from the credential. Requires the role
+    worker or admin.
     """
 
     def AttachWorker(self, request_iterator, context):
-        """Attaches a worker for as long as the stream lives. The first frame must be
-        `hello`, and only the first; `welcome` answers it.
+        """Attaches a worker while the stream is open. The first frame, and only the first, must be `hello`;
+        `welcome` answers it.
 
-        A worker belongs to a group, which has the tools: they become tools of the
-        store with the source "worker:<group>", and stay so when the last worker
-        has gone, until UnregisterTool. A definition that is new gets the next
-        version. One that was replaced since counts again only when no worker with
-        its successor is left: when it attaches then, or within a third of a lease if
-        it is attached. So workers of two versions may be attached during a deploy,
-        and one may be rolled back and forward; calls go to those that have the
-        definition in force.
+        Worker groups: the tools of a group become tools of the store with the source "worker:<group>". They stay
+        when the last worker detaches, until UnregisterTool. A new definition becomes the next version. During a
+        deploy, workers of two versions can be attached; calls go to those with the current definition. A
+        replaced definition becomes current again when no worker with the newer one is left: at its next attach,
+        or within a third of a lease if attached.
 
-        A group belongs to the user whose worker attached first, until all its tools
-        are unregistered. Only that user and admins attach to it. Only an admin
-        attaches with a tool that people are asked about less, or that more of them
-        may call, than the last one of that name. The workers of a user who is no
-        admin have at most 500 tools, those of a store 2000.
+        Ownership: a group belongs to the user whose worker attached first, until all its tools are unregistered.
+        Only that user and admins can attach to it. Only an admin can attach a tool that needs fewer approvals,
+        or allows more users, than the last one with its name. The workers of a user who is no admin can have 500
+        tools, those of a store 2000.
 
-        A worker that reconnects within its lease, to any replica and under the
-        same worker id, keeps the calls that its hello names. The outcome of calls
-        of one that does not depends on their effect class: READ_ONLY and
-        IDEMPOTENT calls go to another worker with the same call id, RECONCILABLE
-        ones are asked about, AT_MOST_ONCE ones are of unknown outcome.
+        Reconnects: a worker that reconnects within its lease, to any replica and with the same worker ID, keeps
+        the calls that its hello names. Otherwise the effect class decides: READ_ONLY and IDEMPOTENT calls go to
+        another worker with the same call ID, workers are asked about RECONCILABLE ones, and AT_MOST_ONCE ones
+        have an unknown outcome.
 
-        Errors: HELLO_REQUIRED, PERMISSION_DENIED (the role, the group, or a laxer
-        tool), INVALID_FIELD (too many tools, too), INVALID_ID, INVALID_SCHEMA, TOOL_EXISTS (the name belongs to another source; nothing is
-        registered), TOO_LARGE, OVERLOADED (the worker does not read what it is
-        sent), DEADLINE_EXCEEDED (it was silent for three leases), CANCELLED (it
-        attached again), SHUTTING_DOWN (attach again, to another replica).
+        Errors:
+        - INVALID_ARGUMENT / HELLO_REQUIRED
+        - PERMISSION_DENIED: The role, the group, or a tool with fewer restrictions.
+        - INVALID_ARGUMENT / INVALID_FIELD: Also if there are too many tools.
+        - INVALID_ARGUMENT / INVALID_ID
+        - INVALID_ARGUMENT / INVALID_SCHEMA
+        - ALREADY_EXISTS / TOOL_EXISTS: The name belongs to another source; nothing is registered.
+        - RESOURCE_EXHAUSTED / TOO_LARGE
+        - RESOURCE_EXHAUSTED / OVERLOADED: The worker does not read its frames.
+        - DEADLINE_EXCEEDED: The worker was silent for three leases.
+        - CANCELLED: The worker attached again.
+        - UNAVAILABLE / SHUTTING_DOWN: Attach again, to another replica.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -100,8 +102,8 @@ def add_WorkerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class WorkerService(object):
-    """WorkerService lets programs in any language run tools of a store. The store
-    comes from the credential; the role worker or admin is needed.
+    """Lets programs in any language run tools of a store. The store comes from the credential. Requires the role
+    worker or admin.
     """
 
     @staticmethod
