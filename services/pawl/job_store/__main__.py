@@ -14,7 +14,6 @@ from pawl.job_store.wiring import on_postgres
 
 
 async def main(stop: asyncio.Event) -> None:
-    """Serve until `stop`."""
     settings = load(JobStoreSettings)
     limits = Limits(
         store_queue_max=settings.queued_runs_per_store,

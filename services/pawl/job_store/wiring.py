@@ -1,4 +1,4 @@
-"""The job store put together: ports in, its ledger, its servicers and its loops out."""
+"""Wires the job store: builds the ledger, its servicers and its loops from their ports."""
 
 from __future__ import annotations
 
@@ -76,20 +76,20 @@ class LedgerParts:
 
     @property
     def servicers(self) -> tuple[object, ...]:
-        """What serves runs and conversations, which nothing erases."""
+        """Servicers of runs and conversations, without erasure."""
         return ConversationServicer(self.ledger, None), ListServicer(self.ledger), LedgerServicer(self.ledger)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStore(LedgerParts):
-    """A whole job store. `add_to` has a server answer for it."""
+    """The whole job store. `add_to` registers its services with a server."""
 
     keys: Keys
     add_to: Callable[[RpcServer], None]
 
 
 def wire(ports: Ports, limits: Limits, *, lifecycle_written: Callable[[], None] = lambda: None) -> LedgerParts:
-    """Return a ledger over these ports, with the loops that it needs on any store."""
+    """Return a ledger on these ports, with the loops that it needs on any store."""
     group_commit = GroupCommit(
         ports.journal,
         ports.announcer,

@@ -1,4 +1,4 @@
-"""An event fires a trigger: that it came is taken down and its run is made, in one operation."""
+"""Fires a trigger with an event: records the event and creates its run in one operation."""
 
 from __future__ import annotations
 
@@ -33,17 +33,20 @@ _LOOK: Final = timedelta(seconds=schedules.LOOK_SECONDS)
 
 
 class Delivered(NamedTuple):
-    """The fire of an event; None if the trigger has changed since it was checked. `duplicate` if it came before."""
+    """The fire of an event.
+
+    `fire` is None if the trigger has changed since it was checked. `duplicate` if seen before.
+    """
 
     fire: FireRow | None = None
     duplicate: bool = False
 
 
 class Deliver(msgspec.Struct, frozen=True, kw_only=True):
-    """Fire `trigger` as it was in its `generation` with an event, which has waited if it is `claimed`.
+    """Fire the given `generation` of `trigger` with an event, which has waited if it is `claimed`.
 
-    `submit` makes the run; None if there can be none because of the `refusal`. Events without a `lane` wait for none.
-    One that is a `mail` has to come after those that were read. With a reason why, it is `skipped`.
+    `submit` creates the run; None if it is refused because of `refusal`. Events without a `lane` never wait. A `mail`
+    must be newer than those already read. If `skipped` is a reason, the event is skipped.
     """
 
     trigger: TriggerKey
@@ -60,7 +63,6 @@ class Deliver(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def row_keys(self) -> RowKeys:
-        """The rows it needs."""
         keys = self.submit.row_keys if self.submit is not None else RowKeys()
         lanes = () if self.lane is None else (self._lane_key,)
         return replace(keys, triggers=(self.trigger,), lanes=lanes, trigger_events=(self._key,))
@@ -74,10 +76,10 @@ class Deliver(msgspec.Struct, frozen=True, kw_only=True):
         return LaneKey(self.trigger.store_id, self.trigger.trigger_id, self.lane or "")
 
     def apply(self, unit: UnitOfWork) -> Delivered:
-        """Fire, unless the event has before.
+        """Fire, unless the event has fired before.
 
         Raises:
-            TriggerNotFound
+            TriggerNotFound: The trigger does not exist.
         """
         row = unit.triggers.get(self.trigger)
         if row is None:
@@ -109,7 +111,7 @@ class Deliver(msgspec.Struct, frozen=True, kw_only=True):
             note = f"{row.failures} fires in a row were refused or failed"
             row = triggers.paused(row, note, unit.now, by_itself=True)
             if event is None and self.mail is not None:
-                # It is read again once the trigger goes on.
+                # The mail is read again once the trigger resumes.
                 row = replace(row, last_uid=self.mail.uid - 1)
         unit.triggers.put(row.key, row)
         fired = row.fires[0] if row.fires and row.fires[0].event_id == self.event_id else None
@@ -119,7 +121,7 @@ class Deliver(msgspec.Struct, frozen=True, kw_only=True):
         return row.failures >= schedules.FAILURES_MAX
 
     def _judged(self, unit: UnitOfWork, row: TriggerRow, lane: LaneRow | None) -> tuple[TriggerRow, Start]:
-        """Return what becomes of the event, and the trigger with what that does to the one that waits."""
+        """Return the outcome of the event, and the trigger with the effect on the waiting event."""
         if self.skipped:
             return row, Start(FireOutcome.SKIPPED, self.skipped)
         if lane is None:
@@ -148,7 +150,7 @@ class Deliver(msgspec.Struct, frozen=True, kw_only=True):
         return row, start
 
     def _put_off(self, unit: UnitOfWork, row: TriggerRow, lane: LaneRow) -> TriggerRow:
-        """Have the event wait in place of the one that does, whose fire is skipped."""
+        """Make the event wait instead of the one that waits now, whose fire is skipped."""
         row = self._replaced(unit, row, lane)
         debounce = timedelta(seconds=row.definition.debounce_seconds)
         first = lane.first_time or unit.now
@@ -157,7 +159,7 @@ class Deliver(msgspec.Struct, frozen=True, kw_only=True):
         return row
 
     def _replaced(self, unit: UnitOfWork, row: TriggerRow, lane: LaneRow) -> TriggerRow:
-        """Return the trigger once the event that waits, if one does, is skipped."""
+        """Return the trigger after skipping the waiting event, if any."""
         replaced = unit.trigger_events.get(lane.waiting) if lane.event_id else None
         if replaced is None:
             return row

@@ -1,4 +1,4 @@
-"""Places of active runs: which of the runs that are due a worker may have (LOOP-14)."""
+"""Slots of active runs: which due runs a worker may claim (LOOP-14)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pawl.chassis.ids import RunKey, UserId
 
 
 class PlaceLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """The most runs that may be active at once, of one store and of one of its users; and of those of the background.
+    """Most active runs of a store, of one user, and in the background of a store.
 
-    What goes on in the background takes no place of what people wait for.
+    Background runs use no slots of other runs.
     """
 
     per_store: int
@@ -22,10 +22,11 @@ class PlaceLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DueRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that a worker could have now. An active one has its place already.
+    """A run that a worker could claim now.
 
-    With one `at_last_chance` so many workers have died that it is quarantined if
-    one more does.
+    An active run already has its slot.
+
+    A run `at_last_chance` is quarantined if one more worker dies.
     """
 
     key: RunKey
@@ -36,9 +37,9 @@ class DueRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """The runs of one store that are due, in the order in which they are served, and the places that are taken.
+    """The due runs of one store, in the order in which they are served, and its used slots.
 
-    `taken_by_user` may leave out users of whom no run is due. Places of the background are apart, and of no user.
+    `taken_by_user` may omit users without due runs. Background slots are separate and not per user.
     """
 
     due: Sequence[DueRun]
@@ -55,11 +56,11 @@ def share_out(
     last_chances_max: int = 1,
     background_max: int | None = None,
 ) -> list[DueRun]:
-    """Return up to `runs_max` runs that fit into the limits: of each line one in turn, each line in its order.
+    """Return up to `runs_max` runs within the limits: one of each line in turn, each line in its order.
 
-    Of the background at most `background_max` are among them; None means any. Who is at the limit is passed over and
-    holds up nobody else of the store. So are runs at their last chance, but for `last_chances_max`: whose worker dies
-    then is known to be the one that kills it.
+    At most `background_max` of them are background runs; None means any number. Users at their limit are skipped and do
+    not block others of the store. So are runs at their last chance, except `last_chances_max`: if their worker dies,
+    the cause is known.
     """
     picked: list[DueRun] = []
     last_chances, background_left = 0, runs_max if background_max is None else background_max
@@ -83,7 +84,7 @@ def share_out(
 
 
 def _fitting(line: Line, limits: PlaceLimits) -> Iterator[DueRun]:
-    """Yield the runs that may be had, and count the places that they take."""
+    """Yield the runs that fit, and count their slots."""
     taken, taken_by_user = line.taken, Counter(line.taken_by_user)
     background = line.taken_background
     for run in line.due:

@@ -1,9 +1,8 @@
-"""The runs that are due, and which of them fit into the limits: what a claim looks at.
+"""Selects the due runs that fit into the limits, for a claim.
 
-A claim is two steps. The stores are found without a lock. Then it takes the locks of
-these stores, looks at the first runs of each, and counts the places that are taken:
-whoever else wants to give places of the same stores waits until it has committed.
-Nobody else makes a run active, so the limits hold however many job-stores claim.
+A claim has two steps. It finds the stores without a lock. Then it locks these stores, reads the first runs of each and
+counts the used slots. Other claims on the same stores wait until it commits. Only claims make runs active, so the
+limits hold for any number of job stores.
 """
 
 from __future__ import annotations
@@ -20,13 +19,12 @@ from pawl.chassis.db.database import Connection
 from pawl.chassis.ids import RunKey, StoreId, UserId, WorkerId
 from pawl.job_store.ledger.rules.places import DueRun, Line, PlaceLimits, share_out
 
-# The statements are made from constants of this module only.
+# The statements are built from constants of this module only.
 # ruff: noqa: S608
 
-# Stores of which a run is due, in a circle that begins after the one that was served
-# last, as far as a place is free in them or a run is due that has one. The recursion
-# hops from store to store through the index runs_claimable, so a store with 100,000
-# waiting runs costs as much as one with a single run.
+# Stores with a due run, in a circle that starts after the store served last, if a slot is free or a due run already has
+# one. The recursion hops from store to store through the index runs_claimable, so a store with 100,000 waiting runs
+# costs as much as one with a single run.
 _STORES: Final = """
 WITH RECURSIVE later AS (
     (SELECT store_id FROM job_store.runs
@@ -58,7 +56,7 @@ WHERE s.store_id IS NOT NULL AND (places.taken < $2 OR places.is_due OR (places.
 LIMIT $3
 """
 
-# In the order of the locks, and before any lock of a row, so that nobody deadlocks.
+# Locked in one order and before any row, to avoid deadlocks.
 _LOCK: Final = """
 SELECT pg_advisory_xact_lock(hashtext('job_store.places'), key)
 FROM (SELECT DISTINCT hashtext(store_id) AS key FROM unnest($1::text[]) AS k (store_id) ORDER BY key) AS keys
@@ -80,9 +78,8 @@ _TAKEN_BY_USER: Final = """
 
 _HELD: Final = "(SELECT count(*) FROM job_store.runs WHERE worker_id = $4 AND in_background) AS background_held"
 
-# The first of those that are due of some stores: those that have a place come before those that want one, and those of
-# people before those of the background.
-# A run whose last allowed worker has died is left to be quarantined; runs that others died of come last.
+# The first due runs of some stores: runs that have a slot come first, and background runs come last. A run whose last
+# allowed worker has died is left to quarantine; runs that have crashed workers come last.
 _DUE: Final = f"""
 SELECT due.*, places.taken, places.taken_background, {_TAKEN_BY_USER}, {_HELD}
 FROM unnest($1::text[]) AS s (store_id)
@@ -104,7 +101,7 @@ CROSS JOIN LATERAL (
 ORDER BY due.active DESC, due.in_background, due.crashes, due.claim_at
 """
 
-# Of some stores, the oldest run of each of the next users who have one that is due and wants a place.
+# The oldest waiting run of each of the next users of some stores.
 _HEADS: Final = f"""
 WITH RECURSIVE users AS (
     SELECT k.store_id COLLATE "C" AS store_id, k.user_id COLLATE "C" AS user_id, 0 AS hops
@@ -131,9 +128,9 @@ ORDER BY due.crashes, due.claim_at
 
 _HAS_LAST_CHANCE: Final = "SELECT EXISTS (SELECT FROM job_store.runs WHERE worker_id = $1 AND crashes >= $2)"
 
-# Of each store at least so many runs are looked at.
+# At least this many runs of each store are read.
 _WINDOW_MIN: Final = 8
-# If these are all of users at their limits, so many other users get their turn.
+# If these all belong to users at their limits, this many other users get their turn.
 _USERS_MAX: Final = 16
 _CURSORS_MAX: Final = 1000
 
@@ -142,7 +139,7 @@ _CURSORS_MAX: Final = 1000
 class Picked:
     """Runs that fit into the limits as long as the transaction lasts.
 
-    `stores` are those that were looked at. `has_more`: others, or more runs of these, may be due.
+    `stores` are those that were read. `has_more` means that other stores, or more runs of these, may be due.
     """
 
     stores: Sequence[StoreId]
@@ -151,12 +148,12 @@ class Picked:
 
 
 class DueRuns:
-    """Looks at the runs that are due. Of those at their last chance a worker holds one at a time."""
+    """Selects due runs. A worker holds one run at its last chance at a time."""
 
     def __init__(self, limits: PlaceLimits, *, crashes_max: int) -> None:
         self._limits = limits
         self._crashes_max = crashes_max
-        # Where the round of the users of a store goes on whose oldest runs must wait.
+        # Where the round over the users of a store continues, if its oldest runs must wait.
         self._last_users: dict[StoreId, UserId] = {}
 
     async def pick(
@@ -169,7 +166,10 @@ class DueRuns:
         runs_max: int,
         background_runs_max: int,
     ) -> Picked:
-        """Return what the worker may claim of the next stores; keeps others from them until the transaction ends."""
+        """Return runs of the next stores that the worker may claim.
+
+        Other claims on these stores wait until the transaction ends.
+        """
         limits = self._limits
         records = await connection.fetch(
             _STORES, after_store, limits.per_store, stores_max, limits.background_per_store
@@ -214,13 +214,13 @@ class DueRuns:
     def _blocked(
         self, due: Mapping[StoreId, list[Record]], cut: Sequence[StoreId], picked: Sequence[DueRun]
     ) -> list[StoreId]:
-        """Return the stores with places that none of those who were looked at may take."""
+        """Return the stores with free slots that none of the runs read may take."""
         gets = Counter(run.key.store_id for run in picked if not (run.is_active or run.is_background))
         return [store for store in cut if due[store][0]["taken"] + gets[store] < self._limits.per_store]
 
     async def _heads(self, connection: Connection, stores: Sequence[StoreId]) -> dict[StoreId, list[Record]]:
-        """Return the oldest runs of the users of `stores` whose turn it is."""
-        # The quotient is how many of them can be at their limits.
+        """Return the oldest runs of the next users of `stores`."""
+        # The quotient is the number of users that can be at their limits.
         hops = _USERS_MAX + self._limits.per_store // self._limits.per_user
         if len(self._last_users) > _CURSORS_MAX:
             self._last_users.clear()
