@@ -38,7 +38,7 @@ _STATS_SECONDS: Final = 5.0
 _STATS_SECONDS_MAX: Final = 60.0
 _STATS_PAUSE_TIMES: Final = 500
 _SEARCH_SECONDS: Final = 1.0
-_SEARCHED_AT_ONCE: Final = 20
+_INDEXED_AT_ONCE: Final = 20
 # Pause within a large backlog, so that other work runs first.
 _SEARCH_PAUSE_SECONDS: Final = 0.05
 
@@ -108,7 +108,7 @@ async def quarantine(ledger: Ledger, meter: PrometheusMeter, clock: Clock) -> No
     silence = Silence()
     while True:
         silence = silence.after(await ledger.doomed(), clock.monotonic())
-        if count := await ledger.quarantine(silence.believed):
+        if count := await ledger.quarantine(silence.confirmed):
             meter.quarantined.inc(count)
         await clock.sleep(_QUARANTINE_SECONDS)
 
@@ -126,7 +126,7 @@ class RetentionPeriods:
     interval_seconds: float = 600.0
 
 
-async def remove_what_is_old(retention: PostgresRetention, clock: Clock, periods: RetentionPeriods) -> None:
+async def remove_expired(retention: PostgresRetention, clock: Clock, periods: RetentionPeriods) -> None:
     """Remove expired records in small batches, at the interval of the retention periods."""
     while True:
         await sweep_retention(retention, clock, periods)
@@ -160,9 +160,9 @@ async def _empty(clock: Clock, remove: Callable[..., Awaitable[int]], seconds: f
 async def collect_stats(stats: PostgresLedgerStats, meter: PrometheusMeter, clock: Clock) -> None:
     """Update the metrics of the ledger every 5 s, or up to every 60 s if counting takes over 0.2 % of the time."""
     while True:
-        began = clock.monotonic()
+        start = clock.monotonic()
         meter.ledger_counted(await stats.count())
-        pause = (clock.monotonic() - began) * _STATS_PAUSE_TIMES
+        pause = (clock.monotonic() - start) * _STATS_PAUSE_TIMES
         await clock.sleep(min(max(_STATS_SECONDS, pause), _STATS_SECONDS_MAX))
 
 
@@ -173,9 +173,9 @@ async def add_refusals(triggers: Triggers, clock: Clock) -> None:
         await triggers.add_refusals()
 
 
-async def take_in_texts(index: PostgresSearchIndex, clock: Clock) -> None:
+async def index_texts(index: PostgresSearchIndex, clock: Clock) -> None:
     """Every second, index new messages and titles."""
     while True:
-        while await index.take_in(conversations_max=_SEARCHED_AT_ONCE):
+        while await index.index_new(conversations_max=_INDEXED_AT_ONCE):
             await clock.sleep(_SEARCH_PAUSE_SECONDS)
         await clock.sleep(_SEARCH_SECONDS)

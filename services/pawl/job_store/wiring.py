@@ -120,7 +120,7 @@ def on_postgres(
     """Return the job store on PostgreSQL and NATS. See `PostgresJournal` for `keeps_lifecycle`."""
     ports = Ports(
         journal=PostgresJournal(database, ids, keeps_lifecycle=keeps_lifecycle),
-        leases=PostgresLeases(database, limits.places, crashes_max=limits.crashes_max),
+        leases=PostgresLeases(database, limits.slots, crashes_max=limits.crashes_max),
         reads=PostgresReads(database),
         conversations=PostgresConversations(database),
         offer_repository=PostgresOfferRepository(database),
@@ -150,9 +150,9 @@ def on_postgres(
         "refusals": partial(sweeps.add_refusals, triggers, clock),
         "erasing": erasing.run,
         "relay": relay.run,
-        "retention": partial(sweeps.remove_what_is_old, PostgresRetention(database), clock, periods),
-        "search": partial(sweeps.take_in_texts, PostgresSearchIndex(database), clock),
-        "stats": partial(sweeps.collect_stats, PostgresLedgerStats(database, limits.places), meter, clock),
+        "retention": partial(sweeps.remove_expired, PostgresRetention(database), clock, periods),
+        "search": partial(sweeps.index_texts, PostgresSearchIndex(database), clock),
+        "stats": partial(sweeps.collect_stats, PostgresLedgerStats(database, limits.slots), meter, clock),
     }
 
     def add_to(server: RpcServer) -> None:

@@ -66,7 +66,7 @@ async def world(database: Database, tmp_path: Path) -> AsyncIterator[World]:
     async with AsyncExitStack() as stack:
         clock = SystemClock()
         metrics = Metrics("job_store")
-        limits = Limits(crashes_max=3, queue_max=5, store_queue_max=5, places=PLACES)
+        limits = Limits(crashes_max=3, queue_max=5, store_queue_max=5, slots=PLACES)
         bus = await stack.enter_async_context(Bus(None, name="test", metrics=metrics))
         parts = on_postgres(
             database,

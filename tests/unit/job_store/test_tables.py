@@ -94,7 +94,7 @@ def _move_call(world: World, before: CallState, after: CallState) -> None:
     was: dict[str, Any] = {"state": before, "reserved_by": "cmd" if pending else ""}
     if before is CallState.DELEGATED:
         was["child_run_id"] = child
-    if (before, after) in call_table.ONCE_BEGUN:
+    if (before, after) in call_table.NEEDS_START:
         was["start_time"] = world.call("call").create_time
     world.unit.put_call(replace(world.call("call"), **was))
     if pending:

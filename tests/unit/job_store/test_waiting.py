@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from pawl.chassis.ids import CallId, ClientId, CommandId, RunId, UserId, WorkerId
 from pawl.job_store.ledger.rules import call_table, run_table
 from pawl.job_store.ledger.rules.approval import Decision
-from pawl.job_store.ledger.rules.places import PlaceLimits
 from pawl.job_store.ledger.rules.rows import Attention, CallRow, Offer, RunRow
+from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.ledger.rules.states import AttentionReason, WaitReason
 from pawl.job_store.ledger.rules.usage import day_end
 from pawl.job_store.ledger.rules.waiting import Situation, Waiting, explain, explain_all
@@ -21,7 +21,7 @@ from pawl.values import CallState, DecisionKind, RunState, StopCause, WaitKind
 from tests.unit.job_store.world import DIGEST
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
-LIMITS = PlaceLimits(per_store=3, per_user=2)
+LIMITS = SlotLimits(per_store=3, per_user=2)
 ALLOWED = {
     RunState.QUEUED: {WaitReason.TURN, WaitReason.PLACE, WaitReason.WORKER},
     RunState.WAITING: set(WaitReason) - {WaitReason.TURN, WaitReason.PLACE, WaitReason.OPERATOR, WaitReason.STOPPING},
@@ -129,8 +129,8 @@ def situations(draw: st.DrawFn) -> Situation:
         calls=calls,
         is_cut=draw(st.booleans()),
         before=tuple(map(RunId, draw(st.sampled_from([(), ("run_0",), tuple(f"run_{n}" for n in range(90))])))),
-        store_taken=draw(st.integers(0, 4)),
-        user_taken=draw(st.integers(0, 4)),
+        store_slots_used=draw(st.integers(0, 4)),
+        user_slots_used=draw(st.integers(0, 4)),
     )
 
 
@@ -268,11 +268,14 @@ def test_a_run_that_waits_for_its_turn_names_those_before_it() -> None:
 def test_a_run_that_fits_into_no_limit_waits_for_a_place() -> None:
     """LOOP-14."""
     since = NOW - timedelta(seconds=9)
-    for taken, whose in [({"store_taken": 3}, "store has 3"), ({"user_taken": 2}, "user has 2")]:
+    for taken, whose in [({"store_slots_used": 3}, "store has 3"), ({"user_slots_used": 2}, "user has 2")]:
         waiting = told(RunState.QUEUED, claim_at=since, around=taken)
         assert (waiting.reason, waiting.since_time) == (WaitReason.PLACE, since)
         assert whose in waiting.sentence
-    assert told(RunState.QUEUED, claim_at=since, around={"store_taken": 2, "user_taken": 1}).reason is WaitReason.WORKER
+    assert (
+        told(RunState.QUEUED, claim_at=since, around={"store_slots_used": 2, "user_slots_used": 1}).reason
+        is WaitReason.WORKER
+    )
 
 
 def test_a_run_in_need_says_what_the_operator_is_to_do() -> None:

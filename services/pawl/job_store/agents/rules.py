@@ -69,7 +69,7 @@ def saved(
     own = agents.get(asked.name)
     _check_delegation(asked.name, delegates_to, agents)
     is_live = own is not None and not own.is_deleted
-    if is_live and newest is not None and _says(newest) == _says(asked):
+    if is_live and newest is not None and _content(newest) == _content(asked):
         return newest
     if not is_live and sum(not agent.is_deleted for agent in agents.values()) >= AGENTS_MAX:
         raise TooLarge(f"a store has at most {AGENTS_MAX} agents: delete one first")
@@ -100,7 +100,7 @@ def drafted(
     """
     _check_delegation(asked.name, delegates_to, agents)
     own = drafts.get(asked.name)
-    if own is not None and _says(own) == _says(asked):
+    if own is not None and _content(own) == _content(asked):
         return own
     if own is None and len(drafts) >= DRAFTS_MAX:
         raise TooLarge(f"a user has at most {DRAFTS_MAX} drafts: delete one first")
@@ -109,8 +109,8 @@ def drafted(
 
 def _check_delegation(name: str, delegates_to: tuple[str, ...], agents: Mapping[str, AgentRow]) -> None:
     for other in delegates_to:
-        there = agents.get(other)
-        if other != name and (there is None or there.is_deleted):
+        agent = agents.get(other)
+        if other != name and (agent is None or agent.is_deleted):
             raise AgentNotFound(f"delegates_to: agent {other!r} does not exist: create it first", agent=other)
     if cycle := cycle_of(name, delegates_to, agents):
         raise AgentCycle(
@@ -140,5 +140,5 @@ def cycle_of(name: str, delegates_to: tuple[str, ...], agents: Mapping[str, Agen
     return ()
 
 
-def _says(version: AgentVersionRow) -> tuple[object, ...]:
+def _content(version: AgentVersionRow) -> tuple[object, ...]:
     return version.definition, version.tool_names

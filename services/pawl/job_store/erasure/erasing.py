@@ -173,7 +173,7 @@ class Erasing:
         self._ids = ids
         self._monotonic = monotonic
         self._purge_at = 0.0
-        self._begun = asyncio.Event()
+        self._started = asyncio.Event()
 
     async def erase(self, key: ErasureKey) -> Receipt:
         """Start erasing a conversation, unless that has happened already, and return its progress.
@@ -183,8 +183,8 @@ class Erasing:
         """
         with suppress(ConversationErased):
             await self._conversations.by_id(key.store_id, key.user_id, key.conversation_id)
-            await self.erasures.begin(key)
-            self._begun.set()
+            await self.erasures.start(key)
+            self._started.set()
         return await self.erasures.receipt(key)
 
     async def due(self, part: Part) -> AsyncIterator[tuple[ErasureKey, ItemPart]]:
@@ -197,9 +197,9 @@ class Erasing:
         """Run the sweep every two seconds, and when an erasure starts."""
         while True:
             tasks.check_cancelled()
-            self._begun.clear()
+            self._started.clear()
             await self.sweep()
-            await tasks.within(_SWEEP_SECONDS, self._begun.wait())
+            await tasks.within(_SWEEP_SECONDS, self._started.wait())
 
     async def sweep(self) -> None:
         """Advance all open erasures as far as possible. A failing step does not block the others."""
@@ -215,13 +215,13 @@ class Erasing:
                     purged[erasure.key.store_id].append(erasure)
                 else:
                     await self._attempt(self._do(erasure.key, part), part.value)
-        began = self._monotonic()
-        if began < self._purge_at:
+        start = self._monotonic()
+        if start < self._purge_at:
             return
         for store_id, each in purged.items():
             await self._attempt(self._purge(store_id, each), Part.STREAM.value)
         now = self._monotonic()
-        self._purge_at = now + (now - began) * _PURGE_PAUSE
+        self._purge_at = now + (now - start) * _PURGE_PAUSE
 
     async def _open(self, parts: Collection[Part], *, without: Collection[Part]) -> AsyncIterator[Erasure]:
         """Yield all open erasures page by page, so that stuck ones do not block the rest."""
@@ -247,7 +247,7 @@ class Erasing:
             case Part.LEDGER:
                 while await self.erasures.remove(key, rows_max=_ROWS_MAX):
                     tasks.check_cancelled()
-                self._begun.set()
+                self._started.set()
             case Part.LOG:
                 if self._log is not None:
                     await self._log.write(key)
@@ -257,7 +257,7 @@ class Erasing:
 
     async def _end_runs(self, key: ErasureKey) -> None:
         if await self.erasures.end_runs(key):
-            self._begun.set()  # The next part is due, and conversations below this one may have to be erased.
+            self._started.set()  # The next part is due, and conversations below this one may have to be erased.
             return
         for run, user_id in await self.erasures.open_runs(key, runs_max=_RUNS_MAX):
             cancel = Send(
@@ -287,7 +287,7 @@ class Erasing:
         if is_new is None:
             return
         async for conversations in log.read():
-            if count := await self.erasures.begin_again(conversations):
+            if count := await self.erasures.restart(conversations):
                 _log.warning("erasing.again", conversations=count)
         await self.erasures.log_again(younger_than_seconds=None if is_new else _UNSURE_SECONDS)
         log.applied()

@@ -78,9 +78,9 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True):
         return self.parts
 
 
-def has_left(state: CallState, *, context: int, has_begun: bool) -> bool:
+def has_left(state: CallState, *, context: int, has_started: bool) -> bool:
     """Return whether a call reached a tool or a client. Questions and delegated calls stay inside Pawl."""
-    ran = has_begun or state in {CallState.SUCCEEDED, CallState.OUTCOME_UNKNOWN}
+    ran = has_started or state in {CallState.SUCCEEDED, CallState.OUTCOME_UNKNOWN}
     return ran and context in {_BACKEND, _FRONT_END}
 
 

@@ -62,16 +62,16 @@ UPDATE job_store.api_keys SET last_use_time = now() WHERE key_id IN (
     ORDER BY key_id FOR NO KEY UPDATE SKIP LOCKED
 )
 """
-_TOLD: Final = (
+_EVENT_COLUMNS: Final = (
     "time, kind, store_id, key_id, key_name, user_id, roles, by_store_id, by_user_id, by_delegate_user_id,"
     " by_credential_id"
 )
 _ADD_EVENT: Final = f"""
-INSERT INTO job_store.key_events ({_TOLD}) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
+INSERT INTO job_store.key_events ({_EVENT_COLUMNS}) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
 """
 _SETS: Final = ("roles", "maker_user_ids")
 _made: Final = attrgetter(*_MADE.split(", "))
-_told: Final = attrgetter(*_TOLD.split(", "))
+_event_values: Final = attrgetter(*_EVENT_COLUMNS.split(", "))
 
 
 class PostgresKeyRepository:
@@ -111,7 +111,7 @@ class PostgresKeyRepository:
             (room,) = await connection.fetch(_COUNT, key.store_id, key.create_time)
             check_new(key, room["live"], room["kept"])
             await connection.execute(_ADD, *_values(_made(key)), digest, change, request_id, request_hash)
-            await connection.execute(_ADD_EVENT, *_values(_told(event)))
+            await connection.execute(_ADD_EVENT, *_values(_event_values(event)))
         return key
 
     async def get(self, key_id: KeyId, store_id: StoreId | None) -> Key | None:
@@ -125,7 +125,7 @@ class PostgresKeyRepository:
             change = await connection.fetchval(_NEXT_CHANGE)
             by = (key.revoke_time, key.revoke_user_id, key.revoke_credential_id)
             if affected(await connection.execute(_REVOKE, key.key_id, *by, change)):
-                await connection.execute(_ADD_EVENT, *_values(_told(event)))
+                await connection.execute(_ADD_EVENT, *_values(_event_values(event)))
             row = await connection.fetchrow(_GET, key.key_id, None)
         return key if row is None else _key(dict(row))
 
@@ -173,7 +173,7 @@ def events_of(*columns: str) -> str:
     # rows.
     wanted = "".join(f" AND {column} BETWEEN ${number} AND ${number}" for number, column in enumerate(columns, 3))
     return f"""
-    SELECT event_id, {_TOLD} FROM job_store.key_events WHERE event_id < $1{wanted}
+    SELECT event_id, {_EVENT_COLUMNS} FROM job_store.key_events WHERE event_id < $1{wanted}
     ORDER BY {order} LIMIT $2
     """
 

@@ -18,7 +18,7 @@ from pawl.job_store.ledger.rules.rows import ConversationRow
 
 _HEADS_AT_ONCE: Final = 32
 # How many messages back the last fork point is searched.
-_LOOKED_AT_MAX: Final = 4096
+_SEARCHED_MAX: Final = 4096
 
 
 class Forks:
@@ -52,12 +52,12 @@ class Forks:
         source = await self._conversations.by_id(asked.store_id, asked.user_id, asked.conversation_id)
         if source.user_id != asked.user_id:
             raise ConversationNotFound  # The conversation is only shared for reading.
-        number = await self._place(source, asked.number)
+        number = await self._fork_point(source, asked.number)
         path = forks.path_to(source, await self._conversations.segments(source), number)
         operation = replace(asked, number=number, path=path)
         return await self._group_commit.run(operation, size_bytes=size_bytes, lane=Lane.PEOPLE, store_id=asked.store_id)
 
-    async def _place(self, source: ConversationRow, wanted: int) -> int:
+    async def _fork_point(self, source: ConversationRow, wanted: int) -> int:
         """Return the requested fork point, or the last one."""
         last = await self._last(source, await self._open_calls(source))
         if not last or wanted > last:
@@ -66,24 +66,24 @@ class Forks:
             return last
         start, end = max(0, wanted - _HEADS_AT_ONCE), min(last, wanted + _HEADS_AT_ONCE)
         # No call is open up to the last fork point.
-        places = forks.closed_places(await self._heads(source, start, end), frozenset())
-        if wanted not in places:
-            raise forks.open_point(wanted, [*places, last])
+        points = forks.fork_points(await self._heads(source, start, end), frozenset())
+        if wanted not in points:
+            raise forks.open_point(wanted, [*points, last])
         return wanted
 
     async def _last(self, source: ConversationRow, open_calls: frozenset[CallId]) -> int:
         """Return the last fork point; 0 for none."""
         heads: list[Head] = []
         unseen, start = set(open_calls), source.last_number
-        while start > 0 and len(heads) < _LOOKED_AT_MAX:
+        while start > 0 and len(heads) < _SEARCHED_MAX:
             end, start = start, max(0, start - _HEADS_AT_ONCE)
             part = await self._heads(source, start, end)
             heads = [*part, *heads]
             unseen.difference_update(*(head.call_ids for head in part))
-            places = forks.closed_places(heads, open_calls)
-            if places and not unseen:
-                return places[-1]
-        return max(forks.closed_places(heads, open_calls), default=0)
+            points = forks.fork_points(heads, open_calls)
+            if points and not unseen:
+                return points[-1]
+        return max(forks.fork_points(heads, open_calls), default=0)
 
     async def _open_calls(self, source: ConversationRow) -> frozenset[CallId]:
         """Return the calls without a result. Only the run with the turn can have any."""

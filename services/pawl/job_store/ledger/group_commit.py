@@ -186,14 +186,14 @@ class GroupCommit:
                 if len(waiting) < self._usual_size and self._usual_size > _SIDE_BY_SIDE and not self._closing:
                     await asyncio.sleep(_GATHER_SECONDS)
                 group = waiting.next_group(_weight, operations_max=OPERATIONS_MAX, bytes_max=GROUP_BYTES_MAX)
-                await self._write_for_sure(group)
+                await self._write_and_answer(group)
             elif self._closing:
                 return
             else:
                 self._arrived.clear()
                 await self._arrived.wait()
 
-    async def _write_for_sure(self, group: Sequence[_Waiting]) -> None:
+    async def _write_and_answer(self, group: Sequence[_Waiting]) -> None:
         """Write a group and answer all of it, even on errors: if a writer stopped, later callers would wait forever."""
         try:
             await self._write(group)
@@ -206,9 +206,9 @@ class GroupCommit:
         if not group:
             return
         self._usual_size += (len(group) - self._usual_size) / 4
-        began = self._monotonic()
+        start = self._monotonic()
         try:
-            written = await self._write_once_more([waiting.operation for waiting in group])
+            written = await self._write_with_retries([waiting.operation for waiting in group])
         except (PawlError, GroupConflict) as error:
             failure = error if isinstance(error, PawlError) else DependencyUnavailable("the database is too busy")
             for waiting in group:
@@ -220,14 +220,14 @@ class GroupCommit:
             for waiting in group:
                 await self._write([waiting])
         else:
-            self._meter.group_written(operations=len(group), seconds=self._monotonic() - began)
+            self._meter.group_written(operations=len(group), seconds=self._monotonic() - start)
             for waiting, outcome in zip(group, written.outcomes, strict=True):
                 if isinstance(outcome, PawlError):
                     self._meter.refused(outcome)
                 _answer(waiting, outcome)
             await self._announce(written)
 
-    async def _write_once_more(self, operations: Sequence[Operation[Any]]) -> Written:
+    async def _write_with_retries(self, operations: Sequence[Operation[Any]]) -> Written:
         """Write a group, and retry if another transaction conflicts."""
         for _ in range(_ATTEMPTS_MAX - 1):
             try:

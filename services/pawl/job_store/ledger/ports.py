@@ -12,7 +12,7 @@ from pawl.chassis.process.clock import Clock
 from pawl.job_store.ledger.metrics import PrometheusMeter
 from pawl.job_store.ledger.reading import ConversationReads, Leases, Page, Reads, RunView
 from pawl.job_store.ledger.rules import inbox
-from pawl.job_store.ledger.rules.places import PlaceLimits
+from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork, Wakeup
 
 T_co = TypeVar("T_co", covariant=True)
@@ -101,10 +101,10 @@ class Lifecycle:
 class StreamEnd:
     """The lifecycle stream at the time of a poll: its creation time and last sequence number.
 
-    While `look` is unchanged, the stream can only have grown by our own messages.
+    While `poll_number` is unchanged, the stream can only have grown by our own messages.
     """
 
-    look: int
+    poll_number: int
     create_time: datetime
     last_seq: int
 
@@ -143,7 +143,7 @@ class AttentionRepository(Protocol):
 class Limits:
     """The limits of a job store. A run may crash `crashes_max` workers."""
 
-    places: PlaceLimits
+    slots: SlotLimits
     # Another run of the same worker may have caused the first two crashes, so the third time a run has a worker alone.
     crashes_max: int = 3
     queue_max: int = 100

@@ -124,7 +124,7 @@ NOTICES_MAX: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class PendingNotices:
     """The first `NOTICES_MAX` unsent notices for a run's user: the job and the occasion.
 
     `open_jobs` is the number of open jobs of that user and conversation.
@@ -154,7 +154,7 @@ class Loaded:
     loop_state: bytes
     time: datetime
     failures: Mapping[RunId, bytes]
-    told: Told
+    pending_notices: PendingNotices
     shared_tokens_left: int | None
 
 
@@ -246,8 +246,7 @@ class Leases(DueTimes, Protocol):
     ) -> list[Claimed]:
         """Claim up to `runs_max` runs for a worker, each with a new epoch.
 
-        The worker then holds at most `background_runs_max` background runs, unless it held more before. With 0 it gets
-        no background runs and no turns that notices start.
+        The worker then holds at most `background_runs_max` background runs, unless it held more before.
 
         Fair between stores: each gets its turn before any gets a second one, up to `runs_max`, and the next claim
         continues where this one ended.
@@ -283,7 +282,7 @@ class Reads(Protocol):
             LeaseLost: The caller no longer holds the run.
         """
 
-    async def commands(self, key: RunKey) -> tuple[list[CommandRow], Told]:
+    async def commands(self, key: RunKey) -> tuple[list[CommandRow], PendingNotices]:
         """Return the unread commands of a run in order of arrival, and the notices for it.
 
         Raises:

@@ -59,7 +59,7 @@ _PAUSES: Final = " UNION ALL ".join(
 """
     for name in ("schedule", "trigger")
 )
-_PAUSE_TOLD: Final = {
+_PAUSE_SENT: Final = {
     name: f"""
 UPDATE job_store.{name}s AS s SET told_time = k.pause_time
 FROM unnest($1::text[], $2::text[], $3::timestamptz[]) AS k (store_id, id, pause_time)
@@ -82,7 +82,7 @@ class PostgresOutbox:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._recalled_look = 0
+        self._recalled_poll_number = 0
 
     async def relay(self, stream: JetStreamLifecycle, *, events_max: int) -> int:
         """Send the oldest events and mark those that were stored; return how many.
@@ -95,7 +95,7 @@ class PostgresOutbox:
             end = await stream.end()
             if end is None:
                 return 0
-            if end.look != self._recalled_look:
+            if end.poll_number != self._recalled_poll_number:
                 await _recall(connection, end)
             else:
                 await connection.execute(_NO_HURRY)
@@ -108,8 +108,8 @@ class PostgresOutbox:
             if stored:
                 await connection.execute(_SENT, list(stored), list(stored.values()), end.create_time)
             if len(records) < events_max:
-                await _tell_pauses(connection, stream, events_max)
-        self._recalled_look = end.look
+                await _send_pauses(connection, stream, events_max)
+        self._recalled_poll_number = end.poll_number
         return len(gone) + len(stored)
 
 
@@ -130,15 +130,15 @@ async def _recall(connection: Connection, end: StreamEnd) -> None:
         _log.warning("lifecycle.lost_by_stream", events=recalled)
 
 
-async def _tell_pauses(connection: Connection, stream: JetStreamLifecycle, pauses_max: int) -> None:
+async def _send_pauses(connection: Connection, stream: JetStreamLifecycle, pauses_max: int) -> None:
     """Send automatic pauses that were not sent yet."""
     pauses = dict(enumerate(await connection.fetch(_PAUSES, pauses_max)))
     if not pauses:
         return
     stored = await stream.send([_pause(number, record) for number, record in pauses.items()])
-    for name, statement in _PAUSE_TOLD.items():
-        told = [pauses[number] for number in stored if pauses[number]["name_of"] == name]
-        await connection.execute(statement, *_columns(told, ("store_id", "id", "pause_time")))
+    for name, statement in _PAUSE_SENT.items():
+        sent = [pauses[number] for number in stored if pauses[number]["name_of"] == name]
+        await connection.execute(statement, *_columns(sent, ("store_id", "id", "pause_time")))
 
 
 def _columns(records: Iterable[Record], names: Iterable[str]) -> list[list[object]]:

@@ -60,7 +60,7 @@ class JetStreamLifecycle:
         self._bus = bus
         self._connection_number = 0
         self._end: StreamEnd | None = None
-        self._looks = itertools.count(1)
+        self._polls = itertools.count(1)
 
     async def end(self) -> StreamEnd | None:
         """Create the stream if needed and return its state, or None while it is unavailable.
@@ -80,7 +80,7 @@ class JetStreamLifecycle:
         if info.created is None:
             raise AssertionError("NATS returned a stream without a creation time")
         self._connection_number = connection_number
-        self._end = StreamEnd(look=next(self._looks), create_time=info.created, last_seq=info.state.last_seq)
+        self._end = StreamEnd(poll_number=next(self._polls), create_time=info.created, last_seq=info.state.last_seq)
         return self._end
 
     async def send(self, events: Sequence[Lifecycle]) -> Mapping[int, int]:

@@ -29,7 +29,7 @@ FAILURES_MAX: Final = 10
 NOTE_BYTES_MAX: Final = 1000
 CLAIM_SECONDS: Final = 10.0
 # How often a fire that waits for the previous run is checked.
-LOOK_SECONDS: Final = 1.0
+POLL_SECONDS: Final = 1.0
 
 # Tab, line feed and carriage return are allowed.
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
@@ -125,8 +125,8 @@ class ScheduleRow(StarterRow, frozen=True, kw_only=True):
 
     def next_times(self, now: datetime) -> tuple[datetime, ...]:
         """Return the next due times after `now`."""
-        begin = now if self.pause_time is not None or self.due_time is None else self.due_time - timedelta.resolution
-        return tuple(islice(timing.due_times(self.definition, self.schedule_id, begin), NEXT_TIMES))
+        after = now if self.pause_time is not None or self.due_time is None else self.due_time - timedelta.resolution
+        return tuple(islice(timing.due_times(self.definition, self.schedule_id, after), NEXT_TIMES))
 
 
 # Returns the changed schedule. Arguments: the current one, the number of schedules of its user, the time.
@@ -152,32 +152,34 @@ def saved(row: ScheduleRow, asked: Definition, owner: Owner, now: datetime) -> S
         return row
     changed = replace(row, **asdict(owner), definition=asked, generation=row.generation + 1)
     if timing.same_times(asked, row.definition):
-        return due_next(_given_up(changed, now), row.due_time, now)
+        return due_next(_without_waiting(changed, now), row.due_time, now)
     return _due_anew(changed, now)
 
 
-def paused(row: ScheduleRow, note: str, now: datetime, *, by_itself: bool = False) -> ScheduleRow:
+def paused(row: ScheduleRow, note: str, now: datetime, *, automatic: bool = False) -> ScheduleRow:
     """Return a paused schedule. If it was paused before, only the note changes."""
-    return replace(halted(_given_up(row, now), note, now, by_itself=by_itself), due_time=None, claim_at=None)
+    return replace(
+        marked_paused(_without_waiting(row, now), note, now, automatic=automatic), due_time=None, claim_at=None
+    )
 
 
-def halted(row: StarterT, note: str, now: datetime, *, by_itself: bool = False) -> StarterT:
+def marked_paused(row: StarterT, note: str, now: datetime, *, automatic: bool = False) -> StarterT:
     """Return a paused schedule or trigger. If it was paused before, only the note changes."""
     return replace(
         row,
         generation=row.generation + 1,
         pause_time=row.pause_time or now,
         pause_note=note,
-        self_paused=by_itself,
+        self_paused=automatic,
     )
 
 
 def resumed(row: ScheduleRow, owner: Owner, now: datetime) -> ScheduleRow:
     """Return a resumed schedule with due times from now on. If it was not paused, only the credential changes."""
-    return saved(row, row.definition, owner, now) if row.pause_time is None else _due_anew(going_on(row, owner), now)
+    return saved(row, row.definition, owner, now) if row.pause_time is None else _due_anew(unpaused(row, owner), now)
 
 
-def going_on(row: StarterT, owner: Owner) -> StarterT:
+def unpaused(row: StarterT, owner: Owner) -> StarterT:
     """Return a resumed schedule or trigger with its owner's credential and no failures."""
     row = replace(row, **asdict(owner), generation=row.generation + 1, pause_time=None, pause_note="")
     return replace(row, self_paused=False, failures=0, last_run_counted=True)
@@ -296,19 +298,19 @@ def with_ending(row: StarterT, state: RunState | None) -> StarterT:
 
 def due_next(row: ScheduleRow, due: datetime | None, now: datetime) -> ScheduleRow:
     """Return a schedule with its next due time. A waiting fire is also checked before that."""
-    look = now + timedelta(seconds=LOOK_SECONDS) if row.waiting_time is not None else None
-    times = [time for time in (due, look) if time is not None]
+    next_poll = now + timedelta(seconds=POLL_SECONDS) if row.waiting_time is not None else None
+    times = [time for time in (due, next_poll) if time is not None]
     return replace(row, due_time=due, claim_at=min(times, default=None))
 
 
 def _due_anew(row: ScheduleRow, now: datetime) -> ScheduleRow:
-    row = _given_up(row, now)
+    row = _without_waiting(row, now)
     if row.pause_time is not None:
         return row
     return due_next(row, next(timing.due_times(row.definition, row.schedule_id, now), None), now)
 
 
-def _given_up(row: ScheduleRow, now: datetime) -> ScheduleRow:
+def _without_waiting(row: ScheduleRow, now: datetime) -> ScheduleRow:
     """Return a schedule whose waiting fire is skipped."""
     fires = tuple(
         replace(fire, outcome=FireOutcome.SKIPPED, reason="the schedule was changed", fire_time=now)

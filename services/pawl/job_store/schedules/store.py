@@ -12,7 +12,7 @@ from asyncpg import Record
 from pawl.chassis.db.database import Database, read_each
 from pawl.job_store.ledger.store import tables
 from pawl.job_store.ledger.store.starters import PostgresStarters
-from pawl.job_store.schedules.rules import CLAIM_SECONDS, LOOK_SECONDS, ClaimedSchedule, ScheduleRow
+from pawl.job_store.schedules.rules import CLAIM_SECONDS, POLL_SECONDS, ClaimedSchedule, ScheduleRow
 
 # The statements are built from constants of this package only.
 # ruff: noqa: S608
@@ -45,8 +45,8 @@ class PostgresSchedules(PostgresStarters[ScheduleRow]):
 
     async def claim(self, *, schedules_max: int) -> Sequence[ClaimedSchedule]:
         """Claim schedules that are due or whose waiting fire may start, the longest due first."""
-        lease, look = timedelta(seconds=CLAIM_SECONDS), timedelta(seconds=LOOK_SECONDS)
-        records = await self._database.fetch(_CLAIM, schedules_max, lease, look)
+        lease, poll = timedelta(seconds=CLAIM_SECONDS), timedelta(seconds=POLL_SECONDS)
+        records = await self._database.fetch(_CLAIM, schedules_max, lease, poll)
         return read_each("schedule", records, _claimed, itemgetter("schedule_id"))
 
     async def wait_seconds(self) -> float | None:

@@ -104,7 +104,7 @@ class MailboxSource(msgspec.Struct, frozen=True, kw_only=True):
     senders: tuple[str, ...] = ()
 
     @property
-    def place(self) -> tuple[object, ...]:
+    def folder_key(self) -> tuple[object, ...]:
         """The folder in which the mail positions are valid."""
         return self.host, self.port, self.plaintext, self.username, self.folder
 
@@ -338,7 +338,7 @@ def put(
     changed = saved(row, asked, owner)
     if changed is row or asked.mailbox is None:
         return changed
-    if old is not None and old.place != asked.mailbox.place:
+    if old is not None and old.folder_key != asked.mailbox.folder_key:
         changed = replace(changed, uid_validity=0, last_uid=0)
     return _readable(changed, now)
 
@@ -373,12 +373,12 @@ def reported(row: TriggerRow, position: MailPosition | None, reason: str, now: d
     if now - since < UNREACHABLE_TIME:
         return row
     note = f"the mailbox was unreachable for 12 hours: {reason}"[:REASON_CHARACTERS_MAX]
-    return paused(row, note, now, by_itself=True)
+    return paused(row, note, now, automatic=True)
 
 
-def paused(row: TriggerRow, note: str, now: datetime, *, by_itself: bool = False) -> TriggerRow:
+def paused(row: TriggerRow, note: str, now: datetime, *, automatic: bool = False) -> TriggerRow:
     """Return a paused trigger. If it was paused before, only the note changes."""
-    return replace(schedules.halted(row, note, now, by_itself=by_itself), claim_at=None)
+    return replace(schedules.marked_paused(row, note, now, automatic=automatic), claim_at=None)
 
 
 def saved(row: TriggerRow, asked: TriggerDefinition, owner: Owner) -> TriggerRow:
@@ -400,7 +400,7 @@ def resumed(row: TriggerRow, owner: Owner, now: datetime) -> TriggerRow:
         raise PermissionDenied(f"triggers with a mailbox use a password of the store: this needs the role {Role.ADMIN}")
     if row.pause_time is None:
         return saved(row, row.definition, owner)
-    return _readable(schedules.going_on(row, owner), now)
+    return _readable(schedules.unpaused(row, owner), now)
 
 
 def rotated(row: TriggerRow, secret: bytes, now: datetime) -> TriggerRow:

@@ -13,7 +13,7 @@ from pawl.chassis.db.database import Database, read_each
 from pawl.chassis.ids import StoreId
 from pawl.job_store.ledger.store import tables
 from pawl.job_store.ledger.store.starters import PostgresStarters
-from pawl.job_store.schedules.rules import CLAIM_SECONDS, LOOK_SECONDS
+from pawl.job_store.schedules.rules import CLAIM_SECONDS, POLL_SECONDS
 from pawl.job_store.triggers.rules import LEASED_MAX, MAILBOX_LEASE_TIME, LaneRow, TriggerKey, TriggerRow
 
 # The statements are built from constants of this package only.
@@ -97,8 +97,8 @@ class PostgresTriggers(PostgresStarters[TriggerRow]):
 
     async def claim(self, *, events_max: int) -> Sequence[tuple[TriggerRow, LaneRow]]:
         """Claim events that may fire, the longest due first: triggers with their lanes."""
-        lease, look = timedelta(seconds=CLAIM_SECONDS), timedelta(seconds=LOOK_SECONDS)
-        lanes = list(map(tables.LANES.read, await self._database.fetch(_CLAIM, events_max, lease, look)))
+        lease, poll = timedelta(seconds=CLAIM_SECONDS), timedelta(seconds=POLL_SECONDS)
+        lanes = list(map(tables.LANES.read, await self._database.fetch(_CLAIM, events_max, lease, poll)))
         owners = [row.store_id for row in lanes], [row.trigger_id for row in lanes]
         records = await self._database.fetch(_OF_LANES, *owners) if lanes else ()
         triggers = {row.key: row for row in _read(records)}

@@ -84,7 +84,7 @@ class _Read:
 class PostgresSearchIndex(DatabaseAdapter):
     """Indexes new messages and titles after they are written."""
 
-    async def take_in(self, *, conversations_max: int) -> int:
+    async def index_new(self, *, conversations_max: int) -> int:
         """Index new messages and titles of some conversations; return how many, 0 if nothing is left to do.
 
         Several replicas may run this concurrently. Messages removed or emptied in the meantime are not indexed.

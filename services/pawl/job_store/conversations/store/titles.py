@@ -15,7 +15,7 @@ from pawl.event.v1 import message_pb2
 from pawl.job.v1.agents_pb2 import GetAgentQuotaResponse
 from pawl.job.v1.titles_pb2 import TitleTask
 from pawl.job_store.conversations.store.search_index import put_title
-from pawl.job_store.ledger.rules.conversations import ATTEMPTS_MAX, TEXT_CHARACTERS_MAX, said_title
+from pawl.job_store.ledger.rules.conversations import ATTEMPTS_MAX, TEXT_CHARACTERS_MAX, title_in_reply
 from pawl.job_store.ledger.rules.usage import UsageKey, Used, day_of
 from pawl.job_store.ledger.store import upkeep
 from pawl.job_store.ledger.store.columns import joined
@@ -102,7 +102,7 @@ class PostgresTitles(DatabaseAdapter):
         self, store_id: StoreId, conversation_id: ConversationId, attempt: int, text: str, used: Used
     ) -> None:
         """Store the title in a model's answer if it is still wanted, and count the tokens it cost."""
-        title = said_title(text)
+        title = title_in_reply(text)
         place = store_id, conversation_id
         async with self._database.transaction() as connection:
             kept = await connection.fetchrow(_SET, *place, attempt, title, ATTEMPTS_MAX, _PAUSE)

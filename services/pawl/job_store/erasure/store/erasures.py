@@ -38,18 +38,18 @@ searched_title = '', searched_number = c.last_number, erase_user_id = c.user_id,
 past_number = 0, sharing = 1
 """
 _ALL_PARTS: Final = list(Part)
-_BEGIN: Final = f"""
+_START: Final = f"""
 UPDATE job_store.conversations AS c SET {_MARKED}, erase_root = c.conversation_id
 WHERE store_id = $2 AND conversation_id = $3 AND user_id = $4 RETURNING c.store_id, c.conversation_id
 """
-_BEGIN_AGAIN: Final = f"""
+_RESTART: Final = f"""
 UPDATE job_store.conversations AS c SET {_MARKED}, erase_root = c.conversation_id
 FROM unnest($2::text[], $3::text[]) AS k (store_id, conversation_id)
 WHERE c.store_id = k.store_id AND c.conversation_id = k.conversation_id AND c.user_id <> ''
 RETURNING c.store_id, c.conversation_id
 """
 # Conversations of agents that executed its calls are erased with it.
-_BEGIN_BELOW: Final = f"""
+_START_BELOW: Final = f"""
 UPDATE job_store.conversations AS c SET {_MARKED}, erase_root = $4
 WHERE store_id = $2 AND parent_conversation_id = $3 AND parent_conversation_id <> '' AND user_id <> ''
 RETURNING c.store_id, c.conversation_id
@@ -200,16 +200,16 @@ _RUNS_AT_ONCE_MAX: Final = 50
 class PostgresErasures(DatabaseAdapter):
     """Conversations that are being or were erased. Each step is durable on return and idempotent."""
 
-    async def begin(self, key: ErasureKey) -> None:
+    async def start(self, key: ErasureKey) -> None:
         """Start erasing a conversation; does nothing if it is not the user's."""
         async with self._database.transaction() as connection:
-            await _mark(connection, _BEGIN, key.store_id, key.conversation_id, key.user_id)
+            await _mark(connection, _START, key.store_id, key.conversation_id, key.user_id)
 
-    async def begin_again(self, conversations: Collection[tuple[StoreId, ConversationId]]) -> int:
+    async def restart(self, conversations: Collection[tuple[StoreId, ConversationId]]) -> int:
         """Start erasing those conversations that have a user again, as after a restore; return how many."""
         stores, ids = [store_id for store_id, _ in conversations], [each for _, each in conversations]
         async with self._database.transaction() as connection:
-            return await _mark(connection, _BEGIN_AGAIN, stores, ids)
+            return await _mark(connection, _RESTART, stores, ids)
 
     async def log_again(self, *, younger_than_seconds: float | None) -> int:
         """Put recent erasures, or all with None, on the list again; return how many."""
@@ -242,9 +242,9 @@ class PostgresErasures(DatabaseAdapter):
     async def open(
         self, parts: Collection[Part], *, without: Collection[Part], after: Erasure | None, rows_max: int
     ) -> Sequence[Erasure]:
-        """Return the oldest open erasures that have any of `parts` left and none of `without`, starting after `after`."""
-        place = (after.erase_time, after.key.store_id, after.key.conversation_id) if after else (None, "", "")
-        arguments = (list(parts), list(without), *place, rows_max)
+        """Return the oldest open erasures with any of `parts` and none of `without` left to do, starting after `after`."""
+        key_columns = (after.erase_time, after.key.store_id, after.key.conversation_id) if after else (None, "", "")
+        arguments = (list(parts), list(without), *key_columns, rows_max)
         return [_erasure(record) for record in await self._database.fetch(_OPEN, *arguments)]
 
     async def open_runs(self, key: ErasureKey, *, runs_max: int) -> Sequence[tuple[RunKey, UserId]]:
@@ -260,12 +260,12 @@ class PostgresErasures(DatabaseAdapter):
 
         Return whether it was completed.
         """
-        place = (key.store_id, key.conversation_id)
+        key_columns = (key.store_id, key.conversation_id)
         async with self._database.transaction() as connection:
-            root = await connection.fetchval(_LOCK, *place, Part.RUNS)
-            if root is None or await connection.fetch(_OPEN_RUNS, *place, 1, []):
+            root = await connection.fetchval(_LOCK, *key_columns, Part.RUNS)
+            if root is None or await connection.fetch(_OPEN_RUNS, *key_columns, 1, []):
                 return False
-            await _mark(connection, _BEGIN_BELOW, *place, root)
+            await _mark(connection, _START_BELOW, *key_columns, root)
             await _done(connection, key, Part.RUNS)
         return True
 
@@ -274,20 +274,20 @@ class PostgresErasures(DatabaseAdapter):
 
         Return 0 and complete LEDGER when none are left.
         """
-        place = (key.store_id, key.conversation_id)
+        key_columns = (key.store_id, key.conversation_id)
         async with self._database.transaction() as connection:
-            if await connection.fetchval(_LOCK, *place, Part.LEDGER) is None:
+            if await connection.fetchval(_LOCK, *key_columns, Part.LEDGER) is None:
                 return 0
-            records = await connection.fetch(_RUNS, *place, _RUNS_AT_ONCE_MAX)
+            records = await connection.fetch(_RUNS, *key_columns, _RUNS_AT_ONCE_MAX)
             removed = await self._remove_runs(connection, key, records, rows_max=rows_max) if records else 0
             if removed:
                 return removed
             for statement in retention.OF_CONVERSATIONS:
-                removed += await retention.deleted(connection, statement, [place[0]], [place[1]], rows_max)
+                removed += await retention.deleted(connection, statement, [key_columns[0]], [key_columns[1]], rows_max)
             if not removed:
                 await connection.execute(_REQUESTS, key.store_id, [key.user_id], [], key.conversation_id)
-                await connection.execute(_EMPTIED, *place)
-                await connection.execute(_FORK_TITLES, *place, key.user_id)
+                await connection.execute(_EMPTIED, *key_columns)
+                await connection.execute(_FORK_TITLES, *key_columns, key.user_id)
                 await _done(connection, key, Part.LEDGER)
         return removed
 
@@ -333,7 +333,7 @@ def _item(call: Record) -> tuple[Any, ...]:
     spec = call_pb2.Call.FromString(call["spec"])
     # Imported calls ran elsewhere.
     context, effect_class = (0, 0) if spec.imported else (spec.context, spec.effect_class)
-    left = has_left(CallState(call["state"]), context=context, has_begun=call["start_time"] is not None)
+    left = has_left(CallState(call["state"]), context=context, has_started=call["start_time"] is not None)
     tool_name = call["tool_name"].decode() if left else ""
     return call["run_id"], call["call_id"], tool_name, effect_class, call["state"], call["start_time"], left
 

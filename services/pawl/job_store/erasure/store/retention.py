@@ -177,7 +177,7 @@ LIMIT $3
 """
 # Conversations are locked before runs, as everywhere, and runs are locked in one order as by the log trimmer: otherwise
 # two transactions could deadlock.
-_TOLD: Final = f"""
+_REPORTED_TO: Final = f"""
 SELECT {tables.CONVERSATIONS.names} FROM job_store.conversations AS c JOIN (
     SELECT DISTINCT r.store_id, r.reports_to || '' AS conversation_id FROM job_store.runs AS r
     JOIN unnest($1::text[], $2::text[]) AS k (store_id, run_id) USING (store_id, run_id)
@@ -303,13 +303,13 @@ class PostgresRetention(DatabaseAdapter):
             await hide(connection, runs)
             removed = await remove_runs(connection, runs, rows_max=rows_max)
             for statement in OF_CONVERSATIONS:
-                removed += await deleted(connection, statement, *old, _share(rows_max, old))
+                removed += await deleted(connection, statement, *old, _rows_per_owner(rows_max, old))
             return removed + await deleted(connection, _EMPTY, *old)
 
 
 async def hide(connection: Connection, runs: Sequence[list[str]]) -> None:
     """Take runs from their user and lock them, and drop their notices."""
-    for record in await connection.fetch(_TOLD, *runs):
+    for record in await connection.fetch(_REPORTED_TO, *runs):
         row = tables.CONVERSATIONS.read(record)
         changed = replace(row, background=row.background.without(runs[1]))
         if changed != row:
@@ -321,9 +321,9 @@ async def hide(connection: Connection, runs: Sequence[list[str]]) -> None:
 
 async def remove_runs(connection: Connection, runs: Sequence[list[str]], *, rows_max: int) -> int:
     """Remove about `rows_max` rows of each kind that belong to some runs, and the runs once nothing else is left."""
-    share = _share(rows_max, runs)
-    counts = [await deleted(connection, statement, *runs, share) for statement in _OF_RUNS]
-    if any(count >= share for count in counts):
+    per_owner = _rows_per_owner(rows_max, runs)
+    counts = [await deleted(connection, statement, *runs, per_owner) for statement in _OF_RUNS]
+    if any(count >= per_owner for count in counts):
         return sum(counts)
     return sum(counts) + await deleted(connection, _RUNS, *runs)
 
@@ -333,7 +333,7 @@ async def deleted(database: Database | Connection, statement: str, *arguments: A
     return affected(await database.execute(statement, *arguments))
 
 
-def _share(rows_max: int, owners: Sequence[list[str]]) -> int:
+def _rows_per_owner(rows_max: int, owners: Sequence[list[str]]) -> int:
     """Return how many rows to remove per owner."""
     return max(1, rows_max // max(1, len(owners[0])))
 

@@ -50,8 +50,10 @@ def job_filter(request: ledger_pb2.ListJobsRequest) -> RunFilter:
         if request.user_id:
             raise InvalidField("user_id cannot be combined with running_jobs_of_store", field="user_id")
         return RunFilter(running_jobs_of_store=True, stopped_by=stopped_by)
-    told = ConversationId(check_id(request.reports_to_conversation_id, "reports_to_conversation_id", optional=True))
-    if stopped_by and not told:
+    reports_to = ConversationId(
+        check_id(request.reports_to_conversation_id, "reports_to_conversation_id", optional=True)
+    )
+    if stopped_by and not reports_to:
         raise InvalidField(
             "stopped_by_command_id requires reports_to_conversation_id or running_jobs_of_store",
             field="stopped_by_command_id",
@@ -59,7 +61,7 @@ def job_filter(request: ledger_pb2.ListJobsRequest) -> RunFilter:
     return RunFilter(
         states=_states(request),
         parent_run_id=RunId(check_id(request.parent_run_id, "parent_run_id", optional=True)),
-        reports_to=told,
+        reports_to=reports_to,
         jobs_only=True,
         stopped_by=stopped_by,
     )

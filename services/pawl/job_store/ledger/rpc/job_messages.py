@@ -21,15 +21,15 @@ def start(request: ledger_pb2.StartJobRequest, limits: Limits) -> StartJob:
     if not (request.HasField("job") or request.message.only_repeat):
         raise InvalidField("job is required", field="job")
     submitted = operations.submit(request.message, limits)
-    begun = {
+    changes = {
         "fingerprint": hashlib.sha256(submitted.fingerprint + request.asked_sha256).digest(),
-        "store_places": limits.places.background_per_store,
+        "store_slots": limits.slots.background_per_store,
         "new_conversation_id": ConversationId(
             check_id(request.new_conversation_id, "new_conversation_id", optional=True)
         ),
     }
     return StartJob(
-        **asdict(submitted) | begun,
+        **asdict(submitted) | changes,
         run_id=RunId(check_id(request.run_id, "run_id")),
         job=partial(_started, request.job),
         is_silent=request.job.reports == run_pb2.JOB_REPORTS_NONE,

@@ -62,7 +62,7 @@ _CONVERSATION_FOR_READERS: Final = frozenset(
         *("last_message_number", "sharing", "shows_arguments"),
     }
 )
-_TOLD: Final = frozenset(
+_NOTICE_FIELDS: Final = frozenset(
     {
         *("run_id", "job", "state", "waits", "stop_cause", "output_text", "failure", "round", "end_time"),
         "missed_iterations",
@@ -424,11 +424,11 @@ def _agent_ended(row: CommandRow) -> ledger_pb2.Command:
     return entry
 
 
-def notice(told: tuple[RunRow, int]) -> ledger_pb2.Notice:
+def notice(reported: tuple[RunRow, int]) -> ledger_pb2.Notice:
     """Return the notice of a job's iteration or end."""
-    row, occasion = told
+    row, occasion = reported
     whole = run(row)
-    shown = _only(whole, _TOLD)
+    shown = _only(whole, _NOTICE_FIELDS)
     return ledger_pb2.Notice(run=shown, occasion=occasion)
 
 

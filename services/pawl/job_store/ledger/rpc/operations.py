@@ -84,7 +84,7 @@ _MESSAGE_HEADER: Final = (
 _APPROVAL_HEADER: Final = ("digest", "decision", "approvals_required", "approvals", "escalated", "series")
 # The command for owners of runs whose conversation is erased, or no longer shared for writing.
 CANCEL: Final = ledger_pb2.Command(cancel=ledger_pb2.CancelCommand(cause=run_pb2.STOP_CAUSE_USER)).SerializeToString()
-_GIVE_UP: Final = ledger_pb2.Command(
+_CHILD_CANCEL: Final = ledger_pb2.Command(
     cancel=ledger_pb2.CancelCommand(cause=run_pb2.STOP_CAUSE_PARENT)
 ).SerializeToString()
 
@@ -134,7 +134,7 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
         ).SerializeToString(),
         queue_max=limits.queue_max,
         store_queue_max=limits.store_queue_max,
-        store_places=limits.places.per_store,
+        store_slots=limits.slots.per_store,
         token_budget=_tokens(request.options.limits.total_tokens_max, "options.limits.total_tokens_max"),
         token_ceiling=_tokens(request.options.limits.topped_up_tokens_max, "options.limits.topped_up_tokens_max"),
         text_bytes=len(request.text.encode()),
@@ -209,7 +209,7 @@ def commit(request: ledger_pb2.CommitRunRequest) -> Commit:
             for each in request.entered_notices
         ),
         tells_iteration=_int32(request.tells_iteration, "tells_iteration"),
-        give_up=_GIVE_UP,
+        child_cancel=_CHILD_CANCEL,
     )
 
 

@@ -12,7 +12,7 @@ from pawl.chassis.ids import RunId
 from pawl.chassis.rpc.parts import in_parts
 from pawl.event.v1 import message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
-from pawl.job_store.ledger.reading import Loaded, Told
+from pawl.job_store.ledger.reading import Loaded, PendingNotices
 from pawl.job_store.ledger.rpc import messages, own_tools
 from pawl.job_store.ledger.rules.rows import CommandRow
 
@@ -33,8 +33,8 @@ def of_run(loaded: Loaded) -> Iterator[ledger_pb2.LoadRunResponse]:
         loop_state=loaded.loop_state,
         now=messages.timestamp(loaded.time),
         own_tools=own_tools.of_run(loaded.run),
-        notices=map(messages.notice, loaded.told.notices),
-        open_job_count=loaded.told.open_jobs,
+        notices=map(messages.notice, loaded.pending_notices.notices),
+        open_job_count=loaded.pending_notices.open_jobs,
         shared_tokens_left=loaded.shared_tokens_left,
     )
     history = [messages.message_for_worker(row, loaded.user_id, loaded.run.user_id) for row in loaded.messages]
@@ -58,11 +58,11 @@ def of_run(loaded: Loaded) -> Iterator[ledger_pb2.LoadRunResponse]:
         yield first
 
 
-def of_inbox(rows: Iterable[CommandRow], told: Told) -> Iterator[ledger_pb2.ListCommandsResponse]:
+def of_inbox(rows: Iterable[CommandRow], pending: PendingNotices) -> Iterator[ledger_pb2.ListCommandsResponse]:
     """Yield commands in parts. The first part has the notices."""
     parts = in_parts(map(messages.command, rows), ledger_pb2.Command.ByteSize, size_max=PART_BYTES_MAX)
     yield ledger_pb2.ListCommandsResponse(
-        commands=next(parts, []), notices=map(messages.notice, told.notices), open_job_count=told.open_jobs
+        commands=next(parts, []), notices=map(messages.notice, pending.notices), open_job_count=pending.open_jobs
     )
     for part in parts:
         yield ledger_pb2.ListCommandsResponse(commands=part)

@@ -52,7 +52,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         operation = operations.submit(request, self._ledger.limits)
         submitted = await self._write(operation, request.ByteSize(), request.store_id)
         run = messages.run(submitted.run)
-        run.queue_position = submitted.place
+        run.queue_position = submitted.queue_position
         return pb.SubmitMessageResponse(run=run, steered=submitted.steered)
 
     async def StartJob(self, request: pb.StartJobRequest, context: Context) -> pb.StartJobResponse:
@@ -164,8 +164,8 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
     async def ListCommands(
         self, request: pb.ListCommandsRequest, context: Context
     ) -> AsyncIterator[pb.ListCommandsResponse]:
-        rows, told = await self._ledger.reads.commands(operations.run_key(request))
-        for part in parts.of_inbox(rows, told):
+        rows, notices = await self._ledger.reads.commands(operations.run_key(request))
+        for part in parts.of_inbox(rows, notices):
             yield part
 
     async def LeaseOffer(self, request: pb.LeaseOfferRequest, context: Context) -> pb.LeaseOfferResponse:
@@ -198,7 +198,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
     async def GetRun(self, request: pb.GetRunRequest, context: Context) -> pb.GetRunResponse:
         reader = _reader(request)
         view = await self._ledger.reads.run(operations.run_key(request), reader)
-        run = messages.run_in(view.situations[0], explain_all(view.situations, self._ledger.limits.places))
+        run = messages.run_in(view.situations[0], explain_all(view.situations, self._ledger.limits.slots))
         tools = () if reader else own_tools.of_run(view.run)
         return pb.GetRunResponse(run=_with_calls(run, view), own_tools=tools)
 
@@ -367,25 +367,25 @@ async def _list_runs(
         rows_max=page_size(request.page_size),
     )
     token = next_token("ListRuns", selection, page, lambda each: (each.run.create_time, each.run.run_id))
-    return (messages.run_in(each, explain(each, ledger.limits.places)) for each in page.rows), token
+    return (messages.run_in(each, explain(each, ledger.limits.slots)) for each in page.rows), token
 
 
 def _import(request: pb.ImportConversationRequest) -> ImportConversation:
     """Return the operation of an ImportConversation. Consumes the request."""
     if not request.messages:
         raise InvalidField("a history needs messages", field="messages")
-    told = pb.ImportConversationRequest()
-    told.CopyFrom(request)
-    told.ClearField("request_id")
-    for message in told.messages:
+    unnamed = pb.ImportConversationRequest()
+    unnamed.CopyFrom(request)
+    unnamed.ClearField("request_id")
+    for message in unnamed.messages:
         message.ClearField("call_ids")
-    for call in told.calls:
+    for call in unnamed.calls:
         call.ClearField("call_id")
     return ImportConversation(
         store_id=check_id(request.store_id, "store_id"),
         user_id=check_id(request.user_id, "user_id"),
         request_id=check_id(request.request_id, "request_id", optional=True),
-        fingerprint=operations.fingerprint(told),
+        fingerprint=operations.fingerprint(unnamed),
         key_hash=operations.key_hash_of(request),
         title=check_title(request.title),
         made_title=made_title(request.messages[0].text),

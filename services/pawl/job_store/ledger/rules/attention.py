@@ -41,17 +41,17 @@ class Silence(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     since: Mapping[RunKey, float] = {}
-    looked_at: float = -math.inf
+    polled_at: float = -math.inf
 
     def after(self, doomed: Iterable[RunKey], now: float) -> Silence:
         """Return the state after one more poll."""
-        since = self.since if now - self.looked_at <= _PAUSE_SECONDS_MAX else {}
-        return Silence(since={key: since.get(key, now) for key in doomed}, looked_at=now)
+        since = self.since if now - self.polled_at <= _PAUSE_SECONDS_MAX else {}
+        return Silence(since={key: since.get(key, now) for key in doomed}, polled_at=now)
 
     @property
-    def believed(self) -> tuple[RunKey, ...]:
+    def confirmed(self) -> tuple[RunKey, ...]:
         """The runs whose last allowed worker has died."""
-        return tuple(key for key, since in self.since.items() if self.looked_at - since >= GRACE.total_seconds())
+        return tuple(key for key, since in self.since.items() if self.polled_at - since >= GRACE.total_seconds())
 
 
 class Quarantine(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,7 +135,7 @@ def _crash(unit: UnitOfWork, run: RunRow, crashes_max: int, lost: bytes) -> RunR
         return unit.put_run(free)
     if run.is_turn and run.is_stopping:
         # No user requested the turn, so an operator has nothing to save.
-        return stop.give_up(unit, free, lost)
+        return stop.end_without_worker(unit, free, lost)
     # The epoch rises because the worker may only have been disconnected: it must not write any more.
     attention = Attention(reason=AttentionReason.QUARANTINED, since_time=unit.now)
     state = RunState.NEEDS_ATTENTION

@@ -37,7 +37,7 @@ TRANSITIONS: Final[Mapping[CallState, frozenset[CallState]]] = MappingProxyType(
 )
 
 # Transitions of calls whose running tool asks a person: only allowed once the call has started.
-ONCE_BEGUN: Final[frozenset[tuple[CallState, CallState]]] = frozenset(
+NEEDS_START: Final[frozenset[tuple[CallState, CallState]]] = frozenset(
     {
         (_S.ASKED, _S.RUNNABLE),
         (_S.ASKED, _S.RUNNING),

@@ -26,7 +26,7 @@ from pawl.values import CallState, DecisionKind, Series
 SHARED_CREDENTIALS: Final = frozenset({CredentialId(""), CredentialId(LOCAL_CREDENTIAL)})
 
 _APPROVALS: Final = frozenset({DecisionKind.APPROVE, DecisionKind.EDIT})
-_BEGUN: Final = frozenset({CallState.RUNNING, CallState.DELEGATED})
+_STARTED: Final = frozenset({CallState.RUNNING, CallState.DELEGATED})
 
 # States that a call enters together with the run that executes it.
 WITH_CHILD: Final = frozenset({CallState.DELEGATED, CallState.DETACHED})
@@ -90,15 +90,15 @@ def _row(run: RunRow, change: CallChange, now: datetime) -> CallRow:
         index=change.index,
         offer=_offer(change.state, None),
         create_time=now,
-        start_time=now if change.state in _BEGUN else None,
+        start_time=now if change.state in _STARTED else None,
         end_time=now if change.state.is_terminal else None,
         state_time=now,
         approvals_required=max(1, change.approvals_required),
-        **_as_owner_says(change),
+        **_owner_fields(change),
     )
 
 
-def begun_before(change: CallChange) -> CallChange | None:
+def implied_start(change: CallChange) -> CallChange | None:
     """Return the start of a new read-only call that arrives together with its end; None for any other call.
 
     Only a read-only call may run before it is recorded.
@@ -121,7 +121,7 @@ def move(run: RunRow, call: CallRow, change: CallChange, consumed: Collection[Co
     call_table.check(call.state, change.state)
     if change.state is call.state is CallState.RUNNING and change.attempt <= call.attempt:
         raise IllegalTransition("a call that runs again must have a higher attempt")
-    if (call.state, change.state) in call_table.ONCE_BEGUN and call.start_time is None:
+    if (call.state, change.state) in call_table.NEEDS_START and call.start_time is None:
         raise IllegalTransition(f"a call that has not started cannot go from {call.state.name} to {change.state.name}")
     if change.state is CallState.SUCCEEDED and call.state in call_table.PENDING and not _is_answered(call):
         raise IllegalTransition(f"the call is {call.state.name} and no result was given")
@@ -130,17 +130,17 @@ def move(run: RunRow, call: CallRow, change: CallChange, consumed: Collection[Co
     _check_result(change)
     _check_child(call, change)
     _check_gate(run, call, change)
-    begins = change.state in _BEGUN
+    starts = change.state in _STARTED
     if change.state is CallState.AWAITING_APPROVAL:
         call = _shown(call, change)
     return replace(
         call,
         offer=_offer(change.state, call.offer),
         reserved_by="",
-        start_time=now if begins else _began(call, change.state),
+        start_time=now if starts else _start_time(call, change.state),
         end_time=now if change.state.is_terminal else None,
         state_time=call.state_time if change.state is call.state else now,
-        **_as_owner_says(change),
+        **_owner_fields(change),
     )
 
 
@@ -192,14 +192,14 @@ def is_same_credential(one: CredentialId, other: CredentialId) -> bool:
 def changed(before: CallRow | None, call: CallRow) -> CallChanged:
     """Return the event that describes a change of a call."""
     duration = 0.0
-    ran = before is not None and (before.state in _BEGUN or before.is_leased)
+    ran = before is not None and (before.state in _STARTED or before.is_leased)
     if ran and call.state.is_terminal:
-        began = call.start_time or call.create_time
-        duration = max(0.0, ((call.end_time or began) - began).total_seconds())
+        start = call.start_time or call.create_time
+        duration = max(0.0, ((call.end_time or start) - start).total_seconds())
     return CallChanged(from_state=before.state if before else None, call=call, duration_seconds=duration)
 
 
-def _as_owner_says(change: CallChange) -> dict[str, Any]:
+def _owner_fields(change: CallChange) -> dict[str, Any]:
     """Return the fields of the row that the owner always sets."""
     return {name: getattr(change, name) for name in _OF_OWNER}
 
@@ -234,7 +234,7 @@ def _offer(state: CallState, before: Offer | None) -> Offer | None:
     return Offer(client_id=ClientId(""), epoch=before.epoch if before else 0, expire_time=None, lease_seconds=0.0)
 
 
-def _began(call: CallRow, state: CallState) -> datetime | None:
+def _start_time(call: CallRow, state: CallState) -> datetime | None:
     """Return the start time of a call that moves to `state`. A client's start is void once the offer ends."""
     return None if call.state is CallState.OFFERED and not state.is_terminal else call.start_time
 
@@ -296,8 +296,8 @@ def _check_shown_again(call: CallRow, change: CallChange) -> None:
 
 def _is_granted(call: CallRow) -> bool:
     """Return whether a gated call started under a grant, without its own decision."""
-    has_begun = call.state in call_table.STARTED or call.start_time is not None
-    return call.series is not None and call.decision is None and has_begun
+    has_started = call.state in call_table.STARTED or call.start_time is not None
+    return call.series is not None and call.decision is None and has_started
 
 
 def _shown_of(call: CallRow, decision: Decision | None = None) -> tuple[str, bytes, Series | None]:

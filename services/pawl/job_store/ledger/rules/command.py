@@ -237,7 +237,7 @@ class Send(Decider, frozen=True, kw_only=True):
             if not run.is_quarantined:
                 raise Refused(CommandOutcome.REFUSED, AttentionNotNeeded("the run is not quarantined"))
             run = inbox.accept(unit, run, incoming, consumed=True)
-            run = self._tell(unit, run, OperatorAct.REDRIVEN, reason=command.reason)
+            run = self._log_act(unit, run, OperatorAct.REDRIVEN, reason=command.reason)
             return attention.redrive(unit, run)
         if run.is_stopping:
             raise Refused(CommandOutcome.LATE, CallNotPending("the run is being stopped"))
@@ -259,7 +259,7 @@ class Send(Decider, frozen=True, kw_only=True):
                     return _count(unit, run, call, incoming)
             case Resolve():
                 _check_resolve(run, call)
-                run = self._tell(unit, run, OperatorAct.RESOLVED, call_id=call.call_id)
+                run = self._log_act(unit, run, OperatorAct.RESOLVED, call_id=call.call_id)
             case Progress():
                 _check_offered(call)
                 _check_holder(call, command, self.session_id)
@@ -291,10 +291,10 @@ class Send(Decider, frozen=True, kw_only=True):
             # Already being stopped: to the caller this looks like a successful cancel.
             return inbox.keep_receipt(unit, run, incoming, self.inbox_limits)
         run = inbox.accept(unit, run, incoming)
-        run = self._tell(unit, run, OperatorAct.ENDED, reason=command.reason)
+        run = self._log_act(unit, run, OperatorAct.ENDED, reason=command.reason)
         return stop.request(unit, run, command.cause)
 
-    def _tell(
+    def _log_act(
         self, unit: UnitOfWork, run: RunRow, act: OperatorAct, *, call_id: CallId = CallId(""), reason: str = ""
     ) -> RunRow:
         """Record an operator's action in the log of the run."""

@@ -65,7 +65,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     that the run fails because its token budget is used up. `tokens_used` are the tokens of the run's own model calls
     since the last commit. `asks_title` requests a title from the model once the run has completed. `entered` are the
     job notices that its messages contain. `tells_iteration` is the job iteration to report to the conversation; 0 for
-    none. `give_up` is the opaque command for the child run of a call that the step cancels.
+    none. `child_cancel` is the opaque command for the child run of a call that the step cancels.
     """
 
     run: RunKey
@@ -96,27 +96,27 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     asks_title: bool = False
     entered: tuple[jobs.Entered, ...] = ()
     tells_iteration: int = 0
-    give_up: bytes = b""
+    child_cancel: bytes = b""
 
     @property
     def row_keys(self) -> RowKeys:
         store_id = self.run.store_id
         may_end = self.state is not None and self.state.is_terminal
-        begun = tuple(RunKey(store_id, each.run_id) for each in self.delegations)
-        given_up = tuple(
+        started = tuple(RunKey(store_id, each.run_id) for each in self.delegations)
+        cancelled = tuple(
             RunKey(store_id, change.child_run_id)
             for change in self.calls
             if change.child_run_id and change.state is CallState.CANCELLED
         )
-        told = (RunKey(store_id, each.run_id) for each in self.entered)
+        notified = (RunKey(store_id, each.run_id) for each in self.entered)
         shared = (RunKey(store_id, self.budget_run_id),) if self.budget_run_id else ()
         return RowKeys(
-            runs=(self.run, *shared, *begun, *given_up, *told),
+            runs=(self.run, *shared, *started, *cancelled, *notified),
             conversations_of=(self.run,) if self.messages or any(each.is_job for each in self.delegations) else (),
-            ends=(self.run, *given_up) if may_end or self.tells_iteration else given_up,
+            ends=(self.run, *cancelled) if may_end or self.tells_iteration else cancelled,
             calls_of=(self.run,) if may_end else (),
             calls=tuple(CallKey(store_id, change.call_id) for change in self.calls),
-            commands_of=(self.run, *given_up),
+            commands_of=(self.run, *cancelled),
             commands=tuple(CommandKey(store_id, self.run.run_id, command_id) for command_id in self.consumed),
         )
 
@@ -180,13 +180,13 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             first_seq=before.last_seq + 1 if run.last_seq > before.last_seq else 0,
             last_seq=run.last_seq,
             # Checking for notices when a message is added is early enough for the next model call.
-            commands_pending=not ends and (bool(unread) or (bool(self.messages) and jobs.has_news(unit, run))),
+            commands_pending=not ends and (bool(unread) or (bool(self.messages) and jobs.has_notices(unit, run))),
             time=unit.now,
             shared_tokens_left=shared_tokens_left,
         )
         run = unit.put_run(replace(run, last_commit=last))
         if self.tells_iteration and run.reports_to and not ends:
-            jobs.tell(unit, run, self.tells_iteration)
+            jobs.notify(unit, run, self.tells_iteration)
         return last
 
     def _consume(self, unit: UnitOfWork, run: RunRow) -> None:
@@ -246,9 +246,9 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             if before is None and any(command.name == inbox.PAUSE for command in unit.inbox(run)):
                 # No iteration starts once a pause was accepted. A read that has already run loses no effect.
                 raise InboxChanged
-            begins = calls.begun_before(change) if before is None else None
-            if begins is not None:
-                before = calls.create(run, begins, now=unit.now)
+            start = calls.implied_start(change) if before is None else None
+            if start is not None:
+                before = calls.create(run, start, now=unit.now)
                 bodies.append(calls.changed(None, before))
             if before is None:
                 call = calls.create(run, change, now=unit.now, is_granted=grants.covers(run, change))
@@ -257,7 +257,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             unit.put_call(call)
             run = grants.counted(run, before, call)
             if before is not None and call.state is CallState.CANCELLED:
-                delegation.give_up(unit, before, self.give_up)
+                delegation.cancel_child(unit, before, self.child_cancel)
             bodies.append(calls.changed(before, call))
         return bodies, run
 
@@ -271,7 +271,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         if {each.call_id: (each.run_id, each.is_job) for each in self.delegations} != delegated:
             raise InvalidField("each delegated call needs exactly one delegation", field="delegations")
         for each in self.delegations:
-            delegation.begin(unit, run, each)
+            delegation.start(unit, run, each)
 
     def _with_figures(self, run: RunRow, now: datetime) -> RunRow:
         figures = ((name, getattr(self, name)) for name in _FIGURES)

@@ -22,7 +22,7 @@ KEY_BYTES_MAX: Final = 200
 # Most characters of a title that a user gives.
 TITLE_CHARACTERS_MAX: Final = 200
 MADE_TITLE_CHARACTERS_MAX: Final = 80
-_LOOKED_AT_CHARACTERS: Final = 4096
+_SEARCHED_CHARACTERS_MAX: Final = 4096
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _ELLIPSIS: Final = "…"
 # Cut between words, unless the last word is longer than this allows.
@@ -57,7 +57,7 @@ def check_title(title: str) -> str:
 
 def made_title(text: str) -> str:
     """Return the first line of a message with text, at most 80 characters; empty if there is none."""
-    for line in text[:_LOOKED_AT_CHARACTERS].splitlines():
+    for line in text[:_SEARCHED_CHARACTERS_MAX].splitlines():
         title = " ".join("".join(each if each.isprintable() else " " for each in line).split())
         if title:
             return _cut(title)
@@ -228,7 +228,7 @@ def ask(unit: UnitOfWork, run: RunRow) -> None:
         unit.put_conversation(replace(conversation, title_at=unit.now, title_run_id=run.run_id))
 
 
-def said_title(text: str) -> str:
+def title_in_reply(text: str) -> str:
     """Return the title in a model's reply: its first line without quotes, at most 80 characters."""
     for line in text[:TEXT_CHARACTERS_MAX].rpartition(_THOUGHT)[2].splitlines()[:_LINES_MAX]:
         title = made_title(line).strip(_AROUND)

@@ -40,7 +40,7 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True):
     is_silent: bool = False
 
 
-def begin(unit: UnitOfWork, parent: RunRow, delegation: Delegation) -> None:
+def start(unit: UnitOfWork, parent: RunRow, delegation: Delegation) -> None:
     """Create the child run with the parent's user and credential, in a conversation of its own.
 
     It is claimable.
@@ -51,7 +51,7 @@ def begin(unit: UnitOfWork, parent: RunRow, delegation: Delegation) -> None:
     if unit.runs.get(RunKey(parent.store_id, delegation.run_id)) is not None:
         raise IllegalTransition(f"run {delegation.run_id} already exists")
     if delegation.is_job:
-        jobs.count_begun(unit, unit.conversation_of(parent), delegation.run_id, parent.user_id)
+        jobs.add_open_job(unit, unit.conversation_of(parent), delegation.run_id, parent.user_id)
     conversation = own_conversation(
         unit,
         ConversationKey(parent.store_id, parent.conversation_id),
@@ -97,7 +97,7 @@ def own_conversation(
     )
 
 
-def give_up(unit: UnitOfWork, call: CallRow, cancel: bytes) -> None:
+def cancel_child(unit: UnitOfWork, call: CallRow, cancel: bytes) -> None:
     """Stop the child run of `call`, which the parent settles without waiting for it.
 
     The owner of the child run reads `cancel`; otherwise the run would continue to its end.

@@ -29,7 +29,7 @@ from pawl.job_store.triggers.rules import (
 )
 from pawl.values import Overlap
 
-_LOOK: Final = timedelta(seconds=schedules.LOOK_SECONDS)
+_POLL: Final = timedelta(seconds=schedules.POLL_SECONDS)
 
 
 class Delivered(NamedTuple):
@@ -97,7 +97,7 @@ class Deliver(msgspec.Struct, frozen=True, kw_only=True):
         last = unit.runs.get(RunKey(row.store_id, row.last_run_id)) if row.last_run_id else None
         row = schedules.with_ending(row, None if last is None else last.state)
         event: EventRow | None = None
-        if not self._is_given_up(row):
+        if not self._has_failed_too_often(row):
             new = LaneRow(**asdict(self._lane_key), update_time=unit.now)
             lane = None if self.lane is None else unit.lanes.get(new.key) or new
             received = earlier.receive_time if earlier is not None and self.claimed else unit.now
@@ -105,11 +105,11 @@ class Deliver(msgspec.Struct, frozen=True, kw_only=True):
             event = self._event(start, received, unit.now)
             unit.trigger_events.put(event.key, event)
             row = schedules.with_fire(row, event.fire)
-            log.tell_fire(unit, row, event.fire)
-        is_given_up = self._is_given_up(row)
-        if is_given_up:
+            log.write_fire(unit, row, event.fire)
+        gives_up = self._has_failed_too_often(row)
+        if gives_up:
             note = f"{row.failures} fires in a row were refused or failed"
-            row = triggers.paused(row, note, unit.now, by_itself=True)
+            row = triggers.paused(row, note, unit.now, automatic=True)
             if event is None and self.mail is not None:
                 # The mail is read again once the trigger resumes.
                 row = replace(row, last_uid=self.mail.uid - 1)
@@ -117,7 +117,7 @@ class Deliver(msgspec.Struct, frozen=True, kw_only=True):
         fired = row.fires[0] if row.fires and row.fires[0].event_id == self.event_id else None
         return Delivered(fired)
 
-    def _is_given_up(self, row: TriggerRow) -> bool:
+    def _has_failed_too_often(self, row: TriggerRow) -> bool:
         return row.failures >= schedules.FAILURES_MAX
 
     def _judged(self, unit: UnitOfWork, row: TriggerRow, lane: LaneRow | None) -> tuple[TriggerRow, Start]:
@@ -127,15 +127,15 @@ class Deliver(msgspec.Struct, frozen=True, kw_only=True):
         if lane is None:
             return row, started(unit, row, self.submit, self.refusal)
         if row.definition.debounce_seconds and not self.claimed:
-            row = self._put_off(unit, row, lane)
+            row = self._postponed(unit, row, lane)
             return row, Start(FireOutcome.WAITING, "another event may follow")
         before = unit.runs.get(RunKey(row.store_id, lane.last_run_id)) if lane.last_run_id else None
         overlap = row.definition.overlap
         has_waiting = bool(lane.event_id) and not self.claimed
         if has_waiting and overlap is Overlap.CANCEL:
             row, has_waiting = self._replaced(unit, row, lane), False
-        goes_on = before is not None and not before.state.is_terminal
-        is_busy = goes_on or (has_waiting and overlap is Overlap.QUEUE)
+        is_open = before is not None and not before.state.is_terminal
+        is_busy = is_open or (has_waiting and overlap is Overlap.QUEUE)
         outcome, reason = schedules.judge_overlap(overlap, is_busy=is_busy, has_waiting=has_waiting)
         if outcome is FireOutcome.WAITING and overlap is Overlap.CANCEL:
             outcome = outcome_of_cancel(unit, row, self.submit, before)
@@ -143,13 +143,13 @@ class Deliver(msgspec.Struct, frozen=True, kw_only=True):
         if outcome is FireOutcome.STARTED:
             start = started(unit, row, self.submit, self.refusal)
         if outcome is FireOutcome.WAITING:
-            lane = self._waiting(lane, lane.first_time or unit.now, unit.now + _LOOK, awaits_run=True)
+            lane = self._waiting(lane, lane.first_time or unit.now, unit.now + _POLL, awaits_run=True)
         elif self.claimed or overlap is Overlap.CANCEL:
             lane = replace(lane, event_id="", data=b"", conversation_key="", first_time=None, claim_at=None)
         unit.lanes.put(lane.key, replace(lane, last_run_id=start.run_id or lane.last_run_id, update_time=unit.now))
         return row, start
 
-    def _put_off(self, unit: UnitOfWork, row: TriggerRow, lane: LaneRow) -> TriggerRow:
+    def _postponed(self, unit: UnitOfWork, row: TriggerRow, lane: LaneRow) -> TriggerRow:
         """Make the event wait instead of the one that waits now, whose fire is skipped."""
         row = self._replaced(unit, row, lane)
         debounce = timedelta(seconds=row.definition.debounce_seconds)
@@ -166,7 +166,7 @@ class Deliver(msgspec.Struct, frozen=True, kw_only=True):
         replaced = replace(replaced, outcome=FireOutcome.SKIPPED, reason="another event followed", fire_time=unit.now)
         unit.trigger_events.put(replaced.key, replaced)
         row = schedules.with_fire(row, replaced.fire)
-        log.tell_fire(unit, row, replaced.fire)
+        log.write_fire(unit, row, replaced.fire)
         return row
 
     def _waiting(self, lane: LaneRow, first_time: datetime, claim_at: datetime, *, awaits_run: bool = False) -> LaneRow:

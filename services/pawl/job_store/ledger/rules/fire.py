@@ -81,13 +81,13 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
         if self.backfill_time is not None:
             row = replace(row, last_run_id=before.last_run_id, last_run_counted=before.last_run_counted)
         unit.schedules.put(row.key, self._advanced(row, unit.now))
-        log.tell_fire(unit, row, row.fires[0])
+        log.write_fire(unit, row, row.fires[0])
         return row.fires[0]
 
     def _advanced(self, row: ScheduleRow, now: datetime) -> ScheduleRow:
         """Return the schedule after the fire."""
-        if self._is_given_up(row):
-            return schedules.paused(row, f"{row.failures} fires in a row were refused or failed", now, by_itself=True)
+        if self._has_failed_too_often(row):
+            return schedules.paused(row, f"{row.failures} fires in a row were refused or failed", now, automatic=True)
         due, waiting = row.due_time, row.waiting_time
         if self.expected_time is not None:
             due = self.next_time if self.expected_time == due else due
@@ -96,13 +96,13 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
             waiting = row.fires[0].due_time
         return schedules.due_next(replace(row, waiting_time=waiting), due, now)
 
-    def _is_given_up(self, row: ScheduleRow) -> bool:
+    def _has_failed_too_often(self, row: ScheduleRow) -> bool:
         return row.failures >= schedules.FAILURES_MAX and self.expected_time is not None
 
     def _start(self, unit: UnitOfWork, row: ScheduleRow, last: RunRow | None) -> Start:
         if self.backfill_time is not None:
             return started(unit, row, self.submit, self.refusal)
-        if self._is_given_up(row):
+        if self._has_failed_too_often(row):
             return Start(FireOutcome.SKIPPED, "the runs of the fires before it failed")
         is_busy = last is not None and not last.state.is_terminal
         # A fire that has waited was on time when its wait started.

@@ -33,27 +33,27 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     call_ids: tuple[CallId, ...] = ()
 
 
-def closed_places(heads: Sequence[Head], open_calls: AbstractSet[CallId]) -> tuple[int, ...]:
+def fork_points(heads: Sequence[Head], open_calls: AbstractSet[CallId]) -> tuple[int, ...]:
     """Return the possible fork points: the last message is an answer, and all calls have results.
 
     `heads` are in order. Summaries change nothing: they stand for earlier messages.
     """
-    places: list[int] = []
+    points: list[int] = []
     is_answered = False
     for head in heads:
         if not open_calls.isdisjoint(head.call_ids):
             break
         is_answered = is_answered if head.is_summary else head.is_answer
         if is_answered:
-            places.append(head.number)
-    return tuple(places)
+            points.append(head.number)
+    return tuple(points)
 
 
-def open_point(number: int, places: Collection[int]) -> ForkPointOpen:
+def open_point(number: int, points: Collection[int]) -> ForkPointOpen:
     """Return the error for a fork at an impossible point, with the nearest possible ones."""
-    before = max((place for place in places if place < number), default=0)
-    after = min((place for place in places if place > number), default=0)
-    nearest = {name: place for name, place in (("before", before), ("after", after)) if place}
+    before = max((point for point in points if point < number), default=0)
+    after = min((point for point in points if point > number), default=0)
+    nearest = {name: point for name, point in (("before", before), ("after", after)) if point}
     if not nearest:
         return ForkPointOpen("the conversation has no answer to fork after yet: send a message and wait for its answer")
     where = " or ".join(map(str, nearest.values()))

@@ -60,8 +60,8 @@ def counted(run: RunRow, before: CallRow | None, call: CallRow) -> RunRow:
     grant = run.grant
     if before is None and call.state is CallState.AWAITING_APPROVAL:
         return run if grant is None else replace(run, grant=replace(grant, ended=True))
-    has_begun = before is not None and before.state is not CallState.AWAITING_APPROVAL
-    if has_begun or call.series is None or call.state not in call_table.STARTED:
+    has_started = before is not None and before.state is not CallState.AWAITING_APPROVAL
+    if has_started or call.series is None or call.state not in call_table.STARTED:
         return run
     if before is None:
         used = None if grant is None else replace(grant, uses=grant.uses + 1, round=call.round)

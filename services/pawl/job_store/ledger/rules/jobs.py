@@ -50,7 +50,7 @@ class Entered(msgspec.Struct, frozen=True, kw_only=True):
     occasion: int
 
 
-def count_begun(unit: UnitOfWork, conversation: ConversationRow, run_id: RunId, user_id: UserId) -> ConversationRow:
+def add_open_job(unit: UnitOfWork, conversation: ConversationRow, run_id: RunId, user_id: UserId) -> ConversationRow:
     """Add a new job that reports to `conversation`; return the conversation.
 
     Raises:
@@ -64,7 +64,7 @@ def count_begun(unit: UnitOfWork, conversation: ConversationRow, run_id: RunId, 
     return unit.put_conversation(replace(conversation, background=background))
 
 
-def tell(unit: UnitOfWork, job: RunRow, occasion: int) -> None:
+def notify(unit: UnitOfWork, job: RunRow, occasion: int) -> None:
     """Add a notice to the job's conversation: of an iteration, or of the job's end if `occasion` is 0.
 
     At most the last iteration of a job has a pending notice. There is no notice for an erased conversation, a silent
@@ -79,17 +79,17 @@ def tell(unit: UnitOfWork, job: RunRow, occasion: int) -> None:
     if not is_end:
         notices = tuple(each for each in notices if each.run_id != job.run_id or each.occasion == 0 or each.entered_by)
     is_known = is_end and job.state is RunState.CANCELLED and job.stop_cause is StopCause.MODEL
-    is_told = conversation.takes_messages_of(job.user_id) and not (is_known or job.silent)
-    if is_told:
+    is_notified = conversation.takes_messages_of(job.user_id) and not (is_known or job.silent)
+    if is_notified:
         notices = (*notices, Notice(run_id=job.run_id, user_id=job.user_id, occasion=occasion))
     still_open = tuple(each for each in background.open_jobs if not is_end or each.run_id != job.run_id)
     background = replace(background, notices=notices, open_jobs=still_open)
     conversation = unit.put_conversation(replace(conversation, background=background))
-    if not is_told:
+    if not is_notified:
         return
     active = unit.runs.get(RunKey(job.store_id, conversation.active_run_id or RunId("")))
     if conversation.active_run_id is None:
-        _begin_turn(unit, conversation, job, TURNS_MAX if is_end else PROGRESS_TURNS_MAX)
+        _start_turn(unit, conversation, job, TURNS_MAX if is_end else PROGRESS_TURNS_MAX)
     elif active is not None and active.worker_id is not None and active.user_id == job.user_id:
         unit.wakeups.add([Wakeup(worker_id=active.worker_id, run=active.key)])
 
@@ -122,14 +122,14 @@ def stop_turns(unit: UnitOfWork, run: RunRow) -> None:
     unit.put_conversation(replace(conversation, background=background))
 
 
-def left(unit: UnitOfWork, run: RunRow) -> None:
+def run_ended(unit: UnitOfWork, run: RunRow) -> None:
     """Remove answered notices once `run` has ended and left its conversation, and start a turn for the rest."""
     conversation = unit.conversation_of(run)
     background = conversation.background
     if not (background.notices or background.used_up_budgets or run.is_turn):
         return
     notices = _after(run, background.notices)
-    times = (*background.turn_times[:-1], *_begun_at(run)) if run.is_turn else background.turn_times
+    times = (*background.turn_times[:-1], *_started_at(run)) if run.is_turn else background.turn_times
     used_up = background.used_up_budgets if run.is_turn else ()
     background = replace(background, notices=notices, turn_times=times, used_up_budgets=used_up)
     conversation = replace(conversation, background=background)
@@ -139,19 +139,19 @@ def left(unit: UnitOfWork, run: RunRow) -> None:
     waiting = (each for each in notices if not each.entered_by or 0 < each.tries < TRIES_MAX)
     jobs = ((each.occasion > 0, unit.runs.get(RunKey(run.store_id, each.run_id))) for each in waiting)
     # Ends before iterations; skip jobs that may start no further turn.
-    told = [(is_iteration, job.generation, job) for is_iteration, job in jobs if job is not None]
-    told = sorted((each for each in told if each[1] < GENERATIONS_MAX), key=lambda each: each[:2])
-    if told:
-        is_iteration, _, job = told[0]
-        _begin_turn(unit, conversation, job, PROGRESS_TURNS_MAX if is_iteration else TURNS_MAX)
+    candidates = [(is_iteration, job.generation, job) for is_iteration, job in jobs if job is not None]
+    candidates = sorted((each for each in candidates if each[1] < GENERATIONS_MAX), key=lambda each: each[:2])
+    if candidates:
+        is_iteration, _, job = candidates[0]
+        _start_turn(unit, conversation, job, PROGRESS_TURNS_MAX if is_iteration else TURNS_MAX)
 
 
-def has_news(unit: UnitOfWork, run: RunRow) -> bool:
+def has_notices(unit: UnitOfWork, run: RunRow) -> bool:
     """Return whether the conversation has pending notices for the user of a run."""
     return bool(unit.conversation_of(run).background.pending_of(run.user_id))
 
 
-def has_begun(run: RunRow) -> bool:
+def has_started(run: RunRow) -> bool:
     """Return whether a worker has claimed the run."""
     return run.last_commit is not None or run.worker_id is not None
 
@@ -170,12 +170,12 @@ def _after(run: RunRow, notices: tuple[Notice, ...]) -> tuple[Notice, ...]:
     return notices
 
 
-def _begun_at(run: RunRow) -> tuple[TurnTime, ...]:
+def _started_at(run: RunRow) -> tuple[TurnTime, ...]:
     """Return the actual start of a turn, which may be later than planned; empty if it never started."""
     return () if run.start_time is None else (TurnTime(user_id=run.user_id, time=run.start_time),)
 
 
-def _begin_turn(unit: UnitOfWork, conversation: ConversationRow, job: RunRow, turns_max: int) -> None:
+def _start_turn(unit: UnitOfWork, conversation: ConversationRow, job: RunRow, turns_max: int) -> None:
     """Start a turn for the notices of the job's user, if one is allowed now; otherwise they wait."""
     background, generation = conversation.background, job.generation + 1
     if turn.budget_below(job) in background.used_up_budgets:
@@ -183,11 +183,11 @@ def _begin_turn(unit: UnitOfWork, conversation: ConversationRow, job: RunRow, tu
     recent = tuple(each for each in background.turn_times if each.time > unit.now - TURNS_PERIOD)
     if generation > GENERATIONS_MAX or sum(each.user_id == job.user_id for each in recent) >= turns_max:
         return
-    begin = max(unit.now, recent[-1].time + TURN_DISTANCE) if recent else unit.now
+    start = max(unit.now, recent[-1].time + TURN_DISTANCE) if recent else unit.now
     # A clock that went back must not delay the turn.
-    begin = min(begin, unit.now + TURN_DISTANCE)
+    start = min(start, unit.now + TURN_DISTANCE)
     conversation = replace(
-        conversation, background=replace(background, turn_times=(*recent, TurnTime(user_id=job.user_id, time=begin)))
+        conversation, background=replace(background, turn_times=(*recent, TurnTime(user_id=job.user_id, time=start)))
     )
     run = turn.queued(
         conversation,
@@ -208,4 +208,4 @@ def _begin_turn(unit: UnitOfWork, conversation: ConversationRow, job: RunRow, tu
         people=job.people,
         steered_by=job.steered_by,
     )
-    turn.give(unit, conversation, run, before=(RunChanged(from_state=None, run=run),), claim_at=begin)
+    turn.give(unit, conversation, run, before=(RunChanged(from_state=None, run=run),), claim_at=start)

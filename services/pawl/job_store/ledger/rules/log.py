@@ -43,7 +43,7 @@ def write(unit: UnitOfWork, run: RunRow, bodies: Sequence[EventBody], *, attempt
     return unit.put_run(replace(run, last_seq=seq, update_time=update_time, state_time=state_time))
 
 
-def tell_fire(unit: UnitOfWork, starter: StarterRow, fire: FireRow) -> None:
+def write_fire(unit: UnitOfWork, starter: StarterRow, fire: FireRow) -> None:
     """Add a life-cycle event for the outcome of a fire. A waiting fire is reported later."""
     if fire.outcome is FireOutcome.WAITING:
         return

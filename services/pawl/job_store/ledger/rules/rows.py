@@ -139,8 +139,8 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
         """The active run and the jobs with notices; empty without background state."""
         if self.background == NO_BACKGROUND:
             return ()
-        told = (each.run_id for each in self.background.notices)
-        return tuple(run_id for run_id in (self.active_run_id, *told) if run_id)
+        notified = (each.run_id for each in self.background.notices)
+        return tuple(run_id for run_id in (self.active_run_id, *notified) if run_id)
 
     @property
     def client_key(self) -> ClientKey | None:
@@ -294,7 +294,7 @@ class RunRow(Actor, frozen=True, kw_only=True):
         """Whether the run waits for its first worker."""
         return self.state is RunState.QUEUED and not self.is_active
 
-    def wants_to_begin(self, now: datetime) -> bool:
+    def needs_slot(self, now: datetime) -> bool:
         """Return whether the run waits for a slot of its store: a queued run, or a job that is due. Turns never do."""
         is_due = self.claim_at is not None and self.claim_at <= now
         is_late = self.in_background and self.state is RunState.WAITING and not self.round and is_due
@@ -321,17 +321,17 @@ class QueueKey(msgspec.Struct, frozen=True, order=True, gc=False):
 class Queue(msgspec.Struct, frozen=True, kw_only=True):
     """Counts for one queue of a store: runs that have not started, active runs, and slots.
 
-    See `RunRow.wants_to_begin`.
+    See `RunRow.needs_slot`.
     """
 
     queued: int
     active: int
-    places: int
+    slots: int
 
     @property
     def waiting(self) -> int:
         """Number of runs that wait for a slot. Runs that only wait to be claimed do not count."""
-        return self.queued - max(0, self.places - self.active)
+        return self.queued - max(0, self.slots - self.active)
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
 class StartJob(Submit, frozen=True, kw_only=True):
     """Start the job `run_id`, which reports to the conversation to which its message would go.
 
-    The message is in a conversation of its own, so the run waits for no turn. It uses a background slot: `store_places`
+    The message is in a conversation of its own, so the run waits for no turn. It uses a background slot: `store_slots`
     and `store_queue_max` are for the background. `job` returns the encoded job for a start time, which is appended to
     the options of the run. If `is_silent`, it reports nothing, not even its end.
     """
@@ -34,7 +34,7 @@ class StartJob(Submit, frozen=True, kw_only=True):
         return replace(
             super().row_keys,
             runs=(RunKey(self.store_id, self.run_id),),
-            queues=((queue, self.store_queue_max, self.store_places),),
+            queues=((queue, self.store_queue_max, self.store_slots),),
         )
 
     def _deliver(self, unit: UnitOfWork, conversation: ConversationRow) -> Submitted:
@@ -50,7 +50,7 @@ class StartJob(Submit, frozen=True, kw_only=True):
         if conversation.background.open_jobs_of(self.user_id) >= jobs.OPEN_MAX:
             raise TooManyJobs
         self.check_queue(unit, in_background=True)
-        conversation = jobs.count_begun(unit, conversation, self.run_id, self.user_id)
+        conversation = jobs.add_open_job(unit, conversation, self.run_id, self.user_id)
         # Conversations of delegated work appear in no list.
         own = delegation.own_conversation(
             unit, conversation.key, user_id=self.user_id, made_title=self.made_title, parent_run_id=self.run_id

@@ -55,7 +55,7 @@ def end(unit: UnitOfWork, run: RunRow, state: RunState, *, attempt: int = 0) -> 
     return ended
 
 
-def give_up(unit: UnitOfWork, run: RunRow, result: bytes) -> RunRow:
+def end_without_worker(unit: UnitOfWork, run: RunRow, result: bytes) -> RunRow:
     """End `run`, which is being stopped and has no worker. Its open calls get the opaque `result`."""
     settled = [(before, calls.lost(before, result, now=unit.now)) for before in unit.open_calls(run)]
     for _, call in settled:
@@ -72,7 +72,7 @@ def _supersede(unit: UnitOfWork, run: RunRow | None) -> None:
 def _stop(unit: UnitOfWork, run: RunRow, cause: StopCause) -> tuple[RunRow, RunRow | None]:
     """Stop a run as `request` does. Return it, and the run that now has the turn and is superseded."""
     crashes = 0 if run.is_quarantined else run.crashes
-    if not jobs.has_begun(run) and not _was_steered(unit, run):
+    if not jobs.has_started(run) and not _was_steered(unit, run):
         return _end(unit, replace(run, stop_cause=cause), RunState.CANCELLED)
     run_table.check(run.state, RunState.CANCELLING)
     stopping = replace(run, state=RunState.CANCELLING, waits=(), stop_cause=cause, attention=None, crashes=crashes)
@@ -93,9 +93,9 @@ def _end(unit: UnitOfWork, run: RunRow, state: RunState, *, attempt: int = 0) ->
     for command in unit.inbox(ended):
         unit.put_command(replace(command, consumed=True))
     superseded = turn.leave(unit, ended)
-    jobs.left(unit, ended)
+    jobs.run_ended(unit, ended)
     if ended.reports_to:
-        jobs.tell(unit, ended, 0)
+        jobs.notify(unit, ended, 0)
     else:
         _report(unit, ended)
     return ended, superseded

@@ -39,12 +39,12 @@ _ON_THE_ACTIVE: Final = frozenset({MessagePolicy.STEER, MessagePolicy.INTERRUPT}
 class Submitted(msgspec.Struct, frozen=True, kw_only=True):
     """The run that was created or entered.
 
-    `place` is its position in the conversation's queue, from 1; 0 if it has the turn.
+    `queue_position` is its position in the conversation's queue, from 1; 0 if it has the turn.
     """
 
     run: RunRow
     steered: bool
-    place: int = 0
+    queue_position: int = 0
 
 
 class Submit(ConversationRequest, frozen=True, kw_only=True):
@@ -58,7 +58,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
     run, and `options` for the new run with its roles. `text_bytes` is the text size of the message.
 
     At most `queue_max` runs wait for their turn in the conversation, and `store_queue_max` for one of the
-    `store_places` slots of the store.
+    `store_slots` slots of the store.
 
     `undoes` is the run that the new one undoes. A writer may undo their own run after sharing has ended. With
     `only_repeat` no new run is created, for example because its agent is missing; only a repeated request succeeds.
@@ -76,7 +76,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
     token_budget: int = 0
     token_ceiling: int = 0
     text_bytes: int = 0
-    store_places: int = 0
+    store_slots: int = 0
     inbox_limits: inbox.Limits = inbox.LIMITS
     key_hash: bytes = b""
     made_title: str = ""
@@ -95,7 +95,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
             conversations=(conversation,) if self.conversation_id else (),
             keyed=(self._client_key,) if self.key_hash else (),
             runs=(RunKey(self.store_id, self.undoes),) if self.undoes else (),
-            queues=((QueueKey(self.store_id, in_background=False), self.store_queue_max, self.store_places),),
+            queues=((QueueKey(self.store_id, in_background=False), self.store_queue_max, self.store_slots),),
         )
 
     def apply(self, unit: UnitOfWork) -> Submitted:
@@ -212,7 +212,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
         interrupts = self.policy is MessagePolicy.INTERRUPT
         submitted = self._create(unit, conversation, first=interrupts)
         is_to_end = interrupts or active.state in {RunState.WAITING, RunState.NEEDS_ATTENTION}
-        if (is_to_end or not jobs.has_begun(active)) and not active.is_stopping:
+        if (is_to_end or not jobs.has_started(active)) and not active.is_stopping:
             stop.command(unit, active, StopCause.SUPERSEDED, self.interrupt)
         return replace(submitted, run=unit.runs.get(submitted.run.key) or submitted.run)
 
@@ -233,8 +233,8 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
         if conversation.active_run_id is None:
             return Submitted(run=turn.give(unit, conversation, run, before=(created,)), steered=False)
         queue, interrupting = conversation.queue, conversation.interrupting
-        place = sum(waiting in interrupting for waiting in queue) if first else len(queue)
-        queue = (*queue[:place], run.run_id, *queue[place:])
+        index = sum(waiting in interrupting for waiting in queue) if first else len(queue)
+        queue = (*queue[:index], run.run_id, *queue[index:])
         interrupting = (*interrupting, run.run_id) if first else interrupting
         unit.put_conversation(replace(conversation, queue=queue, interrupting=interrupting, update_time=unit.now))
         return Submitted(run=write(unit, run, [created]), steered=False)
@@ -281,4 +281,4 @@ def _placed(unit: UnitOfWork, submitted: Submitted) -> Submitted:
     conversation = unit.conversations.get(ConversationKey(run.store_id, run.conversation_id))
     if conversation is None or run.run_id not in conversation.queue:
         return submitted
-    return replace(submitted, place=conversation.queue.index(run.run_id) + 1)
+    return replace(submitted, queue_position=conversation.queue.index(run.run_id) + 1)

@@ -236,7 +236,7 @@ class UnitOfWork:
     def put_run(self, run: RunRow) -> RunRow:
         """Create or change a run, and update the counts of its queue."""
         before = self.runs.get(run.key)
-        queued = run.wants_to_begin(self.now) - (before is not None and before.wants_to_begin(self.now))
+        queued = run.needs_slot(self.now) - (before is not None and before.needs_slot(self.now))
         active = run.is_active - (before is not None and before.is_active)
         queue_key = QueueKey(run.store_id, run.in_background)
         queue = self.queues.get(queue_key)

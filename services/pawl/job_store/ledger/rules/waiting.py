@@ -13,8 +13,8 @@ from pawl.chassis.identity.roles import APPROVERS, Role
 from pawl.chassis.ids import CallId, RunId, UserId
 from pawl.chassis.visible import shortened
 from pawl.job_store.ledger.rules.offers import is_pending
-from pawl.job_store.ledger.rules.places import PlaceLimits
 from pawl.job_store.ledger.rules.rows import CallRow, RunRow
+from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.ledger.rules.states import AttentionReason, WaitReason
 from pawl.job_store.ledger.rules.usage import day_end
 from pawl.values import CallState, RunState, WaitKind
@@ -70,7 +70,7 @@ _REMEDIES: Final[Mapping[WaitReason, str]] = MappingProxyType(
 )
 _OF_ITS_USER: Final = frozenset({_W.ANSWER, _W.FRONT_END, _W.TOKENS, _W.PAUSED})
 _DECIDERS: Final = tuple(sorted(role.value for role in APPROVERS))
-_MENDERS: Final = (Role.ADMIN.value, Role.OPERATOR.value)
+_OPERATORS: Final = (Role.ADMIN.value, Role.OPERATOR.value)
 _ROLES: Final[Mapping[WaitReason, tuple[str, ...]]] = MappingProxyType(
     {_W.APPROVAL: _DECIDERS, _W.AGENT_QUOTA: (Role.ADMIN.value,)}
 )
@@ -91,8 +91,8 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     call_counts: Sequence[tuple[CallState, int]] = ()
     child_run_ids: tuple[RunId, ...] = ()
     before: tuple[RunId, ...] = ()
-    store_taken: int = 0
-    user_taken: int = 0
+    store_slots_used: int = 0
+    user_slots_used: int = 0
 
     @property
     def queue_position(self) -> int:
@@ -115,7 +115,7 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def explain(
-    situation: Situation, limits: PlaceLimits, below: Mapping[RunId, Waiting] = MappingProxyType({})
+    situation: Situation, limits: SlotLimits, below: Mapping[RunId, Waiting] = MappingProxyType({})
 ) -> Waiting | None:
     """Return why the run makes no progress; None if it is RUNNING or has ended.
 
@@ -137,7 +137,7 @@ def explain(
             return None
 
 
-def explain_all(situations: Sequence[Situation], limits: PlaceLimits) -> Waiting | None:
+def explain_all(situations: Sequence[Situation], limits: SlotLimits) -> Waiting | None:
     """Return why the first run makes no progress. The other runs execute calls of it or of each other."""
     known: dict[RunId, Waiting] = {}
     # Newest first: a run is created after the run whose call it executes.
@@ -148,7 +148,7 @@ def explain_all(situations: Sequence[Situation], limits: PlaceLimits) -> Waiting
     return explain(situations[0], limits, known)
 
 
-def _queued(situation: Situation, limits: PlaceLimits) -> Waiting:
+def _queued(situation: Situation, limits: SlotLimits) -> Waiting:
     run = situation.run
     if run.queued_message is not None:
         others = len(situation.before) - 1
@@ -156,10 +156,10 @@ def _queued(situation: Situation, limits: PlaceLimits) -> Waiting:
         who = f"run {situation.before[0]}" if situation.before else "another run"
         sentence = f"It waits for its turn in the conversation: {who} has the turn{more}."
         return _simple(situation, _W.TURN, sentence, run.create_time, run_ids=situation.before[:NAMED_MAX])
-    if run.worker_id is None and situation.store_taken >= limits.per_store:
+    if run.worker_id is None and situation.store_slots_used >= limits.per_store:
         sentence = f"It waits for a slot: its store has {limits.per_store} active runs, which is the maximum."
         return _simple(situation, _W.PLACE, sentence, _due_since(situation))
-    if run.worker_id is None and situation.user_taken >= limits.per_user:
+    if run.worker_id is None and situation.user_slots_used >= limits.per_user:
         sentence = f"It waits for a slot: its user has {limits.per_user} active runs, which is the maximum."
         return _simple(situation, _W.PLACE, sentence, _due_since(situation))
     return _for_worker(situation, "It waits for a worker.")
@@ -195,7 +195,7 @@ def _in_need(situation: Situation) -> Waiting:
         sentence=shortened(sentence, _SENTENCE_BYTES_MAX),
         remedy=remedy,
         since_time=since,
-        roles=_MENDERS,
+        roles=_OPERATORS,
         call_ids=tuple(call.call_id for call in calls[:NAMED_MAX]),
     )
 

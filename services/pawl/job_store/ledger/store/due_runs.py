@@ -17,7 +17,7 @@ from asyncpg import Record
 
 from pawl.chassis.db.database import Connection
 from pawl.chassis.ids import RunKey, StoreId, UserId, WorkerId
-from pawl.job_store.ledger.rules.places import DueRun, Line, PlaceLimits, share_out
+from pawl.job_store.ledger.rules.slots import DueRun, Line, SlotLimits, assign_slots
 
 # The statements are built from constants of this module only.
 # ruff: noqa: S608
@@ -44,12 +44,12 @@ WITH RECURSIVE later AS (
 SELECT s.store_id
 FROM (SELECT store_id FROM later UNION ALL SELECT store_id FROM earlier) AS s
 CROSS JOIN LATERAL (
-    SELECT count(*) FILTER (WHERE NOT r.in_background) AS taken,
-        count(*) FILTER (WHERE r.in_background) AS taken_background,
+    SELECT count(*) FILTER (WHERE NOT r.in_background) AS used,
+        count(*) FILTER (WHERE r.in_background) AS used_background,
         coalesce(bool_or(r.claim_at <= now()), false) AS is_due
     FROM job_store.runs AS r WHERE r.store_id = s.store_id AND r.active
-) AS places
-WHERE s.store_id IS NOT NULL AND (places.taken < $2 OR places.is_due OR (places.taken_background < $4 AND EXISTS (
+) AS slots
+WHERE s.store_id IS NOT NULL AND (slots.used < $2 OR slots.is_due OR (slots.used_background < $4 AND EXISTS (
     SELECT FROM job_store.runs AS r
     WHERE r.store_id = s.store_id AND r.in_background AND NOT r.active AND r.claim_at <= now() OFFSET 0
 )))
@@ -66,14 +66,14 @@ _DUE_RUN: Final = """
 r.store_id, r.run_id, r.user_id, r.active, r.in_background, r.claim_at,
 r.crashes + (r.worker_id IS NOT NULL)::integer AS crashes
 """
-_TAKEN: Final = """
-(SELECT count(*) FROM job_store.runs AS a WHERE a.store_id = s.store_id AND a.active AND NOT a.in_background) AS taken,
+_USED: Final = """
+(SELECT count(*) FROM job_store.runs AS a WHERE a.store_id = s.store_id AND a.active AND NOT a.in_background) AS used,
 (SELECT count(*) FROM job_store.runs AS a WHERE a.store_id = s.store_id AND a.active AND a.in_background)
-    AS taken_background
+    AS used_background
 """
-_TAKEN_BY_USER: Final = """
+_USED_BY_USER: Final = """
 (SELECT count(*) FROM job_store.runs AS a
- WHERE a.store_id = due.store_id AND a.user_id = due.user_id AND a.active AND NOT a.in_background) AS taken_by_user
+ WHERE a.store_id = due.store_id AND a.user_id = due.user_id AND a.active AND NOT a.in_background) AS used_by_user
 """
 
 _HELD: Final = "(SELECT count(*) FROM job_store.runs WHERE worker_id = $4 AND in_background) AS background_held"
@@ -81,9 +81,9 @@ _HELD: Final = "(SELECT count(*) FROM job_store.runs WHERE worker_id = $4 AND in
 # The first due runs of some stores: runs that have a slot come first, and background runs come last. A run whose last
 # allowed worker has died is left to quarantine; runs that have crashed workers come last.
 _DUE: Final = f"""
-SELECT due.*, places.taken, places.taken_background, {_TAKEN_BY_USER}, {_HELD}
+SELECT due.*, slots.used, slots.used_background, {_USED_BY_USER}, {_HELD}
 FROM unnest($1::text[]) AS s (store_id)
-CROSS JOIN LATERAL (SELECT {_TAKEN}) AS places
+CROSS JOIN LATERAL (SELECT {_USED}) AS slots
 CROSS JOIN LATERAL (
     (SELECT {_DUE_RUN} FROM job_store.runs AS r
      WHERE r.store_id = s.store_id AND r.active AND r.claim_at <= now()
@@ -115,7 +115,7 @@ WITH RECURSIVE users AS (
     ), u.hops + 1
     FROM users AS u WHERE u.user_id IS NOT NULL AND u.hops < $3
 )
-SELECT due.*, {_TAKEN}, {_TAKEN_BY_USER}
+SELECT due.*, {_USED}, {_USED_BY_USER}
 FROM users AS s CROSS JOIN LATERAL (
     SELECT {_DUE_RUN} FROM job_store.runs AS r
     WHERE r.store_id = s.store_id AND r.user_id = s.user_id AND r.claim_at <= now()
@@ -150,7 +150,7 @@ class Picked:
 class DueRuns:
     """Selects due runs. A worker holds one run at its last chance at a time."""
 
-    def __init__(self, limits: PlaceLimits, *, crashes_max: int) -> None:
+    def __init__(self, limits: SlotLimits, *, crashes_max: int) -> None:
         self._limits = limits
         self._crashes_max = crashes_max
         # Where the round over the users of a store continues, if its oldest runs must wait.
@@ -190,7 +190,7 @@ class DueRuns:
         )
         last_chances_max = await self._last_chances_max(connection, worker_id, due)
         share = partial(
-            share_out,
+            assign_slots,
             limits=limits,
             runs_max=runs_max,
             last_chances_max=last_chances_max,
@@ -215,8 +215,8 @@ class DueRuns:
         self, due: Mapping[StoreId, list[Record]], cut: Sequence[StoreId], picked: Sequence[DueRun]
     ) -> list[StoreId]:
         """Return the stores with free slots that none of the runs read may take."""
-        gets = Counter(run.key.store_id for run in picked if not (run.is_active or run.is_background))
-        return [store for store in cut if due[store][0]["taken"] + gets[store] < self._limits.per_store]
+        granted = Counter(run.key.store_id for run in picked if not (run.is_active or run.is_background))
+        return [store for store in cut if due[store][0]["used"] + granted[store] < self._limits.per_store]
 
     async def _heads(self, connection: Connection, stores: Sequence[StoreId]) -> dict[StoreId, list[Record]]:
         """Return the oldest runs of the next users of `stores`."""
@@ -245,9 +245,9 @@ class DueRuns:
                     )
                     for record in {record["run_id"]: record for record in records}.values()
                 ],
-                taken=records[0]["taken"],
-                taken_background=records[0]["taken_background"],
-                taken_by_user={record["user_id"]: record["taken_by_user"] for record in records},
+                used=records[0]["used"],
+                used_background=records[0]["used_background"],
+                used_by_user={record["user_id"]: record["used_by_user"] for record in records},
             )
             for records in due.values()
             if records

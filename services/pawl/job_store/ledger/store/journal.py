@@ -82,7 +82,7 @@ class PostgresJournal:
             # Events that are in no log come with their bytes.
             outbox += [(event, encode_event(event)) for event in unit.off_log.rows]
         await _store(connection, unit, events, outbox)
-        work_ready = unit.work_ready or await _place_is_wanted(connection, unit)
+        work_ready = unit.work_ready or await _slot_is_needed(connection, unit)
         return Written(
             outcomes=outcomes,
             events=events,
@@ -93,7 +93,7 @@ class PostgresJournal:
         )
 
 
-async def _place_is_wanted(connection: Connection, unit: UnitOfWork) -> bool:
+async def _slot_is_needed(connection: Connection, unit: UnitOfWork) -> bool:
     """Return whether the group freed a slot in a store where a run may be waiting for one."""
     stores = {run.store_id for before, run in unit.runs.changed() if before.is_active and not run.is_active}
     return bool(stores) and bool(await connection.fetchval(_ANY_WAITS, sorted(stores)))

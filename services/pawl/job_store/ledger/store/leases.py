@@ -18,7 +18,7 @@ from asyncpg import Record
 from pawl.chassis.db.database import Connection, Database, affected
 from pawl.chassis.ids import StoreId, WorkerId
 from pawl.job_store.ledger.reading import Claimed, Renewed
-from pawl.job_store.ledger.rules.places import DueRun, PlaceLimits
+from pawl.job_store.ledger.rules.slots import DueRun, SlotLimits
 from pawl.job_store.ledger.store.due_runs import DueRuns
 
 # Locked rows are skipped. A run that still has a worker lost it in a crash. 7 is WAIT_KIND_TIME. The comparison is
@@ -102,7 +102,7 @@ _STORES_MAX: Final = 64
 class PostgresLeases:
     """See `reading.Leases`. A run is no longer claimed once `crashes_max` workers have died with it."""
 
-    def __init__(self, database: Database, limits: PlaceLimits, *, crashes_max: int) -> None:
+    def __init__(self, database: Database, limits: SlotLimits, *, crashes_max: int) -> None:
         self._database = database
         self._due_runs = DueRuns(limits, crashes_max=crashes_max)
         self._crashes_max = crashes_max

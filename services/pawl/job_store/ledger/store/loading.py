@@ -129,9 +129,9 @@ JOIN (
 """
 
 # The numbers of runs that wait to start, up to a limit, and of runs with a slot. A job that waits for its first
-# iteration counts once it is due (`RunRow.wants_to_begin`).
+# iteration counts once it is due (`RunRow.needs_slot`).
 _QUEUED: Final = """
-SELECT k.store_id, k.in_background, k.places, (
+SELECT k.store_id, k.in_background, k.slots, (
     SELECT count(*) FROM (
         SELECT FROM job_store.runs AS r
         WHERE r.state = 1 AND r.store_id = k.store_id AND NOT r.active AND r.in_background = k.in_background
@@ -147,7 +147,7 @@ SELECT k.store_id, k.in_background, k.places, (
     SELECT count(*) FROM job_store.runs AS r
     WHERE r.store_id = k.store_id AND r.active AND r.in_background = k.in_background
 ) AS active
-FROM unnest($1::text[], $2::boolean[], $3::bigint[]) AS k (store_id, in_background, places)
+FROM unnest($1::text[], $2::boolean[], $3::bigint[]) AS k (store_id, in_background, slots)
 """
 
 # A removed key has ended too.
@@ -185,7 +185,7 @@ async def load(connection: Connection, ids: Ids, named: Sequence[RowKeys]) -> Un
         lanes, events = _distinct(named, lambda keys: keys.lanes), _distinct(named, lambda keys: keys.trigger_events)
         named = [*named, await starters.load(connection, unit, triggers, lanes, events)]
     named = await _owned(connection, named)
-    limits = {queue: (most, places) for queue, most, places in _distinct(named, lambda keys: keys.queues)}
+    limits = {queue: (most, slots) for queue, most, slots in _distinct(named, lambda keys: keys.queues)}
     queues = await _lock_queues(connection, limits) if limits else {}
     named = await _with_keyed(connection, named)
     requests = await _load_requests(connection, unit, named)
@@ -339,12 +339,12 @@ async def _load_queues(
 
 
 async def _count_queued(connection: Connection, limits: _QueueLimits) -> dict[QueueKey, Queue]:
-    places = [places for _, places in limits.values()]
+    slots = [slots for _, slots in limits.values()]
     columns = _columns(QueueKey, limits)
-    records = await connection.fetch(_QUEUED, *columns, places, max(map(sum, limits.values())))
+    records = await connection.fetch(_QUEUED, *columns, slots, max(map(sum, limits.values())))
     return {
         QueueKey(record["store_id"], record["in_background"]): Queue(
-            queued=record["queued"], active=record["active"], places=record["places"]
+            queued=record["queued"], active=record["active"], slots=record["slots"]
         )
         for record in records
     }

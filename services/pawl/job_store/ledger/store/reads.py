@@ -15,9 +15,9 @@ from pawl.job_store.ledger.reading import (
     MessagePage,
     Page,
     PendingFilter,
+    PendingNotices,
     RunFilter,
     RunView,
-    Told,
     view_of,
 )
 from pawl.job_store.ledger.rules.conversations import absent
@@ -132,7 +132,7 @@ _MESSAGES: Final = run_lists.statement(
     size="length(body)",
 )
 # Summaries retell calls, so summaries of other users are left out.
-_MESSAGES_FROM_SUMMARY: Final = segments.told(
+_MESSAGES_FROM_SUMMARY: Final = segments.visible(
     """FROM job_store.messages AS m
     WHERE store_id = $1 AND conversation_id = $2 AND (summarised_to = 0 OR user_id = $3) AND number > (
         SELECT coalesce(max(summarised_to), 0) FROM job_store.messages
@@ -195,7 +195,7 @@ class PostgresReads(DatabaseAdapter):
             calls = [tables.CALLS.read(record) for record in records]
             records = await connection.fetch(_COMMANDS, key.store_id, key.run_id)
             commands = [tables.COMMANDS.read(record) for record in records]
-            told = await _told(connection, key.store_id, run.user_id, background)
+            pending_notices = await _pending_notices(connection, key.store_id, run.user_id, background)
             top: RunRow | None = run
             if run.budget_run_id:
                 record = await connection.fetchrow(_RUNS, key.store_id, [run.budget_run_id])
@@ -210,18 +210,18 @@ class PostgresReads(DatabaseAdapter):
             loop_state=loop_state,
             time=time,
             failures=failures,
-            told=told,
+            pending_notices=pending_notices,
             shared_tokens_left=top.shared_tokens_left if top else 0,
         )
 
-    async def commands(self, key: RunKey) -> tuple[list[CommandRow], Told]:
+    async def commands(self, key: RunKey) -> tuple[list[CommandRow], PendingNotices]:
         async with self._database.snapshot() as connection:
             records = await connection.fetch(_COMMANDS, key.store_id, key.run_id)
             record = await connection.fetchrow(_BACKGROUND, key.store_id, key.run_id)
             if record is None:
                 raise RunNotFound
-            told = await _told(connection, key.store_id, record["user_id"], record["background"])
-        return [tables.COMMANDS.read(record) for record in records], told
+            pending_notices = await _pending_notices(connection, key.store_id, record["user_id"], record["background"])
+        return [tables.COMMANDS.read(record) for record in records], pending_notices
 
     async def call(self, key: CallKey, user_id: UserId, *, for_approval: bool = False) -> CallRow:
         record = await self._database.fetchrow(_CALL, key.store_id, key.call_id, user_id, for_approval)
@@ -297,22 +297,24 @@ class PostgresReads(DatabaseAdapter):
             return await log_reads.read(connection, key, user_id, after_seq=after_seq, events_max=events_max)
 
 
-async def _told(connection: Connection, store_id: StoreId, user_id: UserId, packed: bytes | None) -> Told:
+async def _pending_notices(
+    connection: Connection, store_id: StoreId, user_id: UserId, packed: bytes | None
+) -> PendingNotices:
     """Return the pending notices for a run of a user, given the stored background of its conversation."""
     background = tables.BACKGROUND.read(packed)
     waiting = background.pending_of(user_id)[:NOTICES_MAX]
     if not waiting:
-        return Told(open_jobs=background.open_jobs_of(user_id))
+        return PendingNotices(open_jobs=background.open_jobs_of(user_id))
     records = await connection.fetch(_RUNS, store_id, list({each.run_id for each in waiting}))
     rows = {record["run_id"]: tables.RUNS.read(record) for record in records}
     notices = tuple((rows[each.run_id], each.occasion) for each in waiting if each.run_id in rows)
-    return Told(notices=notices, open_jobs=background.open_jobs_of(user_id))
+    return PendingNotices(notices=notices, open_jobs=background.open_jobs_of(user_id))
 
 
 async def _from_summary(
     connection: Connection, store_id: StoreId, conversation_id: ConversationId, past_number: int, author: UserId
 ) -> list[MessageRow]:
-    """Return the messages of a conversation after the author's newest summary. See `segments.told`."""
+    """Return the messages of a conversation after the author's newest summary. See `segments.visible`."""
     if past_number:
         return await segments.from_summary(connection, store_id, conversation_id, past_number, author)
     records = await connection.fetch(_MESSAGES_FROM_SUMMARY, store_id, conversation_id, author)

@@ -32,7 +32,7 @@ def _parts(store_id: str, conversation_id: str, past_number: str) -> str:
     """
 
 
-def told(source: str, author: str) -> str:
+def visible(source: str, author: str) -> str:
     """Return a statement for the messages that a run gets: all of its author, and the newest of other users.
 
     Of other users it takes the newest whole runs within `OTHERS_BYTES_MAX`, because the author may have no summary that
@@ -74,7 +74,7 @@ _FROM_SUMMARY_SOURCE: Final = f"""FROM parts AS p CROSS JOIN summary AS s CROSS 
 WHERE m.summarised_to = 0 OR m.user_id = $4"""
 _FROM_SUMMARY: Final = f"""
 WITH parts AS MATERIALIZED ({_parts("$1", "$2::text", "$3::bigint")}), summary AS MATERIALIZED ({_SUMMARY}$4)
-{told(_FROM_SUMMARY_SOURCE, "$4")}
+{visible(_FROM_SUMMARY_SOURCE, "$4")}
 """
 _KEPT: Final = f"""
 WITH parts AS MATERIALIZED (

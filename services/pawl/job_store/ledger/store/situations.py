@@ -21,7 +21,7 @@ from pawl.values import CallState, RunState
 # The statements are built from constants of this package only.
 # ruff: noqa: S608
 
-_WANTS_A_PLACE: Final = "r.state = 1 AND r.queued_message IS NULL AND NOT r.active AND NOT r.in_background"
+_NEEDS_SLOT: Final = "r.state = 1 AND r.queued_message IS NULL AND NOT r.active AND NOT r.in_background"
 # The used slots are counted once, and only if one of the runs waits for a slot.
 _AROUND: Final = f"""
 WITH taken AS MATERIALIZED (
@@ -29,8 +29,8 @@ WITH taken AS MATERIALIZED (
     GROUP BY user_id
 )
 SELECT r.run_id, now() AS time, counted.states, counted.counts, counted.child_run_ids, c.active_run_id, c.queue,
-    CASE WHEN {_WANTS_A_PLACE} THEN (SELECT sum(runs)::bigint FROM taken) END AS store_taken,
-    CASE WHEN {_WANTS_A_PLACE} THEN (SELECT runs FROM taken WHERE taken.user_id = r.user_id) END AS user_taken
+    CASE WHEN {_NEEDS_SLOT} THEN (SELECT sum(runs)::bigint FROM taken) END AS store_slots_used,
+    CASE WHEN {_NEEDS_SLOT} THEN (SELECT runs FROM taken WHERE taken.user_id = r.user_id) END AS user_slots_used
 FROM job_store.runs AS r
 CROSS JOIN LATERAL (
     SELECT array_agg(g.state ORDER BY g.state) AS states, array_agg(g.calls ORDER BY g.state) AS counts,
@@ -63,12 +63,12 @@ CROSS JOIN LATERAL (
 ) AS c
 ORDER BY run_id, round, batch_index
 """
-_WAIT_FOR_SOMEBODY: Final = frozenset({RunState.WAITING, RunState.NEEDS_ATTENTION})
+_WAITING_STATES: Final = frozenset({RunState.WAITING, RunState.NEEDS_ATTENTION})
 
 
 async def of_page(connection: Connection, store_id: StoreId, runs: Sequence[RunRow]) -> list[Situation]:
     """Return the situations of some runs of a store, each with the first calls that wait for a person or client."""
-    wanted = [run.run_id for run in runs if run.state in _WAIT_FOR_SOMEBODY]
+    wanted = [run.run_id for run in runs if run.state in _WAITING_STATES]
     calls: dict[str, list[CallRow]] = {run.run_id: [] for run in runs}
     if wanted:
         for record in await connection.fetch(_FIRST_OPEN_CALLS, store_id, wanted):
@@ -104,8 +104,8 @@ def _facts(run: RunRow, record: Record) -> dict[str, Any]:
         # Ids sort by creation time.
         "child_run_ids": tuple(sorted(map(RunId, filter(None, (record["child_run_ids"] or "").split(","))))),
         "before": _before(run, record),
-        "store_taken": record["store_taken"] or 0,
-        "user_taken": record["user_taken"] or 0,
+        "store_slots_used": record["store_slots_used"] or 0,
+        "user_slots_used": record["user_slots_used"] or 0,
     }
 
 

@@ -12,7 +12,7 @@ from msgspec.structs import astuple
 from pawl.chassis.db.database import Connection, Database, DatabaseAdapter
 from pawl.chassis.ids import CallKey, ClientId, RunId, RunKey, StoreId, UserId
 from pawl.event.v1 import agent_pb2, run_pb2
-from pawl.job_store.ledger.rules.places import PlaceLimits
+from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.ledger.rules.trimming import Trim
 from pawl.job_store.ledger.rules.usage import UsageKey, Used
 from pawl.job_store.ledger.store.columns import Statement, Write
@@ -48,7 +48,7 @@ SELECT coalesce(sum(notices_pending), 0) AS notices_pending, coalesce(sum(notice
 FROM (
     SELECT notices_pending, notices_entered FROM job_store.conversations
     WHERE notices_pending + notices_entered > 0 AND user_id <> '' LIMIT 100000
-) AS told
+) AS notices
 """
 # The count stops here.
 _BACKLOG: Final = """
@@ -97,7 +97,7 @@ class PostgresOfferRepository(DatabaseAdapter):
 class PostgresLedgerStats:
     """Counts the ledger, for metrics."""
 
-    def __init__(self, database: Database, limits: PlaceLimits) -> None:
+    def __init__(self, database: Database, limits: SlotLimits) -> None:
         self._database = database
         self._limits = limits
 

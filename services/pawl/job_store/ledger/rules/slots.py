@@ -10,7 +10,7 @@ import msgspec
 from pawl.chassis.ids import RunKey, UserId
 
 
-class PlaceLimits(msgspec.Struct, frozen=True, kw_only=True):
+class SlotLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Most active runs of a store, of one user, and in the background of a store.
 
     Background runs use no slots of other runs.
@@ -39,18 +39,18 @@ class DueRun(msgspec.Struct, frozen=True, kw_only=True):
 class Line(msgspec.Struct, frozen=True, kw_only=True):
     """The due runs of one store, in the order in which they are served, and its used slots.
 
-    `taken_by_user` may omit users without due runs. Background slots are separate and not per user.
+    `used_by_user` may omit users without due runs. Background slots are separate and not per user.
     """
 
     due: Sequence[DueRun]
-    taken: int
-    taken_by_user: Mapping[UserId, int]
-    taken_background: int = 0
+    used: int
+    used_by_user: Mapping[UserId, int]
+    used_background: int = 0
 
 
-def share_out(
+def assign_slots(
     lines: Sequence[Line],
-    limits: PlaceLimits,
+    limits: SlotLimits,
     *,
     runs_max: int,
     last_chances_max: int = 1,
@@ -83,18 +83,18 @@ def share_out(
     return picked
 
 
-def _fitting(line: Line, limits: PlaceLimits) -> Iterator[DueRun]:
+def _fitting(line: Line, limits: SlotLimits) -> Iterator[DueRun]:
     """Yield the runs that fit, and count their slots."""
-    taken, taken_by_user = line.taken, Counter(line.taken_by_user)
-    background = line.taken_background
+    used, used_by_user = line.used, Counter(line.used_by_user)
+    background = line.used_background
     for run in line.due:
         if run.is_background and not run.is_active:
             if background >= limits.background_per_store:
                 continue
             background += 1
         elif not run.is_active:
-            if taken >= limits.per_store or taken_by_user[run.user_id] >= limits.per_user:
+            if used >= limits.per_store or used_by_user[run.user_id] >= limits.per_user:
                 continue
-            taken += 1
-            taken_by_user[run.user_id] += 1
+            used += 1
+            used_by_user[run.user_id] += 1
         yield run
