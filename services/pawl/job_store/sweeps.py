@@ -58,7 +58,6 @@ class Relay:
         self._written = asyncio.Event()
 
     def wake(self) -> None:
-        """Notify the relay of new events."""
         self._written.set()
 
     async def run(self) -> None:

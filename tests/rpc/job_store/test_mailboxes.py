@@ -182,7 +182,7 @@ async def test_a_trigger_whose_mailbox_is_unreachable_for_12_hours_pauses_itself
     await box.replica.database.execute("UPDATE job_store.triggers SET unreachable_time = now() - interval '12 h'")
     await box.report(mailbox, "wrong password")
     shown = await box.get()
-    note = "its mailbox could not be read for 12 hours: wrong password"
+    note = "the mailbox was unreachable for 12 hours: wrong password"
     assert (shown.self_paused, shown.pause_note) == (True, note)
     assert await box.leased() == []
     resumed = await box.pause(paused=False)

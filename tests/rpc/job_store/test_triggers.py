@@ -277,7 +277,7 @@ async def test_while_the_run_before_goes_on_an_event_is_skipped_or_cancels_it(ho
     await hook.put(overlap=SKIP)
     first = await hook.deliver("msg_1", lane="")
     skipped = await hook.deliver("msg_2", lane="")
-    assert (skipped.fire.outcome, skipped.fire.reason) == (SKIPPED, "the run before it goes on")
+    assert (skipped.fire.outcome, skipped.fire.reason) == (SKIPPED, "the previous run is still open")
     assert (await hook.deliver("msg_3", lane="b")).fire.outcome == STARTED
     await hook.put(overlap=CANCEL, must_exist=True)
     assert (await hook.deliver("msg_4", lane="")).fire.outcome == STARTED

@@ -40,7 +40,7 @@ def test_the_first_key_of_the_deployment_is_made_once_and_makes_others(pawl: Com
 
 def test_what_cannot_be_a_key_is_refused_in_a_sentence(pawl: CommandLine) -> None:
     for arguments, says in (
-        ("create ann --role delegate", "role that it has not itself"),
+        ("create ann --role delegate", "roles that you do not have"),
         ("create ann --role member --in-store acme", "another store"),
         ("create ann --role member --for soon", "no duration like"),
         ("revoke key_x", "`pawl keys list`"),

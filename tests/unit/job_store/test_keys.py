@@ -127,7 +127,7 @@ def test_no_store_named_is_the_governors_own() -> None:
 @pytest.mark.parametrize(
     ("asked", "error", "says"),
     [
-        (with_fields(ORDINARY, roles=frozenset({"admin"})), PermissionDenied, "a role that it has not itself: admin"),
+        (with_fields(ORDINARY, roles=frozenset({"admin"})), PermissionDenied, "roles that you do not have: admin"),
         (with_fields(ORDINARY, roles=frozenset({"delegate"})), PermissionDenied, "delegate"),
         (with_fields(ORDINARY, roles=frozenset({"deployment"})), InvalidField, "made with another one"),
         (with_fields(ORDINARY, roles=frozenset()), PermissionDenied, "decides its own calls"),

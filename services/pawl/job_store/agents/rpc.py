@@ -79,8 +79,6 @@ class AgentServicer:
 
 
 class AgentLedgerServicer(agents_pb2_grpc.AgentLedgerServiceServicer):
-    """Serves versions of agents to services."""
-
     def __init__(self, agents: PostgresAgents, usage: PostgresUsage) -> None:
         self._agents = agents
         self._usage = usage

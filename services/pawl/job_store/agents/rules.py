@@ -36,7 +36,7 @@ class AgentVersionRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentRow(msgspec.Struct, frozen=True, kw_only=True):
-    """An agent: its newest version, the agents that this version delegates to, and whether it is deleted."""
+    """The newest version of an agent, the agents it delegates to, and whether the agent is deleted."""
 
     name: str
     version: int

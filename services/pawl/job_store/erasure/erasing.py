@@ -1,7 +1,7 @@
-"""Erases conversations: users start an erasure, a sweep on any replica carries it out, a receipt reports the progress.
+"""Erases conversations: users start erasures, a sweep on any replica carries them out, and receipts report progress.
 
-On JetStream, the life-cycle events of erased runs are removed, and a list of erased conversation ids outlives the
-database. Subscribers to `pawl.v1.<store>.erased.<conversation>` can erase their own copies.
+On JetStream, it removes the life-cycle events of erased runs, and keeps a list of erased conversation ids that outlives
+the database. Subscribers to `pawl.v1.<store>.erased.<conversation>` can erase their own copies.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class JetStreamErasures:
         return info.state.messages == 0
 
     def applied(self) -> None:
-        """Mark the opened list as applied."""
+        """Record that the opened list was applied."""
         self._applied_number = self._opened_number
 
     async def read(self) -> AsyncIterator[Collection[tuple[StoreId, ConversationId]]]:

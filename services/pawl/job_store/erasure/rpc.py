@@ -14,8 +14,6 @@ from pawl.job_store.erasure.rules import ErasureKey, part_of
 
 
 class ErasureServicer(erasure_pb2_grpc.ErasureServiceServicer):
-    """Serves the services that take part in erasures."""
-
     def __init__(self, erasing: Erasing) -> None:
         self._erasing = erasing
 

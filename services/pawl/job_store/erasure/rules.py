@@ -71,7 +71,7 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def next_parts(self) -> tuple[Part, ...]:
-        """The parts that can be done now."""
+        """The parts that can run now."""
         for first in FIRST:
             if first in self.parts:
                 return (first, *(part for part in self.parts if part is Part.LOG))
@@ -86,7 +86,7 @@ def has_left(state: CallState, *, context: int, has_started: bool) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemPart:
-    """A batch of run and call ids of a conversation, the last id, and whether there are more."""
+    """A batch of run and call ids of a conversation."""
 
     run_ids: Sequence[str]
     call_ids: Sequence[str]

@@ -28,7 +28,7 @@ _LAST_EVENT: Final = 2**63 - 1
 
 
 class KeyServicer(key_pb2_grpc.KeyServiceServicer):
-    """Serves people who manage keys."""
+    """Serves the people who manage keys."""
 
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
@@ -78,8 +78,6 @@ class KeyServicer(key_pb2_grpc.KeyServiceServicer):
 
 
 class KeySyncServicer(key_sync_pb2_grpc.KeySyncServiceServicer):
-    """Serves the other services."""
-
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
 

@@ -120,13 +120,11 @@ def new_key(governor: Principal, asked: Key, *, key_id: KeyId, now: datetime) ->
 
 
 def check_new(key: Key, live_keys: int, kept_keys: int) -> None:
-    """Check that a key may be added to a store with this many live keys and kept keys.
-
-    These checks depend on the moment.
+    """Check that a store with this many live and kept keys may get another one.
 
     Raises:
-        InvalidField: Too many keys are neither revoked nor expired, or this one has already expired.
-        TooLarge: Too many ended keys are kept.
+        InvalidField: The store has too many live keys, or the new key has already expired.
+        TooLarge: The store keeps too many ended keys.
     """
     if key.expire_time is not None and key.expire_time <= key.create_time:
         raise InvalidField(_EXPIRE_TIME, field="key.expire_time")

@@ -75,7 +75,7 @@ _event_values: Final = attrgetter(*_EVENT_COLUMNS.split(", "))
 
 
 class PostgresKeyRepository:
-    """Stores keys. Readers of changes miss none."""
+    """Stores keys. Readers of changes never miss one."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -179,7 +179,6 @@ def events_of(*columns: str) -> str:
 
 
 def _values(fields: Iterable[Any]) -> list[Any]:
-    """Convert fields for PostgreSQL."""
     return [sorted(value) if isinstance(value, frozenset) else value for value in fields]
 
 

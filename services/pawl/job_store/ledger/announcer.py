@@ -54,7 +54,7 @@ def _by_run(events: Sequence[LiveEvent]) -> dict[RunKey, list[bytes]]:
 
 
 def _varint(number: int) -> bytes:
-    """Return a number in protobuf's length encoding."""
+    """Encode a length as protobuf does."""
     digits = bytearray()
     while number >> 7:
         digits.append(number & 0x7F | 0x80)

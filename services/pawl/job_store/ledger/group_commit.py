@@ -1,8 +1,9 @@
 """Group commit: operations that arrive together share one transaction.
 
-While one group is written, the next one gathers, plus a short wait if operations arrive concurrently. Under load a
-second group is written in parallel, so that a slow disk does not block everyone; small groups cost nearly as much as
-large ones, so otherwise it is not. Rows are locked in the database, so any number of replicas can do this concurrently.
+While one group is being written, the next one gathers. If operations arrive concurrently, a writer also waits briefly
+for more. Under load a second group is written in parallel, so that a slow disk does not block everyone. Otherwise it is
+not, because small groups cost nearly as much as large ones. Rows are locked in the database, so any number of replicas
+can do this concurrently.
 
 Operations that people wait for are written before the work of runs, but each group has room for both. Within a lane the
 stores take turns, so that a busy store delays only itself.
@@ -48,11 +49,9 @@ class Lanes(Generic[T]):
         return sum(map(len, self._lines.values()))
 
     def waiting(self, lane: Lane) -> int:
-        """Return the number of operations waiting in one lane."""
         return len(self._lines[lane])
 
     def put(self, lane: Lane, store_id: StoreId, operation: T) -> None:
-        """Add an operation."""
         self._lines[lane].put(store_id, operation)
 
     def next_group(self, size: Callable[[T], int], *, operations_max: int, bytes_max: int) -> list[T]:

@@ -51,17 +51,14 @@ class PrometheusMeter:
         self._operations.inc(operations)
 
     def refused(self, error: PawlError) -> None:
-        """Count a refused operation."""
         self._refused.labels(error.reason).inc()
         if isinstance(error, LeaseLost):
             self._lease_losses.inc()
 
     def schedule_fired(self, outcome: str, delay_seconds: float) -> None:
-        """Count a fire and its delay after the due time."""
         self._fires.labels(outcome).inc()
         self._fire_delay.observe(max(0.0, delay_seconds))
 
     def ledger_counted(self, counts: Mapping[str, float]) -> None:
-        """Set the gauges of the ledger."""
         for name, count in counts.items():
             (self._counted.get(name) or self._runs.labels(name)).set(count)

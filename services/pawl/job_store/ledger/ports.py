@@ -71,8 +71,7 @@ class Journal(Protocol):
 class Announcer(Protocol):
     """Publishes notifications: best effort, never fails."""
 
-    async def publish(self, events: Sequence[LiveEvent]) -> None:
-        """Publish events to watchers."""
+    async def publish(self, events: Sequence[LiveEvent]) -> None: ...
 
     async def wake(self, wakeups: Sequence[Wakeup]) -> None:
         """Notify workers that commands arrived for runs they hold."""
@@ -99,9 +98,9 @@ class Lifecycle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamEnd:
-    """The lifecycle stream at the time of a poll: its creation time and last sequence number.
+    """The state of the lifecycle stream when it was polled.
 
-    While `poll_number` is unchanged, the stream can only have grown by our own messages.
+    While `poll_number` is unchanged, only our own messages can have been added to the stream.
     """
 
     poll_number: int
@@ -122,7 +121,7 @@ class OfferRepository(Protocol):
 
 
 class AttentionRepository(Protocol):
-    """Finds runs that need, or will need, an operator."""
+    """Finds runs that need an operator, or soon will."""
 
     async def doomed(self, *, crashes_max: int, runs_max: int) -> tuple[RunKey, ...]:
         """Return runs whose last allowed worker has lost its lease, oldest first. See `attention.Silence`."""
@@ -153,7 +152,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """The outside of the rules."""
+    """Everything that the ledger needs from outside."""
 
     journal: Journal
     leases: Leases

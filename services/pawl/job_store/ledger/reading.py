@@ -54,10 +54,10 @@ class Renewed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
-    """A run and the calls that it waits for, and `waits` if they include those of its child runs.
+    """A run and its pending calls.
 
-    `active` are its other open calls, if shown. `situations`, if known, explain why it makes no progress: its own
-    first, then those of runs that execute calls of it or of each other.
+    `waits`, if set, include those of its child runs. `active` are its other open calls, if read.
+    `situations`, if read, explain why the run makes no progress: its own first, then those of its descendants.
     """
 
     run: RunRow
@@ -68,7 +68,7 @@ class RunView:
 
 
 def view_of(situations: Sequence[Situation]) -> RunView:
-    """Return the view of the first run with all open calls. The other runs execute calls of it or of each other."""
+    """Return the view of the first run with all open calls. The other runs are its descendants."""
     run = situations[0].run
     waits = {wait for each in situations for wait in each.run.waits}
     open_calls = [(each.run, call) for each in situations for call in each.calls]
@@ -83,9 +83,9 @@ def view_of(situations: Sequence[Situation]) -> RunView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingFilter:
-    """A filter on pending items: of one user, or without a user all that approvers may see.
+    """A filter on pending items: those of one user, or without a user all that approvers may see.
 
-    Empty fields match all. With states or a tool name, runs do not match.
+    Empty fields match all. States and a tool name match only calls.
     """
 
     user_id: UserId
@@ -138,11 +138,11 @@ class PendingNotices:
 class Loaded:
     """Everything that the owner of a run needs, from one snapshot.
 
-    `user_id` is the user of the conversation. Older results are omitted if all together are too large: `omitted_bytes`
-    has the size of each by call, 0 for those included. Of other users there are only messages, from the newest whole
-    runs that fit, and neither calls nor summaries. `failures` has the failures of FAILED runs that brought some of the
-    messages. `shared_tokens_left` is the rest of the run's token budget; 0 if the owner of the budget was removed, None
-    without a budget.
+    `user_id` is the user of the conversation. `omitted_bytes` has the size of each call's result that is omitted
+    because all results together are too large; 0 for the others. Of other users' runs there are only messages: the
+    newest whole runs that fit, without calls and summaries. `failures` are those of FAILED runs among the messages.
+    `shared_tokens_left` is the rest of the run's token budget; 0 if the owner of the budget was removed, None without a
+    budget.
     """
 
     run: RunRow
@@ -160,11 +160,11 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogGap:
-    """Stands for the removed events from `from_seq` to `to_seq`, with the run they belonged to.
+    """The removed events from `from_seq` to `to_seq`, replaced by their run.
 
-    If the run has ended, it comes with its newest messages and calls, and the counts of the others. If it is an open
-    job with a trimmed log, it comes without calls, and `omitted_calls` counts the removed ones. Large results are
-    omitted: `omitted_bytes` has the size of each by call, 0 for those included.
+    An ended run comes with its newest messages and calls, and the counts of the others. An open job with a trimmed log
+    comes without calls; `omitted_calls` counts the removed ones. `omitted_bytes` has the size of each result that is
+    omitted because it is large; 0 for the others.
     """
 
     from_seq: int
@@ -227,7 +227,7 @@ class DueTimes(Protocol):
         """Return the database's time, and a time that its clock has shown before.
 
         The second is later than the first if the clock went back and no replica has moved the runs forward since. It
-        may be up to five seconds too early.
+        may lag by up to five seconds.
         """
 
     async def bring_forward(self, seconds: float) -> int:
@@ -389,4 +389,4 @@ class ConversationReads(Protocol):
         """Return the segments of a fork's past, in order; empty for other conversations."""
 
     async def request(self, key: RequestKey) -> RequestRow | None:
-        """Return a stored request."""
+        """Return a request that was made before."""

@@ -131,7 +131,6 @@ async def _recall(connection: Connection, end: StreamEnd) -> None:
 
 
 async def _send_pauses(connection: Connection, stream: JetStreamLifecycle, pauses_max: int) -> None:
-    """Send automatic pauses that were not sent yet."""
     pauses = dict(enumerate(await connection.fetch(_PAUSES, pauses_max)))
     if not pauses:
         return

@@ -167,7 +167,6 @@ def _message(row: ScheduleRow) -> schedule_pb2.Schedule:
 
 
 def fire_message(fire: FireRow, states: Mapping[RunId, RunState]) -> schedule_pb2.ScheduleFire:
-    """Return a fire with the state of its run."""
     message = FIRE.write(fire)
     if fire.run_id in states:
         message.run_state = states[fire.run_id].value  # type: ignore[assignment]  # the same numbers

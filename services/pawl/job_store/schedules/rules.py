@@ -50,8 +50,6 @@ class FireOutcome(IntEnum):
 
 
 class Definition(Timing, frozen=True, kw_only=True):
-    """The work and the timing of a schedule."""
-
     name: str
     text: str
     agent: str = ""

@@ -77,8 +77,6 @@ class Starters(Generic[StarterT]):
 
 
 class Schedules(Starters[ScheduleRow]):
-    """Use cases of schedules in the ledger."""
-
     def __init__(
         self, repository: PostgresSchedules, group_commit: GroupCommit, meter: PrometheusMeter, ids: IdSource
     ) -> None:

@@ -38,8 +38,6 @@ _WAIT: Final = "SELECT extract(epoch FROM min(claim_at) - clock_timestamp())::fl
 
 
 class PostgresSchedules(PostgresStarters[ScheduleRow]):
-    """Rows of schedules, and claims of due ones."""
-
     def __init__(self, database: Database) -> None:
         super().__init__(database, tables.SCHEDULES, tables.SCHEDULES.read)
 

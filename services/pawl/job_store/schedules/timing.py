@@ -114,7 +114,7 @@ def same_times(one: Timing, other: Timing) -> bool:
 
 
 def past_times(timing: Timing, schedule_id: str, begin: datetime, end: datetime) -> tuple[datetime, ...]:
-    """Return the due times from `begin` on and before `end`.
+    """Return the due times from `begin` up to `end`, exclusive.
 
     Raises:
         InvalidField: `end` is not after `begin`.

@@ -85,8 +85,6 @@ class Authentication(IntEnum):
 
 
 class WebhookSource(msgspec.Struct, frozen=True, kw_only=True):
-    """Webhooks as events."""
-
     authentication: Authentication = Authentication.SIGNATURE
 
 
@@ -110,8 +108,6 @@ class MailboxSource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TriggerDefinition(msgspec.Struct, frozen=True, kw_only=True):
-    """The work of a trigger, and the events that fire it."""
-
     name: str
     text: str
     agent: str = ""
@@ -161,13 +157,10 @@ class TriggerRow(StarterRow, frozen=True, kw_only=True):
         return TriggerKey(self.store_id, self.trigger_id)
 
     def secrets(self, now: datetime) -> tuple[bytes, ...]:
-        """Return the secrets that are valid now."""
         return (self.secret, *(former.secret for former in self.former_secrets if former.until > now))
 
 
 class EventRow(msgspec.Struct, frozen=True, kw_only=True):
-    """An event and its outcome."""
-
     store_id: StoreId
     trigger_id: str
     event_id: str
@@ -344,7 +337,7 @@ def put(
 
 
 def _readable(row: TriggerRow, now: datetime) -> TriggerRow:
-    """Return a trigger whose mailbox any process may lease."""
+    """Return a trigger whose mailbox can be leased."""
     if row.definition.mailbox is None:
         return row
     claim_at = None if row.pause_time is not None else now

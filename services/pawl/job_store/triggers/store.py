@@ -117,5 +117,4 @@ class PostgresTriggers(PostgresStarters[TriggerRow]):
 
 
 def _read(records: Sequence[Record]) -> Sequence[TriggerRow]:
-    """Return the triggers of records of many stores."""
     return read_each("trigger", records, tables.TRIGGERS.read, itemgetter("trigger_id"))

@@ -87,7 +87,7 @@ def event_id_of(
 
 
 def secret_text(secret: bytes) -> str:
-    """Return a secret in the format for senders."""
+    """Return a secret in the format that senders use."""
     return f"whsec_{base64.b64encode(secret).decode()}"
 
 
@@ -103,8 +103,6 @@ SECRET_BYTES: Final = 32
 
 
 class Triggers(Starters[TriggerRow]):
-    """Use cases of triggers in the ledger."""
-
     def __init__(
         self,
         repository: PostgresTriggers,

@@ -1,7 +1,7 @@
-"""Erasure of conversations in PostgreSQL, in steps that can resume.
+"""Erasure of conversations in PostgreSQL, in resumable steps.
 
-From the first step on the conversation has no user, as with retention. Code that has not seen this yet notices the
-change when it locks the row. Locks are taken in the order of the journal.
+The first step takes the conversation from its user, as retention does. Transactions that read it earlier notice the
+change when they lock the row. Locks are taken in the order of the journal.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ class PostgresErasures(DatabaseAdapter):
     async def open(
         self, parts: Collection[Part], *, without: Collection[Part], after: Erasure | None, rows_max: int
     ) -> Sequence[Erasure]:
-        """Return the oldest open erasures with any of `parts` and none of `without` left to do, starting after `after`."""
+        """Return the oldest open erasures with any of `parts` and none of `without` left, starting after `after`."""
         key_columns = (after.erase_time, after.key.store_id, after.key.conversation_id) if after else (None, "", "")
         arguments = (list(parts), list(without), *key_columns, rows_max)
         return [_erasure(record) for record in await self._database.fetch(_OPEN, *arguments)]
@@ -312,7 +312,6 @@ class PostgresErasures(DatabaseAdapter):
         return await retention.remove_runs(connection, runs, rows_max=rows_max)
 
     async def done(self, key: ErasureKey, part: Part) -> None:
-        """Complete a part."""
         async with self._database.transaction() as connection:
             await _done(connection, key, part)
 

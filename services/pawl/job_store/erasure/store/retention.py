@@ -224,8 +224,6 @@ _CONVERSATIONS_AT_ONCE_MAX: Final = 20
 
 
 class PostgresRetention(DatabaseAdapter):
-    """Removes expired rows."""
-
     async def remove_requests(self, *, older_than_seconds: float, rows_max: int) -> int:
         """Remove old request ids; return how many."""
         return await deleted(self._database, _OLD_REQUESTS, older_than_seconds, rows_max)
@@ -308,7 +306,7 @@ class PostgresRetention(DatabaseAdapter):
 
 
 async def hide(connection: Connection, runs: Sequence[list[str]]) -> None:
-    """Take runs from their user and lock them, and drop their notices."""
+    """Take runs from their user, lock them, and drop their notices."""
     for record in await connection.fetch(_REPORTED_TO, *runs):
         row = tables.CONVERSATIONS.read(record)
         changed = replace(row, background=row.background.without(runs[1]))
@@ -329,12 +327,10 @@ async def remove_runs(connection: Connection, runs: Sequence[list[str]], *, rows
 
 
 async def deleted(database: Database | Connection, statement: str, *arguments: Any) -> int:
-    """Run a statement; return how many rows it removed."""
     return affected(await database.execute(statement, *arguments))
 
 
 def _rows_per_owner(rows_max: int, owners: Sequence[list[str]]) -> int:
-    """Return how many rows to remove per owner."""
     return max(1, rows_max // max(1, len(owners[0])))
 
 

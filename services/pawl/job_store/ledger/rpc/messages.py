@@ -305,7 +305,7 @@ def conversation_for(row: ConversationRow, user_id: str) -> conversation_pb2.Con
 
 
 def _only(shown: M, names: frozenset[str]) -> M:
-    """Clear all fields of a message but `names`."""
+    """Clear all fields except `names`."""
     for name in shown.DESCRIPTOR.fields_by_name:
         if name not in names:
             shown.ClearField(name)
@@ -384,7 +384,7 @@ def head_of(row: MessageRow) -> Head:
 
 
 def gap(gap: LogGap) -> gap_pb2.Gap:
-    """Return the message that stands for removed events."""
+    """Return the message that replaces removed events."""
     return gap_pb2.Gap(
         run_id=gap.run.run_id,
         from_seq=gap.from_seq,
@@ -425,7 +425,6 @@ def _agent_ended(row: CommandRow) -> ledger_pb2.Command:
 
 
 def notice(reported: tuple[RunRow, int]) -> ledger_pb2.Notice:
-    """Return the notice of a job's iteration or end."""
     row, occasion = reported
     whole = run(row)
     shown = _only(whole, _NOTICE_FIELDS)
@@ -441,5 +440,4 @@ def used_of(usage: run_pb2.Usage) -> Used:
 
 
 def usage_of(data: bytes) -> Used:
-    """Return the usage stored in a run's row."""
     return _USAGE.read(run_pb2.Run.FromString(data).usage)

@@ -490,7 +490,7 @@ _tokens: Final = partial(_below, TOKENS_MAX + 1)
 
 
 def enum_member(kind: type[E], value: int, field: str) -> E:
-    """Return the enum member of a number; raise InvalidField if there is none."""
+    """Return an enum member; raise InvalidField if the number is unknown."""
     try:
         return kind(value)
     except ValueError:

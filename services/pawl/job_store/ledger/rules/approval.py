@@ -23,10 +23,10 @@ class Actor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decision(Actor, frozen=True, kw_only=True):
-    """A person's decision about a call, and the call that may start under it.
+    """A person's decision about a call, and the arguments and digest that the call must have to start.
 
-    `digest` and `arguments_sha256` identify the approved call: the call as shown, or the edited one. If `series` is
-    set, the decision covers all calls of the series.
+    These are those of the call as shown, or of the edited call. If `series` is set, the decision covers all calls of
+    the series.
     """
 
     command_id: CommandId
@@ -39,10 +39,12 @@ class Decision(Actor, frozen=True, kw_only=True):
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True):
-    """The approval of a series, given with the call `call_id`, and what its calls must be to start.
+    """The approval of a series of calls, given with the call `call_id`.
 
-    `uses` counts the calls started under it, including that one; `round` is the last one's. `arguments` are the job's,
-    if a person edited them. A grant that has `ended` covers nothing.
+    Later calls must match it to start.
+
+    `uses` counts the calls started under it, including that one; `round` is the round of the last one. `arguments` are
+    set if a person edited them. A grant that has `ended` covers nothing.
     """
 
     series: Series

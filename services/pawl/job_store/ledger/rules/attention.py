@@ -34,9 +34,9 @@ _PAUSE_SECONDS_MAX: Final = 2.5
 
 
 class Silence(msgspec.Struct, frozen=True, kw_only=True):
-    """Since when each run has been found doomed at every poll, by a monotonic clock.
+    """Tracks since when each run has been doomed at every poll, by a monotonic clock.
 
-    A jump of the database's clock, or an outage of the database, ends the leases of healthy workers. They renew them
+    A jump of the database's clock, or an outage of the database, ends the leases of healthy workers, which renew them
     within seconds. So the end of a lease counts only after GRACE, and a long pause between polls resets the times.
     """
 

@@ -15,8 +15,8 @@ from pawl.chassis.ids import RunId, UserId
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
     """A reference to a report of the job `run_id` of `user_id`: an iteration, or its end if `occasion` is 0.
 
-    `entered_by` is the run of that user whose model got the notice and has not answered yet; empty if none did. `tries`
-    counts the turns that failed with it.
+    `entered_by` is the run of that user whose model received the notice and has not answered yet; empty for none.
+    `tries` counts the turns that failed with it.
     """
 
     run_id: RunId
@@ -34,8 +34,6 @@ class OpenJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TurnTime(msgspec.Struct, frozen=True, kw_only=True):
-    """When a turn of a user started."""
-
     user_id: UserId
     time: datetime
 
@@ -54,7 +52,7 @@ class Background(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pending(self) -> int:
-        """Number of notices that no model has got."""
+        """Number of notices that no model has received."""
         return sum(not each.entered_by for each in self.notices)
 
     def open_jobs_of(self, user_id: UserId) -> int:
@@ -70,7 +68,7 @@ class Background(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def entered(self) -> int:
-        """Number of notices that a model has got and not answered."""
+        """Number of notices that a model has received and not answered."""
         return len(self.notices) - self.pending
 
 

@@ -1,7 +1,7 @@
-"""Validates how the owner of a run changes its calls.
+"""Validates the changes that the owner of a run makes to its calls.
 
-A gated call has a digest of the store, run, call, tool and arguments. It starts only exactly as shown, and only after
-as many people as required have approved it, each with a different credential (I9, I10).
+A gated call has a digest of the store, run, call, tool and arguments. It may only start exactly as it was shown, and
+only after enough people have approved it, each with a different credential (I9, I10).
 """
 
 from __future__ import annotations
@@ -155,9 +155,9 @@ def lost(call: CallRow, result: bytes, *, now: datetime) -> CallRow:
 def is_approved(run: RunRow, call: CallRow) -> bool:
     """Return whether enough people have approved the call of `run` as it was decided.
 
-    If two or more are needed, whoever started the run does not count, by user or by credential. Approvals with the same
-    user or credential count once. A delegate counts as a person, and a key also stands for its makers. People who
-    steered the run are checked when each approval is given: a later message does not withdraw an approval.
+    If two or more are needed, the user and credential that started the run do not count, and each user and credential
+    counts once. A delegate counts as a person, and a key counts as its makers too. Steering is checked when an approval
+    is given: a later message does not withdraw the approval.
     """
     decision = call.decision
     if decision is None or decision.kind not in _APPROVALS:

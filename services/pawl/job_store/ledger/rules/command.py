@@ -127,11 +127,9 @@ class Send(Decider, frozen=True, kw_only=True):
 
     `payload` is opaque: the owner reads it.
 
-    With `as_operator` the run may belong to any user of the store, and its log records who did what. So may the run of
-    a decision with the right STORE, if the call needs an approval.
-
-    If `session_id` is set, only that session's reports about a front-end call count. If `reports_to` is set, the run
-    must be a job of that conversation.
+    With `as_operator` the run may belong to any user of the store, and its log records the action. The same holds for a
+    decision with the right STORE about a call that needs an approval. If `session_id` is set, reports about a front-end
+    call count only from that session. If `reports_to` is set, the run must be a job of that conversation.
     """
 
     run: RunKey

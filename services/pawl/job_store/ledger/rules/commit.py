@@ -61,11 +61,12 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     Fields that are None stay unchanged; fields of type `bytes` are opaque.
 
     An owner whose lease has expired may still commit until another worker claims the run: the epoch fences, not the
-    time. Commit ids of one owner ascend, so that a late copy of an earlier step is recognised. `exhausts_budget` means
-    that the run fails because its token budget is used up. `tokens_used` are the tokens of the run's own model calls
-    since the last commit. `asks_title` requests a title from the model once the run has completed. `entered` are the
-    job notices that its messages contain. `tells_iteration` is the job iteration to report to the conversation; 0 for
-    none. `child_cancel` is the opaque command for the child run of a call that the step cancels.
+    time. Commit ids of one owner ascend, so that a late copy of an earlier step is recognised.
+
+    `tokens_used` are the tokens of the run's own model calls since the last commit. `asks_title` requests a title once
+    the run has completed. `entered` are the job notices in its messages. `tells_iteration` is the job iteration to
+    report to the conversation; 0 for none. `child_cancel` is the opaque command for the child run of a call that the
+    step cancels.
     """
 
     run: RunKey

@@ -170,7 +170,6 @@ class UpdateConversation(ConversationRequest, frozen=True, kw_only=True):
 
     @property
     def changes(self) -> dict[str, Any]:
-        """The fields to change."""
         asked = {name: getattr(self, name) for name in ("title", "archived", "labels", "sharing", "shows_arguments")}
         return {name: value for name, value in asked.items() if value is not None}
 

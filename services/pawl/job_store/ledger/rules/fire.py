@@ -85,7 +85,6 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
         return row.fires[0]
 
     def _advanced(self, row: ScheduleRow, now: datetime) -> ScheduleRow:
-        """Return the schedule after the fire."""
         if self._has_failed_too_often(row):
             return schedules.paused(row, f"{row.failures} fires in a row were refused or failed", now, automatic=True)
         due, waiting = row.due_time, row.waiting_time

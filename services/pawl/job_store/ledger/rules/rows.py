@@ -166,8 +166,6 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SegmentRow(Segment, frozen=True, kw_only=True):
-    """A segment of a fork."""
-
     store_id: StoreId
     conversation_id: ConversationId
 
@@ -185,8 +183,6 @@ class LastCommit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attention(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a run needs an operator, and since when."""
-
     reason: AttentionReason
     since_time: datetime
 

@@ -56,11 +56,11 @@ def assign_slots(
     last_chances_max: int = 1,
     background_max: int | None = None,
 ) -> list[DueRun]:
-    """Return up to `runs_max` runs within the limits: one of each line in turn, each line in its order.
+    """Return up to `runs_max` runs within the limits, taking one run of each line in turn.
 
     At most `background_max` of them are background runs; None means any number. Users at their limit are skipped and do
-    not block others of the store. So are runs at their last chance, except `last_chances_max`: if their worker dies,
-    the cause is known.
+    not block others of the store. At most `last_chances_max` runs are at their last chance: if their worker dies, the
+    cause is known.
     """
     picked: list[DueRun] = []
     last_chances, background_left = 0, runs_max if background_max is None else background_max
@@ -84,7 +84,7 @@ def assign_slots(
 
 
 def _fitting(line: Line, limits: SlotLimits) -> Iterator[DueRun]:
-    """Yield the runs that fit, and count their slots."""
+    """Yield the runs that fit, counting the slots that they use."""
     used, used_by_user = line.used, Counter(line.used_by_user)
     background = line.used_background
     for run in line.due:

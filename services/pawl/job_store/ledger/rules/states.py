@@ -6,15 +6,11 @@ from enum import IntEnum
 
 
 class AttentionReason(IntEnum):
-    """Why a run needs an operator."""
-
     UNKNOWN_OUTCOME = 1
     QUARANTINED = 2
 
 
 class OperatorAct(IntEnum):
-    """An operator's action on a run."""
-
     RESOLVED = 1
     REDRIVEN = 2
     ENDED = 3

@@ -51,17 +51,17 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
     """Submit `message` to a conversation.
 
     `conversation_id` is empty for a new conversation; `new_conversation_id` is then its id, if set. `key_hash` is the
-    hash of the key by which the client names the conversation instead; empty for none. A new conversation gets the
-    title `made_title`. An archived one is restored.
+    hash of the client's conversation key, if it is used instead. A new conversation gets the title `made_title`. An
+    archived one is restored.
 
     Opaque: `message` as it enters the conversation, `steer` and `interrupt` as commands for the owner of the active
-    run, and `options` for the new run with its roles. `text_bytes` is the text size of the message.
+    run, and `options` for the new run. `text_bytes` is the size of the message's text.
 
-    At most `queue_max` runs wait for their turn in the conversation, and `store_queue_max` for one of the
-    `store_slots` slots of the store.
+    At most `queue_max` runs wait for their turn in the conversation, and `store_queue_max` for one of the `store_slots`
+    slots of the store.
 
-    `undoes` is the run that the new one undoes. A writer may undo their own run after sharing has ended. With
-    `only_repeat` no new run is created, for example because its agent is missing; only a repeated request succeeds.
+    `undoes` is the run that the new one undoes: writers may undo their own runs after sharing has ended. With
+    `only_repeat` only a repeated request succeeds, for example because the agent is missing.
     """
 
     conversation_id: ConversationId

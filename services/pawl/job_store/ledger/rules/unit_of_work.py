@@ -61,7 +61,6 @@ class Table(Generic[K, R]):
         self._rows: dict[K, R] = {}
 
     def load(self, key: K, row: R) -> None:
-        """Add a stored row."""
         self._stored[key] = row
         self._rows[key] = row
 
@@ -69,7 +68,6 @@ class Table(Generic[K, R]):
         return self._rows.get(key)
 
     def put(self, key: K, row: R) -> None:
-        """Create or change a row."""
         rows = self._rows
         if key in rows:
             self._undo.append(partial(rows.__setitem__, key, rows[key]))
@@ -119,22 +117,21 @@ class RowKeys(msgspec.Struct, frozen=True, kw_only=True):
 
     They are loaded and locked before it is applied.
 
-    A run comes with its open calls, unread commands and conversation only if `calls_of`, `commands_of` and
-    `conversations_of` name it too. A conversation comes with its active run, the first queued runs, and the jobs that
-    have notices for it. A request that created a conversation comes with that conversation.
+    Related rows are loaded too:
 
-    `ends` names runs that may end. They come with their conversation, the run whose turn is next, and the call that
-    they execute with its run. The active run of a conversation also comes with the call that it executes.
-
-    `queues` are the queues in which a run may be created, each with the most runs that may wait for a slot and the
-    number of slots.
-
-    With `stopped` come all queued runs of these conversations, which `conversations` must name too, that belong to the
-    user. `keyed` names conversations by their clients' keys; those that exist come as if they were named by id.
-
-    A trigger comes with the run of its last fire. A lane comes with the run of its last event, which may be stopped,
-    and with its waiting event. `schedules` come alone. For each of `paths`, whose conversations must be named, the
-    messages are counted.
+    - A run comes with its open calls, unread commands and conversation only if `calls_of`, `commands_of` and
+      `conversations_of` name it.
+    - A conversation comes with its active run, the call that this run executes, the first queued runs, and the jobs
+      that have notices for it.
+    - A request that created a conversation comes with that conversation.
+    - `ends` names runs that may end. They come with their conversation, the run whose turn is next, and the call
+      that they execute with its run.
+    - `queues` are queues in which a run may be created, each with the most runs that may wait and its number of
+      slots.
+    - `stopped` adds all queued runs of the user in conversations that `conversations` names too.
+    - `keyed` names conversations by their clients' keys.
+    - A trigger comes with the run of its last fire, a lane with the run of its last event and its waiting event.
+    - `paths` adds the message counts for forks, whose source conversations must be named.
 
     If `owner` is set and `runs` belong to another user, nothing is loaded or locked.
     """

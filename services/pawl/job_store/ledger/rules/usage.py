@@ -17,8 +17,6 @@ DAYS_MAX: Final = 400
 
 
 class UsageKey(msgspec.Struct, frozen=True, order=True):
-    """Key of a usage count."""
-
     store_id: StoreId
     agent_name: str
     day: date
@@ -31,7 +29,6 @@ class Used(Usage, frozen=True, kw_only=True):
     runs: int = 0
 
     def plus(self, other: Used, times: int = 1) -> Used:
-        """Return the sum of this and `times` the other."""
         names = Used.__struct_fields__
         return Used(**{name: getattr(self, name) + times * getattr(other, name) for name in names})
 

@@ -164,7 +164,6 @@ class Columns(Generic[R]):
         return self._row(**fields)
 
     def fields(self, values: Sequence[Any]) -> dict[str, Any]:
-        """Return the values of a row by column name."""
         return dict(zip(self._names, values, strict=True))
 
     def insert(self, rows: Sequence[R], beside: Sequence[Any] | None = None) -> Write:

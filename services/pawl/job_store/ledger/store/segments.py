@@ -33,7 +33,7 @@ def _parts(store_id: str, conversation_id: str, past_number: str) -> str:
 
 
 def visible(source: str, author: str) -> str:
-    """Return a statement for the messages that a run gets: all of its author, and the newest of other users.
+    """Return a statement for the messages that a run sees: all of its author, and the newest of other users.
 
     Of other users it takes the newest whole runs within `OTHERS_BYTES_MAX`, because the author may have no summary that
     covers them.

@@ -104,7 +104,6 @@ class PostgresStarters(DatabaseAdapter, Generic[StarterT]):
         return found[0]
 
     async def list(self, store_id: StoreId, user_id: UserId) -> Sequence[StarterT]:
-        """Return the rows of a user, by name."""
         records = await self._database.fetch(self._list, store_id, user_id)
         return read_each(self._columns.table, records, self._read, itemgetter("name"))
 

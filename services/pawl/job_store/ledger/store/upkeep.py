@@ -95,8 +95,6 @@ class PostgresOfferRepository(DatabaseAdapter):
 
 
 class PostgresLedgerStats:
-    """Counts the ledger, for metrics."""
-
     def __init__(self, database: Database, limits: SlotLimits) -> None:
         self._database = database
         self._limits = limits
@@ -197,8 +195,6 @@ def addition(counts: Sequence[tuple[UsageKey, Used]]) -> Write:
 
 
 class PostgresUsage(DatabaseAdapter):
-    """Usage counts of agents."""
-
     async def of_agent(self, store_id: StoreId, name: str, *, days: int) -> Sequence[agent_pb2.AgentUsage]:
         """Return an agent's usage on each of the last days with any usage, newest first."""
         return [
