@@ -189,7 +189,7 @@ WAITS: list[tuple[tuple[WaitKind, ...], list[CallRow], WaitReason, str, tuple[st
         (WaitKind.ANSWER,),
         [call_row("call", CallState.ASKED)],
         WaitReason.ANSWER,
-        "It waits for an answer of ann.",
+        "It waits for an answer from ann.",
         ("ann",),
     ),
     (
@@ -203,30 +203,30 @@ WAITS: list[tuple[tuple[WaitKind, ...], list[CallRow], WaitReason, str, tuple[st
         (WaitKind.COMPLETION,),
         [call_row("call", CallState.RUNNING)],
         WaitReason.COMPLETION,
-        "It waits for somebody outside to complete send_email.",
+        "It waits for an outside system to complete send_email.",
         (),
     ),
     (
         (WaitKind.APPROVAL, WaitKind.ANSWER),
         [call_row("q", CallState.ASKED), call_row("call", CallState.AWAITING_APPROVAL, tool_name="pay")],
         WaitReason.APPROVAL,
-        "It waits for an approval of pay, and for an answer of ann.",
+        "It waits for an approval of pay, and for an answer from ann.",
         ("ann",),
     ),
     (
         (WaitKind.APPROVAL,),
         [call_row("call", CallState.AWAITING_APPROVAL, **_GATED)],
         WaitReason.APPROVAL,
-        "It waits for 2 approvals of send_email, of which it has 1 (asked twice: nobody decided in time).",
+        "It waits for 2 approvals of send_email (1 given) (requested twice, not decided in time).",
         (),
     ),
     ((WaitKind.PAUSED,), [], WaitReason.PAUSED, "It waits for its user to resume it: it is paused.", ("ann",)),
-    ((WaitKind.PROVIDER,), [], WaitReason.PROVIDER, "It waits for the model server, which does not answer.", ()),
+    ((WaitKind.PROVIDER,), [], WaitReason.PROVIDER, "It waits for the model server, which is unavailable.", ()),
     (
         (WaitKind.AGENT_QUOTA,),
         [],
         WaitReason.AGENT_QUOTA,
-        "It waits for the next day: the agent default has used up its tokens of this one.",
+        "It waits for the next day: the agent default has used up its daily tokens.",
         (),
     ),
 ]
@@ -260,7 +260,7 @@ def test_a_run_that_waits_for_its_turn_names_those_before_it() -> None:
     waiting = told(RunState.QUEUED, queued_message=b"m", around=before)
     assert (waiting.reason, waiting.run_ids) == (WaitReason.TURN, ("run_a", "run_b"))
     assert waiting.sentence == (
-        "It waits for its turn in the conversation, which run run_a has, and behind 1 more that wait."
+        "It waits for its turn in the conversation, which run run_a has, with 1 more ahead of it."
     )
     assert waiting.since_time == NOW - timedelta(hours=1)
 

@@ -152,9 +152,9 @@ def _queued(situation: Situation, limits: SlotLimits) -> Waiting:
     run = situation.run
     if run.queued_message is not None:
         others = len(situation.before) - 1
-        more = f", behind {others} other runs" if others > 0 else ""
+        more = f", with {others} more ahead of it" if others > 0 else ""
         who = f"run {situation.before[0]}" if situation.before else "another run"
-        sentence = f"It waits for its turn in the conversation: {who} has the turn{more}."
+        sentence = f"It waits for its turn in the conversation, which {who} has{more}."
         return _simple(situation, _W.TURN, sentence, run.create_time, run_ids=situation.before[:NAMED_MAX])
     if run.worker_id is None and situation.store_slots_used >= limits.per_store:
         sentence = f"It waits for a slot: its store has {limits.per_store} active runs, which is the maximum."
