@@ -12,13 +12,13 @@ from msgspec.structs import replace
 from pawl.chassis.ids import CredentialId, StoreId, UserId
 from pawl.errors import AgentCycle, AgentNotFound, TooLarge
 
-# Most agents of a store, not counting deleted ones.
+# Maximum number of agents per store, not counting deleted ones.
 AGENTS_MAX: Final = 500
-# Most agents of a store, counting deleted ones.
+# Maximum number of agents per store, counting deleted ones.
 KEPT_AGENTS_MAX: Final = 1000
-# Most versions of an agent.
+# Maximum number of versions of an agent.
 VERSIONS_MAX: Final = 1000
-# Most drafts of a user.
+# Maximum number of drafts per user.
 DRAFTS_MAX: Final = 20
 
 

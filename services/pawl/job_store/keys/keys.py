@@ -22,7 +22,7 @@ from pawl.job_store.keys import rules as keys
 from pawl.job_store.keys.rules import Key, KeyEventKind, event_of
 from pawl.job_store.keys.store import PostgresKeyRepository
 
-# Most keys that one sync returns.
+# Maximum number of keys that one sync returns.
 CHANGES_MAX: Final = 1000
 
 _log = logs.get_logger(__name__)

@@ -16,13 +16,13 @@ from pawl.chassis.identity.roles import OWN_ROLES_GO_BESIDE, Role, rights
 from pawl.chassis.ids import KeyId, StoreId, UserId, check_id, is_id
 from pawl.errors import InvalidField, KeyNotFound, PermissionDenied, TooLarge
 
-# Most keys of a store that are neither revoked nor expired.
+# Maximum number of keys of a store that are neither revoked nor expired.
 KEYS_MAX: Final = 1000
-# Most keys of a store, counting ended ones that are still kept.
+# Maximum number of keys per store, counting ended ones that are still kept.
 KEPT_KEYS_MAX: Final = 10_000
 # Fraction of both limits that is reserved for the deployment.
 RESERVED: Final = 0.1
-# Most users in the chain of keys that created a key.
+# Maximum number of users in the chain of keys that created a key.
 MAKERS_MAX: Final = 7
 NAME_LENGTH_MAX: Final = 200
 ROLES_MAX: Final = 32

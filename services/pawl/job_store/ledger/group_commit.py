@@ -26,7 +26,7 @@ from pawl.job_store.ledger.ports import Announcer, GroupConflict, Journal, Opera
 
 T = TypeVar("T")
 
-# Most operations of the work lane in a group that people wait for, and the room reserved for them.
+# Maximum number of operations of the work lane in a group that people wait for, and the room reserved for them.
 WORK_MAX: Final = 32
 
 
@@ -82,7 +82,7 @@ def _take(
     return group
 
 
-# Most operations of one group.
+# Maximum number of operations of one group.
 OPERATIONS_MAX: Final = 128
 
 # A group of this size takes no more operations.

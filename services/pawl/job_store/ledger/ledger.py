@@ -20,7 +20,7 @@ from pawl.job_store.ledger.rules.offers import ReleaseOffers, RenewOffers
 from pawl.job_store.ledger.rules.rows import CallRow, ConversationRow
 from pawl.values import StopCause
 
-# Most calls that one operation renews or releases.
+# Maximum number of calls that one operation renews or releases.
 _CALLS_PER_OPERATION: Final = 200
 _RUNS_PER_OPERATION: Final = 50
 _DOOMED_MAX: Final = 1000

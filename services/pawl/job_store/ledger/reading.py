@@ -25,7 +25,7 @@ from pawl.values import CallState, RunState
 
 R = TypeVar("R")
 
-# Most open calls of a run in a list of runs.
+# Maximum number of open calls of a run in a list of runs.
 OPEN_CALLS_MAX: Final = 20
 
 
@@ -119,7 +119,7 @@ class RunFilter:
     stopped_by: CommandId = CommandId("")
 
 
-# Most notices that are loaded with a run. The others follow once these have entered.
+# Maximum number of notices that are loaded with a run. The others follow once these have entered.
 NOTICES_MAX: Final = 20
 
 

@@ -19,7 +19,7 @@ from pawl.job_store.schedules import timing
 from pawl.job_store.schedules.timing import Timing
 from pawl.values import Overlap, RunState
 
-# Most schedules of a user.
+# Maximum number of schedules per user.
 SCHEDULES_MAX: Final = 100
 # Fires kept per schedule.
 FIRES_MAX: Final = 20

@@ -22,7 +22,7 @@ INTERVAL_SECONDS_MAX: Final = 366 * 86_400
 JITTER_SECONDS_MAX: Final = 3600
 CATCH_UP_SECONDS: Final = 3600
 CATCH_UP_SECONDS_MAX: Final = 86_400
-# Most missed due times that are caught up.
+# Maximum number of missed due times that are caught up.
 CAUGHT_UP_MAX: Final = 100
 
 # How far ahead due times are searched; this bounds the search for rare days.

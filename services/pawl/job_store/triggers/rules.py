@@ -18,10 +18,10 @@ from pawl.job_store.schedules import rules as schedules
 from pawl.job_store.schedules.rules import FireOutcome, FireRow, Owner, StarterRow
 from pawl.values import Overlap
 
-# Most triggers of a user.
+# Maximum number of triggers per user.
 TRIGGERS_MAX: Final = 100
 DEBOUNCE_SECONDS_MAX: Final = 3600
-# Most postponements of an event by later events.
+# Maximum number of postponements of an event by later events.
 DEBOUNCES_MAX: Final = 10
 POINTER_CHARACTERS_MAX: Final = 256
 DATA_BYTES_MAX: Final = 256 * 1024
@@ -33,7 +33,7 @@ FORMER_SECRET_TIME: Final = timedelta(days=1)
 POLL_SECONDS_RANGE: Final = range(15, 3601)
 # How long one process reads a mailbox without renewing its lease.
 MAILBOX_LEASE_TIME: Final = timedelta(seconds=30)
-# Most mailboxes of one process.
+# Maximum number of mailboxes of one process.
 LEASED_MAX: Final = 200
 # A trigger pauses automatically after its mailbox was unreachable for this long.
 UNREACHABLE_TIME: Final = timedelta(hours=12)

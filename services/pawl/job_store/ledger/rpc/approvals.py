@@ -12,7 +12,7 @@ from pawl.job_store.ledger.rules.approval import Decision, Grant
 from pawl.job_store.ledger.rules.rows import CallRow, RunRow
 from pawl.values import Series
 
-# Most people whose approval a call can require.
+# Maximum number of approvals that a call can require.
 APPROVALS_MAX: Final = 5
 _DIGEST_CHARACTERS: Final = frozenset("0123456789abcdef")
 

@@ -11,7 +11,7 @@ from pawl.job.v1 import ledger_pb2
 from pawl.job_store.ledger.rules.rows import OwnTools, RunRow
 from pawl.tool.v1 import tool_pb2
 
-# Most tools that come with a run.
+# Maximum number of tools that come with a run.
 OWN_TOOLS_MAX: Final = 64
 
 

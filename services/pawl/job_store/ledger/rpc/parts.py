@@ -19,7 +19,7 @@ from pawl.job_store.ledger.rules.rows import CommandRow
 # A part with an entry takes no further entry that would make it larger than this.
 PART_BYTES_MAX: Final = 1024 * 1024
 
-# Most bytes of images that a run is loaded with. The newest are kept.
+# Maximum size of the images that a run is loaded with. The newest are kept.
 IMAGES_BYTES_MAX: Final = 8 * 1024 * 1024
 
 # agent-loop's reason for a failure: the model server rejects the request.

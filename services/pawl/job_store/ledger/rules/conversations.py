@@ -19,7 +19,7 @@ from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
 from pawl.values import StopCause
 
 KEY_BYTES_MAX: Final = 200
-# Most characters of a title that a user gives.
+# Maximum number of characters of a title that a user gives.
 TITLE_CHARACTERS_MAX: Final = 200
 MADE_TITLE_CHARACTERS_MAX: Final = 80
 _SEARCHED_CHARACTERS_MAX: Final = 4096

@@ -20,7 +20,7 @@ from pawl.job_store.ledger.rules.conversations import ConversationRequest
 from pawl.job_store.ledger.rules.rows import ConversationKey, ConversationRow, Segment, SegmentRow
 from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
 
-# Most segments of a fork: how often a fork can be forked after its own first message.
+# Maximum number of segments of a fork: how often a fork can be forked after its own first message.
 SEGMENTS_MAX: Final = 64
 
 

@@ -31,7 +31,7 @@ COMPLETED: Final = "completed"
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Most waiting messages, top-ups and pauses of a run, each, and most bytes of those messages.
+    """Maximum numbers of waiting messages, top-ups and pauses of a run, and size of those messages in bytes.
 
     `idle_receipts_max` limits the receipts of commands that changed nothing. `people_max` limits the people whose
     messages enter the run, not counting those who started it.

@@ -28,18 +28,18 @@ from pawl.job_store.ledger.rules.rows import ConversationKey, ConversationRow, R
 from pawl.job_store.ledger.rules.unit_of_work import UnitOfWork, Wakeup
 from pawl.values import RunState, StopCause
 
-# Most open jobs of a user in a conversation (ASYNC-7).
+# Maximum number of open jobs of a user in a conversation (ASYNC-7).
 OPEN_MAX: Final = 10
 # Longest chain of turns started by jobs of earlier turns, without a message of a user in between.
 GENERATIONS_MAX: Final = 5
-# Most turns of a user in a conversation within `TURNS_PERIOD`.
+# Maximum number of turns per user in a conversation within `TURNS_PERIOD`.
 TURNS_MAX: Final = 30
-# Most of these turns for iterations of jobs. The rest is reserved for their ends.
+# Maximum number of these turns that job iterations may start. The rest is reserved for their ends.
 PROGRESS_TURNS_MAX: Final = 20
 TURNS_PERIOD: Final = timedelta(hours=1)
 # Minimum time between two turns of a conversation (ASYNC-5).
 TURN_DISTANCE: Final = timedelta(seconds=2)
-# Most failed runs with a notice before it waits for a message of the user.
+# A notice waits for a message of the user after this many failed runs.
 TRIES_MAX: Final = 3
 
 

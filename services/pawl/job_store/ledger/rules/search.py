@@ -13,7 +13,7 @@ from pawl.errors import InvalidField, TooLarge
 
 # Only this much of a text is indexed.
 TEXT_CHARACTERS_MAX: Final = 16_384
-# Most distinct words of a text that are indexed.
+# Maximum number of distinct words of a text that are indexed.
 WORDS_MAX: Final = 1000
 # Longer words are indexed by their first characters.
 WORD_CHARACTERS_MAX: Final = 32

@@ -11,7 +11,7 @@ from pawl.chassis.ids import RunKey, UserId
 
 
 class SlotLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Most active runs of a store, of one user, and in the background of a store.
+    """Maximum numbers of active runs: per store, per user, and in the background per store.
 
     Background runs use no slots of other runs.
     """

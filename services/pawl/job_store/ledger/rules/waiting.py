@@ -19,7 +19,7 @@ from pawl.job_store.ledger.rules.states import AttentionReason, WaitReason
 from pawl.job_store.ledger.rules.usage import day_end
 from pawl.values import CallState, RunState, WaitKind
 
-# Most calls, and most runs, that a reason names.
+# Maximum number of calls, and of runs, that a reason names.
 NAMED_MAX: Final = 20
 # Only this many of the newest calls of a run are counted.
 COUNTED_MAX: Final = 1000

@@ -14,7 +14,7 @@ from pawl.job_store.ledger.store import run_lists, tables
 # The statements are built from constants of this package only.
 # ruff: noqa: S608
 
-# Most bytes of other users' messages that are read for a run, including images and documents it does not see.
+# Maximum size of other users' messages that are read for a run, including images and documents it does not see.
 OTHERS_BYTES_MAX: Final = 16 * 1024 * 1024
 
 _SEGMENTS: Final = """
