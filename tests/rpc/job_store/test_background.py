@@ -127,7 +127,7 @@ async def test_jobs_that_users_start_wait_for_a_place_only_behind_so_many_others
     refused = [number for number, outcome in enumerate(outcomes) if outcome is not None]
     assert len(refused) == 20 - 5 - 2, outcomes
     assert {type(outcomes[number]) for number in refused} == {QueueFull}
-    assert "5 jobs wait in this store already: stop some" in str(outcomes[refused[0]])
+    assert "5 jobs are already waiting in this store: stop some" in str(outcomes[refused[0]])
     await users[0].start("parent")
     taken = next(number for number in range(20) if number not in refused)
     await ask(taken)

@@ -177,7 +177,7 @@ async def test_the_queue_of_a_store_takes_so_many_from_all_job_stores_at_once(st
     refused = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
     assert len(refused) == 30 - 10 - LIMITS.per_store
     assert {type(error) for error in refused} == {QueueFull}
-    assert "10 runs wait in this store already" in str(refused[0])
+    assert "10 runs are already waiting in this store" in str(refused[0])
     await User(users[0].stub, store_id="beta").submit()
 
 
