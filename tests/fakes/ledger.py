@@ -22,8 +22,8 @@ from pawl.job.v1 import ledger_pb2
 from pawl.job_store import wiring
 from pawl.job_store.ledger.ports import Limits
 from pawl.job_store.ledger.rpc import messages, operations
-from pawl.job_store.ledger.rules.places import PlaceLimits
 from pawl.job_store.ledger.rules.rows import ConversationKey, RunRow
+from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.values import CommandOutcome
 from tests.fakes.virtual_time import VirtualClock
 from tests.simulation.chance import Chance
@@ -40,7 +40,7 @@ _OF_THE_LEDGER = {
 }
 
 STORE, USER = "store", "user"
-_PLACES = PlaceLimits(per_store=1000, per_user=1000)
+_PLACES = SlotLimits(per_store=1000, per_user=1000)
 
 
 class CountedIds(IdSource):
@@ -85,7 +85,7 @@ class MemoryLedger(WorkerLedgerClient):
         """False: what is loaded of a run does not come with its claim."""
         self._database = Database(self.tables, Chance(0, calm=True), History(), "test")
         self._journal = MemoryJournal(self._database, self.ids)
-        self._limits = Limits(crashes_max=crashes_max, queue_max=10, store_queue_max=1000, places=_PLACES)
+        self._limits = Limits(crashes_max=crashes_max, queue_max=10, store_queue_max=1000, slots=_PLACES)
         ports = ports_on(self._database, self._limits, ids=self.ids, announcer=Nobody())
         self._job_store = wiring.wire(ports, self._limits)
         self._is_open = False

@@ -13,8 +13,8 @@ from typing import Any
 
 from pawl.chassis.ids import ConversationId, RunId, RunKey, StoreId, UserId
 from pawl.job_store.ledger.reading import PendingFilter, RunFilter
-from pawl.job_store.ledger.rules.places import PlaceLimits
 from pawl.job_store.ledger.rules.rows import ConversationKey
+from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.ledger.rules.states import WaitReason
 from pawl.job_store.ledger.rules.waiting import Situation, explain
 from pawl.values import CallState
@@ -330,7 +330,7 @@ def _check_reasons(tables: Tables, now: datetime) -> None:
         calls = [call for call in tables.calls.values() if call.run_id == run.run_id and not call.state.is_terminal]
         before = tuple(line[: line.index(run.run_id)]) if waits else ()
         situation = Situation(run=run, time=now, calls=calls, before=before)
-        waiting = explain(situation, PlaceLimits(per_store=9, per_user=9))
+        waiting = explain(situation, SlotLimits(per_store=9, per_user=9))
         check_waiting(situation, waiting)
         assert waiting is None or (waiting.reason is WaitReason.TURN) == waits
         assert waiting is None or bool(before) == waits

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.ledger.model import Model, Refusal, Row
-from tests.simulation.reference import CALL_MOVES, ENDED, ONCE_BEGUN, RUN_MOVES, SETTLED
+from tests.simulation.reference import CALL_MOVES, ENDED, NEEDS_START, RUN_MOVES, SETTLED
 
 _WAITS_FOR_SOMEBODY = {"AWAITING_APPROVAL", "OFFERED", "ASKED"}
 _WITH_CHILD = {"DELEGATED", "DETACHED"}
@@ -135,7 +135,7 @@ def _against_call(model: Model, run: Row, wish: Row, consumed: list[str]) -> set
         (call["reserved"] and call["reserved"] not in consumed, _CHANGED),
         (itself and not may_stay, _ILLEGAL),
         (not itself and wish["state"] not in CALL_MOVES.get(call["state"], "").split(), _ILLEGAL),
-        ((call["state"], wish["state"]) in ONCE_BEGUN and not call["begun"], _ILLEGAL),
+        ((call["state"], wish["state"]) in NEEDS_START and not call["begun"], _ILLEGAL),
         (wish["state"] == "SUCCEEDED" and waits and not is_answered, _ILLEGAL),
         (not _passes_the_gate(call, wish), _ILLEGAL),
     )

@@ -101,7 +101,7 @@ def _submit(ask: Row) -> Submit:
         interrupt=b"",
         queue_max=ask["limits"]["queue"],
         store_queue_max=ask["limits"]["store_queue"],
-        store_places=ask["limits"]["per_store"],
+        store_slots=ask["limits"]["per_store"],
         token_budget=ask["budget"],
         token_ceiling=ask["ceiling"],
         text_bytes=ask["bytes"],

@@ -20,8 +20,8 @@ from pawl.chassis.ids import IdSource, RunKey
 from pawl.job_store.ledger.group_commit import GroupCommit
 from pawl.job_store.ledger.ports import AttentionRepository, Journal, OfferRepository
 from pawl.job_store.ledger.reading import Leases, Reads
-from pawl.job_store.ledger.rules.places import PlaceLimits
 from pawl.job_store.ledger.rules.rows import ConversationKey
+from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.ledger.store import tables as columns
 from pawl.job_store.ledger.store.columns import Columns
 from pawl.job_store.ledger.store.journal import PostgresJournal
@@ -220,5 +220,5 @@ async def stop_clock(url: str) -> None:
         await connection.close()
 
 
-def _places(limits: Mapping[str, int]) -> PlaceLimits:
-    return PlaceLimits(per_store=limits["per_store"], per_user=limits["per_user"])
+def _places(limits: Mapping[str, int]) -> SlotLimits:
+    return SlotLimits(per_store=limits["per_store"], per_user=limits["per_user"])

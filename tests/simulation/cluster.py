@@ -27,7 +27,7 @@ from pawl.job.v1.triggers_pb2_grpc import TriggerLedgerServiceStub
 from pawl.job_store.ledger.announcer import NatsAnnouncer
 from pawl.job_store.ledger.ports import Limits as JobStoreLimits
 from pawl.job_store.ledger.rules import inbox
-from pawl.job_store.ledger.rules.places import PlaceLimits
+from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.schedules.rpc import ScheduleLedgerServicer, ScheduleServicer
 from pawl.job_store.schedules.schedules import Schedules
 from pawl.job_store.triggers.rpc import TriggerLedgerServicer, TriggerServicer
@@ -84,11 +84,11 @@ class JobStore:
         *,
         chance: Chance,
         history: History,
-        places: PlaceLimits,
+        places: SlotLimits,
     ) -> None:
         self.process = process
         self._limits = JobStoreLimits(
-            crashes_max=_CRASHES_MAX, queue_max=_QUEUE_MAX, store_queue_max=_STORE_QUEUE_MAX, places=places, inbox=INBOX
+            crashes_max=_CRASHES_MAX, queue_max=_QUEUE_MAX, store_queue_max=_STORE_QUEUE_MAX, slots=places, inbox=INBOX
         )
         self._database = Database(tables, chance, history, process.name)
         self._bus = SimulatedBus(broker, process)

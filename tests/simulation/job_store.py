@@ -25,7 +25,7 @@ def ports_on(database: Database, limits: Limits, *, ids: IdSource, announcer: An
     """Return the outside of a job store whose database is in memory."""
     return Ports(
         journal=MemoryJournal(database, ids),
-        leases=MemoryLeases(database, limits.places, crashes_max=limits.crashes_max),
+        leases=MemoryLeases(database, limits.slots, crashes_max=limits.crashes_max),
         reads=MemoryReads(database),
         conversations=MemoryConversations(database),
         offer_repository=MemoryOfferRepository(database),

@@ -102,7 +102,7 @@ OF_JOBS = (
     Mutant(
         name="what_comes_too_late_for_a_run_waits_for_the_user",
         module=_LEDGER,
-        text="    if told:\n",
+        text="    if candidates:\n",
         instead="    if False:\n",
         checker="ends_are_told_or_dismissed",
         seed=34,
@@ -118,15 +118,15 @@ OF_JOBS = (
     Mutant(
         name="turns_begin_beside_the_user",
         module=_LEDGER,
-        text="    if conversation.active_run_id is None:\n        _begin_turn",
-        instead="    if True:\n        _begin_turn",
+        text="    if conversation.active_run_id is None:\n        _start_turn",
+        instead="    if True:\n        _start_turn",
         checker="one_run_at_a_time",
         seed=1,
     ),
     Mutant(
         name="messages_wait_for_turns",
         module="pawl.job_store.ledger.rules.submit",
-        text="(is_to_end or not jobs.has_begun(active))",
+        text="(is_to_end or not jobs.has_started(active))",
         instead="is_to_end",
         checker="messages_pass_turns",
         seed=34,
@@ -142,7 +142,7 @@ OF_JOBS = (
     Mutant(
         name="turns_that_begin_late_count_from_when_they_might_have",
         module=_LEDGER,
-        text="(*background.turn_times[:-1], *_begun_at(run)) if run.is_turn else background.turn_times",
+        text="(*background.turn_times[:-1], *_started_at(run)) if run.is_turn else background.turn_times",
         instead="background.turn_times",
         checker="turns_keep_their_distance",
         seed=23,

@@ -79,8 +79,8 @@ OF_OUTAGES = (
     Mutant(
         name="interrupts_take_their_turns_backwards",
         module="pawl.job_store.ledger.rules.submit",
-        text="place = sum(waiting in interrupting for waiting in queue) if first else len(queue)",
-        instead="place = 0 if first else len(queue)",
+        text="index = sum(waiting in interrupting for waiting in queue) if first else len(queue)",
+        instead="index = 0 if first else len(queue)",
         checker=REFERENCE_MODEL,
         seed=96,
     ),

@@ -66,7 +66,7 @@ _OF_TRIGGERS = (
     Mutant(
         name="events_overtake_the_run_before",
         module=_DELIVER,
-        text="        is_busy = goes_on or (has_waiting and overlap is Overlap.QUEUE)\n",
+        text="        is_busy = is_open or (has_waiting and overlap is Overlap.QUEUE)\n",
         instead="        is_busy = False\n",
         checker="events_keep_apart",
     ),

@@ -23,15 +23,15 @@ from pawl.job_store.ledger.reading import (
     MessagePage,
     Page,
     PendingFilter,
+    PendingNotices,
     Renewed,
     RunFilter,
     RunView,
-    Told,
     view_of,
 )
 from pawl.job_store.ledger.rules.offers import is_pending
-from pawl.job_store.ledger.rules.places import DueRun, Line, PlaceLimits, share_out
 from pawl.job_store.ledger.rules.rows import CallRow, CommandKey, CommandRow, ConversationKey, ConversationRow, RunRow
+from pawl.job_store.ledger.rules.slots import DueRun, Line, SlotLimits, assign_slots
 from pawl.job_store.ledger.rules.waiting import Situation
 from pawl.values import CallState, CommandOutcome, RunState, StopCause, WaitKind
 from tests.simulation.store import Database, with_lease
@@ -44,7 +44,7 @@ _IN_MOTION = frozenset({"RUNNING", "CANCELLING"})
 class MemoryLeases:
     """See `reading.Leases`."""
 
-    def __init__(self, database: Database, limits: PlaceLimits, *, crashes_max: int) -> None:
+    def __init__(self, database: Database, limits: SlotLimits, *, crashes_max: int) -> None:
         self._database = database
         self._limits = limits
         self._crashes_max = crashes_max
@@ -57,7 +57,7 @@ class MemoryLeases:
         runs, time = self._database.tables.runs, self._database.now()
         holds_one = any(row.worker_id == worker_id and self._is_last_chance(row.crashes) for row in runs.values())
         held = sum(row.worker_id == worker_id and row.in_background for row in runs.values())
-        picked = share_out(
+        picked = assign_slots(
             self._lines(time),
             self._limits,
             runs_max=runs_max,
@@ -89,9 +89,9 @@ class MemoryLeases:
         return [
             Line(
                 due=[self._due_run(row) for row in due if row.store_id == store],
-                taken=sum(row.store_id == store for row in active),
-                taken_by_user=Counter(row.user_id for row in active if row.store_id == store),
-                taken_background=background[store],
+                used=sum(row.store_id == store for row in active),
+                used_by_user=Counter(row.user_id for row in active if row.store_id == store),
+                used_background=background[store],
             )
             for store in stores
         ]
@@ -258,8 +258,8 @@ class MemoryReads:
             call_counts=tuple(sorted(Counter(call.state for call in calls).items())),
             child_run_ids=tuple(sorted({call.child_run_id for call in calls} - {""})),
             before=tuple(before),
-            store_taken=len(active) if wants_a_place else 0,
-            user_taken=sum(row.user_id == run.user_id for row in active) if wants_a_place else 0,
+            store_slots_used=len(active) if wants_a_place else 0,
+            user_slots_used=sum(row.user_id == run.user_id for row in active) if wants_a_place else 0,
         )
 
     async def load(self, key: RunKey, epoch: int) -> Loaded:
@@ -292,22 +292,22 @@ class MemoryReads:
                 for row in self._tables.runs.values()
                 if row.store_id == key.store_id and row.run_id in run_ids and row.state is RunState.FAILED
             },
-            told=self._told(conversation, run.user_id),
+            pending_notices=self._pending_notices(conversation, run.user_id),
             shared_tokens_left=top.shared_tokens_left if top else 0,
         )
 
-    async def commands(self, key: RunKey) -> tuple[list[CommandRow], Told]:
+    async def commands(self, key: RunKey) -> tuple[list[CommandRow], PendingNotices]:
         await self._database.reach()
         run = self._run(key, UserId(""))
         conversation = self._tables.conversations[ConversationKey(run.store_id, run.conversation_id)]
-        return self._tables.unread(run.key), self._told(conversation, run.user_id)
+        return self._tables.unread(run.key), self._pending_notices(conversation, run.user_id)
 
-    def _told(self, conversation: ConversationRow, user_id: UserId) -> Told:
+    def _pending_notices(self, conversation: ConversationRow, user_id: UserId) -> PendingNotices:
         notices = tuple(
             (self._tables.runs[RunKey(conversation.store_id, each.run_id)], each.occasion)
             for each in conversation.background.pending_of(user_id)[:NOTICES_MAX]
         )
-        return Told(notices=notices, open_jobs=conversation.background.open_jobs_of(user_id))
+        return PendingNotices(notices=notices, open_jobs=conversation.background.open_jobs_of(user_id))
 
     async def call(self, key: CallKey, user_id: UserId, *, for_approval: bool = False) -> CallRow:
         await self._database.reach()

@@ -28,7 +28,7 @@ CALL_MOVES: dict[str, str] = {
 }
 """OFFERED to itself: another client holds it, or none does. AWAITING_APPROVAL to itself: a request goes on."""
 
-ONCE_BEGUN = {
+NEEDS_START = {
     ("ASKED", "RUNNABLE"),
     ("ASKED", "RUNNING"),
     ("ASKED", "OUTCOME_UNKNOWN"),

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from msgspec.structs import replace
 
 from pawl.chassis.ids import RunId, RunKey, StoreId, UserId
-from pawl.job_store.schedules.rules import CLAIM_SECONDS, LOOK_SECONDS, Change, ClaimedSchedule, ScheduleRow
+from pawl.job_store.schedules.rules import CLAIM_SECONDS, POLL_SECONDS, Change, ClaimedSchedule, ScheduleRow
 from pawl.job_store.schedules.store import PostgresSchedules
 from pawl.values import RunState
 from tests.simulation.chance import Chance
@@ -71,7 +71,7 @@ class MemorySchedules(PostgresSchedules):
             run = self._memory.tables.runs.get(RunKey(row.store_id, row.last_run_id))
             is_busy = run is not None and not run.state.is_terminal
             if is_busy and (row.due_time is None or row.due_time > now):
-                times = [time for time in (row.due_time, now + timedelta(seconds=LOOK_SECONDS)) if time is not None]
+                times = [time for time in (row.due_time, now + timedelta(seconds=POLL_SECONDS)) if time is not None]
                 self._rows[key] = replace(row, claim_at=min(times))
             else:
                 self._rows[key] = replace(row, claim_at=now + timedelta(seconds=CLAIM_SECONDS))

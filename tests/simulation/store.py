@@ -323,8 +323,8 @@ def load(tables: Tables, ids: Ids, named: Sequence[RowKeys], *, now: datetime) -
             unit.load_command(command)
     for queue_key, _, places in _keys(named, lambda keys: keys.queues):
         runs = [run for run in tables.runs.values() if QueueKey(run.store_id, run.in_background) == queue_key]
-        queued, active = sum(run.wants_to_begin(unit.now) for run in runs), sum(run.is_active for run in runs)
-        unit.queues.load(queue_key, Queue(queued=queued, active=active, places=places))
+        queued, active = sum(run.needs_slot(unit.now) for run in runs), sum(run.is_active for run in runs)
+        unit.queues.load(queue_key, Queue(queued=queued, active=active, slots=places))
     for command_key in _keys(named, lambda keys: keys.commands):
         if command_key in tables.commands and unit.commands.get(command_key) is None:
             unit.load_command(tables.commands[command_key])

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from msgspec.structs import replace
 
 from pawl.chassis.ids import RunId, RunKey, StoreId, UserId
-from pawl.job_store.schedules.rules import CLAIM_SECONDS, LOOK_SECONDS
+from pawl.job_store.schedules.rules import CLAIM_SECONDS, POLL_SECONDS
 from pawl.job_store.triggers.rules import LaneRow, TriggerChange, TriggerKey, TriggerRow
 from pawl.job_store.triggers.store import PostgresTriggers
 from pawl.values import RunState
@@ -86,7 +86,7 @@ class MemoryTriggers(PostgresTriggers):
             run = self._memory.tables.runs.get(RunKey(lane.store_id, lane.last_run_id))
             is_busy = lane.awaits_run and run is not None and not run.state.is_terminal
             is_paused = trigger.pause_time is not None
-            seconds = LOOK_SECONDS if is_busy and not is_paused else CLAIM_SECONDS
+            seconds = POLL_SECONDS if is_busy and not is_paused else CLAIM_SECONDS
             kept = replace(lane, claim_at=now + timedelta(seconds=seconds))
             self._memory.tables.starters.lanes[lane.key] = kept
             if not (is_busy or is_paused):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from pawl.errors import Aborted, Cancelled, DeadlineExceeded, Internal, Overloaded, Unavailable
-from pawl.job_store.ledger.rules.places import PlaceLimits
+from pawl.job_store.ledger.rules.slots import SlotLimits
 from tests.simulation import registry
 from tests.simulation.bus import Broker
 from tests.simulation.chance import Chance
@@ -43,7 +43,7 @@ class World:
     broker: Broker = field(init=False)
     journal: registry.Journal = field(init=False)
     model: SimulatedModel = field(init=False)
-    places: PlaceLimits = field(init=False)
+    places: SlotLimits = field(init=False)
     people_wanted: int = 1
     """How many people must approve a gated call, by the settings of what is started."""
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
@@ -52,7 +52,7 @@ class World:
         self.broker = Broker(self.chance)
         self.journal = registry.Journal(self.chance, self.history)
         self.model = SimulatedModel(self.chance, self.history)
-        self.places = PlaceLimits(per_store=self.chance.stream("places").choice([1, 2, 20]), per_user=5)
+        self.places = SlotLimits(per_store=self.chance.stream("places").choice([1, 2, 20]), per_user=5)
 
     def start(self) -> None:
         """Start one to three agent-loops, one or two job-stores, and a registry."""

@@ -7,18 +7,17 @@ import asyncio
 from pawl.chassis.process.service import Service, run_service
 from pawl.chassis.process.settings import load
 from pawl.job_store.ledger.ports import Limits
-from pawl.job_store.ledger.rules.places import PlaceLimits
+from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.settings import JobStoreSettings
 from pawl.job_store.sweeps import RetentionPeriods
 from pawl.job_store.wiring import on_postgres
 
 
 async def main(stop: asyncio.Event) -> None:
-    """Serve until `stop`."""
     settings = load(JobStoreSettings)
     limits = Limits(
         store_queue_max=settings.queued_runs_per_store,
-        places=PlaceLimits(per_store=settings.active_runs_per_store, per_user=settings.active_runs_per_user),
+        slots=SlotLimits(per_store=settings.active_runs_per_store, per_user=settings.active_runs_per_user),
     )
     retention = RetentionPeriods(
         events_seconds=settings.event_retention_days * 86_400,

@@ -1,7 +1,7 @@
-"""The first key of the deployment: `python -m pawl.job_store.bootstrap`, for whoever has access to the database.
+"""Create the first key of the deployment: `python -m pawl.job_store.bootstrap`.
 
-It reads PAWL_DATABASE_URL, or the file that PAWL_DATABASE_URL_FILE names, makes the tables if they are not there, and
-prints the secret on standard output. While the deployment has a key, it makes none.
+Reads PAWL_DATABASE_URL, or the file named by PAWL_DATABASE_URL_FILE. Creates missing tables and prints the secret to
+standard output. Fails if the deployment already has a key.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _VARIABLE: Final = "PAWL_DATABASE_URL"
 
 
 async def bootstrap(database_url: str) -> MadeKey:
-    """Make the key.
+    """Create the key.
 
     Raises:
-        KeysExist: the deployment has one.
-        StartError: the database cannot be used.
-        PawlError: it went away.
+        KeysExist: The deployment already has a key.
+        StartError: The database cannot be used.
+        PawlError: The database became unavailable.
     """
     database = Database(database_url, application_name="pawl-bootstrap", start_timeout_seconds=_START_SECONDS)
     async with database:
@@ -46,19 +46,19 @@ def _database_url() -> str:
     except ValueError as error:
         raise StartError(str(error)) from None
     if url is None:
-        raise StartError(f"{_VARIABLE}: is required")
+        raise StartError(f"{_VARIABLE} is required")
     return url
 
 
 def main() -> int:
-    """Make the key and print its secret; returns the exit code."""
+    """Create the key, print its secret and return the exit code."""
     logs.configure(service="bootstrap", instance_id="", level="warning", log_format="console")
     try:
         made = asyncio.run(bootstrap(_database_url()))
     except (StartError, KeysExist, PawlError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    sys.stderr.write(f"Made {made.key.key_id}, a key of the deployment. Its secret is told this once.\n")
+    sys.stderr.write(f"Created deployment key {made.key.key_id}. Its secret is shown only once.\n")
     sys.stdout.write(f"{made.secret}\n")
     return 0
 

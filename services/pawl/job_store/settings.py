@@ -1,4 +1,4 @@
-"""Settings of the ledger."""
+"""Settings of the job store."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from pawl.chassis.process.settings import Constant, ListenAddress, ServiceSettin
 
 
 class JobStoreSettings(ServiceSettings):
-    """The settings of the ledger, beyond those of every service."""
-
     listen: ListenAddress = "127.0.0.1:7603"
     internal_listen: ListenAddress | None = "127.0.0.1:7633"
     metrics_listen: ListenAddress = "127.0.0.1:7613"
@@ -21,6 +19,6 @@ class JobStoreSettings(ServiceSettings):
     event_retention_days: float = Field(default=7.0, ge=1.0)
     conversation_retention_days: float = Field(default=30.0, ge=1.0)
 
-    # A step may bring the results of a whole batch: 20 of 1 MiB.
+    # A step may carry the results of a whole batch: 20 of 1 MiB.
     message_bytes_max: Constant[int] = 32 * 1024 * 1024
     queued_runs_per_store: Constant[int] = 10_000

@@ -1,4 +1,4 @@
-"""The work that the ledger does by itself: relay, offer again, forget, count. Each loop is run under supervision."""
+"""Background loops of the job store: event relay, offers, quarantine, retention, search index and metrics."""
 
 from __future__ import annotations
 
@@ -29,24 +29,27 @@ _TRIMMED_EVENTS_MAX: Final = 5000
 _OFFERS_SECONDS: Final = 1.0
 _QUARANTINE_SECONDS: Final = 1.0
 _CLOCK_SECONDS: Final = 1.0
-# Less than this the clock is taken to be slow, or this process.
+# Smaller differences come from a slow clock or a slow process.
 _BACK_SECONDS_MIN: Final = 2.0
 _RELAY_SECONDS: Final = 1.0
-# Events that come so soon after each other go together: each relay costs a transaction.
+# Waiting this long batches events: each relay costs a transaction.
 _GATHER_SECONDS: Final = 0.1
 _STATS_SECONDS: Final = 5.0
 _STATS_SECONDS_MAX: Final = 60.0
 _STATS_PAUSE_TIMES: Final = 500
 _SEARCH_SECONDS: Final = 1.0
-_SEARCHED_AT_ONCE: Final = 20
-# Between two parts of much that is to be taken in, so that others come first.
+_INDEXED_AT_ONCE: Final = 20
+# Pause within a large backlog, so that other work runs first.
 _SEARCH_PAUSE_SECONDS: Final = 0.05
 
 _log = logs.get_logger(__name__)
 
 
 class Relay:
-    """Moves life-cycle events from the outbox to the stream, in order, until it is empty; again those that it lost."""
+    """Moves life-cycle events from the outbox to the stream, in order.
+
+    Sends events again that the stream has lost.
+    """
 
     def __init__(self, outbox: PostgresOutbox, stream: JetStreamLifecycle, meter: PrometheusMeter) -> None:
         self._outbox = outbox
@@ -55,11 +58,10 @@ class Relay:
         self._written = asyncio.Event()
 
     def wake(self) -> None:
-        """Say that there are new events."""
         self._written.set()
 
     async def run(self) -> None:
-        """Relay for ever: when woken, and every second for what other replicas or earlier failures left."""
+        """Relay forever: when woken, and every second to pick up events of other replicas or of earlier failures."""
         while True:
             tasks.check_cancelled()
             self._written.clear()
@@ -72,7 +74,7 @@ class Relay:
 
 
 async def offer_again(ledger: Ledger, clock: Clock) -> None:
-    """Offer calls again whose client let the lease run out, every second."""
+    """Every second, offer calls again whose client's lease has expired."""
     while True:
         while await ledger.offer_again():
             pass
@@ -80,10 +82,9 @@ async def offer_again(ledger: Ledger, clock: Clock) -> None:
 
 
 async def watch_clock(due_times: DueTimes, clock: Clock) -> None:
-    """Keep runs from waiting for times that the database's clock had reached before it went back.
+    """Keep runs from waiting for times that the database's clock had already reached before it went back.
 
-    It polls every second. It knows these times from its own polls, and from the database where no replica has polled
-    for a while.
+    Polls every second. Knows these times from its own polls, or from the database if no replica has polled recently.
     """
     seen: tuple[float, float] | None = None
     while True:
@@ -91,7 +92,7 @@ async def watch_clock(due_times: DueTimes, clock: Clock) -> None:
         time, reached = [time.timestamp() for time in await due_times.times()]
         if seen is not None:
             seen_time, seen_at = seen
-            # So much has passed at least, however long an answer has waited for this process to read it.
+            # At least this much time has passed, however long this process took to read the answer.
             reached = max(reached, seen_time + (asked_at - seen_at))
         back_seconds = reached - time
         if back_seconds > _BACK_SECONDS_MIN:
@@ -102,18 +103,18 @@ async def watch_clock(due_times: DueTimes, clock: Clock) -> None:
 
 
 async def quarantine(ledger: Ledger, meter: PrometheusMeter, clock: Clock) -> None:
-    """Quarantine the runs that kill their workers, every second."""
+    """Every second, quarantine the runs that crash their workers."""
     silence = Silence()
     while True:
         silence = silence.after(await ledger.doomed(), clock.monotonic())
-        if count := await ledger.quarantine(silence.believed):
+        if count := await ledger.quarantine(silence.confirmed):
             meter.quarantined.inc(count)
         await clock.sleep(_QUARANTINE_SECONDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPeriods:
-    """The seconds for which each kind of record is kept, and those between two sweeps."""
+    """How long each kind of record is kept, and the interval between sweeps, in seconds."""
 
     events_seconds: float
     conversations_seconds: float
@@ -124,15 +125,15 @@ class RetentionPeriods:
     interval_seconds: float = 600.0
 
 
-async def remove_what_is_old(retention: PostgresRetention, clock: Clock, periods: RetentionPeriods) -> None:
-    """Remove what is old, a little at a time, at the interval of the retention."""
+async def remove_expired(retention: PostgresRetention, clock: Clock, periods: RetentionPeriods) -> None:
+    """Remove expired records in small batches, at the interval of the retention periods."""
     while True:
         await sweep_retention(retention, clock, periods)
         await clock.sleep(periods.interval_seconds)
 
 
 async def sweep_retention(retention: PostgresRetention, clock: Clock, keep: RetentionPeriods) -> None:
-    """Remove all that is too old now. What cannot be removed keeps nothing else from going."""
+    """Remove all records that have expired. A failing step does not block the others."""
     await _empty(clock, retention.remove_requests, keep.requests_seconds, rows_max=_REMOVAL_BATCH)
     await _empty(clock, retention.remove_keys, keep.keys_seconds, rows_max=_ROWS_BATCH)
     await _empty(clock, retention.remove_key_events, None, rows_max=_ROWS_BATCH)
@@ -146,34 +147,34 @@ async def sweep_retention(retention: PostgresRetention, clock: Clock, keep: Rete
 
 
 async def _empty(clock: Clock, remove: Callable[..., Awaitable[int]], seconds: float | None, **batch: int) -> None:
-    """Remove all that is so old; None for what has an age of its own."""
+    """Call `remove` until nothing is left. Pass None for `seconds` if the records have a fixed age limit."""
     bounds = batch if seconds is None else {"older_than_seconds": seconds, **batch}
     try:
         while await remove(**bounds):
             await clock.sleep(0)
-    except Exception:  # noqa: BLE001  # the next sweep tries it again
+    except Exception:  # noqa: BLE001  # the next sweep tries again
         _log.exception("retention.failed", step=remove.__name__)
 
 
 async def collect_stats(stats: PostgresLedgerStats, meter: PrometheusMeter, clock: Clock) -> None:
-    """Count the ledger for the metrics: every 5 s, and up to every 60 s where it takes over 0.2 % of the time."""
+    """Update the metrics of the ledger every 5 s, or up to every 60 s if counting takes over 0.2 % of the time."""
     while True:
-        began = clock.monotonic()
+        start = clock.monotonic()
         meter.ledger_counted(await stats.count())
-        pause = (clock.monotonic() - began) * _STATS_PAUSE_TIMES
+        pause = (clock.monotonic() - start) * _STATS_PAUSE_TIMES
         await clock.sleep(min(max(_STATS_SECONDS, pause), _STATS_SECONDS_MAX))
 
 
 async def add_refusals(triggers: Triggers, clock: Clock) -> None:
-    """Add to triggers the webhooks that were refused, every minute."""
+    """Every minute, add the webhooks refused since then to their triggers."""
     while True:
         await clock.sleep(REFUSALS_TIME.total_seconds())
         await triggers.add_refusals()
 
 
-async def take_in_texts(index: PostgresSearchIndex, clock: Clock) -> None:
-    """Make new messages and titles findable, every second."""
+async def index_texts(index: PostgresSearchIndex, clock: Clock) -> None:
+    """Every second, index new messages and titles."""
     while True:
-        while await index.take_in(conversations_max=_SEARCHED_AT_ONCE):
+        while await index.index_new(conversations_max=_INDEXED_AT_ONCE):
             await clock.sleep(_SEARCH_PAUSE_SECONDS)
         await clock.sleep(_SEARCH_SECONDS)

@@ -1,4 +1,4 @@
-"""The job store put together: ports in, its ledger, its servicers and its loops out."""
+"""Wires the job store: builds the ledger, its servicers and its loops from their ports."""
 
 from __future__ import annotations
 
@@ -76,20 +76,20 @@ class LedgerParts:
 
     @property
     def servicers(self) -> tuple[object, ...]:
-        """What serves runs and conversations, which nothing erases."""
+        """Servicers of runs and conversations, without erasure."""
         return ConversationServicer(self.ledger, None), ListServicer(self.ledger), LedgerServicer(self.ledger)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStore(LedgerParts):
-    """A whole job store. `add_to` has a server answer for it."""
+    """The whole job store. `add_to` registers its services with a server."""
 
     keys: Keys
     add_to: Callable[[RpcServer], None]
 
 
 def wire(ports: Ports, limits: Limits, *, lifecycle_written: Callable[[], None] = lambda: None) -> LedgerParts:
-    """Return a ledger over these ports, with the loops that it needs on any store."""
+    """Return a ledger on these ports, with the loops that it needs on any store."""
     group_commit = GroupCommit(
         ports.journal,
         ports.announcer,
@@ -120,7 +120,7 @@ def on_postgres(
     """Return the job store on PostgreSQL and NATS. See `PostgresJournal` for `keeps_lifecycle`."""
     ports = Ports(
         journal=PostgresJournal(database, ids, keeps_lifecycle=keeps_lifecycle),
-        leases=PostgresLeases(database, limits.places, crashes_max=limits.crashes_max),
+        leases=PostgresLeases(database, limits.slots, crashes_max=limits.crashes_max),
         reads=PostgresReads(database),
         conversations=PostgresConversations(database),
         offer_repository=PostgresOfferRepository(database),
@@ -150,9 +150,9 @@ def on_postgres(
         "refusals": partial(sweeps.add_refusals, triggers, clock),
         "erasing": erasing.run,
         "relay": relay.run,
-        "retention": partial(sweeps.remove_what_is_old, PostgresRetention(database), clock, periods),
-        "search": partial(sweeps.take_in_texts, PostgresSearchIndex(database), clock),
-        "stats": partial(sweeps.collect_stats, PostgresLedgerStats(database, limits.places), meter, clock),
+        "retention": partial(sweeps.remove_expired, PostgresRetention(database), clock, periods),
+        "search": partial(sweeps.index_texts, PostgresSearchIndex(database), clock),
+        "stats": partial(sweeps.collect_stats, PostgresLedgerStats(database, limits.slots), meter, clock),
     }
 
     def add_to(server: RpcServer) -> None:

@@ -27,8 +27,8 @@ from pawl.job_store.ledger.rpc.events import encode_event
 from pawl.job_store.ledger.rules import states, turn
 from pawl.job_store.ledger.rules.events import CallChanged, EventBody, OwnerEvent, RunChanged
 from pawl.job_store.ledger.rules.log import write
-from pawl.job_store.ledger.rules.places import PlaceLimits
 from pawl.job_store.ledger.rules.rows import Attention, CallRow, ConversationKey, ConversationRow, Offer, RunRow
+from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.ledger.rules.unit_of_work import UnitOfWork
 from pawl.values import CallState, RunState
 from tests.fakes.live_events import FakeLive
@@ -40,7 +40,7 @@ from tests.simulation.store import PromptDatabase, Tables, store
 ME = Principal(store_id=StoreId("local"), user_id=UserId("me"), roles=frozenset({"member"}))
 YOU = Principal(store_id=StoreId("local"), user_id=UserId("you"))
 PAGE_EVENTS = 20
-_LIMITS = Limits(crashes_max=3, queue_max=10, store_queue_max=1000, places=PlaceLimits(per_store=1000, per_user=1000))
+_LIMITS = Limits(crashes_max=3, queue_max=10, store_queue_max=1000, slots=SlotLimits(per_store=1000, per_user=1000))
 
 
 def waiting_call(call_id: str) -> call_pb2.Call:

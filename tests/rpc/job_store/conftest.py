@@ -23,7 +23,7 @@ from pawl.chassis.rpc.server import RpcServer
 from pawl.job.v1.ledger_pb2_grpc import LedgerServiceStub
 from pawl.job_store.ledger.ledger import Ledger
 from pawl.job_store.ledger.ports import Limits
-from pawl.job_store.ledger.rules.places import PlaceLimits
+from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.sweeps import RetentionPeriods
 from pawl.job_store.wiring import on_postgres
 from tests import databases
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 QUEUE_MAX = 5
 CRASHES_MAX = 3
 # Out of the way of tests of something else.
-PLACES = PlaceLimits(per_store=1000, per_user=1000)
+PLACES = SlotLimits(per_store=1000, per_user=1000)
 STORE_QUEUE_MAX = 1000
 DAY_SECONDS = 86_400.0
 RETENTION = RetentionPeriods(
@@ -92,13 +92,13 @@ async def database(database_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncI
 async def start(database: Database, tmp_path: Path) -> AsyncIterator[StartReplica]:
     """Start replicas of the job store on the test's database: `await start()`, `await start(nats_url=...)`.
 
-    Its limits are `places` and `store_queue_max`.
+    Its limits are `slots` and `store_queue_max`.
     """
     async with AsyncExitStack() as stack:
         count = 0
 
         async def start_one(
-            *, nats_url: str | None = None, places: PlaceLimits = PLACES, store_queue_max: int = STORE_QUEUE_MAX
+            *, nats_url: str | None = None, slots: SlotLimits = PLACES, store_queue_max: int = STORE_QUEUE_MAX
         ) -> Replica:
             nonlocal count
             count += 1
@@ -106,9 +106,7 @@ async def start(database: Database, tmp_path: Path) -> AsyncIterator[StartReplic
             ids = IdSource(clock)
             metrics = Metrics(f"job_store_{count}")
             bus = await stack.enter_async_context(Bus(nats_url, name="test", metrics=metrics))
-            limits = Limits(
-                crashes_max=CRASHES_MAX, queue_max=QUEUE_MAX, store_queue_max=store_queue_max, places=places
-            )
+            limits = Limits(crashes_max=CRASHES_MAX, queue_max=QUEUE_MAX, store_queue_max=store_queue_max, slots=slots)
             parts = on_postgres(
                 database, bus, limits, RETENTION, clock=clock, ids=ids, metrics=metrics, keeps_lifecycle=True
             )

@@ -14,7 +14,7 @@ from pawl.errors import InvalidField, QueueFull, RunNotFound
 from pawl.event.v1 import call_pb2, conversation_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job_store.ledger.metrics import PrometheusMeter
-from pawl.job_store.ledger.rules.places import PlaceLimits
+from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.ledger.store.upkeep import PostgresLedgerStats
 from pawl.tool_registry.builtin.jobs import state_of
 from pawl.tool_registry.ledger import LedgerReads
@@ -115,8 +115,8 @@ def asks_for(user: User, run_id: str = "run_started", **fields: Any) -> pb.Start
 
 async def test_jobs_that_users_start_wait_for_a_place_only_behind_so_many_others(start: StartReplica) -> None:
     """ASYNC-7: exactly, from all job stores at once, whatever their conversations; who writes is not kept out."""
-    places = PlaceLimits(per_store=20, per_user=20, background_per_store=2)
-    users = [User((await start(places=places, store_queue_max=5)).stub, user_id=f"user{number}") for number in (0, 1)]
+    slots = SlotLimits(per_store=20, per_user=20, background_per_store=2)
+    users = [User((await start(slots=slots, store_queue_max=5)).stub, user_id=f"user{number}") for number in (0, 1)]
 
     async def ask(number: int) -> None:
         user = users[number % 2]
@@ -127,7 +127,7 @@ async def test_jobs_that_users_start_wait_for_a_place_only_behind_so_many_others
     refused = [number for number, outcome in enumerate(outcomes) if outcome is not None]
     assert len(refused) == 20 - 5 - 2, outcomes
     assert {type(outcomes[number]) for number in refused} == {QueueFull}
-    assert "5 jobs wait in this store already: stop some" in str(outcomes[refused[0]])
+    assert "5 jobs are already waiting in this store: stop some" in str(outcomes[refused[0]])
     await users[0].start("parent")
     taken = next(number for number in range(20) if number not in refused)
     await ask(taken)
@@ -220,7 +220,7 @@ async def test_what_jobs_tell_is_counted_until_a_model_has_answered(replica: Rep
 
 async def test_jobs_take_no_place_of_what_people_wait_for(start: StartReplica) -> None:
     """LOOP-14: a user with two places has both of them beside their jobs; a store and a worker have so many jobs."""
-    replica: Replica = await start(places=PlaceLimits(per_store=2, per_user=2, background_per_store=3))
+    replica: Replica = await start(slots=SlotLimits(per_store=2, per_user=2, background_per_store=3))
     user = User(replica.stub)
     owner = await user.start()
     await owner.commit(round=1, **begins(*map(str, range(5))))

@@ -46,7 +46,7 @@ async def two(start: StartReplica) -> list[User]:
 async def take_in(database: Database) -> int:
     """Do all that the loop does; returns how many rounds that took."""
     index, rounds = PostgresSearchIndex(database), 0
-    while await index.take_in(conversations_max=20):
+    while await index.index_new(conversations_max=20):
         rounds += 1
     return rounds
 

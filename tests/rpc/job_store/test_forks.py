@@ -22,7 +22,7 @@ from pawl.errors import (
 from pawl.event.v1 import call_pb2, conversation_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job_store.erasure.store.retention import PostgresRetention
-from pawl.job_store.ledger.rules.places import PlaceLimits
+from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.ledger.store.upkeep import PostgresLedgerStats
 from pawl.job_store.sweeps import sweep_retention
 from tests.rpc.job_store.conftest import RETENTION, Replica
@@ -252,7 +252,7 @@ async def test_nothing_of_it_happened_here(user: User, database: Database) -> No
     assert await user.events(run_id) == []
     assert (await user.run(run_id)).state == run_pb2.RUN_STATE_COMPLETED
     assert [await count(database, table) for table in ("events", "outbox", "commands")] == [0, 0, 0]
-    counts = await PostgresLedgerStats(database, PlaceLimits(per_store=5, per_user=5)).count()
+    counts = await PostgresLedgerStats(database, SlotLimits(per_store=5, per_user=5)).count()
     assert not any(counts.values())
 
 

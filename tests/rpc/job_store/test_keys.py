@@ -66,7 +66,7 @@ async def world(database: Database, tmp_path: Path) -> AsyncIterator[World]:
     async with AsyncExitStack() as stack:
         clock = SystemClock()
         metrics = Metrics("job_store")
-        limits = Limits(crashes_max=3, queue_max=5, store_queue_max=5, places=PLACES)
+        limits = Limits(crashes_max=3, queue_max=5, store_queue_max=5, slots=PLACES)
         bus = await stack.enter_async_context(Bus(None, name="test", metrics=metrics))
         parts = on_postgres(
             database,
@@ -254,7 +254,7 @@ async def test_a_delegate_that_decides_nothing_governs_no_keys(world: World, dep
         keys = (made.key.key_id, "key_that_is_none", "no id")
         revokes = [delegate.RevokeKey(pb.RevokeKeyRequest(key_id=key_id), metadata=metadata) for key_id in keys]
         for call in [*calls, *revokes]:
-            async with refused("PERMISSION_DENIED", "governs no keys"):
+            async with refused("PERMISSION_DENIED", "cannot manage keys"):
                 await call
 
 
@@ -311,7 +311,7 @@ async def test_keys_and_events_that_ended_long_ago_are_forgotten(world: World, m
     owner, retention = await world.stub(LOCAL_KEY), PostgresRetention(world.database)
     gone, *_ = [await create(owner, name=name) for name in ("gone", "over", "here")]
     await revoke(owner, gone.key.key_id)
-    async with refused("RESOURCE_EXHAUSTED", "make fewer keys"):
+    async with refused("RESOURCE_EXHAUSTED", "create fewer keys"):
         await create(owner)
     for column, name in (("revoke_time", "gone"), ("expire_time", "over")):
         assert await retention.remove_keys(older_than_seconds=3600, rows_max=10) == (name == "over")

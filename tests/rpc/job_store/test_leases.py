@@ -14,7 +14,7 @@ from pawl.chassis.process.clock import SystemClock
 from pawl.errors import LeaseLost, QueueFull, RunNotFound
 from pawl.event.v1 import run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
-from pawl.job_store.ledger.rules.places import PlaceLimits
+from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.ledger.store.leases import PostgresLeases
 from pawl.job_store.ledger.store.upkeep import PostgresLedgerStats
 from pawl.job_store.sweeps import watch_clock
@@ -88,7 +88,7 @@ async def test_what_was_due_is_due_again_after_the_clock_of_the_database_went_ba
     await database.execute(renewed, healthy.run_id)
     assert await user.claim("w2", runs_max=4) == []
 
-    leases = PostgresLeases(database, PlaceLimits(per_store=20, per_user=20), crashes_max=3)
+    leases = PostgresLeases(database, SlotLimits(per_store=20, per_user=20), crashes_max=3)
     for _ in range(2):
         await leases.bring_forward(130.0)
 
@@ -101,7 +101,7 @@ async def test_a_replica_that_starts_after_the_clock_of_the_database_went_back_n
 ) -> None:
     """No other has to have been there: the database remembers a time that it had before."""
     queued = (await user.submit()).run.run_id
-    leases = PostgresLeases(database, PlaceLimits(per_store=20, per_user=20), crashes_max=3)
+    leases = PostgresLeases(database, SlotLimits(per_store=20, per_user=20), crashes_max=3)
     await database.execute("UPDATE job_store.clock SET seen_time = now() - interval '1 h'")
     await leases.times()
     time, seen_time = await leases.times()
@@ -123,13 +123,13 @@ async def test_a_replica_that_starts_after_the_clock_of_the_database_went_back_n
     assert seen_time <= time
 
 
-LIMITS = PlaceLimits(per_store=4, per_user=2)
+LIMITS = SlotLimits(per_store=4, per_user=2)
 
 
 @pytest.fixture
 async def limited(start: StartReplica) -> Replica:
     """A job store with small limits."""
-    return await start(places=LIMITS)
+    return await start(slots=LIMITS)
 
 
 async def submit_many(user: User, count: int) -> list[str]:
@@ -172,14 +172,12 @@ async def test_a_store_whose_runs_must_wait_does_not_hold_up_the_others(limited:
 
 async def test_the_queue_of_a_store_takes_so_many_from_all_job_stores_at_once(start: StartReplica) -> None:
     """Exactly: two job stores that create at once refuse what is too much."""
-    users = [
-        User((await start(places=LIMITS, store_queue_max=10)).stub, user_id=f"user{number}") for number in range(2)
-    ]
+    users = [User((await start(slots=LIMITS, store_queue_max=10)).stub, user_id=f"user{number}") for number in range(2)]
     outcomes = await asyncio.gather(*(users[number % 2].submit() for number in range(30)), return_exceptions=True)
     refused = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
     assert len(refused) == 30 - 10 - LIMITS.per_store
     assert {type(error) for error in refused} == {QueueFull}
-    assert "10 runs wait in this store already" in str(refused[0])
+    assert "10 runs are already waiting in this store" in str(refused[0])
     await User(users[0].stub, store_id="beta").submit()
 
 

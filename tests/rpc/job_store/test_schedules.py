@@ -201,7 +201,7 @@ async def test_a_fire_may_cancel_the_run_before_and_starts_once_that_has_ended(t
     worker = await user.take(second.run_id)
     await worker.commit(state=run_pb2.RUN_STATE_RUNNING)
     waiting = await timer.fire_due()
-    assert (waiting.outcome, waiting.reason) == (WAITING, "the run before it is cancelled")
+    assert (waiting.outcome, waiting.reason) == (WAITING, "the previous run is being cancelled")
     states = {fire.run_id: fire.run_state for fire in (await timer.get()).fires if fire.run_id}
     assert states == {
         first.run_id: run_pb2.RUN_STATE_CANCELLED,

@@ -28,7 +28,7 @@ from pawl.job.v1 import triggers_pb2 as pb
 from pawl.job.v1.triggers_pb2_grpc import TriggerLedgerServiceStub
 from pawl.job_store.erasure.store.retention import PostgresRetention
 from pawl.job_store.ledger.ports import Lifecycle, StreamEnd
-from pawl.job_store.ledger.rules.places import PlaceLimits
+from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.lifecycle.store import PostgresOutbox
 from pawl.job_store.lifecycle.stream import JetStreamLifecycle
 from pawl.job_store.triggers.rules import EVENTS_SECONDS
@@ -277,7 +277,7 @@ async def test_while_the_run_before_goes_on_an_event_is_skipped_or_cancels_it(ho
     await hook.put(overlap=SKIP)
     first = await hook.deliver("msg_1", lane="")
     skipped = await hook.deliver("msg_2", lane="")
-    assert (skipped.fire.outcome, skipped.fire.reason) == (SKIPPED, "the run before it goes on")
+    assert (skipped.fire.outcome, skipped.fire.reason) == (SKIPPED, "the previous run is still open")
     assert (await hook.deliver("msg_3", lane="b")).fire.outcome == STARTED
     await hook.put(overlap=CANCEL, must_exist=True)
     assert (await hook.deliver("msg_4", lane="")).fire.outcome == STARTED
@@ -334,7 +334,7 @@ async def test_of_events_that_follow_each_other_soon_the_last_one_fires(hook: Ho
 
 
 async def test_a_refused_run_is_a_fire_and_is_tried_again_when_the_event_is(start: StartReplica) -> None:
-    hook = Hook(await start(places=PlaceLimits(per_store=1, per_user=1), store_queue_max=1))
+    hook = Hook(await start(slots=SlotLimits(per_store=1, per_user=1), store_queue_max=1))
     user = User(hook.replica.stub)
     for _ in range(2):
         await user.submit()
@@ -356,7 +356,7 @@ class Told(JetStreamLifecycle):
         self.is_away = False
 
     async def end(self) -> StreamEnd | None:
-        return StreamEnd(look=1, create_time=datetime(2026, 1, 1, tzinfo=UTC), last_seq=10**9)
+        return StreamEnd(poll_number=1, create_time=datetime(2026, 1, 1, tzinfo=UTC), last_seq=10**9)
 
     async def send(self, events: Sequence[Lifecycle]) -> Mapping[int, int]:
         if self.is_away:

@@ -28,7 +28,7 @@ def test_the_first_key_of_the_deployment_is_made_once_and_makes_others(pawl: Com
     code, secret, errors = pawl.run("keys", "bootstrap")
     assert code == 0, errors
     deployment = pawl.environment() | {"PAWL_API_KEY": secret.strip()}
-    assert "The deployment has a key" in pawl.refuse("keys", "bootstrap")
+    assert "The deployment already has a key" in pawl.refuse("keys", "bootstrap")
     arguments = ("create", "backend", "--in-store", "acme", "--role", "delegate", "--role", "member")
     created = commands.pawl("keys", *arguments, environment=deployment)
     assert created.code == 0, created.errors
@@ -40,8 +40,8 @@ def test_the_first_key_of_the_deployment_is_made_once_and_makes_others(pawl: Com
 
 def test_what_cannot_be_a_key_is_refused_in_a_sentence(pawl: CommandLine) -> None:
     for arguments, says in (
-        ("create ann --role delegate", "role that it has not itself"),
-        ("create ann --role member --in-store acme", "another store"),
+        ("create ann --role delegate", "roles that you do not have"),
+        ("create ann --role member --in-store acme", "only operators of a store"),
         ("create ann --role member --for soon", "no duration like"),
         ("revoke key_x", "`pawl keys list`"),
         ("bootstrap --database-url postgresql://127.0.0.1:1/nothing", "no database answers"),

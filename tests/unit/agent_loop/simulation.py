@@ -62,7 +62,7 @@ from pawl.values import (
     StopCause,
 )
 from tests.fakes.provider import check_history
-from tests.simulation.reference import CALL_MOVES, ONCE_BEGUN
+from tests.simulation.reference import CALL_MOVES, NEEDS_START
 
 TOKENS_PER_ANSWER = 15
 
@@ -238,7 +238,7 @@ class Simulation:
             if after.state is not call.state:
                 move = (call.state.name, after.state.name)
                 assert move[1] in CALL_MOVES[move[0]].split(), f"the ledger would refuse {move}"
-                assert move not in ONCE_BEGUN or call.attempt, f"the ledger would refuse {move} before it began"
+                assert move not in NEEDS_START or call.attempt, f"the ledger would refuse {move} before it began"
         for event in plan.events:
             if isinstance(event, RoundStarted):
                 assert plan.state.open_calls == () or plan.state.run.state in ENDED

@@ -125,7 +125,7 @@ def test_a_call_is_decided_once_and_as_it_was_shown(world: World) -> None:
     outcomes = [world.decide(run_id, "call", DecisionKind.REJECT, "no").outcome for _ in range(2)]
     assert outcomes == [ACCEPTED, DUPLICATE]
     late = world.decide(run_id, "call", DecisionKind.APPROVE)
-    assert (late.reason, late.message.partition(" ")[2]) == ("ALREADY_DECIDED", "was rejected before, by ann")
+    assert (late.reason, late.message.partition(" ")[2]) == ("ALREADY_DECIDED", "was already rejected by ann")
     world.claim(run_id)
     world.commit(run_id, calls=(change("call", CallState.REJECTED, digest=DIGEST),), consumed=("no",))
     assert world.decide(run_id, "call", DecisionKind.APPROVE).reason == "ALREADY_DECIDED"
@@ -192,7 +192,7 @@ def test_a_run_takes_only_so_much_that_nobody_reads(world: World) -> None:
     run_id = world.begin(token_budget=100, people=("zed",))
     for user_id in ("olga", "zed", "cyd"):
         world.send(run_id, Steer(), people=(user_id,), inbox_limits=inbox.Limits(people_max=2))
-    with pytest.raises(QueueFull, match="queue this one"):
+    with pytest.raises(QueueFull, match="queue this message"):
         world.send(run_id, Steer(), people=("dan",), inbox_limits=inbox.Limits(people_max=2))
     for _ in range(2):
         world.send(run_id, TopUp(tokens=1), **limits)

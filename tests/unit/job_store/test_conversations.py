@@ -62,7 +62,7 @@ def test_a_key_is_of_one_user_of_one_store() -> None:
 
 def test_a_refused_message_with_a_new_key_begins_no_conversation(world: World) -> None:
     with pytest.raises(PawlError):
-        keyed(world, queue_max=0, store_queue_max=0, store_places=0)
+        keyed(world, queue_max=0, store_queue_max=0, store_slots=0)
     assert not list(world.unit.conversations.items())
 
 

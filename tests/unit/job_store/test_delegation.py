@@ -70,7 +70,9 @@ def test_who_drives_it_reads_that_it_is_given_up(world: World) -> None:
     world.commit(CHILD, state=RunState.RUNNING)
     world.cancel(parent)
     world.claim(parent)
-    world.commit(parent, calls=(delegated(CallState.CANCELLED),), consumed=world.unread(parent), give_up=b"give up")
+    world.commit(
+        parent, calls=(delegated(CallState.CANCELLED),), consumed=world.unread(parent), child_cancel=b"give up"
+    )
     child = world.run(CHILD)
     assert (child.state, child.stop_cause) == (RunState.CANCELLING, StopCause.PARENT)
     assert [(command.name, command.payload) for command in world.unit.inbox(child)] == [("cancel", b"give up")]

@@ -14,7 +14,7 @@ from pawl.job_store.ledger.rules.forks import (
     SEGMENTS_MAX,
     ForkConversation,
     Head,
-    closed_places,
+    fork_points,
     is_whole,
     open_point,
     path_to,
@@ -56,15 +56,15 @@ def row(conversation_id: str = "conv", last_number: int = 0, **fields: Any) -> C
 
 
 def test_a_closed_place_is_behind_an_answer_whose_calls_have_their_results() -> None:
-    assert closed_places([user(1), answer(2), user(3)], OPEN) == (2,)
-    assert closed_places([user(1), answer(2, "done"), answer(3), user(4), answer(5, "open")], OPEN) == (2, 3)
-    assert closed_places([user(1), answer(2, "open"), answer(3)], OPEN) == ()
-    assert closed_places([user(1)], OPEN) == ()
-    assert closed_places([], OPEN) == ()
+    assert fork_points([user(1), answer(2), user(3)], OPEN) == (2,)
+    assert fork_points([user(1), answer(2, "done"), answer(3), user(4), answer(5, "open")], OPEN) == (2, 3)
+    assert fork_points([user(1), answer(2, "open"), answer(3)], OPEN) == ()
+    assert fork_points([user(1)], OPEN) == ()
+    assert fork_points([], OPEN) == ()
 
 
 def test_a_summary_changes_nothing() -> None:
-    assert closed_places([user(1), summary(2), answer(3), summary(4), user(5)], OPEN) == (3, 4)
+    assert fork_points([user(1), summary(2), answer(3), summary(4), user(5)], OPEN) == (3, 4)
 
 
 heads = st.lists(st.sampled_from("uacos"), max_size=20).map(
@@ -79,7 +79,7 @@ heads = st.lists(st.sampled_from("uacos"), max_size=20).map(
 
 @given(heads, st.integers(0, 25))
 def test_a_refusal_names_the_nearest_places(every: list[Head], number: int) -> None:
-    places = closed_places(every, OPEN)
+    places = fork_points(every, OPEN)
     assert list(places) == sorted({*places})
     refused = open_point(number, places).metadata
     before, after = int(refused.get("before", 0)), int(refused.get("after", 0))

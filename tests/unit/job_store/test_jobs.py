@@ -178,7 +178,7 @@ class Games(RuleBasedStateMachine):
             return
         submitted = self.desk.submit(policy, user_id=user_id)
         if active is None or (gives_way and waits and not queue):
-            assert submitted.place == 0
+            assert submitted.queue_position == 0
         if active is not None and active.user_id != user_id:
             assert self.desk.run(active.run_id) == active
 

@@ -127,14 +127,14 @@ def test_no_store_named_is_the_governors_own() -> None:
 @pytest.mark.parametrize(
     ("asked", "error", "says"),
     [
-        (with_fields(ORDINARY, roles=frozenset({"admin"})), PermissionDenied, "a role that it has not itself: admin"),
+        (with_fields(ORDINARY, roles=frozenset({"admin"})), PermissionDenied, "roles that you do not have: admin"),
         (with_fields(ORDINARY, roles=frozenset({"delegate"})), PermissionDenied, "delegate"),
-        (with_fields(ORDINARY, roles=frozenset({"deployment"})), InvalidField, "made with another one"),
-        (with_fields(ORDINARY, roles=frozenset()), PermissionDenied, "decides its own calls"),
+        (with_fields(ORDINARY, roles=frozenset({"deployment"})), InvalidField, "created with a deployment key"),
+        (with_fields(ORDINARY, roles=frozenset()), PermissionDenied, "may decide its own calls"),
         (with_fields(ORDINARY, roles=frozenset({"veiwer"})), InvalidField, "beside one of viewer, member"),
-        (with_fields(ORDINARY, store_id=StoreId("other")), PermissionDenied, "another store"),
+        (with_fields(ORDINARY, store_id=StoreId("other")), PermissionDenied, "only operators of a store"),
         (with_fields(ORDINARY, user_id=UserId("")), InvalidId, "user_id"),
-        (with_fields(ORDINARY, decides_for_users=True), InvalidField, "only a delegate"),
+        (with_fields(ORDINARY, decides_for_users=True), InvalidField, "requires the role delegate"),
         (with_fields(ORDINARY, expire_time=NOW), InvalidField, "in the future"),
         (with_fields(ORDINARY, name="x" * 201), InvalidField, "name"),
         (with_fields(ORDINARY, roles=frozenset(f"role-{number}" for number in range(33))), InvalidField, "roles"),
@@ -207,5 +207,5 @@ def test_a_store_has_a_limit_of_keys_with_room_left_for_the_deployment(
     check_new(key, keys_max - 1, kept_max - 1)
     with pytest.raises(InvalidField, match="revoke one first"):
         check_new(key, keys_max, keys_max)
-    with pytest.raises(TooLarge, match="90 days after its end: make fewer keys"):
+    with pytest.raises(TooLarge, match="90 days after its end: create fewer keys"):
         check_new(key, 0, kept_max)

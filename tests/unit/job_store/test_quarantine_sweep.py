@@ -12,14 +12,14 @@ def test_looks_begin_anew_after_a_pause() -> None:
     silence = Silence()
     for now in (0.0, 1.0, 2.0, 3.0):
         silence = silence.after([key], now)
-    assert silence.after([key], 20.0).believed == ()
+    assert silence.after([key], 20.0).confirmed == ()
     for now in (4.0, 5.0):
         silence = silence.after([key], now)
-    assert silence.believed == (key,)
+    assert silence.confirmed == (key,)
 
 
 def test_a_lease_that_was_renewed_in_between_begins_anew() -> None:
     key, silence = RunKey(StoreId("store"), RunId("run")), Silence()
     for now in range(20):
         silence = silence.after([] if now % 4 == 0 else [key], float(now))
-        assert silence.believed == ()
+        assert silence.confirmed == ()

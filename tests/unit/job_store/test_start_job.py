@@ -15,8 +15,8 @@ from pawl.job.v1 import ledger_pb2
 from pawl.job_store.ledger.ports import Limits
 from pawl.job_store.ledger.rpc import job_messages
 from pawl.job_store.ledger.rules.jobs import OPEN_MAX
-from pawl.job_store.ledger.rules.places import PlaceLimits
 from pawl.job_store.ledger.rules.rows import QueueKey
+from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.ledger.rules.start_job import StartJob
 from pawl.job_store.ledger.rules.states import Sharing
 from pawl.job_store.ledger.rules.submit import Submitted
@@ -86,13 +86,13 @@ def test_a_job_that_waits_for_its_first_iteration_is_queued_once_that_is_due_and
     parked: dict[str, Any] = {"state": RunState.WAITING, "waits": (WaitKind.TIME,), "lease": LeaseAction.PARK}
     desk.commit(job.run_id, **parked, wake_time=due)
     assert queued() == 0
-    assert not desk.run(job.run_id).wants_to_begin(due - timedelta(seconds=1))
-    assert desk.run(job.run_id).wants_to_begin(due)
+    assert not desk.run(job.run_id).needs_slot(due - timedelta(seconds=1))
+    assert desk.run(job.run_id).needs_slot(due)
     desk.now = due
     desk.claim(job.run_id)
     desk.commit(job.run_id, state=RunState.RUNNING, round=1)
     desk.commit(job.run_id, **parked, wake_time=due)
-    assert not desk.run(job.run_id).wants_to_begin(due), "it has begun"
+    assert not desk.run(job.run_id).needs_slot(due), "it has begun"
 
 
 def test_a_job_is_started_in_no_conversation_of_somebody_else() -> None:
@@ -112,7 +112,7 @@ def test_a_job_starts_by_the_clock_of_the_database(desk: Desk) -> None:
     request.job.begin_time.FromDatetime(desk.now + timedelta(days=3))
     request.job.end_time.FromDatetime(desk.now + timedelta(days=3, seconds=600))
     desk.begin()
-    limits = Limits(crashes_max=3, queue_max=9, store_queue_max=9, places=PlaceLimits(per_store=9, per_user=9))
+    limits = Limits(crashes_max=3, queue_max=9, store_queue_max=9, slots=SlotLimits(per_store=9, per_user=9))
     started = desk.apply(job_messages.start(request, limits)).run
     job = run_pb2.Run.FromString(started.options).job
     times = [time.ToDatetime(tzinfo=UTC) for time in (job.begin_time, job.end_time)]

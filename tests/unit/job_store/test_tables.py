@@ -94,7 +94,7 @@ def _move_call(world: World, before: CallState, after: CallState) -> None:
     was: dict[str, Any] = {"state": before, "reserved_by": "cmd" if pending else ""}
     if before is CallState.DELEGATED:
         was["child_run_id"] = child
-    if (before, after) in call_table.ONCE_BEGUN:
+    if (before, after) in call_table.NEEDS_START:
         was["start_time"] = world.call("call").create_time
     world.unit.put_call(replace(world.call("call"), **was))
     if pending:
@@ -151,13 +151,13 @@ def test_a_run_cannot_end_while_a_call_is_open(world: World, run_id: str) -> Non
 
 
 def test_only_a_run_that_waits_for_a_person_may_sleep_without_end() -> None:
-    """I3: any other run needs a time at which it goes on."""
+    """I3: any other run needs a wake_time at which it goes on."""
     for state in [state for state in RunState if not state.is_terminal]:
         world = World()
         run_id = world.begin()
         world.unit.put_run(replace(world.run(run_id), state=state, waits=(1,)))
         may_sleep = state in {RunState.WAITING, RunState.NEEDS_ATTENTION}
-        with nullcontext() if may_sleep else pytest.raises(InvalidField, match="needs a time"):
+        with nullcontext() if may_sleep else pytest.raises(InvalidField, match="needs a wake_time"):
             world.commit(run_id, lease=LeaseAction.PARK)
         assert (world.run(run_id).claim_at is None) == may_sleep, state
 

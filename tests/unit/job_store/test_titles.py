@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pawl.job_store.ledger.rules.conversations import MADE_TITLE_CHARACTERS_MAX, said_title
+from pawl.job_store.ledger.rules.conversations import MADE_TITLE_CHARACTERS_MAX, title_in_reply
 
 
 @pytest.mark.parametrize(
@@ -22,12 +22,12 @@ from pawl.job_store.ledger.rules.conversations import MADE_TITLE_CHARACTERS_MAX,
     ],
 )
 def test_the_first_line_counts_without_what_stands_around_it(said: str, title: str) -> None:
-    assert said_title(said) == title
+    assert title_in_reply(said) == title
 
 
 @given(st.text())
 def test_a_title_is_one_short_line_whatever_the_model_says(said: str) -> None:
-    title = said_title(said)
+    title = title_in_reply(said)
     assert len(title) <= MADE_TITLE_CHARACTERS_MAX
     assert title.isprintable()
     assert title == title.strip()

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from pawl.chassis.ids import CallId, ClientId, CommandId, RunId, UserId, WorkerId
 from pawl.job_store.ledger.rules import call_table, run_table
 from pawl.job_store.ledger.rules.approval import Decision
-from pawl.job_store.ledger.rules.places import PlaceLimits
 from pawl.job_store.ledger.rules.rows import Attention, CallRow, Offer, RunRow
+from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.ledger.rules.states import AttentionReason, WaitReason
 from pawl.job_store.ledger.rules.usage import day_end
 from pawl.job_store.ledger.rules.waiting import Situation, Waiting, explain, explain_all
@@ -21,7 +21,7 @@ from pawl.values import CallState, DecisionKind, RunState, StopCause, WaitKind
 from tests.unit.job_store.world import DIGEST
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
-LIMITS = PlaceLimits(per_store=3, per_user=2)
+LIMITS = SlotLimits(per_store=3, per_user=2)
 ALLOWED = {
     RunState.QUEUED: {WaitReason.TURN, WaitReason.PLACE, WaitReason.WORKER},
     RunState.WAITING: set(WaitReason) - {WaitReason.TURN, WaitReason.PLACE, WaitReason.OPERATOR, WaitReason.STOPPING},
@@ -129,8 +129,8 @@ def situations(draw: st.DrawFn) -> Situation:
         calls=calls,
         is_cut=draw(st.booleans()),
         before=tuple(map(RunId, draw(st.sampled_from([(), ("run_0",), tuple(f"run_{n}" for n in range(90))])))),
-        store_taken=draw(st.integers(0, 4)),
-        user_taken=draw(st.integers(0, 4)),
+        store_slots_used=draw(st.integers(0, 4)),
+        user_slots_used=draw(st.integers(0, 4)),
     )
 
 
@@ -189,7 +189,7 @@ WAITS: list[tuple[tuple[WaitKind, ...], list[CallRow], WaitReason, str, tuple[st
         (WaitKind.ANSWER,),
         [call_row("call", CallState.ASKED)],
         WaitReason.ANSWER,
-        "It waits for an answer of ann.",
+        "It waits for an answer from ann.",
         ("ann",),
     ),
     (
@@ -203,30 +203,30 @@ WAITS: list[tuple[tuple[WaitKind, ...], list[CallRow], WaitReason, str, tuple[st
         (WaitKind.COMPLETION,),
         [call_row("call", CallState.RUNNING)],
         WaitReason.COMPLETION,
-        "It waits for somebody outside to complete send_email.",
+        "It waits for an outside system to complete send_email.",
         (),
     ),
     (
         (WaitKind.APPROVAL, WaitKind.ANSWER),
         [call_row("q", CallState.ASKED), call_row("call", CallState.AWAITING_APPROVAL, tool_name="pay")],
         WaitReason.APPROVAL,
-        "It waits for an approval of pay, and for an answer of ann.",
+        "It waits for an approval of pay, and for an answer from ann.",
         ("ann",),
     ),
     (
         (WaitKind.APPROVAL,),
         [call_row("call", CallState.AWAITING_APPROVAL, **_GATED)],
         WaitReason.APPROVAL,
-        "It waits for 2 approvals of send_email, of which it has 1 (asked twice: nobody decided in time).",
+        "It waits for 2 approvals of send_email (1 given) (requested twice, not decided in time).",
         (),
     ),
     ((WaitKind.PAUSED,), [], WaitReason.PAUSED, "It waits for its user to resume it: it is paused.", ("ann",)),
-    ((WaitKind.PROVIDER,), [], WaitReason.PROVIDER, "It waits for the model server, which does not answer.", ()),
+    ((WaitKind.PROVIDER,), [], WaitReason.PROVIDER, "It waits for the model server, which is unavailable.", ()),
     (
         (WaitKind.AGENT_QUOTA,),
         [],
         WaitReason.AGENT_QUOTA,
-        "It waits for the next day: the agent default has used up its tokens of this one.",
+        "It waits for the next day: the agent default has used up its daily tokens.",
         (),
     ),
 ]
@@ -260,7 +260,7 @@ def test_a_run_that_waits_for_its_turn_names_those_before_it() -> None:
     waiting = told(RunState.QUEUED, queued_message=b"m", around=before)
     assert (waiting.reason, waiting.run_ids) == (WaitReason.TURN, ("run_a", "run_b"))
     assert waiting.sentence == (
-        "It waits for its turn in the conversation, which run run_a has, and behind 1 more that wait."
+        "It waits for its turn in the conversation, which run run_a has, with 1 more ahead of it."
     )
     assert waiting.since_time == NOW - timedelta(hours=1)
 
@@ -268,11 +268,14 @@ def test_a_run_that_waits_for_its_turn_names_those_before_it() -> None:
 def test_a_run_that_fits_into_no_limit_waits_for_a_place() -> None:
     """LOOP-14."""
     since = NOW - timedelta(seconds=9)
-    for taken, whose in [({"store_taken": 3}, "store has 3"), ({"user_taken": 2}, "user has 2")]:
+    for taken, whose in [({"store_slots_used": 3}, "store has 3"), ({"user_slots_used": 2}, "user has 2")]:
         waiting = told(RunState.QUEUED, claim_at=since, around=taken)
         assert (waiting.reason, waiting.since_time) == (WaitReason.PLACE, since)
         assert whose in waiting.sentence
-    assert told(RunState.QUEUED, claim_at=since, around={"store_taken": 2, "user_taken": 1}).reason is WaitReason.WORKER
+    assert (
+        told(RunState.QUEUED, claim_at=since, around={"store_slots_used": 2, "user_slots_used": 1}).reason
+        is WaitReason.WORKER
+    )
 
 
 def test_a_run_in_need_says_what_the_operator_is_to_do() -> None:

@@ -136,7 +136,7 @@ def test_no_other_user_stops_or_steers_a_turn() -> None:
         ):
             with pytest.raises(error):
                 desk.submit(policy)
-        assert desk.submit().place == 1
+        assert desk.submit().queue_position == 1
         assert desk.active is not None
         assert (desk.active.run_id, desk.active.stop_cause) == (turn.run_id, None)
         desk.submit(user_id=BOB)

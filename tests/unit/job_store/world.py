@@ -48,7 +48,7 @@ class World:
         self._numbers = itertools.count(1)
         for in_background in (False, True):
             queue_key = QueueKey(STORE, in_background=in_background)
-            self.unit.queues.load(queue_key, Queue(queued=0, active=0, places=0))
+            self.unit.queues.load(queue_key, Queue(queued=0, active=0, slots=0))
 
     def apply(self, operation: Any) -> Any:
         self.unit.now = self.now

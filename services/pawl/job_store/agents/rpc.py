@@ -1,4 +1,4 @@
-"""pawl.agent.v1.AgentRegistryService, as agent-loop forwards it, and pawl.job.v1.AgentLedgerService."""
+"""Servicers of pawl.agent.v1.AgentRegistryService (forwarded by agent-loop) and pawl.job.v1.AgentLedgerService."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _log = logs.get_logger(__name__)
 
 
 class AgentServicer:
-    """Serves agents to the user for whom agent-loop calls."""
+    """Serves agents to the user on whose behalf agent-loop calls."""
 
     def __init__(self, agents: PostgresAgents, usage: PostgresUsage) -> None:
         self._agents = agents
@@ -49,7 +49,7 @@ class AgentServicer:
         )
         newest = await self._agents.get(user.store_id, name, 0)
         shown = [row for row in page.rows if _may_see(user, row)]
-        # Who may not see the newest version may see none.
+        # A user who may not see the newest version may see none.
         if (newest is not None and not _may_see(user, newest)) or not (shown or request.page_token):
             raise AgentNotFound
         token = next_token("ListAgentVersions", selection, page, lambda row: row.version)
@@ -65,7 +65,7 @@ class AgentServicer:
     async def GetAgentUsage(self, request: pb.GetAgentUsageRequest, context: Context) -> pb.GetAgentUsageResponse:
         user, name = require_user(), check_id(request.name, "name")
         if request.days > DAYS_MAX:
-            raise InvalidField(f"days: at most {DAYS_MAX}", field="days")
+            raise InvalidField(f"days must be at most {DAYS_MAX}, got {request.days}", field="days")
         if name != DEFAULT_AGENT and await self._agents.get(user.store_id, name, 1) is None:
             raise AgentNotFound
         found = await self._usage.of_agent(user.store_id, name, days=request.days or _DAYS)
@@ -79,8 +79,6 @@ class AgentServicer:
 
 
 class AgentLedgerServicer(agents_pb2_grpc.AgentLedgerServiceServicer):
-    """Serves the versions of agents."""
-
     def __init__(self, agents: PostgresAgents, usage: PostgresUsage) -> None:
         self._agents = agents
         self._usage = usage
@@ -102,7 +100,7 @@ class AgentLedgerServicer(agents_pb2_grpc.AgentLedgerServiceServicer):
         if request.version > _VERSION_MAX:
             raise AgentNotFound
         found = await self._agents.get(store_id, name, request.version)
-        # Each run that names no agent asks for the default, and most stores have none: that is no failure.
+        # Every run without an agent asks for the default agent. Most stores have none, which is not an error.
         if found is None and (name != DEFAULT_AGENT or request.version):
             raise AgentNotFound
         return ledger.GetAgentResponse(agent=None if found is None else _message(found))
@@ -147,7 +145,7 @@ class AgentLedgerServicer(agents_pb2_grpc.AgentLedgerServiceServicer):
 
 
 def _asked(request: ledger.PutAgentRequest | ledger.PutDraftRequest) -> partial[AgentVersionRow]:
-    """Return a version as it is asked for, which lacks its time."""
+    """Return the requested version, without its creation time."""
     return partial(
         AgentVersionRow,
         store_id=check_id(request.store_id, "store_id"),
@@ -162,7 +160,7 @@ def _asked(request: ledger.PutAgentRequest | ledger.PutDraftRequest) -> partial[
 async def quota(
     agents: PostgresAgents, usage: PostgresUsage, store_id: StoreId, name: str
 ) -> ledger.GetAgentQuotaResponse:
-    """Return the budget of an agent that is not deleted, and what is used of it."""
+    """Return the daily token budget of an agent that is not deleted, and the tokens used today."""
     newest = await agents.get(store_id, name, 0)
     used, day_end_time = await usage.today(store_id, name)
     tokens_max = 0 if newest is None else agent_pb2.AgentDefinition.FromString(newest.definition).daily_tokens_max
@@ -170,7 +168,7 @@ async def quota(
 
 
 def _may_see(user: Principal, row: AgentVersionRow) -> bool:
-    """Return whether a user may look at a version: admins, who make it, and those who may use it."""
+    """Return whether a user may see a version: admins, and users with an allowed role."""
     allowed = agent_pb2.AgentDefinition.FromString(row.definition).allowed_roles
     return not allowed or Role.ADMIN in user.roles or not user.roles.isdisjoint(allowed)
 

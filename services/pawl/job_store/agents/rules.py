@@ -1,4 +1,4 @@
-"""The agents of a store in versions, and the rules by which a new one is made."""
+"""Versions of a store's agents, and the rules for saving a new one."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from msgspec.structs import replace
 from pawl.chassis.ids import CredentialId, StoreId, UserId
 from pawl.errors import AgentCycle, AgentNotFound, TooLarge
 
+# Maximum number of agents per store, not counting deleted ones.
 AGENTS_MAX: Final = 500
-"""Most agents of a store that are not deleted."""
+# Maximum number of agents per store, counting deleted ones.
 KEPT_AGENTS_MAX: Final = 1000
-"""Most agents of a store with those that were deleted."""
+# Maximum number of versions of an agent.
 VERSIONS_MAX: Final = 1000
-"""Most versions of an agent."""
+# Maximum number of drafts per user.
 DRAFTS_MAX: Final = 20
-"""Most drafts of a user."""
 
 
 class AgentVersionRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A version of an agent, or a draft; `definition` is opaque. It never changes."""
+    """An immutable version of an agent, or a draft. `definition` is opaque."""
 
     store_id: StoreId
     name: str
@@ -36,7 +36,7 @@ class AgentVersionRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentRow(msgspec.Struct, frozen=True, kw_only=True):
-    """An agent: the number of its newest version, to whom that delegates, and whether it was deleted."""
+    """The newest version of an agent, the agents it delegates to, and whether the agent is deleted."""
 
     name: str
     version: int
@@ -44,11 +44,11 @@ class AgentRow(msgspec.Struct, frozen=True, kw_only=True):
     is_deleted: bool = False
 
 
+# Returns the newest version of an agent. Arguments: the store's agents by name, its newest version so far, the time.
 Save: TypeAlias = Callable[[Mapping[str, AgentRow], AgentVersionRow | None, datetime], AgentVersionRow]
-"""The newest version of an agent, from all agents of its store by name, its newest version so far, and the time."""
 
+# Returns a user's draft. Arguments: the store's agents by name, the user's drafts by name, the time.
 SaveDraft: TypeAlias = Callable[[Mapping[str, AgentRow], Mapping[str, AgentVersionRow], datetime], AgentVersionRow]
-"""A draft of a user, from all agents of its store by name, all drafts of the user by name, and the time."""
 
 
 def saved(
@@ -57,29 +57,29 @@ def saved(
     agents: Mapping[str, AgentRow],
     newest: AgentVersionRow | None,
 ) -> AgentVersionRow:
-    """Return the newest version of an agent once `asked` is saved: `newest` itself if nothing is new.
+    """Return the newest version of an agent after saving `asked`: `newest` itself if nothing changed.
 
-    `agents` are all of the store by name, `newest` is the newest version of this one, also if it was deleted.
+    `agents` are all agents of the store by name. `newest` is the newest version of this agent, even if it is deleted.
 
     Raises:
-        AgentNotFound: it delegates to one that is not there.
-        AgentCycle: it would delegate to itself, perhaps through others.
-        TooLarge: the store has too many agents, or this one too many versions.
+        AgentNotFound: The agent delegates to one that does not exist.
+        AgentCycle: The agent would delegate to itself, directly or through others.
+        TooLarge: The store has too many agents, or the agent too many versions.
     """
     own = agents.get(asked.name)
     _check_delegation(asked.name, delegates_to, agents)
     is_live = own is not None and not own.is_deleted
-    if is_live and newest is not None and _says(newest) == _says(asked):
+    if is_live and newest is not None and _content(newest) == _content(asked):
         return newest
     if not is_live and sum(not agent.is_deleted for agent in agents.values()) >= AGENTS_MAX:
         raise TooLarge(f"a store has at most {AGENTS_MAX} agents: delete one first")
     if own is None and len(agents) >= KEPT_AGENTS_MAX:
         raise TooLarge(
-            f"{KEPT_AGENTS_MAX} agents of this store are kept, also the deleted ones: take one of their names"
+            f"a store keeps at most {KEPT_AGENTS_MAX} agents, counting deleted ones: reuse the name of one of them"
         )
     version = own.version if own is not None else 0
     if version >= VERSIONS_MAX:
-        raise TooLarge(f"an agent has at most {VERSIONS_MAX} versions: go on with one of another name")
+        raise TooLarge(f"an agent has at most {VERSIONS_MAX} versions: save it under another name")
     return replace(asked, version=version + 1)
 
 
@@ -89,17 +89,18 @@ def drafted(
     agents: Mapping[str, AgentRow],
     drafts: Mapping[str, AgentVersionRow],
 ) -> AgentVersionRow:
-    """Return the draft of a user once `asked` is saved: the one that was there if nothing is new.
+    """Return a user's draft after saving `asked`: the existing one if nothing changed.
 
-    `agents` are all of the store by name, `drafts` those of the user. A draft could be saved as an agent of its name.
+    `agents` are all agents of the store by name, `drafts` those of the user. A draft must be valid as an agent of its
+    name.
 
     Raises:
-        AgentNotFound, AgentCycle: as `saved`.
-        TooLarge: the user has too many.
+        AgentNotFound, AgentCycle: As for `saved`.
+        TooLarge: The user has too many drafts.
     """
     _check_delegation(asked.name, delegates_to, agents)
     own = drafts.get(asked.name)
-    if own is not None and _says(own) == _says(asked):
+    if own is not None and _content(own) == _content(asked):
         return own
     if own is None and len(drafts) >= DRAFTS_MAX:
         raise TooLarge(f"a user has at most {DRAFTS_MAX} drafts: delete one first")
@@ -108,17 +109,19 @@ def drafted(
 
 def _check_delegation(name: str, delegates_to: tuple[str, ...], agents: Mapping[str, AgentRow]) -> None:
     for other in delegates_to:
-        there = agents.get(other)
-        if other != name and (there is None or there.is_deleted):
-            raise AgentNotFound(f"delegates_to: there is no agent {other!r}: make it first", agent=other)
+        agent = agents.get(other)
+        if other != name and (agent is None or agent.is_deleted):
+            raise AgentNotFound(f"delegates_to: agent {other!r} does not exist: create it first", agent=other)
     if cycle := cycle_of(name, delegates_to, agents):
-        raise AgentCycle(f"delegates_to: {' -> '.join(cycle)}: take one of these steps out")
+        raise AgentCycle(
+            f"delegates_to: the cycle {' -> '.join(cycle)} is not allowed: remove one of these delegations"
+        )
 
 
 def cycle_of(name: str, delegates_to: tuple[str, ...], agents: Mapping[str, AgentRow]) -> tuple[str, ...]:
-    """Return a way from an agent back to itself if it delegated to these, by name; an empty one if there is none.
+    """Return a delegation cycle through an agent that would delegate to these agents; empty for none.
 
-    Deleted agents count: one that is made again is delegated to again.
+    Deleted agents count, because recreating one restores the delegations to it.
     """
     came_from: dict[str, str] = {}
     waiting = [(each, name) for each in reversed(delegates_to)]
@@ -137,5 +140,5 @@ def cycle_of(name: str, delegates_to: tuple[str, ...], agents: Mapping[str, Agen
     return ()
 
 
-def _says(version: AgentVersionRow) -> tuple[object, ...]:
+def _content(version: AgentVersionRow) -> tuple[object, ...]:
     return version.definition, version.tool_names

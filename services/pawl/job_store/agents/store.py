@@ -14,13 +14,13 @@ from pawl.job_store.ledger.reading import Page
 from pawl.job_store.ledger.store import run_lists
 from pawl.values import RunState, WaitKind
 
-# The statements are made from constants of this module only.
+# The statements are built from constants of this module only.
 # ruff: noqa: S608
 
 _KEY: Final = "store_id, name, version"
 _COLUMNS: Final = f"{_KEY}, definition, tool_names, create_time, create_user_id, create_credential_id"
 _SIZE: Final = "octet_length(definition) + 64 * cardinality(tool_names)"
-# Changes of the agents of a store come one after the other: what is delegated to whom is judged as a whole.
+# Changes of a store's agents are serialised, because delegations are checked as a whole.
 _LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext('job_store.agents'), hashtext($1))"
 _AGENTS: Final = """
 SELECT name, version, delegates_to, delete_time IS NOT NULL AS is_deleted FROM job_store.agents WHERE store_id = $1
@@ -36,7 +36,7 @@ INSERT INTO job_store.agents (store_id, name, version, delegates_to) VALUES ($1,
 ON CONFLICT (store_id, name) DO UPDATE SET version = excluded.version, delegates_to = excluded.delegates_to,
     delete_time = NULL, delete_user_id = '', delete_credential_id = ''
 """
-# Its runs that wait for its budget look again: it may have another one, or none any more.
+# Runs of the agent that wait for its budget check again: the budget may have changed or gone.
 _WAKE: Final = f"""
 WITH waiting AS MATERIALIZED (
     SELECT store_id, run_id FROM job_store.runs
@@ -97,7 +97,7 @@ _values: Final = attrgetter(*_COLUMNS.split(", "))
 
 
 class PostgresAgents:
-    """Versions of agents, and drafts. Changes in a store come one after the other."""
+    """Versions of agents, and drafts. Changes within a store are serialised."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -105,10 +105,14 @@ class PostgresAgents:
     async def put(
         self, store_id: StoreId, name: str, delegates_to: tuple[str, ...], save: Save, *, validate_only: bool
     ) -> tuple[AgentVersionRow, bool]:
-        """Keep what `save` returns, if that is new; return it, and whether it is. `validate_only` keeps nothing.
+        """Store the version that `save` returns, if it is new.
+
+        Return it and whether it is new.
+
+        With `validate_only`, nothing is stored.
 
         Raises:
-            PawlError: what `save` raises.
+            PawlError: Any error that `save` raises.
         """
         async with self._database.transaction() as connection:
             await connection.execute(_LOCK, store_id)
@@ -125,22 +129,22 @@ class PostgresAgents:
         return kept, True
 
     async def get(self, store_id: StoreId, name: str, version: int) -> AgentVersionRow | None:
-        """Return a version; 0 is the newest of an agent that is not deleted."""
+        """Return a version, or with 0 the newest one of an agent that is not deleted."""
         if version:
             return await _version(self._database, store_id, name, version)
         row = await self._database.fetchrow(_LIVE, store_id, name)
         return None if row is None else _read(row)
 
     async def list(self, store_id: StoreId, *, after: str, rows_max: int) -> Page[AgentVersionRow]:
-        """Return the newest versions of agents that are not deleted, by name, from the one after `after` on."""
+        """Return the newest versions of agents that are not deleted, by name, starting after `after`."""
         return await run_lists.fetch(self._database, _LIST, (store_id, after), _read, rows_max=rows_max)
 
     async def versions(self, store_id: StoreId, name: str, *, before: int, rows_max: int) -> Page[AgentVersionRow]:
-        """Return versions of an agent, the newest first, from the one before `before` on."""
+        """Return the versions of an agent below `before`, newest first."""
         return await run_lists.fetch(self._database, _VERSIONS, (store_id, name, before), _read, rows_max=rows_max)
 
     async def delete(self, store_id: StoreId, name: str, user_id: UserId, credential_id: CredentialId) -> bool:
-        """Mark an agent as deleted; return whether there was one that was not."""
+        """Mark an agent as deleted; return False if there is no such agent."""
         async with self._database.transaction() as connection:
             await connection.execute(_LOCK, store_id)
             is_deleted = bool(affected(await connection.execute(_DELETE, store_id, name, user_id, credential_id)))
@@ -150,7 +154,7 @@ class PostgresAgents:
     async def put_draft(
         self, store_id: StoreId, user_id: UserId, save: SaveDraft, *, validate_only: bool
     ) -> tuple[AgentVersionRow, bool]:
-        """Keep the draft that `save` returns, if that is new; as `put`."""
+        """Store the draft that `save` returns, if it is new. See `put`."""
         async with self._database.transaction() as connection:
             await connection.execute(_LOCK, store_id)
             now = await connection.fetchval("SELECT clock_timestamp()")
@@ -163,18 +167,17 @@ class PostgresAgents:
         return kept, True
 
     async def get_draft(self, store_id: StoreId, user_id: UserId, name: str) -> AgentVersionRow | None:
-        """Return a draft."""
         row = await self._database.fetchrow(_DRAFT, store_id, user_id, name)
         return None if row is None else _read(row)
 
     async def list_drafts(
         self, store_id: StoreId, user_id: UserId, *, after: str, rows_max: int
     ) -> Page[AgentVersionRow]:
-        """Return the drafts of a user, by name, from the one after `after` on."""
+        """Return the drafts of a user by name, starting after `after`."""
         return await run_lists.fetch(self._database, _LIST_DRAFTS, (store_id, user_id, after), _read, rows_max=rows_max)
 
     async def delete_draft(self, store_id: StoreId, user_id: UserId, name: str) -> bool:
-        """Remove a draft; return whether there was one."""
+        """Remove a draft; return False if there is no such draft."""
         return bool(affected(await self._database.execute(_DELETE_DRAFT, store_id, user_id, name)))
 
 

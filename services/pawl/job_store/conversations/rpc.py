@@ -1,4 +1,4 @@
-"""pawl.agent.v1.ConversationService, as agent-loop forwards it, and what it asks as operations of ours."""
+"""Servicer of pawl.agent.v1.ConversationService, which agent-loop forwards."""
 
 from __future__ import annotations
 
@@ -25,12 +25,15 @@ from pawl.job_store.ledger.rules.rows import ClientKey
 from pawl.job_store.ledger.rules.search import query_words
 from pawl.job_store.ledger.rules.states import Sharing
 
+# The largest possible message number.
 NUMBER_MAX: Final = 2**63 - 1
-"""The largest number that a message can have."""
 
 
 class ConversationServicer:
-    """Serves the conversations of the user for whom agent-loop calls. `erasing` is None where nothing is erased."""
+    """Serves the conversations of the user on whose behalf agent-loop calls.
+
+    `erasing` is None if erasure is unavailable.
+    """
 
     def __init__(self, ledger: Ledger, erasing: Erasing | None) -> None:
         self._ledger = ledger
@@ -95,7 +98,7 @@ class ConversationServicer:
 def _wanted(request: pb.ListConversationsRequest) -> ConversationFilter:
     labels = tuple(sorted(check_labels(request.labels).items()))
     if request.shared and labels:
-        raise InvalidField("labels are of your own conversations: leave them out with shared", field="labels")
+        raise InvalidField("labels only apply to your own conversations: leave them out with shared", field="labels")
     archived = request.archived if request.HasField("archived") else None
     return ConversationFilter(archived=archived, words=query_words(request.query), labels=labels, shared=request.shared)
 
@@ -117,7 +120,7 @@ def _update(request: pb.UpdateConversationRequest) -> UpdateConversation:
         is_undo=lambda options: run_pb2.Run.FromString(options).HasField("undo"),
     )
     if not update.changes:
-        raise InvalidField("give a title or labels, or say whether it is archived or shared", field="title")
+        raise InvalidField("give at least one of title, labels, archived, sharing or shows_arguments", field="title")
     return update
 
 

@@ -1,4 +1,4 @@
-"""pawl.job.v1.TitleService: translates, nothing else."""
+"""Servicer of pawl.job.v1.TitleService."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _ATTEMPTS_MAX: Final = 2**15
 
 
 class TitleServicer(titles_pb2_grpc.TitleServiceServicer):
-    """Serves those who ask models for titles."""
-
     def __init__(self, titles: PostgresTitles) -> None:
         self._titles = titles
 
     async def ClaimTitles(self, request: pb.ClaimTitlesRequest, context: Context) -> pb.ClaimTitlesResponse:
         if not 1 <= request.titles_max <= TITLES_MAX:
-            raise InvalidField(f"titles_max is from 1 to {TITLES_MAX}", field="titles_max")
+            raise InvalidField(
+                f"titles_max must be between 1 and {TITLES_MAX}, got {request.titles_max}", field="titles_max"
+            )
         return pb.ClaimTitlesResponse(tasks=await self._titles.claim(titles_max=request.titles_max))
 
     async def SetTitle(self, request: pb.SetTitleRequest, context: Context) -> pb.SetTitleResponse:

@@ -1,8 +1,7 @@
-"""Erasing conversations: begun by their users, done by a sweep of any replica, told by a receipt.
+"""Erases conversations: users start erasures, a sweep on any replica carries them out, and receipts report progress.
 
-Erasing on JetStream: the life cycle of erased runs, and the list of what was erased, which outlives the database.
-
-The list has ids only. Whoever hears `pawl.v1.<store>.erased.<conversation>` can erase what it has kept, too.
+On JetStream, it removes the life-cycle events of erased runs, and keeps a list of erased conversation ids that outlives
+the database. Subscribers to `pawl.v1.<store>.erased.<conversation>` can erase their own copies.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ SUBJECTS: Final = "pawl.v1.*.erased.*"
 _BYTES_MAX: Final = 256 * 1024 * 1024
 _BATCH: Final = 256
 _SECONDS: Final = 5.0
-# The server removes a consumer after this time without a request.
+# The server removes a consumer after this long without a request.
 _IDLE_SECONDS: Final = 30.0
 _CONFIG: Final = StreamConfig(
     name=STREAM,
@@ -52,9 +51,9 @@ _CONFIG: Final = StreamConfig(
 
 
 class JetStreamErasures:
-    """The life cycle on NATS, from which erased runs are removed, and beside it the list of what was erased.
+    """Removes life-cycle events of erased runs from JetStream, and keeps the list of erased conversations.
 
-    All methods raise DependencyUnavailable while it is unavailable.
+    All methods raise DependencyUnavailable while NATS is unavailable.
     """
 
     def __init__(self, bus: Bus) -> None:
@@ -62,9 +61,11 @@ class JetStreamErasures:
         self._opened_number = self._applied_number = 0
 
     async def open(self) -> bool | None:
-        """Make sure that the list exists; True if it is new, None if it was applied and is the same since.
+        """Create the list if needed.
 
-        It is read on each new connection, which may be to another server.
+        Return True if it is new, None if it has not changed since it was applied.
+
+        Every new connection reads the list again, because it may be to another server.
         """
         connection_number = self._bus.connection_number
         if self._applied_number == connection_number and self._bus.connected:
@@ -75,38 +76,38 @@ class JetStreamErasures:
         return info.state.messages == 0
 
     def applied(self) -> None:
-        """Take the list for applied, as it was opened."""
+        """Record that the opened list was applied."""
         self._applied_number = self._opened_number
 
     async def read(self) -> AsyncIterator[Collection[tuple[StoreId, ConversationId]]]:
-        """Yield what was ever erased, in parts."""
+        """Yield all erased conversations, in batches."""
         with _translating():
             async for messages in _scan(self._bus.jetstream(), STREAM, SUBJECTS):
                 places = [message.subject.split(".") for message in messages]
                 yield [(StoreId(place[2]), ConversationId(place[4])) for place in places]
 
     async def write(self, key: ErasureKey) -> None:
-        """Add a conversation. Durable when it returns; more than once does no harm."""
+        """Add a conversation to the list. Durable on return and idempotent."""
         with _translating():
             subject = f"pawl.v1.{key.store_id}.erased.{key.conversation_id}"
             await self._bus.jetstream().publish(subject, b"", timeout=_SECONDS, stream=STREAM)
 
     async def purge(self, store_id: StoreId, run_ids: Collection[str]) -> int:
-        """Remove the life cycle of some runs; returns how many messages."""
+        """Remove the life-cycle events of some runs; return how many."""
         count = 0
         with _translating():
             jetstream = self._bus.jetstream()
             async for messages in _scan(jetstream, lifecycle_stream.STREAM, f"pawl.v1.{store_id}.lifecycle.*"):
                 for message in messages:
                     if (message.headers or {}).get("ce-subject") in run_ids:
-                        # The server writes over it.
+                        # The server overwrites the message securely.
                         await jetstream.delete_msg(lifecycle_stream.STREAM, message.metadata.sequence.stream)
                         count += 1
         return count
 
 
 async def _scan(jetstream: JetStreamContext, stream: str, subject: str) -> AsyncIterator[Sequence[Msg]]:
-    """Yield the messages on a subject that a stream has now, without their payloads; none if there is no stream."""
+    """Yield the messages that a stream holds now on a subject, without payloads; none if the stream does not exist."""
     config = ConsumerConfig(
         deliver_policy=DeliverPolicy.ALL,
         ack_policy=AckPolicy.NONE,
@@ -143,17 +144,17 @@ _ERASURES_MAX: Final = 1000
 _RUNS_MAX: Final = 200
 _ROWS_MAX: Final = 500
 _ITEMS_MAX: Final = 1000
-# Each time the life cycle of all of a store is read, for all that was erased since the last time. This is the pause
-# after it, in times of how long it took.
+# Each purge reads all life-cycle events of a store, for all erasures since the last purge. The pause after a purge is
+# this multiple of its duration.
 _PURGE_PAUSE: Final = 9.0
-# What was written to the log so lately may be lost by a crash of it.
+# A crash of the log may lose entries that are more recent than this.
 _UNSURE_SECONDS: Final = 3600.0
 
 _log = logs.get_logger(__name__)
 
 
 class Erasing:
-    """Erases conversations. Without a `log` there is nothing to purge, and no list."""
+    """Erases conversations. Without a `log`, nothing is purged from JetStream and no list is kept."""
 
     def __init__(
         self,
@@ -172,36 +173,36 @@ class Erasing:
         self._ids = ids
         self._monotonic = monotonic
         self._purge_at = 0.0
-        self._begun = asyncio.Event()
+        self._started = asyncio.Event()
 
     async def erase(self, key: ErasureKey) -> Receipt:
-        """Begin to erase a conversation, if that was not done before, and return how far it is.
+        """Start erasing a conversation, unless that has happened already, and return its progress.
 
         Raises:
-            ConversationNotFound: there is none for this user, or it has been gone for as long as any is kept.
+            ConversationNotFound: The user has no such conversation, or its receipt has expired.
         """
         with suppress(ConversationErased):
             await self._conversations.by_id(key.store_id, key.user_id, key.conversation_id)
-            await self.erasures.begin(key)
-            self._begun.set()
+            await self.erasures.start(key)
+            self._started.set()
         return await self.erasures.receipt(key)
 
     async def due(self, part: Part) -> AsyncIterator[tuple[ErasureKey, ItemPart]]:
-        """Yield the ids of what a part has to forget now; the last of each conversation has no more after it."""
+        """Yield the ids that a part must erase now. The last batch of each conversation has `has_more` False."""
         async for erasure in self._open([part], without=FIRST):
             async for items in self._items(erasure.key):
                 yield erasure.key, items
 
     async def run(self) -> None:
-        """Erase what is to be erased, every two seconds and when something has begun."""
+        """Run the sweep every two seconds, and when an erasure starts."""
         while True:
             tasks.check_cancelled()
-            self._begun.clear()
+            self._started.clear()
             await self.sweep()
-            await tasks.within(_SWEEP_SECONDS, self._begun.wait())
+            await tasks.within(_SWEEP_SECONDS, self._started.wait())
 
     async def sweep(self) -> None:
-        """Go as far as that is possible now. What cannot be erased keeps nothing else from going."""
+        """Advance all open erasures as far as possible. A failing step does not block the others."""
         if self._log is not None:
             await self._attempt(self._apply_log(self._log), "log")
         await self._attempt(self._sweep_open(), "open")
@@ -214,16 +215,16 @@ class Erasing:
                     purged[erasure.key.store_id].append(erasure)
                 else:
                     await self._attempt(self._do(erasure.key, part), part.value)
-        began = self._monotonic()
-        if began < self._purge_at:
+        start = self._monotonic()
+        if start < self._purge_at:
             return
         for store_id, each in purged.items():
             await self._attempt(self._purge(store_id, each), Part.STREAM.value)
         now = self._monotonic()
-        self._purge_at = now + (now - began) * _PURGE_PAUSE
+        self._purge_at = now + (now - start) * _PURGE_PAUSE
 
     async def _open(self, parts: Collection[Part], *, without: Collection[Part]) -> AsyncIterator[Erasure]:
-        """Yield all of them, page by page: those with which nothing can be done keep none from its turn."""
+        """Yield all open erasures page by page, so that stuck ones do not block the rest."""
         last: Erasure | None = None
         while page := await self.erasures.open(parts, without=without, after=last, rows_max=_ERASURES_MAX):
             for erasure in page:
@@ -235,7 +236,7 @@ class Erasing:
             return await step
         except PawlError as error:
             _log.info("erasing.postponed", step=name, reason=error.reason)
-        except Exception:  # noqa: BLE001  # the next sweep tries it again
+        except Exception:  # noqa: BLE001  # the next sweep tries again
             _log.exception("erasing.failed", step=name)
         return None
 
@@ -246,7 +247,7 @@ class Erasing:
             case Part.LEDGER:
                 while await self.erasures.remove(key, rows_max=_ROWS_MAX):
                     tasks.check_cancelled()
-                self._begun.set()
+                self._started.set()
             case Part.LOG:
                 if self._log is not None:
                     await self._log.write(key)
@@ -256,7 +257,7 @@ class Erasing:
 
     async def _end_runs(self, key: ErasureKey) -> None:
         if await self.erasures.end_runs(key):
-            self._begun.set()  # There is more to do, and perhaps there are conversations below it.
+            self._started.set()  # The next part is due, and conversations below this one may have to be erased.
             return
         for run, user_id in await self.erasures.open_runs(key, runs_max=_RUNS_MAX):
             cancel = Send(
@@ -270,7 +271,7 @@ class Erasing:
             await self._group_commit.run(cancel, size_bytes=len(CANCEL), store_id=key.store_id)
 
     async def _purge(self, store_id: StoreId, erasures: Sequence[Erasure]) -> None:
-        """Remove the life cycle of all of them: the stream is read once."""
+        """Remove the life-cycle events of all these erasures in one pass over the stream."""
         run_ids = set[str]()
         for erasure in erasures:
             async for items in self._items(erasure.key):
@@ -281,12 +282,12 @@ class Erasing:
             await self.erasures.done(erasure.key, Part.STREAM)
 
     async def _apply_log(self, log: JetStreamErasures) -> None:
-        """Erase again what was erased before and is there, as after a restore; list again what the list has lost."""
+        """Erase again conversations that reappeared, as after a restore, and relist those that the list has lost."""
         is_new = await log.open()
         if is_new is None:
             return
         async for conversations in log.read():
-            if count := await self.erasures.begin_again(conversations):
+            if count := await self.erasures.restart(conversations):
                 _log.warning("erasing.again", conversations=count)
         await self.erasures.log_again(younger_than_seconds=None if is_new else _UNSURE_SECONDS)
         log.applied()

@@ -1,4 +1,4 @@
-"""pawl.job.v1.ErasureService: translates, nothing else."""
+"""Servicer of pawl.job.v1.ErasureService."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from pawl.job_store.erasure.rules import ErasureKey, part_of
 
 
 class ErasureServicer(erasure_pb2_grpc.ErasureServiceServicer):
-    """Serves the services that have a part in erasures."""
-
     def __init__(self, erasing: Erasing) -> None:
         self._erasing = erasing
 

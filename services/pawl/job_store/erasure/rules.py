@@ -1,4 +1,4 @@
-"""Erasing conversations, whole and for good: what is to be done, and what is left of them."""
+"""Permanent erasure of whole conversations: the parts to do, and the data that remains."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ _FRONT_END: Final = 2
 
 
 class Part(StrEnum):
-    """The parts of an erasure. RUNS comes first, then LEDGER; the others have their turn in any order after these."""
+    """The parts of an erasure. RUNS comes first, then LEDGER; the others follow in any order. LOG waits for nothing."""
 
+    # End the runs of the conversation.
     RUNS = "runs"
-    """Its runs have to end."""
+    # Remove the conversation from the ledger, keeping the ids of its runs and calls for the other parts.
     LEDGER = "ledger"
-    """The ledger removes what it has of it; the ids of its runs and calls stay for the others."""
     TOOL_REGISTRY = "tool-registry"
     NOTIFIER = "notifier"
+    # Remove the life-cycle events of its runs from JetStream.
     STREAM = "stream"
-    """The life cycle of its runs on JetStream."""
+    # Add the conversation to the list that is applied again to a restored database.
     LOG = "log"
-    """It stands in the list that is applied again to a database that was restored. This waits for nothing."""
 
 
+# The part of each calling service.
 OF_SERVICES: Final[Mapping[str, Part]] = MappingProxyType({TOOL_REGISTRY: Part.TOOL_REGISTRY, NOTIFIER: Part.NOTIFIER})
-"""The part of each service that calls."""
+# The services wait for these parts.
 FIRST: Final = (Part.RUNS, Part.LEDGER)
-"""The parts for which those of services wait."""
+# Parts that the job store does itself.
 OWN: Final = tuple(part for part in Part if part not in OF_SERVICES.values())
-"""The parts that the job store does itself."""
 
 
 def part_of(credential_id: str) -> Part:
-    """Return the part that a calling service does.
+    """Return the part of a calling service.
 
     Raises:
-        PermissionDenied: it has none.
+        PermissionDenied: The service has no part in erasures.
     """
     if credential_id not in OF_SERVICES:
         raise PermissionDenied
@@ -55,7 +55,7 @@ def part_of(credential_id: str) -> Part:
 
 
 class ErasureKey(msgspec.Struct, frozen=True, kw_only=True):
-    """A conversation that is being erased, and whose it was."""
+    """A conversation that is being erased, and its former user."""
 
     store_id: StoreId
     conversation_id: ConversationId
@@ -63,7 +63,7 @@ class ErasureKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Erasure(msgspec.Struct, frozen=True, kw_only=True):
-    """A conversation that is being erased, with the parts that are still to be done."""
+    """A conversation that is being erased, and the parts left to do."""
 
     key: ErasureKey
     erase_time: datetime
@@ -71,22 +71,22 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def next_parts(self) -> tuple[Part, ...]:
-        """The parts that may be done now."""
+        """The parts that can run now."""
         for first in FIRST:
             if first in self.parts:
                 return (first, *(part for part in self.parts if part is Part.LOG))
         return self.parts
 
 
-def has_left(state: CallState, *, context: int, has_begun: bool) -> bool:
-    """Return whether a tool or a client was given what a call is about. Questions, and calls of agents, stay here."""
-    ran = has_begun or state in {CallState.SUCCEEDED, CallState.OUTCOME_UNKNOWN}
+def has_left(state: CallState, *, context: int, has_started: bool) -> bool:
+    """Return whether a call reached a tool or a client. Questions and delegated calls stay inside Pawl."""
+    ran = has_started or state in {CallState.SUCCEEDED, CallState.OUTCOME_UNKNOWN}
     return ran and context in {_BACKEND, _FRONT_END}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemPart:
-    """Some ids of runs and calls of a conversation, the last of them, and whether there are more."""
+    """A batch of run and call ids of a conversation."""
 
     run_ids: Sequence[str]
     call_ids: Sequence[str]

@@ -1,4 +1,4 @@
-"""Governing API keys, and letting the services know them."""
+"""Creates and revokes API keys, and syncs them to the services."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from pawl.job_store.keys import rules as keys
 from pawl.job_store.keys.rules import Key, KeyEventKind, event_of
 from pawl.job_store.keys.store import PostgresKeyRepository
 
+# Maximum number of keys that one sync returns.
 CHANGES_MAX: Final = 1000
-"""Most keys that one sync returns."""
 
 _log = logs.get_logger(__name__)
 
 
 class KeysExist(Exception):
-    """The deployment has a key already."""
+    """The deployment already has a key."""
 
     def __init__(self) -> None:
-        super().__init__("The deployment has a key: make others with it, or revoke it first.")
+        super().__init__("The deployment already has a key: create other keys with it, or revoke it first.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadeKey:
-    """A key as made, with its secret; that is empty where the same request had made the key before."""
+    """A created key with its secret. The secret is empty if a repeated request had created the key before."""
 
     key: Key
     secret: str
 
 
 class Keys:
-    """The use cases of keys; also the KeySource of its own process."""
+    """Manages API keys, and supplies the keys of its own process."""
 
     def __init__(self, repository: PostgresKeyRepository, clock: Clock, ids: IdSource) -> None:
         self.repository = repository
@@ -52,14 +52,14 @@ class Keys:
         self._ids = ids
 
     async def create(self, governor: Principal, asked: Key, request_id: str = "") -> MadeKey:
-        """Make a key, once for a request id.
+        """Create a key, at most once per request id.
 
         Raises:
-            PermissionDenied: the governor may not make it.
-            InvalidField: it has no meaning, or the store has too many.
-            TooLarge: too many keys of the store have ended and are kept.
-            InvalidId: its store or user cannot exist.
-            RequestIdReused: the request made another key.
+            PermissionDenied: The caller may not create the key.
+            InvalidField: The key is invalid, or the store has too many.
+            TooLarge: The store keeps too many ended keys.
+            InvalidId: The store or user id is malformed.
+            RequestIdReused: The request id created a different key.
         """
         key = keys.new_key(governor, asked, key_id=KeyId(self._ids.new("key")), now=self._now())
         secret = secret_of(secrets.token_bytes(SECRET_BYTES))
@@ -82,10 +82,12 @@ class Keys:
         return MadeKey(key=kept, secret=secret)
 
     async def bootstrap(self) -> MadeKey:
-        """Make the first key of the deployment, for whoever has access to the database.
+        """Create the first key of the deployment.
+
+        Requires only access to the database.
 
         Raises:
-            KeysExist: there is one.
+            KeysExist: The deployment already has a key.
         """
         key = Key(
             key_id=KeyId(self._ids.new("key")),
@@ -103,11 +105,11 @@ class Keys:
     async def list(
         self, governor: Principal, store_id: str, *, include_ended: bool, before: str, keys_max: int
     ) -> Sequence[Key]:
-        """Return keys of a store that the governor governs, the newest first.
+        """Return keys of a store that the caller manages, newest first.
 
         Raises:
-            PermissionDenied: it is another one's.
-            InvalidId: it cannot exist.
+            PermissionDenied: The caller does not manage the store's keys.
+            InvalidId: The store id is malformed.
         """
         governed = keys.governed_store(governor, store_id)
         return await self.repository.list(
@@ -115,10 +117,12 @@ class Keys:
         )
 
     async def revoke(self, governor: Principal, key_id: KeyId) -> Key:
-        """Revoke a key, for good. Idempotent.
+        """Revoke a key permanently.
+
+        Idempotent.
 
         Raises:
-            KeyNotFound: it is none that the governor governs.
+            KeyNotFound: The caller manages no such key.
         """
         key = await self.repository.get(key_id, None if keys.is_deployment(governor) else governor.store_id)
         if key is None:
@@ -133,13 +137,15 @@ class Keys:
         return kept
 
     async def sync_keys(self, after_change: int, used_key_ids: Sequence[str]) -> KeyChanges:
-        """Return the keys that have changed since, and note which were used.
+        """Return the keys that changed after `after_change`, and record the use of keys.
 
         Raises:
-            InvalidField: it is more than one call may name.
+            InvalidField: Too many used keys are named.
         """
         if len(used_key_ids) > USES_MAX:
-            raise InvalidField(f"used_key_ids: at most {USES_MAX}", field="used_key_ids")
+            raise InvalidField(
+                f"used_key_ids must have at most {USES_MAX} entries, got {len(used_key_ids)}", field="used_key_ids"
+            )
         if used_key_ids:
             await self.repository.note_uses(used_key_ids)
         return await self.repository.changes(after_change, keys_max=CHANGES_MAX)
@@ -154,6 +160,6 @@ def _check_first(_key: Key, live_keys: int, _kept_keys: int) -> None:
 
 
 def _hash(key: Key) -> bytes:
-    """Return the digest of what was asked for."""
+    """Return a hash of the requested key, to recognise repeated requests."""
     asked = (key.name, key.store_id, key.user_id, sorted(key.roles), key.decides_for_users, key.expire_time)
     return hashlib.sha256(msgspec.msgpack.encode(asked)).digest()

@@ -1,4 +1,4 @@
-"""pawl.identity.v1: API keys for those who govern them, and for the services; translates, nothing else."""
+"""Servicers of pawl.identity.v1: API keys for people who manage them, and for the services."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pawl.job_store.ledger.pages import Id, Large, make_token, page_size, read_t
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
-_WIRE: Final = Translator(lambda unknown: InvalidField(f"{unknown.value} is none of ours", field=unknown.field))
+_WIRE: Final = Translator(lambda unknown: InvalidField(f"unknown value {unknown.value}", field=unknown.field))
 _KEY: Final = _WIRE.struct(Key, pb.Key)
 _EVENT: Final = _WIRE.struct(KeyEvent, pb.KeyEvent)
 _KIND: Final = _WIRE.enum(KeyEventKind, pb.KeyEventKind, field="kind")
@@ -28,7 +28,7 @@ _LAST_EVENT: Final = 2**63 - 1
 
 
 class KeyServicer(key_pb2_grpc.KeyServiceServicer):
-    """Serves those who govern keys."""
+    """Serves the people who manage keys."""
 
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
@@ -78,37 +78,35 @@ class KeyServicer(key_pb2_grpc.KeyServiceServicer):
 
 
 class KeySyncServicer(key_sync_pb2_grpc.KeySyncServiceServicer):
-    """Serves the other services."""
-
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
 
     async def SyncKeys(self, request: key_sync_pb2.SyncKeysRequest, context: Context) -> key_sync_pb2.SyncKeysResponse:
         if request.after_change >= 1 << 63:
-            raise InvalidField("after_change: is a change that was returned", field="after_change")
+            raise InvalidField("after_change must be a change that SyncKeys returned", field="after_change")
         changes = await self._keys.sync_keys(request.after_change, request.used_key_ids)
         return key_sync.CHANGES.write(changes)
 
 
 def _governor() -> Principal:
-    """Return who calls, if it may govern keys.
+    """Return the caller, if it may manage keys.
 
     Raises:
-        PermissionDenied: it is a delegate that decides nothing, and could decide with a key that it makes.
+        PermissionDenied: The caller is a delegate without the right to decide, and could gain it through a new key.
     """
     principal = current_principal()
     if not principal.decides:
         raise PermissionDenied(
-            "a delegate that decides nothing governs no keys: use a key of an operator, or of the deployment"
+            "delegate keys without decides_for_users cannot manage keys: use an operator's or a deployment key"
         )
     return principal
 
 
 def _asked(message: pb.Key) -> Key:
-    """Return what somebody asks for; the service gives the rest.
+    """Return the requested fields of a key; the service sets the others.
 
     Raises:
-        InvalidField: the time it ends is none.
+        InvalidField: expire_time is not a valid time.
     """
     expire_time = None
     if message.HasField("expire_time"):

@@ -1,4 +1,4 @@
-"""API keys, and the rules of who may govern which."""
+"""API keys, and the rules for who may manage which."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from pawl.chassis.identity.roles import OWN_ROLES_GO_BESIDE, Role, rights
 from pawl.chassis.ids import KeyId, StoreId, UserId, check_id, is_id
 from pawl.errors import InvalidField, KeyNotFound, PermissionDenied, TooLarge
 
+# Maximum number of keys of a store that are neither revoked nor expired.
 KEYS_MAX: Final = 1000
-"""Most keys of a store that are neither revoked nor expired."""
+# Maximum number of keys per store, counting ended ones that are still kept.
 KEPT_KEYS_MAX: Final = 10_000
-"""Most keys of a store with those that have ended and are still kept."""
+# Fraction of both limits that is reserved for the deployment.
 RESERVED: Final = 0.1
-"""The share of both limits that is reserved for the deployment."""
+# Maximum number of users in the chain of keys that created a key.
 MAKERS_MAX: Final = 7
-"""Most users that a key comes from."""
 NAME_LENGTH_MAX: Final = 200
 ROLES_MAX: Final = 32
+# The store of keys that belong to the deployment.
 DEPLOYMENT_STORE: Final = StoreId("")
-"""The store of keys that belong to no store."""
 
 _ANYBODY_GIVES: Final = frozenset[str]({Role.VIEWER, Role.MEMBER})
 _DECIDERS: Final = frozenset[str]({Role.APPROVER, Role.ADMIN})
@@ -36,10 +36,12 @@ _EXPIRE_TIME: Final = "expire_time: must be a time in the future"
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
-    """An API key, without its secret. Without roles it decides its own calls.
+    """An API key without its secret.
 
-    `maker_user_ids` are the users who made it, and the keys with which it was made: each could have kept a secret
-    on the way to it. What a key of the deployment or the local key makes begins anew, without any.
+    A key without roles may decide its own calls.
+
+    `maker_user_ids` are the users who created the key, or a key it was created with: each may know a secret on that
+    chain. Keys created by the deployment or the local key start a new chain.
     """
 
     key_id: KeyId = KeyId("")
@@ -60,45 +62,47 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_deployment(governor: Principal) -> bool:
-    """Return whether a caller is the deployment, which governs the keys of all stores; an operator those of its own."""
+    """Return whether the caller is the deployment, which manages the keys of all stores."""
     return Role.DEPLOYMENT in governor.roles
 
 
 def makers(governor: Principal) -> frozenset[UserId]:
-    """Return the users from whom the keys come that a caller makes; none for what begins anew."""
+    """Return the `maker_user_ids` of keys that a caller creates; empty if a new chain starts."""
     if is_deployment(governor) or governor.credential_id == LOCAL_CREDENTIAL:
         return frozenset()
     return governor.people | {governor.user_id}
 
 
 def governed_store(governor: Principal, named: str) -> StoreId:
-    """Return the store whose keys are meant; none named is the governor's own.
+    """Return the store whose keys are requested, by default the caller's.
 
     Raises:
-        PermissionDenied: it is another one's.
-        InvalidId: it cannot exist.
+        PermissionDenied: The caller does not manage the store's keys.
+        InvalidId: The store id is malformed.
     """
     if not named:
         return governor.store_id
     store_id = check_id(named, "store_id")
     if store_id != governor.store_id and not is_deployment(governor):
-        raise PermissionDenied("keys of another store are governed by its operators and by the deployment")
+        raise PermissionDenied("only operators of a store and the deployment can manage the store's keys")
     return store_id
 
 
 def new_key(governor: Principal, asked: Key, *, key_id: KeyId, now: datetime) -> Key:
-    """Return the key that is made when a governor asks for one, if `check_new` finds nothing against it.
+    """Return the key that a caller requests.
+
+    `check_new` must still accept it.
 
     Raises:
-        PermissionDenied: the governor may not make it.
-        InvalidField: it has no meaning.
-        InvalidId: its store or user cannot exist.
+        PermissionDenied: The caller may not create the key.
+        InvalidField: The key is invalid.
+        InvalidId: The store or user id is malformed.
     """
     store_id = governed_store(governor, asked.store_id)
     _check_meaning(asked, store_id)
     _check_may_give(governor, asked.roles)
     if len(makers(governor)) > MAKERS_MAX:
-        message = f"a key comes from at most {MAKERS_MAX} users, each with a key of the one before: take an earlier one"
+        message = f"a chain of keys has at most {MAKERS_MAX} users: create the key with an earlier key of the chain"
         raise InvalidField(message, field="key")
     return Key(
         key_id=key_id,
@@ -116,34 +120,34 @@ def new_key(governor: Principal, asked: Key, *, key_id: KeyId, now: datetime) ->
 
 
 def check_new(key: Key, live_keys: int, kept_keys: int) -> None:
-    """Return if a key may be added to a store that has so many, and so many with those that have ended.
-
-    These are the rules of which another moment may answer otherwise.
+    """Check that a store with this many live and kept keys may get another one.
 
     Raises:
-        InvalidField: there are too many that are neither revoked nor expired, or it would have ended.
-        TooLarge: too many were made and have ended.
+        InvalidField: The store has too many live keys, or the new key has already expired.
+        TooLarge: The store keeps too many ended keys.
     """
     if key.expire_time is not None and key.expire_time <= key.create_time:
         raise InvalidField(_EXPIRE_TIME, field="key.expire_time")
-    # What the deployment makes comes from no user.
+    # Keys created by the deployment have no maker.
     live_max, kept_max = (
         round(most * (1 - RESERVED)) if key.maker_user_ids else most for most in (KEYS_MAX, KEPT_KEYS_MAX)
     )
     if live_keys >= live_max:
-        raise InvalidField(f"a store has {live_max} keys, which is the most: revoke one first", field="key")
+        raise InvalidField(
+            f"the store already has {live_max} keys, which is the maximum: revoke one first", field="key"
+        )
     if kept_keys >= kept_max:
         raise TooLarge(
-            f"{kept_max} keys of this store are kept, each for 90 days after its end: make fewer keys that last"
-            " longer, or give short-lived callers tokens of an identity provider"
+            f"the store already keeps {kept_max} keys, each for 90 days after its end: create fewer keys that last"
+            " longer, or use tokens of an identity provider for short-lived callers"
         )
 
 
 def revoked(governor: Principal, key: Key, *, now: datetime) -> Key:
-    """Return a key as it is once a governor has revoked it; one that was revoked stays as it is.
+    """Return a key revoked by the caller; unchanged if it was already revoked.
 
     Raises:
-        KeyNotFound: it is none that the governor governs.
+        KeyNotFound: The caller manages no such key.
     """
     if key.store_id != governor.store_id and not is_deployment(governor):
         raise KeyNotFound
@@ -155,22 +159,24 @@ def revoked(governor: Principal, key: Key, *, now: datetime) -> Key:
 def _check_meaning(asked: Key, store_id: StoreId) -> None:
     check_id(asked.user_id, "user_id")
     if len(asked.name) > NAME_LENGTH_MAX or not asked.name.isprintable():
-        raise InvalidField(f"name: at most {NAME_LENGTH_MAX} characters that can be printed", field="key.name")
+        raise InvalidField(f"name must have at most {NAME_LENGTH_MAX} characters, all printable", field="key.name")
     if len(asked.roles) > ROLES_MAX or not all(map(is_id, asked.roles)):
-        raise InvalidField(f"roles: at most {ROLES_MAX}, each like ^[A-Za-z0-9_-]{{1,64}}$", field="key.roles")
+        raise InvalidField(
+            f"roles must have at most {ROLES_MAX} entries, each matching ^[A-Za-z0-9_-]{{1,64}}$", field="key.roles"
+        )
     if not rights(asked.roles):
         raise InvalidField(f"roles: {OWN_ROLES_GO_BESIDE}", field="key.roles")
     if Role.DEPLOYMENT in asked.roles and len(asked.roles) > 1:
-        raise InvalidField("roles: deployment stands alone", field="key.roles")
+        raise InvalidField("roles: deployment cannot be combined with other roles", field="key.roles")
     if (Role.DEPLOYMENT in asked.roles) != (store_id == DEPLOYMENT_STORE):
         wrong = (
-            "roles: a key of the deployment is made with another one, without a store (`pawl keys bootstrap` the first)"
+            "roles: deployment keys have no store and are created with a deployment key (first: `pawl keys bootstrap`)"
             if Role.DEPLOYMENT in asked.roles
-            else "store_id: name the store that the key is for (`pawl keys create --in-store`)"
+            else "store_id is required: name the key's store (`pawl keys create --in-store`)"
         )
         raise InvalidField(wrong, field="key.store_id")
     if asked.decides_for_users and Role.DELEGATE not in asked.roles:
-        raise InvalidField("decides_for_users: only a delegate acts for users", field="key.decides_for_users")
+        raise InvalidField("decides_for_users requires the role delegate", field="key.decides_for_users")
     if asked.expire_time is not None and asked.expire_time >= _TIME_MAX:
         raise InvalidField(_EXPIRE_TIME, field="key.expire_time")
 
@@ -179,24 +185,21 @@ def _check_may_give(governor: Principal, roles: AbstractSet[str]) -> None:
     if is_deployment(governor):
         return
     if not roles and not governor.roles & _DECIDERS:
-        raise PermissionDenied("a key without roles decides its own calls: give it a role, such as member")
+        raise PermissionDenied("a key without roles may decide its own calls: give it a role, such as member")
     if beyond := sorted(roles - governor.roles - _ANYBODY_GIVES):
         raise PermissionDenied(
-            f"nobody makes a key with a role that it has not itself: {', '.join(beyond):.200};"
-            " a key of the deployment makes any"
+            f"you cannot create a key with roles that you do not have: {', '.join(beyond):.200}; a deployment key can"
         )
 
 
 class KeyEventKind(StrEnum):
-    """The kinds of events."""
-
     KEY_CREATED = "KEY_CREATED"
     KEY_REVOKED = "KEY_REVOKED"
     KEY_BOOTSTRAPPED = "KEY_BOOTSTRAPPED"
 
 
 class KeyEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that happened to a key, as that was then. Its id is given when it is kept."""
+    """An event of a key, with the key's fields at that time. The store assigns `event_id`."""
 
     event_id: int = 0
     time: datetime
@@ -213,7 +216,7 @@ class KeyEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def event_of(kind: KeyEventKind, key: Key, *, time: datetime, governor: Principal | None = None) -> KeyEvent:
-    """Return that a governor, None for who has access to the database, did something to a key."""
+    """Return the event of an action on a key. `governor` is None for a person with access to the database."""
     event = KeyEvent(
         time=time,
         kind=kind,
@@ -235,10 +238,10 @@ def event_of(kind: KeyEventKind, key: Key, *, time: datetime, governor: Principa
 
 
 def visible_store(governor: Principal, named: str) -> StoreId | None:
-    """Return the store whose events are meant, None for all: none named is the governor's own, of the deployment all.
+    """Return the store whose events are requested: by default the caller's, or None (all) for the deployment.
 
     Raises:
-        PermissionDenied: it is another one's.
-        InvalidId: it cannot exist.
+        PermissionDenied: The caller does not manage the store's keys.
+        InvalidId: The store id is malformed.
     """
     return None if is_deployment(governor) and not named else governed_store(governor, named)

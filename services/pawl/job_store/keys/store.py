@@ -15,7 +15,7 @@ from pawl.chassis.ids import KeyId, StoreId
 from pawl.errors import RequestIdReused
 from pawl.job_store.keys.rules import Key, KeyEvent, KeyEventKind
 
-# The statements are made from constants of this module only.
+# The statements are built from constants of this module only.
 # ruff: noqa: S608
 
 _MADE: Final = (
@@ -38,7 +38,7 @@ _BY_REQUEST: Final = f"""
 SELECT {_COLUMNS}, request_hash FROM job_store.api_keys
 WHERE create_credential_id = $1 AND create_user_id = $2 AND request_id = $3 AND request_id <> ''
 """
-# What belongs to another store is not read: the time would tell that it exists.
+# Keys of other stores are not read: the response time would reveal that they exist.
 _GET: Final = f"SELECT {_COLUMNS} FROM job_store.api_keys WHERE key_id = $1 AND ($2::text IS NULL OR store_id = $2)"
 _REVOKE: Final = """
 UPDATE job_store.api_keys SET revoke_time = $2, revoke_user_id = $3, revoke_credential_id = $4, change = $5
@@ -54,7 +54,7 @@ SELECT change, key_id, digest, store_id, user_id, roles, decides_for_users, extr
     AS expire_time, revoke_time IS NOT NULL AS is_revoked, maker_user_ids
 FROM job_store.api_keys WHERE change > $1 ORDER BY change LIMIT $2
 """
-# In one order, and of those that nobody else notes now: no two wait for each other.
+# One order, and no waiting for concurrent updates: no two transactions deadlock.
 _NOTE_USES: Final = """
 UPDATE job_store.api_keys SET last_use_time = now() WHERE key_id IN (
     SELECT key_id FROM job_store.api_keys
@@ -62,20 +62,20 @@ UPDATE job_store.api_keys SET last_use_time = now() WHERE key_id IN (
     ORDER BY key_id FOR NO KEY UPDATE SKIP LOCKED
 )
 """
-_TOLD: Final = (
+_EVENT_COLUMNS: Final = (
     "time, kind, store_id, key_id, key_name, user_id, roles, by_store_id, by_user_id, by_delegate_user_id,"
     " by_credential_id"
 )
 _ADD_EVENT: Final = f"""
-INSERT INTO job_store.key_events ({_TOLD}) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
+INSERT INTO job_store.key_events ({_EVENT_COLUMNS}) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
 """
 _SETS: Final = ("roles", "maker_user_ids")
 _made: Final = attrgetter(*_MADE.split(", "))
-_told: Final = attrgetter(*_TOLD.split(", "))
+_event_values: Final = attrgetter(*_EVENT_COLUMNS.split(", "))
 
 
 class PostgresKeyRepository:
-    """Keeps keys. A reader of the changes after one misses none that comes later."""
+    """Stores keys. Readers of changes never miss one."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -90,13 +90,15 @@ class PostgresKeyRepository:
         request_id: str = "",
         request_hash: bytes = b"",
     ) -> Key:
-        """Keep a key and its event, or return that of the same request; an empty id is of none.
+        """Store a key and its event, or return the key that the same request created.
 
-        `check_new` gets it, how many live ones its store has, and how many with those that have ended.
+        An empty request id matches none.
+
+        `check_new` receives the key, the number of live keys of its store, and that number plus ended keys.
 
         Raises:
-            RequestIdReused: the request made another key.
-            PawlError: what `check_new` raises.
+            RequestIdReused: The request id created a different key.
+            PawlError: Any error that `check_new` raises.
         """
         async with self._database.transaction() as connection:
             change = await connection.fetchval(_NEXT_CHANGE)
@@ -109,33 +111,33 @@ class PostgresKeyRepository:
             (room,) = await connection.fetch(_COUNT, key.store_id, key.create_time)
             check_new(key, room["live"], room["kept"])
             await connection.execute(_ADD, *_values(_made(key)), digest, change, request_id, request_hash)
-            await connection.execute(_ADD_EVENT, *_values(_told(event)))
+            await connection.execute(_ADD_EVENT, *_values(_event_values(event)))
         return key
 
     async def get(self, key_id: KeyId, store_id: StoreId | None) -> Key | None:
-        """Return a key, None if there is none; with a store as if it had the only ones."""
+        """Return a key, or None. If a store is given, only keys of that store are found."""
         row = await self._database.fetchrow(_GET, key_id, store_id)
         return None if row is None else _key(dict(row))
 
     async def revoke(self, key: Key, event: KeyEvent) -> Key:
-        """Keep that a key was revoked, and the event, if it was not yet; returns it as it is now."""
+        """Store the revocation of a key and its event, unless it was revoked before; return the stored key."""
         async with self._database.transaction() as connection:
             change = await connection.fetchval(_NEXT_CHANGE)
             by = (key.revoke_time, key.revoke_user_id, key.revoke_credential_id)
             if affected(await connection.execute(_REVOKE, key.key_id, *by, change)):
-                await connection.execute(_ADD_EVENT, *_values(_told(event)))
+                await connection.execute(_ADD_EVENT, *_values(_event_values(event)))
             row = await connection.fetchrow(_GET, key.key_id, None)
         return key if row is None else _key(dict(row))
 
     async def list(
         self, store_id: StoreId, *, include_ended: bool, before: str, keys_max: int, now: datetime
     ) -> Sequence[Key]:
-        """Return keys of a store, the newest first, from the one before `before` on."""
+        """Return keys of a store below `before`, newest first."""
         rows = await self._database.fetch(_LIST, store_id, before, include_ended, now, keys_max)
         return [_key(dict(row)) for row in rows]
 
     async def changes(self, after_change: int, *, keys_max: int) -> KeyChanges:
-        """Return the keys that have changed since."""
+        """Return the keys that changed after `after_change`."""
         async with self._database.acquire() as connection:
             last_change: int = await connection.fetchval(_LAST_CHANGE)
             if last_change <= after_change:
@@ -143,18 +145,18 @@ class PostgresKeyRepository:
             rows = await connection.fetch(_CHANGES, after_change, keys_max + 1)
         has_more = len(rows) > keys_max
         changed = rows[:keys_max]
-        # What was changed meanwhile may be among them.
+        # Keys may have changed since `last_change` was read.
         last_change = changed[-1]["change"] if has_more else max(last_change, *(row["change"] for row in rows), 0)
         return KeyChanges(keys=[_grant(row) for row in changed], last_change=last_change, has_more=has_more)
 
     async def note_uses(self, key_ids: Sequence[str]) -> None:
-        """Note that keys were used now, of each at most once a minute."""
+        """Record that keys were used now, at most once a minute per key."""
         await self._database.execute(_NOTE_USES, key_ids)
 
     async def list_events(
         self, store_id: StoreId | None, key_id: str, kind: KeyEventKind | None, *, before: int, events_max: int
     ) -> Sequence[KeyEvent]:
-        """Return events, the newest first, from the one before `before` on; what is None or empty means any."""
+        """Return events below `before`, newest first. None or empty arguments match all."""
         asked = {"key_id": key_id or None, "store_id": store_id, "kind": kind}
         given = {column: value for column, value in asked.items() if value is not None}
         rows = await self._database.fetch(events_of(*given), before, events_max, *given.values())
@@ -165,18 +167,18 @@ class PostgresKeyRepository:
 
 
 def events_of(*columns: str) -> str:
-    """Return the statement that lists events with given columns, found by the index of the first one."""
+    """Return the statement that lists events by the given columns, using the index of the first one."""
     order = ", ".join(f"{column} DESC" for column in (*columns[:1], "event_id"))
-    # Were the first one equal, the primary key would have that order too, and its index goes through those of others.
+    # With an equality on the first column, the primary key would give the same order, and its scan would read other
+    # rows.
     wanted = "".join(f" AND {column} BETWEEN ${number} AND ${number}" for number, column in enumerate(columns, 3))
     return f"""
-    SELECT event_id, {_TOLD} FROM job_store.key_events WHERE event_id < $1{wanted}
+    SELECT event_id, {_EVENT_COLUMNS} FROM job_store.key_events WHERE event_id < $1{wanted}
     ORDER BY {order} LIMIT $2
     """
 
 
 def _values(fields: Iterable[Any]) -> list[Any]:
-    """Return fields as PostgreSQL takes them."""
     return [sorted(value) if isinstance(value, frozenset) else value for value in fields]
 
 

@@ -15,9 +15,9 @@ from pawl.job_store.ledger.rules.unit_of_work import Wakeup
 
 WORK_SUBJECT: Final = "pawl.internal.v1.work"
 
-# NATS takes 1 MiB by default. An event that is larger than this goes alone.
+# NATS accepts 1 MiB by default. A larger event is sent alone.
 _MESSAGE_BYTES_MAX: Final = 512 * 1024
-# The key of the first field of RunEvents: number 1, wire type 2.
+# Key of the first field of RunEvents: number 1, wire type 2.
 _EVENTS_FIELD: Final = b"\x0a"
 
 
@@ -29,7 +29,7 @@ class NatsAnnouncer:
 
     async def publish(self, events: Sequence[LiveEvent]) -> None:
         for run, payloads in _by_run(events).items():
-            # Messages RunEvents, made of events as they are stored.
+            # Build RunEvents messages from the stored event bytes.
             entries = (_EVENTS_FIELD + _varint(len(payload)) + payload for payload in payloads)
             for part in in_parts(entries, len, size_max=_MESSAGE_BYTES_MAX):
                 await self._bus.publish(f"pawl.v1.{run.store_id}.run.{run.run_id}.events", b"".join(part))
@@ -54,7 +54,7 @@ def _by_run(events: Sequence[LiveEvent]) -> dict[RunKey, list[bytes]]:
 
 
 def _varint(number: int) -> bytes:
-    """Return a number as protobuf writes lengths."""
+    """Encode a length as protobuf does."""
     digits = bytearray()
     while number >> 7:
         digits.append(number & 0x7F | 0x80)

@@ -1,4 +1,4 @@
-"""Forks of conversations: the place is found, then the fork is made in one transaction."""
+"""Forks conversations: finds the fork point, then creates the fork in one transaction."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from pawl.job_store.ledger.rules.forks import ForkConversation, Head
 from pawl.job_store.ledger.rules.rows import ConversationRow
 
 _HEADS_AT_ONCE: Final = 32
-# So far back the last place is looked for.
-_LOOKED_AT_MAX: Final = 4096
+# How many messages back the last fork point is searched.
+_SEARCHED_MAX: Final = 4096
 
 
 class Forks:
     """Forks conversations.
 
-    What is closed stays closed, so the place is found before the transaction; that all of it is there is seen in it.
+    A closed fork point stays closed, so it is found before the transaction. The transaction checks that all messages
+    still exist.
     """
 
     def __init__(self, reads: Reads, conversations: ConversationReads, group_commit: GroupCommit) -> None:
@@ -33,68 +34,70 @@ class Forks:
         self._group_commit = group_commit
 
     async def fork(self, asked: ForkConversation, *, size_bytes: int) -> ConversationRow:
-        """Make a fork as asked, which has no path yet and the number 0 for the last place where it can be.
+        """Fork a conversation.
 
-        The same request again gets the same one.
+        `asked` has no path yet; its number is 0 for the last possible fork point.
+
+        Idempotent by request id.
 
         Raises:
-            ConversationNotFound: absent, or of another user.
-            ForkPointOpen: something is open there; it says where nothing is.
-            PastTooLong: it was forked too often one after the other.
-            RequestIdReused: the request id came before with something else.
+            ConversationNotFound: No such conversation of the user.
+            ForkPointOpen: A call is open at that point. The error names possible points.
+            PastTooLong: The conversation is the result of too many forks in a row.
+            RequestIdReused: The request id was used with a different payload.
         """
         for key in asked.request_keys:
             if earlier := same(await self._conversations.request(key), asked.fingerprint):
                 return await self._conversations.by_id(asked.store_id, asked.user_id, earlier.conversation_id)
         source = await self._conversations.by_id(asked.store_id, asked.user_id, asked.conversation_id)
         if source.user_id != asked.user_id:
-            raise ConversationNotFound  # It is shared, to be read.
-        number = await self._place(source, asked.number)
+            raise ConversationNotFound  # The conversation is only shared for reading.
+        number = await self._fork_point(source, asked.number)
         path = forks.path_to(source, await self._conversations.segments(source), number)
         operation = replace(asked, number=number, path=path)
         return await self._group_commit.run(operation, size_bytes=size_bytes, lane=Lane.PEOPLE, store_id=asked.store_id)
 
-    async def _place(self, source: ConversationRow, wanted: int) -> int:
-        """Return the number to fork at, as it is wanted, or the last one."""
+    async def _fork_point(self, source: ConversationRow, wanted: int) -> int:
+        """Return the requested fork point, or the last one."""
         last = await self._last(source, await self._open_calls(source))
         if not last or wanted > last:
             raise forks.open_point(wanted, [last] if last else [])
         if wanted in {0, last}:
             return last
         start, end = max(0, wanted - _HEADS_AT_ONCE), min(last, wanted + _HEADS_AT_ONCE)
-        # Up to the last place nothing is open.
-        places = forks.closed_places(await self._heads(source, start, end), frozenset())
-        if wanted not in places:
-            raise forks.open_point(wanted, [*places, last])
+        # No call is open up to the last fork point.
+        points = forks.fork_points(await self._heads(source, start, end), frozenset())
+        if wanted not in points:
+            raise forks.open_point(wanted, [*points, last])
         return wanted
 
     async def _last(self, source: ConversationRow, open_calls: frozenset[CallId]) -> int:
-        """Return the last place; 0 if there is none."""
+        """Return the last fork point; 0 for none."""
         heads: list[Head] = []
         unseen, start = set(open_calls), source.last_number
-        while start > 0 and len(heads) < _LOOKED_AT_MAX:
+        while start > 0 and len(heads) < _SEARCHED_MAX:
             end, start = start, max(0, start - _HEADS_AT_ONCE)
             part = await self._heads(source, start, end)
             heads = [*part, *heads]
             unseen.difference_update(*(head.call_ids for head in part))
-            places = forks.closed_places(heads, open_calls)
-            if places and not unseen:
-                return places[-1]
-        return max(forks.closed_places(heads, open_calls), default=0)
+            points = forks.fork_points(heads, open_calls)
+            if points and not unseen:
+                return points[-1]
+        return max(forks.fork_points(heads, open_calls), default=0)
 
     async def _open_calls(self, source: ConversationRow) -> frozenset[CallId]:
-        """Return the calls without a result: only the run that has its turn may have some."""
+        """Return the calls without a result. Only the run with the turn can have any."""
         if source.active_run_id is None:
             return frozenset()
         key = RunKey(source.store_id, source.active_run_id)
         try:
-            view = await self._reads.run(key, UserId(""))  # It may be of another user.
+            view = await self._reads.run(key, UserId(""))  # The run may belong to another user.
         except RunNotFound:
             return frozenset()
         return frozenset(call.call_id for call in (*view.pending, *view.active) if call.run_id == key.run_id)
 
     async def _heads(self, source: ConversationRow, after: int, end: int) -> list[Head]:
-        """Return the heads of the messages after a number, up to another one, in order."""
+        """Return the heads of the messages in a range of numbers, in order."""
         heads: list[Head] = []
         while after < end:
             page = await self._reads.messages(

@@ -1,16 +1,12 @@
 """Group commit: operations that arrive together share one transaction.
 
-While a group is being written, the next one gathers, and a moment longer where
-operations come side by side. When many wait, or several people, a second
-group is written at the same time, so that a slow disk does not hold everybody up;
-small groups are not, because they cost nearly as much as large ones. `lanes` says
-which operations come first. Rows lock each other out in the database, so any number
-of replicas may do this side by side.
+While one group is being written, the next one gathers. If operations arrive concurrently, a writer also waits briefly
+for more. Under load a second group is written in parallel, so that a slow disk does not block everyone. Otherwise it is
+not, because small groups cost nearly as much as large ones. Rows are locked in the database, so any number of replicas
+can do this concurrently.
 
-The order in which operations are written: what people wait for, then the work of runs.
-
-Within a lane the stores take turns, so that one that brings very much delays its own. Neither lane waits for the
-other's end: each group has room for both.
+Operations that people wait for are written before the work of runs, but each group has room for both. Within a lane the
+stores take turns, so that a busy store delays only itself.
 """
 
 from __future__ import annotations
@@ -30,17 +26,17 @@ from pawl.job_store.ledger.ports import Announcer, GroupConflict, Journal, Opera
 
 T = TypeVar("T")
 
+# Maximum number of operations of the work lane in a group that people wait for, and the room reserved for them.
 WORK_MAX: Final = 32
-"""Most operations of the work lane in a group that people wait for, and what is kept free for it in each."""
 
 
 class Lane(Enum):
-    """The kind of an operation, by who waits for it."""
+    """The kind of an operation, by the kind of its caller."""
 
+    # A person, or a program acting for one: a message, a command, a front end leasing a call.
     PEOPLE = auto()
-    """A person, or a program that acts for one: a message, a command, a call that a front end takes."""
+    # Steps of runs, and background work of the job store.
     WORK = auto()
-    """A worker with a run, or nobody: the steps of runs, and what the job store does by itself."""
 
 
 class Lanes(Generic[T]):
@@ -53,18 +49,17 @@ class Lanes(Generic[T]):
         return sum(map(len, self._lines.values()))
 
     def waiting(self, lane: Lane) -> int:
-        """Return how many wait in one lane."""
         return len(self._lines[lane])
 
     def put(self, lane: Lane, store_id: StoreId, operation: T) -> None:
-        """Let an operation wait."""
         self._lines[lane].put(store_id, operation)
 
     def next_group(self, size: Callable[[T], int], *, operations_max: int, bytes_max: int) -> list[T]:
-        """Take what is to be written next: of either lane, where both wait, within its part of both bounds.
+        """Take the next group.
 
-        The bounds are reached by the last operation, whatever its size. One of size 0 is of no use any more, and counts
-        for nothing.
+        If both lanes have operations, each gets its part of both bounds.
+
+        The last operation may exceed `bytes_max`. Operations of size 0 are dropped: their callers have gone.
         """
         group: list[T] = []
         people, work = self._lines[Lane.PEOPLE], self._lines[Lane.WORK]
@@ -87,20 +82,21 @@ def _take(
     return group
 
 
+# Maximum number of operations of one group.
 OPERATIONS_MAX: Final = 128
-"""Most operations of one group."""
 
+# A group of this size takes no more operations.
 GROUP_BYTES_MAX: Final = 8 * 1024 * 1024
-"""A group that has reached this size takes no more operations."""
 
+# Operations that may wait; more are refused with OVERLOADED.
 WAITING_MAX: Final = 10_000
-"""Operations that may wait; more are refused with OVERLOADED."""
 
-# How many operations must wait for each writer to take them, or how many people: the second one helps only under load.
+# Per writer: the number of waiting operations, or of waiting people, from which it writes. A second writer helps only
+# under load.
 _GROUP_MIN: Final = ((1, 1), (32, 8))
 _ATTEMPTS_MAX: Final = 8
-# A group costs nearly the same whatever its size. So where operations come side by side, a writer waits a moment for
-# more of them; where they come one after the other, it does not.
+# A group costs nearly the same whatever its size. So if operations arrive concurrently, a writer waits briefly for more
+# of them; if they arrive one by one, it does not.
 _GATHER_SECONDS: Final = 0.004
 _SIDE_BY_SIDE: Final = 1.5
 
@@ -117,9 +113,9 @@ class _Waiting:
 
 
 class GroupCommit:
-    """Takes operations from many tasks; an async context manager that drains at its end.
+    """Runs operations from many tasks; an async context manager that drains on exit.
 
-    `lifecycle_written` is called when a group left events for the outbox relay.
+    `lifecycle_written` is called after a group has written events for the outbox relay.
     """
 
     def __init__(
@@ -162,15 +158,16 @@ class GroupCommit:
         lane: Lane = Lane.WORK,
         store_id: StoreId = _NO_STORE,
     ) -> T:
-        """Return the operation's answer once it is durable. What is of no store takes turns with the stores.
+        """Return the result of an operation once it is durable.
 
-        Cancelling the caller does not undo an operation that was taken.
+        Operations without a store take turns with the stores. Cancelling the caller does not undo an accepted
+        operation.
 
         Raises:
-            PawlError: the operation was refused and changed nothing.
-            Overloaded, ShuttingDown: it was not taken.
-            DependencyUnavailable: the database is away; the operation may have
-                been carried out, and is safe to repeat by its id.
+            PawlError: The operation was refused and changed nothing.
+            Overloaded, ShuttingDown: The operation was not accepted.
+            DependencyUnavailable: The database is unavailable. The operation may have been applied, and is safe to
+                repeat by its id.
         """
         if self._closing:
             raise ShuttingDown
@@ -188,15 +185,15 @@ class GroupCommit:
                 if len(waiting) < self._usual_size and self._usual_size > _SIDE_BY_SIDE and not self._closing:
                     await asyncio.sleep(_GATHER_SECONDS)
                 group = waiting.next_group(_weight, operations_max=OPERATIONS_MAX, bytes_max=GROUP_BYTES_MAX)
-                await self._write_for_sure(group)
+                await self._write_and_answer(group)
             elif self._closing:
                 return
             else:
                 self._arrived.clear()
                 await self._arrived.wait()
 
-    async def _write_for_sure(self, group: Sequence[_Waiting]) -> None:
-        """Write a group and answer all of it, whatever happens: who comes after a writer has ended waits for ever."""
+    async def _write_and_answer(self, group: Sequence[_Waiting]) -> None:
+        """Write a group and answer all of it, even on errors: if a writer stopped, later callers would wait forever."""
         try:
             await self._write(group)
         except Exception as error:  # noqa: BLE001  # see above
@@ -208,9 +205,9 @@ class GroupCommit:
         if not group:
             return
         self._usual_size += (len(group) - self._usual_size) / 4
-        began = self._monotonic()
+        start = self._monotonic()
         try:
-            written = await self._write_once_more([waiting.operation for waiting in group])
+            written = await self._write_with_retries([waiting.operation for waiting in group])
         except (PawlError, GroupConflict) as error:
             failure = error if isinstance(error, PawlError) else DependencyUnavailable("the database is too busy")
             for waiting in group:
@@ -222,15 +219,15 @@ class GroupCommit:
             for waiting in group:
                 await self._write([waiting])
         else:
-            self._meter.group_written(operations=len(group), seconds=self._monotonic() - began)
+            self._meter.group_written(operations=len(group), seconds=self._monotonic() - start)
             for waiting, outcome in zip(group, written.outcomes, strict=True):
                 if isinstance(outcome, PawlError):
                     self._meter.refused(outcome)
                 _answer(waiting, outcome)
             await self._announce(written)
 
-    async def _write_once_more(self, operations: Sequence[Operation[Any]]) -> Written:
-        """Write a group, again if another transaction came between."""
+    async def _write_with_retries(self, operations: Sequence[Operation[Any]]) -> Written:
+        """Write a group, and retry if another transaction conflicts."""
         for _ in range(_ATTEMPTS_MAX - 1):
             try:
                 return await self._journal.write(operations)
@@ -239,7 +236,7 @@ class GroupCommit:
         return await self._journal.write(operations)
 
     async def _announce(self, written: Written) -> None:
-        """Tell others. The record is safe already, so nothing that goes wrong here may stop a writer."""
+        """Publish the changes. They are durable already, so errors here must not stop a writer."""
         try:
             if written.lifecycle_count:
                 self._lifecycle_written()
@@ -256,7 +253,7 @@ class GroupCommit:
 
 
 def _weight(waiting: _Waiting) -> int:
-    """Return the part of an operation in the bytes of a group; nothing if its caller has gone."""
+    """Return the size of an operation within a group; 0 if its caller has gone."""
     return 0 if waiting.answer.done() else max(1, waiting.size_bytes)
 
 

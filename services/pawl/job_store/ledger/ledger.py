@@ -1,4 +1,4 @@
-"""The ledger as its callers see it: changes through group commit, leases and reads straight."""
+"""The ledger's use cases: changes go through group commit; leases and reads go directly to the store."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from pawl.job_store.ledger.rules.offers import ReleaseOffers, RenewOffers
 from pawl.job_store.ledger.rules.rows import CallRow, ConversationRow
 from pawl.values import StopCause
 
-# So many calls are renewed or given back by one operation.
+# Maximum number of calls that one operation renews or releases.
 _CALLS_PER_OPERATION: Final = 200
 _RUNS_PER_OPERATION: Final = 50
 _DOOMED_MAX: Final = 1000
-# What such an operation weighs in a group, at most.
+# The size that a group counts for such an operation.
 _SWEEP_BYTES: Final = 64 * 1024
 
 T = TypeVar("T")
@@ -33,8 +33,6 @@ _log = logs.get_logger(__name__)
 
 
 class Ledger:
-    """All that can be done with the ledger."""
-
     def __init__(self, ports: Ports, group_commit: GroupCommit, limits: Limits) -> None:
         self.group_commit = group_commit
         self.limits = limits
@@ -48,7 +46,7 @@ class Ledger:
         self._announcer = ports.announcer
 
     async def release_worker(self, worker_id: WorkerId) -> int:
-        """Give all runs of a worker back and tell idle workers; returns how many."""
+        """Release all runs of a worker and notify idle workers; return how many."""
         released = await self.leases.release(worker_id)
         if released:
             await self._announcer.work_ready()
@@ -57,7 +55,7 @@ class Ledger:
     async def update_conversation(self, update: UpdateConversation, *, size_bytes: int) -> ConversationRow:
         """Change a conversation and return it; stop the jobs of users who may no longer write to it.
 
-        After a crash between the two, the same request or another one that ends writing stops them.
+        After a crash between the two steps, repeating the request, or another one that ends writing, stops the jobs.
         """
         changed: ConversationRow = await self.group_commit.run(
             update, size_bytes=size_bytes, lane=Lane.PEOPLE, store_id=update.store_id
@@ -77,7 +75,10 @@ class Ledger:
         return changed
 
     async def report_crash(self, run: RunKey, epoch: int) -> bool:
-        """Take a run back that its worker can neither drive nor end; whether it is quarantined. See `ReportCrash`."""
+        """Release a run that its worker can neither run nor end; return whether it is quarantined.
+
+        See `ReportCrash`.
+        """
         report = ReportCrash(run=run, epoch=epoch, crashes_max=self.limits.crashes_max, lost=LOST)
         return await self.group_commit.run(report, size_bytes=0, store_id=run.store_id)
 
@@ -86,7 +87,7 @@ class Ledger:
         return await self.attention_repository.doomed(crashes_max=self.limits.crashes_max, runs_max=_DOOMED_MAX)
 
     async def quarantine(self, runs: Sequence[RunKey]) -> int:
-        """Put those of the runs under quarantine whose last allowed worker has died; returns how many."""
+        """Quarantine those of the runs whose last allowed worker has died; return how many."""
         count = 0
         for part in in_parts(runs, lambda _: 1, size_max=_RUNS_PER_OPERATION):
             count += await self._sweep(
@@ -97,7 +98,7 @@ class Ledger:
     async def renew_offers(
         self, store_id: StoreId, user_id: UserId, client_id: ClientId, session_id: SessionId, *, lease_seconds: float
     ) -> Sequence[CallRow]:
-        """Renew all calls that a session of a client holds, and return them."""
+        """Renew all calls that a client's session holds, and return them."""
         calls = await self._offer_repository.held_by(store_id, user_id, client_id, RunId(""))
         held: list[CallRow] = []
         for part in in_parts(calls, lambda _: 1, size_max=_CALLS_PER_OPERATION):
@@ -110,7 +111,7 @@ class Ledger:
     async def release_offers(
         self, store_id: StoreId, user_id: UserId, client_id: ClientId, session_id: SessionId, run_id: RunId
     ) -> int:
-        """Give back the calls that a session of a client holds, of one run or of all; returns how many."""
+        """Release the calls that a client's session holds, of one run or of all; return how many."""
         calls = await self._offer_repository.held_by(store_id, user_id, client_id, run_id)
         released = 0
         for part in in_parts(calls, lambda _: 1, size_max=_CALLS_PER_OPERATION):
@@ -121,19 +122,19 @@ class Ledger:
         return released
 
     async def offer_again(self) -> int:
-        """Offer the calls again whose client let the lease run out; returns how many."""
+        """Offer calls again whose client's lease has expired; return how many."""
         calls = await self._offer_repository.run_out(calls_max=_CALLS_PER_OPERATION)
         if not calls:
             return 0
         return await self._sweep(calls, lambda calls: ReleaseOffers(client_id=None, calls=calls))
 
     async def _sweep(self, keys: Sequence[T], operation: Callable[[tuple[T, ...]], Operation[int]]) -> int:
-        """Run an operation on keys of many stores, or one for each if that fails; the next sweep repeats failures."""
+        """Run an operation on keys of many stores, or one by one if that fails. The next sweep repeats failures."""
         try:
             return await self.group_commit.run(operation(tuple(keys)), size_bytes=_SWEEP_BYTES)
         except PawlError:
             raise
-        except Exception as error:  # noqa: BLE001  # a row that cannot be read holds up no other
+        except Exception as error:  # noqa: BLE001  # one unreadable row must not block the others
             if len(keys) == 1:
                 _log.error("ledger.sweep_failed", key=keys[0], error=type(error).__name__)
                 return 0

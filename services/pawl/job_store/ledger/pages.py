@@ -1,4 +1,4 @@
-"""Page tokens: where to go on, bound to the method and the filter they were made for."""
+"""Page tokens: a position, bound to the method and the filter of the list."""
 
 from __future__ import annotations
 
@@ -20,32 +20,31 @@ PAGE_DEFAULT: Final = 50
 PAGE_MAX: Final = 200
 _SEAL_BYTES: Final = 8
 
-# What a position may be made of: the seal is no secret, and what no row has must
-# not reach the database.
+# Types of positions. The seal is not a secret, so a position is validated before it reaches the database.
 Id: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\Z")]
 Small: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Large: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 def page_size(asked: int) -> int:
-    """Return the rows of a page: 0 means 50.
+    """Return the number of rows of a page; 0 means 50.
 
     Raises:
-        InvalidField: over 200.
+        InvalidField: Over 200.
     """
     if asked > PAGE_MAX:
-        raise InvalidField(f"page_size is at most {PAGE_MAX}", field="page_size")
+        raise InvalidField(f"page_size must be at most {PAGE_MAX}, got {asked}", field="page_size")
     return asked or PAGE_DEFAULT
 
 
 def make_token(method: str, selection: tuple[object, ...], position: object) -> str:
-    """Return a token for the page after `position` of what `method` lists for `selection`."""
+    """Return a token for the page after `position` in the list of `method` with the filter `selection`."""
     where = msgspec.msgpack.encode(position)
     return base64.urlsafe_b64encode(_seal(method, selection, where) + where).decode().rstrip("=")
 
 
 def next_token(method: str, selection: tuple[object, ...], page: Page[R], position_of: Callable[[R], object]) -> str:
-    """Return the token of the page after this one; an empty one if it is the last."""
+    """Return the token of the page after this one; empty on the last page."""
     return make_token(method, selection, position_of(page.rows[-1])) if page.has_more else ""
 
 
@@ -53,7 +52,7 @@ def read_token(token: str, method: str, selection: tuple[object, ...], position:
     """Return the position in a token; None for an empty one.
 
     Raises:
-        InvalidPageToken: it was not made for this method and selection.
+        InvalidPageToken: The token was made for another method or filter, or is malformed.
     """
     if not token:
         return None
@@ -68,5 +67,5 @@ def read_token(token: str, method: str, selection: tuple[object, ...], position:
 
 
 def _seal(method: str, selection: tuple[object, ...], where: bytes) -> bytes:
-    """Return what finds tokens that are mixed up or damaged; it is no secret."""
+    """Return a checksum that detects damaged tokens and tokens of other lists. It is not a secret."""
     return hashlib.sha256(msgspec.msgpack.encode([method, selection, where])).digest()[:_SEAL_BYTES]

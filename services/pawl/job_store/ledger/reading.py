@@ -1,4 +1,4 @@
-"""Reads and claims that do not change what the ledger says: ports and their values."""
+"""Ports and values of reads, claims and leases, which change no content of the ledger."""
 
 from __future__ import annotations
 
@@ -25,19 +25,22 @@ from pawl.values import CallState, RunState
 
 R = TypeVar("R")
 
+# Maximum number of open calls of a run in a list of runs.
 OPEN_CALLS_MAX: Final = 20
-"""Most open calls of a run in a list of runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claimed:
-    """A run that a worker holds."""
+    """A run that a worker holds.
+
+    `is_quiet` means that it was claimed just now and no client holds a call of it: it has no step yet, or waited for a
+    time.
+    """
 
     store_id: StoreId
     run_id: RunId
     epoch: int
     is_quiet: bool = False
-    """True if it was claimed just now and no client holds a call of it: it has no step yet, or waited for a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +54,10 @@ class Renewed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
-    """A run and the calls that it waits for, and what it waits for if it is shown with those of other runs.
+    """A run and its pending calls.
 
-    `active` are its other open calls, where they are shown. `situations`, where they are known, say why it does not go
-    on: its own, then those of runs that do calls of it or of each other.
+    `waits`, if set, include those of its child runs. `active` are its other open calls, if read.
+    `situations`, if read, explain why the run makes no progress: its own first, then those of its descendants.
     """
 
     run: RunRow
@@ -65,7 +68,7 @@ class RunView:
 
 
 def view_of(situations: Sequence[Situation]) -> RunView:
-    """Return the view of the first of some runs with their open calls; the others do calls of it or of each other."""
+    """Return the view of the first run with all open calls. The other runs are its descendants."""
     run = situations[0].run
     waits = {wait for each in situations for wait in each.run.waits}
     open_calls = [(each.run, call) for each in situations for call in each.calls]
@@ -80,9 +83,9 @@ def view_of(situations: Sequence[Situation]) -> RunView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingFilter:
-    """A filter on all that waits: of one user, or with no user the calls and runs of all that approvers may see.
+    """A filter on pending items: those of one user, or without a user all that approvers may see.
 
-    Empty fields leave all; states and a tool's name leave no run.
+    Empty fields match all. States and a tool name match only calls.
     """
 
     user_id: UserId
@@ -93,9 +96,12 @@ class PendingFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFilter:
-    """A filter on the runs of a user, and their order: by the time at which they were created, the newest first.
+    """A filter on the runs of a user, and their order by creation time, by default newest first.
 
-    Empty fields leave all. `waits` are the kinds of which a run waits for one, `labels` those of which it has all.
+    Empty fields match all. A run matches any of `waits` and all of `labels`. `reports_to` is the conversation that jobs
+    report to. `running_jobs_of_store` matches open jobs of all users that are not being stopped; only `stopped_by` may
+    be added. `stopped_by` also matches jobs that this command has stopped; with `reports_to`, jobs stopped by another
+    command do not match.
     """
 
     conversation_id: ConversationId = ConversationId("")
@@ -108,23 +114,20 @@ class RunFilter:
     agent_name: str = ""
     labels: tuple[tuple[str, str], ...] = ()
     reports_to: ConversationId = ConversationId("")
-    """The conversation that jobs report to."""
     jobs_only: bool = False
     running_jobs_of_store: bool = False
-    """True for jobs of all users that nobody has stopped and that have not ended: then it says nothing but the next."""
     stopped_by: CommandId = CommandId("")
-    """The command whose jobs are wanted, too, if it has stopped them. With `reports_to` none that another one has."""
 
 
+# Maximum number of notices that are loaded with a run. The others follow once these have entered.
 NOTICES_MAX: Final = 20
-"""Most notices that are loaded with a run; the others follow once these have entered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """The first `NOTICES_MAX` notices for a run's user that no model was told yet: the job and the occasion.
+class PendingNotices:
+    """The first `NOTICES_MAX` unsent notices for a run's user: the job and the occasion.
 
-    `open_jobs` of that user and conversation have not ended.
+    `open_jobs` is the number of open jobs of that user and conversation.
     """
 
     notices: Sequence[tuple[RunRow, int]] = ()
@@ -133,12 +136,13 @@ class Told:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """All that the owner of a run needs, as of one moment.
+    """Everything that the owner of a run needs, from one snapshot.
 
-    Older results are left out when all together are too large: `omitted_bytes`
-    has the size of each by call, 0 for those that are there. `user_id` is whose
-    conversation it is. Of others than the user of the run there are messages, the newest
-    runs whole as far as they go, and neither calls nor summaries.
+    `user_id` is the user of the conversation. `omitted_bytes` has the size of each call's result that is omitted
+    because all results together are too large; 0 for the others. Of other users' runs there are only messages: the
+    newest whole runs that fit, without calls and summaries. `failures` are those of FAILED runs among the messages.
+    `shared_tokens_left` is the rest of the run's token budget; 0 if the owner of the budget was removed, None without a
+    budget.
     """
 
     run: RunRow
@@ -150,19 +154,17 @@ class Loaded:
     loop_state: bytes
     time: datetime
     failures: Mapping[RunId, bytes]
-    """The failures of those runs that FAILED and brought some of the messages."""
-    told: Told
+    pending_notices: PendingNotices
     shared_tokens_left: int | None
-    """The tokens left of the budget that the run uses; 0 if the owner of the budget was removed, None without one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogGap:
-    """The place of the events from `from_seq` to `to_seq`, which were removed, with the run that they told of.
+    """The removed events from `from_seq` to `to_seq`, replaced by their run.
 
-    That has ended, with its newest messages and calls, as far as they go, and the number of the others. Or it is a job
-    of which the log was trimmed while it was open: without calls, those that were removed are counted. Large results
-    are left out: `omitted_bytes` has the size of each by call, 0 for those that are there.
+    An ended run comes with its newest messages and calls, and the counts of the others. An open job with a trimmed log
+    comes without calls; `omitted_calls` counts the removed ones. `omitted_bytes` has the size of each result that is
+    omitted because it is large; 0 for the others.
     """
 
     from_seq: int
@@ -177,7 +179,7 @@ class LogGap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogPart:
-    """A part of the log of a run: the bytes of its events, and what stands before them if some were removed."""
+    """A part of a run's log: the bytes of its events, preceded by a gap if some were removed."""
 
     payloads: Sequence[bytes]
     last_seq: int
@@ -195,45 +197,44 @@ class Page(Generic[R]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessagePage(Page[MessageRow]):
-    """Some messages of a conversation, and whose that is."""
+    """Messages of a conversation, and its user."""
 
     user_id: UserId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationFilter:
-    """A filter on the conversations of a user: archived or not, words with which words of theirs begin, all labels.
+    """A filter on the conversations of a user: archived or not, word prefixes, labels.
 
-    None, no words and no labels leave all.
+    None or empty fields match all. `shared` matches conversations that other users of the store share.
     """
 
     archived: bool | None = None
     words: tuple[str, ...] = ()
     labels: tuple[tuple[str, str], ...] = ()
     shared: bool = False
-    """Those that other users of the store share."""
 
     @property
     def kinds(self) -> tuple[bool, ...]:
-        """The values of `archived` that it leaves."""
+        """The values of `archived` that match."""
         return (False, True) if self.archived is None else (self.archived,)
 
 
 class DueTimes(Protocol):
-    """The times from which runs may be claimed, and the clock by which they are meant."""
+    """The times from which runs may be claimed, relative to the database's clock."""
 
     async def times(self) -> tuple[datetime, datetime]:
-        """Return the database's time, and one that it is known to have had before.
+        """Return the database's time, and a time that its clock has shown before.
 
-        The second is later than the first if the clock went back and no replica has
-        brought the runs forward since. It may be from five seconds before that.
+        The second is later than the first if the clock went back and no replica has moved the runs forward since. It
+        may lag by up to five seconds.
         """
 
     async def bring_forward(self, seconds: float) -> int:
-        """Let runs be claimed so much earlier, because the clock went back by that; returns how many.
+        """Make runs claimable earlier by this many seconds, because the clock went back; return how many.
 
-        What was due is due again, and leases end soon; those of up to 30 s that were
-        given or renewed since stay as they are. More than once does no harm.
+        Due runs are due again, and leases expire soon. Leases of up to 30 s that were given or renewed since stay
+        unchanged. Idempotent.
         """
 
 
@@ -243,55 +244,58 @@ class Leases(DueTimes, Protocol):
     async def claim(
         self, worker_id: WorkerId, *, runs_max: int, lease_seconds: float, background_runs_max: int
     ) -> list[Claimed]:
-        """Give up to `runs_max` runs to a worker, each with a new epoch.
+        """Claim up to `runs_max` runs for a worker, each with a new epoch.
 
-        With those that it has it then holds at most `background_runs_max` of the background, if it held no more before.
-        With None it gets none of these, and no turns that notices begin.
+        The worker then holds at most `background_runs_max` background runs, unless it held more before.
 
-        Fair between stores: each gets its turn before any gets a second one, as
-        far as `runs_max` goes, and the next claim goes on where this one ended.
+        Fair between stores: each gets its turn before any gets a second one, up to `runs_max`, and the next claim
+        continues where this one ended.
         """
 
     async def renew(self, worker_id: WorkerId, *, lease_seconds: float) -> Renewed:
-        """Renew all leases of a worker, also those that ended and that nobody took."""
+        """Renew all leases of a worker, including expired ones that no other worker has claimed."""
 
     async def release(self, worker_id: WorkerId) -> int:
-        """Give all runs of a worker back, claimable at once; returns how many."""
+        """Release all runs of a worker, which become claimable immediately; return how many."""
 
 
 class Reads(Protocol):
-    """Reads of the ledger. What belongs to another user is not found, exactly as what is not there.
+    """Reads of the ledger.
+
+    Data of another user is reported as not found, like data that does not exist.
 
     An empty `user_id` reads for a service.
     """
 
     async def run(self, key: RunKey, user_id: UserId) -> RunView:
-        """Return a run with what it waits for, and what those runs wait for that do its calls, as of one moment.
+        """Return a run with its waits and those of the runs that execute its calls, from one snapshot.
 
         Raises:
-            RunNotFound: there is none for this user.
+            RunNotFound: The user has no such run.
         """
 
     async def load(self, key: RunKey, epoch: int) -> Loaded:
-        """Return all that the owner of a run needs, as of one moment.
+        """Return everything that the owner of a run needs, from one snapshot.
 
         Raises:
-            RunNotFound: there is no such run.
-            LeaseLost: it is not the owner's any more.
+            RunNotFound: No such run.
+            LeaseLost: The caller no longer holds the run.
         """
 
-    async def commands(self, key: RunKey) -> tuple[list[CommandRow], Told]:
-        """Return the unread commands of a run, in order of arrival, and what its conversation is told.
+    async def commands(self, key: RunKey) -> tuple[list[CommandRow], PendingNotices]:
+        """Return the unread commands of a run in order of arrival, and the notices for it.
 
         Raises:
-            RunNotFound: there is no such run.
+            RunNotFound: No such run.
         """
 
     async def call(self, key: CallKey, user_id: UserId, *, for_approval: bool = False) -> CallRow:
-        """Return a call; with `for_approval` also one of another user that awaits its approval, or did.
+        """Return a call.
+
+        With `for_approval`, also one of another user that needs or needed approval.
 
         Raises:
-            CallNotFound: there is none for this user.
+            CallNotFound: The user has no such call.
         """
 
     async def runs(
@@ -303,68 +307,68 @@ class Reads(Protocol):
         after: tuple[datetime, str] | None,
         rows_max: int,
     ) -> Page[Situation]:
-        """Return runs of a user in the order of the filter, from the one after `after` on, as of one moment.
+        """Return runs of a user in the order of the filter, starting after `after`, from one snapshot.
 
-        Each has at most `OPEN_CALLS_MAX` of its open calls, without what may be large of them.
+        Each has at most `OPEN_CALLS_MAX` of its open calls, without their large fields.
         """
 
     async def calls(
         self, key: RunKey, user_id: UserId, *, after: tuple[int, int, str] | None, rows_max: int
     ) -> Page[CallRow]:
-        """Return the calls of a run in call order, from the one after `after` on.
+        """Return the calls of a run in call order, starting after `after`.
 
-        Also of a run of another user who shares its conversation, and shows them.
+        Also for a run of another user who shares its conversation with calls.
 
         Raises:
-            RunNotFound: there is none for this user.
+            RunNotFound: The user has no such run.
         """
 
     async def pending(
         self, store_id: StoreId, wanted: PendingFilter, *, after: tuple[datetime, str] | None, rows_max: int
     ) -> Page[CallRow]:
-        """Return the calls that wait for someone, the oldest first, from the one after `after` on."""
+        """Return the calls that wait for a person or client, oldest first, starting after `after`."""
 
     async def short_of_tokens(
         self, store_id: StoreId, wanted: PendingFilter, *, after: tuple[datetime, str] | None, rows_max: int
     ) -> Page[RunRow]:
-        """Return the runs that wait for tokens, the oldest first, from the one after `after` on."""
+        """Return the runs that wait for tokens, oldest first, starting after `after`."""
 
     async def messages(
         self, store_id: StoreId, user_id: UserId, conversation_id: ConversationId, *, after: int, rows_max: int
     ) -> MessagePage:
-        """Return the messages of a conversation, from the one after number `after` on.
+        """Return the messages of a conversation after number `after`.
 
         Raises:
-            ConversationNotFound: there is none for this user.
-            ConversationErased: there was one.
+            ConversationNotFound: The user has no such conversation.
+            ConversationErased: The conversation was erased.
         """
 
     async def events(self, key: RunKey, user_id: UserId, *, after_seq: int, events_max: int) -> LogPart:
-        """Return events of a run after a seq: at least one if there is any, then up to the limit and 1 MiB.
+        """Return events of a run after a seq: at least one if there is any, up to the limit and 1 MiB.
 
-        Those that were removed are a gap, and the events are those that follow it.
+        Removed events are returned as a gap, with the events that follow it.
 
         Raises:
-            RunNotFound: there is none for this user.
+            RunNotFound: The user has no such run.
         """
 
 
 class ConversationReads(Protocol):
-    """Reads of conversations. What another user has and does not share is not found, as what is not there."""
+    """Reads of conversations. Unshared data of another user is reported as not found."""
 
     async def by_id(self, store_id: StoreId, user_id: UserId, conversation_id: ConversationId) -> ConversationRow:
         """Return a conversation.
 
         Raises:
-            ConversationNotFound: there is none for this user.
-            ConversationErased: there was one.
+            ConversationNotFound: The user has no such conversation.
+            ConversationErased: The conversation was erased.
         """
 
     async def by_key(self, key: ClientKey) -> ConversationRow:
         """Return the conversation with a key that its client has chosen.
 
         Raises:
-            ConversationNotFound: there is none for this user.
+            ConversationNotFound: The user has no such conversation.
         """
 
     async def listed(
@@ -376,14 +380,13 @@ class ConversationReads(Protocol):
         before: tuple[datetime, str] | None,
         rows_max: int,
     ) -> Page[ConversationRow]:
-        """Return conversations that people have begun, those first in which something happened last.
+        """Return conversations that people started, the most recently changed first, starting before `before`.
 
-        From the one before `before` on, by that time and id. Of a word that stands in very many texts not all
-        of them are looked at.
+        A search for a very frequent word does not check all matches.
         """
 
     async def segments(self, conversation: ConversationRow) -> tuple[Segment, ...]:
-        """Return where the past of a conversation stands, in order; nothing of one that is no fork."""
+        """Return the segments of a fork's past, in order; empty for other conversations."""
 
     async def request(self, key: RequestKey) -> RequestRow | None:
-        """Return a request that has come before."""
+        """Return a request that was made before."""

@@ -1,11 +1,11 @@
-"""Life-cycle events on their way to JetStream, and those that it has, on PostgreSQL.
+"""Outbox of life-cycle events for JetStream in PostgreSQL, and the events already sent.
 
-The stream acknowledges before it has synced, and an operator may wipe it. So an event that was sent is kept for a
-while, with the place that the stream gave it. A stream that is another one than then, or that ends before that place,
-has lost the event: it goes back into the outbox and is sent again under the same id.
+The stream acknowledges before it syncs, and an operator may wipe it. So sent events are kept for a while with their
+stream sequence number. If the stream was recreated, or ends before that number, the event is lost: it returns to the
+outbox and is sent again under the same id.
 
-That a schedule or a trigger has paused itself stands in its own row. It is sent until the stream has had it, under an
-id that follows from the pause.
+Automatic pauses of schedules and triggers are recorded in their rows. Their events are sent until acknowledged, under
+an id derived from the pause.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from pawl.event.v1 import event_pb2
 from pawl.job_store.ledger.ports import Lifecycle, StreamEnd
 from pawl.job_store.lifecycle.stream import JetStreamLifecycle
 
-# What a crash undoes is sent again under the same id: nothing is gained by waiting for the disk. A recall is not
-# made again, so it waits.
+# Changes lost in a crash are repeated under the same id, so commits need not wait for the disk. A recall is not
+# repeated, so it waits.
 _NO_HURRY: Final = "SET LOCAL synchronous_commit = off"
 _RELAY_LOCK: Final = "SELECT pg_try_advisory_xact_lock(hashtext('job_store.outbox'))"
 _WAIT_FOR_RELAY: Final = "SELECT pg_advisory_xact_lock(hashtext('job_store.outbox'))"
@@ -59,7 +59,7 @@ _PAUSES: Final = " UNION ALL ".join(
 """
     for name in ("schedule", "trigger")
 )
-_PAUSE_TOLD: Final = {
+_PAUSE_SENT: Final = {
     name: f"""
 UPDATE job_store.{name}s AS s SET told_time = k.pause_time
 FROM unnest($1::text[], $2::text[], $3::timestamptz[]) AS k (store_id, id, pause_time)
@@ -68,7 +68,7 @@ WHERE s.store_id = k.store_id AND s.{name}_id = k.id
     for name in ("schedule", "trigger")
 }
 
-# The statements are made from constants of this module only.
+# The statements are built from constants of this module only.
 # ruff: noqa: S608
 
 _log = logs.get_logger(__name__)
@@ -82,13 +82,12 @@ class PostgresOutbox:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._recalled_look = 0
+        self._recalled_poll_number = 0
 
     async def relay(self, stream: JetStreamLifecycle, *, events_max: int) -> int:
-        """Send the oldest events and lay those aside that were stored; returns how many that were.
+        """Send the oldest events and mark those that were stored; return how many.
 
-        One replica relays at a time; the others get 0 meanwhile. 0 also means
-        that the stream is away: then nothing is lost.
+        Returns 0 while another replica relays or the stream is unavailable; no event is lost.
         """
         async with self._database.transaction() as connection:
             if not await connection.fetchval(_RELAY_LOCK):
@@ -96,12 +95,12 @@ class PostgresOutbox:
             end = await stream.end()
             if end is None:
                 return 0
-            if end.look != self._recalled_look:
+            if end.poll_number != self._recalled_poll_number:
                 await _recall(connection, end)
             else:
                 await connection.execute(_NO_HURRY)
             records = await connection.fetch(_OUTBOX, events_max)
-            # Those whose run was removed meanwhile have nothing left to send.
+            # Events whose run was removed in the meantime have nothing to send.
             gone = [record["id"] for record in records if record["payload"] is None]
             stored = await stream.send([_lifecycle(record) for record in records if record["payload"] is not None])
             if gone:
@@ -109,18 +108,18 @@ class PostgresOutbox:
             if stored:
                 await connection.execute(_SENT, list(stored), list(stored.values()), end.create_time)
             if len(records) < events_max:
-                await _tell_pauses(connection, stream, events_max)
-        self._recalled_look = end.look
+                await _send_pauses(connection, stream, events_max)
+        self._recalled_poll_number = end.poll_number
         return len(gone) + len(stored)
 
 
 async def keep_relay_out(connection: Connection) -> None:
-    """Return when nothing is being sent, until the transaction ends: what it removes is not on its way."""
+    """Block the relay until the transaction ends, so that removed events are not being sent."""
     await connection.execute(_WAIT_FOR_RELAY)
 
 
 async def _recall(connection: Connection, end: StreamEnd) -> None:
-    """Put back what the stream does not have any more."""
+    """Return lost events to the outbox."""
     recalled = 0
     while True:
         count = affected(await connection.execute(_RECALL, end.create_time, end.last_seq, _RECALLED_ROWS))
@@ -131,15 +130,14 @@ async def _recall(connection: Connection, end: StreamEnd) -> None:
         _log.warning("lifecycle.lost_by_stream", events=recalled)
 
 
-async def _tell_pauses(connection: Connection, stream: JetStreamLifecycle, pauses_max: int) -> None:
-    """Send what has paused itself and was not told of yet."""
+async def _send_pauses(connection: Connection, stream: JetStreamLifecycle, pauses_max: int) -> None:
     pauses = dict(enumerate(await connection.fetch(_PAUSES, pauses_max)))
     if not pauses:
         return
     stored = await stream.send([_pause(number, record) for number, record in pauses.items()])
-    for name, statement in _PAUSE_TOLD.items():
-        told = [pauses[number] for number in stored if pauses[number]["name_of"] == name]
-        await connection.execute(statement, *_columns(told, ("store_id", "id", "pause_time")))
+    for name, statement in _PAUSE_SENT.items():
+        sent = [pauses[number] for number in stored if pauses[number]["name_of"] == name]
+        await connection.execute(statement, *_columns(sent, ("store_id", "id", "pause_time")))
 
 
 def _columns(records: Iterable[Record], names: Iterable[str]) -> list[list[object]]:

@@ -27,9 +27,9 @@ _AGE_SECONDS_MAX: Final = 7 * 24 * 3600
 _BYTES_MAX: Final = 512 * 1024 * 1024
 _CUT_CHARACTERS: Final = 16 * 1024
 _SENTENCE_BYTES: Final = 1024
-# What a run can do without where a server takes only little: ids, states, waits and numbers are left.
+# Fields that are dropped if the server accepts only small messages. Ids, states, waits and numbers remain.
 _LONG_FIELDS: Final = ("output_text", "pending_calls", "unstopped_call_ids", "undo", "above")
-# How long the stream remembers the ids of messages, to drop those that come twice.
+# How long the stream remembers message ids, to drop duplicates.
 _DUPLICATES_SECONDS: Final = 600
 _UNACKNOWLEDGED_MAX: Final = 64
 _ACK_SECONDS: Final = 3.0
@@ -49,21 +49,23 @@ _log = logs.get_logger(__name__)
 
 
 class JetStreamLifecycle:
-    """The stream of life-cycle events. It may lose what it has stored, the end of it or all.
+    """The stream of life-cycle events.
 
-    Creates the stream where it is missing, also after NATS was wiped.
+    It may lose its newest events, or all of them.
+
+    Creates the stream if it is missing, also after NATS was wiped.
     """
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._connection_number = 0
         self._end: StreamEnd | None = None
-        self._looks = itertools.count(1)
+        self._polls = itertools.count(1)
 
     async def end(self) -> StreamEnd | None:
-        """Make sure that the stream exists; returns its state then, or None while it is unavailable.
+        """Create the stream if needed and return its state, or None while it is unavailable.
 
-        It is read on each new connection, and after each failure.
+        The state is read on each new connection and after each failure.
         """
         if not self._bus.connected:
             return None
@@ -76,34 +78,33 @@ class JetStreamLifecycle:
             _log.warning("lifecycle.stream_unavailable", error=str(error) or type(error).__name__)
             return None
         if info.created is None:
-            raise AssertionError("NATS says of each stream when it was created")
+            raise AssertionError("NATS returned a stream without a creation time")
         self._connection_number = connection_number
-        self._end = StreamEnd(look=next(self._looks), create_time=info.created, last_seq=info.state.last_seq)
+        self._end = StreamEnd(poll_number=next(self._polls), create_time=info.created, last_seq=info.state.last_seq)
         return self._end
 
     async def send(self, events: Sequence[Lifecycle]) -> Mapping[int, int]:
-        """Send events in order to the stream that `end` last told of; returns the stored ones' `outbox_id` and seq.
+        """Send events in order to the stream that `end` returned; return `outbox_id` and seq of those stored.
 
-        One that is larger than the stream ever takes is left out, with seq 0.
-
-        Those that are not returned may have been stored as well: sending them again is safe.
+        An event that is too large for the stream is dropped with seq 0. Events not returned may have been stored as
+        well; sending them again is safe.
         """
         stored: dict[int, int] = {}
         for start in range(0, len(events), _UNACKNOWLEDGED_MAX):
             part = events[start : start + _UNACKNOWLEDGED_MAX]
             if self._bus.connection_number != self._connection_number:
                 break
-            # They go out in this order on the one connection; only the answers are awaited together.
+            # They are sent in this order on one connection; only the acknowledgements are awaited together.
             seqs = await asyncio.gather(*(self._send_one(event) for event in part))
             stored |= {event.outbox_id: seq for event, seq in zip(part, seqs, strict=True) if seq is not None}
             if None in seqs:
-                # Perhaps the stream is gone: look again next time.
+                # The stream may be gone: read its state again next time.
                 self._end = None
                 break
         return stored
 
     async def _send_one(self, event: Lifecycle) -> int | None:
-        """Return the event's seq in the stream, None if it may not be there."""
+        """Return the event's seq in the stream, None if it may not be stored."""
         kind = event.type.removeprefix("run.").replace(".", "_")
         headers = {
             "Nats-Msg-Id": event.event_id,
@@ -122,11 +123,11 @@ class JetStreamLifecycle:
             _log.exception("lifecycle.unreadable", event_id=event.event_id)
             return 0  # As below.
         if len(payload) > self._bus.payload_bytes_max:
-            # Those that come after it must not wait for ever. The notifier misses it; the ledger has it.
+            # Later events must not wait forever. The notifier misses this one; the ledger has it.
             _log.error("lifecycle.too_large_for_nats", event_id=event.event_id, bytes_max=self._bus.payload_bytes_max)
             return 0
         try:
-            # After an error it may have been stored: its id tells NATS that it comes again.
+            # A failed publish may have stored the event. Its id lets NATS drop the duplicate.
             stored = await self._bus.jetstream().publish(subject, payload, timeout=_ACK_SECONDS, headers=headers)
         except _UNAVAILABLE:
             return None
@@ -134,9 +135,9 @@ class JetStreamLifecycle:
 
 
 def fitting(payload: bytes, bytes_max: int) -> bytes:
-    """Return an event, if it can be in so many bytes: the longest texts of the run are cut, then all that is long.
+    """Return an event cut to a size: first the longest texts of the run, then all long fields.
 
-    Of a call what it would be given is left out: who decides about it reads it.
+    Calls lose their arguments, which the approver reads from the ledger.
     """
     if len(payload) <= bytes_max:
         return payload
@@ -166,7 +167,7 @@ def _without_arguments(event: event_pb2.RunEvent) -> event_pb2.RunEvent:
 
 
 async def put_stream(jetstream: JetStreamContext, config: StreamConfig) -> StreamInfo:
-    """Make sure that the stream is there, as this version wants it."""
+    """Create or update the stream with the configuration of this version."""
     try:
         return await jetstream.update_stream(config)
     except NotFoundError:

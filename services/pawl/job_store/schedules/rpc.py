@@ -1,4 +1,4 @@
-"""pawl.agent.v1.ScheduleService, as agent-loop forwards it, and pawl.job.v1.ScheduleLedgerService."""
+"""Servicers of pawl.agent.v1.ScheduleService (forwarded by agent-loop) and pawl.job.v1.ScheduleLedgerService."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from pawl.values import Overlap, RunState
 CLAIMED_MAX: Final = 512
 
 _WIRE: Final = Translator(
-    lambda unknown: InvalidField(f"{unknown.field} has no known value", field=unknown.field),
+    lambda unknown: InvalidField(f"{unknown.field} has an unknown value", field=unknown.field),
     defaults={Overlap: Overlap.SKIP},
 )
 _DEFINITION: Final = _WIRE.struct(Definition, schedule_pb2.ScheduleDefinition, field="definition")
@@ -38,7 +38,7 @@ OWNER: Final = _WIRE.struct(Owner, ledger.ScheduleOwner)
 
 
 class ScheduleServicer:
-    """Serves the schedules of the user for whom agent-loop calls; it has checked what their runs would be like."""
+    """Serves schedules to the user on whose behalf agent-loop calls. agent-loop has validated their runs."""
 
     def __init__(self, schedules: Schedules) -> None:
         self._schedules = schedules
@@ -55,7 +55,7 @@ class ScheduleServicer:
         user = require_user()
         row, states, now = await self._schedules.get(user.store_id, user.user_id, check_id(request.name, "name"))
         schedule = _message(row)
-        # One whose zone is not known here is shown without them: its user can still change or delete it.
+        # A schedule with an unknown time zone is shown without them, so that its user can change or delete it.
         with suppress(InvalidField):
             schedule.next_times.extend(map(timestamp, row.next_times(now)))
         schedule.fires.extend(fire_message(fire, states) for fire in row.fires)
@@ -104,7 +104,9 @@ class ScheduleLedgerServicer(schedules_pb2_grpc.ScheduleLedgerServiceServicer):
         self, request: ledger.ClaimSchedulesRequest, context: Context
     ) -> ledger.ClaimSchedulesResponse:
         if not 1 <= request.schedules_max <= CLAIMED_MAX:
-            raise InvalidField(f"schedules_max is from 1 to {CLAIMED_MAX}", field="schedules_max")
+            raise InvalidField(
+                f"schedules_max must be between 1 and {CLAIMED_MAX}, got {request.schedules_max}", field="schedules_max"
+            )
         due, wait_seconds = await self._schedules.claim(request.schedules_max)
         return ledger.ClaimSchedulesResponse(schedules=map(_due, due), wait_seconds=wait_seconds)
 
@@ -138,7 +140,7 @@ def _definition(message: schedule_pb2.ScheduleDefinition) -> Definition:
 
 
 def owner_of_user() -> Owner:
-    """Return the user for whom agent-loop calls, with the credential that the user has shown."""
+    """Return the user on whose behalf agent-loop calls, with the user's credential."""
     user = require_user()
     return Owner(
         store_id=user.store_id,
@@ -165,7 +167,6 @@ def _message(row: ScheduleRow) -> schedule_pb2.Schedule:
 
 
 def fire_message(fire: FireRow, states: Mapping[RunId, RunState]) -> schedule_pb2.ScheduleFire:
-    """Return a fire with the state of its run."""
     message = FIRE.write(fire)
     if fire.run_id in states:
         message.run_state = states[fire.run_id].value  # type: ignore[assignment]  # the same numbers

@@ -1,4 +1,4 @@
-"""Schedules, and the rules by which their fires are judged."""
+"""Schedules, and the rules that decide about their fires."""
 
 from __future__ import annotations
 
@@ -19,33 +19,29 @@ from pawl.job_store.schedules import timing
 from pawl.job_store.schedules.timing import Timing
 from pawl.values import Overlap, RunState
 
+# Maximum number of schedules per user.
 SCHEDULES_MAX: Final = 100
-"""Most schedules of a user."""
+# Fires kept per schedule.
 FIRES_MAX: Final = 20
-"""So many fires of a schedule are kept."""
 NEXT_TIMES: Final = 10
+# A schedule pauses automatically after this many failures in a row.
 FAILURES_MAX: Final = 10
-"""After so many failures in a row a schedule pauses itself."""
 NOTE_BYTES_MAX: Final = 1000
 CLAIM_SECONDS: Final = 10.0
-LOOK_SECONDS: Final = 1.0
-"""A fire that waits for the run before it is looked after so often."""
+# How often a fire that waits for the previous run is checked.
+POLL_SECONDS: Final = 1.0
 
-# Tab, line feed and carriage return are text.
+# Tab, line feed and carriage return are allowed.
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _FAILED: Final = frozenset({RunState.FAILED, RunState.EXPIRED})
 
 
 class ScheduleKey(msgspec.Struct, frozen=True, order=True, gc=False):
-    """The key of a schedule."""
-
     store_id: StoreId
     schedule_id: str
 
 
 class FireOutcome(IntEnum):
-    """The end of a fire."""
-
     STARTED = 1
     WAITING = 2
     SKIPPED = 3
@@ -54,8 +50,6 @@ class FireOutcome(IntEnum):
 
 
 class Definition(Timing, frozen=True, kw_only=True):
-    """The work of a schedule, and when it is due."""
-
     name: str
     text: str
     agent: str = ""
@@ -65,14 +59,14 @@ class Definition(Timing, frozen=True, kw_only=True):
 
 
 class Owner(Actor, frozen=True, kw_only=True):
-    """The user of a schedule, with the roles and the credential with which its runs are started."""
+    """The user of a schedule, with the roles and the credential that its runs use."""
 
     store_id: StoreId
     user_roles: tuple[str, ...] = ()
 
 
 class FireRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A due time, an event, or a fire that was asked for, with the id of that request, and what became of it."""
+    """The outcome of a due time, an event, or a requested fire with its `request_id`."""
 
     due_time: datetime
     fire_time: datetime
@@ -86,10 +80,11 @@ class FireRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StarterRow(Owner, frozen=True, kw_only=True):
-    """A thing of a user that starts runs by itself: a schedule, or a trigger.
+    """A schedule or a trigger.
 
-    `failures` counts the fires in a row that were refused, or whose runs have failed; that of `last_run_id` counts once
-    it has ended, as `last_run_counted` says.
+    `failures` counts the fires in a row that were refused or whose runs failed. The run `last_run_id` counts once it
+    has ended (`last_run_counted`). `fires` are newest first. `credential_ended` means that the API key for its runs was
+    revoked or has expired; it is only set on rows that are being fired.
     """
 
     name: str
@@ -102,18 +97,18 @@ class StarterRow(Owner, frozen=True, kw_only=True):
     last_run_id: RunId = RunId("")
     last_run_counted: bool = True
     fires: tuple[FireRow, ...] = ()
-    """The newest first."""
     credential_ended: bool = False
-    """True if the API key has ended with which its runs are started. Only known of a row that is being fired."""
 
 
 StarterT = TypeVar("StarterT", bound=StarterRow)
 
 
 class ScheduleRow(StarterRow, frozen=True, kw_only=True):
-    """A schedule. Each change of it has a `generation` of its own.
+    """A schedule.
 
-    `waiting_time` is the due time whose fire waits for the run before it.
+    Each change increments `generation`.
+
+    `waiting_time` is the due time whose fire waits for the previous run.
     """
 
     schedule_id: str
@@ -124,21 +119,20 @@ class ScheduleRow(StarterRow, frozen=True, kw_only=True):
 
     @property
     def key(self) -> ScheduleKey:
-        """The key of the schedule."""
         return ScheduleKey(self.store_id, self.schedule_id)
 
     def next_times(self, now: datetime) -> tuple[datetime, ...]:
-        """Return the next due times from `now` on."""
-        begin = now if self.pause_time is not None or self.due_time is None else self.due_time - timedelta.resolution
-        return tuple(islice(timing.due_times(self.definition, self.schedule_id, begin), NEXT_TIMES))
+        """Return the next due times after `now`."""
+        after = now if self.pause_time is not None or self.due_time is None else self.due_time - timedelta.resolution
+        return tuple(islice(timing.due_times(self.definition, self.schedule_id, after), NEXT_TIMES))
 
 
+# Returns the changed schedule. Arguments: the current one, the number of schedules of its user, the time.
 Change: TypeAlias = Callable[[ScheduleRow | None, int, datetime], ScheduleRow]
-"""A schedule as it becomes, from how it is, how many schedules its user has, and the time."""
 
 
 class ClaimedSchedule(msgspec.Struct, frozen=True, kw_only=True):
-    """A schedule that is due, as it was claimed at the time `now`, and whether the run of its last fire goes on."""
+    """A due schedule as claimed at `now`. `is_busy` while the run of its last fire is open."""
 
     row: ScheduleRow
     now: datetime
@@ -146,47 +140,50 @@ class ClaimedSchedule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def saved(row: ScheduleRow, asked: Definition, owner: Owner, now: datetime) -> ScheduleRow:
-    """Return a schedule with a new definition, or credential, waiting for nothing any more.
+    """Return a schedule with a new definition or credential.
 
-    What is due and was not fired yet remains to be fired, unless the schedule is due at other times now.
+    Its waiting fire is skipped.
+
+    A due time that has not fired yet remains due, unless the timing changes.
     """
     if asked == row.definition and owner == owner_of(row):
         return row
     changed = replace(row, **asdict(owner), definition=asked, generation=row.generation + 1)
     if timing.same_times(asked, row.definition):
-        return due_next(_given_up(changed, now), row.due_time, now)
+        return due_next(_without_waiting(changed, now), row.due_time, now)
     return _due_anew(changed, now)
 
 
-def paused(row: ScheduleRow, note: str, now: datetime, *, by_itself: bool = False) -> ScheduleRow:
-    """Return a schedule that is paused, with a new note if it was before."""
-    return replace(halted(_given_up(row, now), note, now, by_itself=by_itself), due_time=None, claim_at=None)
+def paused(row: ScheduleRow, note: str, now: datetime, *, automatic: bool = False) -> ScheduleRow:
+    """Return a paused schedule. If it was paused before, only the note changes."""
+    return replace(
+        marked_paused(_without_waiting(row, now), note, now, automatic=automatic), due_time=None, claim_at=None
+    )
 
 
-def halted(row: StarterT, note: str, now: datetime, *, by_itself: bool = False) -> StarterT:
-    """Return what starts no runs, with a new note if it did not before."""
+def marked_paused(row: StarterT, note: str, now: datetime, *, automatic: bool = False) -> StarterT:
+    """Return a paused schedule or trigger. If it was paused before, only the note changes."""
     return replace(
         row,
         generation=row.generation + 1,
         pause_time=row.pause_time or now,
         pause_note=note,
-        self_paused=by_itself,
+        self_paused=automatic,
     )
 
 
 def resumed(row: ScheduleRow, owner: Owner, now: datetime) -> ScheduleRow:
-    """Return a schedule that goes on with what is due from now on; one that was not paused with the credential."""
-    return saved(row, row.definition, owner, now) if row.pause_time is None else _due_anew(going_on(row, owner), now)
+    """Return a resumed schedule with due times from now on. If it was not paused, only the credential changes."""
+    return saved(row, row.definition, owner, now) if row.pause_time is None else _due_anew(unpaused(row, owner), now)
 
 
-def going_on(row: StarterT, owner: Owner) -> StarterT:
-    """Return what starts runs again, as its owner says, and has not failed yet."""
+def unpaused(row: StarterT, owner: Owner) -> StarterT:
+    """Return a resumed schedule or trigger with its owner's credential and no failures."""
     row = replace(row, **asdict(owner), generation=row.generation + 1, pause_time=None, pause_note="")
     return replace(row, self_paused=False, failures=0, last_run_counted=True)
 
 
 def owner_of(row: StarterRow) -> Owner:
-    """Return whose a schedule, or a trigger, is."""
     return Owner(**{name: getattr(row, name) for name in Owner.__struct_fields__})
 
 
@@ -200,12 +197,14 @@ def put(
     count: int,
     must_exist: bool,
 ) -> ScheduleRow:
-    """Return a schedule as it is once `asked` is saved, made with `new_id` if there is none; `count` the user has.
+    """Return a schedule after saving `asked`, created with `new_id` if `row` is None.
+
+    `count` is the user's total.
 
     Raises:
-        ScheduleNotFound: there is none, and it must exist.
-        ScheduleExists: there is another one, and it is to be made.
-        TooLarge: the user has too many.
+        ScheduleNotFound: The schedule must exist but does not.
+        ScheduleExists: A different schedule with this name exists, and a new one is requested.
+        TooLarge: The user has too many schedules.
     """
     if row is not None:
         if not must_exist and asked != row.definition:
@@ -214,51 +213,59 @@ def put(
     if must_exist:
         raise ScheduleNotFound
     if count >= SCHEDULES_MAX:
-        raise TooLarge(f"you have {SCHEDULES_MAX} schedules, which is the most: delete one")
+        raise TooLarge(f"you already have {SCHEDULES_MAX} schedules, which is the maximum: delete one first")
     fields: dict[str, Any] = asdict(owner)
     made = ScheduleRow(**fields, schedule_id=new_id, name=asked.name, definition=asked, create_time=now)
     return _due_anew(made, now)
 
 
 def check_note(note: str) -> str:
-    """Return a note about a pause: text of at most 1000 bytes.
+    """Return the note of a pause: text of at most 1000 bytes.
 
     Raises:
-        TooLarge: it is longer.
-        InvalidField: it has control characters.
+        TooLarge: The note is longer.
+        InvalidField: The note has control characters.
     """
     if len(note.encode()) > NOTE_BYTES_MAX:
         raise TooLarge(f"note may have at most {NOTE_BYTES_MAX} bytes", field="note")
     if _CONTROL.search(note):
-        raise InvalidField("note has a control character", field="note")
+        raise InvalidField("note must not contain control characters", field="note")
     return note
 
 
 def judge(
     definition: Definition, due: datetime | None, now: datetime, *, is_busy: bool, has_waiting: bool
 ) -> tuple[FireOutcome, str]:
-    """Return what becomes of a fire that nobody refuses, and why; `due` is None for a trigger, which is never late.
+    """Return the outcome of a fire that is not refused, and the reason.
 
-    `is_busy` says that the run before goes on, `has_waiting` that another fire waits for its end.
+    `due` is None for a manual fire, which is never late.
+
+    `is_busy` means that the previous run is open, `has_waiting` that another fire waits for its end.
     """
     if due is not None and timing.is_missed(definition, due, now):
-        return FireOutcome.MISSED, f"{int((now - due).total_seconds())} s too late, as the due times after it may be"
+        return (
+            FireOutcome.MISSED,
+            f"missed by {int((now - due).total_seconds())} s; later due times may have been missed too",
+        )
     return judge_overlap(definition.overlap, is_busy=is_busy, has_waiting=has_waiting)
 
 
 def judge_overlap(overlap: Overlap, *, is_busy: bool, has_waiting: bool) -> tuple[FireOutcome, str]:
-    """Return what becomes of a fire that is in time, as `judge`."""
+    """Return the outcome of a fire that is on time, and the reason. See `judge`."""
     if not is_busy or overlap is Overlap.ALLOW:
         return FireOutcome.STARTED, ""
     if overlap is Overlap.SKIP:
-        return FireOutcome.SKIPPED, "the run before it goes on"
+        return FireOutcome.SKIPPED, "the previous run is still open"
     if has_waiting:
-        return FireOutcome.SKIPPED, "the run before it goes on, and another fire waits for its end"
-    return FireOutcome.WAITING, f"the run before it {'is cancelled' if overlap is Overlap.CANCEL else 'goes on'}"
+        return FireOutcome.SKIPPED, "the previous run is still open, and another fire already waits for its end"
+    return (
+        FireOutcome.WAITING,
+        f"the previous run is {'being cancelled' if overlap is Overlap.CANCEL else 'still open'}",
+    )
 
 
 def with_fire(row: StarterT, fire: FireRow) -> StarterT:
-    """Return a schedule, or a trigger, with a fire; one that has waited is this one now. One that waits stays."""
+    """Return a schedule or trigger with a fire added. It replaces the same fire that waited; a waiting fire is kept."""
     rest: list[FireRow] = []
     for old in row.fires:
         is_it = (old.outcome, old.due_time, old.event_id) == (FireOutcome.WAITING, fire.due_time, fire.event_id)
@@ -276,7 +283,7 @@ def with_fire(row: StarterT, fire: FireRow) -> StarterT:
 
 
 def with_ending(row: StarterT, state: RunState | None) -> StarterT:
-    """Return a schedule, or a trigger, that has counted how its last run ended; None for one that is not there now."""
+    """Return a schedule or trigger that has counted the end of its last run. `state` is None if the run was removed."""
     if row.last_run_counted or (state is not None and not state.is_terminal):
         return row
     failures = row.failures
@@ -288,23 +295,23 @@ def with_ending(row: StarterT, state: RunState | None) -> StarterT:
 
 
 def due_next(row: ScheduleRow, due: datetime | None, now: datetime) -> ScheduleRow:
-    """Return a schedule that is due then; a fire that waits is looked after meanwhile."""
-    look = now + timedelta(seconds=LOOK_SECONDS) if row.waiting_time is not None else None
-    times = [time for time in (due, look) if time is not None]
+    """Return a schedule with its next due time. A waiting fire is also checked before that."""
+    next_poll = now + timedelta(seconds=POLL_SECONDS) if row.waiting_time is not None else None
+    times = [time for time in (due, next_poll) if time is not None]
     return replace(row, due_time=due, claim_at=min(times, default=None))
 
 
 def _due_anew(row: ScheduleRow, now: datetime) -> ScheduleRow:
-    row = _given_up(row, now)
+    row = _without_waiting(row, now)
     if row.pause_time is not None:
         return row
     return due_next(row, next(timing.due_times(row.definition, row.schedule_id, now), None), now)
 
 
-def _given_up(row: ScheduleRow, now: datetime) -> ScheduleRow:
-    """Return a schedule without a fire that waits."""
+def _without_waiting(row: ScheduleRow, now: datetime) -> ScheduleRow:
+    """Return a schedule whose waiting fire is skipped."""
     fires = tuple(
-        replace(fire, outcome=FireOutcome.SKIPPED, reason="the schedule was changed meanwhile", fire_time=now)
+        replace(fire, outcome=FireOutcome.SKIPPED, reason="the schedule was changed", fire_time=now)
         if fire.outcome is FireOutcome.WAITING
         else fire
         for fire in row.fires

@@ -1,4 +1,4 @@
-"""Schedules: kept, claimed when they are due, and fired."""
+"""Use cases of schedules: save, claim when due, and fire."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from pawl.job_store.schedules.rules import ClaimedSchedule, Definition, FireRow,
 from pawl.job_store.schedules.store import PostgresSchedules
 from pawl.values import RunState
 
+# Claims are repeated this often, to find newly due schedules.
 WAIT_SECONDS_MAX: Final = 1.0
-"""Claims are repeated so often, for what came meanwhile."""
+# The pause before claiming again if due schedules are locked, mostly by another claim.
 HELD_SECONDS: Final = 0.05
-"""The pause before what is due and held by another transaction, mostly another claim, is asked for again."""
 
 
 class DueSchedule(NamedTuple):
-    """A schedule that is to be fired, for the due time that is expected; `next_time` is the one after that."""
+    """A schedule to fire for the due time `expected_time`. `next_time` is the due time after it."""
 
     row: ScheduleRow
     expected_time: datetime | None = None
@@ -34,7 +34,7 @@ class DueSchedule(NamedTuple):
 
 
 class Starters(Generic[StarterT]):
-    """The use cases that schedules and triggers have in common. `absent` is raised for one that does not exist."""
+    """Use cases that schedules and triggers share. `absent` is raised if the row does not exist."""
 
     def __init__(self, rows: PostgresStarters[StarterT], absent: type[PawlError]) -> None:
         self._rows = rows
@@ -44,10 +44,10 @@ class Starters(Generic[StarterT]):
     async def get(
         self, store_id: StoreId, user_id: UserId, name: str
     ) -> tuple[StarterT, Mapping[RunId, RunState], datetime]:
-        """Return one, the states of the runs of its fires, and the time.
+        """Return a row, the states of the runs of its fires, and the time.
 
         Raises:
-            ScheduleNotFound, TriggerNotFound
+            ScheduleNotFound, TriggerNotFound: It does not exist.
         """
         found = await self._rows.get(store_id, user_id, name)
         if found is None:
@@ -55,10 +55,10 @@ class Starters(Generic[StarterT]):
         return found
 
     async def delete(self, store_id: StoreId, user_id: UserId, name: str) -> None:
-        """Remove one with its fires and what waits.
+        """Remove a row with its fires and waiting events.
 
         Raises:
-            ScheduleNotFound, TriggerNotFound
+            ScheduleNotFound, TriggerNotFound: It does not exist.
         """
         if not await self._rows.delete(store_id, user_id, name):
             raise self._absent
@@ -66,7 +66,7 @@ class Starters(Generic[StarterT]):
     async def _change(
         self, store_id: StoreId, user_id: UserId, name: str, change: Callable[[StarterT, datetime], StarterT]
     ) -> StarterT:
-        """Keep what `change` makes of one that exists, at a time."""
+        """Store the row that `change` returns for an existing row and the time."""
 
         def changed(row: StarterT | None, _: int, now: datetime) -> StarterT:
             if row is None:
@@ -77,8 +77,6 @@ class Starters(Generic[StarterT]):
 
 
 class Schedules(Starters[ScheduleRow]):
-    """The use cases of schedules in the ledger."""
-
     def __init__(
         self, repository: PostgresSchedules, group_commit: GroupCommit, meter: PrometheusMeter, ids: IdSource
     ) -> None:
@@ -89,11 +87,13 @@ class Schedules(Starters[ScheduleRow]):
         self._ids = ids
 
     async def put(self, owner: Owner, asked: Definition, *, must_exist: bool) -> ScheduleRow:
-        """Make a schedule, or change one. Idempotent.
+        """Create or change a schedule.
+
+        Idempotent.
 
         Raises:
-            InvalidField: it cannot be due so.
-            ScheduleExists, ScheduleNotFound, TooLarge: see `schedules.put`.
+            InvalidField: The timing is invalid.
+            ScheduleExists, ScheduleNotFound, TooLarge: See `schedules.put`.
         """
         timing.check(asked)
         new_id = self._ids.new("sch")
@@ -107,10 +107,12 @@ class Schedules(Starters[ScheduleRow]):
         )
 
     async def pause(self, owner: Owner, name: str, note: str, *, paused: bool) -> ScheduleRow:
-        """Pause a schedule, or resume it with the credential of its owner. Idempotent.
+        """Pause a schedule, or resume it with its owner's credential.
+
+        Idempotent.
 
         Raises:
-            ScheduleNotFound
+            ScheduleNotFound: The schedule does not exist.
         """
         return await self._change(
             owner.store_id,
@@ -120,9 +122,9 @@ class Schedules(Starters[ScheduleRow]):
         )
 
     async def claim(self, schedules_max: int) -> tuple[Sequence[DueSchedule], float]:
-        """Claim schedules that are due; return them, and after how many seconds there may be more.
+        """Claim due schedules; return them, and after how many seconds to claim again.
 
-        A schedule whose next time cannot be computed is left out, and claimed again when its claim has ended.
+        A schedule whose next due time cannot be computed is skipped until its claim expires.
         """
         claimed = await self._repository.claim(schedules_max=schedules_max)
         due = read_each("schedule", claimed, _due, lambda each: each.row.schedule_id)
@@ -131,12 +133,15 @@ class Schedules(Starters[ScheduleRow]):
         return due, pause_seconds(await self._repository.wait_seconds(), len(claimed))
 
     async def fire(self, fire: Fire, size_bytes: int) -> FireRow | None:
-        """Fire a schedule; None if it has changed since, and nothing was done.
+        """Fire a schedule.
+
+        Return None, without effect, if it has changed since it was claimed.
 
         Raises:
-            ScheduleNotFound, RequestIdReused
+            ScheduleNotFound: The schedule does not exist.
+            RequestIdReused: The request id was used with a different payload.
         """
-        # Somebody waits for a trigger, as for the start of a run, and nobody for what is due.
+        # A person may wait for a manual fire, but not for a due time.
         lane = Lane.PEOPLE if fire.expected_time is None else Lane.WORK
         fired = await self._group_commit.run(fire, size_bytes=size_bytes, lane=lane, store_id=fire.schedule.store_id)
         if fired is not None:
@@ -146,7 +151,11 @@ class Schedules(Starters[ScheduleRow]):
 
 
 def pause_seconds(wait_seconds: float | None, claimed: int) -> float:
-    """Return when to claim again, from when the next one can be: None for never. The last time so many were claimed."""
+    """Return the seconds until the next claim.
+
+    `wait_seconds` is the time until the next row is due, None if there is none. `claimed` is the number of rows claimed
+    just now.
+    """
     if wait_seconds is not None and wait_seconds <= 0:
         return 0.0 if claimed else HELD_SECONDS
     return WAIT_SECONDS_MAX if wait_seconds is None else min(wait_seconds, WAIT_SECONDS_MAX)

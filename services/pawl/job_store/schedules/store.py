@@ -12,12 +12,12 @@ from asyncpg import Record
 from pawl.chassis.db.database import Database, read_each
 from pawl.job_store.ledger.store import tables
 from pawl.job_store.ledger.store.starters import PostgresStarters
-from pawl.job_store.schedules.rules import CLAIM_SECONDS, LOOK_SECONDS, ClaimedSchedule, ScheduleRow
+from pawl.job_store.schedules.rules import CLAIM_SECONDS, POLL_SECONDS, ClaimedSchedule, ScheduleRow
 
-# The statements are made from constants of this package only.
+# The statements are built from constants of this package only.
 # ruff: noqa: S608
 
-# A fire that still has to wait is looked after again soon; others are kept from other callers as long as a claim lasts.
+# A fire that must still wait is checked again soon. Others stay claimed for the duration of a claim.
 _CLAIM: Final = f"""
 WITH due AS MATERIALIZED (
     SELECT s.store_id, s.schedule_id, coalesce((
@@ -38,19 +38,17 @@ _WAIT: Final = "SELECT extract(epoch FROM min(claim_at) - clock_timestamp())::fl
 
 
 class PostgresSchedules(PostgresStarters[ScheduleRow]):
-    """The rows of schedules, and the claims of those that are due."""
-
     def __init__(self, database: Database) -> None:
         super().__init__(database, tables.SCHEDULES, tables.SCHEDULES.read)
 
     async def claim(self, *, schedules_max: int) -> Sequence[ClaimedSchedule]:
-        """Claim schedules that are due, or whose waiting fire need not wait any more, the longest due first."""
-        lease, look = timedelta(seconds=CLAIM_SECONDS), timedelta(seconds=LOOK_SECONDS)
-        records = await self._database.fetch(_CLAIM, schedules_max, lease, look)
+        """Claim schedules that are due or whose waiting fire may start, the longest due first."""
+        lease, poll = timedelta(seconds=CLAIM_SECONDS), timedelta(seconds=POLL_SECONDS)
+        records = await self._database.fetch(_CLAIM, schedules_max, lease, poll)
         return read_each("schedule", records, _claimed, itemgetter("schedule_id"))
 
     async def wait_seconds(self) -> float | None:
-        """Return after how many seconds the next schedule can be claimed; None if there is none."""
+        """Return the seconds until the next schedule can be claimed; None if there is none."""
         seconds: float | None = await self._database.fetchval(_WAIT)
         return seconds
 

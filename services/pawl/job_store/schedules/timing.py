@@ -1,4 +1,4 @@
-"""The times at which a schedule is due."""
+"""Computes the times at which a schedule is due."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ INTERVAL_SECONDS_MAX: Final = 366 * 86_400
 JITTER_SECONDS_MAX: Final = 3600
 CATCH_UP_SECONDS: Final = 3600
 CATCH_UP_SECONDS_MAX: Final = 86_400
+# Maximum number of missed due times that are caught up.
 CAUGHT_UP_MAX: Final = 100
-"""Most due times that are made up for."""
 
+# How far ahead due times are searched; this bounds the search for rare days.
 HORIZON: Final = timedelta(days=30 * 366)
-"""How far ahead due times are searched; this bounds the search for rare days."""
 
 _PARTS: Final = ("minute", "hour", "day-of-month", "month", "day-of-week")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _TIME_MIN: Final = _EPOCH + timedelta(days=2)
 _TIME_MAX: Final = datetime(9000, 1, 1, tzinfo=UTC)
-# Files beside those of the IANA database that differ between machines, or count leap seconds.
+# Files that are not part of the IANA database, differ between machines, or count leap seconds.
 _NO_ZONE: Final = re.compile(r"localtime|posixrules|(posix|right)/.*")
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """The times of a schedule: by `cron`, or each `interval_seconds` since 1970, `offset_seconds` after that."""
+    """The timing of a schedule: `cron`, or every `interval_seconds` since 1970, shifted by `offset_seconds`."""
 
     cron: str = ""
     time_zone: str = ""
@@ -50,17 +50,17 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check(timing: Timing) -> None:
-    """Return if a schedule can be due so.
+    """Validate a timing.
 
     Raises:
-        InvalidField: it cannot; the field is named, and of a cron expression the part.
+        InvalidField: Names the invalid field, and for a cron expression its part.
     """
     if bool(timing.cron) == bool(timing.interval_seconds):
         raise InvalidField("give either `cron` or `interval_seconds`", field="definition.cron")
     if timing.cron:
         _check_cron(timing)
     elif timing.time_zone:
-        raise InvalidField("time_zone goes with `cron`: intervals have none", field="definition.time_zone")
+        raise InvalidField("time_zone requires `cron`", field="definition.time_zone")
     if timing.interval_seconds > INTERVAL_SECONDS_MAX:
         raise _too_much("interval_seconds", INTERVAL_SECONDS_MAX)
     if timing.offset_seconds and timing.offset_seconds >= timing.interval_seconds:
@@ -88,7 +88,7 @@ class _Cron(CronSim):
 
 
 def due_times(timing: Timing, schedule_id: str, after: datetime, until: datetime | None = None) -> Iterator[datetime]:
-    """Yield the times after `after` and before `until` at which a schedule is due, in order.
+    """Yield the due times after `after` and before `until`, in order.
 
     By default `until` is `HORIZON` later.
     """
@@ -108,38 +108,38 @@ def due_times(timing: Timing, schedule_id: str, after: datetime, until: datetime
 
 
 def same_times(one: Timing, other: Timing) -> bool:
-    """Return whether two schedules are due at the same times; how much is made up for may differ."""
+    """Return whether two timings have the same due times. They may differ in the catch-up period."""
     fields = [name for name in Timing.__struct_fields__ if name != "catch_up_seconds"]
     return all(getattr(one, name) == getattr(other, name) for name in fields)
 
 
 def past_times(timing: Timing, schedule_id: str, begin: datetime, end: datetime) -> tuple[datetime, ...]:
-    """Return the times from `begin` on and before `end` at which a schedule is due.
+    """Return the due times from `begin` up to `end`, exclusive.
 
     Raises:
-        InvalidField: the end is not after the begin.
-        TooLarge: they are too many to fire together.
+        InvalidField: `end` is not after `begin`.
+        TooLarge: There are too many due times to fire together.
     """
     if end <= begin:
-        raise InvalidField("end_time must be after begin_time, which must be past", field="end_time")
+        raise InvalidField("end_time must be after begin_time, and begin_time must be in the past", field="end_time")
     times = due_times(timing, schedule_id, max(begin, _TIME_MIN) - timedelta.resolution, end)
     found = tuple(islice(times, CAUGHT_UP_MAX + 1))
     if len(found) > CAUGHT_UP_MAX:
-        raise TooLarge(f"there are more than {CAUGHT_UP_MAX} due times in this range: give a shorter one")
+        raise TooLarge(f"the range has more than {CAUGHT_UP_MAX} due times: use a shorter range")
     return found
 
 
 def jitter(timing: Timing, schedule_id: str) -> timedelta:
-    """Return by how much a schedule is due later than its timing says: always the same for the same schedule."""
+    """Return the delay of a schedule after its due times. It is always the same for one schedule."""
     share = int.from_bytes(hashlib.sha256(schedule_id.encode()).digest()[:8]) / 2**64
     return timedelta(seconds=int(share * timing.jitter_seconds))
 
 
 def following(timing: Timing, schedule_id: str, due: datetime, now: datetime) -> datetime | None:
-    """Return what a schedule is to fire once `due` was fired: the next due time that is not too late to make up for."""
+    """Return the next due time to fire after `due`: the first one that is not too late to catch up."""
     first = max(due, caught_up_from(timing, now))
     most = CAUGHT_UP_MAX - (not is_missed(timing, due, now))
-    # Only the last ones count, and there may be a day full of them: look at ever more of it until these are found.
+    # Only the last due times count, and they may be far back: widen the search until they are found.
     span = CAUGHT_UP_MAX * timedelta(seconds=timing.interval_seconds or 60)
     while True:
         begin = max(first, now - span)
@@ -150,38 +150,38 @@ def following(timing: Timing, schedule_id: str, due: datetime, now: datetime) ->
 
 
 def is_missed(timing: Timing, due: datetime, now: datetime) -> bool:
-    """Return whether it is too late to make up for a due time."""
+    """Return whether it is too late to catch up a due time."""
     return due <= caught_up_from(timing, now)
 
 
 def caught_up_from(timing: Timing, now: datetime) -> datetime:
-    """Return the time after which due times are made up for."""
+    """Return the time after which missed due times are caught up."""
     return now - timedelta(seconds=timing.catch_up_seconds or CATCH_UP_SECONDS)
 
 
 def _check_cron(timing: Timing) -> None:
     cron, parts = timing.cron, timing.cron.split()
     if len(cron) > CRON_CHARACTERS_MAX:
-        message = f"cron has at most {CRON_CHARACTERS_MAX} characters"
+        message = f"cron must have at most {CRON_CHARACTERS_MAX} characters, got {len(cron)}"
         raise InvalidField(message, field="definition.cron")
     if len(parts) != len(_PARTS):
-        message = f"cron {cron!r} has {len(parts)} parts, and must have five: {' '.join(_PARTS)}"
+        message = f"cron must have five parts ({' '.join(_PARTS)}), but {cron!r} has {len(parts)}"
         raise InvalidField(message, field="definition.cron")
     for number, (name, part) in enumerate(zip(_PARTS, parts, strict=True)):
         try:
             CronSim(" ".join(part if other == number else "*" for other in range(len(_PARTS))), _EPOCH)
         except (CronSimError, ValueError, AssertionError, TypeError):
-            message = f"cron {cron!r}: part {number + 1}, {name}, cannot be {part!r}"
+            message = f"cron {cron!r}: part {number + 1} ({name}) is invalid: {part!r}"
             raise InvalidField(message, field="definition.cron") from None
     zone(timing.time_zone)
     try:
         next(_Cron(cron, _EPOCH, _EPOCH + HORIZON))
     except (CronSimError, StopIteration):
-        raise InvalidField(f"cron {cron!r} is a day that never comes", field="definition.cron") from None
+        raise InvalidField(f"cron {cron!r} never matches a day", field="definition.cron") from None
 
 
 def cron_text(cron: str) -> str:
-    """Return a cron expression that counts in words. If both days are given either of them counts."""
+    """Return a valid cron expression in words. If both days are given, either one matches."""
     text = CronSim(cron, _EPOCH).explain()
     _, _, day, _, weekday = cron.split()
     return text if "*" in {day[0], weekday[0]} else text.replace(" and on ", " or on ")
@@ -191,14 +191,14 @@ def zone(name: str) -> ZoneInfo:
     """Return a time zone; UTC for an empty name.
 
     Raises:
-        InvalidField: no time zone has this name.
+        InvalidField: There is no such time zone.
     """
     try:
         if not _NO_ZONE.fullmatch(name):
             return ZoneInfo(name or "UTC")
     except (ValueError, OSError, KeyError):
         pass
-    message = f"time_zone {name[:64]!r} is none of the IANA database, such as Europe/Berlin"
+    message = f"time_zone {name[:64]!r} is not in the IANA database: use a name such as Europe/Berlin"
     raise InvalidField(message, field="definition.time_zone")
 
 
@@ -209,12 +209,13 @@ def _cron_times(timing: Timing, after: datetime, end: datetime) -> Iterator[date
     minute, hour, rest = cron.split(maxsplit=2)
     only = None
     if hour == "*" and len(times.minutes) == 1 and _shifts_unevenly(timing.time_zone, begin.year):
-        # cronsim goes by whole hours then, past what is due after half of one: unless it has another minute.
+        # cronsim then steps by whole hours and misses due times after a half-hour shift, unless it also has another
+        # minute.
         (only,) = times.minutes
         times = _Cron(f"{minute},{59 - only} {hour} {rest}", begin, end)
     for time in times:
         found = time.astimezone(UTC)
-        # Several times of day that clocks leave out are one.
+        # Several times of day that a clock change skips count as one.
         if found > last and only in {None, time.minute}:
             last = found
             yield found
@@ -222,15 +223,15 @@ def _cron_times(timing: Timing, after: datetime, end: datetime) -> Iterator[date
 
 @lru_cache(maxsize=1024)
 def _shifts_unevenly(name: str, year: int) -> bool:
-    """Return whether clocks of a zone go forward or back in this year or the next by another time than whole hours."""
+    """Return whether the clocks of a zone shift by less than whole hours in this year or the next."""
     first = [datetime(when, month, 1, tzinfo=zone(name)) for when in (year, year + 1) for month in range(1, 13)]
     return len({(time.utcoffset() or timedelta()) % timedelta(hours=1) for time in first}) > 1
 
 
 def _by_the_clock(cron: str) -> str:
-    """Return an expression that cronsim takes for times of day, unless it is for all hours: these keep their pace.
+    """Return an expression that cronsim treats as times of day, unless it runs every hour.
 
-    It tells them by the stars with which minute and hour begin.
+    cronsim distinguishes them by whether minute and hour start with a star.
     """
     minute, hour, *days = cron.split()
     if hour != "*":
@@ -247,4 +248,4 @@ def _interval_times(timing: Timing, after: datetime) -> Iterator[datetime]:
 
 
 def _too_much(name: str, most: int) -> InvalidField:
-    return InvalidField(f"{name} may be at most {most} s", field=f"definition.{name}")
+    return InvalidField(f"{name} must be at most {most} seconds", field=f"definition.{name}")

@@ -1,4 +1,4 @@
-"""pawl.agent.v1.TriggerService, as agent-loop forwards it, and pawl.job.v1.TriggerLedgerService."""
+"""Servicers of pawl.agent.v1.TriggerService (forwarded by agent-loop) and pawl.job.v1.TriggerLedgerService."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _LANE_CHARACTERS_MAX: Final = 64
 _EVENT_ID: Final = re.compile(r"[!-~]{1,200}")
 
 _WIRE: Final = Translator(
-    lambda unknown: InvalidField(f"{unknown.field} has no known value", field=unknown.field),
+    lambda unknown: InvalidField(f"{unknown.field} has an unknown value", field=unknown.field),
     defaults={Overlap: Overlap.ALLOW, Authentication: Authentication.SIGNATURE},
 )
 _DEFINITION: Final = _WIRE.struct(TriggerDefinition, trigger_pb2.TriggerDefinition, field="definition")
@@ -48,7 +48,7 @@ _POSITION: Final = _WIRE.struct(MailPosition, trigger_pb2.MailPosition)
 
 
 class TriggerServicer:
-    """Serves the triggers of the user for whom agent-loop calls; it has checked what their runs would be like."""
+    """Serves triggers to the user on whose behalf agent-loop calls. agent-loop has validated their runs."""
 
     def __init__(self, triggers: Triggers) -> None:
         self._triggers = triggers
@@ -93,7 +93,7 @@ class TriggerServicer:
 
 
 class TriggerLedgerServicer(triggers_pb2_grpc.TriggerLedgerServiceServicer):
-    """Serves the agent-loops that fire triggers, and those that read mailboxes."""
+    """Serves the agent-loops that fire triggers and read mailboxes."""
 
     def __init__(self, triggers: Triggers, limits: Limits) -> None:
         self._triggers = triggers
@@ -106,7 +106,9 @@ class TriggerLedgerServicer(triggers_pb2_grpc.TriggerLedgerServiceServicer):
 
     async def ClaimEvents(self, request: ledger.ClaimEventsRequest, context: Context) -> ledger.ClaimEventsResponse:
         if not 1 <= request.events_max <= CLAIMED_MAX:
-            raise InvalidField(f"events_max is from 1 to {CLAIMED_MAX}", field="events_max")
+            raise InvalidField(
+                f"events_max must be between 1 and {CLAIMED_MAX}, got {request.events_max}", field="events_max"
+            )
         claimed, wait_seconds = await self._triggers.claim(request.events_max)
         events = [
             ledger.ClaimedEvent(
@@ -143,11 +145,13 @@ class TriggerLedgerServicer(triggers_pb2_grpc.TriggerLedgerServiceServicer):
     async def FireTrigger(self, request: ledger.FireTriggerRequest, context: Context) -> ledger.FireTriggerResponse:
         due, event = request.due, request.event
         if not _EVENT_ID.fullmatch(event.event_id):
-            raise InvalidField("event_id must be 1 to 200 visible characters of ASCII", field="event.event_id")
+            raise InvalidField("event_id must be 1 to 200 visible ASCII characters", field="event.event_id")
         if len(event.lane) > _LANE_CHARACTERS_MAX:
-            raise InvalidField(f"lane has at most {_LANE_CHARACTERS_MAX} characters", field="event.lane")
+            raise InvalidField(
+                f"lane must have at most {_LANE_CHARACTERS_MAX} characters, got {len(event.lane)}", field="event.lane"
+            )
         if len(event.data) > DATA_BYTES_MAX:
-            raise TooLarge(f"an event has at most {DATA_BYTES_MAX} bytes", field="event.data")
+            raise TooLarge(f"data must have at most {DATA_BYTES_MAX} bytes, got {len(event.data)}", field="event.data")
         fired = await self._triggers.fire(
             Deliver(
                 trigger=_key(due.owner.store_id, due.trigger_id),

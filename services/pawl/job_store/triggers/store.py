@@ -13,10 +13,10 @@ from pawl.chassis.db.database import Database, read_each
 from pawl.chassis.ids import StoreId
 from pawl.job_store.ledger.store import tables
 from pawl.job_store.ledger.store.starters import PostgresStarters
-from pawl.job_store.schedules.rules import CLAIM_SECONDS, LOOK_SECONDS
+from pawl.job_store.schedules.rules import CLAIM_SECONDS, POLL_SECONDS
 from pawl.job_store.triggers.rules import LEASED_MAX, MAILBOX_LEASE_TIME, LaneRow, TriggerKey, TriggerRow
 
-# The statements are made from constants of this package only.
+# The statements are built from constants of this package only.
 # ruff: noqa: S608
 
 _OF_ID: Final = f"""
@@ -28,8 +28,8 @@ UPDATE job_store.triggers
 SET refused_count = refused_count + $3, refused_time = clock_timestamp(), refused_reason = $4
 WHERE store_id = $1 AND trigger_id = $2
 """
-# What waits for the run before it is looked after again soon; others are kept from other callers as long as a claim
-# lasts. So is what waits while its trigger is paused.
+# An event that waits for the previous run is checked again soon. Others stay claimed for the duration of a claim, and
+# so do events of paused triggers.
 _CLAIM: Final = f"""
 WITH due AS MATERIALIZED (
     SELECT l.store_id, l.trigger_id, l.lane, t.pause_time IS NOT NULL AS is_paused, l.awaits_run AND coalesce((
@@ -54,8 +54,8 @@ USING (store_id, trigger_id)
 _WAIT: Final = "SELECT extract(epoch FROM min(claim_at) - clock_timestamp())::float8 FROM job_store.trigger_lanes"
 
 
-# A lease is renewed once half of it has passed. A process takes new ones up to its limit, those that ended first before
-# others. Rows are locked in key order against deadlocks, and checked again once they are locked.
+# A lease is renewed once half of it has passed. A process takes new leases up to its limit, the longest expired first.
+# Rows are locked in key order against deadlocks, and checked again under the lock.
 _LEASE_MAILBOXES: Final = f"""
 WITH held AS MATERIALIZED (
     SELECT store_id, trigger_id, claim_at <= now() + $2::interval / 2 AS is_due FROM job_store.triggers
@@ -81,7 +81,7 @@ SELECT {tables.TRIGGERS.names} FROM job_store.triggers JOIN held USING (store_id
 
 
 class PostgresTriggers(PostgresStarters[TriggerRow]):
-    """The rows of triggers, their events that wait, and the leases of mailboxes."""
+    """Rows of triggers, claims of waiting events, and leases of mailboxes."""
 
     def __init__(self, database: Database) -> None:
         super().__init__(database, tables.TRIGGERS, tables.TRIGGERS.read)
@@ -92,13 +92,13 @@ class PostgresTriggers(PostgresStarters[TriggerRow]):
         return None if record is None else (self._readable(record), record["now"])
 
     async def add_refusals(self, key: TriggerKey, count: int, reason: str) -> None:
-        """Count deliveries that were refused up to now, the last one for that reason."""
+        """Add refused deliveries. `reason` is why the last one was refused."""
         await self._database.execute(_ADD_REFUSALS, key.store_id, key.trigger_id, count, reason)
 
     async def claim(self, *, events_max: int) -> Sequence[tuple[TriggerRow, LaneRow]]:
-        """Claim events that need not wait, the longest due first: triggers that are to fire, with their lanes."""
-        lease, look = timedelta(seconds=CLAIM_SECONDS), timedelta(seconds=LOOK_SECONDS)
-        lanes = list(map(tables.LANES.read, await self._database.fetch(_CLAIM, events_max, lease, look)))
+        """Claim events that may fire, the longest due first: triggers with their lanes."""
+        lease, poll = timedelta(seconds=CLAIM_SECONDS), timedelta(seconds=POLL_SECONDS)
+        lanes = list(map(tables.LANES.read, await self._database.fetch(_CLAIM, events_max, lease, poll)))
         owners = [row.store_id for row in lanes], [row.trigger_id for row in lanes]
         records = await self._database.fetch(_OF_LANES, *owners) if lanes else ()
         triggers = {row.key: row for row in _read(records)}
@@ -107,15 +107,14 @@ class PostgresTriggers(PostgresStarters[TriggerRow]):
         return tuple((triggers[key], row) for key, row in found if key in triggers)
 
     async def wait_seconds(self) -> float | None:
-        """Return after how many seconds the next event can be claimed; None if there is none."""
+        """Return the seconds until the next event can be claimed; None if there is none."""
         seconds: float | None = await self._database.fetchval(_WAIT)
         return seconds
 
     async def lease_mailboxes(self, reader_id: str) -> Sequence[TriggerRow]:
-        """Lease mailboxes to a process, and renew its leases; return the triggers of all that it holds."""
+        """Lease mailboxes to a process and renew its leases; return the triggers of all that it holds."""
         return _read(await self._database.fetch(_LEASE_MAILBOXES, reader_id, MAILBOX_LEASE_TIME, LEASED_MAX))
 
 
 def _read(records: Sequence[Record]) -> Sequence[TriggerRow]:
-    """Return the triggers of records, which are of many stores."""
     return read_each("trigger", records, tables.TRIGGERS.read, itemgetter("trigger_id"))

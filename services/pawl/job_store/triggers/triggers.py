@@ -1,4 +1,4 @@
-"""Triggers: kept, their webhooks checked, and fired."""
+"""Use cases of triggers: save, verify webhooks, and fire."""
 
 from __future__ import annotations
 
@@ -50,26 +50,27 @@ _TIME: Final = re.compile(r"[0-9]{1,12}")
 def event_id_of(
     authentication: Authentication, headers: Mapping[str, str], body: bytes, secrets: Sequence[bytes], now: datetime
 ) -> str:
-    """Return the webhook-id of a webhook that somebody has sent who knows one of the secrets; empty if it has none.
+    """Return the webhook-id of a webhook whose sender knows one of the secrets; empty without one.
 
-    Nobody else is told anything but that. The names of `headers` are in lower case.
+    Other senders learn only that the check failed. Names of `headers` are in lower case.
 
     Raises:
-        BadSignature: there is no good signature, or key, or what it needs is missing.
-        WebhookTooOld: the signature is good, and of another time.
+        BadSignature: There is no valid signature or key, or a required header is missing.
+        WebhookTooOld: The signature is valid, but for another time.
     """
     event_id = headers.get("webhook-id", "")
     if event_id and not _EVENT_ID.fullmatch(event_id):
-        raise BadSignature("webhook-id is not 1 to 200 visible characters of ASCII")
+        raise BadSignature("webhook-id must be 1 to 200 visible ASCII characters")
     if authentication is Authentication.BEARER:
         _check_key(headers.get("authorization", ""), secrets)
         return event_id
     if "." in event_id:
-        # What is signed is id.time.body: with one more dot an old signature would fit another id, time and body.
-        raise BadSignature("a webhook-id that is signed has no full stop")
+        # The signature covers id.time.body: with another dot, an old signature would match a different id, time and
+        # body.
+        raise BadSignature("a signed webhook-id must not contain a full stop")
     time = headers.get("webhook-timestamp", "")
     if not event_id or not _TIME.fullmatch(time):
-        raise BadSignature("webhook-id or webhook-timestamp is missing, or wrong")
+        raise BadSignature("webhook-id or webhook-timestamp is missing or malformed")
     try:
         # The specification signs the body as UTF-8.
         text, seconds = body.decode(), int(time)
@@ -86,7 +87,7 @@ def event_id_of(
 
 
 def secret_text(secret: bytes) -> str:
-    """Return a secret as senders have it."""
+    """Return a secret in the format that senders use."""
     return f"whsec_{base64.b64encode(secret).decode()}"
 
 
@@ -102,8 +103,6 @@ SECRET_BYTES: Final = 32
 
 
 class Triggers(Starters[TriggerRow]):
-    """The use cases of triggers in the ledger."""
-
     def __init__(
         self,
         repository: PostgresTriggers,
@@ -123,11 +122,13 @@ class Triggers(Starters[TriggerRow]):
         self.lease_mailboxes = repository.lease_mailboxes
 
     async def put(self, owner: Owner, asked: TriggerDefinition, *, must_exist: bool) -> tuple[TriggerRow, str]:
-        """Make a trigger, or change one; return the secret of a new one with a webhook, too. Idempotent.
+        """Create or change a trigger; return it, with the secret of a new webhook trigger.
+
+        Idempotent.
 
         Raises:
-            InvalidField: it cannot be like that.
-            TriggerExists, TriggerNotFound, TooLarge: see `triggers.put`.
+            InvalidField: The definition is invalid.
+            TriggerExists, TriggerNotFound, TooLarge: See `triggers.put`.
         """
         triggers.check(asked)
         asked = triggers.filled_in(asked)
@@ -151,11 +152,13 @@ class Triggers(Starters[TriggerRow]):
         return row, secret_text(secret) if is_told else ""
 
     async def pause(self, owner: Owner, name: str, note: str, *, paused: bool) -> TriggerRow:
-        """Pause a trigger, or resume it with the credential of its owner. Idempotent.
+        """Pause a trigger, or resume it with its owner's credential.
+
+        Idempotent.
 
         Raises:
-            TriggerNotFound
-            PermissionDenied: see `triggers.resumed`.
+            TriggerNotFound: The trigger does not exist.
+            PermissionDenied: See `triggers.resumed`.
         """
         return await self._change(
             owner.store_id,
@@ -165,11 +168,11 @@ class Triggers(Starters[TriggerRow]):
         )
 
     async def rotate(self, store_id: StoreId, user_id: UserId, name: str) -> str:
-        """Give a trigger another secret, and return it.
+        """Replace the secret of a trigger and return the new one.
 
         Raises:
-            TriggerNotFound
-            InvalidField: it has none.
+            TriggerNotFound: The trigger does not exist.
+            InvalidField: The trigger has no secret.
         """
         secret = self._random_bytes(SECRET_BYTES)
         await self._change(store_id, user_id, name, lambda row, now: triggers.rotated(row, secret, now))
@@ -178,10 +181,10 @@ class Triggers(Starters[TriggerRow]):
     async def check(
         self, store_id: StoreId, trigger_id: str, headers: Mapping[str, str], body: bytes
     ) -> tuple[TriggerRow, str]:
-        """Return the trigger of a webhook whose sender may fire it, and the id of the event; empty for none.
+        """Verify a webhook; return its trigger and the id of the event, empty for none.
 
         Raises:
-            TriggerNotFound, BadSignature, WebhookTooOld, TriggerPaused
+            TriggerNotFound, BadSignature, WebhookTooOld, TriggerPaused: The webhook may not fire.
         """
         try:
             found = await self._repository.of_id(store_id, trigger_id)
@@ -202,7 +205,7 @@ class Triggers(Starters[TriggerRow]):
         return row, event_id
 
     async def _count_refusal(self, row: TriggerRow, reason: str, now: datetime) -> None:
-        """Count a refusal: in the row if that has none of the last minute, else here."""
+        """Count a refusal: in the row if its last one is over a minute old, otherwise in memory."""
         count, _ = self._refusals.get(row.key, (0, ""))
         self._refusals[row.key] = (count + 1, reason)
         if row.refused_time is None or now - row.refused_time >= REFUSALS_TIME:
@@ -210,7 +213,7 @@ class Triggers(Starters[TriggerRow]):
                 await self._add_refusals(row.key)
 
     async def add_refusals(self) -> None:
-        """Add to the rows what was counted here."""
+        """Write the refusals counted in memory to the rows."""
         for key in list(self._refusals):
             await self._add_refusals(key)
 
@@ -226,17 +229,17 @@ class Triggers(Starters[TriggerRow]):
             raise
 
     async def claim(self, events_max: int) -> tuple[Sequence[tuple[TriggerRow, LaneRow]], float]:
-        """Claim events that have waited; return them, and after how many seconds there may be more."""
+        """Claim waiting events that may fire; return them, and after how many seconds to claim again."""
         claimed = await self._repository.claim(events_max=events_max)
         if len(claimed) == events_max:
             return claimed, 0.0
         return claimed, pause_seconds(await self._repository.wait_seconds(), len(claimed))
 
     async def leased(self, key: TriggerKey, generation: int) -> TriggerRow | None:
-        """Return the trigger of a leased mailbox; None if it has changed since, or pauses.
+        """Return the trigger of a leased mailbox; None if it has changed or was paused.
 
         Raises:
-            TriggerNotFound
+            TriggerNotFound: The trigger does not exist.
         """
         found = await self._repository.of_id(key.store_id, key.trigger_id)
         if found is None:
@@ -248,10 +251,10 @@ class Triggers(Starters[TriggerRow]):
     async def report_mailbox(
         self, key: TriggerKey, generation: int, position: MailPosition | None, reason: str
     ) -> None:
-        """Keep the result of a look at a mailbox, if its trigger is as it was leased.
+        """Store the result of polling a mailbox, unless its trigger has changed.
 
         Raises:
-            TriggerNotFound
+            TriggerNotFound: The trigger does not exist.
         """
         leased = await self.leased(key, generation)
         if leased is None:
@@ -265,10 +268,10 @@ class Triggers(Starters[TriggerRow]):
         await self._change(key.store_id, leased.user_id, leased.name, change)
 
     async def fire(self, deliver: Deliver, size_bytes: int) -> Delivered:
-        """Fire a trigger with an event, once.
+        """Fire a trigger with an event, at most once.
 
         Raises:
-            TriggerNotFound
+            TriggerNotFound: The trigger does not exist.
         """
         lane = Lane.WORK if deliver.claimed else Lane.PEOPLE
         delivered = await self._group_commit.run(

@@ -1,4 +1,4 @@
-"""Reads of conversations on PostgreSQL: one, a list, and those in which some words stand."""
+"""Reads of conversations in PostgreSQL: by id or key, listed, and searched."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pawl.job_store.ledger.rules.rows import ClientKey, ConversationRow, Request
 from pawl.job_store.ledger.rules.search import mark
 from pawl.job_store.ledger.store import run_lists, segments, tables
 
-# The statements are made from constants of this package only.
+# The statements are built from constants of this package only.
 # ruff: noqa: S608
 
 _BY_ID: Final = f"""
@@ -35,7 +35,7 @@ _SORTED_BY: Final = "store_id, conversation_id, update_time, queue"
 _BEFORE: Final = "(update_time, conversation_id) < (coalesce($6::timestamptz, 'infinity'), $7)"
 _HAS_LABELS: Final = r"labels <> '' AND string_to_array(labels, E'\n') @> $8"
 _LABELLED: Final = f"(cardinality($8::text[]) = 0 OR {_HAS_LABELS})"
-# The newest of each kind, and of them the newest: of the other kind nothing is looked at.
+# The newest conversations of each wanted kind, then the newest of those. The other kind is never read.
 LISTED: Final = run_lists.statement(
     tables.CONVERSATIONS,
     source=f"""(
@@ -57,9 +57,8 @@ WITH_LABELS: Final = run_lists.statement(
     order="update_time DESC, conversation_id DESC",
     size="length(queue)",
 )
-# The limit bounds what a word costs that stands everywhere. Each conversation is read by its id, whatever the planner
-# thinks of how many there are: all of a user times all that are found would be very many. Found with a message are the
-# forks that show it.
+# The limit bounds the cost of very frequent words. Conversations are read by id whatever the planner estimates: joining
+# all of a user's conversations with all matches would be too large. A match also finds the forks that show the message.
 SEARCHED: Final = run_lists.statement(
     tables.CONVERSATIONS,
     source=f"""(
@@ -88,7 +87,7 @@ SEARCHED: Final = run_lists.statement(
 )
 
 
-# Of all others of the store.
+# Conversations of other users of the store.
 _OF_OTHERS: Final = "store_id = $3 AND user_id <> $4 AND user_id <> '' AND sharing > 1 AND parent_run_id = ''"
 SHARED: Final = run_lists.statement(
     tables.CONVERSATIONS,
@@ -159,7 +158,7 @@ class PostgresConversations(DatabaseAdapter):
 
 
 def query(store_id: StoreId, user_id: UserId, words: Sequence[str]) -> str:
-    """Return a search for texts of a user in which words begin with each of some."""
+    """Return a text search query for texts of a user that contain a word with each of the given prefixes."""
     owner = mark(store_id, user_id)
-    # Words are letters and digits.
+    # Words consist of letters and digits only, so they need no escaping.
     return " & ".join(f"'{owner}{word}':*" for word in words)

@@ -1,7 +1,9 @@
-"""The words of conversations in PostgreSQL, taken in after the messages were written: no writer waits for it.
+"""Search index of conversations in PostgreSQL.
 
-Whoever empties messages of a conversation that stays changes its `searched_number` in the same transaction, and removes
-their words: then nothing is written of what was read before.
+It is updated in the background, so that no writer waits for it.
+
+Emptying messages of a conversation must change its `searched_number` and remove their words in the same transaction.
+Words that were read earlier are then not written.
 """
 
 from __future__ import annotations
@@ -19,14 +21,14 @@ from pawl.chassis.ids import ConversationId, StoreId, UserId
 from pawl.job_store.ledger.rpc.messages import text_of
 from pawl.job_store.ledger.rules.search import mark, words
 
-# The newest first: what was said just now is what is looked for.
+# Newest first: users search for recent messages most often.
 _DUE: Final = """
 SELECT store_id, conversation_id, user_id, last_number, title, searched_number, searched_title, model_title
 FROM job_store.conversations
 WHERE parent_run_id = '' AND (searched_number < last_number OR searched_title <> title) AND user_id <> ''
 ORDER BY update_time DESC LIMIT $1
 """
-# Some messages of each; those over the bytes are there without their body.
+# A few messages of each conversation. Messages beyond the byte limit come without their body.
 _MESSAGES: Final = """
 SELECT store_id, conversation_id, number, CASE WHEN bytes_before < $5 THEN body END AS body FROM (
     SELECT m.*, sum(length(m.body)) OVER (ORDER BY k.place, m.number) - length(m.body) AS bytes_before
@@ -39,7 +41,8 @@ SELECT store_id, conversation_id, number, CASE WHEN bytes_before < $5 THEN body 
 ) AS sized
 ORDER BY store_id, conversation_id, number
 """
-# As they were when they were read: else what somebody has emptied meanwhile could be found. Who waits comes first.
+# Lock only rows that are unchanged since they were read: otherwise emptied messages could be found. Waiting writers go
+# first.
 _LOCK: Final = """
 SELECT c.store_id, c.conversation_id FROM job_store.conversations AS c
 JOIN unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::text[], $6::text[])
@@ -47,7 +50,7 @@ JOIN unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::text[], $6::te
 USING (store_id, conversation_id, user_id, searched_number, title, model_title)
 FOR UPDATE OF c SKIP LOCKED
 """
-# What was removed meanwhile stays away.
+# Skip messages that were removed in the meantime.
 _WORDS: Final = """
 INSERT INTO job_store.conversation_words AS w (store_id, conversation_id, number, words)
 SELECT k.store_id, k.conversation_id, k.number, array_to_tsvector(string_to_array(k.words, ' '))
@@ -71,7 +74,7 @@ _Key: TypeAlias = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Read:
-    """A part of a conversation that was read: its words by number, and up to which message that goes."""
+    """Part of a conversation that was read: its words by message number, and the last message covered."""
 
     due: Record
     words: Mapping[int, str]
@@ -79,12 +82,12 @@ class _Read:
 
 
 class PostgresSearchIndex(DatabaseAdapter):
-    """Makes what was written findable, after it was written."""
+    """Indexes new messages and titles after they are written."""
 
-    async def take_in(self, *, conversations_max: int) -> int:
-        """Take in new messages and titles of some conversations; returns of how many, 0 if nothing is left to do now.
+    async def index_new(self, *, conversations_max: int) -> int:
+        """Index new messages and titles of some conversations; return how many, 0 if nothing is left to do.
 
-        Several replicas may do so at once. Nothing is taken in of what was removed or emptied meanwhile.
+        Several replicas may run this concurrently. Messages removed or emptied in the meantime are not indexed.
         """
         due = await self._database.fetch(_DUE, conversations_max)
         if not due:
@@ -99,7 +102,7 @@ class PostgresSearchIndex(DatabaseAdapter):
             return await _store(connection, [each for each in read if each is not None])
 
     async def _read(self, due: Record, messages: Sequence[Record]) -> _Read | None:
-        """Return what is found in a part of a conversation; None if nothing of it was read."""
+        """Return the words of a part of a conversation; None if nothing was read."""
         whole = [record for record in messages if record["body"] is not None]
         has_new_title = due["title"] != due["searched_title"]
         if not whole and messages and not has_new_title:
@@ -109,27 +112,27 @@ class PostgresSearchIndex(DatabaseAdapter):
         owner = mark(due["store_id"], due["user_id"])
         found = {0: _marked(owner, due["title"] or due["model_title"])} if has_new_title else {}
         for record in whole:
-            # A message that cannot be read is not found by its words.
+            # An unreadable message is not found by its words.
             (text,) = read_each("message", [record["body"]], text_of, lambda _: _key(due)) or [""]
             found[record["number"]] = _marked(owner, text)
-            await asyncio.sleep(0)  # A long text keeps nobody waiting but the next one.
+            await asyncio.sleep(0)  # A long text delays at most the next one.
         return _Read(due=due, words=found, searched_number=due["last_number"] if is_all else last)
 
 
 async def put_title(
     connection: Connection, store_id: StoreId, conversation_id: ConversationId, user_id: UserId, title: str
 ) -> None:
-    """Have a conversation, which is locked, found by a title that no user gave it."""
+    """Index a conversation, which must be locked, under a title that did not come from its user."""
     found = _marked(mark(store_id, user_id), title)
     await connection.execute(_WORDS, [store_id], [conversation_id], [0], [found])
 
 
 async def _store(connection: Connection, read: Sequence[_Read]) -> int:
-    """Write what can be found of those conversations that are as they were; returns how many these are."""
+    """Write the words of the conversations that are unchanged; return how many."""
     seen = ("store_id", "conversation_id", "user_id", "searched_number", "title", "model_title")
     locked = {_key(r) for r in await connection.fetch(_LOCK, *([each.due[name] for each in read] for name in seen))}
     taken = [each for each in read if _key(each.due) in locked]
-    # An empty title takes the place of the one before.
+    # An empty title replaces the previous one.
     new = [(each, number, text) for each in taken for number, text in each.words.items() if text or number == 0]
     found = [(*_key(each.due), number, text) for each, number, text in new]
     if found:

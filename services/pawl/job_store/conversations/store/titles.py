@@ -1,4 +1,4 @@
-"""The titles that models make, in PostgreSQL."""
+"""Titles that models make, in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from pawl.event.v1 import message_pb2
 from pawl.job.v1.agents_pb2 import GetAgentQuotaResponse
 from pawl.job.v1.titles_pb2 import TitleTask
 from pawl.job_store.conversations.store.search_index import put_title
-from pawl.job_store.ledger.rules.conversations import ATTEMPTS_MAX, TEXT_CHARACTERS_MAX, said_title
+from pawl.job_store.ledger.rules.conversations import ATTEMPTS_MAX, TEXT_CHARACTERS_MAX, title_in_reply
 from pawl.job_store.ledger.rules.usage import UsageKey, Used, day_of
 from pawl.job_store.ledger.store import upkeep
 from pawl.job_store.ledger.store.columns import joined
 from pawl.values import RunState
 
-# The statements are made from constants of this module only.
+# The statements are built from constants of this module only.
 # ruff: noqa: S608
 
-# One that was given often enough, or is nobody's any more, is given to nobody; nor is one whose user has had an answer
-# before models were asked for titles; compared so that not all runs of the user are read.
+# Conversations are skipped after too many attempts or without a user. So are those with an answer from before titles
+# were enabled; the comparison avoids reading all runs of the user.
 _CLAIM: Final = f"""
 WITH due AS MATERIALIZED (
     SELECT store_id, conversation_id FROM job_store.conversations WHERE title_at <= now()
@@ -78,14 +78,14 @@ _PAUSE: Final = timedelta(minutes=1)
 
 
 class PostgresTitles(DatabaseAdapter):
-    """Keeps the titles that models make. `quota` reads the budget of an agent."""
+    """Stores titles that models make. `quota` returns the daily budget of an agent."""
 
     def __init__(self, database: Database, quota: Callable[[StoreId, str], Awaitable[GetAgentQuotaResponse]]) -> None:
         super().__init__(database)
         self._quota = quota
 
     async def claim(self, *, titles_max: int) -> Sequence[TitleTask]:
-        """Give conversations whose titles are to be made, and to nobody else for two minutes."""
+        """Claim conversations that need a title, for two minutes."""
         records = await self._database.fetch(_CLAIM, titles_max, ATTEMPTS_MAX, _LEASE)
         read = read_each("title", records, lambda each: (each, _task(each)), itemgetter("conversation_id"))
         tasks = []
@@ -101,8 +101,8 @@ class PostgresTitles(DatabaseAdapter):
     async def put(
         self, store_id: StoreId, conversation_id: ConversationId, attempt: int, text: str, used: Used
     ) -> None:
-        """Keep the title in what a model has said, unless it is not waited for any more; count what that cost."""
-        title = said_title(text)
+        """Store the title in a model's answer if it is still wanted, and count the tokens it cost."""
+        title = title_in_reply(text)
         place = store_id, conversation_id
         async with self._database.transaction() as connection:
             kept = await connection.fetchrow(_SET, *place, attempt, title, ATTEMPTS_MAX, _PAUSE)

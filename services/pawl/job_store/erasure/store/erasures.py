@@ -1,7 +1,7 @@
-"""Erasing conversations in PostgreSQL, in steps that each leave something that the next one goes on with.
+"""Erasure of conversations in PostgreSQL, in resumable steps.
 
-A conversation is nobody's from the first step on, as one that retention takes: whatever has not seen that yet finds it
-changed when it locks it. Locks are taken in the order of the journal.
+The first step takes the conversation from its user, as retention does. Transactions that read it earlier notice the
+change when they lock the row. Locks are taken in the order of the journal.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pawl.job_store.ledger.reading import Page
 from pawl.job_store.lifecycle import store as outbox
 from pawl.values import CallState, RunState
 
-# The statements are made from constants of this module only.
+# The statements are built from constants of this module only.
 # ruff: noqa: S608
 
 _MARKED: Final = """
@@ -38,24 +38,25 @@ searched_title = '', searched_number = c.last_number, erase_user_id = c.user_id,
 past_number = 0, sharing = 1
 """
 _ALL_PARTS: Final = list(Part)
-_BEGIN: Final = f"""
+_START: Final = f"""
 UPDATE job_store.conversations AS c SET {_MARKED}, erase_root = c.conversation_id
 WHERE store_id = $2 AND conversation_id = $3 AND user_id = $4 RETURNING c.store_id, c.conversation_id
 """
-_BEGIN_AGAIN: Final = f"""
+_RESTART: Final = f"""
 UPDATE job_store.conversations AS c SET {_MARKED}, erase_root = c.conversation_id
 FROM unnest($2::text[], $3::text[]) AS k (store_id, conversation_id)
 WHERE c.store_id = k.store_id AND c.conversation_id = k.conversation_id AND c.user_id <> ''
 RETURNING c.store_id, c.conversation_id
 """
-# With it go the conversations of agents that have done calls of it.
-_BEGIN_BELOW: Final = f"""
+# Conversations of agents that executed its calls are erased with it.
+_START_BELOW: Final = f"""
 UPDATE job_store.conversations AS c SET {_MARKED}, erase_root = $4
 WHERE store_id = $2 AND parent_conversation_id = $3 AND parent_conversation_id <> '' AND user_id <> ''
 RETURNING c.store_id, c.conversation_id
 """
-# Whoever forks one of these forks locks what it shows, too, and has come before or finds no title. Forks that retention
-# has removed lead to none of theirs any more, so all that show it are meant.
+# A new fork of one of these forks locks the conversations that it shows: it has either committed before, or finds no
+# title. Forks removed by retention no longer lead to their own forks, so all conversations that show the erased one are
+# covered.
 _TITLES_OF_SHOWING: Final = """
 WITH showing AS MATERIALIZED (
     SELECT c.store_id, c.conversation_id FROM (
@@ -69,7 +70,7 @@ WITH showing AS MATERIALIZED (
 UPDATE job_store.conversations AS c SET made_title = '' FROM showing AS s
 WHERE c.store_id = s.store_id AND c.conversation_id = s.conversation_id
 """
-# In every fork its part of the past is empty from now on, and it has none itself.
+# From now on its segments in forks have no source, and it has no segments itself.
 _EMPTY_SEGMENTS: Final = """
 UPDATE job_store.conversation_segments AS s SET source_conversation_id = ''
 FROM unnest($1::text[], $2::text[]) AS k (store_id, conversation_id)
@@ -79,7 +80,7 @@ _REMOVE_SEGMENTS: Final = """
 DELETE FROM job_store.conversation_segments AS s USING unnest($1::text[], $2::text[]) AS k (store_id, conversation_id)
 WHERE s.store_id = k.store_id AND s.conversation_id = k.conversation_id
 """
-# Forks have the title of what they were made of until they get one.
+# Forks keep the title of their source until they get their own.
 _FORK_TITLES: Final = """
 WITH RECURSIVE forks AS (
     SELECT conversation_id FROM job_store.conversations
@@ -94,7 +95,8 @@ UPDATE job_store.conversations AS c SET made_title = ''
 FROM (SELECT DISTINCT $1::text AS store_id, conversation_id FROM forks) AS f
 WHERE c.store_id = f.store_id AND c.conversation_id = f.conversation_id AND c.made_title <> ''
 """
-# The conversation for which one is erased, for the user of that: below it there may be those of writers.
+# The conversation whose erasure includes this one, for the user of that erasure: conversations below may belong to
+# writers.
 _ROOT: Final = """
 SELECT k.erase_root FROM job_store.conversations AS k
 WHERE k.store_id = $1 AND k.conversation_id = $2 AND k.erase_user_id <> '' AND $3 = coalesce((
@@ -145,7 +147,7 @@ _RUNS: Final = """
 SELECT store_id, run_id, user_id, trimmed_rounds FROM job_store.runs WHERE store_id = $1 AND conversation_id = $2
 ORDER BY run_id LIMIT $3 FOR UPDATE
 """
-# The request is known as one that was there; nothing of it can be guessed.
+# The request id stays known, but nothing about the request can be guessed.
 _REQUESTS: Final = """
 UPDATE job_store.requests SET fingerprint = ''
 WHERE store_id = $1 AND user_id = ANY ($2::text[]) AND (run_id = ANY ($3::text[]) OR conversation_id = $4)
@@ -167,7 +169,7 @@ SELECT $1, $2, * FROM unnest(
     $3::text[], $4::text[], $5::text[], $6::smallint[], $7::smallint[], $8::timestamptz[], $9::boolean[]
 ) ON CONFLICT DO NOTHING
 """
-# What is not kept of a job was like its last calls: one item stands for all of it.
+# Trimmed calls of a job resembled its last calls, so one item stands for all of them.
 _ADD_TRIMMED: Final = """
 UPDATE job_store.erased_items AS i SET has_left = true, tool_name = last.tool_name,
     effect_class = last.effect_class, state = last.state
@@ -179,7 +181,7 @@ FROM (
 WHERE i.store_id = $1 AND i.conversation_id = $2 AND i.run_id = last.run_id AND i.call_id = '' AND NOT i.has_left
 """
 _REMOVE_CALLS: Final = "DELETE FROM job_store.calls WHERE store_id = $1 AND call_id = ANY ($2::text[])"
-# Nothing is left to be searched.
+# Nothing is left to index.
 _EMPTIED: Final = """
 UPDATE job_store.conversations SET searched_number = last_number WHERE store_id = $1 AND conversation_id = $2
 """
@@ -196,28 +198,28 @@ _RUNS_AT_ONCE_MAX: Final = 50
 
 
 class PostgresErasures(DatabaseAdapter):
-    """Conversations that are being erased, or were. Each step is durable when it returns, and may be made again."""
+    """Conversations that are being or were erased. Each step is durable on return and idempotent."""
 
-    async def begin(self, key: ErasureKey) -> None:
-        """Take a conversation from its user, with all parts still to be done; nothing if it is not that user's."""
+    async def start(self, key: ErasureKey) -> None:
+        """Start erasing a conversation; does nothing if it is not the user's."""
         async with self._database.transaction() as connection:
-            await _mark(connection, _BEGIN, key.store_id, key.conversation_id, key.user_id)
+            await _mark(connection, _START, key.store_id, key.conversation_id, key.user_id)
 
-    async def begin_again(self, conversations: Collection[tuple[StoreId, ConversationId]]) -> int:
-        """Do so with those that are somebody's, as of a database that was restored; returns how many."""
+    async def restart(self, conversations: Collection[tuple[StoreId, ConversationId]]) -> int:
+        """Start erasing those conversations that have a user again, as after a restore; return how many."""
         stores, ids = [store_id for store_id, _ in conversations], [each for _, each in conversations]
         async with self._database.transaction() as connection:
-            return await _mark(connection, _BEGIN_AGAIN, stores, ids)
+            return await _mark(connection, _RESTART, stores, ids)
 
     async def log_again(self, *, younger_than_seconds: float | None) -> int:
-        """Have those be written to the log again that were begun so lately, or all; returns how many."""
+        """Put recent erasures, or all with None, on the list again; return how many."""
         return affected(await self._database.execute(_LOG_AGAIN, younger_than_seconds))
 
     async def receipt(self, key: ErasureKey) -> conversation_pb2.Erasure:
-        """Return how far a conversation is erased.
+        """Return the progress of an erasure.
 
         Raises:
-            ConversationNotFound: it is not being erased, or was not that user's.
+            ConversationNotFound: It is not being erased, or did not belong to the user.
         """
         record = await self._database.fetchrow(_RECEIPT, key.store_id, key.conversation_id, key.user_id)
         if record is None or record["erase_time"] is None:
@@ -231,7 +233,7 @@ class PostgresErasures(DatabaseAdapter):
         )
 
     async def left(self, key: ErasureKey, *, after: tuple[str, str], rows_max: int) -> Page[conversation_pb2.LeftCall]:
-        """Return calls that had begun, by run and call, from the one after `after` on."""
+        """Return calls that reached a tool or a client, by run and call, starting after `after`."""
         arguments = (key.store_id, key.conversation_id, key.user_id, *after, rows_max + 1)
         records = await self._database.fetch(_LEFT, *arguments)
         rows = [conversation_pb2.LeftCall(**dict(record)) for record in records]
@@ -240,13 +242,13 @@ class PostgresErasures(DatabaseAdapter):
     async def open(
         self, parts: Collection[Part], *, without: Collection[Part], after: Erasure | None, rows_max: int
     ) -> Sequence[Erasure]:
-        """Return the oldest erasures of which one of `parts` is to be done, and none of `without`, after another."""
-        place = (after.erase_time, after.key.store_id, after.key.conversation_id) if after else (None, "", "")
-        arguments = (list(parts), list(without), *place, rows_max)
+        """Return the oldest open erasures with any of `parts` and none of `without` left, starting after `after`."""
+        key_columns = (after.erase_time, after.key.store_id, after.key.conversation_id) if after else (None, "", "")
+        arguments = (list(parts), list(without), *key_columns, rows_max)
         return [_erasure(record) for record in await self._database.fetch(_OPEN, *arguments)]
 
     async def open_runs(self, key: ErasureKey, *, runs_max: int) -> Sequence[tuple[RunKey, UserId]]:
-        """Return runs of a conversation that have not ended and are not being stopped, each with its user."""
+        """Return runs of a conversation that have not ended and are not being stopped, with their users."""
         arguments = (key.store_id, key.conversation_id, runs_max, [RunState.CANCELLING])
         return [
             (RunKey(key.store_id, RunId(record["run_id"])), UserId(record["user_id"]))
@@ -254,32 +256,38 @@ class PostgresErasures(DatabaseAdapter):
         ]
 
     async def end_runs(self, key: ErasureKey) -> bool:
-        """Take RUNS for done if no run is open, and begin with the conversations below it; whether that was so."""
-        place = (key.store_id, key.conversation_id)
+        """Complete RUNS if no run is open, and start erasing the conversations below.
+
+        Return whether it was completed.
+        """
+        key_columns = (key.store_id, key.conversation_id)
         async with self._database.transaction() as connection:
-            root = await connection.fetchval(_LOCK, *place, Part.RUNS)
-            if root is None or await connection.fetch(_OPEN_RUNS, *place, 1, []):
+            root = await connection.fetchval(_LOCK, *key_columns, Part.RUNS)
+            if root is None or await connection.fetch(_OPEN_RUNS, *key_columns, 1, []):
                 return False
-            await _mark(connection, _BEGIN_BELOW, *place, root)
+            await _mark(connection, _START_BELOW, *key_columns, root)
             await _done(connection, key, Part.RUNS)
         return True
 
     async def remove(self, key: ErasureKey, *, rows_max: int) -> int:
-        """Remove what the ledger has, about `rows_max` rows of each kind; 0, with LEDGER done, once nothing is left."""
-        place = (key.store_id, key.conversation_id)
+        """Remove about `rows_max` rows of each kind from the ledger.
+
+        Return 0 and complete LEDGER when none are left.
+        """
+        key_columns = (key.store_id, key.conversation_id)
         async with self._database.transaction() as connection:
-            if await connection.fetchval(_LOCK, *place, Part.LEDGER) is None:
+            if await connection.fetchval(_LOCK, *key_columns, Part.LEDGER) is None:
                 return 0
-            records = await connection.fetch(_RUNS, *place, _RUNS_AT_ONCE_MAX)
+            records = await connection.fetch(_RUNS, *key_columns, _RUNS_AT_ONCE_MAX)
             removed = await self._remove_runs(connection, key, records, rows_max=rows_max) if records else 0
             if removed:
                 return removed
             for statement in retention.OF_CONVERSATIONS:
-                removed += await retention.deleted(connection, statement, [place[0]], [place[1]], rows_max)
+                removed += await retention.deleted(connection, statement, [key_columns[0]], [key_columns[1]], rows_max)
             if not removed:
                 await connection.execute(_REQUESTS, key.store_id, [key.user_id], [], key.conversation_id)
-                await connection.execute(_EMPTIED, *place)
-                await connection.execute(_FORK_TITLES, *place, key.user_id)
+                await connection.execute(_EMPTIED, *key_columns)
+                await connection.execute(_FORK_TITLES, *key_columns, key.user_id)
                 await _done(connection, key, Part.LEDGER)
         return removed
 
@@ -304,12 +312,11 @@ class PostgresErasures(DatabaseAdapter):
         return await retention.remove_runs(connection, runs, rows_max=rows_max)
 
     async def done(self, key: ErasureKey, part: Part) -> None:
-        """Take a part for done."""
         async with self._database.transaction() as connection:
             await _done(connection, key, part)
 
     async def items(self, key: ErasureKey, *, after: tuple[str, str], items_max: int) -> ItemPart:
-        """Return ids of runs and calls, in order, from the one after `after` on."""
+        """Return ids of runs and calls in order, starting after `after`."""
         records = await self._database.fetch(_ITEMS, key.store_id, key.conversation_id, *after, items_max + 1)
         taken = records[:items_max]
         return ItemPart(
@@ -321,17 +328,17 @@ class PostgresErasures(DatabaseAdapter):
 
 
 def _item(call: Record) -> tuple[Any, ...]:
-    """Return what is kept of a call. The name of a tool that ran is one of the catalog; no other is kept."""
+    """Return the data kept of a call. The tool name is kept only if the tool ran, because it is then in the catalog."""
     spec = call_pb2.Call.FromString(call["spec"])
-    # What is imported has begun elsewhere.
+    # Imported calls ran elsewhere.
     context, effect_class = (0, 0) if spec.imported else (spec.context, spec.effect_class)
-    left = has_left(CallState(call["state"]), context=context, has_begun=call["start_time"] is not None)
+    left = has_left(CallState(call["state"]), context=context, has_started=call["start_time"] is not None)
     tool_name = call["tool_name"].decode() if left else ""
     return call["run_id"], call["call_id"], tool_name, effect_class, call["state"], call["start_time"], left
 
 
 async def _mark(connection: Connection, statement: str, *arguments: Any) -> int:
-    """Take conversations from their users, and from the forks that show them; returns how many."""
+    """Take conversations from their users and from the forks that show them; return how many."""
     marked = retention.columns(await connection.fetch(statement, _ALL_PARTS, *arguments))
     for each in (_TITLES_OF_SHOWING, _EMPTY_SEGMENTS, _REMOVE_SEGMENTS):
         await connection.execute(each, *marked)

@@ -1,4 +1,4 @@
-"""Removal of what is old from PostgreSQL, a little at a time: no transaction grows with what one user has gathered."""
+"""Removal of expired rows from PostgreSQL in small batches, so that no transaction grows with a user's data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pawl.job_store.ledger.rules.usage import DAYS_MAX
 from pawl.job_store.ledger.store import tables
 from pawl.job_store.ledger.store.columns import joined
 
-# The statements are made from constants of this module only.
+# The statements are built from constants of this module only.
 # ruff: noqa: S608
 
 _OLD_REQUESTS: Final = """
@@ -48,7 +48,7 @@ DELETE FROM job_store.trigger_events WHERE (store_id, trigger_id, event_id) IN (
     WHERE fire_time < now() - make_interval(secs => $1) AND outcome <> 2 ORDER BY fire_time LIMIT $2
 )
 """
-# Those in which nothing waits and nothing goes on. Locked by their triggers, as by whoever fires these.
+# Lanes without a waiting event or an open run. Locked with their triggers, as when firing.
 _OLD_LANES: Final = """
 WITH old AS MATERIALIZED (
     SELECT l.store_id, l.trigger_id, l.lane
@@ -61,7 +61,7 @@ WITH old AS MATERIALIZED (
 DELETE FROM job_store.trigger_lanes AS l USING old
 WHERE l.store_id = old.store_id AND l.trigger_id = old.trigger_id AND l.lane = old.lane
 """
-# The events of a run whose end is still in the outbox have not all been sent.
+# A run's events have not all been sent while its end is in the outbox.
 _TRIM: Final = """
 WITH old AS MATERIALIZED (
     SELECT store_id, run_id, end_time, last_seq FROM job_store.runs AS r
@@ -87,9 +87,9 @@ _IS_SHOWN: Final = """EXISTS (
     SELECT FROM job_store.conversation_segments AS s
     WHERE s.store_id = {} AND s.source_conversation_id = {} AND s.last_number < {} AND s.first_number <= {}
 )"""
-# The longest there first. Its conversation is locked, as by whoever removes conversations. A fork of what precedes the
-# summary shows what that stands for; looked for again once it is locked, as below. What a writer's summary stands for
-# is told to the runs of the conversation's user, and shown by forks: that one is over with at once.
+# The oldest summary first. Its conversation is locked, as when conversations are removed. Forks of the messages before
+# the summary show the summarised messages; this is checked again under the lock, as below. Messages that a writer's
+# summary covers are still needed by the owner's runs and by forks, so such a summary is marked as swept immediately.
 _OLD_SUMMARY: Final = f"""
 SELECT m.store_id, m.conversation_id, m.number, m.summarised_to, m.create_time, c.user_id, m.user_id <> '' AS of_writer
 FROM (
@@ -101,8 +101,7 @@ FROM (
 ORDER BY m.create_time LIMIT 1 FOR UPDATE OF c SKIP LOCKED
 """
 _SHOWN: Final = f"SELECT {_IS_SHOWN.format('$1', '$2', '$3', '$4')}"
-# Those of the conversation's user, or already hidden, that had ended when it was made, and have no message that it
-# does not stand for.
+# Runs of the conversation's user, or hidden ones, that ended before the summary and have no message after it.
 _SUMMARISED_RUNS: Final = """
 SELECT store_id, run_id FROM job_store.runs
 WHERE store_id = $1 AND conversation_id = $2 AND create_time < $4 AND end_time < $4 AND user_id IN ('', $6)
@@ -111,7 +110,7 @@ AND run_id <> ALL (ARRAY(
 ))
 ORDER BY create_time, run_id LIMIT $5
 """
-# Other services are told them once the conversation is erased.
+# Other services receive these ids once the conversation is erased.
 _KEEP_IDS: Final = """
 INSERT INTO job_store.erased_items
     (store_id, conversation_id, run_id, call_id, tool_name, effect_class, state, has_left)
@@ -137,13 +136,13 @@ _SWEPT: Final = """
 UPDATE job_store.messages SET swept = true WHERE store_id = $1 AND conversation_id = $2 AND number = $3
 """
 
-# A conversation that a fork shows is kept as long as that. Looked at again once it is locked: whoever forks it locks
-# it, too, and was perhaps there before.
+# A conversation that a fork shows is kept. This is checked again under the lock: a concurrent fork locks the
+# conversation too.
 _HAS_NO_FORK: Final = """NOT EXISTS (
     SELECT FROM job_store.conversation_segments AS s
     WHERE s.store_id = c.store_id AND s.source_conversation_id = c.conversation_id
 )"""
-# One that a job is to tell what it comes to is in use, however long that takes.
+# A conversation is in use while an open job reports to it.
 _HAS_NO_JOB: Final = """NOT EXISTS (
     SELECT FROM job_store.runs AS j
     WHERE j.store_id = c.store_id AND j.reports_to = c.conversation_id AND j.reports_to <> '' AND j.state < 10
@@ -155,7 +154,7 @@ WHERE active_run_id IS NULL AND update_time < now() - make_interval(secs => $1) 
 AND erase_parts = '{{}}'
 ORDER BY update_time LIMIT $2 FOR UPDATE SKIP LOCKED
 """
-# From now on they are nobody's: they can go in several transactions, and nobody can revive them in between.
+# From now on the conversations have no user, so that several transactions can remove them and none can be revived.
 # Their keys are free.
 _OLD_CONVERSATIONS: Final = f"""
 UPDATE job_store.conversations AS c SET user_id = '', key_hash = NULL
@@ -163,7 +162,7 @@ FROM unnest($1::text[], $2::text[]) AS k (store_id, conversation_id)
 WHERE c.store_id = k.store_id AND c.conversation_id = k.conversation_id AND {_HAS_NO_FORK}
 RETURNING c.store_id, c.conversation_id
 """
-# So are they: nobody sees a part of a run, or undoes it again when the calls that have undone it are gone.
+# The same for runs: no user sees a part of a run, or undoes it again once the calls that undid it are gone.
 _HIDDEN: Final = """
 UPDATE job_store.runs AS t SET user_id = '' FROM unnest($1::text[], $2::text[]) AS k (store_id, run_id)
 WHERE t.store_id = k.store_id AND t.run_id = k.run_id AND t.user_id <> ''
@@ -176,9 +175,9 @@ CROSS JOIN LATERAL (
 ) AS r
 LIMIT $3
 """
-# As whoever trims logs does: else two would wait for each other.
-# Before the runs are locked, as everywhere.
-_TOLD: Final = f"""
+# Conversations are locked before runs, as everywhere, and runs are locked in one order as by the log trimmer: otherwise
+# two transactions could deadlock.
+_REPORTED_TO: Final = f"""
 SELECT {tables.CONVERSATIONS.names} FROM job_store.conversations AS c JOIN (
     SELECT DISTINCT r.store_id, r.reports_to || '' AS conversation_id FROM job_store.runs AS r
     JOIN unnest($1::text[], $2::text[]) AS k (store_id, run_id) USING (store_id, run_id)
@@ -191,7 +190,7 @@ ORDER BY store_id, run_id FOR UPDATE OF r
 
 
 def _removal(table: str, owner: str, rest: str) -> str:
-    """Return a statement that removes up to $3 rows of a table, of those who own them."""
+    """Return a statement that removes up to $3 rows of a table from their owners."""
     return f"""
     DELETE FROM job_store.{table} AS t USING unnest($1::text[], $2::text[]) AS k (store_id, {owner})
     CROSS JOIN LATERAL (
@@ -225,51 +224,49 @@ _CONVERSATIONS_AT_ONCE_MAX: Final = 20
 
 
 class PostgresRetention(DatabaseAdapter):
-    """Removes what is old."""
-
     async def remove_requests(self, *, older_than_seconds: float, rows_max: int) -> int:
-        """Forget request ids; returns how many."""
+        """Remove old request ids; return how many."""
         return await deleted(self._database, _OLD_REQUESTS, older_than_seconds, rows_max)
 
     async def remove_keys(self, *, older_than_seconds: float, rows_max: int) -> int:
-        """Forget API keys that were revoked or expired so long ago; returns how many."""
+        """Remove API keys that were revoked or expired before the given age; return how many."""
         return await deleted(self._database, _OLD_KEYS, older_than_seconds, rows_max)
 
     async def remove_key_events(self, *, rows_max: int) -> int:
-        """Remove events of API keys that are older than 90 days, and failed logins but the last; returns how many."""
+        """Remove API key events older than 90 days; return how many."""
         count: int = await self._database.fetchval("SELECT job_store.remove_old_key_events($1)", rows_max)
         return count
 
     async def remove_usage(self, *, rows_max: int) -> int:
-        """Forget what was used more than 400 days ago; returns how many rows."""
+        """Remove usage counts older than 400 days; return how many."""
         return await deleted(self._database, _OLD_USAGE, DAYS_MAX, rows_max)
 
     async def remove_trigger_events(self, *, older_than_seconds: float, rows_max: int) -> int:
-        """Forget events that fired triggers so long ago, and what none has waited for since; returns how many rows."""
+        """Remove old trigger events, and lanes without a waiting event; return how many rows."""
         removed = await deleted(self._database, _OLD_TRIGGER_EVENTS, older_than_seconds, rows_max)
         return removed + await deleted(self._database, _OLD_LANES, older_than_seconds, rows_max)
 
     async def remove_unsent(self, *, older_than_seconds: float, rows_max: int) -> int:
-        """Give up life-cycle events that no stream has taken for so long; returns how many."""
+        """Drop life-cycle events that no stream has accepted for the given time; return how many."""
         return await deleted(self._database, _OLD_UNSENT, older_than_seconds, rows_max)
 
     async def remove_sent(self, *, older_than_seconds: float, rows_max: int) -> int:
-        """Forget life-cycle events that were sent so long ago: they cannot be sent again; returns how many."""
+        """Remove life-cycle events sent before the given age, which can then not be sent again; return how many."""
         return await deleted(self._database, _OLD_SENT, older_than_seconds, rows_max)
 
     async def trim_logs(self, *, older_than_seconds: float, events_max: int) -> int:
-        """Remove all commands, and all events but the last one, of runs that ended so long ago; returns how many runs.
+        """Remove all commands, and all events but the last, of runs that ended that long ago; return how many runs.
 
-        Of one run at least, then as many as have `events_max` events in all. Runs whose life-cycle events
-        the stream does not have yet are left.
+        Trims at least one run, then as many as have `events_max` events in total. Runs with unsent life-cycle events
+        are skipped.
         """
         return await deleted(self._database, _TRIM, older_than_seconds, events_max, _TRIMMED_RUNS_MAX)
 
     async def remove_summarised(self, *, older_than_seconds: float, rows_max: int) -> int:
-        """Remove runs of conversations in use that a summary has stood for so long; returns how many rows at least.
+        """Remove old runs that a summary covers, in conversations still in use; return at least how many rows.
 
-        With all that they hold, about `rows_max` of each kind at once. They had ended before the summary, and
-        none of their messages is needed any more by the history for the model. 0 means that none is left.
+        Removes about `rows_max` rows of each kind. The runs ended before the summary, and the history for the model
+        needs none of their messages. 0 means that none are left.
         """
         async with self._database.transaction() as connection:
             summary = await connection.fetchrow(_OLD_SUMMARY, older_than_seconds)
@@ -286,14 +283,13 @@ class PostgresRetention(DatabaseAdapter):
             await hide(connection, runs)
             await connection.execute(_KEEP_IDS, store_id, conversation_id, runs[1])
             removed = await deleted(connection, _SUMMARISED_MESSAGES, store_id, conversation_id, end, runs[1], rows_max)
-            # Each run is there as long as one of its messages.
+            # A run stays as long as one of its messages.
             return removed if removed == rows_max else removed + await remove_runs(connection, runs, rows_max=rows_max)
 
     async def remove_conversations(self, *, older_than_seconds: float, rows_max: int) -> int:
-        """Remove conversations in which nothing happened for so long, with all that they hold; returns how many rows.
+        """Remove conversations that were idle for the given time, with all their data; return how many rows.
 
-        About `rows_max` of each kind at once. From the first time on they are not there any more for anybody
-        who asks for one of them by its id.
+        Removes about `rows_max` rows of each kind. From the first batch on, the conversation cannot be read by its id.
         """
         async with self._database.transaction() as connection:
             locked = await connection.fetch(_LOCK_OLD, older_than_seconds, _CONVERSATIONS_AT_ONCE_MAX)
@@ -305,13 +301,13 @@ class PostgresRetention(DatabaseAdapter):
             await hide(connection, runs)
             removed = await remove_runs(connection, runs, rows_max=rows_max)
             for statement in OF_CONVERSATIONS:
-                removed += await deleted(connection, statement, *old, _share(rows_max, old))
+                removed += await deleted(connection, statement, *old, _rows_per_owner(rows_max, old))
             return removed + await deleted(connection, _EMPTY, *old)
 
 
 async def hide(connection: Connection, runs: Sequence[list[str]]) -> None:
-    """Take runs from their user, and lock them; what they told as jobs goes with them."""
-    for record in await connection.fetch(_TOLD, *runs):
+    """Take runs from their user, lock them, and drop their notices."""
+    for record in await connection.fetch(_REPORTED_TO, *runs):
         row = tables.CONVERSATIONS.read(record)
         changed = replace(row, background=row.background.without(runs[1]))
         if changed != row:
@@ -322,24 +318,21 @@ async def hide(connection: Connection, runs: Sequence[list[str]]) -> None:
 
 
 async def remove_runs(connection: Connection, runs: Sequence[list[str]], *, rows_max: int) -> int:
-    """Remove what belongs to some runs, up to about so many rows of each kind, and them once nothing is left of it."""
-    share = _share(rows_max, runs)
-    counts = [await deleted(connection, statement, *runs, share) for statement in _OF_RUNS]
-    if any(count >= share for count in counts):
+    """Remove about `rows_max` rows of each kind that belong to some runs, and the runs once nothing else is left."""
+    per_owner = _rows_per_owner(rows_max, runs)
+    counts = [await deleted(connection, statement, *runs, per_owner) for statement in _OF_RUNS]
+    if any(count >= per_owner for count in counts):
         return sum(counts)
     return sum(counts) + await deleted(connection, _RUNS, *runs)
 
 
 async def deleted(database: Database | Connection, statement: str, *arguments: Any) -> int:
-    """Run a statement; returns how many rows it has removed."""
     return affected(await database.execute(statement, *arguments))
 
 
-def _share(rows_max: int, owners: Sequence[list[str]]) -> int:
-    """Return how many rows of each owner go at once."""
+def _rows_per_owner(rows_max: int, owners: Sequence[list[str]]) -> int:
     return max(1, rows_max // max(1, len(owners[0])))
 
 
 def columns(records: Sequence[Any]) -> tuple[list[str], list[str]]:
-    """Return the first two columns of some records."""
     return [record[0] for record in records], [record[1] for record in records]

@@ -1,4 +1,4 @@
-"""Requests for approval, and the decisions of people about them."""
+"""Converts requests for approval, and people's decisions about them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pawl.job_store.ledger.rules.approval import Decision, Grant
 from pawl.job_store.ledger.rules.rows import CallRow, RunRow
 from pawl.values import Series
 
+# Maximum number of approvals that a call can require.
 APPROVALS_MAX: Final = 5
-"""Most people whose approval a call can need."""
 _DIGEST_CHARACTERS: Final = frozenset("0123456789abcdef")
 
-_WIRE: Final = Translator(lambda unknown: InvalidField(f"{unknown.value} is no value of it", field=unknown.field))
+_WIRE: Final = Translator(lambda unknown: InvalidField(f"unknown value {unknown.value}", field=unknown.field))
 _SERIES: Final = _WIRE.struct(
     Series, call_pb2.Series, Exceptions(of_message=("grant_call_id",), of_struct=("grant_call_id",))
 )
@@ -36,7 +36,7 @@ _GRANT: Final = _WIRE.struct(
 
 
 def series_from(message: call_pb2.Series) -> Series:
-    """Return a series as its owner, or who grants it, says that it is."""
+    """Return a series as its owner or an approver describes it."""
     check_digest(message.digest, "series.digest")
     return _SERIES.read(message)
 
@@ -44,19 +44,22 @@ def series_from(message: call_pb2.Series) -> Series:
 def people_needed(value: int) -> int:
     """Return how many people must approve a call; 0 means one."""
     if value > APPROVALS_MAX:
-        raise InvalidField(f"at most {APPROVALS_MAX} people approve a call", field="calls.approval.approvals_required")
+        raise InvalidField(
+            f"approvals_required must be at most {APPROVALS_MAX}, got {value}",
+            field="calls.approval.approvals_required",
+        )
     return max(1, value)
 
 
 def check_digest(value: str, field: str) -> str:
-    """Return a digest; InvalidField if it is none."""
+    """Return a digest; raise InvalidField if it is malformed."""
     if len(value) != hashlib.sha256().digest_size * 2 or not _DIGEST_CHARACTERS.issuperset(value):
-        raise InvalidField("a digest is a SHA-256 in hex", field=field)
+        raise InvalidField("a digest must be a SHA-256 in lower-case hex", field=field)
     return value
 
 
 def put_approval(message: call_pb2.Call, row: CallRow) -> None:
-    """Write into a call what people are asked about it and have decided."""
+    """Write the approval request and the decisions into a call."""
     if row.digest:
         message.approval.digest = row.digest
         message.approval.approvals_required = row.approvals_required
@@ -70,7 +73,7 @@ def put_approval(message: call_pb2.Call, row: CallRow) -> None:
 
 
 def put_grant(message: run_pb2.Run, row: RunRow) -> None:
-    """Write into a run the grant that it has: the job is as it was granted."""
+    """Write the grant of a run into its message: the job is shown as it was granted."""
     grant = row.grant
     if grant is None:
         return
@@ -78,7 +81,7 @@ def put_grant(message: run_pb2.Run, row: RunRow) -> None:
     message.grant.CopyFrom(granted)
     job = message.job
     job.interval_seconds = grant.series.interval_seconds
-    # It may have been granted for fewer than it has made.
+    # The job may have been granted fewer iterations than it has made.
     job.iterations_max = max(grant.series.iterations_max, row.round)
     job.ClearField("end_time")
     if granted.series.HasField("end_time"):

@@ -1,4 +1,4 @@
-"""Events of the ledger as messages of the contract."""
+"""Converts events of the ledger to messages of the contract."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pawl.job_store.ledger.rules.events import (
 )
 from pawl.job_store.schedules.rules import FireRow
 
-_WIRE: Final = Translator(lambda unknown: ValueError(f"{unknown.value} is none of ours"))
+_WIRE: Final = Translator(lambda unknown: ValueError(f"unknown value {unknown.value}"))
 _EVENT: Final = _WIRE.struct(
     Event, event_pb2.RunEvent, Exceptions(of_struct=("body",), of_message=kinds_of(event_pb2.RunEvent, "kind"))
 )
@@ -33,11 +33,11 @@ _FIRED: Final = _WIRE.struct(StarterFired, event_pb2.StarterFired, Exceptions(of
 
 
 def encode_event(event: Event) -> bytes:
-    """Return the bytes of an event: those that every watcher gets."""
+    """Return the bytes of an event, which are the same for every watcher."""
     body, entry, rest = event.body, _EVENT.write(event), b""
     match body:
         case OwnerEvent():
-            # Parts of one message, one after the other, are that message; the header is its beginning.
+            # Concatenated parts of a message are one message; the header comes first.
             rest = body.body
         case RunChanged():
             if body.from_state is not None:

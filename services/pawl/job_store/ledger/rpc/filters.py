@@ -1,4 +1,4 @@
-"""Requests for lists of runs and calls as filters of ours."""
+"""Converts list requests to filters."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from pawl.values import CallState, RunState
 
 
 def pending_filter(request: ledger_pb2.ListPendingCallsRequest) -> PendingFilter:
-    """Return which calls a ListPendingCalls asks for."""
     conversation_id = check_id(request.conversation_id, "conversation_id", optional=True)
     if conversation_id and request.of_all_users:
-        raise InvalidField("a conversation belongs to one user", field="conversation_id")
+        raise InvalidField("conversation_id cannot be combined with of_all_users", field="conversation_id")
     return PendingFilter(
         user_id=UserId("") if request.of_all_users else check_id(request.user_id, "user_id"),
         states=tuple(sorted({enum_member(CallState, state, "states") for state in request.states})),
@@ -27,12 +26,11 @@ def pending_filter(request: ledger_pb2.ListPendingCallsRequest) -> PendingFilter
 
 
 def run_filter(request: agent_pb2.ListRunsRequest) -> RunFilter:
-    """Return which runs a ListRuns asks for, and in which order."""
     if request.order not in agent_pb2.RunOrder.values():
-        raise InvalidField("order has no known value", field="order")
+        raise InvalidField("order has an unknown value", field="order")
     waits, states = wait_kinds(request.waits), _states(request)
     if waits and states and RunState.WAITING not in states:
-        raise InvalidField("only WAITING runs wait for something: leave `states` empty", field="waits")
+        raise InvalidField("only WAITING runs have waits: leave `states` empty", field="waits")
     return RunFilter(
         conversation_id=check_id(request.conversation_id, "conversation_id", optional=True),
         states=states,
@@ -47,19 +45,23 @@ def run_filter(request: agent_pb2.ListRunsRequest) -> RunFilter:
 
 
 def job_filter(request: ledger_pb2.ListJobsRequest) -> RunFilter:
-    """Return which jobs a ListJobs asks for."""
     stopped_by = CommandId(check_id(request.stopped_by_command_id, "stopped_by_command_id", optional=True))
     if request.running_jobs_of_store:
         if request.user_id:
-            raise InvalidField("the jobs of a store are of all users", field="user_id")
+            raise InvalidField("user_id cannot be combined with running_jobs_of_store", field="user_id")
         return RunFilter(running_jobs_of_store=True, stopped_by=stopped_by)
-    told = ConversationId(check_id(request.reports_to_conversation_id, "reports_to_conversation_id", optional=True))
-    if stopped_by and not told:
-        raise InvalidField("it goes with a conversation, or a store", field="stopped_by_command_id")
+    reports_to = ConversationId(
+        check_id(request.reports_to_conversation_id, "reports_to_conversation_id", optional=True)
+    )
+    if stopped_by and not reports_to:
+        raise InvalidField(
+            "stopped_by_command_id requires reports_to_conversation_id or running_jobs_of_store",
+            field="stopped_by_command_id",
+        )
     return RunFilter(
         states=_states(request),
         parent_run_id=RunId(check_id(request.parent_run_id, "parent_run_id", optional=True)),
-        reports_to=told,
+        reports_to=reports_to,
         jobs_only=True,
         stopped_by=stopped_by,
     )

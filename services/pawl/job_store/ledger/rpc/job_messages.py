@@ -1,4 +1,4 @@
-"""Jobs that users start."""
+"""Converts requests of users to start jobs."""
 
 from __future__ import annotations
 
@@ -18,19 +18,18 @@ from pawl.job_store.ledger.rules.start_job import StartJob
 
 
 def start(request: ledger_pb2.StartJobRequest, limits: Limits) -> StartJob:
-    """Return the operation of a StartJob."""
     if not (request.HasField("job") or request.message.only_repeat):
-        raise InvalidField("there is no job", field="job")
+        raise InvalidField("job is required", field="job")
     submitted = operations.submit(request.message, limits)
-    begun = {
+    changes = {
         "fingerprint": hashlib.sha256(submitted.fingerprint + request.asked_sha256).digest(),
-        "store_places": limits.places.background_per_store,
+        "store_slots": limits.slots.background_per_store,
         "new_conversation_id": ConversationId(
             check_id(request.new_conversation_id, "new_conversation_id", optional=True)
         ),
     }
     return StartJob(
-        **asdict(submitted) | begun,
+        **asdict(submitted) | changes,
         run_id=RunId(check_id(request.run_id, "run_id")),
         job=partial(_started, request.job),
         is_silent=request.job.reports == run_pb2.JOB_REPORTS_NONE,
@@ -38,9 +37,9 @@ def start(request: ledger_pb2.StartJobRequest, limits: Limits) -> StartJob:
 
 
 def _started(job: run_pb2.Job, now: datetime) -> bytes:
-    """Return a job that starts now, by the clock of the database: its times came from another one.
+    """Return a job that starts now by the database's clock, because its times came from another clock.
 
-    Parts of one message, one after the other, are that message.
+    The result is appended to a Run: concatenated parts of a message are one message.
     """
     started = run_pb2.Job()
     started.CopyFrom(job)

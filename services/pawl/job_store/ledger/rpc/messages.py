@@ -1,4 +1,4 @@
-"""Rows of the ledger as messages of the contract."""
+"""Converts rows of the ledger to messages of the contract."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ from pawl.values import TOKENS_MAX
 
 M = TypeVar("M", bound=ProtoMessage)
 
+# Larger results are left out of events.
 EVENT_RESULT_BYTES_MAX: Final = 16 * 1024
-"""Larger results are left out of events."""
-_LOST: Final = b'{"error":"The workers of this run died, and it ended. Check what this call did before you repeat it."}'
+_LOST: Final = (
+    b'{"error":"The workers of this run died, and the run ended. Check what this call did before you repeat it."}'
+)
+# The result of a call that was open when its run ended without a worker.
 LOST: Final = call_pb2.CallResult(content_json=_LOST, is_error=True, error_reason="WORKERS_DIED").SerializeToString()
-"""The result of a call that was open when its run ended without a worker."""
 
 _FOR_APPROVERS: Final = frozenset(
     {
@@ -51,7 +53,8 @@ _MESSAGE_FOR_READERS: Final = frozenset(
         *("summarised_to_number", "create_time", "imported", "user_id"),
     }
 )
-# A summary retells calls and documents, and a notice is for the user who started the job: others see that there is one.
+# A summary retells calls and documents, and a notice is for the user who started the job. Others see only that it
+# exists.
 _HIDDEN_FROM_READERS: Final = frozenset({message_pb2.ROLE_SUMMARY, message_pb2.ROLE_NOTICE})
 _CONVERSATION_FOR_READERS: Final = frozenset(
     {
@@ -59,7 +62,7 @@ _CONVERSATION_FOR_READERS: Final = frozenset(
         *("last_message_number", "sharing", "shows_arguments"),
     }
 )
-_TOLD: Final = frozenset(
+_NOTICE_FIELDS: Final = frozenset(
     {
         *("run_id", "job", "state", "waits", "stop_cause", "output_text", "failure", "round", "end_time"),
         "missed_iterations",
@@ -67,7 +70,7 @@ _TOLD: Final = frozenset(
 )
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
-_WIRE: Final = Translator(lambda unknown: ValueError(f"{unknown.value} is none of ours"))
+_WIRE: Final = Translator(lambda unknown: ValueError(f"unknown value {unknown.value}"))
 _RUN: Final = _WIRE.struct(
     RunRow,
     run_pb2.Run,
@@ -78,7 +81,7 @@ _RUN: Final = _WIRE.struct(
             "update_time": lambda row: timestamp(row.update_time),
             "reports_to_conversation_id": lambda row: row.reports_to,
         },
-        # Opaque, or of the ledger alone.
+        # Opaque, or internal to the ledger.
         of_struct=(
             *(
                 "waits",
@@ -115,18 +118,18 @@ _RUN: Final = _WIRE.struct(
     ),
 )
 _USAGE: Final = _WIRE.struct(Used, run_pb2.Usage, Exceptions(of_struct=("runs",)))
-# It is in a call.
+# Used within a call.
 _WIRE.struct(
     Offer,
     call_pb2.OfferLease,
     Exceptions(write={"offer_epoch": lambda offer: offer.epoch}, of_struct=("session_id", "epoch", "lease_seconds")),
 )
+# The opaque fields of a call.
 _CALL_SPEC: Final = (
     *("provider_call_id", "undoes_call_id", "proposed_tool_name", "proposed_arguments", "context", "category"),
     *("effect_class", "parallel", "resource_keys", "timeout_seconds", "question", "offer_fallback", "rule_id"),
     *("imported", "agent_name"),
 )
-"""The fields of a call that are opaque."""
 _CALL: Final = _WIRE.struct(
     CallRow,
     call_pb2.Call,
@@ -138,8 +141,8 @@ _CALL: Final = _WIRE.struct(
         of_message=(*_CALL_SPEC, "approval", "result", "result_omitted_bytes"),
     ),
 )
+# The fields of a call that the ledger checks or sets, and so stores outside the opaque rest.
 CALL_HEADER: Final = frozenset(call_pb2.Call.DESCRIPTOR.fields_by_name) - {*_CALL_SPEC, "approval"}
-"""The fields of a call that the ledger judges or gives itself, and so keeps outside of the opaque rest."""
 CONVERSATION: Final = _WIRE.struct(
     ConversationRow,
     conversation_pb2.Conversation,
@@ -181,13 +184,12 @@ COMMITTED: Final = _WIRE.struct(LastCommit, ledger_pb2.CommitRunResponse, Except
 
 
 def timestamp(time: datetime) -> Timestamp:
-    """Return a time as protobuf has it."""
     seconds, microseconds = divmod((time - _EPOCH) // _MICROSECOND, 1_000_000)
     return Timestamp(seconds=seconds, nanos=microseconds * 1000)
 
 
 def moment(value: Timestamp, field: str) -> datetime:
-    """Return a time; InvalidField if it is not in the years 1 to 9999."""
+    """Return a time; raise InvalidField if it is not in the years 1 to 9999."""
     try:
         return value.ToDatetime(tzinfo=UTC)
     except (ValueError, OverflowError):
@@ -195,21 +197,21 @@ def moment(value: Timestamp, field: str) -> datetime:
 
 
 def optional_moment(message: Any, name: str, above: str = "") -> datetime | None:
-    """Return the time in a field, None if it is absent; `above` is the path of the message."""
+    """Return the time in a field, None if it is absent. `above` is the path of the message."""
     return moment(getattr(message, name), above + name) if message.HasField(name) else None
 
 
 def run(row: RunRow) -> run_pb2.Run:
     """Return a run, without its pending calls."""
     message = _RUN.write(row)
-    # Parts of one message, one after the other, are that message.
+    # Concatenated parts of a message are one message.
     message.MergeFromString(row.options + row.tools + row.usage + row.failure + row.unstopped + row.output)
     put_grant(message, row)
     return message
 
 
 def run_in(situation: Situation, waiting: Waiting | None) -> run_pb2.Run:
-    """Return a run with what is known of its situation, and why it does not go on, without its open calls."""
+    """Return a run with its situation and why it makes no progress, without its open calls."""
     message = run(situation.run)
     message.queue_position = situation.queue_position
     message.child_run_ids.extend(situation.child_run_ids)
@@ -218,20 +220,22 @@ def run_in(situation: Situation, waiting: Waiting | None) -> run_pb2.Run:
     if waiting is not None:
         message.waiting.CopyFrom(_WAITING.write(waiting))
         if message.tokens_needed and message.waiting.reason == waiting_pb2.WAIT_REASON_TOKENS:
-            message.waiting.remedy = f"Its user adds at least {message.tokens_needed} tokens with a top-up."
-        # With roles, of which none decides, its user is not one of those who can let it go on.
+            message.waiting.remedy = f"Its user must add at least {message.tokens_needed} tokens with a top-up."
+        # A user whose roles do not allow the decision cannot unblock the run.
         if message.waiting.roles and message.user_roles and not set(message.waiting.roles) & set(message.user_roles):
             message.waiting.ClearField("user_ids")
     return message
 
 
 def call(row: CallRow, *, result_bytes_max: int | None = None, omitted_bytes: int = 0) -> call_pb2.Call:
-    """Return a call; a result over `result_bytes_max` is left out and its size given instead.
+    """Return a call.
+
+    A result over `result_bytes_max` is omitted and only its size given.
 
     `omitted_bytes` is the size of a result that the row does not have.
     """
     message = _CALL.write(row)
-    # Parts of one message, one after the other, are that message.
+    # Concatenated parts of a message are one message.
     message.MergeFromString(row.spec)
     message.result_omitted_bytes = omitted_bytes
     put_approval(message, row)
@@ -240,7 +244,7 @@ def call(row: CallRow, *, result_bytes_max: int | None = None, omitted_bytes: in
 
 
 def run_for_approver(row: RunRow) -> run_pb2.Run:
-    """Return what somebody who decided about the run of another user may know of it: conversations are private."""
+    """Return the fields of another user's run that an approver may see: conversations are private."""
     return run_pb2.Run(
         store_id=row.store_id,
         user_id=row.user_id,
@@ -250,7 +254,7 @@ def run_for_approver(row: RunRow) -> run_pb2.Run:
 
 
 def run_short_of_tokens(row: RunRow, user_id: str) -> run_pb2.Run:
-    """Return a run that waits for tokens, as the user may see it: of others' runs there is what it needs."""
+    """Return a run that waits for tokens. Other users see only its waits, usage and budget."""
     whole = run(row)
     if row.user_id == user_id:
         return whole
@@ -262,15 +266,14 @@ def run_short_of_tokens(row: RunRow, user_id: str) -> run_pb2.Run:
 
 
 def call_for_approver(row: CallRow) -> call_pb2.Call:
-    """Return what somebody who decides about a call of another user may see of it: conversations are private."""
+    """Return the fields of another user's call that an approver may see: conversations are private."""
     return _only(call(row), _FOR_APPROVERS)
 
 
 def call_for_reader(row: CallRow) -> call_pb2.Call:
-    """Return what others see of a call whose user shares the conversation, and shows the calls.
+    """Return the fields of a call that readers of a shared conversation see.
 
-    The result of a question is the answer, as that of a call for which somebody has answered, and that of a rejected
-    call has the reason: people said these.
+    Results that people wrote are left out: answers to questions, answers given for a call, and reasons of rejections.
     """
     whole = call(row)
     is_of_people = (
@@ -285,22 +288,24 @@ def call_for_reader(row: CallRow) -> call_pb2.Call:
 
 
 def message_for(row: MessageRow, user_id: str, reader_id: str) -> message_pb2.Message:
-    """Return a message of a conversation of `user_id`: to others than its author what was said, not what was thought.
+    """Return a message of `user_id`'s conversation.
 
-    Of a summary and a notice there is the place.
+    Readers other than its author see only its public fields.
+
+    Summaries and notices come without their text.
     """
     whole = message(row, user_id)
     return whole if reader_id == whole.user_id else _for_others(whole)
 
 
 def conversation_for(row: ConversationRow, user_id: str) -> conversation_pb2.Conversation:
-    """Return a conversation as a user sees it: nothing of its runs, if another one shares it."""
+    """Return a conversation as a user sees it: readers of a shared one see nothing about its runs."""
     whole = CONVERSATION.write(row)
     return whole if row.user_id == user_id else _only(whole, _CONVERSATION_FOR_READERS)
 
 
 def _only(shown: M, names: frozenset[str]) -> M:
-    """Return a message without its other fields."""
+    """Clear all fields except `names`."""
     for name in shown.DESCRIPTOR.fields_by_name:
         if name not in names:
             shown.ClearField(name)
@@ -319,7 +324,7 @@ def _put_result(message: call_pb2.Call, result: bytes | None, result_bytes_max: 
 
 
 def message(row: MessageRow, user_id: str) -> message_pb2.Message:
-    """Return a message of a conversation of `user_id`, for its author."""
+    """Return a message of `user_id`'s conversation, for its author."""
     entry = _message(row, user_id)
     for part in entry.parts:
         leave_out(part)
@@ -327,7 +332,7 @@ def message(row: MessageRow, user_id: str) -> message_pb2.Message:
 
 
 def leave_out(part: message_pb2.Part) -> None:
-    """Leave what a part weighs out of it: its hash says which it was."""
+    """Remove the content of a part. Its hash still identifies it."""
     if part.HasField("image"):
         part.image.ClearField("data")
     if part.HasField("file"):
@@ -335,7 +340,7 @@ def leave_out(part: message_pb2.Part) -> None:
 
 
 def message_for_worker(row: MessageRow, user_id: str, run_user_id: str) -> message_pb2.Message:
-    """Return a message of a conversation of `user_id`; for runs of others than its author there is what was said."""
+    """Return a message of `user_id`'s conversation. Runs of users other than its author see only its public fields."""
     entry = _message(row, user_id)
     if entry.user_id != run_user_id:
         _for_others(entry).ClearField("call_ids")
@@ -362,13 +367,13 @@ def _message(row: MessageRow, user_id: str) -> message_pb2.Message:
 
 
 def text_of(body: bytes) -> str:
-    """Return the text by which a message can be found: that of the user or the model."""
+    """Return the text by which a message can be found: the user's or the model's."""
     entry = message_pb2.Message.FromString(body)
     return "" if entry.role in _HIDDEN_FROM_READERS else entry.text
 
 
 def head_of(row: MessageRow) -> Head:
-    """Return what a message says of where its conversation may be forked."""
+    """Return the part of a message that decides where its conversation may be forked."""
     entry = message_pb2.Message.FromString(row.body)
     return Head(
         number=row.number,
@@ -379,7 +384,7 @@ def head_of(row: MessageRow) -> Head:
 
 
 def gap(gap: LogGap) -> gap_pb2.Gap:
-    """Return what stands in place of removed events."""
+    """Return the message that replaces removed events."""
     return gap_pb2.Gap(
         run_id=gap.run.run_id,
         from_seq=gap.from_seq,
@@ -398,7 +403,6 @@ def gap(gap: LogGap) -> gap_pb2.Gap:
 
 
 def command(row: CommandRow) -> ledger_pb2.Command:
-    """Return an unread command."""
     is_ending = row.name == inbox.AGENT_ENDED
     entry = _agent_ended(row) if is_ending else ledger_pb2.Command.FromString(row.payload)
     entry.command_id = row.command_id
@@ -413,23 +417,22 @@ def _agent_ended(row: CommandRow) -> ledger_pb2.Command:
     ending = stop.read_ending(row.payload)
     entry = ledger_pb2.Command()
     entry.agent_ended.call_id = row.call_id
-    # Parts of one message, one after the other, are that message.
+    # Concatenated parts of a message are one message.
     entry.agent_ended.run.MergeFromString(ending.usage + ending.failure + ending.output)
     entry.agent_ended.run.run_id = ending.run_id
     entry.agent_ended.run.state = ending.state.value  # type: ignore[assignment]  # the same numbers
     return entry
 
 
-def notice(told: tuple[RunRow, int]) -> ledger_pb2.Notice:
-    """Return what a job tells, of an iteration or of its end."""
-    row, occasion = told
+def notice(reported: tuple[RunRow, int]) -> ledger_pb2.Notice:
+    row, occasion = reported
     whole = run(row)
-    shown = _only(whole, _TOLD)
+    shown = _only(whole, _NOTICE_FIELDS)
     return ledger_pb2.Notice(run=shown, occasion=occasion)
 
 
 def used_of(usage: run_pb2.Usage) -> Used:
-    """Return a usage; InvalidField if it has more than can be counted."""
+    """Return a usage; raise InvalidField if it is too large to count."""
     used = _USAGE.read(usage)
     if max(astuple(used)) > TOKENS_MAX:
         raise InvalidField("usage is too large", field="usage")
@@ -437,5 +440,4 @@ def used_of(usage: run_pb2.Usage) -> Used:
 
 
 def usage_of(data: bytes) -> Used:
-    """Return what a run has used, as its row has it."""
     return _USAGE.read(run_pb2.Run.FromString(data).usage)

@@ -1,4 +1,4 @@
-"""Requests of the contract as operations of the ledger. What contradicts the contract is refused here."""
+"""Converts requests to operations of the ledger, and refuses requests that break the contract."""
 
 from __future__ import annotations
 
@@ -82,29 +82,26 @@ _MESSAGE_HEADER: Final = (
     "user_id",
 )
 _APPROVAL_HEADER: Final = ("digest", "decision", "approvals_required", "approvals", "escalated", "series")
+# The command for owners of runs whose conversation is erased, or no longer shared for writing.
 CANCEL: Final = ledger_pb2.Command(cancel=ledger_pb2.CancelCommand(cause=run_pb2.STOP_CAUSE_USER)).SerializeToString()
-"""The command that the owners of runs read whose conversation is erased, or is not shared for writing any more."""
-_GIVE_UP: Final = ledger_pb2.Command(
+_CHILD_CANCEL: Final = ledger_pb2.Command(
     cancel=ledger_pb2.CancelCommand(cause=run_pb2.STOP_CAUSE_PARENT)
 ).SerializeToString()
 
 
 def run_key(request: Any) -> RunKey:
-    """Return the run that a request names."""
     return RunKey(check_id(request.store_id, "store_id"), check_id(request.run_id, "run_id"))
 
 
 def call_key(request: Any) -> CallKey:
-    """Return the call that a request names."""
     return CallKey(check_id(request.store_id, "store_id"), check_id(request.call_id, "call_id"))
 
 
 def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
-    """Return the operation of a SubmitMessage."""
     if not request.text and not request.parts:
         raise InvalidField("text is empty", field="text")
     if request.parts and (request.text or request.policy == ledger_pb2.MESSAGE_POLICY_STEER):
-        raise InvalidField("parts are the whole message, and enter no run", field="parts")
+        raise InvalidField("parts cannot be combined with text or with the policy STEER", field="parts")
     steer = ledger_pb2.Command(steer=ledger_pb2.SteerCommand(text=request.text))
     interrupt = ledger_pb2.Command(cancel=ledger_pb2.CancelCommand(cause=run_pb2.STOP_CAUSE_SUPERSEDED))
     undo = request.undo if request.HasField("undo") else None
@@ -114,7 +111,7 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
         store_id=check_id(request.store_id, "store_id"),
         user_id=check_id(request.user_id, "user_id"),
         request_id=check_id(request.request_id, "request_id", optional=True),
-        # Defaults, roles and credentials are no part of the payload: they may change before it is sent again.
+        # Defaults, roles and credentials are not part of the payload: they may differ when the request is repeated.
         fingerprint=fingerprint(
             user_messages.without_documents(request),
             without=(
@@ -137,7 +134,7 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
         ).SerializeToString(),
         queue_max=limits.queue_max,
         store_queue_max=limits.store_queue_max,
-        store_places=limits.places.per_store,
+        store_slots=limits.slots.per_store,
         token_budget=_tokens(request.options.limits.total_tokens_max, "options.limits.total_tokens_max"),
         token_ceiling=_tokens(request.options.limits.topped_up_tokens_max, "options.limits.topped_up_tokens_max"),
         text_bytes=len(request.text.encode()),
@@ -158,22 +155,24 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
 def key_hash_of(
     request: ledger_pb2.SubmitMessageRequest | ledger_pb2.ImportConversationRequest,
 ) -> bytes:
-    """Return the hash of the key of a client by which a request names a conversation; empty if it does not."""
+    """Return the hash of the conversation key in a request; empty without a key."""
     if not request.conversation_key:
         return b""
     if not isinstance(request, ledger_pb2.ImportConversationRequest) and request.conversation_id:
-        raise InvalidField("a conversation is named by its id or by its key, not by both", field="conversation_key")
+        raise InvalidField("give either conversation_id or conversation_key, not both", field="conversation_key")
     return key_hash(
         check_id(request.store_id, "store_id"), check_id(request.user_id, "user_id"), request.conversation_key
     )
 
 
 def commit(request: ledger_pb2.CommitRunRequest) -> Commit:
-    """Return the operation of a CommitRun. Takes the request apart: it is of no use afterwards."""
+    """Return the operation of a CommitRun. Consumes the request."""
     if len(request.events) > EVENTS_PER_COMMIT_MAX:
-        raise InvalidField(f"a step has at most {EVENTS_PER_COMMIT_MAX} events", field="events")
+        raise InvalidField(
+            f"a step may have at most {EVENTS_PER_COMMIT_MAX} events, got {len(request.events)}", field="events"
+        )
     if len({call.call_id for call in request.calls}) != len(request.calls):
-        raise InvalidField("a step moves a call once", field="calls")
+        raise InvalidField("a step may name each call only once", field="calls")
     messages.used_of(request.usage)
     for call_id in request.unstopped_call_ids:
         check_id(call_id, "unstopped_call_ids")
@@ -210,33 +209,35 @@ def commit(request: ledger_pb2.CommitRunRequest) -> Commit:
             for each in request.entered_notices
         ),
         tells_iteration=_int32(request.tells_iteration, "tells_iteration"),
-        give_up=_GIVE_UP,
+        child_cancel=_CHILD_CANCEL,
     )
 
 
 def _run_part(request: ledger_pb2.CommitRunRequest, *fields: str) -> bytes:
-    """Return fields that a step and a run have in common, as a part of a run."""
+    """Return the named fields, which CommitRun and Run share, as an encoded part of a run."""
     return run_pb2.Run(**{name: getattr(request, name) for name in fields}).SerializeToString()
 
 
 def send(request: ledger_pb2.SendCommandRequest, limits: Limits) -> Send:
-    """Return the operation of a SendCommand. Takes the request apart: it is of no use afterwards."""
+    """Return the operation of a SendCommand. Consumes the request."""
     entry = request.command
     command_id = CommandId(check_id(entry.command_id, "command.command_id"))
     for field in ("command_id", "user_id", "time", "credential_id", "delegate_user_id"):
         entry.ClearField(field)
     if request.decision_right and not entry.HasField("decision"):
-        raise InvalidField("a right to decide goes with a decision", field="decision_right")
+        raise InvalidField("decision_right requires a decision", field="decision_right")
     right = enum_member(DecisionRight, request.decision_right or DecisionRight.OWN_RUNS, "decision_right")
     command = _command(entry, right)
     is_for_operators = isinstance(command, Resolve | Redrive | Cancel)
     if request.as_operator > is_for_operators or (isinstance(command, Redrive) and not request.as_operator):
-        raise InvalidField("an operator resolves, re-drives and cancels, and only one re-drives", field="as_operator")
+        raise InvalidField(
+            "as_operator goes with resolve, redrive or cancel, and redrive requires it", field="as_operator"
+        )
     return Send(
         run=run_key(request),
         user_id=check_id(request.user_id, "user_id"),
         command_id=command_id,
-        # What a tool says of the same arguments may differ from one time to the next.
+        # A tool's preview of the same arguments may differ from one time to the next.
         fingerprint=fingerprint(_without_preview(entry)),
         command=command,
         payload=entry.SerializeToString(),
@@ -250,7 +251,6 @@ def send(request: ledger_pb2.SendCommandRequest, limits: Limits) -> Send:
 
 
 def note_completion(request: ledger_pb2.NoteCompletionRequest) -> NoteCompletion:
-    """Return the operation of a NoteCompletion."""
     completed = ledger_pb2.CompletedCommand(call_id=call_key(request).call_id)
     return NoteCompletion(
         run=run_key(request), payload=ledger_pb2.Command(completed=completed).SerializeToString(deterministic=True)
@@ -258,7 +258,6 @@ def note_completion(request: ledger_pb2.NoteCompletionRequest) -> NoteCompletion
 
 
 def lease_offer(request: ledger_pb2.LeaseOfferRequest) -> LeaseOffer:
-    """Return the operation of a LeaseOffer."""
     return LeaseOffer(
         run=run_key(request),
         call=call_key(request),
@@ -270,27 +269,30 @@ def lease_offer(request: ledger_pb2.LeaseOfferRequest) -> LeaseOffer:
 
 
 def lease_seconds(asked: float) -> float:
-    """Return a length of a lease that is allowed."""
+    """Return a valid lease duration, or raise InvalidField."""
     if not LEASE_SECONDS_MIN <= asked <= LEASE_SECONDS_MAX:
-        raise InvalidField("a lease is of 1 to 300 seconds", field="lease_seconds")
+        raise InvalidField(f"lease_seconds must be between 1 and 300, got {asked:g}", field="lease_seconds")
     return asked
 
 
 def _owner_event(event: event_pb2.RunEvent) -> OwnerEvent:
     kind = event.WhichOneof("kind")
     if kind not in _OWNER_EVENTS:
-        raise InvalidField(f"the ledger writes events of kind {kind} itself", field="events")
+        raise InvalidField(f"only the ledger writes events of kind {kind}", field="events")
     for field in _EVENT_HEADER:
         event.ClearField(field)
     return OwnerEvent(type=_OWNER_EVENTS[kind], body=event.SerializeToString())
 
 
 def new_message(message: message_pb2.Message) -> NewMessage:
-    """Return a message to append. Takes it apart: it is of no use afterwards."""
+    """Return a message to append. Consumes it."""
     if message.role == message_pb2.ROLE_UNSPECIFIED:
-        raise InvalidField("a message has a role", field="messages.role")
+        raise InvalidField("a message needs a role", field="messages.role")
     if (message.role == message_pb2.ROLE_SUMMARY) != (message.summarised_to_number > 0):
-        raise InvalidField("a summary, and only it, says what it stands for", field="messages.summarised_to_number")
+        raise InvalidField(
+            "summarised_to_number must be set for a summary, and only for a summary",
+            field="messages.summarised_to_number",
+        )
     summarised_to = _int32(message.summarised_to_number, "messages.summarised_to_number")
     message_id = check_id(message.message_id, "messages.message_id", optional=True)
     for field in _MESSAGE_HEADER:
@@ -330,7 +332,7 @@ def _delegation(entry: ledger_pb2.Delegation) -> Delegation:
 
 
 def call_change(call: call_pb2.Call) -> CallChange:
-    """Return a call as it shall be. Takes it apart: it is of no use afterwards."""
+    """Return a requested change of a call. Consumes the message."""
     digest = call.approval.digest
     values = {
         "call_id": check_id(call.call_id, "calls.call_id"),
@@ -362,7 +364,7 @@ def call_change(call: call_pb2.Call) -> CallChange:
 
 def _people(named: Sequence[str]) -> tuple[UserId, ...]:
     if len(named) > _PEOPLE_MAX:
-        raise InvalidField(f"an act is of at most {_PEOPLE_MAX} people", field="people")
+        raise InvalidField(f"people must have at most {_PEOPLE_MAX} entries, got {len(named)}", field="people")
     return tuple(sorted(UserId(check_id(user_id, "people")) for user_id in named))
 
 
@@ -380,7 +382,7 @@ def _command(entry: ledger_pb2.Command, right: DecisionRight) -> Command:
         case "tool_result":
             result = entry.tool_result
             if not result.HasField("result"):
-                raise InvalidField("a result is missing", field="command.tool_result.result")
+                raise InvalidField("a tool result needs a result", field="command.tool_result.result")
             return ToolResult(
                 call_id=CallId(check_id(result.call_id, "command.tool_result.call_id")),
                 client_id=ClientId(check_id(result.client_id, "command.tool_result.client_id", optional=True)),
@@ -403,24 +405,26 @@ def _command(entry: ledger_pb2.Command, right: DecisionRight) -> Command:
             return _progress(entry.progress)
         case "top_up":
             if not entry.top_up.tokens:
-                raise InvalidField("a top-up has tokens", field="command.top_up.tokens")
+                raise InvalidField("a top-up needs tokens", field="command.top_up.tokens")
             return TopUp(tokens=_tokens(entry.top_up.tokens, "command.top_up.tokens"))
         case "pause":
             return Pause()
         case _:
-            raise InvalidField("a command has a kind", field="command.kind")
+            raise InvalidField("a command needs a kind", field="command.kind")
 
 
 def _decide(decision: ledger_pb2.DecisionCommand, right: DecisionRight) -> Decide:
     kind = enum_member(DecisionKind, decision.kind, "command.decision.kind")
     if kind is DecisionKind.EDIT:
         if not decision.arguments_json:
-            raise InvalidField("an edit has arguments", field="command.decision.arguments_json")
+            raise InvalidField("an edit needs arguments", field="command.decision.arguments_json")
         check_digest(decision.edited_digest, "command.decision.edited_digest")
     if decision.HasField("edited_series") != (decision.for_series and kind is DecisionKind.EDIT):
-        raise InvalidField("an edit of a series, and nothing else, has one", field="command.decision.edited_series")
+        raise InvalidField(
+            "edited_series must be set for an edit of a series, and only then", field="command.decision.edited_series"
+        )
     if kind is DecisionKind.ANSWER and not decision.answer:
-        raise InvalidField("an answer is not empty", field="command.decision.answer")
+        raise InvalidField("an answer must not be empty", field="command.decision.answer")
     return Decide(
         call_id=CallId(check_id(decision.call_id, "command.decision.call_id")),
         kind=kind,
@@ -436,17 +440,19 @@ def _decide(decision: ledger_pb2.DecisionCommand, right: DecisionRight) -> Decid
 
 def _resolve(resolve: ledger_pb2.ResolveCommand) -> Resolve:
     if resolve.resolution not in {1, 2, 3}:
-        raise InvalidField("resolution is unknown", field="command.resolve.resolution")
+        raise InvalidField("resolution has an unknown value", field="command.resolve.resolution")
     happened = resolve.resolution == ledger_pb2.CALL_RESOLUTION_HAPPENED
     if happened != bool(resolve.content_json):
-        raise InvalidField("what happened, and only that, has a result", field="command.resolve.content_json")
+        raise InvalidField(
+            "content_json must be set if the call happened, and only then", field="command.resolve.content_json"
+        )
     return Resolve(call_id=CallId(check_id(resolve.call_id, "command.resolve.call_id")))
 
 
 def _progress(progress: ledger_pb2.ProgressCommand) -> Progress:
     fraction = progress.fraction if progress.HasField("fraction") else None
     if fraction is not None and not 0 <= fraction <= 1:
-        raise InvalidField("fraction is from 0 to 1", field="command.progress.fraction")
+        raise InvalidField(f"fraction must be between 0 and 1, got {fraction:g}", field="command.progress.fraction")
     return Progress(
         call_id=CallId(check_id(progress.call_id, "command.progress.call_id")),
         client_id=ClientId(check_id(progress.client_id, "command.progress.client_id")),
@@ -457,7 +463,7 @@ def _progress(progress: ledger_pb2.ProgressCommand) -> Progress:
 
 
 def fingerprint(message: ProtoMessage, *, without: Sequence[str] = ()) -> bytes:
-    """Return what tells one payload from another."""
+    """Return a hash that identifies a payload."""
     if without:
         message, whole = type(message)(), message
         message.CopyFrom(whole)
@@ -467,9 +473,9 @@ def fingerprint(message: ProtoMessage, *, without: Sequence[str] = ()) -> bytes:
 
 
 def wait_kinds(waits: Sequence[int]) -> tuple[int, ...]:
-    """Return kinds of waits, each once, sorted; InvalidField if one is unknown."""
+    """Return the distinct wait kinds, sorted; raise InvalidField if one is unknown."""
     if any(wait not in run_pb2.WaitKind.values() or wait == 0 for wait in waits):
-        raise InvalidField("a wait is of an unknown kind", field="waits")
+        raise InvalidField("waits has an unknown value", field="waits")
     return tuple(sorted(set(waits)))
 
 
@@ -484,7 +490,7 @@ _tokens: Final = partial(_below, TOKENS_MAX + 1)
 
 
 def enum_member(kind: type[E], value: int, field: str) -> E:
-    """Return the member of a number; InvalidField if there is none."""
+    """Return an enum member; raise InvalidField if the number is unknown."""
     try:
         return kind(value)
     except ValueError:

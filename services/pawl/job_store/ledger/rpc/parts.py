@@ -1,4 +1,4 @@
-"""Parts of what may be larger than a message of gRPC."""
+"""Splits responses that may exceed the size of a gRPC message."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from pawl.chassis.ids import RunId
 from pawl.chassis.rpc.parts import in_parts
 from pawl.event.v1 import message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
-from pawl.job_store.ledger.reading import Loaded, Told
+from pawl.job_store.ledger.reading import Loaded, PendingNotices
 from pawl.job_store.ledger.rpc import messages, own_tools
 from pawl.job_store.ledger.rules.rows import CommandRow
 
+# A part with an entry takes no further entry that would make it larger than this.
 PART_BYTES_MAX: Final = 1024 * 1024
-"""A part that has an entry takes no further one that makes it larger than this."""
 
+# Maximum size of the images that a run is loaded with. The newest are kept.
 IMAGES_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Most bytes of images that a run is loaded with: of more the newest."""
 
-# The reason of a failure, as agent-loop has it: the model server does not take what the request says.
+# agent-loop's reason for a failure: the model server rejects the request.
 _PROVIDER_REFUSED: Final = "PROVIDER_REFUSED"
 
 
 def of_run(loaded: Loaded) -> Iterator[ledger_pb2.LoadRunResponse]:
-    """Yield a loaded run; at least one part, and that has all that is not repeated."""
+    """Yield a loaded run in parts. The first part has all fields that are not repeated."""
     first = ledger_pb2.LoadRunResponse(
         run=messages.run(loaded.run),
         loop_state=loaded.loop_state,
         now=messages.timestamp(loaded.time),
         own_tools=own_tools.of_run(loaded.run),
-        notices=map(messages.notice, loaded.told.notices),
-        open_job_count=loaded.told.open_jobs,
+        notices=map(messages.notice, loaded.pending_notices.notices),
+        open_job_count=loaded.pending_notices.open_jobs,
         shared_tokens_left=loaded.shared_tokens_left,
     )
     history = [messages.message_for_worker(row, loaded.user_id, loaded.run.user_id) for row in loaded.messages]
@@ -58,11 +58,11 @@ def of_run(loaded: Loaded) -> Iterator[ledger_pb2.LoadRunResponse]:
         yield first
 
 
-def of_inbox(rows: Iterable[CommandRow], told: Told) -> Iterator[ledger_pb2.ListCommandsResponse]:
-    """Yield commands; at least one part, and that has what the conversation is told."""
+def of_inbox(rows: Iterable[CommandRow], pending: PendingNotices) -> Iterator[ledger_pb2.ListCommandsResponse]:
+    """Yield commands in parts. The first part has the notices."""
     parts = in_parts(map(messages.command, rows), ledger_pb2.Command.ByteSize, size_max=PART_BYTES_MAX)
     yield ledger_pb2.ListCommandsResponse(
-        commands=next(parts, []), notices=map(messages.notice, told.notices), open_job_count=told.open_jobs
+        commands=next(parts, []), notices=map(messages.notice, pending.notices), open_job_count=pending.open_jobs
     )
     for part in parts:
         yield ledger_pb2.ListCommandsResponse(commands=part)
@@ -73,9 +73,9 @@ def _named(field: str, entries: Iterable[ProtoMessage]) -> Iterator[tuple[str, P
 
 
 def _without_refused_images(history: Sequence[message_pb2.Message], failures: Mapping[RunId, bytes]) -> None:
-    """Leave images out that were refused with a run that got no answer: every later request would be refused, too.
+    """Remove images that the provider refused in a run without an answer: every later request would be refused too.
 
-    Those of its own message; if it brought none, all that were there before.
+    Removes the images of the run's own message; if it has none, all earlier ones.
     """
     answered = {message.run_id for message in history if message.role == message_pb2.ROLE_ASSISTANT}
     refused = {
@@ -94,7 +94,7 @@ def _without_refused_images(history: Sequence[message_pb2.Message], failures: Ma
 
 
 def _without_old_images(history: Sequence[message_pb2.Message], bytes_max: int) -> None:
-    """Leave all images out of messages but the newest ones, up to so many bytes."""
+    """Remove all images but the newest ones, up to `bytes_max`."""
     left = bytes_max
     for part in (part for message in reversed(history) for part in reversed(message.parts)):
         if part.HasField("image"):

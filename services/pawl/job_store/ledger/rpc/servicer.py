@@ -1,4 +1,4 @@
-"""pawl.job.v1.LedgerService, and the lists of pawl.agent.v1 that agent-loop forwards: translates, nothing else."""
+"""Servicers of pawl.job.v1.LedgerService, and of the pawl.agent.v1 lists that agent-loop forwards."""
 
 from __future__ import annotations
 
@@ -32,21 +32,19 @@ from pawl.values import CommandOutcome
 T = TypeVar("T")
 
 RUNS_PER_CLAIM_MAX: Final = 64
+# Larger claims are answered without loaded runs, because the runs would wait for each other.
 RUNS_LOADED_MAX: Final = 4
-"""A claim of more runs is answered without what is loaded of them: they would wait for each other."""
 EVENTS_DEFAULT: Final = 256
 EVENTS_MAX: Final = 1000
 _PENDING_RUNS: Final = "ListPendingCalls, runs"
 _BEFORE_ALL_RUNS: Final = (datetime(1970, 1, 1, tzinfo=UTC), "0")
+# A page whose calls are larger than this takes no runs.
 _PAGE_BYTES_WITH_RUNS_MAX: Final = 1024 * 1024
-"""A page with more of calls takes no runs."""
 
 _log = logs.get_logger(__name__)
 
 
 class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
-    """Serves the ledger."""
-
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
 
@@ -54,7 +52,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         operation = operations.submit(request, self._ledger.limits)
         submitted = await self._write(operation, request.ByteSize(), request.store_id)
         run = messages.run(submitted.run)
-        run.queue_position = submitted.place
+        run.queue_position = submitted.queue_position
         return pb.SubmitMessageResponse(run=run, steered=submitted.steered)
 
     async def StartJob(self, request: pb.StartJobRequest, context: Context) -> pb.StartJobResponse:
@@ -63,7 +61,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         return pb.StartJobResponse(run=messages.run(submitted.run))
 
     async def _write(self, operation: Operation[T], size_bytes: int, store_id: str, lane: Lane = Lane.PEOPLE) -> T:
-        """Return the answer to an operation of a store that was made of a request of that size."""
+        """Run an operation of a store. `size_bytes` is the size of its request."""
         return await self._ledger.group_commit.run(
             operation, size_bytes=size_bytes, lane=lane, store_id=StoreId(store_id)
         )
@@ -71,7 +69,9 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
     async def ClaimRuns(self, request: pb.ClaimRunsRequest, context: Context) -> pb.ClaimRunsResponse:
         worker_id = check_id(request.worker_id, "worker_id")
         if not 1 <= request.runs_max <= RUNS_PER_CLAIM_MAX:
-            raise InvalidField(f"runs_max is from 1 to {RUNS_PER_CLAIM_MAX}", field="runs_max")
+            raise InvalidField(
+                f"runs_max must be between 1 and {RUNS_PER_CLAIM_MAX}, got {request.runs_max}", field="runs_max"
+            )
         with self._ledger.meter.claim_seconds.time():
             claimed = await self._ledger.leases.claim(
                 worker_id,
@@ -82,7 +82,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         self._ledger.meter.claims.inc(len(claimed))
         response = pb.ClaimRunsResponse(runs=map(messages.CLAIMED.fields, claimed))
         if len(claimed) <= RUNS_LOADED_MAX:
-            # Nobody else changes anything of these meanwhile, as clients do that hold calls.
+            # No client holds calls of these runs, so they do not change before they are loaded.
             for run in (run for run, claim in zip(response.runs, claimed, strict=True) if claim.is_quiet):
                 await self._load_along(run)
         return response
@@ -93,7 +93,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
             yield part
 
     async def _load_along(self, run: pb.ClaimedRun) -> None:
-        """Put what is loaded of a run with its claim, if it is small; LoadRun reports why a run cannot be loaded."""
+        """Add the loaded run to its claim, if it is small. LoadRun reports why a run cannot be loaded."""
         try:
             loaded = list(parts.of_run(await self._ledger.reads.load(operations.run_key(run), run.epoch)))
         except Exception as error:  # noqa: BLE001  # the other runs are claimed already
@@ -164,8 +164,8 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
     async def ListCommands(
         self, request: pb.ListCommandsRequest, context: Context
     ) -> AsyncIterator[pb.ListCommandsResponse]:
-        rows, told = await self._ledger.reads.commands(operations.run_key(request))
-        for part in parts.of_inbox(rows, told):
+        rows, notices = await self._ledger.reads.commands(operations.run_key(request))
+        for part in parts.of_inbox(rows, notices):
             yield part
 
     async def LeaseOffer(self, request: pb.LeaseOfferRequest, context: Context) -> pb.LeaseOfferResponse:
@@ -198,7 +198,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
     async def GetRun(self, request: pb.GetRunRequest, context: Context) -> pb.GetRunResponse:
         reader = _reader(request)
         view = await self._ledger.reads.run(operations.run_key(request), reader)
-        run = messages.run_in(view.situations[0], explain_all(view.situations, self._ledger.limits.places))
+        run = messages.run_in(view.situations[0], explain_all(view.situations, self._ledger.limits.slots))
         tools = () if reader else own_tools.of_run(view.run)
         return pb.GetRunResponse(run=_with_calls(run, view), own_tools=tools)
 
@@ -278,7 +278,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
 
     async def ListEvents(self, request: pb.ListEventsRequest, context: Context) -> pb.ListEventsResponse:
         if request.events_max > EVENTS_MAX:
-            raise InvalidField(f"events_max is at most {EVENTS_MAX}", field="events_max")
+            raise InvalidField(f"events_max must be at most {EVENTS_MAX}, got {request.events_max}", field="events_max")
         part = await self._ledger.reads.events(
             operations.run_key(request),
             _reader(request),
@@ -296,7 +296,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
 
 
 class ListServicer:
-    """Serves the user for whom agent-loop calls."""
+    """Serves lists to the user on whose behalf agent-loop calls."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -357,7 +357,7 @@ class ListServicer:
 async def _list_runs(
     ledger: Ledger, store_id: StoreId, user_id: UserId, wanted: RunFilter, request: Any
 ) -> tuple[Iterable[run_pb2.Run], str]:
-    """Return the page of runs that `request` asks for, and the token of the next one."""
+    """Return the requested page of runs, and the token of the next one."""
     selection = (store_id, user_id, *astuple(wanted))
     page = await ledger.reads.runs(
         store_id,
@@ -367,25 +367,25 @@ async def _list_runs(
         rows_max=page_size(request.page_size),
     )
     token = next_token("ListRuns", selection, page, lambda each: (each.run.create_time, each.run.run_id))
-    return (messages.run_in(each, explain(each, ledger.limits.places)) for each in page.rows), token
+    return (messages.run_in(each, explain(each, ledger.limits.slots)) for each in page.rows), token
 
 
 def _import(request: pb.ImportConversationRequest) -> ImportConversation:
-    """Return the operation of an ImportConversation. Takes the request apart: it is of no use afterwards."""
+    """Return the operation of an ImportConversation. Consumes the request."""
     if not request.messages:
-        raise InvalidField("a history has messages", field="messages")
-    told = pb.ImportConversationRequest()
-    told.CopyFrom(request)
-    told.ClearField("request_id")
-    for message in told.messages:
+        raise InvalidField("a history needs messages", field="messages")
+    unnamed = pb.ImportConversationRequest()
+    unnamed.CopyFrom(request)
+    unnamed.ClearField("request_id")
+    for message in unnamed.messages:
         message.ClearField("call_ids")
-    for call in told.calls:
+    for call in unnamed.calls:
         call.ClearField("call_id")
     return ImportConversation(
         store_id=check_id(request.store_id, "store_id"),
         user_id=check_id(request.user_id, "user_id"),
         request_id=check_id(request.request_id, "request_id", optional=True),
-        fingerprint=operations.fingerprint(told),
+        fingerprint=operations.fingerprint(unnamed),
         key_hash=operations.key_hash_of(request),
         title=check_title(request.title),
         made_title=made_title(request.messages[0].text),
@@ -395,7 +395,7 @@ def _import(request: pb.ImportConversationRequest) -> ImportConversation:
 
 
 def _reader(request: Any) -> UserId:
-    """Return who reads; an empty user is a service."""
+    """Return the reading user; empty for a service."""
     return check_id(request.user_id, "user_id", optional=True)
 
 

@@ -1,4 +1,4 @@
-"""Messages of users, as they enter a conversation."""
+"""Converts messages of users as they enter a conversation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pawl.job.v1 import ledger_pb2
 
 
 def body(request: ledger_pb2.SubmitMessageRequest | ledger_pb2.Delegation) -> bytes:
-    """Return the message of a user that starts a run, opaque."""
+    """Return the encoded user message that starts a run."""
     said = message_pb2.Message(role=message_pb2.ROLE_USER, text=text_of(request), parts=_parts_of(request))
     return said.SerializeToString()
 
@@ -19,12 +19,12 @@ def _parts_of(request: ledger_pb2.SubmitMessageRequest | ledger_pb2.Delegation) 
 
 
 def text_of(request: ledger_pb2.SubmitMessageRequest | ledger_pb2.Delegation) -> str:
-    """Return the text of a message, by which it is found and its conversation named."""
+    """Return the text of a message, for search and for the title."""
     return request.text or "\n\n".join(part.text for part in _parts_of(request) if part.HasField("text"))
 
 
 def without_documents(request: ledger_pb2.SubmitMessageRequest) -> ledger_pb2.SubmitMessageRequest:
-    """Return a message without the texts of its documents, which may change before it is sent again."""
+    """Return a message without the texts of its documents, which may differ when the request is repeated."""
     if not any(part.HasField("file") for part in request.parts):
         return request
     copy = ledger_pb2.SubmitMessageRequest()

@@ -1,4 +1,4 @@
-"""Decisions of people, about a call or about all calls of a series. The rules are in `calls` and `grants`."""
+"""Decisions of people about a call or a series of calls. The rules are in `calls` and `grants`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pawl.values import DecisionKind, Series
 
 
 class Actor(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose act something is: of `user_id`, with a credential, and of `people` too where several people are needed.
+    """The user of an act, with the credential used, and the `people` behind it if several people are needed.
 
-    `delegate_user_id` is the user of the delegate that acts for the user, if one does. Empty fields are unknown.
+    `delegate_user_id` is the delegate that acts for the user, if any. Empty fields are unknown.
     """
 
     user_id: UserId
@@ -23,10 +23,10 @@ class Actor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decision(Actor, frozen=True, kw_only=True):
-    """The decision of a person about a call, and what the call must then look like to start.
+    """A person's decision about a call, and the arguments and digest that the call must have to start.
 
-    `digest` and `arguments_sha256` are those of what was approved: of the call
-    as shown, or of the edited one. With a `series` it is about all calls of that.
+    These are those of the call as shown, or of the edited call. If `series` is set, the decision covers all calls of
+    the series.
     """
 
     command_id: CommandId
@@ -39,10 +39,12 @@ class Decision(Actor, frozen=True, kw_only=True):
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True):
-    """The approval of a series, given with the call `call_id`, and what its calls must look like to start.
+    """The approval of a series of calls, given with the call `call_id`.
 
-    `uses` have begun under it, that call included, the last one in `round`. `arguments` are those of the job, where
-    somebody has edited them. One that has `ended` covers nothing any more.
+    Later calls must match it to start.
+
+    `uses` counts the calls started under it, including that one; `round` is the round of the last one. `arguments` are
+    set if a person edited them. A grant that has `ended` covers nothing.
     """
 
     series: Series

@@ -1,9 +1,8 @@
-"""Runs whose workers die, and what operators do about runs.
+"""Runs whose workers crash, and operators' actions on runs.
 
-A crash is a lease that ended without having been given back, or a worker that
-says that it can neither drive the run nor end it. Progress (see `commit`) sets the
-count back; too many crashes without any quarantine the run, so that what kills
-its workers does not kill them for ever (I20).
+A crash is a lease that expired without being released, or a worker's report that it can neither run nor end the run.
+Progress (see `commit`) resets the count. Too many crashes without progress quarantine the run, so that a bad run does
+not kill workers forever (I20).
 """
 
 from __future__ import annotations
@@ -25,55 +24,53 @@ from pawl.job_store.ledger.rules.states import AttentionReason
 from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
 from pawl.values import RunState, StopCause
 
+# How long a run rests after its worker reported that it cannot run it: the problem may pass.
 CRASH_PAUSE: Final = timedelta(seconds=2)
-"""So long a run rests whose worker said that it cannot drive it: what is wrong may pass."""
 
+# How long after its lease the last allowed worker of a run may return: it may only have been disconnected.
 GRACE: Final = timedelta(seconds=5)
-"""So long after its lease the last allowed worker of a run may still come back: it was perhaps only cut off."""
 
 _PAUSE_SECONDS_MAX: Final = 2.5
 
 
 class Silence(msgspec.Struct, frozen=True, kw_only=True):
-    """Since when runs have been found doomed at every look, by a clock that does not jump.
+    """Tracks since when each run has been doomed at every poll, by a monotonic clock.
 
-    A jump of the database's clock, or a database that was away, ends the leases of workers that are well. They renew
-    them within seconds; so the end of a lease is believed after GRACE, and looking begins anew after a long pause.
+    A jump of the database's clock, or an outage of the database, ends the leases of healthy workers, which renew them
+    within seconds. So the end of a lease counts only after GRACE, and a long pause between polls resets the times.
     """
 
     since: Mapping[RunKey, float] = {}
-    looked_at: float = -math.inf
+    polled_at: float = -math.inf
 
     def after(self, doomed: Iterable[RunKey], now: float) -> Silence:
-        """Return what is known after one more look."""
-        since = self.since if now - self.looked_at <= _PAUSE_SECONDS_MAX else {}
-        return Silence(since={key: since.get(key, now) for key in doomed}, looked_at=now)
+        """Return the state after one more poll."""
+        since = self.since if now - self.polled_at <= _PAUSE_SECONDS_MAX else {}
+        return Silence(since={key: since.get(key, now) for key in doomed}, polled_at=now)
 
     @property
-    def believed(self) -> tuple[RunKey, ...]:
+    def confirmed(self) -> tuple[RunKey, ...]:
         """The runs whose last allowed worker has died."""
-        return tuple(key for key, since in self.since.items() if self.looked_at - since >= GRACE.total_seconds())
+        return tuple(key for key, since in self.since.items() if self.polled_at - since >= GRACE.total_seconds())
 
 
 class Quarantine(msgspec.Struct, frozen=True, kw_only=True):
-    """Put those of `runs` under quarantine whose last allowed worker has died.
+    """Quarantine those of `runs` whose last allowed worker has died.
 
-    Whether it has is judged again here, under the lock: another worker of the same
-    run, or progress, may have come between.
+    This is checked again under the lock: another worker of the run, or progress, may have come first. `lost` is the
+    opaque result of calls that are open in a turn that ends this way.
     """
 
     runs: Sequence[RunKey]
     crashes_max: int
     lost: bytes = b""
-    """The result of calls, opaque, that are open in a turn which ends so."""
 
     @property
     def row_keys(self) -> RowKeys:
-        """The rows it needs."""
         return _rows(self.runs)
 
     def apply(self, unit: UnitOfWork) -> int:
-        """Return how many were put there."""
+        """Return how many runs were quarantined."""
         count = 0
         for key in self.runs:
             run = unit.runs.get(key)
@@ -85,25 +82,23 @@ class Quarantine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportCrash(msgspec.Struct, frozen=True, kw_only=True):
-    """The worker with `epoch` can neither drive the run nor end it, and gives it back."""
+    """The worker with `epoch` can neither run nor end the run, and releases it. `lost` is as in `Quarantine`."""
 
     run: RunKey
     epoch: int
     crashes_max: int
     lost: bytes = b""
-    """As in `Quarantine`."""
 
     @property
     def row_keys(self) -> RowKeys:
-        """The rows it needs."""
         return _rows([self.run])
 
     def apply(self, unit: UnitOfWork) -> bool:
         """Count the crash; return whether the run is quarantined now.
 
         Raises:
-            RunNotFound, RunEnded: there is nothing to give back.
-            LeaseLost: another worker has it, or this one gave it back before.
+            RunNotFound, RunEnded: There is no run to release.
+            LeaseLost: Another worker holds the run, or this one has already released it.
         """
         run = unit.runs.get(self.run)
         if run is None:
@@ -116,10 +111,10 @@ class ReportCrash(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def redrive(unit: UnitOfWork, run: RunRow) -> RunRow:
-    """Let a quarantined run go on from where it was, as if no worker of it had died; returns it.
+    """Resume a quarantined run from where it was, with its crash count reset.
 
-    A run that was being stopped is being stopped again. Any other one is QUEUED, and
-    its next worker finds out where it was.
+    A run that was being stopped becomes CANCELLING again. Any other run becomes QUEUED, and its next worker finds out
+    where it was.
     """
     state = RunState.QUEUED if run.stop_cause is None else RunState.CANCELLING
     run_table.check(run.state, state)
@@ -129,19 +124,19 @@ def redrive(unit: UnitOfWork, run: RunRow) -> RunRow:
 
 
 def _rows(runs: Sequence[RunKey]) -> RowKeys:
-    """Return the rows of runs that are put under quarantine: a turn that stands in the way of a message may end."""
+    """Return the rows needed to quarantine runs. A turn that blocks a message may end."""
     return RowKeys(runs=tuple(runs), ends=tuple(runs), calls_of=tuple(runs), commands_of=tuple(runs))
 
 
 def _crash(unit: UnitOfWork, run: RunRow, crashes_max: int, lost: bytes) -> RunRow:
-    """Take a run from its worker, of which nothing is to be expected any more."""
+    """Take a run from its crashed worker."""
     free = replace(run, crashes=run.crashes + 1, worker_id=None, claim_at=unit.now + CRASH_PAUSE)
     if free.crashes < crashes_max:
         return unit.put_run(free)
     if run.is_turn and run.is_stopping:
-        # Nobody has asked for it, so there is nothing that an operator could save.
-        return stop.give_up(unit, free, lost)
-    # The epoch rises, because the worker may only have been away for long: it must not write any more.
+        # No user requested the turn, so an operator has nothing to save.
+        return stop.end_without_worker(unit, free, lost)
+    # The epoch rises because the worker may only have been disconnected: it must not write any more.
     attention = Attention(reason=AttentionReason.QUARANTINED, since_time=unit.now)
     state = RunState.NEEDS_ATTENTION
     held = replace(free, state=state, waits=(), attention=attention, epoch=run.epoch + 1, claim_at=None)
@@ -149,6 +144,6 @@ def _crash(unit: UnitOfWork, run: RunRow, crashes_max: int, lost: bytes) -> RunR
         run_table.check(run.state, state)
     held = log.write(unit, held, [RunChanged(from_state=run.state, run=held)])
     if held.is_turn and unit.conversation_of(held).queue:
-        # Nobody has asked for it, and who waits for it to end does not wait for an operator.
+        # No user requested the turn, and the runs waiting for it must not wait for an operator.
         return stop.request(unit, held, StopCause.SUPERSEDED)
     return held

@@ -1,4 +1,4 @@
-"""The background of a conversation: its jobs, and what they tell it. The rules are in `jobs`."""
+"""The background state of a conversation: its jobs and their notices. The rules are in `jobs`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pawl.chassis.ids import RunId, UserId
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
-    """A reference to what the job `run_id` of `user_id` reports: an iteration, or with `occasion` 0 its end.
+    """A reference to a report of the job `run_id` of `user_id`: an iteration, or its end if `occasion` is 0.
 
-    `entered_by` is the run of that user whose model was told and has not answered yet, empty as long as none was;
-    `tries` are the turns that have failed with it.
+    `entered_by` is the run of that user whose model received the notice and has not answered yet; empty for none.
+    `tries` counts the turns that failed with it.
     """
 
     run_id: RunId
@@ -34,44 +34,41 @@ class OpenJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TurnTime(msgspec.Struct, frozen=True, kw_only=True):
-    """When a turn of a user began."""
-
     user_id: UserId
     time: datetime
 
 
 class Background(msgspec.Struct, frozen=True, kw_only=True):
-    """The background of a conversation: its open jobs, what they tell, and when the last turns of the model began.
+    """The background state of a conversation: open jobs, notices, and start times of recent turns.
 
-    Jobs and turns are counted per user.
+    Jobs and turns are counted per user. `used_up_budgets` are the runs whose shared budget a turn has used up since the
+    last message; no further turn starts on them.
     """
 
     open_jobs: tuple[OpenJob, ...] = ()
     notices: tuple[Notice, ...] = ()
     turn_times: tuple[TurnTime, ...] = ()
     used_up_budgets: tuple[RunId, ...] = ()
-    """The runs whose shared budget a turn has used up since the last message; no further turn starts on them."""
 
     @property
     def pending(self) -> int:
-        """The number of notices of which no model was told."""
+        """Number of notices that no model has received."""
         return sum(not each.entered_by for each in self.notices)
 
     def open_jobs_of(self, user_id: UserId) -> int:
-        """Return how many jobs of this user are open."""
         return sum(each.user_id == user_id for each in self.open_jobs)
 
     def pending_of(self, user_id: UserId) -> tuple[Notice, ...]:
-        """Return the notices that a run of this user tells its model."""
+        """Return the notices that a run of this user passes to its model."""
         return tuple(each for each in self.notices if each.user_id == user_id and not each.entered_by)
 
     def without(self, run_ids: Container[str]) -> Background:
-        """Return it without the notices of some jobs, which are not there any more."""
+        """Return it without the notices of removed jobs."""
         return replace(self, notices=tuple(each for each in self.notices if each.run_id not in run_ids))
 
     @property
     def entered(self) -> int:
-        """The number of notices of which a model was told that has not answered them."""
+        """Number of notices that a model has received and not answered."""
         return len(self.notices) - self.pending
 
 

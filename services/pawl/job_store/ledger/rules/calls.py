@@ -1,8 +1,7 @@
-"""Judging what the owner of a run makes of its calls.
+"""Validates the changes that the owner of a run makes to its calls.
 
-A gated call has a digest: of the store, the run, the call, the tool and the
-arguments. It starts only as exactly that, and only after somebody approved it,
-or as many people as it needs, each with a credential of their own (I9, I10).
+A gated call has a digest of the store, run, call, tool and arguments. It may only start exactly as it was shown, and
+only after enough people have approved it, each with a different credential (I9, I10).
 """
 
 from __future__ import annotations
@@ -23,57 +22,59 @@ from pawl.job_store.ledger.rules.events import CallChanged
 from pawl.job_store.ledger.rules.rows import CallFields, CallRow, Offer, RunRow
 from pawl.values import CallState, DecisionKind, Series
 
+# Credentials that do not identify a person: an unknown one, and the local key of the machine's owner.
 SHARED_CREDENTIALS: Final = frozenset({CredentialId(""), CredentialId(LOCAL_CREDENTIAL)})
-"""Those that tell no two people apart: one of which nothing is known, and the key of whoever owns the machine."""
 
 _APPROVALS: Final = frozenset({DecisionKind.APPROVE, DecisionKind.EDIT})
-_BEGUN: Final = frozenset({CallState.RUNNING, CallState.DELEGATED})
+_STARTED: Final = frozenset({CallState.RUNNING, CallState.DELEGATED})
 
+# States that a call enters together with the run that executes it.
 WITH_CHILD: Final = frozenset({CallState.DELEGATED, CallState.DETACHED})
-"""The states that a call gets with the run that does it."""
 
 
 class CallChange(CallFields, frozen=True, kw_only=True):
-    """A call as its owner wants it to be. It `only_reads` if its effect class is READ_ONLY, which its spec says too."""
+    """A call as its owner requests it. `only_reads` repeats that the effect class in its spec is READ_ONLY."""
 
     only_reads: bool = False
 
 
-# The others are of the first change only, or as `_shown` says.
+# The other fields are set only by the first change, or by `_shown`.
 _OF_OWNER: Final = tuple(
     set(CallFields.__struct_fields__) - {"call_id", "round", "index", "approvals_required", "escalated"}
 )
 
 
 def arguments_sha256(arguments: bytes) -> bytes:
-    """Return what a decision remembers of the arguments that it approves."""
+    """Return the hash by which a decision identifies the arguments that it approves."""
     return hashlib.sha256(arguments).digest()
 
 
 def create(run: RunRow, change: CallChange, *, now: datetime, is_granted: bool = False) -> CallRow:
-    """Return the row of a new call; one that `is_granted` may start though it is gated.
+    """Return the row of a new call.
+
+    With `is_granted`, a gated call may start without its own approval.
 
     Raises:
-        IllegalTransition: it cannot be created in that state, or it is gated and would start.
-        InvalidField: it is settled without a result, or has a result and is not settled.
+        IllegalTransition: The call cannot be created in that state, or it is gated and would start.
+        InvalidField: A settled call has no result, or an open call has one.
     """
     call_table.check(None, change.state)
     _check_result(change)
     _check_child(None, change)
     if change.digest and change.state in call_table.STARTED and not is_granted:
-        raise IllegalTransition("a gated call cannot start before it was approved")
+        raise IllegalTransition("a gated call cannot start before it is approved")
     _check_gate_has_digest(change)
     return _row(run, change, now)
 
 
 def imported(run: RunRow, change: CallChange, *, now: datetime) -> CallRow:
-    """Return the row of a call that was made elsewhere and is settled; here it never was anything else.
+    """Return the row of an imported call, which was settled elsewhere and never changes.
 
     Raises:
-        InvalidField: it is not settled, or has no result.
+        InvalidField: The call is not settled, or has no result.
     """
     if not change.state.is_terminal:
-        raise InvalidField(f"call {change.call_id}: a call that is imported is settled", field="calls.state")
+        raise InvalidField(f"call {change.call_id}: an imported call must be settled", field="calls.state")
     _check_result(change)
     return _row(run, change, now)
 
@@ -89,18 +90,18 @@ def _row(run: RunRow, change: CallChange, now: datetime) -> CallRow:
         index=change.index,
         offer=_offer(change.state, None),
         create_time=now,
-        start_time=now if change.state in _BEGUN else None,
+        start_time=now if change.state in _STARTED else None,
         end_time=now if change.state.is_terminal else None,
         state_time=now,
         approvals_required=max(1, change.approvals_required),
-        **_as_owner_says(change),
+        **_owner_fields(change),
     )
 
 
-def begun_before(change: CallChange) -> CallChange | None:
-    """Return the beginning of a new call that comes with its end; None if it is as it is created.
+def implied_start(change: CallChange) -> CallChange | None:
+    """Return the start of a new read-only call that arrives together with its end; None for any other call.
 
-    Only a call that reads may have run before it was written down.
+    Only a read-only call may run before it is recorded.
     """
     if not (change.only_reads and change.attempt > 0 and change.state.is_terminal):
         return None
@@ -108,43 +109,43 @@ def begun_before(change: CallChange) -> CallChange | None:
 
 
 def move(run: RunRow, call: CallRow, change: CallChange, consumed: Collection[CommandId], *, now: datetime) -> CallRow:
-    """Return the row of a call of `run` after a step of its owner that takes the commands `consumed` into account.
+    """Return a call of `run` after a step of its owner that consumes the commands `consumed`.
 
     Raises:
-        InboxChanged: a command settles or decides the call, and the step does not know it.
-        IllegalTransition: the table, or the gate, does not allow it.
-        InvalidField: as for `create`.
+        InboxChanged: The step does not consume the command that settles or decides the call.
+        IllegalTransition: The state table or the gate does not allow the change.
+        InvalidField: As for `create`.
     """
     if call.reserved_by and call.reserved_by not in consumed:
         raise InboxChanged
     call_table.check(call.state, change.state)
     if change.state is call.state is CallState.RUNNING and change.attempt <= call.attempt:
         raise IllegalTransition("a call that runs again must have a higher attempt")
-    if (call.state, change.state) in call_table.ONCE_BEGUN and call.start_time is None:
-        raise IllegalTransition(f"a call that has not begun cannot go from {call.state.name} to {change.state.name}")
+    if (call.state, change.state) in call_table.NEEDS_START and call.start_time is None:
+        raise IllegalTransition(f"a call that has not started cannot go from {call.state.name} to {change.state.name}")
     if change.state is CallState.SUCCEEDED and call.state in call_table.PENDING and not _is_answered(call):
-        raise IllegalTransition(f"nobody settled the call that is {call.state.name}")
+        raise IllegalTransition(f"the call is {call.state.name} and no result was given")
     if call.state is CallState.DELEGATED and change.state is not CallState.CANCELLED and not call.reserved_by:
-        raise IllegalTransition("the run that does the call has not ended")
+        raise IllegalTransition("the run that executes the call has not ended")
     _check_result(change)
     _check_child(call, change)
     _check_gate(run, call, change)
-    begins = change.state in _BEGUN
+    starts = change.state in _STARTED
     if change.state is CallState.AWAITING_APPROVAL:
         call = _shown(call, change)
     return replace(
         call,
         offer=_offer(change.state, call.offer),
         reserved_by="",
-        start_time=now if begins else _began(call, change.state),
+        start_time=now if starts else _start_time(call, change.state),
         end_time=now if change.state.is_terminal else None,
         state_time=call.state_time if change.state is call.state else now,
-        **_as_owner_says(change),
+        **_owner_fields(change),
     )
 
 
 def lost(call: CallRow, result: bytes, *, now: datetime) -> CallRow:
-    """Return an open call that nobody settles, with a result: of one that has begun it is not known what it did."""
+    """Settle an open call whose run ended without a worker. If it had started, its outcome is unknown."""
     may_have_run = call.start_time is not None and CallState.OUTCOME_UNKNOWN in call_table.TRANSITIONS[call.state]
     state = CallState.OUTCOME_UNKNOWN if may_have_run else CallState.CANCELLED
     call_table.check(call.state, state)
@@ -154,9 +155,9 @@ def lost(call: CallRow, result: bytes, *, now: datetime) -> CallRow:
 def is_approved(run: RunRow, call: CallRow) -> bool:
     """Return whether enough people have approved the call of `run` as it was decided.
 
-    Of two and more that are needed none is whoever started the run, or has its credential,
-    and no two are one person, or have one credential. A delegate is a person, too, and with a key acts who made it.
-    Who has steered the run was asked when each approved: a message that comes later takes no approval back.
+    If two or more are needed, the user and credential that started the run do not count, and each user and credential
+    counts once. A delegate counts as a person, and a key counts as its makers too. Steering is checked when an approval
+    is given: a later message does not withdraw the approval.
     """
     decision = call.decision
     if decision is None or decision.kind not in _APPROVALS:
@@ -168,7 +169,7 @@ def is_approved(run: RunRow, call: CallRow) -> bool:
 
 
 def approvers(run: RunRow, approvals: Iterable[Decision]) -> int:
-    """Return how many different people have given the approvals, none of them whoever started the run."""
+    """Return how many different people gave the approvals, not counting whoever started the run."""
     users, credentials, counted = people_of(run), {run.credential_id} - SHARED_CREDENTIALS, 0
     for approval in approvals:
         if users.isdisjoint(people_of(approval)) and approval.credential_id not in credentials:
@@ -179,32 +180,32 @@ def approvers(run: RunRow, approvals: Iterable[Decision]) -> int:
 
 
 def people_of(acted: Actor) -> set[UserId]:
-    """Return whose act it was: in whose name, of which delegate, whatever its key, and who has made the key."""
+    """Return everyone behind an act: the user, the delegate and the makers of the key."""
     return {acted.user_id, acted.delegate_user_id, *acted.people} - {UserId("")}
 
 
 def is_same_credential(one: CredentialId, other: CredentialId) -> bool:
-    """Return whether two credentials are known to be one that belongs to somebody."""
+    """Return whether two credentials are the same one and identify a person."""
     return one == other and one not in SHARED_CREDENTIALS
 
 
 def changed(before: CallRow | None, call: CallRow) -> CallChanged:
-    """Return the event that says what became of a call."""
+    """Return the event that describes a change of a call."""
     duration = 0.0
-    ran = before is not None and (before.state in _BEGUN or before.is_leased)
+    ran = before is not None and (before.state in _STARTED or before.is_leased)
     if ran and call.state.is_terminal:
-        began = call.start_time or call.create_time
-        duration = max(0.0, ((call.end_time or began) - began).total_seconds())
+        start = call.start_time or call.create_time
+        duration = max(0.0, ((call.end_time or start) - start).total_seconds())
     return CallChanged(from_state=before.state if before else None, call=call, duration_seconds=duration)
 
 
-def _as_owner_says(change: CallChange) -> dict[str, Any]:
-    """Return the fields of the row that are always as the owner wants them."""
+def _owner_fields(change: CallChange) -> dict[str, Any]:
+    """Return the fields of the row that the owner always sets."""
     return {name: getattr(change, name) for name in _OF_OWNER}
 
 
 def _shown(call: CallRow, change: CallChange) -> CallRow:
-    """Return the call as it is put to people now: for the first time, edited, or once more."""
+    """Return the call as it is shown to people now: for the first time, edited, or escalated."""
     if call.state is not CallState.AWAITING_APPROVAL:
         return replace(
             call,
@@ -216,13 +217,13 @@ def _shown(call: CallRow, change: CallChange) -> CallRow:
         )
     edit = call.decision
     if edit is not None:
-        # Who edited it has approved what is shown now.
+        # The person who edited the call has approved what is shown now.
         return replace(call, decision=None, approvals=(edit,))
     return replace(call, escalated=True)
 
 
 def _is_answered(call: CallRow) -> bool:
-    """Return whether a waiting call has a result: of a command, the default of a question, or its tool."""
+    """Return whether a waiting call has a result: from a command, a question's default, or its tool."""
     is_asked = call.state is CallState.ASKED
     return bool(call.reserved_by) or (is_asked and (call.has_default or call.start_time is not None))
 
@@ -233,26 +234,26 @@ def _offer(state: CallState, before: Offer | None) -> Offer | None:
     return Offer(client_id=ClientId(""), epoch=before.epoch if before else 0, expire_time=None, lease_seconds=0.0)
 
 
-def _began(call: CallRow, state: CallState) -> datetime | None:
-    """Return when the call began that goes on to `state`: what a client began is over once it is not offered."""
+def _start_time(call: CallRow, state: CallState) -> datetime | None:
+    """Return the start time of a call that moves to `state`. A client's start is void once the offer ends."""
     return None if call.state is CallState.OFFERED and not state.is_terminal else call.start_time
 
 
 def _check_result(change: CallChange) -> None:
     if change.state.is_terminal and change.result is None:
-        raise InvalidField(f"call {change.call_id}: a settled call has a result", field="calls.result")
+        raise InvalidField(f"call {change.call_id}: a settled call needs a result", field="calls.result")
     if not change.state.is_terminal and change.result is not None:
-        raise InvalidField(f"call {change.call_id}: only a settled call has a result", field="calls.result")
+        raise InvalidField(f"call {change.call_id}: only a settled call may have a result", field="calls.result")
 
 
 def _check_child(call: CallRow | None, change: CallChange) -> None:
-    """Let a call have a run that does it from the moment on in which it is delegated, always the same one."""
+    """Require that a call gets its child run when it is delegated, and keeps it."""
     had = call.child_run_id if call is not None else ""
     has_child = change.state in WITH_CHILD
     if has_child and not change.child_run_id:
-        raise InvalidField(f"call {change.call_id}: a run does a delegated call", field="calls.child_run_id")
+        raise InvalidField(f"call {change.call_id}: a delegated call needs a child_run_id", field="calls.child_run_id")
     if not has_child and change.child_run_id != had:
-        raise IllegalTransition("a call keeps the run that does it, and gets one only by being delegated")
+        raise IllegalTransition("the child run of a call is set when it is delegated and never changes")
 
 
 def _check_gate_has_digest(change: CallChange) -> None:
@@ -268,39 +269,39 @@ def _check_gate(run: RunRow, call: CallRow, change: CallChange) -> None:
         return
     if not call.digest:
         if change.digest:
-            raise IllegalTransition("a call becomes gated only by awaiting an approval")
+            raise IllegalTransition("only a call that awaits an approval can become gated")
         return
     if _is_fallback(call, change):
         return
     decision = call.decision
     if change.state in call_table.STARTED and not (_is_granted(call) or is_approved(run, call)):
-        raise IllegalTransition("a gated call cannot start before it was approved")
+        raise IllegalTransition("a gated call cannot start before it is approved")
     shown = _shown_of(call)
     if decision is not None and decision.kind in _APPROVALS and not change.state.is_terminal:
         shown = _shown_of(call, decision)
     if not _is_same(call, change, shown) and not _is_settled_edit(call, change):
-        raise IllegalTransition("a gated call cannot become another call than the one that was shown")
+        raise IllegalTransition("a gated call must stay as it was shown to its approvers")
 
 
 def _check_shown_again(call: CallRow, change: CallChange) -> None:
-    """Let a request be changed only as somebody edited it, or be escalated, once."""
+    """Allow a request to change only as a person edited it, or by escalating once."""
     shown, edit = _shown_of(call), call.decision
     if edit is not None and edit.kind is DecisionKind.EDIT and call.approvals_required > 1:
         shown = _shown_of(call, edit)
     elif call.reserved_by or call.escalated or not change.escalated:
-        raise IllegalTransition("a request for approval is shown again edited, or escalated once")
+        raise IllegalTransition("a request for approval can only be edited by an approver, or escalated once")
     if not _is_same(call, change, shown):
-        raise IllegalTransition("a gated call cannot become another call than the one that was shown")
+        raise IllegalTransition("a gated call must stay as it was shown to its approvers")
 
 
 def _is_granted(call: CallRow) -> bool:
-    """Return whether a gated call has begun without a decision of its own: under a grant, when it was created."""
-    has_begun = call.state in call_table.STARTED or call.start_time is not None
-    return call.series is not None and call.decision is None and has_begun
+    """Return whether a gated call started under a grant, without its own decision."""
+    has_started = call.state in call_table.STARTED or call.start_time is not None
+    return call.series is not None and call.decision is None and has_started
 
 
 def _shown_of(call: CallRow, decision: Decision | None = None) -> tuple[str, bytes, Series | None]:
-    """Return what a call is to people: digest, arguments and series, as a decision has left them if one is given."""
+    """Return the digest, arguments and series that people see, or as `decision` changed them."""
     if decision is None:
         return call.digest, arguments_sha256(call.arguments), call.series
     series = decision.series if decision.kind is DecisionKind.EDIT else call.series
@@ -313,7 +314,7 @@ def _is_same(call: CallRow, change: CallChange, shown: tuple[str, bytes, Series 
 
 
 def _is_fallback(call: CallRow, change: CallChange) -> bool:
-    """Return whether the tool that the definition names runs for one that no client ran; it is gated on its own."""
+    """Return whether the fallback tool runs because no client ran the call. It is gated on its own."""
     return (
         call.state is CallState.OFFERED
         and change.tool_name == call.fallback_tool_name != call.tool_name
@@ -322,7 +323,7 @@ def _is_fallback(call: CallRow, change: CallChange) -> bool:
 
 
 def _is_settled_edit(call: CallRow, change: CallChange) -> bool:
-    """Return whether an edited call is settled without having started, with the edited arguments in the record."""
+    """Return whether an edited call is settled without having started, with the edited arguments on record."""
     decision = call.decision
     return (
         change.state.is_terminal

@@ -1,7 +1,7 @@
-"""A command to a run, and its receipt, which is final.
+"""Commands to a run, and their receipts, which are final.
 
-What settles or decides a call reserves the call in the same transaction: from
-then on only a step of the owner that takes the command into account can move it.
+A command that settles or decides a call reserves the call in the same transaction. From then on only a step of the
+owner that consumes the command can move the call.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from pawl.job_store.ledger.rules.states import OperatorAct
 from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
 from pawl.values import TOKENS_MAX, CallState, CommandOutcome, DecisionRight, RunState, StopCause
 
+# The log reports the progress of a call at most once in this time.
 PROGRESS_PAUSE: Final = timedelta(seconds=0.1)
-"""The log tells the progress of a call at most once in this time."""
 
 
 class OfOffer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client says of a call that it was offered; `client_id` is empty on the unary path."""
+    """Fields of a client's command about a call that it was offered. `client_id` is empty for unary calls."""
 
     call_id: CallId
     client_id: ClientId
@@ -54,20 +54,20 @@ class OfOffer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolResult(OfOffer, frozen=True, kw_only=True):
-    """A client brings the result of a front-end call."""
+    """The result of a front-end call."""
 
     name: ClassVar[str] = "tool_result"
 
 
 class Steer(msgspec.Struct, frozen=True, kw_only=True):
-    """A message enters the run."""
+    """A message for a run that is in progress."""
 
     name: ClassVar[str] = inbox.STEER
     text_bytes: int = 0
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody stops the run."""
+    """Stop the run."""
 
     name: ClassVar[str] = inbox.CANCEL
     cause: StopCause
@@ -75,21 +75,21 @@ class Cancel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Resolve(msgspec.Struct, frozen=True, kw_only=True):
-    """An operator says what became of a call in doubt."""
+    """An operator reports the outcome of a call in doubt."""
 
     name: ClassVar[str] = "resolve"
     call_id: CallId
 
 
 class Redrive(msgspec.Struct, frozen=True, kw_only=True):
-    """An operator lets a quarantined run go on."""
+    """An operator resumes a quarantined run."""
 
     name: ClassVar[str] = "redrive"
     reason: str = ""
 
 
 class Progress(OfOffer, frozen=True, kw_only=True):
-    """A client says how far it is with a front-end call."""
+    """A client reports the progress of a front-end call."""
 
     name: ClassVar[str] = "progress"
     fraction: float | None
@@ -97,14 +97,14 @@ class Progress(OfOffer, frozen=True, kw_only=True):
 
 
 class TopUp(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody adds to the token budget."""
+    """Add tokens to the budget."""
 
     name: ClassVar[str] = inbox.TOP_UP
     tokens: int
 
 
 class Pause(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody pauses a job, or lets it go on: its owner reads which."""
+    """Pause or resume a job. Only the owner reads which."""
 
     name: ClassVar[str] = inbox.PAUSE
 
@@ -113,7 +113,7 @@ Command: TypeAlias = ToolResult | Decide | Steer | Cancel | Resolve | Redrive | 
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
-    """The final word on a command, and the run after it with what it waits for; no run if UNKNOWN."""
+    """The final result of a command, with the run after it and its pending calls. No run if UNKNOWN."""
 
     outcome: CommandOutcome
     reason: str = ""
@@ -123,12 +123,13 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Send(Decider, frozen=True, kw_only=True):
-    """Send `command` to a run. `payload` is opaque: what the owner will read.
+    """Send `command` to a run.
 
-    With `as_operator` the run may be of any user of the store, and its log says who did what.
-    So it may for a decision with the right STORE, if the call is one that people approve.
-    With a `session_id` what is said of a front-end call counts only if this session holds it,
-    with `reports_to` the run must be a job of that conversation.
+    `payload` is opaque: the owner reads it.
+
+    With `as_operator` the run may belong to any user of the store, and its log records the action. The same holds for a
+    decision with the right STORE about a call that needs an approval. If `session_id` is set, reports about a front-end
+    call count only from that session. If `reports_to` is set, the run must be a job of that conversation.
     """
 
     run: RunKey
@@ -142,7 +143,6 @@ class Send(Decider, frozen=True, kw_only=True):
 
     @property
     def row_keys(self) -> RowKeys:
-        """The rows it needs."""
         call_id = _call_of(self.command)
         return RowKeys(
             runs=(self.run,),
@@ -155,13 +155,16 @@ class Send(Decider, frozen=True, kw_only=True):
         )
 
     def apply(self, unit: UnitOfWork) -> Receipt:
-        """Take or refuse the command; the same one again is a DUPLICATE, or refused again.
+        """Accept or refuse the command.
 
-        Of what changes nothing a run keeps so many receipts; without one the same command is judged anew.
+        An accepted command sent again is a DUPLICATE; a refused one is refused again.
+
+        The run keeps a limited number of receipts for commands that changed nothing. Without a receipt, a repeated
+        command is judged anew.
 
         Raises:
-            RequestIdReused: the command id came before with something else.
-            QueueFull: too many such commands wait; this one may be sent again.
+            RequestIdReused: The command id was used with a different payload.
+            QueueFull: Too many such commands are waiting. The command may be sent again.
         """
         run = unit.runs.get(self.run)
         if run is None or not (self.as_operator or run.user_id == self.user_id or self._approves(unit, run)):
@@ -198,7 +201,7 @@ class Send(Decider, frozen=True, kw_only=True):
         return isinstance(self.command, Decide) and self.command.right is DecisionRight.STORE
 
     def _approves(self, unit: UnitOfWork, run: RunRow) -> bool:
-        """Return whether somebody who may approve for the whole store decides a call of the run that needs it."""
+        """Return whether an approver for the whole store decides a call of the run that needs an approval."""
         if not (self._may_approve and (call_id := _call_of(self.command))):
             return False
         call = _call_of_run(unit, run, call_id)
@@ -214,7 +217,7 @@ class Send(Decider, frozen=True, kw_only=True):
     def _take(self, unit: UnitOfWork, run: RunRow, incoming: CommandRow) -> RunRow:
         command = self.command
         if (run.state.is_terminal or run.is_stopping) and isinstance(command, Decide):
-            # Whoever comes after somebody else's decision is told of it, also when the run has ended by then.
+            # If another person has already decided, the sender gets that outcome, even after the run has ended.
             inbox.check_undecided(_call_of_run(unit, run, command.call_id))
         if run.state.is_terminal:
             raise Refused(CommandOutcome.LATE, RunEnded())
@@ -226,13 +229,13 @@ class Send(Decider, frozen=True, kw_only=True):
             return self._top_up(unit, run, incoming, command)
         if isinstance(command, Pause):
             if not run.reports_to:
-                raise Refused(CommandOutcome.UNKNOWN, RunNotFound("the run is no job"))
+                raise Refused(CommandOutcome.UNKNOWN, RunNotFound("the run is not a job"))
             return turn.wake(unit, inbox.accept_one_more(unit, run, incoming, self.inbox_limits))
         if isinstance(command, Redrive):
             if not run.is_quarantined:
                 raise Refused(CommandOutcome.REFUSED, AttentionNotNeeded("the run is not quarantined"))
             run = inbox.accept(unit, run, incoming, consumed=True)
-            run = self._tell(unit, run, OperatorAct.REDRIVEN, reason=command.reason)
+            run = self._log_act(unit, run, OperatorAct.REDRIVEN, reason=command.reason)
             return attention.redrive(unit, run)
         if run.is_stopping:
             raise Refused(CommandOutcome.LATE, CallNotPending("the run is being stopped"))
@@ -254,7 +257,7 @@ class Send(Decider, frozen=True, kw_only=True):
                     return _count(unit, run, call, incoming)
             case Resolve():
                 _check_resolve(run, call)
-                run = self._tell(unit, run, OperatorAct.RESOLVED, call_id=call.call_id)
+                run = self._log_act(unit, run, OperatorAct.RESOLVED, call_id=call.call_id)
             case Progress():
                 _check_offered(call)
                 _check_holder(call, command, self.session_id)
@@ -266,16 +269,16 @@ class Send(Decider, frozen=True, kw_only=True):
         return turn.wake(unit, run)
 
     def _top_up(self, unit: UnitOfWork, run: RunRow, incoming: CommandRow, command: TopUp) -> RunRow:
-        """Raise the budget at once, so that no two top-ups together pass the ceiling; the owner goes on by it."""
+        """Raise the budget immediately, so that concurrent top-ups cannot exceed the ceiling."""
         if run.budget_run_id:
-            message = f"the run uses the token budget of run {run.budget_run_id}: top up that run"
+            message = f"the run uses the token budget of run {run.budget_run_id}: top up that run instead"
             raise Refused(CommandOutcome.REFUSED, NoTokenBudget(message))
         if not run.token_budget:
             raise Refused(CommandOutcome.REFUSED, NoTokenBudget())
         budget, ceiling = run.token_budget + command.tokens, run.token_ceiling or TOKENS_MAX
         if budget > ceiling:
             left = max(0, ceiling - run.token_budget)
-            raise Refused(CommandOutcome.REFUSED, TokenCeiling(f"at most {left} tokens can still be added"))
+            raise Refused(CommandOutcome.REFUSED, TokenCeiling(f"at most {left} more tokens can be added"))
         run = replace(run, token_budget=budget, topped_up_tokens=run.topped_up_tokens + command.tokens)
         run = inbox.accept_one_more(unit, run, incoming, self.inbox_limits)
         body = ToppedUp(tokens=command.tokens, token_budget=budget, user_id=incoming.user_id)
@@ -283,16 +286,16 @@ class Send(Decider, frozen=True, kw_only=True):
 
     def _cancel(self, unit: UnitOfWork, run: RunRow, incoming: CommandRow, command: Cancel) -> RunRow:
         if run.state is RunState.CANCELLING:
-            # Somebody stopped it before: to the caller it is as if this did.
+            # Already being stopped: to the caller this looks like a successful cancel.
             return inbox.keep_receipt(unit, run, incoming, self.inbox_limits)
         run = inbox.accept(unit, run, incoming)
-        run = self._tell(unit, run, OperatorAct.ENDED, reason=command.reason)
+        run = self._log_act(unit, run, OperatorAct.ENDED, reason=command.reason)
         return stop.request(unit, run, command.cause)
 
-    def _tell(
+    def _log_act(
         self, unit: UnitOfWork, run: RunRow, act: OperatorAct, *, call_id: CallId = CallId(""), reason: str = ""
     ) -> RunRow:
-        """Say in the log of the run what an operator does about it."""
+        """Record an operator's action in the log of the run."""
         if not self.as_operator:
             return run
         acted = OperatorActed(user_id=self.user_id, act=act, call_id=call_id, reason=reason)
@@ -330,7 +333,7 @@ def _check_result(call: CallRow, command: ToolResult, session_id: SessionId, now
     if command.client_id:
         _check_holder(call, command, session_id)
     elif call.offer is not None and call.offer.is_held(now):
-        raise Refused(CommandOutcome.WRONG_HOLDER, CallNotPending("a client runs the call"))
+        raise Refused(CommandOutcome.WRONG_HOLDER, CallNotPending("a client holds the call"))
 
 
 def _check_holder(call: CallRow, command: ToolResult | Progress, session_id: SessionId) -> None:
@@ -342,7 +345,7 @@ def _check_holder(call: CallRow, command: ToolResult | Progress, session_id: Ses
 
 
 def _count(unit: UnitOfWork, run: RunRow, call: CallRow, incoming: CommandRow) -> RunRow:
-    """Keep an approval that is not the last one that the call needs, and say so; its owner has it audited."""
+    """Keep an approval that does not complete the approvals needed, and log it. The owner audits it."""
     unit.put_call(call)
     run = inbox.accept(unit, run, incoming, consumed=True)
     run = log.write(unit, run, [CallChanged(from_state=call.state, call=call)])
@@ -357,9 +360,11 @@ def _check_resolve(run: RunRow, call: CallRow) -> None:
 
 
 def _progress(unit: UnitOfWork, run: RunRow, call: CallRow, command: Progress, incoming: CommandRow) -> RunRow:
-    """Write the progress to the log at once; it renews the client's lease and needs no owner.
+    """Write the progress to the log.
 
-    What comes too soon after the last one is left out of the log, and leaves no receipt.
+    It renews the client's lease and does not involve the owner.
+
+    Progress that comes too soon after the last report is not logged and leaves no receipt.
     """
     call = offers.renewed(call, now=unit.now)
     if call.progress_time is not None and unit.now < call.progress_time + PROGRESS_PAUSE:

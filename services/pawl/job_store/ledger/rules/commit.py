@@ -1,4 +1,4 @@
-"""One step of a run, as its owner writes it: all or nothing, fenced by the epoch."""
+"""One step of a run, written by its owner: atomic, and fenced by the epoch."""
 
 from __future__ import annotations
 
@@ -32,19 +32,21 @@ from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
 from pawl.values import CallState, LeaseAction, RunState, StopCause
 
 ROUND_STARTED: Final = "round.started"
+# agent-loop's reason for a failure.
 BUDGET_EXHAUSTED: Final = "BUDGET_EXHAUSTED"
-"""agent-loop's reason for a failure."""
 
 _FIGURES: Final = ("round", "usage", "output", "active_seconds", "tools", "stop_cause", "failure", "unstopped")
 
-# Only these may wait for a command without end (I3: any other run goes on by itself).
+# Only these may wait for a command without a deadline (I3: every other run continues automatically).
 _MAY_SLEEP: Final = frozenset({RunState.WAITING, RunState.NEEDS_ATTENTION})
 
 
 class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message to append. `message_id` is empty if the ledger shall give one; `body` is opaque.
+    """A message to append.
 
-    `steer_bytes` is the size of the text of a message that had entered the run; None for any other one.
+    If `message_id` is empty, the ledger assigns one. `body` is opaque.
+
+    `steer_bytes` is the text size of a message that entered the run as a steer; None for others.
     """
 
     message_id: str
@@ -54,11 +56,17 @@ class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
-    """One step. None leaves a figure as it is; those of type `bytes` are opaque.
+    """One step.
 
-    An owner whose lease has ended may still commit as long as nobody has claimed
-    the run: the epoch fences, not the time. The commit ids of one owner ascend, so
-    that a copy of a step that arrives after a later step is known for one.
+    Fields that are None stay unchanged; fields of type `bytes` are opaque.
+
+    An owner whose lease has expired may still commit until another worker claims the run: the epoch fences, not the
+    time. Commit ids of one owner ascend, so that a late copy of an earlier step is recognised.
+
+    `tokens_used` are the tokens of the run's own model calls since the last commit. `asks_title` requests a title once
+    the run has completed. `entered` are the job notices in its messages. `tells_iteration` is the job iteration to
+    report to the conversation; 0 for none. `child_cancel` is the opaque command for the child run of a call that the
+    step cancels.
     """
 
     run: RunKey
@@ -71,14 +79,11 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     waits: tuple[int, ...] = ()
     failure: bytes | None = None
     exhausts_budget: bool = False
-    """True if the run fails because its token budget is used up."""
     stop_cause: StopCause | None = None
     round: int | None = None
     usage: bytes | None = None
     tokens_used: int = 0
-    """Tokens of the run's own model calls since the last commit."""
     budget_run_id: RunId = RunId("")
-    """`RunRow.budget_run_id`."""
     output: bytes | None = None
     active_seconds: float | None = None
     tools: bytes | None = None
@@ -90,48 +95,44 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     unstopped: bytes | None = None
     delegations: tuple[Delegation, ...] = ()
     asks_title: bool = False
-    """True if a model is to make the title of the conversation, once the run has answered."""
     entered: tuple[jobs.Entered, ...] = ()
-    """Notices of jobs that its messages tell the model."""
     tells_iteration: int = 0
-    """The iteration of a job of which its conversation is told; 0 for none."""
-    give_up: bytes = b""
-    """The command, opaque, that a run gets whose call the step cancels."""
+    child_cancel: bytes = b""
 
     @property
     def row_keys(self) -> RowKeys:
-        """The rows it needs."""
         store_id = self.run.store_id
         may_end = self.state is not None and self.state.is_terminal
-        begun = tuple(RunKey(store_id, each.run_id) for each in self.delegations)
-        given_up = tuple(
+        started = tuple(RunKey(store_id, each.run_id) for each in self.delegations)
+        cancelled = tuple(
             RunKey(store_id, change.child_run_id)
             for change in self.calls
             if change.child_run_id and change.state is CallState.CANCELLED
         )
-        told = (RunKey(store_id, each.run_id) for each in self.entered)
+        notified = (RunKey(store_id, each.run_id) for each in self.entered)
         shared = (RunKey(store_id, self.budget_run_id),) if self.budget_run_id else ()
         return RowKeys(
-            runs=(self.run, *shared, *begun, *given_up, *told),
+            runs=(self.run, *shared, *started, *cancelled, *notified),
             conversations_of=(self.run,) if self.messages or any(each.is_job for each in self.delegations) else (),
-            ends=(self.run, *given_up) if may_end or self.tells_iteration else given_up,
+            ends=(self.run, *cancelled) if may_end or self.tells_iteration else cancelled,
             calls_of=(self.run,) if may_end else (),
             calls=tuple(CallKey(store_id, change.call_id) for change in self.calls),
-            commands_of=(self.run, *given_up),
+            commands_of=(self.run, *cancelled),
             commands=tuple(CommandKey(store_id, self.run.run_id, command_id) for command_id in self.consumed),
         )
 
     def apply(self, unit: UnitOfWork) -> LastCommit:
-        """Write the step; the last step of a run again gets the same answer.
+        """Write the step.
+
+        Repeating the last step of the run returns the same response.
 
         Raises:
-            RunNotFound: no such run.
-            RunEnded: it has ended.
-            LeaseLost: another worker has it, or this one gave it back.
-            InboxChanged: a command forbids the step, and the step does not know it,
-                or the log does not end where the step says.
-            IllegalTransition: a table forbids it.
-            InvalidField: the step contradicts itself.
+            RunNotFound: No such run.
+            RunEnded: The run has ended.
+            LeaseLost: Another worker holds the run, or this one released it.
+            InboxChanged: The step ignores an unread command, or `after_seq` is not the end of the log.
+            IllegalTransition: A state table forbids the step.
+            InvalidField: The step contradicts itself.
         """
         run = unit.runs.get(self.run)
         if run is None:
@@ -144,7 +145,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         if run.epoch != self.epoch or run.worker_id is None:
             raise LeaseLost
         if last is not None and last.epoch == self.epoch and self.commit_id < last.commit_id:
-            raise IllegalTransition("a later step of this owner was written before: this is a late copy")
+            raise IllegalTransition("this is a late copy: the owner has already written a later step")
         return self._write(unit, run)
 
     def _write(self, unit: UnitOfWork, before: RunRow) -> LastCommit:
@@ -179,14 +180,14 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             epoch=self.epoch,
             first_seq=before.last_seq + 1 if run.last_seq > before.last_seq else 0,
             last_seq=run.last_seq,
-            # Its conversation is looked at when a message is added, which is early enough for the next model call.
-            commands_pending=not ends and (bool(unread) or (bool(self.messages) and jobs.has_news(unit, run))),
+            # Checking for notices when a message is added is early enough for the next model call.
+            commands_pending=not ends and (bool(unread) or (bool(self.messages) and jobs.has_notices(unit, run))),
             time=unit.now,
             shared_tokens_left=shared_tokens_left,
         )
         run = unit.put_run(replace(run, last_commit=last))
         if self.tells_iteration and run.reports_to and not ends:
-            jobs.tell(unit, run, self.tells_iteration)
+            jobs.notify(unit, run, self.tells_iteration)
         return last
 
     def _consume(self, unit: UnitOfWork, run: RunRow) -> None:
@@ -196,17 +197,17 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             if command is None or command.consumed:
                 raise InboxChanged(f"command {command_id} is not in the inbox")
             if command.call_id and command.call_id not in moved:
-                raise IllegalTransition(f"command {command_id} is consumed by the step that moves its call")
+                raise IllegalTransition(f"command {command_id} must be consumed by the step that moves its call")
             unit.put_command(replace(command, consumed=True))
 
     def _check_stopping(self, unit: UnitOfWork, run: RunRow) -> None:
-        """Refuse what would start something, or go another way, while the run is being stopped (I12)."""
+        """Refuse to start anything, or to change state otherwise, while the run is being stopped (I12)."""
         if run.state is not RunState.CANCELLING:
             return
         starts = any(not change.state.is_terminal for change in self.calls) or any(
             event.type == ROUND_STARTED for event in self.events
         )
-        # Only the ledger puts such a run elsewhere, and then takes it from its owner: under quarantine.
+        # Only the ledger moves such a run to another state, by quarantine, and then takes it from its owner.
         ways = {state for state in run_table.TRANSITIONS[run.state] if state.is_terminal}
         is_detour = self.state is not None and self.state not in {run.state, *ways}
         if not (starts or is_detour):
@@ -244,11 +245,11 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             if before is not None and before.run_id != run.run_id:
                 raise InvalidField(f"call {change.call_id} belongs to another run", field="calls.call_id")
             if before is None and any(command.name == inbox.PAUSE for command in unit.inbox(run)):
-                # No iteration starts after a pause was accepted. A read that has run already has no effect to lose.
+                # No iteration starts once a pause was accepted. A read that has already run loses no effect.
                 raise InboxChanged
-            begins = calls.begun_before(change) if before is None else None
-            if begins is not None:
-                before = calls.create(run, begins, now=unit.now)
+            start = calls.implied_start(change) if before is None else None
+            if start is not None:
+                before = calls.create(run, start, now=unit.now)
                 bodies.append(calls.changed(None, before))
             if before is None:
                 call = calls.create(run, change, now=unit.now, is_granted=grants.covers(run, change))
@@ -257,21 +258,21 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             unit.put_call(call)
             run = grants.counted(run, before, call)
             if before is not None and call.state is CallState.CANCELLED:
-                delegation.give_up(unit, before, self.give_up)
+                delegation.cancel_child(unit, before, self.child_cancel)
             bodies.append(calls.changed(before, call))
         return bodies, run
 
     def _delegate(self, unit: UnitOfWork, run: RunRow) -> None:
-        """Create the runs that do the calls which this step delegates."""
+        """Create the runs that execute the calls that this step delegates."""
         delegated = {
             change.call_id: (change.child_run_id, change.state is CallState.DETACHED)
             for change in self.calls
             if change.state in calls.WITH_CHILD
         }
         if {each.call_id: (each.run_id, each.is_job) for each in self.delegations} != delegated:
-            raise InvalidField("a run is created for each call that is delegated", field="delegations")
+            raise InvalidField("each delegated call needs exactly one delegation", field="delegations")
         for each in self.delegations:
-            delegation.begin(unit, run, each)
+            delegation.start(unit, run, each)
 
     def _with_figures(self, run: RunRow, now: datetime) -> RunRow:
         figures = ((name, getattr(self, name)) for name in _FIGURES)
@@ -286,10 +287,10 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _spend(self, unit: UnitOfWork, run: RunRow) -> tuple[RunRow, int | None]:
-        """Count the tokens used in the run's shared budget; return the run and what is left of that budget."""
+        """Add the tokens used to the shared budget. Return the run and the tokens left."""
         top = unit.runs.get(RunKey(run.store_id, run.budget_run_id)) if run.budget_run_id else run
         if top is None:
-            # Retention has removed it.
+            # Retention has removed the run that owns the budget.
             return run, 0
         if not top.token_budget:
             return run, None
@@ -299,22 +300,22 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         return run if run.budget_run_id else top, top.shared_tokens_left
 
     def _settles(self) -> bool:
-        """Return whether the run has got somewhere. A step alone does not say so: its workers may die after it."""
+        """Return whether the step makes progress. A step alone does not: workers may crash right after it."""
         return bool(self.messages) or any(change.state.is_terminal for change in self.calls)
 
     def _with_state(self, run: RunRow, steps: list[EventBody], now: datetime) -> RunRow:
         """Return the run in its new open state, and add the event if anything changed.
 
-        It runs before it does anything, and waits after all that it did.
+        RUNNING comes before the other events of the step, any other state after them.
         """
         if self.state is None:
             return run
         waits = self.waits if self.state is RunState.WAITING else ()
         if self.state is RunState.WAITING and not waits:
-            raise InvalidField("a run that waits says for what", field="waits")
+            raise InvalidField("a WAITING run needs at least one wait", field="waits")
         if self.state is RunState.CANCELLING and run.stop_cause is None:
-            # It would be forgotten that the run was stopped once it is quarantined.
-            raise InvalidField("a run that is being stopped says by whom", field="stop_cause")
+            # Otherwise a quarantine would lose the fact that the run was stopped.
+            raise InvalidField("a CANCELLING run needs a stop_cause", field="stop_cause")
         if self.state is run.state and waits == run.waits:
             return run
         if self.state is not run.state:
@@ -332,9 +333,10 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             case LeaseAction.KEEP:
                 return run
             case LeaseAction.PARK:
-                # With unread commands it goes on at once: its owner may not know yet that the run is being stopped.
+                # With unread commands the run is claimable immediately: its owner may not know that it is being
+                # stopped.
                 if self.wake_time is None and not unread and run.state not in _MAY_SLEEP:
-                    raise InvalidField(f"a run that is {run.state.name} needs a time to go on", field="wake_time")
+                    raise InvalidField(f"a parked run in state {run.state.name} needs a wake_time", field="wake_time")
                 claim_at = unit.now if unread else self.wake_time
             case LeaseAction.RELEASE:
                 claim_at = unit.now
@@ -346,12 +348,12 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
 
     def _end(self, unit: UnitOfWork, run: RunRow, state: RunState, *, unread: list[CommandRow]) -> RunRow:
         if state is RunState.FAILED and not run.failure:
-            raise InvalidField("a run that failed says why", field="failure")
+            raise InvalidField("a FAILED run needs a failure", field="failure")
         if state is RunState.CANCELLED and run.stop_cause is None:
-            raise InvalidField("a run that was cancelled says by whom", field="stop_cause")
+            raise InvalidField("a CANCELLED run needs a stop_cause", field="stop_cause")
         if any(command.name in {inbox.STEER, inbox.TOP_UP} for command in unread):
-            # A message that was taken must not be lost (I1): the owner appends it first. Nor may a run end for want
-            # of tokens that it has.
+            # An accepted message must not be lost (I1): the owner appends it first. Nor may a run end for lack of
+            # tokens that it has.
             raise InboxChanged
         still_open = unit.open_calls(run)
         if any(call.reserved_by for call in still_open):

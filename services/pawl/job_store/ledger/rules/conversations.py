@@ -1,4 +1,4 @@
-"""Conversations as people know them: by a key of theirs, by a title, out of the way in the archive."""
+"""Updates of conversations by their users: title, labels, archive, sharing and client-chosen keys."""
 
 from __future__ import annotations
 
@@ -19,43 +19,45 @@ from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
 from pawl.values import StopCause
 
 KEY_BYTES_MAX: Final = 200
+# Maximum number of characters of a title that a user gives.
 TITLE_CHARACTERS_MAX: Final = 200
-"""Most characters of a title that a user gives."""
 MADE_TITLE_CHARACTERS_MAX: Final = 80
-_LOOKED_AT_CHARACTERS: Final = 4096
+_SEARCHED_CHARACTERS_MAX: Final = 4096
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _ELLIPSIS: Final = "…"
-# Whole words, unless the last of them is longer than that.
+# Cut between words, unless the last word is longer than this allows.
 _KEPT_CHARACTERS_MIN: Final = 40
 
 
 def key_hash(store_id: StoreId, user_id: UserId, key: str) -> bytes:
-    """Return what is kept of a key that a client has chosen.
+    """Return the stored hash of a conversation key that a client has chosen.
 
     Raises:
-        TooLarge: it is longer than 200 bytes.
+        TooLarge: The key is longer than 200 bytes.
     """
     if len(key.encode()) > KEY_BYTES_MAX:
-        raise TooLarge(f"conversation_key has at most {KEY_BYTES_MAX} bytes", field="conversation_key")
+        raise TooLarge(f"conversation_key must have at most {KEY_BYTES_MAX} bytes", field="conversation_key")
     return hashlib.sha256(f"{store_id}\0{user_id}\0{key}".encode()).digest()
 
 
 def check_title(title: str) -> str:
-    """Return a title that a user gives, which may be empty: one printable line of at most 200 characters.
+    """Return a user's title, which may be empty: one printable line of at most 200 characters.
 
     Raises:
-        InvalidField: it is longer, has more lines, only blanks, or control characters.
+        InvalidField: The title is longer, has several lines, only blanks, or control characters.
     """
     if len(title) > TITLE_CHARACTERS_MAX:
-        raise InvalidField(f"title has at most {TITLE_CHARACTERS_MAX} characters", field="title")
+        raise InvalidField(
+            f"title must have at most {TITLE_CHARACTERS_MAX} characters, got {len(title)}", field="title"
+        )
     if title and (len(title.splitlines()) > 1 or not title.strip() or _CONTROL.search(title)):
         raise InvalidField("title must be one line of text without control characters", field="title")
     return title
 
 
 def made_title(text: str) -> str:
-    """Return the first line of a message that says something, at most 80 characters; empty if none does."""
-    for line in text[:_LOOKED_AT_CHARACTERS].splitlines():
+    """Return the first line of a message with text, at most 80 characters; empty if there is none."""
+    for line in text[:_SEARCHED_CHARACTERS_MAX].splitlines():
         title = " ".join("".join(each if each.isprintable() else " " for each in line).split())
         if title:
             return _cut(title)
@@ -71,17 +73,17 @@ def _cut(title: str) -> str:
 
 
 def absent(conversation: ConversationRow | None, user_id: UserId) -> ConversationNotFound | ConversationErased:
-    """Return the answer to a user about a conversation that is none of theirs any more, or never was."""
+    """Return the error for a conversation that a user does not have: erased if it was theirs, else not found."""
     if conversation is not None and user_id and conversation.erase_user_id == user_id:
         return ConversationErased()
     return ConversationNotFound()
 
 
 def same(earlier: RequestRow | None, fingerprint: bytes) -> RequestRow | None:
-    """Return the request that came before with a request id, if one did.
+    """Return the earlier request with the same id, if any.
 
     Raises:
-        RequestIdReused: it came with something else.
+        RequestIdReused: The earlier request had a different payload.
     """
     if earlier is not None and earlier.fingerprint != fingerprint:
         raise RequestIdReused
@@ -89,7 +91,7 @@ def same(earlier: RequestRow | None, fingerprint: bytes) -> RequestRow | None:
 
 
 class ConversationRequest(Actor, frozen=True, kw_only=True):
-    """A request about a conversation; `request_id` is empty for one that is not to be remembered."""
+    """A request about a conversation. Requests with an empty `request_id` are not remembered."""
 
     store_id: StoreId
     request_id: RequestId
@@ -97,14 +99,14 @@ class ConversationRequest(Actor, frozen=True, kw_only=True):
 
     @property
     def request_keys(self) -> tuple[RequestKey, ...]:
-        """The keys of its request; none if it is not to be remembered."""
+        """The key of the request; empty without a request id."""
         return (RequestKey(self.store_id, self.user_id, self.request_id),) if self.request_id else ()
 
     def earlier(self, unit: UnitOfWork) -> RequestRow | None:
-        """Return the same request, if it has come before.
+        """Return the same request, if it was made before.
 
         Raises:
-            RequestIdReused: the request id came before with something else.
+            RequestIdReused: The earlier request had a different payload.
         """
         return same(unit.requests.get(self.request_keys[0]) if self.request_id else None, self.fingerprint)
 
@@ -116,7 +118,7 @@ class ConversationRequest(Actor, frozen=True, kw_only=True):
         run_id: RunId = RunId(""),
         steered: bool = False,
     ) -> None:
-        """Remember the request, with the conversation that it was about or has made, or its run."""
+        """Store the request with its result: a conversation or a run."""
         for key in self.request_keys:
             request = RequestRow(
                 store_id=self.store_id,
@@ -134,8 +136,8 @@ class ConversationRequest(Actor, frozen=True, kw_only=True):
         """Return a conversation of the user.
 
         Raises:
-            ConversationNotFound: absent, or of another user.
-            ConversationErased: the user has erased it.
+            ConversationNotFound: No such conversation of the user.
+            ConversationErased: The user has erased it.
         """
         conversation = unit.conversations.get(ConversationKey(self.store_id, conversation_id))
         if conversation is None or conversation.user_id != self.user_id:
@@ -144,11 +146,11 @@ class ConversationRequest(Actor, frozen=True, kw_only=True):
 
 
 class UpdateConversation(ConversationRequest, frozen=True, kw_only=True):
-    """Give a conversation a title (an empty one for that which was made) or labels, archive it or not, or share it.
+    """Change the title (empty restores the automatic one), labels, archiving or sharing of a conversation.
 
-    None leaves what is there. Where it is not shared for writing any more, open runs of others are stopped: their
-    owners read `cancel`. Those whose options `is_undo` knows go on: what they have begun to take back, they take back.
-    Notices of others are removed: their jobs keep what they came to, and those that are open are to be stopped next.
+    Fields that are None stay unchanged. When sharing for writing ends, open runs of other users are stopped: their
+    owners read `cancel`. Undo runs (see `is_undo`) continue, so that a started undo is completed. Notices for other
+    users are removed; their jobs keep their results, and the caller stops the open ones.
     """
 
     conversation_id: ConversationId
@@ -162,29 +164,29 @@ class UpdateConversation(ConversationRequest, frozen=True, kw_only=True):
 
     @property
     def row_keys(self) -> RowKeys:
-        """The rows it needs."""
         conversations = (ConversationKey(self.store_id, self.conversation_id),)
         stopped = ((*conversations, self.user_id),) if self.ends_writing else ()
         return RowKeys(requests=self.request_keys, conversations=conversations, stopped=stopped)
 
     @property
     def changes(self) -> dict[str, Any]:
-        """The fields that are given."""
         asked = {name: getattr(self, name) for name in ("title", "archived", "labels", "sharing", "shows_arguments")}
         return {name: value for name, value in asked.items() if value is not None}
 
     @property
     def ends_writing(self) -> bool:
-        """Whether nobody else may write to it from now on."""
+        """Whether other users lose the right to write to it."""
         return self.sharing not in {None, Sharing.WRITE}
 
     def apply(self, unit: UnitOfWork) -> ConversationRow:
-        """Change the conversation and return it; the same request again changes nothing.
+        """Change the conversation and return it.
+
+        A repeated request changes nothing.
 
         Raises:
-            RequestIdReused: the request id came before with something else.
-            ConversationNotFound: absent, or of another user.
-            ConversationErased: the user has erased it.
+            RequestIdReused: The request id was used with a different payload.
+            ConversationNotFound: No such conversation of the user.
+            ConversationErased: The user has erased it.
         """
         earlier = self.earlier(unit)
         conversation = self.found(unit, self.conversation_id)
@@ -196,7 +198,7 @@ class UpdateConversation(ConversationRequest, frozen=True, kw_only=True):
             return changed
         notices = tuple(each for each in changed.background.notices if each.user_id == self.user_id)
         changed = unit.put_conversation(replace(changed, background=replace(changed.background, notices=notices)))
-        # The active one at last: none of those that go gets the turn from it.
+        # The active run is stopped last, so that it passes the turn to none of the stopped ones.
         for run_id in (*changed.queue, changed.active_run_id or RunId("")):
             run = unit.runs.get(RunKey(self.store_id, run_id))
             if run is not None and run.user_id != self.user_id and not self.is_undo(run.options):
@@ -204,20 +206,20 @@ class UpdateConversation(ConversationRequest, frozen=True, kw_only=True):
         return unit.conversations.get(changed.key) or changed
 
 
+# How often a model is asked for the title of a conversation.
 ATTEMPTS_MAX: Final = 3
-"""So often a model is asked for the title of a conversation."""
+# Only this much of the message, the answer and the model's reply is used.
 TEXT_CHARACTERS_MAX: Final = 4096
-"""Of the message, the answer, and what the model says, no more is looked at."""
 _LINES_MAX: Final = 100
 _AROUND: Final = " \"'`*_#“”„«»‘’「」"  # noqa: RUF001  # quotes of several languages
 _THOUGHT: Final = "</think>"
 
 
 def ask(unit: UnitOfWork, run: RunRow) -> None:
-    """Have a title made of the conversation of a run that has answered.
+    """Request a title for the conversation of a run that has answered.
 
-    Once, and not of one that has a title of its user's, nor of one that does a call of another run, nor of a run of
-    another user: what is said in it is the writer's.
+    Once per conversation. Not if the user has set a title, the conversation belongs to a delegated run, or the run
+    belongs to another user, whose text is the writer's.
     """
     conversation = unit.conversation_of(run)
     is_known = conversation.title or conversation.title_run_id or conversation.parent_run_id
@@ -225,8 +227,8 @@ def ask(unit: UnitOfWork, run: RunRow) -> None:
         unit.put_conversation(replace(conversation, title_at=unit.now, title_run_id=run.run_id))
 
 
-def said_title(text: str) -> str:
-    """Return the title in what a model has said: its first line, without quotes; at most 80 characters."""
+def title_in_reply(text: str) -> str:
+    """Return the title in a model's reply: its first line without quotes, at most 80 characters."""
     for line in text[:TEXT_CHARACTERS_MAX].rpartition(_THOUGHT)[2].splitlines()[:_LINES_MAX]:
         title = made_title(line).strip(_AROUND)
         if title:

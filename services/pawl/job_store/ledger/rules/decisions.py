@@ -1,4 +1,4 @@
-"""A decision of a person on a gated call, or the answer to a question: who may give it, and the call with it."""
+"""Checks and applies a person's decision about a gated call, or the answer to a question."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from pawl.job_store.ledger.rules.inbox import Refused
 from pawl.job_store.ledger.rules.rows import CallRow, RunRow
 from pawl.values import CallState, CommandOutcome, DecisionKind, DecisionRight, Series
 
-_WITH_KEYS: Final = "with a key that somebody else has made acts who made it"
+_WITH_KEYS: Final = "the makers of a key count as its users"
 
 
 class Decide(msgspec.Struct, frozen=True, kw_only=True):
-    """A person decides a gated call or answers a question, as far as `right` goes."""
+    """A person's decision about a gated call, or the answer to a question, within `right`."""
 
     name: ClassVar[str] = "decision"
     call_id: CallId
@@ -36,15 +36,15 @@ class Decide(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decider(Actor, frozen=True, kw_only=True):
-    """The sender of a command, who may decide with it."""
+    """The sender of a command that may be a decision."""
 
     command_id: CommandId
 
     def decide(self, run: RunRow, call: CallRow, command: Decide, now: datetime) -> CallRow:
-        """Return the call with the decision, if it can be taken; without, if more people have to approve it."""
+        """Return the call with the decision, or with one more approval if others must approve it too."""
         self._check_decidable(run, call, command, now)
         if call.state is CallState.ASKED and call.start_time is not None:
-            return call  # Its tool asks: what was decided about the call itself stays.
+            return call  # The question comes from the tool: an earlier decision about the call itself stays.
         edits = command.kind is DecisionKind.EDIT
         decision = Decision(
             command_id=self.command_id,
@@ -62,7 +62,7 @@ class Decider(Actor, frozen=True, kw_only=True):
         if call.state is CallState.ASKED or command.kind not in {DecisionKind.APPROVE, DecisionKind.EDIT}:
             return replace(call, decision=decision)
         if edits:
-            # Who approved what it was has not approved what it is, and has approved all the same.
+            # Approvals of the call before the edit do not count for the edited call, but are kept on record.
             call = replace(call, approvals=(), earlier_approvals=(*call.earlier_approvals, *call.approvals))
         approvals = (*call.approvals, decision)
         is_last = edits or len(approvals) >= call.approvals_required
@@ -72,7 +72,7 @@ class Decider(Actor, frozen=True, kw_only=True):
         inbox.check_open(call)
         if call.state is CallState.ASKED:
             if command.kind not in {DecisionKind.ANSWER, DecisionKind.REJECT}:
-                raise Refused(CommandOutcome.REFUSED, CallNotPending("a question is answered or refused"))
+                raise Refused(CommandOutcome.REFUSED, CallNotPending("a question can only be answered or rejected"))
         elif call.state is not CallState.AWAITING_APPROVAL:
             inbox.check_undecided(call)
             raise Refused(CommandOutcome.REFUSED, CallNotPending())
@@ -86,10 +86,10 @@ class Decider(Actor, frozen=True, kw_only=True):
         several = call.approvals_required
         people = {self.user_id, self.delegate_user_id, *self.people} - {UserId("")}
         if several > 1 and not people.isdisjoint(people_of(run).union(run.steered_by)):
-            message = f"{several} people who neither started nor steered the run decide this call: {_WITH_KEYS}"
+            message = f"{several} people who did not start or steer the run must decide this call: {_WITH_KEYS}"
             raise Refused(CommandOutcome.REFUSED, PermissionDenied(message))
         if several > 1 and is_same_credential(self.credential_id, run.credential_id):
-            message = f"your credential started the run: {several} people decide this call, each with one of their own"
+            message = f"your credential started the run: {several} people with different credentials must decide"
             raise Refused(CommandOutcome.REFUSED, PermissionDenied(message))
         try:
             grants.check_shown(call, command.digest, command.kind, for_series=command.for_series)
@@ -98,11 +98,11 @@ class Decider(Actor, frozen=True, kw_only=True):
         if command.kind is not DecisionKind.APPROVE:
             return
         if any(approval.user_id == self.user_id for approval in call.approvals):
-            message = f"you have approved this call; {several} different people must"
+            message = f"you have already approved this call: {several} different people must approve it"
             raise Refused(CommandOutcome.LATE, AlreadyDecided(message))
         if not all(people.isdisjoint(people_of(approval)) for approval in call.approvals):
-            message = f"whoever acts here has approved this call under another name; {several} must: {_WITH_KEYS}"
+            message = f"you have approved this call as another user: {several} different people must: {_WITH_KEYS}"
             raise Refused(CommandOutcome.REFUSED, PermissionDenied(message))
         if any(is_same_credential(self.credential_id, approval.credential_id) for approval in call.approvals):
-            message = f"your credential has approved this call; {several} people must, each with one of their own"
+            message = f"your credential has approved this call: {several} people with different credentials must"
             raise Refused(CommandOutcome.REFUSED, PermissionDenied(message))

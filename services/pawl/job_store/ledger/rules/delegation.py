@@ -1,6 +1,8 @@
-"""Runs that do calls of other runs: each begins with the step of its caller, and is given up with its call.
+"""Child runs, which execute calls of other runs.
 
-The end of such a run is told by `stop.end`.
+A child starts with its parent's step and is cancelled with its call.
+
+`stop.end` reports the end of a child run to its parent.
 """
 
 from __future__ import annotations
@@ -18,9 +20,12 @@ from pawl.values import CallState, StopCause
 
 
 class Delegation(msgspec.Struct, frozen=True, kw_only=True):
-    """The run `run_id`, to be created, does the call `call_id`. Opaque: `message` and `options`, as of any new run.
+    """The run `run_id`, to be created, executes the call `call_id`.
 
-    Its conversation has the title `made_title`, and the agent `agent_name` drives it.
+    `message` and `options` are opaque.
+
+    Its conversation has the title `made_title`. The agent `agent_name` drives it. A job (`is_job`) continues after the
+    parent run ends and reports to its conversation; if `is_silent`, it reports nothing, not even its end.
     """
 
     call_id: CallId
@@ -32,21 +37,21 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True):
     made_title: str = ""
     agent_name: str = DEFAULT_AGENT
     is_job: bool = False
-    """True if it goes on when the run that calls ends, and reports to the conversation of that."""
     is_silent: bool = False
-    """True if it reports nothing, not even its end."""
 
 
-def begin(unit: UnitOfWork, parent: RunRow, delegation: Delegation) -> None:
-    """Create the run, of the same user and credential, in a conversation of its own; workers may claim it.
+def start(unit: UnitOfWork, parent: RunRow, delegation: Delegation) -> None:
+    """Create the child run with the parent's user and credential, in a conversation of its own.
+
+    It is claimable.
 
     Raises:
-        IllegalTransition: there is a run of that id, or it would be one job too many.
+        IllegalTransition: The run id exists, or the user has too many open jobs.
     """
     if unit.runs.get(RunKey(parent.store_id, delegation.run_id)) is not None:
-        raise IllegalTransition(f"run {delegation.run_id} is there already")
+        raise IllegalTransition(f"run {delegation.run_id} already exists")
     if delegation.is_job:
-        jobs.count_begun(unit, unit.conversation_of(parent), delegation.run_id, parent.user_id)
+        jobs.add_open_job(unit, unit.conversation_of(parent), delegation.run_id, parent.user_id)
     conversation = own_conversation(
         unit,
         ConversationKey(parent.store_id, parent.conversation_id),
@@ -77,7 +82,7 @@ def begin(unit: UnitOfWork, parent: RunRow, delegation: Delegation) -> None:
 def own_conversation(
     unit: UnitOfWork, above: ConversationKey, *, user_id: UserId, made_title: str, parent_run_id: RunId
 ) -> ConversationRow:
-    """Make the conversation of a run that works for the conversation `above`; it is erased with that."""
+    """Create the conversation of a run that works for the conversation `above`. It is erased together with `above`."""
     return unit.put_conversation(
         ConversationRow(
             store_id=above.store_id,
@@ -92,10 +97,10 @@ def own_conversation(
     )
 
 
-def give_up(unit: UnitOfWork, call: CallRow, cancel: bytes) -> None:
-    """Stop the run that does `call`, which its caller settles without waiting for it.
+def cancel_child(unit: UnitOfWork, call: CallRow, cancel: bytes) -> None:
+    """Stop the child run of `call`, which the parent settles without waiting for it.
 
-    `cancel` is what its owner reads of it: what it does now would else go on to its end.
+    The owner of the child run reads `cancel`; otherwise the run would continue to its end.
     """
     run = unit.runs.get(RunKey(call.store_id, call.child_run_id))
     is_done = call.state is not CallState.DELEGATED or call.reserved_by

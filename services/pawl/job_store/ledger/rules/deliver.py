@@ -1,4 +1,4 @@
-"""An event fires a trigger: that it came is taken down and its run is made, in one operation."""
+"""Fires a trigger with an event: records the event and creates its run in one operation."""
 
 from __future__ import annotations
 
@@ -29,21 +29,24 @@ from pawl.job_store.triggers.rules import (
 )
 from pawl.values import Overlap
 
-_LOOK: Final = timedelta(seconds=schedules.LOOK_SECONDS)
+_POLL: Final = timedelta(seconds=schedules.POLL_SECONDS)
 
 
 class Delivered(NamedTuple):
-    """The fire of an event; None if the trigger has changed since it was checked. `duplicate` if it came before."""
+    """The fire of an event.
+
+    `fire` is None if the trigger has changed since it was checked. `duplicate` if seen before.
+    """
 
     fire: FireRow | None = None
     duplicate: bool = False
 
 
 class Deliver(msgspec.Struct, frozen=True, kw_only=True):
-    """Fire `trigger` as it was in its `generation` with an event, which has waited if it is `claimed`.
+    """Fire the given `generation` of `trigger` with an event, which has waited if it is `claimed`.
 
-    `submit` makes the run; None if there can be none because of the `refusal`. Events without a `lane` wait for none.
-    One that is a `mail` has to come after those that were read. With a reason why, it is `skipped`.
+    `submit` creates the run; None if it is refused because of `refusal`. Events without a `lane` never wait. A `mail`
+    must be newer than those already read. If `skipped` is a reason, the event is skipped.
     """
 
     trigger: TriggerKey
@@ -60,7 +63,6 @@ class Deliver(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def row_keys(self) -> RowKeys:
-        """The rows it needs."""
         keys = self.submit.row_keys if self.submit is not None else RowKeys()
         lanes = () if self.lane is None else (self._lane_key,)
         return replace(keys, triggers=(self.trigger,), lanes=lanes, trigger_events=(self._key,))
@@ -74,10 +76,10 @@ class Deliver(msgspec.Struct, frozen=True, kw_only=True):
         return LaneKey(self.trigger.store_id, self.trigger.trigger_id, self.lane or "")
 
     def apply(self, unit: UnitOfWork) -> Delivered:
-        """Fire, unless the event has before.
+        """Fire, unless the event has fired before.
 
         Raises:
-            TriggerNotFound
+            TriggerNotFound: The trigger does not exist.
         """
         row = unit.triggers.get(self.trigger)
         if row is None:
@@ -95,7 +97,7 @@ class Deliver(msgspec.Struct, frozen=True, kw_only=True):
         last = unit.runs.get(RunKey(row.store_id, row.last_run_id)) if row.last_run_id else None
         row = schedules.with_ending(row, None if last is None else last.state)
         event: EventRow | None = None
-        if not self._is_given_up(row):
+        if not self._has_failed_too_often(row):
             new = LaneRow(**asdict(self._lane_key), update_time=unit.now)
             lane = None if self.lane is None else unit.lanes.get(new.key) or new
             received = earlier.receive_time if earlier is not None and self.claimed else unit.now
@@ -103,37 +105,37 @@ class Deliver(msgspec.Struct, frozen=True, kw_only=True):
             event = self._event(start, received, unit.now)
             unit.trigger_events.put(event.key, event)
             row = schedules.with_fire(row, event.fire)
-            log.tell_fire(unit, row, event.fire)
-        is_given_up = self._is_given_up(row)
-        if is_given_up:
+            log.write_fire(unit, row, event.fire)
+        gives_up = self._has_failed_too_often(row)
+        if gives_up:
             note = f"{row.failures} fires in a row were refused or failed"
-            row = triggers.paused(row, note, unit.now, by_itself=True)
+            row = triggers.paused(row, note, unit.now, automatic=True)
             if event is None and self.mail is not None:
-                # It is read again once the trigger goes on.
+                # The mail is read again once the trigger resumes.
                 row = replace(row, last_uid=self.mail.uid - 1)
         unit.triggers.put(row.key, row)
         fired = row.fires[0] if row.fires and row.fires[0].event_id == self.event_id else None
         return Delivered(fired)
 
-    def _is_given_up(self, row: TriggerRow) -> bool:
+    def _has_failed_too_often(self, row: TriggerRow) -> bool:
         return row.failures >= schedules.FAILURES_MAX
 
     def _judged(self, unit: UnitOfWork, row: TriggerRow, lane: LaneRow | None) -> tuple[TriggerRow, Start]:
-        """Return what becomes of the event, and the trigger with what that does to the one that waits."""
+        """Return the outcome of the event, and the trigger with the effect on the waiting event."""
         if self.skipped:
             return row, Start(FireOutcome.SKIPPED, self.skipped)
         if lane is None:
             return row, started(unit, row, self.submit, self.refusal)
         if row.definition.debounce_seconds and not self.claimed:
-            row = self._put_off(unit, row, lane)
+            row = self._postponed(unit, row, lane)
             return row, Start(FireOutcome.WAITING, "another event may follow")
         before = unit.runs.get(RunKey(row.store_id, lane.last_run_id)) if lane.last_run_id else None
         overlap = row.definition.overlap
         has_waiting = bool(lane.event_id) and not self.claimed
         if has_waiting and overlap is Overlap.CANCEL:
             row, has_waiting = self._replaced(unit, row, lane), False
-        goes_on = before is not None and not before.state.is_terminal
-        is_busy = goes_on or (has_waiting and overlap is Overlap.QUEUE)
+        is_open = before is not None and not before.state.is_terminal
+        is_busy = is_open or (has_waiting and overlap is Overlap.QUEUE)
         outcome, reason = schedules.judge_overlap(overlap, is_busy=is_busy, has_waiting=has_waiting)
         if outcome is FireOutcome.WAITING and overlap is Overlap.CANCEL:
             outcome = outcome_of_cancel(unit, row, self.submit, before)
@@ -141,14 +143,14 @@ class Deliver(msgspec.Struct, frozen=True, kw_only=True):
         if outcome is FireOutcome.STARTED:
             start = started(unit, row, self.submit, self.refusal)
         if outcome is FireOutcome.WAITING:
-            lane = self._waiting(lane, lane.first_time or unit.now, unit.now + _LOOK, awaits_run=True)
+            lane = self._waiting(lane, lane.first_time or unit.now, unit.now + _POLL, awaits_run=True)
         elif self.claimed or overlap is Overlap.CANCEL:
             lane = replace(lane, event_id="", data=b"", conversation_key="", first_time=None, claim_at=None)
         unit.lanes.put(lane.key, replace(lane, last_run_id=start.run_id or lane.last_run_id, update_time=unit.now))
         return row, start
 
-    def _put_off(self, unit: UnitOfWork, row: TriggerRow, lane: LaneRow) -> TriggerRow:
-        """Have the event wait in place of the one that does, whose fire is skipped."""
+    def _postponed(self, unit: UnitOfWork, row: TriggerRow, lane: LaneRow) -> TriggerRow:
+        """Make the event wait instead of the one that waits now, whose fire is skipped."""
         row = self._replaced(unit, row, lane)
         debounce = timedelta(seconds=row.definition.debounce_seconds)
         first = lane.first_time or unit.now
@@ -157,14 +159,14 @@ class Deliver(msgspec.Struct, frozen=True, kw_only=True):
         return row
 
     def _replaced(self, unit: UnitOfWork, row: TriggerRow, lane: LaneRow) -> TriggerRow:
-        """Return the trigger once the event that waits, if one does, is skipped."""
+        """Return the trigger after skipping the waiting event, if any."""
         replaced = unit.trigger_events.get(lane.waiting) if lane.event_id else None
         if replaced is None:
             return row
         replaced = replace(replaced, outcome=FireOutcome.SKIPPED, reason="another event followed", fire_time=unit.now)
         unit.trigger_events.put(replaced.key, replaced)
         row = schedules.with_fire(row, replaced.fire)
-        log.tell_fire(unit, row, replaced.fire)
+        log.write_fire(unit, row, replaced.fire)
         return row
 
     def _waiting(self, lane: LaneRow, first_time: datetime, claim_at: datetime, *, awaits_run: bool = False) -> LaneRow:

@@ -1,4 +1,4 @@
-"""Entries of the log of a run, as values. What they look like on the wire is not the ledger's matter."""
+"""Entries of a run's log as values. Their wire format is defined elsewhere."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _QUIET: Final = frozenset({WaitKind.TIME, WaitKind.AGENT})
 
 
 class RunChanged(msgspec.Struct, frozen=True, kw_only=True):
-    """The run changed its state or what it waits for, or was created (`from_state` None).
+    """The run changed its state or its waits, or was created (`from_state` None).
 
-    `from_waits` is what a run waited for that goes on, or waits for something else.
+    `from_waits` are the waits before the change.
     """
 
     from_state: RunState | None
@@ -31,12 +31,11 @@ class RunChanged(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def type(self) -> str:
-        """The dotted name, as of all events."""
         return run_table.EVENT_TYPES[self.run.state]
 
     @property
     def lifecycle_type(self) -> str:
-        """As that of an event. A job is paused and resumed; that its iterations come and go is not told."""
+        """The life-cycle type. Jobs report pauses and resumes, but not single iterations."""
         if not self.run.reports_to:
             return self.type
         if _is_quiet(self.from_state, self.from_waits) and _is_quiet(self.run.state, self.run.waits):
@@ -61,12 +60,12 @@ class CallChanged(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def type(self) -> str:
-        """That of the state; a client that has taken the call executes it."""
+        """The type of the call's state; `tool.executing` while a client holds the call."""
         return call_table.EVENT_TYPES[CallState.RUNNING if self.call.is_leased else self.call.state]
 
 
 class MessageAdded(msgspec.Struct, frozen=True, kw_only=True):
-    """A message of a user was appended to the conversation."""
+    """A user's message was appended to the conversation."""
 
     type: ClassVar[str] = "message.added"
     message: MessageRow
@@ -74,7 +73,7 @@ class MessageAdded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolProgressed(msgspec.Struct, frozen=True, kw_only=True):
-    """A client says how far it is with a call."""
+    """A client reports the progress of a call."""
 
     type: ClassVar[str] = "tool.progress"
     call: CallRow
@@ -83,7 +82,7 @@ class ToolProgressed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToppedUp(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody added to the token budget, which is larger now."""
+    """Tokens were added to the budget. `token_budget` is the new total."""
 
     type: ClassVar[str] = "run.topped_up"
     tokens: int
@@ -92,14 +91,14 @@ class ToppedUp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OwnerEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """An event that the owner of the run supplies: output, rounds, progress, warnings."""
+    """An event from the owner of the run: output, rounds, progress, warnings."""
 
     type: str
     body: bytes
 
 
 class OperatorActed(msgspec.Struct, frozen=True, kw_only=True):
-    """An operator did something about the run; `call_id` goes with RESOLVED."""
+    """An operator acted on the run. `call_id` is set for RESOLVED."""
 
     type: ClassVar[str] = "operator.acted"
     user_id: UserId
@@ -109,7 +108,7 @@ class OperatorActed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StarterFired(msgspec.Struct, frozen=True, kw_only=True):
-    """A schedule or a trigger has fired; `starter` says which of both. In the log of no run."""
+    """A schedule or a trigger (see `starter`) has fired. It belongs to no run's log."""
 
     starter: str
     name: str
@@ -118,7 +117,6 @@ class StarterFired(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def type(self) -> str:
-        """The dotted name, as of all events."""
         return f"{self.starter}.fired"
 
 
@@ -128,9 +126,11 @@ EventBody: TypeAlias = (
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of the log of a run. `attempt` is the epoch of the worker that wrote it, 0 if none did.
+    """One entry of a run's log.
 
-    One without a `seq` is in no log: it may have no run, and the life cycle alone tells it.
+    `attempt` is the epoch of the worker that wrote it, 0 for none.
+
+    An event with `seq` 0 is in no log and may have no run; only the life cycle reports it.
     """
 
     store_id: StoreId
@@ -145,10 +145,9 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lifecycle_type(self) -> str:
-        """The type under which the life cycle tells it; empty if it does not.
+        """The life-cycle type; empty for events that the life cycle does not report.
 
-        It tells the changes of runs, each time that a call is put to people who may approve it, and when it is no more,
-        and what schedules and triggers do.
+        It reports changes of runs, requests for approval and their ends, and fires of schedules and triggers.
         """
         match self.body:
             case RunChanged():

@@ -1,4 +1,4 @@
-"""A schedule fires: its run is made and it is set to its next due time, in one operation."""
+"""Fires a schedule: creates its run and sets its next due time in one operation."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ REASON_CHARACTERS_MAX: Final = 300
 
 
 class Fire(msgspec.Struct, frozen=True, kw_only=True):
-    """Fire `schedule` as it was in its `generation`, after which the run of its last fire was `last_run_id`.
+    """Fire the given `generation` of `schedule`, whose last fire started the run `last_run_id`.
 
-    `expected_time` is the due time, None for a trigger with the `request_id`, and `next_time` when it is due then.
-    One with a `backfill_time` is a trigger that stands for a due time of the past, and goes beside all others.
-    `submit` makes the run; None if there can be none because of the `refusal`.
+    `expected_time` is the due time, or None for a manual trigger with the `request_id`. `next_time` is the due time
+    after it. A trigger with a `backfill_time` stands for a past due time and runs beside all others. `submit` creates
+    the run; None if it is refused because of `refusal`.
     """
 
     schedule: ScheduleKey
@@ -41,18 +41,17 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def row_keys(self) -> RowKeys:
-        """The rows it needs."""
         last = (RunKey(self.schedule.store_id, self.last_run_id),) if self.last_run_id else ()
         keys = self.submit.row_keys if self.submit is not None else RowKeys()
-        # That it may be stopped.
+        # The last run may have to be stopped.
         return replace(keys, schedules=(self.schedule,), runs=last, ends=last, calls_of=last, commands_of=last)
 
     def apply(self, unit: UnitOfWork) -> FireRow | None:
-        """Fire; None if the schedule has changed since, by this fire for one.
+        """Fire; return None if the schedule has changed since, for example by this very fire.
 
         Raises:
-            ScheduleNotFound
-            RequestIdReused: the request id came before with something else.
+            ScheduleNotFound: The schedule does not exist.
+            RequestIdReused: The request id was used with a different payload.
         """
         row = unit.schedules.get(self.schedule)
         if row is None:
@@ -82,13 +81,12 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
         if self.backfill_time is not None:
             row = replace(row, last_run_id=before.last_run_id, last_run_counted=before.last_run_counted)
         unit.schedules.put(row.key, self._advanced(row, unit.now))
-        log.tell_fire(unit, row, row.fires[0])
+        log.write_fire(unit, row, row.fires[0])
         return row.fires[0]
 
     def _advanced(self, row: ScheduleRow, now: datetime) -> ScheduleRow:
-        """Return the schedule as it goes on."""
-        if self._is_given_up(row):
-            return schedules.paused(row, f"{row.failures} fires in a row were refused or failed", now, by_itself=True)
+        if self._has_failed_too_often(row):
+            return schedules.paused(row, f"{row.failures} fires in a row were refused or failed", now, automatic=True)
         due, waiting = row.due_time, row.waiting_time
         if self.expected_time is not None:
             due = self.next_time if self.expected_time == due else due
@@ -97,16 +95,16 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
             waiting = row.fires[0].due_time
         return schedules.due_next(replace(row, waiting_time=waiting), due, now)
 
-    def _is_given_up(self, row: ScheduleRow) -> bool:
+    def _has_failed_too_often(self, row: ScheduleRow) -> bool:
         return row.failures >= schedules.FAILURES_MAX and self.expected_time is not None
 
     def _start(self, unit: UnitOfWork, row: ScheduleRow, last: RunRow | None) -> Start:
         if self.backfill_time is not None:
             return started(unit, row, self.submit, self.refusal)
-        if self._is_given_up(row):
+        if self._has_failed_too_often(row):
             return Start(FireOutcome.SKIPPED, "the runs of the fires before it failed")
         is_busy = last is not None and not last.state.is_terminal
-        # One that has waited was in time when it began to.
+        # A fire that has waited was on time when its wait started.
         has_waited = row.waiting_time is not None and row.waiting_time == self.expected_time
         outcome, reason = schedules.judge(
             row.definition,
@@ -123,7 +121,7 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Start(NamedTuple):
-    """The outcome of a fire that was to start a run."""
+    """The outcome of a fire that should start a run."""
 
     outcome: FireOutcome
     reason: str = ""
@@ -132,7 +130,7 @@ class Start(NamedTuple):
 
 
 def outcome_of_cancel(unit: UnitOfWork, row: StarterRow, submit: Submit | None, last: RunRow | None) -> FireOutcome:
-    """Stop the run before, unless the one in its place is refused: the next one starts once that has ended."""
+    """Stop the previous run, unless its replacement is refused. The next run starts once it has ended."""
     if submit is None or row.credential_ended or last is None:
         return FireOutcome.STARTED
     if last.state is not RunState.CANCELLING:
@@ -142,17 +140,17 @@ def outcome_of_cancel(unit: UnitOfWork, row: StarterRow, submit: Submit | None, 
 
 
 def started(unit: UnitOfWork, row: StarterRow, submit: Submit | None, refusal: str) -> Start:
-    """Make the run of a fire, if it is not refused.
+    """Create the run of a fire, unless it is refused.
 
     Raises:
-        RequestIdReused: it says nothing about what is fired.
+        RequestIdReused: Says nothing about the fire itself.
     """
     if submit is None:
         return Start(FireOutcome.REFUSED, refusal)
     try:
         with unit.savepoint():
             if row.credential_ended:
-                raise PermissionDenied("the API key has ended with which it was saved or resumed last")
+                raise PermissionDenied("the API key that last saved or resumed it was revoked or has expired")
             run = submit.apply(unit).run
     except RequestIdReused:
         raise

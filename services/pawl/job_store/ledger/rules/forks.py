@@ -1,7 +1,8 @@
-"""Forks: a conversation whose past is a part of another one, up to a place where nothing is open. Nothing is copied.
+"""Forks: conversations whose past is a part of another one, up to a point without open calls.
 
-What happened in the past stays where it happened: its calls and its runs are those of the other conversation, and so is
-what undoes them.
+Nothing is copied.
+
+Calls and runs of the past, and runs that undo them, stay in the source conversation.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from pawl.job_store.ledger.rules.conversations import ConversationRequest
 from pawl.job_store.ledger.rules.rows import ConversationKey, ConversationRow, Segment, SegmentRow
 from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
 
+# Maximum number of segments of a fork: how often a fork can be forked after its own first message.
 SEGMENTS_MAX: Final = 64
-"""Most segments of a fork: so often a fork is forked behind its own first message."""
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a message that tells where a conversation may be forked."""
+    """The part of a message that decides where a conversation may be forked."""
 
     number: int
     is_answer: bool
@@ -32,41 +33,41 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     call_ids: tuple[CallId, ...] = ()
 
 
-def closed_places(heads: Sequence[Head], open_calls: AbstractSet[CallId]) -> tuple[int, ...]:
-    """Return the numbers behind which nothing is open: the last message is an answer, all calls have their results.
+def fork_points(heads: Sequence[Head], open_calls: AbstractSet[CallId]) -> tuple[int, ...]:
+    """Return the possible fork points: the last message is an answer, and all calls have results.
 
-    `heads` are in order. A summary changes nothing: it stands for what came before.
+    `heads` are in order. Summaries change nothing: they stand for earlier messages.
     """
-    places: list[int] = []
+    points: list[int] = []
     is_answered = False
     for head in heads:
         if not open_calls.isdisjoint(head.call_ids):
             break
         is_answered = is_answered if head.is_summary else head.is_answer
         if is_answered:
-            places.append(head.number)
-    return tuple(places)
+            points.append(head.number)
+    return tuple(points)
 
 
-def open_point(number: int, places: Collection[int]) -> ForkPointOpen:
-    """Return the refusal to fork at a number, with the nearest places where that can be done."""
-    before = max((place for place in places if place < number), default=0)
-    after = min((place for place in places if place > number), default=0)
-    nearest = {name: place for name, place in (("before", before), ("after", after)) if place}
+def open_point(number: int, points: Collection[int]) -> ForkPointOpen:
+    """Return the error for a fork at an impossible point, with the nearest possible ones."""
+    before = max((point for point in points if point < number), default=0)
+    after = min((point for point in points if point > number), default=0)
+    nearest = {name: point for name, point in (("before", before), ("after", after)) if point}
     if not nearest:
-        return ForkPointOpen("no answer stands there yet: send a message and wait for the answer, then fork behind it")
+        return ForkPointOpen("the conversation has no answer to fork after yet: send a message and wait for its answer")
     where = " or ".join(map(str, nearest.values()))
     return ForkPointOpen(
-        f"a conversation is forked behind an answer whose calls have their results: not at {number}, but at {where}",
+        f"number must be that of an answer whose calls all have results: {where}, not {number}",
         **nearest,
     )
 
 
 def path_to(conversation: ConversationRow, segments: Sequence[Segment], number: int) -> tuple[Segment, ...]:
-    """Return where the messages of a conversation up to a number stand, each under the one that it was written in.
+    """Return the segments that hold the messages of a conversation up to a number.
 
     Raises:
-        PastTooLong: these are too many.
+        PastTooLong: There are too many segments.
     """
     path: list[Segment] = []
     own = Segment(
@@ -89,9 +90,9 @@ def path_to(conversation: ConversationRow, segments: Sequence[Segment], number: 
 
 
 def is_whole(path: Sequence[Segment], *, end_number: int, kept: int) -> bool:
-    """Return whether all messages behind the newest summary are there; those that were erased are none.
+    """Return whether all messages after the newest summary exist, not counting erased ones.
 
-    `end_number` is the last message that the summary stands for, and `kept` counts those that are there behind it.
+    `end_number` is the last message that the summary covers, `kept` the count of existing messages after it.
     """
     first = end_number + 1
     erased = sum(
@@ -101,7 +102,7 @@ def is_whole(path: Sequence[Segment], *, end_number: int, kept: int) -> bool:
 
 
 class ForkConversation(ConversationRequest, frozen=True, kw_only=True):
-    """Make a conversation whose past is that of another one up to `number`, a closed place, as `path_to` says."""
+    """Create a conversation whose past is that of another one up to the fork point `number`. See `path_to`."""
 
     conversation_id: ConversationId
     number: int
@@ -109,7 +110,7 @@ class ForkConversation(ConversationRequest, frozen=True, kw_only=True):
 
     @property
     def row_keys(self) -> RowKeys:
-        """The rows it needs: all sources, so that none is erased meanwhile."""
+        """All sources are locked, so that none is erased concurrently."""
         sources = (self.conversation_id, *(each.source_conversation_id for each in self.path))
         return RowKeys(
             requests=self.request_keys,
@@ -118,13 +119,15 @@ class ForkConversation(ConversationRequest, frozen=True, kw_only=True):
         )
 
     def apply(self, unit: UnitOfWork) -> ConversationRow:
-        """Create the fork and return it; the same request again gets the same one.
+        """Create the fork and return it.
+
+        A repeated request returns the same fork.
 
         Raises:
-            RequestIdReused: the request id came before with something else.
-            ConversationNotFound: absent, or of another user.
-            ConversationErased: the user has erased it.
-            ForkPointOpen: some of it was removed.
+            RequestIdReused: The request id was used with a different payload.
+            ConversationNotFound: No such conversation of the user.
+            ConversationErased: The user has erased it.
+            ForkPointOpen: Some of the messages were removed.
         """
         earlier = self.earlier(unit)
         if earlier is not None:
@@ -135,7 +138,7 @@ class ForkConversation(ConversationRequest, frozen=True, kw_only=True):
         if not is_whole(path, end_number=end_number, kept=kept):
             number = self.number
             raise ForkPointOpen(
-                f"messages before {number} were removed, long after a summary took their place: fork behind the summary"
+                f"messages before {number} were removed because a summary covers them: fork after the summary"
             )
         fork = unit.put_conversation(
             ConversationRow(
@@ -157,7 +160,7 @@ class ForkConversation(ConversationRequest, frozen=True, kw_only=True):
         return fork
 
     def _source(self, unit: UnitOfWork, segment: Segment) -> ConversationId:
-        """Return under which conversation a segment stands; none if that was erased since the path was read."""
+        """Return the source of a segment; empty if it was erased since the path was read."""
         if not segment.source_conversation_id:
             return segment.source_conversation_id
         try:

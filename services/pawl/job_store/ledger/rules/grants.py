@@ -1,8 +1,8 @@
 """Grants: one approval for all calls of a series.
 
-A job makes one call again and again. Who approves one of them may grant the series: then the calls after it are created
-under the grant, each as exactly that call, each counted once, and never more than were granted (I9, I10). The grant
-stands in the run of the job, so it outlives its calls. It is over once the series asks again.
+A job repeats one call. Its approver may grant the series: later calls are then created under the grant, each identical
+to that call, each counted once, up to the granted number (I9, I10). The run of the job stores the grant, so it outlives
+the calls. The grant ends when the series requests approval again.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from pawl.values import CallState, DecisionKind
 
 
 def check_shown(call: CallRow, digest: str, kind: DecisionKind, *, for_series: bool) -> None:
-    """Return if a decision is about what was shown: the call, or the series that can be granted with it.
+    """Check that a decision is about what was shown: the call, or the series that it can grant.
 
     Raises:
-        GrantNotOffered: no series can be granted.
-        DigestRequired: there is none.
-        DigestMismatch: it is of something else; or it is an approval, and those before it have approved the other one.
+        GrantNotOffered: The call offers no series.
+        DigestRequired: The decision has no digest.
+        DigestMismatch: The digest differs, or earlier approvals were for the other choice of call or series.
     """
     if for_series and call.series is None:
         raise GrantNotOffered
@@ -34,11 +34,13 @@ def check_shown(call: CallRow, digest: str, kind: DecisionKind, *, for_series: b
     is_approval = kind is DecisionKind.APPROVE
     if is_approval and any((approval.series is not None) != for_series for approval in call.approvals):
         one, other = ("the call alone", "the series") if for_series else ("the series", "the call alone")
-        raise DigestMismatch(f"{one} was approved before, not {other}: approve the same, or begin anew with an edit")
+        raise DigestMismatch(
+            f"earlier approvals are for {one}, not for {other}: approve the same, or start over with an edit"
+        )
 
 
 def covers(run: RunRow, change: CallChange) -> bool:
-    """Return whether a new call may begin under the grant of its run, which as many have given as it needs by now."""
+    """Return whether a new call may start under the run's grant, given as many approvals as now required."""
     grant = run.grant
     return (
         grant is not None
@@ -47,19 +49,19 @@ def covers(run: RunRow, change: CallChange) -> bool:
         and change.series == grant.series
         and (change.tool_name, change.tool_version) == (grant.tool_name, grant.tool_version)
         and arguments_sha256(change.arguments) == grant.arguments_sha256
-        # A call counts once: rounds have one call, and never come again.
+        # A call counts once: each round has one call, and rounds never repeat.
         and change.round > grant.round
         and grant.uses < grant.series.iterations_max
     )
 
 
 def counted(run: RunRow, before: CallRow | None, call: CallRow) -> RunRow:
-    """Return the run of a call that a step has moved: with its grant as the call has begun, used or ended it."""
+    """Return the run after a step changed a call: its grant is given, used or ended if the call started."""
     grant = run.grant
     if before is None and call.state is CallState.AWAITING_APPROVAL:
         return run if grant is None else replace(run, grant=replace(grant, ended=True))
-    has_begun = before is not None and before.state is not CallState.AWAITING_APPROVAL
-    if has_begun or call.series is None or call.state not in call_table.STARTED:
+    has_started = before is not None and before.state is not CallState.AWAITING_APPROVAL
+    if has_started or call.series is None or call.state not in call_table.STARTED:
         return run
     if before is None:
         used = None if grant is None else replace(grant, uses=grant.uses + 1, round=call.round)

@@ -1,7 +1,7 @@
-"""Imports: a history that was made elsewhere becomes a conversation. Nothing of it happened here.
+"""Imports a history from elsewhere as a conversation.
 
-A run that has ended stands for all of it, marked as imported: its messages and calls belong to it, and no list of runs
-has it. It has no events, no worker and no budget.
+One ended placeholder run, marked as imported, owns all its messages and calls. No list shows it, and it has no events,
+worker or budget.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pawl.values import RunState
 
 
 class ImportConversation(ConversationRequest, frozen=True, kw_only=True):
-    """Make a conversation of messages and settled calls, which are in order; see `Submit` for key and titles."""
+    """Create a conversation from messages and settled calls, in order. See `Submit` for the key and titles."""
 
     messages: tuple[NewMessage, ...]
     calls: tuple[CallChange, ...]
@@ -28,7 +28,6 @@ class ImportConversation(ConversationRequest, frozen=True, kw_only=True):
 
     @property
     def row_keys(self) -> RowKeys:
-        """The rows it needs."""
         return RowKeys(
             requests=self.request_keys,
             keyed=(self._client_key,) if self.key_hash else (),
@@ -40,12 +39,14 @@ class ImportConversation(ConversationRequest, frozen=True, kw_only=True):
         return ClientKey(self.store_id, self.user_id, self.key_hash)
 
     def apply(self, unit: UnitOfWork) -> ConversationRow:
-        """Create the conversation and return it; the same request again gets the same one.
+        """Create the conversation and return it.
+
+        A repeated request returns the same one.
 
         Raises:
-            RequestIdReused: the request id came before with something else.
-            ConversationExists: there is a conversation with the key.
-            InvalidField: a call is there already, or is not settled.
+            RequestIdReused: The request id was used with a different payload.
+            ConversationExists: A conversation with the key exists.
+            InvalidField: A call exists already, or is not settled.
         """
         earlier = self.earlier(unit)
         if earlier is not None:
@@ -106,5 +107,5 @@ class ImportConversation(ConversationRequest, frozen=True, kw_only=True):
         for change in self.calls:
             call = calls.imported(run, change, now=unit.now)
             if unit.calls.get(call.key) is not None:
-                raise InvalidField(f"call {change.call_id} is there already", field="calls.call_id")
+                raise InvalidField(f"call {change.call_id} already exists", field="calls.call_id")
             unit.put_call(call)

@@ -1,9 +1,8 @@
-"""The inbox of a run: commands that its owner has yet to act on.
+"""The inbox of a run: commands that its owner has not acted on yet.
 
-It is bounded, whether anybody reads it or not. What settles or decides a call comes
-once for each open call, and one stop is all that is kept; messages, top-ups
-and pauses are counted, and so are receipts of commands that changed nothing. A message counts until
-it stands in the conversation, wherever its owner keeps it meanwhile.
+It is bounded even if no worker reads it. Each open call can be settled or decided once, and only one stop is kept.
+Messages, top-ups and pauses are counted, and so are receipts of commands that changed nothing. A message counts until
+it is in the conversation, wherever the owner keeps it before that.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ COMPLETED: Final = "completed"
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Most messages, top-ups and pauses, each, that wait for the owner of a run, and most bytes of those messages.
+    """Maximum numbers of waiting messages, top-ups and pauses of a run, and size of those messages in bytes.
 
-    `idle_receipts_max` is the most receipts that a run keeps of commands that changed nothing, and
-    `people_max` the most people but those who started it whose messages enter it.
+    `idle_receipts_max` limits the receipts of commands that changed nothing. `people_max` limits the people whose
+    messages enter the run, not counting those who started it.
     """
 
     commands_max: int = 100
@@ -60,9 +59,10 @@ def arrived(
     credential_id: CredentialId = CredentialId(""),
     delegate_user_id: UserId = UserId(""),
 ) -> CommandRow:
-    """Return a command that has come for `run` and is not in its inbox yet.
+    """Return a new command for `run` that is not in its inbox yet.
 
-    Without an id it gets one, and without a user it is of the run's. `call_id` is the call that it settles or decides.
+    Without `command_id` it gets a new id; without `user_id` it gets the run's user. `call_id` is the call that it
+    settles or decides.
     """
     return CommandRow(
         store_id=run.store_id,
@@ -89,37 +89,41 @@ def accept_message(
     text_bytes: int,
     people: Iterable[UserId],
 ) -> RunRow:
-    """Put a message into the inbox of `run`; returns the run. `people` are others whose act the message is, too.
+    """Put a message into the inbox of `run`; return the run.
+
+    `people` are others behind the message.
 
     Raises:
-        QueueFull: too many wait there, or it is by one more than the run can keep.
+        QueueFull: Too many messages are waiting, or messages of too many people have entered the run.
     """
     size_bytes = run.steer_bytes_waiting + text_bytes
     if run.steers_waiting >= limits.commands_max or size_bytes > limits.bytes_max:
-        waiting = f"{run.steers_waiting} messages with {run.steer_bytes_waiting} bytes wait to be read by this run"
-        raise QueueFull(f"{waiting}: send this one again when it has read some, or queue it")
+        waiting = f"{run.steers_waiting} messages with {run.steer_bytes_waiting} bytes are waiting for this run"
+        raise QueueFull(f"{waiting}: send the message again later, or queue it")
     steered_by = {incoming.user_id, incoming.delegate_user_id, *people, *run.steered_by} - people_of(run) - {UserId("")}
     if len(steered_by) > max(limits.people_max, len(run.steered_by)):
-        raise QueueFull(f"messages of {limits.people_max} more people have entered this run: queue this one")
+        raise QueueFull(
+            f"messages of {limits.people_max} other people have already entered this run: queue this message"
+        )
     run = replace(run, steers_waiting=run.steers_waiting + 1, steer_bytes_waiting=size_bytes)
     run = replace(run, steered_by=tuple(sorted(steered_by)))
     return accept(unit, run, incoming)
 
 
 def accept_one_more(unit: UnitOfWork, run: RunRow, incoming: CommandRow, limits: Limits) -> RunRow:
-    """Put a top-up or a pause into the inbox of `run`; returns the run.
+    """Put a top-up or a pause into the inbox of `run`; return the run.
 
     Raises:
-        QueueFull: too many of its kind wait there.
+        QueueFull: Too many of its kind are waiting.
     """
     if sum(command.name == incoming.name for command in unit.inbox(run)) >= limits.commands_max:
-        many = f"{limits.commands_max} commands {incoming.name} wait"
-        raise QueueFull(f"{many} to be read by this run: send this one again later")
+        many = f"{limits.commands_max} {incoming.name} commands are waiting"
+        raise QueueFull(f"{many} for this run: send the command again later")
     return accept(unit, run, incoming)
 
 
 def accept(unit: UnitOfWork, run: RunRow, incoming: CommandRow, *, consumed: bool = False) -> RunRow:
-    """Put a command into the inbox of `run`, or only its receipt if it is `consumed` at once; returns the run."""
+    """Put a command into the inbox of `run`, or only its receipt if it is already `consumed`; return the run."""
     if consumed:
         incoming = replace(incoming, payload=b"", consumed=True)
     unit.put_command(incoming)
@@ -127,9 +131,9 @@ def accept(unit: UnitOfWork, run: RunRow, incoming: CommandRow, *, consumed: boo
 
 
 def keep_receipt(unit: UnitOfWork, run: RunRow, incoming: CommandRow, limits: Limits) -> RunRow:
-    """Remember a command that changes nothing, unless too many did; returns the run.
+    """Keep the receipt of a command that changes nothing, unless there are too many; return the run.
 
-    Without its receipt the same command is judged anew when it comes again.
+    Without its receipt, a repeated command is judged anew.
     """
     if run.idle_receipts >= limits.idle_receipts_max:
         return run
@@ -137,21 +141,20 @@ def keep_receipt(unit: UnitOfWork, run: RunRow, incoming: CommandRow, limits: Li
 
 
 class NoteCompletion(msgspec.Struct, frozen=True, kw_only=True):
-    """Tell a run that one of its calls was completed; `payload` is opaque: what its owner will read."""
+    """Notify a run that one of its calls was completed. `payload` is opaque: the owner reads it."""
 
     run: RunKey
     payload: bytes
 
     @property
     def row_keys(self) -> RowKeys:
-        """The rows it needs."""
         return RowKeys(runs=(self.run,), commands_of=(self.run,))
 
     def apply(self, unit: UnitOfWork) -> None:
-        """Put the news into the inbox, once while it is unread; a run that has ended wants none.
+        """Add the command to the inbox, unless an unread one exists or the run has ended.
 
         Raises:
-            RunNotFound: no such run.
+            RunNotFound: No such run.
         """
         run = unit.runs.get(self.run)
         if run is None:
@@ -163,7 +166,7 @@ class NoteCompletion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Refused(Exception):
-    """A command is not taken; `error` says why."""
+    """A command is refused because of `error`."""
 
     def __init__(self, outcome: CommandOutcome, error: PawlError) -> None:
         self.outcome = outcome
@@ -180,7 +183,10 @@ _DONE: Final = {
 
 
 class Replaced(Refused):
-    """A command of a session that lost the call to another of its client. Not kept: that one may send it again."""
+    """Refuses a session that lost the call to another session of its client.
+
+    No receipt is kept, because the other session may send the same command.
+    """
 
 
 def check_open(call: CallRow) -> None:
@@ -191,15 +197,15 @@ def check_open(call: CallRow) -> None:
 
 
 def check_undecided(call: CallRow | None) -> None:
-    """Refuse a command about a call that somebody has decided."""
+    """Refuse a command about a call that is already decided."""
     if call is not None and call.decision is not None:
         did = _DONE[call.decision.kind]
         raise Refused(
-            CommandOutcome.LATE, AlreadyDecided(f"{call.tool_name} was {did} before, by {call.decision.user_id}")
+            CommandOutcome.LATE, AlreadyDecided(f"{call.tool_name} was already {did} by {call.decision.user_id}")
         )
 
 
 def check_deadline(call: CallRow, now: datetime) -> None:
-    """Refuse a command about a call that had to be answered before `now`."""
+    """Refuse a command about a call whose deadline has passed."""
     if call.deadline_time is not None and call.deadline_time <= now:
         raise Refused(CommandOutcome.LATE, DeadlinePassed())

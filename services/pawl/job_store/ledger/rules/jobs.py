@@ -1,12 +1,12 @@
-"""Jobs: runs that go on in the background, and what their conversation is told of them.
+"""Jobs: runs in the background, and the notices that they send to their conversation.
 
-A notice is a place in the row of the conversation: which job, and which iteration or its end. What is told stands in
-the run of the job, so nothing is written twice, and what is told is what is there when the model is asked.
+A notice refers to an iteration of a job or its end. Its content is in the run of the job, so nothing is stored twice,
+and the model gets the state at the time it is asked.
 
-A notice belongs to the user who started the job, and enters only runs of that user. The owner of the active run enters
-the notices with the step that starts a model call. Without an active run the ledger begins a *turn*: a run of that user
-without a message, of which the notices are all that is new. A message of the same user goes before a turn that has not
-begun. A user who may no longer write to the conversation has no notices there: each job keeps its result.
+A notice belongs to the user who started the job and enters only runs of that user. The owner of the active run enters
+notices with the step that starts a model call. Without an active run the ledger starts a *turn*: a run of that user
+without a message, with the notices as its only new input. A message of the same user goes before a turn that has not
+started. A user who may no longer write to the conversation gets no notices there; each job keeps its result.
 """
 
 from __future__ import annotations
@@ -28,47 +28,47 @@ from pawl.job_store.ledger.rules.rows import ConversationKey, ConversationRow, R
 from pawl.job_store.ledger.rules.unit_of_work import UnitOfWork, Wakeup
 from pawl.values import RunState, StopCause
 
+# Maximum number of open jobs of a user in a conversation (ASYNC-7).
 OPEN_MAX: Final = 10
-"""Most jobs of a user that are open at once in a conversation (ASYNC-7)."""
+# Longest chain of turns started by jobs of earlier turns, without a message of a user in between.
 GENERATIONS_MAX: Final = 5
-"""Most turns that lead to each other by the jobs which they begin, without a message of a user between them."""
+# Maximum number of turns per user in a conversation within `TURNS_PERIOD`.
 TURNS_MAX: Final = 30
-"""Most turns of a user in a conversation in `TURNS_PERIOD`."""
+# Maximum number of these turns that job iterations may start. The rest is reserved for their ends.
 PROGRESS_TURNS_MAX: Final = 20
-"""Most of these for what iterations of jobs tell: the others are for their ends."""
 TURNS_PERIOD: Final = timedelta(hours=1)
+# Minimum time between two turns of a conversation (ASYNC-5).
 TURN_DISTANCE: Final = timedelta(seconds=2)
-"""The least time from one turn of a conversation to the next (ASYNC-5)."""
+# A notice waits for a message of the user after this many failed runs.
 TRIES_MAX: Final = 3
-"""Most runs that fail with a notice before it waits for a message of the user."""
 
 
 class Entered(msgspec.Struct, frozen=True, kw_only=True):
-    """A notice of which the model is told: the run of the job, and the iteration, 0 for its end."""
+    """A notice that the model gets: the run of the job, and the iteration, 0 for its end."""
 
     run_id: RunId
     occasion: int
 
 
-def count_begun(unit: UnitOfWork, conversation: ConversationRow, run_id: RunId, user_id: UserId) -> ConversationRow:
-    """Count a job that begins and reports to `conversation`; return that.
+def add_open_job(unit: UnitOfWork, conversation: ConversationRow, run_id: RunId, user_id: UserId) -> ConversationRow:
+    """Add a new job that reports to `conversation`; return the conversation.
 
     Raises:
-        IllegalTransition: its user has as many there as allowed.
+        IllegalTransition: The user has too many open jobs there.
     """
     background = conversation.background
     if background.open_jobs_of(user_id) >= OPEN_MAX:
-        raise IllegalTransition(f"{OPEN_MAX} jobs of the conversation are open")
+        raise IllegalTransition(f"the conversation already has {OPEN_MAX} open jobs of this user")
     job = OpenJob(run_id=run_id, user_id=user_id)
     background = replace(background, open_jobs=(*background.open_jobs, job))
     return unit.put_conversation(replace(conversation, background=background))
 
 
-def tell(unit: UnitOfWork, job: RunRow, occasion: int) -> None:
-    """Tell the conversation of `job` of an iteration, or with 0 of its end; who is erased is told nothing.
+def notify(unit: UnitOfWork, job: RunRow, occasion: int) -> None:
+    """Add a notice to the job's conversation: of an iteration, or of the job's end if `occasion` is 0.
 
-    Of a job one iteration at most waits to be told, the last one. A model that has stopped it knows that it ends. One
-    that is silent tells nothing, nor does one whose user may no longer write to the conversation.
+    At most the last iteration of a job has a pending notice. There is no notice for an erased conversation, a silent
+    job, a user who may no longer write to the conversation, or the end of a job that the model has stopped.
     """
     conversation = unit.conversations.get(ConversationKey(job.store_id, job.reports_to))
     if conversation is None or not conversation.user_id:
@@ -79,25 +79,25 @@ def tell(unit: UnitOfWork, job: RunRow, occasion: int) -> None:
     if not is_end:
         notices = tuple(each for each in notices if each.run_id != job.run_id or each.occasion == 0 or each.entered_by)
     is_known = is_end and job.state is RunState.CANCELLED and job.stop_cause is StopCause.MODEL
-    is_told = conversation.takes_messages_of(job.user_id) and not (is_known or job.silent)
-    if is_told:
+    is_notified = conversation.takes_messages_of(job.user_id) and not (is_known or job.silent)
+    if is_notified:
         notices = (*notices, Notice(run_id=job.run_id, user_id=job.user_id, occasion=occasion))
     still_open = tuple(each for each in background.open_jobs if not is_end or each.run_id != job.run_id)
     background = replace(background, notices=notices, open_jobs=still_open)
     conversation = unit.put_conversation(replace(conversation, background=background))
-    if not is_told:
+    if not is_notified:
         return
     active = unit.runs.get(RunKey(job.store_id, conversation.active_run_id or RunId("")))
     if conversation.active_run_id is None:
-        _begin_turn(unit, conversation, job, TURNS_MAX if is_end else PROGRESS_TURNS_MAX)
+        _start_turn(unit, conversation, job, TURNS_MAX if is_end else PROGRESS_TURNS_MAX)
     elif active is not None and active.worker_id is not None and active.user_id == job.user_id:
         unit.wakeups.add([Wakeup(worker_id=active.worker_id, run=active.key)])
 
 
 def enter(unit: UnitOfWork, run: RunRow, entered: Iterable[Entered]) -> RunRow:
-    """Note that the step of `run` tells its model some notices of its user; return the run.
+    """Mark notices of the user as passed to the model by a step of `run`; return the run.
 
-    All whose act the jobs are, and all who steered them, have steered the run from then on.
+    Everyone who started or steered these jobs counts as having steered the run.
     """
     named = {(each.run_id, each.occasion) for each in entered}
     if not named:
@@ -113,7 +113,7 @@ def enter(unit: UnitOfWork, run: RunRow, entered: Iterable[Entered]) -> RunRow:
 
 
 def stop_turns(unit: UnitOfWork, run: RunRow) -> None:
-    """Start no turns on a budget that a turn has used up, until a user sends a message."""
+    """Start no more turns on a budget that a turn has used up, until a user sends a message."""
     if not (run.is_turn and run.budget_run_id):
         return
     conversation = unit.conversation_of(run)
@@ -122,14 +122,14 @@ def stop_turns(unit: UnitOfWork, run: RunRow) -> None:
     unit.put_conversation(replace(conversation, background=background))
 
 
-def left(unit: UnitOfWork, run: RunRow) -> None:
-    """Go on once `run` has ended and left its conversation: what was told is answered, for the rest a turn begins."""
+def run_ended(unit: UnitOfWork, run: RunRow) -> None:
+    """Remove answered notices once `run` has ended and left its conversation, and start a turn for the rest."""
     conversation = unit.conversation_of(run)
     background = conversation.background
     if not (background.notices or background.used_up_budgets or run.is_turn):
         return
     notices = _after(run, background.notices)
-    times = (*background.turn_times[:-1], *_begun_at(run)) if run.is_turn else background.turn_times
+    times = (*background.turn_times[:-1], *_started_at(run)) if run.is_turn else background.turn_times
     used_up = background.used_up_budgets if run.is_turn else ()
     background = replace(background, notices=notices, turn_times=times, used_up_budgets=used_up)
     conversation = replace(conversation, background=background)
@@ -138,31 +138,31 @@ def left(unit: UnitOfWork, run: RunRow) -> None:
         return
     waiting = (each for each in notices if not each.entered_by or 0 < each.tries < TRIES_MAX)
     jobs = ((each.occasion > 0, unit.runs.get(RunKey(run.store_id, each.run_id))) for each in waiting)
-    # An end before an iteration, and none behind one that may begin no turn.
-    told = [(is_iteration, job.generation, job) for is_iteration, job in jobs if job is not None]
-    told = sorted((each for each in told if each[1] < GENERATIONS_MAX), key=lambda each: each[:2])
-    if told:
-        is_iteration, _, job = told[0]
-        _begin_turn(unit, conversation, job, PROGRESS_TURNS_MAX if is_iteration else TURNS_MAX)
+    # Ends before iterations; skip jobs that may start no further turn.
+    candidates = [(is_iteration, job.generation, job) for is_iteration, job in jobs if job is not None]
+    candidates = sorted((each for each in candidates if each[1] < GENERATIONS_MAX), key=lambda each: each[:2])
+    if candidates:
+        is_iteration, _, job = candidates[0]
+        _start_turn(unit, conversation, job, PROGRESS_TURNS_MAX if is_iteration else TURNS_MAX)
 
 
-def has_news(unit: UnitOfWork, run: RunRow) -> bool:
-    """Return whether jobs of the user of a run have told its conversation something that no model was told."""
+def has_notices(unit: UnitOfWork, run: RunRow) -> bool:
+    """Return whether the conversation has pending notices for the user of a run."""
     return bool(unit.conversation_of(run).background.pending_of(run.user_id))
 
 
-def has_begun(run: RunRow) -> bool:
-    """Return whether a worker has seen to a run."""
+def has_started(run: RunRow) -> bool:
+    """Return whether a worker has claimed the run."""
     return run.last_commit is not None or run.worker_id is not None
 
 
 def _after(run: RunRow, notices: tuple[Notice, ...]) -> tuple[Notice, ...]:
-    """Return the notices that are left once a run of their conversation has ended; all those of other users are."""
+    """Return the notices left after a run of their conversation ended. Those of other users stay."""
     entered = [each for each in notices if each.user_id == run.user_id and each.entered_by]
     if run.state is RunState.COMPLETED:
         return tuple(each for each in notices if each not in entered)
     if run.is_turn and run.state is RunState.CANCELLED and run.stop_cause is StopCause.USER:
-        # The user does not want to hear of what it told, or was about to tell.
+        # The user stopped the turn and so dismissed its notices.
         dismissed = entered or [each for each in notices if each.user_id == run.user_id]
         return tuple(each for each in notices if each not in dismissed)
     if run.is_turn and run.state is RunState.FAILED:
@@ -170,24 +170,24 @@ def _after(run: RunRow, notices: tuple[Notice, ...]) -> tuple[Notice, ...]:
     return notices
 
 
-def _begun_at(run: RunRow) -> tuple[TurnTime, ...]:
-    """Return when a turn has begun, which may be later than it might have; one that never did counts for nothing."""
+def _started_at(run: RunRow) -> tuple[TurnTime, ...]:
+    """Return the actual start of a turn, which may be later than planned; empty if it never started."""
     return () if run.start_time is None else (TurnTime(user_id=run.user_id, time=run.start_time),)
 
 
-def _begin_turn(unit: UnitOfWork, conversation: ConversationRow, job: RunRow, turns_max: int) -> None:
-    """Begin a run of the user of `job` that tells the model its notices, if there may be one now; else they wait."""
+def _start_turn(unit: UnitOfWork, conversation: ConversationRow, job: RunRow, turns_max: int) -> None:
+    """Start a turn for the notices of the job's user, if one is allowed now; otherwise they wait."""
     background, generation = conversation.background, job.generation + 1
     if turn.budget_below(job) in background.used_up_budgets:
         return
     recent = tuple(each for each in background.turn_times if each.time > unit.now - TURNS_PERIOD)
     if generation > GENERATIONS_MAX or sum(each.user_id == job.user_id for each in recent) >= turns_max:
         return
-    begin = max(unit.now, recent[-1].time + TURN_DISTANCE) if recent else unit.now
-    # A clock that went back holds up nothing.
-    begin = min(begin, unit.now + TURN_DISTANCE)
+    start = max(unit.now, recent[-1].time + TURN_DISTANCE) if recent else unit.now
+    # A clock that went back must not delay the turn.
+    start = min(start, unit.now + TURN_DISTANCE)
     conversation = replace(
-        conversation, background=replace(background, turn_times=(*recent, TurnTime(user_id=job.user_id, time=begin)))
+        conversation, background=replace(background, turn_times=(*recent, TurnTime(user_id=job.user_id, time=start)))
     )
     run = turn.queued(
         conversation,
@@ -208,4 +208,4 @@ def _begin_turn(unit: UnitOfWork, conversation: ConversationRow, job: RunRow, tu
         people=job.people,
         steered_by=job.steered_by,
     )
-    turn.give(unit, conversation, run, before=(RunChanged(from_state=None, run=run),), claim_at=begin)
+    turn.give(unit, conversation, run, before=(RunChanged(from_state=None, run=run),), claim_at=start)

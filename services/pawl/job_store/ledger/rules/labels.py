@@ -1,4 +1,4 @@
-"""Labels as the ledger keeps them: a line for each, with the mark of its owner, so that one index serves all users."""
+"""Storage format of labels: one line per label, prefixed with its owner's mark, so that one index serves all users."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Final
 from pawl.chassis.ids import StoreId, UserId
 from pawl.job_store.ledger.rules.search import mark
 
+# `check_labels` refuses labels that contain it.
 _BREAK: Final = "\n"
-"""No label has one: `check_labels` refuses it."""
 
 
 def lines(store_id: StoreId, user_id: UserId, labels: Mapping[str, str]) -> list[str]:
@@ -21,14 +21,14 @@ def lines(store_id: StoreId, user_id: UserId, labels: Mapping[str, str]) -> list
 
 
 def written(store_id: StoreId, user_id: UserId, labels: Mapping[str, str]) -> str:
-    """Return the text that is kept; empty for no labels."""
+    """Return the labels as stored text; empty for none."""
     return _BREAK.join(lines(store_id, user_id, labels))
 
 
 def read(text: str) -> dict[str, str]:
-    """Return the labels of a text that was written."""
+    """Return the labels of a stored text."""
     if not text:
         return {}
-    # A mark ends with the first colon, a key with the first equals sign behind it.
+    # A mark ends at the first colon, a key at the first equals sign after it.
     pairs = (line.partition(":")[2].partition("=") for line in text.split(_BREAK))
     return {key: value for key, _, value in pairs}

@@ -1,4 +1,4 @@
-"""Writing events: seq, time, id and type of each are given here and nowhere else."""
+"""Writes events. Only this module assigns their seq, time, id and type."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pawl.job_store.schedules.rules import FireOutcome, FireRow, ScheduleRow, St
 
 
 def write(unit: UnitOfWork, run: RunRow, bodies: Sequence[EventBody], *, attempt: int = 0) -> RunRow:
-    """Append `bodies` to the log of `run`, in order, and put the run; returns it with its new `last_seq`.
+    """Append `bodies` to the log of `run`, in order, and put the run; return it with its new `last_seq`.
 
-    The run inside a RunChanged is put up to date with the seq and the time of its event.
+    The run inside a RunChanged gets the seq and time of its event.
     """
     seq, state_time = run.last_seq, run.state_time
     events = []
@@ -43,8 +43,8 @@ def write(unit: UnitOfWork, run: RunRow, bodies: Sequence[EventBody], *, attempt
     return unit.put_run(replace(run, last_seq=seq, update_time=update_time, state_time=state_time))
 
 
-def tell_fire(unit: UnitOfWork, starter: StarterRow, fire: FireRow) -> None:
-    """Have the life cycle tell what became of a fire; nothing of one that waits: what becomes of it follows."""
+def write_fire(unit: UnitOfWork, starter: StarterRow, fire: FireRow) -> None:
+    """Add a life-cycle event for the outcome of a fire. A waiting fire is reported later."""
     if fire.outcome is FireOutcome.WAITING:
         return
     name = "schedule" if isinstance(starter, ScheduleRow) else "trigger"

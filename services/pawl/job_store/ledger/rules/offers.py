@@ -1,4 +1,4 @@
-"""Front-end calls under a lease: one client at a time, given back or run out and then offered again (FE-2)."""
+"""Leases on front-end calls: one client at a time. Released or expired calls are offered again (FE-2)."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from pawl.values import CallState, RunState
 
 
 def is_pending(run: RunRow, call: CallRow) -> bool:
-    """Return whether `call`, of `run`, waits for someone."""
+    """Return whether `call`, of `run`, waits for a person or a client."""
     if call.reserved_by or run.state.is_terminal or run.is_stopping:
         return False
     if call.state is CallState.RUNNING:
-        # In doubt. Of a quarantined run it is open whether it is: the registry may know.
+        # In doubt. For a quarantined run this is not known yet: the registry may have the result.
         return run.state is RunState.NEEDS_ATTENTION and not run.is_quarantined
     return call.state in call_table.PENDING
 
 
 def inboxes(unit: UnitOfWork) -> frozenset[tuple[StoreId, UserId]]:
-    """Return whose inboxes may show something else after the operations of `unit`: rather one too many."""
+    """Return whose inboxes may have changed after the operations of `unit`. May include unchanged ones."""
     calls = [*unit.calls.created(), *(call for change in unit.calls.changed() for call in change)]
     keys = {RunKey(call.store_id, call.run_id) for call in calls if call.state in call_table.PENDING}
     runs = [run for key in keys if (run := unit.runs.get(key)) is not None]
@@ -39,7 +39,7 @@ def _waits(run: RunRow) -> tuple[bool, bool, int | None]:
 
 
 def renewed(call: CallRow, *, now: datetime, lease_seconds: float | None = None) -> CallRow:
-    """Return `call` with a lease that ends `lease_seconds` from now, or as long from now as it was given for."""
+    """Return `call` with its lease renewed, by default for its last duration."""
     offer = call.offer
     if offer is None:
         return call
@@ -48,13 +48,15 @@ def renewed(call: CallRow, *, now: datetime, lease_seconds: float | None = None)
 
 
 def may_take(run: RunRow, call: CallRow, client_id: ClientId) -> bool:
-    """Return whether a client may take `call`, of `run`: tools that came with a session are of that client alone."""
+    """Return whether a client may lease `call`, of `run`: only the session's client may lease its own tools."""
     own = run.own_tools
     return own is None or not own.client_id or call.tool_name not in own.names or own.client_id == client_id
 
 
 class Leased(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a client that asked for a call: whether it holds it, and the call; None if this user has none.
+    """The response to a client that asked for a call.
+
+    `call` is None if the user has no such call.
 
     `replaced` if a newer session of the same client holds it.
     """
@@ -76,15 +78,13 @@ class LeaseOffer(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def row_keys(self) -> RowKeys:
-        """The rows it needs."""
         return RowKeys(runs=(self.run,), calls=(self.call,))
 
     def apply(self, unit: UnitOfWork) -> Leased:
-        """Grant the lease if the call waits and nobody else holds it. Then the client executes it, and the log says so.
+        """Grant the lease if the call waits and no other client holds it, and log that the client executes it.
 
-        To the client that holds it, it is granted again with the same epoch, and
-        belongs to this session from then on, unless a newer one holds it: the ids
-        of sessions sort by the time at which they were opened.
+        A client that already holds it gets the same epoch again, and the call moves to this session unless a newer one
+        holds it: session ids sort by the time at which they were opened.
         """
         run, call = unit.runs.get(self.run), unit.calls.get(self.call)
         if run is None or call is None or call.run_id != run.run_id or run.user_id != self.user_id:
@@ -111,7 +111,7 @@ class LeaseOffer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RenewOffers(msgspec.Struct, frozen=True, kw_only=True):
-    """Renew the leases of `calls` (with their runs) that the session of the client still holds."""
+    """Renew the leases of `calls` (with their runs) that the client's session still holds."""
 
     client_id: ClientId
     session_id: SessionId = SessionId("")
@@ -120,7 +120,6 @@ class RenewOffers(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def row_keys(self) -> RowKeys:
-        """The rows it needs."""
         return _row_keys(self.calls)
 
     def apply(self, unit: UnitOfWork) -> tuple[CallRow, ...]:
@@ -134,10 +133,9 @@ class RenewOffers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReleaseOffers(msgspec.Struct, frozen=True, kw_only=True):
-    """Give the leases of `calls` (with their runs) back: those of a session of `client_id`.
+    """Release the leases of `calls` (with their runs): those of a session of `client_id`, or expired ones if None.
 
-    If that is None, those that ran out. A session that was lost gives back late;
-    what the client has leased again by another one stays with it.
+    A lost session may release late; calls that another session of the client has leased since stay leased.
     """
 
     client_id: ClientId | None
@@ -146,7 +144,6 @@ class ReleaseOffers(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def row_keys(self) -> RowKeys:
-        """The rows it needs."""
         return _row_keys(self.calls)
 
     def apply(self, unit: UnitOfWork) -> int:
@@ -177,7 +174,7 @@ def _row_keys(calls: tuple[tuple[RunKey, CallKey], ...]) -> RowKeys:
 
 
 def _held(unit: UnitOfWork, keys: tuple[tuple[RunKey, CallKey], ...]) -> list[tuple[RunRow, CallRow]]:
-    """Return the calls that are still offered and held by someone, with their runs."""
+    """Return the calls that are still offered and held, with their runs."""
     held = []
     for run_key, call_key in keys:
         run, call = unit.runs.get(run_key), unit.calls.get(call_key)
@@ -189,6 +186,6 @@ def _held(unit: UnitOfWork, keys: tuple[tuple[RunKey, CallKey], ...]) -> list[tu
 
 
 def _change(unit: UnitOfWork, run: RunRow, call: CallRow) -> None:
-    """Put a call whose holder changed, and say so in the log."""
+    """Put a call whose holder changed, and log the change."""
     unit.put_call(call)
     log.write(unit, run, [CallChanged(from_state=CallState.OFFERED, call=call)])

@@ -1,7 +1,7 @@
-"""The rows of the ledger. Where a field has a default, that is what it is in a new row.
+"""Rows of the ledger.
 
-Fields of type `bytes` are opaque: the ledger keeps what it does not judge, and
-gives it back unchanged. Times are those of the database, with a time zone.
+A field's default is its value in a new row. Fields of type `bytes` are opaque to the ledger, which stores and returns
+them unchanged. Times come from the database and have a time zone.
 """
 
 from __future__ import annotations
@@ -36,14 +36,12 @@ from pawl.values import CallState, CommandOutcome, RunState, Series, StopCause
 
 
 class ConversationKey(msgspec.Struct, frozen=True, order=True, gc=False):
-    """The key of a conversation."""
-
     store_id: StoreId
     conversation_id: ConversationId
 
 
 class ClientKey(msgspec.Struct, frozen=True, order=True, gc=False):
-    """The key of a conversation as its client made it: a hash of that, unique among those of the user."""
+    """Hash of the conversation key that a client has chosen. Unique per user."""
 
     store_id: StoreId
     user_id: UserId
@@ -51,7 +49,7 @@ class ClientKey(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 class CommandKey(msgspec.Struct, frozen=True, order=True, gc=False):
-    """The key of a command: its sender made the id, and it is unique within the run."""
+    """Key of a command. The sender chooses the id; it is unique within the run."""
 
     store_id: StoreId
     run_id: RunId
@@ -59,7 +57,7 @@ class CommandKey(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 class RequestKey(msgspec.Struct, frozen=True, order=True, gc=False):
-    """The key of a request: its sender made the id, and it is unique among those of the user."""
+    """Key of a request. The sender chooses the id; it is unique per user."""
 
     store_id: StoreId
     user_id: UserId
@@ -70,19 +68,23 @@ _IN_MOTION: Final = frozenset({RunState.RUNNING, RunState.CANCELLING})
 
 
 class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One message thread. At most one of its runs has the turn; the others wait in `queue`, in order.
+    """One message thread.
 
-    `interrupting` are those of them whose message interrupted another run: they stand first, in the order in which
-    they came, and each is superseded by the one behind it.
-    `title` is what its user called it, `made_title` what was made of its first message, each empty for none.
-    `parent_run_id` is the run whose call its run does; empty for one that people began. `parent_conversation_id` is
-    where that run is.
-    Of a fork, `fork_of` is the conversation that it was made of, and its messages up to `past_number` stand under
-    others, as its segments say; empty and 0 for any other one.
-    `model_title` is what a model has made of it, of the run `title_run_id`, empty for none and as long as none was
-    asked to; `title_at` is when the next one is, None for never.
-    With `shows_arguments` those who may read it, as `sharing` says, may list the calls of its runs, too.
-    `erase_user_id` is whose it was if it is being erased, or was; then it is nobody's. Empty for any other.
+    At most one of its runs has the turn; the others wait in `queue`, in order.
+
+    `interrupting` lists the queued runs whose message interrupted another run. They come first, in order of arrival,
+    and each is superseded by the next.
+
+    `title` comes from the user, `made_title` from the first message and `model_title` from a model; each is empty for
+    none. The model makes a title from the run `title_run_id`; `title_at` is when it is next asked, None for never.
+
+    `parent_run_id` is the run that delegated a call to this conversation, `parent_conversation_id` that run's
+    conversation. Both are empty for conversations that people started.
+
+    `fork_of` is the source of a fork. Messages up to `past_number` belong to other conversations, as its segments say.
+
+    `shows_arguments` lets readers (see `sharing`) list the calls of its runs too. `erase_user_id` is the former user of
+    a conversation that is being or was erased; its `user_id` is empty.
     """
 
     store_id: StoreId
@@ -113,50 +115,49 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shown_title(self) -> str:
-        """That of its user, else that of a model, else the first line; empty if there is none."""
+        """The user's title, else the model's, else the first line of the conversation; may be empty."""
         return self.title or self.model_title or self.made_title
 
     @property
     def key(self) -> ConversationKey:
-        """Store and conversation."""
         return ConversationKey(self.store_id, self.conversation_id)
 
     def is_shown_to(self, user_id: UserId) -> bool:
-        """Return whether a user of its store may read it: its own, or another one while it is shared."""
+        """Return whether a user of its store may read it: the owner always, others while it is shared."""
         return self.user_id == user_id or (self.user_id != "" and self.sharing >= Sharing.READ)
 
     def takes_messages_of(self, user_id: UserId) -> bool:
-        """Return whether a user of its store may write to it: its own, or another one while it is shared for that."""
+        """Return whether a user of its store may write to it: the owner always, others if it is shared for writing."""
         return self.user_id == user_id or (self.user_id != "" and self.sharing is Sharing.WRITE)
 
     def author(self, user_id: UserId) -> UserId:
-        """Return what its messages say of whose they are (`MessageRow.user_id`) if they are of a user."""
+        """Return the `MessageRow.user_id` of messages by this user: empty for the owner."""
         return UserId("") if self.user_id == user_id else user_id
 
     @property
     def notified(self) -> tuple[RunId, ...]:
-        """The runs that notices of jobs are about: the active one, and the jobs; none where there is no job."""
+        """The active run and the jobs with notices; empty without background state."""
         if self.background == NO_BACKGROUND:
             return ()
-        told = (each.run_id for each in self.background.notices)
-        return tuple(run_id for run_id in (self.active_run_id, *told) if run_id)
+        notified = (each.run_id for each in self.background.notices)
+        return tuple(run_id for run_id in (self.active_run_id, *notified) if run_id)
 
     @property
     def client_key(self) -> ClientKey | None:
-        """Store, user and the hash of the key that the client has chosen; None if it chose none."""
+        """Its `ClientKey`; None if the client chose no key."""
         return None if self.key_hash is None else ClientKey(self.store_id, self.user_id, self.key_hash)
 
     def without(self, run_id: RunId, *, now: datetime) -> ConversationRow:
-        """Return it once a run does not wait any more."""
+        """Return the conversation with a run removed from its queue."""
         queue = tuple(other for other in self.queue if other != run_id)
         interrupting = tuple(other for other in self.interrupting if other in queue)
         return replace(self, queue=queue, interrupting=interrupting, update_time=now)
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of the past of a fork: its messages from the first to the last number are those of another conversation.
+    """A part of a fork's past: a range of messages that belong to another conversation.
 
-    They have the same numbers there. An empty source was erased: nothing stands there any more.
+    The messages have the same numbers there. If the source is empty, it was erased and the messages no longer exist.
     """
 
     first_number: int
@@ -165,14 +166,12 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SegmentRow(Segment, frozen=True, kw_only=True):
-    """A segment of a fork."""
-
     store_id: StoreId
     conversation_id: ConversationId
 
 
 class LastCommit(msgspec.Struct, frozen=True, kw_only=True):
-    """The last step of a run, and the answer to its owner, also to a repeat: its events, and whether commands wait."""
+    """The last step of a run and the response to its owner, repeated if the owner sends the step again."""
 
     commit_id: str
     epoch: int
@@ -184,14 +183,12 @@ class LastCommit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attention(msgspec.Struct, frozen=True, kw_only=True):
-    """A need for an operator: the reason, and since when."""
-
     reason: AttentionReason
     since_time: datetime
 
 
 class OwnTools(msgspec.Struct, frozen=True, kw_only=True):
-    """The tools that came with a run; `client_id` alone gets their calls, any client of the user if it is empty."""
+    """The tools that came with a run. Only `client_id` gets their calls; any client of the user if it is empty."""
 
     names: tuple[str, ...]
     client_id: ClientId = ClientId("")
@@ -202,12 +199,13 @@ class RunRow(Actor, frozen=True, kw_only=True):
     """One execution on a conversation. schema.sql describes the fields.
 
     `claim_at` drives scheduling: None if there is nothing to do; otherwise a worker may claim the run from that time on
-    (it was queued, its lease ended, its deadline came, a command arrived). `worker_id` holds the lease; None while the
-    run is parked or free. `queued_message` is the first message of a run that has not had its turn yet. `crashes`
+    (it was queued, its lease expired, its deadline came, a command arrived). `worker_id` holds the lease; None while
+    the run is parked or free. `queued_message` is the first message of a run that has not had its turn yet. `crashes`
     counts the workers that died with the run since it last made progress.
-    `budget_run_id` is the root of the tree that shares a token budget; empty if that is this run, or has no budget.
-    `generation` counts the turns started by notices that lead to this run; 1 for such a turn itself.
-    `grant` is the approval of a job's iterations.
+
+    `budget_run_id` is the root of the tree that shares a token budget; empty if this run is the root or has no budget.
+    `generation` counts the turns started by notices that lead to this run; 1 for such a turn itself. `grant` is the
+    approval of a job's iterations.
     """
 
     store_id: StoreId
@@ -267,12 +265,11 @@ class RunRow(Actor, frozen=True, kw_only=True):
 
     @property
     def is_turn(self) -> bool:
-        """True if notices of jobs have begun it, and no message."""
+        """Whether notices of jobs started the run, rather than a message."""
         return self.generation > 0 and not self.reports_to
 
     @property
     def key(self) -> RunKey:
-        """Store and run."""
         return RunKey(self.store_id, self.run_id)
 
     @property
@@ -282,59 +279,59 @@ class RunRow(Actor, frozen=True, kw_only=True):
 
     @property
     def is_active(self) -> bool:
-        """True if the run takes a place (LOOP-14): a worker has it or had it when it crashed, or it is in motion.
+        """Whether the run uses a slot (LOOP-14): a worker holds or held it, or it is RUNNING or CANCELLING.
 
-        A run that is parked, or waits for its turn, costs nothing.
+        A run that is parked or waits for its turn uses no slot.
         """
         return self.worker_id is not None or self.state in _IN_MOTION
 
     @property
     def is_queued(self) -> bool:
-        """True if the run waits to begin: no worker has it."""
+        """Whether the run waits for its first worker."""
         return self.state is RunState.QUEUED and not self.is_active
 
-    def wants_to_begin(self, now: datetime) -> bool:
-        """Return whether the run waits for a place of its store; a turn never does, and a job once it is due."""
+    def needs_slot(self, now: datetime) -> bool:
+        """Return whether the run waits for a slot of its store: a queued run, or a job that is due. Turns never do."""
         is_due = self.claim_at is not None and self.claim_at <= now
         is_late = self.in_background and self.state is RunState.WAITING and not self.round and is_due
         return not self.is_turn and (self.is_queued or (is_late and not self.is_active))
 
     @property
     def is_stopping(self) -> bool:
-        """True if somebody has stopped the run and it has not ended: nothing new starts (I12)."""
+        """Whether the run is being stopped and has not ended. Nothing new starts (I12)."""
         return self.stop_cause is not None and not self.state.is_terminal
 
     @property
     def is_quarantined(self) -> bool:
-        """True if no worker gets the run until an operator acts."""
+        """Whether no worker gets the run until an operator acts."""
         return self.attention is not None and self.attention.reason is AttentionReason.QUARANTINED
 
 
 class QueueKey(msgspec.Struct, frozen=True, order=True, gc=False):
-    """The key of a queue: what people wait for, and what goes on in the background, have places of their own."""
+    """Key of a queue. Background runs and all others have separate slots."""
 
     store_id: StoreId
     in_background: bool
 
 
 class Queue(msgspec.Struct, frozen=True, kw_only=True):
-    """The runs of a store that could begin and have not, those that take one of its places, and its places, in numbers.
+    """Counts for one queue of a store: runs that have not started, active runs, and slots.
 
-    See `RunRow.wants_to_begin`.
+    See `RunRow.needs_slot`.
     """
 
     queued: int
     active: int
-    places: int
+    slots: int
 
     @property
     def waiting(self) -> int:
-        """The number that wait for a place. A run that only waits to be claimed is no reason to refuse another one."""
-        return self.queued - max(0, self.places - self.active)
+        """Number of runs that wait for a slot. Runs that only wait to be claimed do not count."""
+        return self.queued - max(0, self.slots - self.active)
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
-    """The session and the client that hold a front-end call; `client_id` is empty when nobody does."""
+    """The client and session that hold a front-end call. `client_id` is empty if no client does."""
 
     client_id: ClientId
     session_id: SessionId = SessionId("")
@@ -343,16 +340,16 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     lease_seconds: float
 
     def is_held(self, now: datetime) -> bool:
-        """Return whether a client holds the call at `now`."""
         return self.client_id != "" and self.expire_time is not None and self.expire_time > now
 
 
 class CallFields(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of a call that the owner of its run gives.
+    """The fields of a call that the owner of its run sets.
 
-    `digest` is empty if it was never gated. `escalated` says that its approval was waited for twice, `has_default`
-    that a question has an answer for the case that nobody gives one. `child_run_id` is the run that does it, empty if
-    none ever did. `series` can be granted with it, or is the one under whose grant it runs. `spec` is the rest.
+    `digest` is empty if the call was never gated. `escalated` means that its approval was requested twice,
+    `has_default` that the question has a default answer. `child_run_id` is the run that executes the call; empty if
+    none ever did. `series` is the series that an approval can grant, or under whose grant the call runs. `spec` is the
+    opaque rest.
     """
 
     call_id: CallId
@@ -378,11 +375,10 @@ class CallFields(msgspec.Struct, frozen=True, kw_only=True):
 class CallRow(CallFields, frozen=True, kw_only=True):
     """One tool call.
 
-    `reserved_by` is the command that settles or decides it and that the owner of
-    the run has not consumed yet; empty if none. `approvals` are those of the call as it is shown now, in order, each by
-    another person with another credential; it starts only once there are `approvals_required`.
-    `earlier_approvals` are those of what it was before it was edited. `progress_time` is when the log last told how
-    far its client is. `state_time` is when it came into its state.
+    `reserved_by` is the command that settles or decides the call and that the owner of the run has not consumed yet;
+    empty for none. `approvals` are for the call as shown now, in order, each by a different person with a different
+    credential. The call starts only with `approvals_required` of them. `earlier_approvals` were given before the call
+    was edited. `progress_time` is when the log last reported its progress, `state_time` when it entered its state.
     """
 
     store_id: StoreId
@@ -402,19 +398,20 @@ class CallRow(CallFields, frozen=True, kw_only=True):
 
     @property
     def key(self) -> CallKey:
-        """Store and call."""
         return CallKey(self.store_id, self.call_id)
 
     @property
     def is_leased(self) -> bool:
-        """True if a client has taken the offer and not given it back."""
+        """Whether a client holds the offer."""
         return self.state is CallState.OFFERED and self.offer is not None and self.offer.client_id != ""
 
 
 class MessageRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of a conversation. `summarised_to` is not 0 for a summary; `body` is the rest of the message.
+    """One message of a conversation.
 
-    `user_id` is whose run it is of, if not the conversation's user; empty for that one's.
+    `summarised_to` is over 0 for a summary; `body` is the opaque rest.
+
+    `user_id` is the user of its run if that is not the conversation's user; otherwise empty.
     """
 
     store_id: StoreId
@@ -429,10 +426,13 @@ class MessageRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CommandRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A command and its receipt. An accepted one stays in the inbox of its run until it is consumed.
+    """A command and its receipt.
 
-    `call_id` is the call that it settles or decides; empty if none. `credential_id` sent it, as
-    `delegate_user_id` for the user if a delegate did; both are empty if unknown, and of the ledger's own.
+    An accepted command stays in the inbox of its run until it is consumed.
+
+    `call_id` is the call that it settles or decides; empty for none. `credential_id` is the sender's, and
+    `delegate_user_id` the delegate that acted for the user. Both are empty if unknown, or if the ledger sent the
+    command.
     """
 
     store_id: StoreId
@@ -454,12 +454,11 @@ class CommandRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> CommandKey:
-        """Store, run and command."""
         return CommandKey(self.store_id, self.run_id, self.command_id)
 
 
 class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that had its effect, and which run it made or entered, or which conversation it made without a run."""
+    """A completed request and the run it created or entered, or the conversation it created without a run."""
 
     store_id: StoreId
     user_id: UserId
@@ -472,5 +471,4 @@ class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> RequestKey:
-        """Store, user and request."""
         return RequestKey(self.store_id, self.user_id, self.request_id)

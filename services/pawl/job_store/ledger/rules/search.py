@@ -1,4 +1,4 @@
-"""Words of texts, and those that a search looks for: the same rule for both."""
+"""Extracts words from texts and from search queries, by the same rule."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import Final
 from pawl.chassis.ids import StoreId, UserId
 from pawl.errors import InvalidField, TooLarge
 
+# Only this much of a text is indexed.
 TEXT_CHARACTERS_MAX: Final = 16_384
-"""So much of a text can be found by."""
+# Maximum number of distinct words of a text that are indexed.
 WORDS_MAX: Final = 1000
-"""The different words of a text by which it can be found."""
+# Longer words are indexed by their first characters.
 WORD_CHARACTERS_MAX: Final = 32
-"""A longer word is found by its beginning."""
 QUERY_BYTES_MAX: Final = 200
 QUERY_WORDS_MAX: Final = 8
 
-# Scripts that are written without spaces: each character stands for itself.
+# Scripts written without spaces: each character is a word.
 _UNSPACED: Final = r"\u0e00-\u0eff\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _WORD: Final = re.compile(rf"[{_UNSPACED}]|[^\W_{_UNSPACED}]+")
 _MARK_BYTES: Final = 5
 
 
 def words(text: str) -> tuple[str, ...]:
-    """Return the different words of a text in order, in one case and one form of Unicode; the cost has a bound."""
+    """Return the distinct words of a text in order, case-folded and normalised. The cost is bounded."""
     folded = unicodedata.normalize("NFKC", text[:TEXT_CHARACTERS_MAX])[: 2 * TEXT_CHARACTERS_MAX].casefold()
     found = (each[0][:WORD_CHARACTERS_MAX] for each in _WORD.finditer(folded))
     distinct: dict[str, None] = {}
@@ -39,22 +39,22 @@ def words(text: str) -> tuple[str, ...]:
 
 
 def query_words(query: str) -> tuple[str, ...]:
-    """Return the words with which those of a text must begin; none for an empty query.
+    """Return the word prefixes of a query; empty for an empty query.
 
     Raises:
-        TooLarge: it has more than 200 bytes.
-        InvalidField: it has no word.
+        TooLarge: The query has more than 200 bytes.
+        InvalidField: The query has no word.
     """
     if not query:
         return ()
     if len(query.encode()) > QUERY_BYTES_MAX:
-        raise TooLarge(f"query has at most {QUERY_BYTES_MAX} bytes", field="query")
+        raise TooLarge(f"query must have at most {QUERY_BYTES_MAX} bytes", field="query")
     found = words(query)
     if not found:
-        raise InvalidField("query has no word: give letters or digits to look for", field="query")
+        raise InvalidField("query has no word: give letters or digits", field="query")
     return tuple(itertools.islice(found, QUERY_WORDS_MAX))
 
 
 def mark(store_id: StoreId, user_id: UserId) -> str:
-    """Return what the words of a user begin with in the index that all share."""
+    """Return the prefix of a user's words in the shared index."""
     return hashlib.sha256(f"{store_id}\0{user_id}".encode()).digest()[:_MARK_BYTES].hex() + ":"

@@ -1,4 +1,4 @@
-"""A user starts a job: the run is made on the way of a message, and reports to where that would go (ASYNC-1)."""
+"""Starts a user's job: like submitting a message, but the run reports to that conversation (ASYNC-1)."""
 
 from __future__ import annotations
 
@@ -17,43 +17,41 @@ from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
 
 
 class StartJob(Submit, frozen=True, kw_only=True):
-    """Begin the job `run_id`, which reports to the conversation to which its message would go.
+    """Start the job `run_id`, which reports to the conversation to which its message would go.
 
-    The message stands in a conversation of its own. It waits for nobody's turn, and its place is one of the background:
-    `store_places` are those, and `store_queue_max` wait for one of them.
+    The message is in a conversation of its own, so the run waits for no turn. It uses a background slot: `store_slots`
+    and `store_queue_max` are for the background. `job` returns the encoded job for a start time, which is appended to
+    the options of the run. If `is_silent`, it reports nothing, not even its end.
     """
 
     run_id: RunId
     job: Callable[[datetime], bytes]
-    """The job as it starts at a time, behind the options of the run."""
     is_silent: bool
-    """True if it reports nothing, not even its end."""
 
     @property
     def row_keys(self) -> RowKeys:
-        """The rows it needs."""
         queue = QueueKey(self.store_id, in_background=True)
         return replace(
             super().row_keys,
             runs=(RunKey(self.store_id, self.run_id),),
-            queues=((queue, self.store_queue_max, self.store_places),),
+            queues=((queue, self.store_queue_max, self.store_slots),),
         )
 
     def _deliver(self, unit: UnitOfWork, conversation: ConversationRow) -> Submitted:
-        """Create the run; the conversation counts it.
+        """Create the run and count it in the conversation.
 
         Raises:
-            TooManyJobs: the user has as many there as allowed.
-            QueueFull: too many wait in the store.
-            RequestIdReused: the run is there, of a request that is not remembered any more.
+            TooManyJobs: The user has too many open jobs there.
+            QueueFull: Too many jobs wait in the store.
+            RequestIdReused: The run exists, but its request is no longer remembered.
         """
         if unit.runs.get(RunKey(self.store_id, self.run_id)) is not None:
             raise RequestIdReused
         if conversation.background.open_jobs_of(self.user_id) >= jobs.OPEN_MAX:
             raise TooManyJobs
         self.check_queue(unit, in_background=True)
-        conversation = jobs.count_begun(unit, conversation, self.run_id, self.user_id)
-        # No list of conversations has one that does the work of another one.
+        conversation = jobs.add_open_job(unit, conversation, self.run_id, self.user_id)
+        # Conversations of delegated work appear in no list.
         own = delegation.own_conversation(
             unit, conversation.key, user_id=self.user_id, made_title=self.made_title, parent_run_id=self.run_id
         )

@@ -1,4 +1,4 @@
-"""The closed sets of values that the ledger judges. Numbers are those of the contract (`pawl.event.v1`)."""
+"""Enums that the ledger decides on. The numbers are those of `pawl.event.v1`."""
 
 from __future__ import annotations
 
@@ -6,22 +6,18 @@ from enum import IntEnum
 
 
 class AttentionReason(IntEnum):
-    """The reason why a run needs an operator."""
-
     UNKNOWN_OUTCOME = 1
     QUARANTINED = 2
 
 
 class OperatorAct(IntEnum):
-    """The act of an operator on a run."""
-
     RESOLVED = 1
     REDRIVEN = 2
     ENDED = 3
 
 
 class Sharing(IntEnum):
-    """The rights of other users of the store on a conversation."""
+    """The access of other users of the store to a conversation."""
 
     PRIVATE = 1
     READ = 2
@@ -29,7 +25,7 @@ class Sharing(IntEnum):
 
 
 class WaitReason(IntEnum):
-    """The reasons why a run does not go on; of several the first counts."""
+    """Why a run makes no progress. If there are several reasons, the first counts."""
 
     APPROVAL = 1
     ANSWER = 2

@@ -1,4 +1,4 @@
-"""Ending a run: on request, and for good."""
+"""Stops runs on request, and ends them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pawl.values import CallState, RunState, StopCause
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of a run that did a call of another one: the payload of that one's command AGENT_ENDED."""
+    """The end of a child run: the payload of the command AGENT_ENDED to its parent."""
 
     run_id: RunId
     state: RunState
@@ -29,7 +29,7 @@ read_ending: Final = msgspec.msgpack.Decoder(Ending).decode
 
 
 def command(unit: UnitOfWork, run: RunRow, cause: StopCause, payload: bytes, *, user_id: UserId = UserId("")) -> None:
-    """Stop `run` as `request` does, if it is open and not CANCELLING: its owner reads `payload`, as of the user."""
+    """Stop `run` as `request` does, if it is open and not CANCELLING. Its owner reads `payload`, sent by the user."""
     if run.state.is_terminal or run.state is RunState.CANCELLING:
         return
     incoming = inbox.arrived(unit, run, name=inbox.CANCEL, payload=payload, user_id=user_id)
@@ -37,12 +37,11 @@ def command(unit: UnitOfWork, run: RunRow, cause: StopCause, payload: bytes, *, 
 
 
 def request(unit: UnitOfWork, run: RunRow, cause: StopCause) -> RunRow:
-    """Stop `run`, which must be open and not CANCELLING: from now on nothing new starts (I12).
+    """Stop `run`, which must be open and not CANCELLING: nothing new starts from now on (I12).
 
-    A run that no worker has begun is CANCELLED at once, unless messages entered
-    it: they must not be lost (I1), and only an owner can read them. Such a run,
-    and any other one, becomes CANCELLING, and its owner, or the next one,
-    settles what is open. A quarantined one gets workers again for that.
+    A run that no worker has claimed is CANCELLED immediately, unless messages entered it: only an owner can read them,
+    and they must not be lost (I1). Any other run becomes CANCELLING, and its owner, or the next one, settles its open
+    calls. A quarantined run gets workers again for that.
     """
     stopped, superseded = _stop(unit, run, cause)
     _supersede(unit, superseded)
@@ -50,14 +49,14 @@ def request(unit: UnitOfWork, run: RunRow, cause: StopCause) -> RunRow:
 
 
 def end(unit: UnitOfWork, run: RunRow, state: RunState, *, attempt: int = 0) -> RunRow:
-    """Put `run` into a terminal state: its last event, its inbox closed, its turn given to the next run."""
+    """Move `run` to a terminal state: write its last event, close its inbox and pass its turn to the next run."""
     ended, superseded = _end(unit, run, state, attempt=attempt)
     _supersede(unit, superseded)
     return ended
 
 
-def give_up(unit: UnitOfWork, run: RunRow, result: bytes) -> RunRow:
-    """End `run`, which is being stopped and has no worker that could: its open calls get `result`, opaque."""
+def end_without_worker(unit: UnitOfWork, run: RunRow, result: bytes) -> RunRow:
+    """End `run`, which is being stopped and has no worker. Its open calls get the opaque `result`."""
     settled = [(before, calls.lost(before, result, now=unit.now)) for before in unit.open_calls(run)]
     for _, call in settled:
         unit.put_call(call)
@@ -65,15 +64,15 @@ def give_up(unit: UnitOfWork, run: RunRow, result: bytes) -> RunRow:
 
 
 def _supersede(unit: UnitOfWork, run: RunRow | None) -> None:
-    """Stop a run, and those whose turn comes by that, as if its turn had come before the message that interrupts it."""
+    """Stop a run, and those that get the turn as a result, as if they had had it before the interrupting message."""
     while run is not None:
         _, run = _stop(unit, run, StopCause.SUPERSEDED)
 
 
 def _stop(unit: UnitOfWork, run: RunRow, cause: StopCause) -> tuple[RunRow, RunRow | None]:
-    """Do what `request` says; return the run, and the one that is superseded now that it has the turn."""
+    """Stop a run as `request` does. Return it, and the run that now has the turn and is superseded."""
     crashes = 0 if run.is_quarantined else run.crashes
-    if not jobs.has_begun(run) and not _was_steered(unit, run):
+    if not jobs.has_started(run) and not _was_steered(unit, run):
         return _end(unit, replace(run, stop_cause=cause), RunState.CANCELLED)
     run_table.check(run.state, RunState.CANCELLING)
     stopping = replace(run, state=RunState.CANCELLING, waits=(), stop_cause=cause, attention=None, crashes=crashes)
@@ -87,26 +86,27 @@ def _was_steered(unit: UnitOfWork, run: RunRow) -> bool:
 
 
 def _end(unit: UnitOfWork, run: RunRow, state: RunState, *, attempt: int = 0) -> tuple[RunRow, RunRow | None]:
-    """Do what `end` says; return the run, and the one that is superseded now that it has the turn."""
+    """End a run as `end` does. Return it, and the run that now has the turn and is superseded."""
     run_table.check(run.state, state)
     ended = replace(run, state=state, waits=(), attention=None, worker_id=None, claim_at=None, end_time=unit.now)
     ended = log.write(unit, ended, [RunChanged(from_state=run.state, run=ended)], attempt=attempt)
     for command in unit.inbox(ended):
         unit.put_command(replace(command, consumed=True))
     superseded = turn.leave(unit, ended)
-    jobs.left(unit, ended)
+    jobs.run_ended(unit, ended)
     if ended.reports_to:
-        jobs.tell(unit, ended, 0)
+        jobs.notify(unit, ended, 0)
     else:
         _report(unit, ended)
     return ended, superseded
 
 
 def _report(unit: UnitOfWork, run: RunRow) -> None:
-    """Tell the run whose call this one did, in the same transaction: its call is settled with this and nothing else.
+    """Report the end of a child run to its parent in the same transaction.
 
-    Of a call that was given up, and of a run that is not there any more, nobody
-    wants to know.
+    Nothing else settles the call.
+
+    Does nothing if the call was cancelled or the parent no longer exists.
     """
     parent = unit.runs.get(RunKey(run.store_id, run.parent_run_id))
     call = unit.calls.get(CallKey(run.store_id, run.parent_call_id))

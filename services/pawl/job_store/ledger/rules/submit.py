@@ -1,4 +1,4 @@
-"""A message of a user arrives: a new run, or a word into the active one (LOOP-1, LOOP-13)."""
+"""Submits a user's message: creates a new run, or steers the active one (LOOP-1, LOOP-13)."""
 
 from __future__ import annotations
 
@@ -37,28 +37,31 @@ _ON_THE_ACTIVE: Final = frozenset({MessagePolicy.STEER, MessagePolicy.INTERRUPT}
 
 
 class Submitted(msgspec.Struct, frozen=True, kw_only=True):
-    """The run that was created or entered, as it is now.
+    """The run that was created or entered.
 
-    `place` is its place among those that wait for their turn in the conversation, from 1; 0 if it has its turn.
+    `queue_position` is its position in the conversation's queue, from 1; 0 if it has the turn.
     """
 
     run: RunRow
     steered: bool
-    place: int = 0
+    queue_position: int = 0
 
 
 class Submit(ConversationRequest, frozen=True, kw_only=True):
-    """Bring `message` to a conversation.
+    """Submit `message` to a conversation.
 
-    `conversation_id` is empty for a new conversation. Opaque: `message` as it enters the conversation,
-    `steer` with the message and `interrupt` as commands for the owner of the
-    active run, and `options`, how the new run is to be driven and with which roles. At most `queue_max`
-    runs wait for their turn in the conversation, and `store_queue_max` wait
-    for one of the `store_places` of the store. `text_bytes` is the size of the text of the message.
-    A new run keeps whose act it is, and one that it enters the people.
-    `key_hash` is that of the key which the client has chosen for the conversation, in place of its id; empty for none.
-    A conversation that it begins has the title `made_title`, and one that was archived comes back. A new run is one of
-    the agent `agent_name`, and has the `labels`.
+    `conversation_id` is empty for a new conversation; `new_conversation_id` is then its id, if set. `key_hash` is the
+    hash of the client's conversation key, if it is used instead. A new conversation gets the title `made_title`. An
+    archived one is restored.
+
+    Opaque: `message` as it enters the conversation, `steer` and `interrupt` as commands for the owner of the active
+    run, and `options` for the new run. `text_bytes` is the size of the message's text.
+
+    At most `queue_max` runs wait for their turn in the conversation, and `store_queue_max` for one of the `store_slots`
+    slots of the store.
+
+    `undoes` is the run that the new one undoes: writers may undo their own runs after sharing has ended. With
+    `only_repeat` only a repeated request succeeds, for example because the agent is missing.
     """
 
     conversation_id: ConversationId
@@ -73,46 +76,43 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
     token_budget: int = 0
     token_ceiling: int = 0
     text_bytes: int = 0
-    store_places: int = 0
+    store_slots: int = 0
     inbox_limits: inbox.Limits = inbox.LIMITS
     key_hash: bytes = b""
     made_title: str = ""
     undoes: RunId = RunId("")
-    """The run that the new one undoes: that of a writer may be undone when the conversation is shared no more."""
     agent_name: str = DEFAULT_AGENT
     labels: Mapping[str, str] = {}
     own_tools: OwnTools | None = None
-    """The tools that come with the run."""
     new_conversation_id: ConversationId = ConversationId("")
-    """The id of the conversation that it makes, if it names none; empty for any."""
     only_repeat: bool = False
-    """True if it is refused as things are now, for lack of its agent for one: no run is made, one that was is given."""
 
     @property
     def row_keys(self) -> RowKeys:
-        """The rows it needs."""
         conversation = ConversationKey(self.store_id, self.conversation_id)
         return RowKeys(
             requests=self.request_keys,
             conversations=(conversation,) if self.conversation_id else (),
             keyed=(self._client_key,) if self.key_hash else (),
             runs=(RunKey(self.store_id, self.undoes),) if self.undoes else (),
-            queues=((QueueKey(self.store_id, in_background=False), self.store_queue_max, self.store_places),),
+            queues=((QueueKey(self.store_id, in_background=False), self.store_queue_max, self.store_slots),),
         )
 
     def apply(self, unit: UnitOfWork) -> Submitted:
-        """Create or enter a run; the same request again gets the same run.
+        """Create or steer a run.
+
+        A repeated request returns the same run.
 
         Raises:
-            RequestIdReused: the request id came before with something else.
-            ToolExists: the message is refused as things are now.
-            InvalidField: they would enter a run that there is.
-            ConversationNotFound: absent, or of another user who does not share it for writing.
-            ConversationErased: the user has erased it.
-            ConversationBusy: the policy is REJECT and a run is active.
-            RunOfAnotherUser: the policy is STEER or INTERRUPT, and that run is of another user.
-            QueueFull: too many runs wait in the conversation, or in the store, or too many
-                messages in the active run, or messages of too many people.
+            RequestIdReused: The request id was used with a different payload.
+            ToolExists: `only_repeat` is set and the request was not made before.
+            InvalidField: Tools came with a message that steers a run.
+            ConversationNotFound: No such conversation of the user, and none shared for writing.
+            ConversationErased: The user has erased it.
+            ConversationBusy: The policy is REJECT and a run is active.
+            RunOfAnotherUser: The policy is STEER or INTERRUPT, and another user started the active run.
+            QueueFull: Too many runs wait in the conversation or the store, or too many messages in the active
+                run, or messages of too many people.
         """
         earlier = self.earlier(unit)
         if earlier is not None:
@@ -123,7 +123,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
         if self.only_repeat:
             raise ToolExists
         if self.own_tools is not None and self.policy is MessagePolicy.STEER:
-            raise InvalidField("tools come with a run that is started", field="policy")
+            raise InvalidField("tools require a new run: the policy cannot be STEER", field="policy")
         conversation = self._conversation(unit)
         submitted = self._deliver(unit, conversation)
         self.remember(unit, run_id=submitted.run.run_id, steered=submitted.steered)
@@ -185,7 +185,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
                 return self._create(unit, conversation)
             case MessagePolicy.STEER:
                 if active.is_stopping:
-                    # What enters a run that is being stopped would be lost.
+                    # A message that enters a run that is being stopped would be lost.
                     return self._create(unit, conversation)
                 incoming = self._command(unit, active, inbox.STEER, self.steer)
                 active = inbox.accept_message(
@@ -202,27 +202,27 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
                 assert_never(self.policy)
 
     def _instead_of(self, unit: UnitOfWork, conversation: ConversationRow, active: RunRow) -> Submitted:
-        """Start a run before or after a turn of the same user, whatever the policy: no message started the turn.
+        """Start a run before or after a turn, whatever the policy, because no message started the turn.
 
-        One that has begun ends by itself, after few rounds, unless it waits. One whose workers died stands in the way
-        of all users, so it gives way to any of them.
+        A running turn ends automatically after a few rounds, unless it waits. A quarantined turn blocks all users, so
+        it gives way to any of them.
         """
         if self.policy is MessagePolicy.REJECT and conversation.queue:
             raise ConversationBusy
         interrupts = self.policy is MessagePolicy.INTERRUPT
         submitted = self._create(unit, conversation, first=interrupts)
         is_to_end = interrupts or active.state in {RunState.WAITING, RunState.NEEDS_ATTENTION}
-        if (is_to_end or not jobs.has_begun(active)) and not active.is_stopping:
+        if (is_to_end or not jobs.has_started(active)) and not active.is_stopping:
             stop.command(unit, active, StopCause.SUPERSEDED, self.interrupt)
         return replace(submitted, run=unit.runs.get(submitted.run.key) or submitted.run)
 
     def _create(self, unit: UnitOfWork, conversation: ConversationRow, *, first: bool = False) -> Submitted:
         is_own = conversation.user_id == self.user_id
-        # Those who may write to it leave half of the places to whose it is, and do not go before what waits.
+        # Writers leave half of the queue to the owner of the conversation, and do not jump the queue.
         first = first and is_own
         queue_max = self.queue_max if is_own else (self.queue_max + 1) // 2
         if len(conversation.queue) >= queue_max:
-            raise QueueFull(f"{queue_max} messages wait in this conversation already")
+            raise QueueFull(f"{queue_max} messages are already waiting in this conversation: try again later")
         self.check_queue(unit)
         budget = (self.token_budget, self.token_ceiling)
         run = turn.queued(conversation, RunId(unit.ids.new("run")), self.message, self.options, budget, now=unit.now)
@@ -233,28 +233,26 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
         if conversation.active_run_id is None:
             return Submitted(run=turn.give(unit, conversation, run, before=(created,)), steered=False)
         queue, interrupting = conversation.queue, conversation.interrupting
-        place = sum(waiting in interrupting for waiting in queue) if first else len(queue)
-        queue = (*queue[:place], run.run_id, *queue[place:])
+        index = sum(waiting in interrupting for waiting in queue) if first else len(queue)
+        queue = (*queue[:index], run.run_id, *queue[index:])
         interrupting = (*interrupting, run.run_id) if first else interrupting
         unit.put_conversation(replace(conversation, queue=queue, interrupting=interrupting, update_time=unit.now))
         return Submitted(run=write(unit, run, [created]), steered=False)
 
     def check_queue(self, unit: UnitOfWork, *, in_background: bool = False) -> None:
-        """Refuse a run of which too many wait for a place of the store already.
+        """Refuse a run if too many already wait for a slot of the store.
 
         Raises:
-            QueueFull: so many do.
+            QueueFull: Too many are waiting.
         """
         of_store = unit.queues.get(QueueKey(self.store_id, in_background=in_background))
         if of_store is None or of_store.waiting < self.store_queue_max:
             return
         waiting, way = ("jobs", "stop some, or try") if in_background else ("runs", "try")
-        raise QueueFull(
-            f"{self.store_queue_max} {waiting} wait in this store already: {way} again when some have begun"
-        )
+        raise QueueFull(f"{self.store_queue_max} {waiting} are already waiting in this store: {way} again later")
 
     def signed(self, run: RunRow) -> RunRow:
-        """Return a new run with whose act it is, its agent and its labels."""
+        """Return a new run with its actor, agent and labels."""
         return replace(
             run,
             user_id=self.user_id,
@@ -283,4 +281,4 @@ def _placed(unit: UnitOfWork, submitted: Submitted) -> Submitted:
     conversation = unit.conversations.get(ConversationKey(run.store_id, run.conversation_id))
     if conversation is None or run.run_id not in conversation.queue:
         return submitted
-    return replace(submitted, place=conversation.queue.index(run.run_id) + 1)
+    return replace(submitted, queue_position=conversation.queue.index(run.run_id) + 1)

@@ -1,8 +1,7 @@
-"""Trimming jobs while they are open: a series keeps its last iterations, older ones go with their calls and events.
+"""Trims open jobs: a job keeps its last iterations, and older calls and events are removed.
 
-A mark stands at the end of a round: how many rounds there were, and where the log was. When as many more have passed
-as are kept, what lies before the mark goes, and a new one is set. So it happens once in so many iterations, takes with
-it as many, and nothing is looked for.
+A mark records the round and the log position at the end of a round. Once as many rounds as are kept have passed,
+everything before the mark is removed and a new mark is set. Trims are therefore rare, bounded, and need no search.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from msgspec.structs import replace
 from pawl.chassis.ids import RunKey
 from pawl.job_store.ledger.rules.rows import RunRow
 
+# A job keeps at least this many iterations, and at most twice as many.
 ITERATIONS_KEPT: Final = 100
-"""Fewest iterations of a job that are kept; there may be twice as many."""
 
 
 class Trim(msgspec.Struct, frozen=True, kw_only=True):
-    """The settled calls of a run up to a round, and its events up to a seq, which are removed."""
+    """The settled calls up to a round and the events up to a seq, which are removed."""
 
     run: RunKey
     round: int
@@ -28,9 +27,9 @@ class Trim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def after_round(before: RunRow, run: RunRow, kept: int) -> tuple[RunRow, Trim | None]:
-    """Return a run that is in a new round since `before`, and what is removed of it now, if anything.
+    """Return a run that entered a new round since `before`, and what to remove of it, if anything.
 
-    `before` is as it was when all calls of its rounds had been made: a job begins one once the last one has ended.
+    All calls of earlier rounds are in `before`: a job starts a round only after the last one has ended.
     """
     if not run.reports_to or run.round == before.round or before.round - run.mark_round < kept:
         return run, None

@@ -23,7 +23,7 @@ def queued(
     *,
     now: datetime,
 ) -> RunRow:
-    """Return a new run that has not had its turn; `budget` is of tokens, and what top-ups can raise it to."""
+    """Return a new run that has not had its turn. `budget` is its token budget and the ceiling for top-ups."""
     return RunRow(
         store_id=conversation.store_id,
         run_id=run_id,
@@ -41,7 +41,7 @@ def queued(
 
 
 def budget_below(run: RunRow) -> RunId:
-    """Return the budget_run_id of runs that this run starts; empty if there is no budget."""
+    """Return the budget_run_id of runs that this run starts; empty without a budget."""
     return run.budget_run_id or (run.run_id if run.token_budget else RunId(""))
 
 
@@ -53,9 +53,9 @@ def give(
     before: tuple[EventBody, ...] = (),
     claim_at: datetime | None = None,
 ) -> RunRow:
-    """Give the turn to `run`: its first message enters the conversation, and workers may claim it, or from then on.
+    """Give the turn to `run`: its message enters the conversation, and workers may claim it from `claim_at` on.
 
-    `before` is written to its log first. A run that notices have begun has no message.
+    `before` is written to its log first. A run that notices started has no message.
     """
     if run.queued_message is None:
         raise Internal("a run that had its turn cannot get it again")
@@ -82,9 +82,9 @@ def give(
 
 
 def leave(unit: UnitOfWork, run: RunRow) -> RunRow | None:
-    """Take an ended run out of its conversation; the next one that waits gets the turn.
+    """Take an ended run out of its conversation and give the turn to the next one.
 
-    Return that one if another one that came to interrupt waits behind it.
+    Return the next run if an interrupting message waits behind it.
     """
     conversation = unit.conversation_of(run)
     if conversation.active_run_id != run.run_id:
@@ -95,16 +95,16 @@ def leave(unit: UnitOfWork, run: RunRow) -> RunRow | None:
         return None
     following = unit.runs.get(RunKey(run.store_id, conversation.queue[0]))
     if following is None:
-        raise Internal("the next run of a conversation is not in the unit")
+        raise Internal("the next run of the conversation is not loaded")
     following = give(unit, conversation, following)
     return following if unit.conversation_of(following).interrupting else None
 
 
 def wake(unit: UnitOfWork, run: RunRow) -> RunRow:
-    """Make somebody look at the inbox of `run`: its worker, or whoever claims it now.
+    """Make a worker read the inbox of `run`: notify its worker, or make the run claimable now.
 
-    A run that waits for its turn is left alone, and so is one that notices have begun before its time: it reads its
-    inbox when it runs. So is a quarantined one: it reads it when an operator lets it go on.
+    Does nothing for a run that waits for its turn, a turn that starts later, or a quarantined run: it reads its inbox
+    once it runs.
     """
     if run.is_quarantined:
         return run

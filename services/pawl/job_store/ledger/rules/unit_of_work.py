@@ -1,7 +1,6 @@
 """The rows that a group of operations works on, in memory.
 
-Operations change the unit one after the other. One that is refused leaves it as
-it was: every change made inside `attempt` is undone when an exception passes.
+Operations change the unit one after the other. If an operation raises inside `attempt`, all its changes are undone.
 """
 
 from __future__ import annotations
@@ -43,18 +42,18 @@ R = TypeVar("R")
 
 
 class Ids(Protocol):
-    """The source of new ids."""
+    """Source of new ids."""
 
     def new(self, prefix: str) -> str:
-        """Return a fresh id that starts with `prefix` and an underscore."""
+        """Return a new id of the form `<prefix>_...`."""
 
 
+# Reverts the current operation: call the entries from last to first.
 Undo: TypeAlias = list[Callable[[], None]]
-"""The way back to the state before the operation that is being applied: the newest change is the last."""
 
 
 class Table(Generic[K, R]):
-    """Rows by key. Knows which of them are new and which differ from what was loaded."""
+    """Rows by key. Tracks which rows are new and which differ from the stored ones."""
 
     def __init__(self, undo: Undo) -> None:
         self._undo = undo
@@ -62,16 +61,13 @@ class Table(Generic[K, R]):
         self._rows: dict[K, R] = {}
 
     def load(self, key: K, row: R) -> None:
-        """Take a row as it is stored."""
         self._stored[key] = row
         self._rows[key] = row
 
     def get(self, key: K) -> R | None:
-        """Return the row as it is now."""
         return self._rows.get(key)
 
     def put(self, key: K, row: R) -> None:
-        """Create or change a row."""
         rows = self._rows
         if key in rows:
             self._undo.append(partial(rows.__setitem__, key, rows[key]))
@@ -80,7 +76,6 @@ class Table(Generic[K, R]):
         rows[key] = row
 
     def items(self) -> Iterable[tuple[K, R]]:
-        """Return all keys and rows as they are now."""
         return self._rows.items()
 
     def created(self) -> list[R]:
@@ -88,53 +83,57 @@ class Table(Generic[K, R]):
         return [row for key, row in self._rows.items() if key not in self._stored]
 
     def changed(self) -> list[tuple[R, R]]:
-        """Return the rows that are stored otherwise: each as stored, and as it is now."""
+        """Return each changed row as a pair (stored, current)."""
         stored = self._stored
         return [(stored[key], row) for key, row in self._rows.items() if key in stored and stored[key] is not row]
 
 
 class Entries(Generic[R]):
-    """Rows that are only ever added."""
+    """Append-only rows."""
 
     def __init__(self, undo: Undo) -> None:
         self._undo = undo
         self.rows: list[R] = []
 
     def add(self, rows: Iterable[R]) -> None:
-        """Append rows, in order."""
         length = len(self.rows)
         self.rows.extend(rows)
         self._undo.append(partial(self.rows.__delitem__, slice(length, None)))
 
 
 class Wakeup(msgspec.Struct, frozen=True, kw_only=True):
-    """A command came for a run that a worker holds."""
+    """A notification to a worker that a command arrived for a run it holds."""
 
     worker_id: WorkerId
     run: RunKey
 
 
+# A store and the segments on which the messages of a fork are found.
 Path: TypeAlias = tuple[StoreId, tuple[Segment, ...]]
-"""The path through conversations of a store on which the messages of a fork stand."""
 
 
 class RowKeys(msgspec.Struct, frozen=True, kw_only=True):
-    """The rows that an operation names, to be loaded and locked before it is applied.
+    """The rows that an operation names.
 
-    With a run come its open calls, its unread commands or its conversation only
-    where `calls_of`, `commands_of` or `conversations_of` name it too. With a
-    conversation come its active run and the first of those that wait for their
-    turn, and if jobs tell it something, those; with a request that made a
-    conversation comes that one. `ends` names runs that may end: with them come their
-    conversation, the run whose turn is next, and the call that they do, with its run;
-    the latter also with the active run of a conversation. `queues` are those in which
-    a run may be created, each with the most runs that may wait there for a place, and how many places it has.
-    All runs that wait in the conversations of `stopped`, which `conversations` names too, come with them, to be
-    stopped, if those are that user's. `keyed` names conversations by the keys of clients: those that
-    are there come as if they were named themselves. `schedules` come alone. With `triggers` comes the run of their last
-    fire, with `lanes` that of their last event, which may be stopped, and the event that waits. Of `paths`, which lead
-    through conversations that are named, it is counted what is there. With `owner` none of this comes, and nothing is
-    locked, if `runs` are not that user's.
+    They are loaded and locked before it is applied.
+
+    Related rows are loaded too:
+
+    - A run comes with its open calls, unread commands and conversation only if `calls_of`, `commands_of` and
+      `conversations_of` name it.
+    - A conversation comes with its active run, the call that this run executes, the first queued runs, and the jobs
+      that have notices for it.
+    - A request that created a conversation comes with that conversation.
+    - `ends` names runs that may end. They come with their conversation, the run whose turn is next, and the call
+      that they execute with its run.
+    - `queues` are queues in which a run may be created, each with the most runs that may wait and its number of
+      slots.
+    - `stopped` adds all queued runs of the user in conversations that `conversations` names too.
+    - `keyed` names conversations by their clients' keys.
+    - A trigger comes with the run of its last fire, a lane with the run of its last event and its waiting event.
+    - `paths` adds the message counts for forks, whose source conversations must be named.
+
+    If `owner` is set and `runs` belong to another user, nothing is loaded or locked.
     """
 
     requests: tuple[RequestKey, ...] = ()
@@ -158,13 +157,13 @@ class RowKeys(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnitOfWork:
-    """All rows that a group of operations names, and what the operations made of them.
+    """All rows that a group of operations names, and the changes that the operations made.
 
-    `now` is the time of their transaction, `ids` gives them new ids.
-    `loop_states` are new states of workers by run, `wakeups` the workers to be told
-    of a command, `off_log` what the life cycle alone tells, `trims` what is removed of jobs, of which `iterations_kept`
-    stay, `work_ready` says that a run became claimable. `queues` has those that were loaded. `kept` says of
-    each path up to which number the newest summary on it stands for it, and how many messages follow that.
+    `now` is the time of the transaction, `ids` creates ids. `loop_states` are new worker states by run. `wakeups` are
+    the workers to notify of a command. `off_log` are life-cycle events that belong to no run's log. `trims` are rows of
+    jobs to remove; `iterations_kept` iterations remain. `work_ready` means that a run became claimable. `queues` are
+    those that were loaded. `kept` has, for each path, the last number that its newest summary covers and the count of
+    messages after it.
     """
 
     now: datetime
@@ -198,14 +197,14 @@ class UnitOfWork:
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Apply one operation: all of it, or nothing if an exception passes."""
+        """Apply one operation atomically: an exception undoes all its changes."""
         self._undo.clear()
         with self.savepoint():
             yield
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
-        """Apply a part of an operation: all of it, or nothing if an exception passes."""
+        """Apply a part of an operation atomically: an exception undoes the changes of this part."""
         length, work_ready = len(self._undo), self.work_ready
         try:
             yield
@@ -216,29 +215,25 @@ class UnitOfWork:
             raise
 
     def load_call(self, call: CallRow) -> None:
-        """Take a call as it is stored."""
         self.calls.load(call.key, call)
         self._calls_of.setdefault(RunKey(call.store_id, call.run_id), {})[call.key] = None
 
     def load_command(self, command: CommandRow) -> None:
-        """Take a command as it is stored."""
         self.commands.load(command.key, command)
         self._commands_of.setdefault(RunKey(command.store_id, command.run_id), {})[command.key] = None
 
     def put_call(self, call: CallRow) -> None:
-        """Create or change a call."""
         self.calls.put(call.key, call)
         self._calls_of.setdefault(RunKey(call.store_id, call.run_id), {})[call.key] = None
 
     def put_command(self, command: CommandRow) -> None:
-        """Create or change a command."""
         self.commands.put(command.key, command)
         self._commands_of.setdefault(RunKey(command.store_id, command.run_id), {})[command.key] = None
 
     def put_run(self, run: RunRow) -> RunRow:
-        """Create or change a run; returns it."""
+        """Create or change a run, and update the counts of its queue."""
         before = self.runs.get(run.key)
-        queued = run.wants_to_begin(self.now) - (before is not None and before.wants_to_begin(self.now))
+        queued = run.needs_slot(self.now) - (before is not None and before.needs_slot(self.now))
         active = run.is_active - (before is not None and before.is_active)
         queue_key = QueueKey(run.store_id, run.in_background)
         queue = self.queues.get(queue_key)
@@ -248,19 +243,16 @@ class UnitOfWork:
         return run
 
     def put_conversation(self, conversation: ConversationRow) -> ConversationRow:
-        """Create or change a conversation; returns it."""
         self.conversations.put(conversation.key, conversation)
         return conversation
 
     def conversation_with(self, key: ClientKey) -> ConversationRow | None:
-        """Return the conversation that has this key."""
         return next((row for _, row in self.conversations.items() if row.client_key == key), None)
 
     def conversation_of(self, run: RunRow) -> ConversationRow:
-        """Return the conversation of a run."""
         conversation = self.conversations.get(ConversationKey(run.store_id, run.conversation_id))
         if conversation is None:
-            raise Internal("the conversation of a run is not in the unit")
+            raise Internal("the conversation of the run is not loaded")
         return conversation
 
     def open_calls(self, run: RunRow) -> list[CallRow]:

@@ -1,4 +1,4 @@
-"""The use of agents, counted by day: pure functions of runs before and after a group of operations."""
+"""Daily usage counts of agents: pure functions of runs before and after a group of operations."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from pawl.chassis.ids import StoreId, UserId
 from pawl.job_store.ledger.rules.rows import RunRow
 from pawl.values import Usage
 
+# Days that are kept and can be queried.
 DAYS_MAX: Final = 400
-"""So many days are kept, and may be asked for."""
 
 
 class UsageKey(msgspec.Struct, frozen=True, order=True):
-    """That of which the use is counted: an agent, for a user, on a day."""
-
     store_id: StoreId
     agent_name: str
     day: date
@@ -26,23 +24,22 @@ class UsageKey(msgspec.Struct, frozen=True, order=True):
 
 
 class Used(Usage, frozen=True, kw_only=True):
-    """Runs that began, and what model calls used; less than nothing takes back."""
+    """Runs started and tokens used. Negative values correct earlier counts."""
 
     runs: int = 0
 
     def plus(self, other: Used, times: int = 1) -> Used:
-        """Return the sum of this and so many times another."""
         names = Used.__struct_fields__
         return Used(**{name: getattr(self, name) + times * getattr(other, name) for name in names})
 
 
 def day_of(now: datetime) -> date:
-    """Return the day to which a time belongs."""
+    """Return the day (UTC) of a time."""
     return now.astimezone(UTC).date()
 
 
 def day_end(now: datetime) -> datetime:
-    """Return when the day of a time ends."""
+    """Return the end of the day (UTC) of a time."""
     return datetime.combine(day_of(now) + timedelta(days=1), time.min, UTC)
 
 
@@ -52,9 +49,9 @@ def added(
     usage_of: Callable[[bytes], Used],
     now: datetime,
 ) -> Sequence[tuple[UsageKey, Used]]:
-    """Return what new runs, and changed ones as (before, now), add to the counts of a day, in the order of the keys.
+    """Return what new runs, and changed ones as (before, now), add to a day's counts, in key order.
 
-    A history that was made elsewhere used nothing here.
+    Imported histories count nothing.
     """
     found: dict[UsageKey, Used] = {}
 

@@ -1,4 +1,4 @@
-"""Set-based statements, made from the columns of a table: one round trip for any number of rows of any tables."""
+"""Set-based statements, generated from the columns of a table: one round trip for rows of any number of tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from asyncpg import Record
 R = TypeVar("R")
 
 _STATEMENTS_MAX: Final = 1000
-# What no row has: columns that are only counted, and what statements select besides, such as the time.
+# Columns that no row has: only counted, or selected in addition, such as the time.
 _BESIDE: Final = ("notices_pending", "notices_entered", "now", "found", "omitted_bytes")
 
 
@@ -22,11 +22,10 @@ def _same(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[R]):
-    """A column: its type in SQL, and where its value comes from.
+    """A column: its SQL type, and how its value is computed from a row.
 
-    `fixed` columns are never updated. `heavy` ones are left alone by an update
-    whose row holds the very same object as the stored one. `read` makes of what is stored the field of the row, which
-    has the name of the column or that of `field`.
+    `fixed` columns are never updated. A `heavy` column is skipped in an update if the row holds the very same object as
+    the stored one. `read` converts the stored value to the row's field, which is named `field`, or like the column.
     """
 
     name: str
@@ -40,9 +39,11 @@ class Column(Generic[R]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Statement:
-    """A statement on rows that stand in for `{rows}` in its text; `types` are those of their columns, in SQL.
+    """A statement on rows that replace `{rows}` in its text.
 
-    Of `gathered` rows there are many as often as one.
+    `types` are the SQL types of their columns.
+
+    `gathered` statements usually have many rows.
     """
 
     text: str
@@ -50,9 +51,9 @@ class Statement:
     gathered: bool
 
     def numbered(self, first: int, *, single: bool) -> str:
-        """Return the statement with its arguments, one a column, numbered from `first`: arrays, or those of one row.
+        """Return the statement with arguments numbered from `first`, one per column: arrays, or single values.
 
-        Arrays are unnested side by side in a list of columns: in FROM each one fills a store of its own first.
+        Arrays are unnested side by side in the select list: in FROM, each would first fill a tuplestore of its own.
         """
         columns = (
             f"${number}::{type_}" if single else f"unnest(${number}::{type_}[])"
@@ -70,10 +71,12 @@ class Write:
 
 
 def joined(writes: Sequence[Write]) -> tuple[str, list[Any]]:
-    """Return one statement that does them all, each by itself, and its arguments: no write sees what another does.
+    """Return one statement that runs all writes, and its arguments.
 
-    Rows that come alone are sent without arrays, which cost more than they do; but only if all do, so that there are
-    few different statements: the server plans each of them once a connection.
+    No write sees another's changes.
+
+    Single rows are sent without arrays, which cost more. This applies only if all writes have single rows, which keeps
+    the number of distinct statements small: the server plans each one once per connection.
     """
     single = all(len(write.columns[0]) == 1 for write in writes if not write.statement.gathered)
     text = _joined(tuple(write.statement for write in writes), single=single)
@@ -95,11 +98,12 @@ def _joined(statements: tuple[Statement, ...], *, single: bool) -> str:
 
 
 class Columns(Generic[R]):
-    """The columns of a table, the first `key_length` of them its primary key.
+    """The columns of a table.
 
-    `beside` names a column that no row has, with its type and what it is at first: whoever writes rows may give it
-    values, nothing else touches it.
-    `row` makes a row of its fields. Of `gathered` rows there are many as often as one.
+    The first `key_length` of them are its primary key.
+
+    `beside` names a column that no row has, with its type and initial value: only writers of rows may set it. `row`
+    creates a row from its fields. `gathered` tables usually have many rows per write.
     """
 
     def __init__(
@@ -151,7 +155,7 @@ class Columns(Generic[R]):
         )
 
     def read(self, record: Record | Mapping[str, Any]) -> R:
-        """Return the row of a record with these columns, and perhaps those that are `_BESIDE` them."""
+        """Return the row of a record, ignoring the columns in `_BESIDE`."""
         fields = dict(record)
         for name in _BESIDE:
             fields.pop(name, None)
@@ -160,11 +164,10 @@ class Columns(Generic[R]):
         return self._row(**fields)
 
     def fields(self, values: Sequence[Any]) -> dict[str, Any]:
-        """Return the values of a row by the names of its columns."""
         return dict(zip(self._names, values, strict=True))
 
     def insert(self, rows: Sequence[R], beside: Sequence[Any] | None = None) -> Write:
-        """Return what writes new rows; None in `beside` is what the column is at first."""
+        """Return a write of new rows. None in `beside` stands for the initial value."""
         values = [[column.value(row) for row in rows] for column in self._columns]
         if self._beside is not None:
             first = self._beside[2]
@@ -172,7 +175,7 @@ class Columns(Generic[R]):
         return Write(self._insert, values)
 
     def update(self, rows: Sequence[tuple[R, R]], beside: Sequence[Any] | None = None) -> Write:
-        """Return what writes rows, as (stored, now), that are there; None in `beside` leaves a value as it is."""
+        """Return a write of existing rows, given as (stored, now). None in `beside` leaves a value unchanged."""
         values: list[Sequence[Any]] = [_changes(column, rows) for column in self._updated]
         return Write(self._update, values if beside is None else [*values, beside])
 

@@ -1,9 +1,8 @@
-"""The runs that are due, and which of them fit into the limits: what a claim looks at.
+"""Selects the due runs that fit into the limits, for a claim.
 
-A claim is two steps. The stores are found without a lock. Then it takes the locks of
-these stores, looks at the first runs of each, and counts the places that are taken:
-whoever else wants to give places of the same stores waits until it has committed.
-Nobody else makes a run active, so the limits hold however many job-stores claim.
+A claim has two steps. It finds the stores without a lock. Then it locks these stores, reads the first runs of each and
+counts the used slots. Other claims on the same stores wait until it commits. Only claims make runs active, so the
+limits hold for any number of job stores.
 """
 
 from __future__ import annotations
@@ -18,15 +17,14 @@ from asyncpg import Record
 
 from pawl.chassis.db.database import Connection
 from pawl.chassis.ids import RunKey, StoreId, UserId, WorkerId
-from pawl.job_store.ledger.rules.places import DueRun, Line, PlaceLimits, share_out
+from pawl.job_store.ledger.rules.slots import DueRun, Line, SlotLimits, assign_slots
 
-# The statements are made from constants of this module only.
+# The statements are built from constants of this module only.
 # ruff: noqa: S608
 
-# Stores of which a run is due, in a circle that begins after the one that was served
-# last, as far as a place is free in them or a run is due that has one. The recursion
-# hops from store to store through the index runs_claimable, so a store with 100,000
-# waiting runs costs as much as one with a single run.
+# Stores with a due run, in a circle that starts after the store served last, if a slot is free or a due run already has
+# one. The recursion hops from store to store through the index runs_claimable, so a store with 100,000 waiting runs
+# costs as much as one with a single run.
 _STORES: Final = """
 WITH RECURSIVE later AS (
     (SELECT store_id FROM job_store.runs
@@ -46,19 +44,19 @@ WITH RECURSIVE later AS (
 SELECT s.store_id
 FROM (SELECT store_id FROM later UNION ALL SELECT store_id FROM earlier) AS s
 CROSS JOIN LATERAL (
-    SELECT count(*) FILTER (WHERE NOT r.in_background) AS taken,
-        count(*) FILTER (WHERE r.in_background) AS taken_background,
+    SELECT count(*) FILTER (WHERE NOT r.in_background) AS used,
+        count(*) FILTER (WHERE r.in_background) AS used_background,
         coalesce(bool_or(r.claim_at <= now()), false) AS is_due
     FROM job_store.runs AS r WHERE r.store_id = s.store_id AND r.active
-) AS places
-WHERE s.store_id IS NOT NULL AND (places.taken < $2 OR places.is_due OR (places.taken_background < $4 AND EXISTS (
+) AS slots
+WHERE s.store_id IS NOT NULL AND (slots.used < $2 OR slots.is_due OR (slots.used_background < $4 AND EXISTS (
     SELECT FROM job_store.runs AS r
     WHERE r.store_id = s.store_id AND r.in_background AND NOT r.active AND r.claim_at <= now() OFFSET 0
 )))
 LIMIT $3
 """
 
-# In the order of the locks, and before any lock of a row, so that nobody deadlocks.
+# Locked in one order and before any row, to avoid deadlocks.
 _LOCK: Final = """
 SELECT pg_advisory_xact_lock(hashtext('job_store.places'), key)
 FROM (SELECT DISTINCT hashtext(store_id) AS key FROM unnest($1::text[]) AS k (store_id) ORDER BY key) AS keys
@@ -68,25 +66,24 @@ _DUE_RUN: Final = """
 r.store_id, r.run_id, r.user_id, r.active, r.in_background, r.claim_at,
 r.crashes + (r.worker_id IS NOT NULL)::integer AS crashes
 """
-_TAKEN: Final = """
-(SELECT count(*) FROM job_store.runs AS a WHERE a.store_id = s.store_id AND a.active AND NOT a.in_background) AS taken,
+_USED: Final = """
+(SELECT count(*) FROM job_store.runs AS a WHERE a.store_id = s.store_id AND a.active AND NOT a.in_background) AS used,
 (SELECT count(*) FROM job_store.runs AS a WHERE a.store_id = s.store_id AND a.active AND a.in_background)
-    AS taken_background
+    AS used_background
 """
-_TAKEN_BY_USER: Final = """
+_USED_BY_USER: Final = """
 (SELECT count(*) FROM job_store.runs AS a
- WHERE a.store_id = due.store_id AND a.user_id = due.user_id AND a.active AND NOT a.in_background) AS taken_by_user
+ WHERE a.store_id = due.store_id AND a.user_id = due.user_id AND a.active AND NOT a.in_background) AS used_by_user
 """
 
 _HELD: Final = "(SELECT count(*) FROM job_store.runs WHERE worker_id = $4 AND in_background) AS background_held"
 
-# The first of those that are due of some stores: those that have a place come before those that want one, and those of
-# people before those of the background.
-# A run whose last allowed worker has died is left to be quarantined; runs that others died of come last.
+# The first due runs of some stores: runs that have a slot come first, and background runs come last. A run whose last
+# allowed worker has died is left to quarantine; runs that have crashed workers come last.
 _DUE: Final = f"""
-SELECT due.*, places.taken, places.taken_background, {_TAKEN_BY_USER}, {_HELD}
+SELECT due.*, slots.used, slots.used_background, {_USED_BY_USER}, {_HELD}
 FROM unnest($1::text[]) AS s (store_id)
-CROSS JOIN LATERAL (SELECT {_TAKEN}) AS places
+CROSS JOIN LATERAL (SELECT {_USED}) AS slots
 CROSS JOIN LATERAL (
     (SELECT {_DUE_RUN} FROM job_store.runs AS r
      WHERE r.store_id = s.store_id AND r.active AND r.claim_at <= now()
@@ -104,7 +101,7 @@ CROSS JOIN LATERAL (
 ORDER BY due.active DESC, due.in_background, due.crashes, due.claim_at
 """
 
-# Of some stores, the oldest run of each of the next users who have one that is due and wants a place.
+# The oldest waiting run of each of the next users of some stores.
 _HEADS: Final = f"""
 WITH RECURSIVE users AS (
     SELECT k.store_id COLLATE "C" AS store_id, k.user_id COLLATE "C" AS user_id, 0 AS hops
@@ -118,7 +115,7 @@ WITH RECURSIVE users AS (
     ), u.hops + 1
     FROM users AS u WHERE u.user_id IS NOT NULL AND u.hops < $3
 )
-SELECT due.*, {_TAKEN}, {_TAKEN_BY_USER}
+SELECT due.*, {_USED}, {_USED_BY_USER}
 FROM users AS s CROSS JOIN LATERAL (
     SELECT {_DUE_RUN} FROM job_store.runs AS r
     WHERE r.store_id = s.store_id AND r.user_id = s.user_id AND r.claim_at <= now()
@@ -131,9 +128,9 @@ ORDER BY due.crashes, due.claim_at
 
 _HAS_LAST_CHANCE: Final = "SELECT EXISTS (SELECT FROM job_store.runs WHERE worker_id = $1 AND crashes >= $2)"
 
-# Of each store at least so many runs are looked at.
+# At least this many runs of each store are read.
 _WINDOW_MIN: Final = 8
-# If these are all of users at their limits, so many other users get their turn.
+# If these all belong to users at their limits, this many other users get their turn.
 _USERS_MAX: Final = 16
 _CURSORS_MAX: Final = 1000
 
@@ -142,7 +139,7 @@ _CURSORS_MAX: Final = 1000
 class Picked:
     """Runs that fit into the limits as long as the transaction lasts.
 
-    `stores` are those that were looked at. `has_more`: others, or more runs of these, may be due.
+    `stores` are those that were read. `has_more` means that other stores, or more runs of these, may be due.
     """
 
     stores: Sequence[StoreId]
@@ -151,12 +148,12 @@ class Picked:
 
 
 class DueRuns:
-    """Looks at the runs that are due. Of those at their last chance a worker holds one at a time."""
+    """Selects due runs. A worker holds one run at its last chance at a time."""
 
-    def __init__(self, limits: PlaceLimits, *, crashes_max: int) -> None:
+    def __init__(self, limits: SlotLimits, *, crashes_max: int) -> None:
         self._limits = limits
         self._crashes_max = crashes_max
-        # Where the round of the users of a store goes on whose oldest runs must wait.
+        # Where the round over the users of a store continues, if its oldest runs must wait.
         self._last_users: dict[StoreId, UserId] = {}
 
     async def pick(
@@ -169,7 +166,10 @@ class DueRuns:
         runs_max: int,
         background_runs_max: int,
     ) -> Picked:
-        """Return what the worker may claim of the next stores; keeps others from them until the transaction ends."""
+        """Return runs of the next stores that the worker may claim.
+
+        Other claims on these stores wait until the transaction ends.
+        """
         limits = self._limits
         records = await connection.fetch(
             _STORES, after_store, limits.per_store, stores_max, limits.background_per_store
@@ -190,7 +190,7 @@ class DueRuns:
         )
         last_chances_max = await self._last_chances_max(connection, worker_id, due)
         share = partial(
-            share_out,
+            assign_slots,
             limits=limits,
             runs_max=runs_max,
             last_chances_max=last_chances_max,
@@ -214,13 +214,13 @@ class DueRuns:
     def _blocked(
         self, due: Mapping[StoreId, list[Record]], cut: Sequence[StoreId], picked: Sequence[DueRun]
     ) -> list[StoreId]:
-        """Return the stores with places that none of those who were looked at may take."""
-        gets = Counter(run.key.store_id for run in picked if not (run.is_active or run.is_background))
-        return [store for store in cut if due[store][0]["taken"] + gets[store] < self._limits.per_store]
+        """Return the stores with free slots that none of the runs read may take."""
+        granted = Counter(run.key.store_id for run in picked if not (run.is_active or run.is_background))
+        return [store for store in cut if due[store][0]["used"] + granted[store] < self._limits.per_store]
 
     async def _heads(self, connection: Connection, stores: Sequence[StoreId]) -> dict[StoreId, list[Record]]:
-        """Return the oldest runs of the users of `stores` whose turn it is."""
-        # The quotient is how many of them can be at their limits.
+        """Return the oldest runs of the next users of `stores`."""
+        # The quotient is the number of users that can be at their limits.
         hops = _USERS_MAX + self._limits.per_store // self._limits.per_user
         if len(self._last_users) > _CURSORS_MAX:
             self._last_users.clear()
@@ -245,9 +245,9 @@ class DueRuns:
                     )
                     for record in {record["run_id"]: record for record in records}.values()
                 ],
-                taken=records[0]["taken"],
-                taken_background=records[0]["taken_background"],
-                taken_by_user={record["user_id"]: record["taken_by_user"] for record in records},
+                used=records[0]["used"],
+                used_background=records[0]["used_background"],
+                used_by_user={record["user_id"]: record["used_by_user"] for record in records},
             )
             for records in due.values()
             if records

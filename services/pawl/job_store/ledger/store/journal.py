@@ -1,9 +1,7 @@
-"""Groups of operations on PostgreSQL: lock and load what they name, apply, write what changed, commit.
+"""Applies groups of operations in PostgreSQL: lock and load their rows, apply them, write the changes, commit.
 
-Locks are taken in one order everywhere: schedules, then triggers, then conversations, then runs,
-each sorted by key. The lock of a conversation covers its messages, that of a run its
-calls, commands and events: nobody changes them without it. `0001_create_ledger.sql`
-has the tables.
+All code takes locks in the same order: schedules, triggers, conversations, runs, each sorted by key. The lock of a
+conversation covers its messages, the lock of a run its calls, commands and events. schema.sql has the tables.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from pawl.job_store.ledger.store.loading import load
 
 R = TypeVar("R")
 
-# Another transaction was there first: the group sees its rows when it is tried again.
+# Another transaction came first: a retry of the group sees its rows.
 _CONFLICTS: Final = (
     asyncpg.DeadlockDetectedError,
     asyncpg.SerializationError,
@@ -48,7 +46,7 @@ _log = logs.get_logger(__name__)
 
 
 class PostgresJournal:
-    """See `ports.Journal`. Without `keeps_lifecycle` nothing is to be sent on."""
+    """See `ports.Journal`. Without `keeps_lifecycle`, no life-cycle events are stored for sending."""
 
     def __init__(self, database: Database, ids: Ids, *, keeps_lifecycle: bool = True) -> None:
         self._keeps_lifecycle = keeps_lifecycle
@@ -71,7 +69,7 @@ class PostgresJournal:
                     outcomes.append(operation.apply(unit))
             except PawlError as error:
                 outcomes.append(error)
-            except Exception as error:  # noqa: BLE001  # it changed nothing, and the others are none of its business
+            except Exception as error:  # noqa: BLE001  # it changed nothing and must not affect the others
                 _log.exception("ledger.operation_failed", operation=type(operation).__name__)
                 outcomes.append(error)
         events = [
@@ -81,10 +79,10 @@ class PostgresJournal:
         outbox: list[tuple[Event, bytes | None]] = []
         if self._keeps_lifecycle:
             outbox += [(event, None) for event in unit.events.rows if event.lifecycle_type]
-            # With its bytes what stands in no log.
+            # Events that are in no log come with their bytes.
             outbox += [(event, encode_event(event)) for event in unit.off_log.rows]
         await _store(connection, unit, events, outbox)
-        work_ready = unit.work_ready or await _place_is_wanted(connection, unit)
+        work_ready = unit.work_ready or await _slot_is_needed(connection, unit)
         return Written(
             outcomes=outcomes,
             events=events,
@@ -95,8 +93,8 @@ class PostgresJournal:
         )
 
 
-async def _place_is_wanted(connection: Connection, unit: UnitOfWork) -> bool:
-    """Return whether the group has freed a place in a store where a run may have waited for one."""
+async def _slot_is_needed(connection: Connection, unit: UnitOfWork) -> bool:
+    """Return whether the group freed a slot in a store where a run may be waiting for one."""
     stores = {run.store_id for before, run in unit.runs.changed() if before.is_active and not run.is_active}
     return bool(stores) and bool(await connection.fetchval(_ANY_WAITS, sorted(stores)))
 
@@ -107,10 +105,10 @@ async def _store(
     events: Sequence[LiveEvent],
     outbox: Sequence[tuple[Event, bytes | None]],
 ) -> None:
-    """Write all that the operations changed, in one round trip."""
-    # Sorted, so that two groups that create the same rows wait for each other and do not deadlock.
+    """Write all changes of the operations in one round trip."""
+    # Sorted, so that two groups that create the same rows wait for each other instead of deadlocking.
     requests = sorted(unit.requests.created(), key=lambda row: row.key)
-    # By their keys first: these are the ones that others may create, too.
+    # By client key first: those are the ones that other groups may create too.
     conversations = sorted(unit.conversations.created(), key=lambda row: (row.key_hash or b"", row.key))
     new_runs, runs = unit.runs.created(), unit.runs.changed()
     counts = added(new_runs, runs, usage_of, unit.now)

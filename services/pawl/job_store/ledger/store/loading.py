@@ -1,4 +1,4 @@
-"""Loading and locking the rows that a group of operations names."""
+"""Loads and locks the rows that a group of operations names."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from pawl.job_store.schedules.rules import ScheduleKey
 K = TypeVar("K", bound=msgspec.Struct)
 T = TypeVar("T")
 
-# The statements are made from constants of this package only.
+# The statements are built from constants of this package only.
 # ruff: noqa: S608
 
 _REQUESTS: Final = f"""
@@ -38,7 +38,7 @@ JOIN (SELECT unnest($1::text[]) AS store_id, unnest($2::text[]) AS user_id, unne
 USING (store_id, user_id, request_id)
 """
 
-# By their ids, and never by all that the user has.
+# By id, never through all runs of the user.
 _OWNED: Final = """
 SELECT k.number FROM unnest($1::text[], $2::text[], $3::text[], $4::int[]) AS k (store_id, run_id, user_id, number)
 CROSS JOIN LATERAL (
@@ -46,14 +46,15 @@ CROSS JOIN LATERAL (
 ) AS found WHERE found.user_id = k.user_id
 """
 
-# Not locked yet: they are by their ids. One that is made meanwhile is a conflict.
+# Not locked here: the lock is taken by id. A conversation created concurrently causes a conflict.
 _KEYED: Final = """
 SELECT k.number, c.store_id, c.conversation_id
 FROM unnest($1::text[], $2::text[], $3::bytea[], $4::int[]) AS k (store_id, user_id, key_hash, number)
 JOIN job_store.conversations AS c USING (store_id, user_id, key_hash)
 """
 
-# Named themselves, or by one of their runs, whose conversation never changes; of a job that which it reports to, too.
+# Named by id, or by one of their runs, whose conversation never changes. A job also names the conversation that it
+# reports to.
 _CONVERSATIONS: Final = f"""
 SELECT {tables.CONVERSATIONS.names} FROM job_store.conversations AS c
 JOIN (
@@ -73,7 +74,7 @@ ORDER BY store_id, run_id
 FOR UPDATE OF r
 """
 
-# Those too whose calls some of the runs do.
+# Includes the parents of some of the runs.
 _RUNS_AND_CALLERS: Final = f"""
 SELECT {tables.RUNS.names} FROM job_store.runs AS r
 JOIN (
@@ -89,8 +90,8 @@ ORDER BY store_id, run_id
 FOR UPDATE OF r
 """
 
-# Both, where the runs are known before. The count has all conversations locked before the first run, as everywhere;
-# a row that somebody changed since the statement began is the newer one, because of the lock.
+# Both, if the runs are known in advance. The count makes sure that all conversations are locked before the first run,
+# as everywhere. The lock returns the newest version of a row changed since the statement started.
 _CONVERSATIONS_AND_RUNS: Final = f"""
 WITH c AS MATERIALIZED ({_CONVERSATIONS}), r AS MATERIALIZED (
     SELECT {tables.RUNS.names} FROM job_store.runs AS r
@@ -103,8 +104,8 @@ SELECT {tables.CONVERSATIONS.names}, {tables.RUNS.nulls} FROM c
 UNION ALL SELECT {tables.CONVERSATIONS.nulls}, {tables.RUNS.names} FROM r
 """
 
-# A statement of its own, after the locks: it sees all that those who held them before have written, and its time is
-# later. The time, in a row of its own; all open calls and unread commands of some runs, and some by name.
+# A separate statement after the locks: it sees everything that earlier holders of the locks wrote, and its time is
+# later. It returns the time in a row of its own, all open calls and unread commands of some runs, and some by id.
 _CALLS_AND_COMMANDS: Final = f"""
 SELECT clock_timestamp() AS now, {tables.CALLS.nulls}, {tables.COMMANDS.nulls}
 UNION ALL SELECT NULL, {tables.CALLS.names}, {tables.COMMANDS.nulls} FROM job_store.calls
@@ -127,10 +128,10 @@ JOIN (
 ) AS k USING (store_id, run_id, command_id)
 """
 
-# How many runs wait to begin in some stores, as far as it matters, and how many have a place. A job that waits for the
-# time of its first iteration is one of them once that has come (`RunRow.wants_to_begin`).
+# The numbers of runs that wait to start, up to a limit, and of runs with a slot. A job that waits for its first
+# iteration counts once it is due (`RunRow.needs_slot`).
 _QUEUED: Final = """
-SELECT k.store_id, k.in_background, k.places, (
+SELECT k.store_id, k.in_background, k.slots, (
     SELECT count(*) FROM (
         SELECT FROM job_store.runs AS r
         WHERE r.state = 1 AND r.store_id = k.store_id AND NOT r.active AND r.in_background = k.in_background
@@ -146,10 +147,10 @@ SELECT k.store_id, k.in_background, k.places, (
     SELECT count(*) FROM job_store.runs AS r
     WHERE r.store_id = k.store_id AND r.active AND r.in_background = k.in_background
 ) AS active
-FROM unnest($1::text[], $2::boolean[], $3::bigint[]) AS k (store_id, in_background, places)
+FROM unnest($1::text[], $2::boolean[], $3::bigint[]) AS k (store_id, in_background, slots)
 """
 
-# A key that is not there any more has ended, too.
+# A removed key has ended too.
 _SCHEDULES: Final = f"""
 SELECT {tables.SCHEDULES.names}, starts_with(credential_id, 'key_') AND NOT EXISTS (
     SELECT FROM job_store.api_keys AS a
@@ -161,21 +162,21 @@ ORDER BY store_id, schedule_id
 FOR UPDATE OF s
 """
 
-# In the order of the locks, and before any lock of a row, so that nobody deadlocks.
+# Locked in one order and before any row, to avoid deadlocks.
 _LOCK_QUEUES: Final = """
 SELECT pg_advisory_xact_lock(hashtext('job_store.queues'), key)
 FROM (SELECT DISTINCT hashtext(store_id) AS key FROM unnest($1::text[]) AS k (store_id) ORDER BY key) AS keys
 """
 
+# For each queue: the number of runs that may wait for a slot, and the number of slots.
 _QueueLimits: TypeAlias = Mapping[QueueKey, tuple[int, int]]
-"""Of each queue how many runs may wait for a place, and how many places it has."""
 
-# Fewer places than these may be taken by groups that are being written at the same time: 32 of 128 operations.
+# More than concurrent groups can add: 32 groups of 128 operations.
 _QUEUED_AT_ONCE_MAX: Final = 4096
 
 
 async def load(connection: Connection, ids: Ids, named: Sequence[RowKeys]) -> UnitOfWork:
-    """Return a unit with all rows that are named, locked until the end of the transaction."""
+    """Return a unit with all named rows, locked until the end of the transaction."""
     unit = UnitOfWork(ids)
     if schedules := _distinct(named, lambda keys: keys.schedules):
         records = await connection.fetch(_SCHEDULES, *_columns(ScheduleKey, schedules))
@@ -184,7 +185,7 @@ async def load(connection: Connection, ids: Ids, named: Sequence[RowKeys]) -> Un
         lanes, events = _distinct(named, lambda keys: keys.lanes), _distinct(named, lambda keys: keys.trigger_events)
         named = [*named, await starters.load(connection, unit, triggers, lanes, events)]
     named = await _owned(connection, named)
-    limits = {queue: (most, places) for queue, most, places in _distinct(named, lambda keys: keys.queues)}
+    limits = {queue: (most, slots) for queue, most, slots in _distinct(named, lambda keys: keys.queues)}
     queues = await _lock_queues(connection, limits) if limits else {}
     named = await _with_keyed(connection, named)
     requests = await _load_requests(connection, unit, named)
@@ -202,9 +203,9 @@ async def load(connection: Connection, ids: Ids, named: Sequence[RowKeys]) -> Un
 
 
 async def _owned(connection: Connection, named: Sequence[RowKeys]) -> Sequence[RowKeys]:
-    """Return them without those whose runs are of other users than they say.
+    """Drop keys whose runs belong to users other than `owner`.
 
-    So nobody locks what is of others, nor learns from the time that it exists.
+    This way no caller locks other users' runs, or learns from the response time that they exist.
     """
     asked = [(run, keys.owner, number) for number, keys in enumerate(named) if keys.owner for run in keys.runs]
     if not asked:
@@ -216,7 +217,7 @@ async def _owned(connection: Connection, named: Sequence[RowKeys]) -> Sequence[R
 
 
 async def _with_keyed(connection: Connection, named: Sequence[RowKeys]) -> Sequence[RowKeys]:
-    """Return them with the conversations that they name by keys of clients."""
+    """Add the conversations that are named by client keys."""
     asked = [(key, number) for number, keys in enumerate(named) for key in keys.keyed]
     if not asked:
         return named
@@ -235,7 +236,7 @@ async def _load_requests(connection: Connection, unit: UnitOfWork, named: Sequen
 
 
 async def _load_named_runs(connection: Connection, unit: UnitOfWork, named: Sequence[RowKeys]) -> None:
-    """Load the runs, and the conversations of some of them, where none leads to others."""
+    """Load the runs, and the conversations of some of them, if no other rows are needed."""
     keys = _columns(RunKey, _distinct(named, lambda keys: keys.runs))
     talks = _distinct(named, lambda keys: keys.conversations_of)
     length = tables.CONVERSATIONS.length if talks else 0
@@ -271,7 +272,7 @@ async def _load_runs(
     requests: Sequence[RequestRow],
     conversations: Sequence[ConversationRow],
 ) -> list[RunKey]:
-    """Load the runs; returns those that messages may enter, or that are superseded or stopped."""
+    """Load the runs; return those that messages may enter, or that may be superseded or stopped."""
     keys = dict.fromkeys(_distinct(named, lambda keys: keys.runs))
     keys.update(dict.fromkeys(RunKey(row.store_id, row.run_id) for row in requests))
     submitted = set(_distinct(named, lambda keys: keys.conversations))
@@ -281,7 +282,7 @@ async def _load_runs(
     for row in conversations:
         if row.key in submitted and row.active_run_id is not None:
             entered.append(RunKey(row.store_id, row.active_run_id))
-        # Each operation can give the turn to one more run at most, besides those that are superseded when they get it.
+        # Each operation can pass the turn to one more run at most, besides runs that are superseded when they get it.
         passed = len(row.interrupting) if endings[row.key] else 0
         passed = len(row.queue) if (row.key, row.user_id) in stopped else passed
         keys.update(dict.fromkeys(RunKey(row.store_id, run_id) for run_id in row.notified))
@@ -298,7 +299,7 @@ async def _load_runs(
 
 
 def _endings(named: Sequence[RowKeys], conversations: Sequence[ConversationRow]) -> Counter[ConversationKey]:
-    """Return how many operations may pass the turn of each conversation on."""
+    """Return how many operations may pass on the turn of each conversation."""
     conversation_of = {
         RunKey(row.store_id, run_id): row.key
         for row in conversations
@@ -313,10 +314,12 @@ def _endings(named: Sequence[RowKeys], conversations: Sequence[ConversationRow])
 
 
 async def _lock_queues(connection: Connection, limits: _QueueLimits) -> dict[QueueKey, Queue]:
-    """Return the queues; those that are nearly full are left out: who creates runs there takes turns.
+    """Return the counts of the queues.
 
-    Before anything is loaded: whoever waited for another one must see what that one has made, else the second copy
-    of a request would find the queue full and not the run of the first.
+    Nearly full queues are locked and left out, to be counted later.
+
+    This comes before any load: a transaction that waited for the lock must see the rows of the previous one. Otherwise
+    a repeated request could find the queue full instead of its run.
     """
     queues = await _count_queued(connection, limits)
     close = [key for key, queue in queues.items() if queue.waiting + _QUEUED_AT_ONCE_MAX > limits[key][0]]
@@ -328,7 +331,7 @@ async def _lock_queues(connection: Connection, limits: _QueueLimits) -> dict[Que
 async def _load_queues(
     connection: Connection, unit: UnitOfWork, limits: _QueueLimits, queues: Mapping[QueueKey, Queue]
 ) -> None:
-    """Load what was counted. Where it is close it is counted now, when nobody can end a run of what is locked."""
+    """Load the counts. Nearly full queues are counted now, when no locked run can end."""
     close = {key: limit for key, limit in limits.items() if key not in queues}
     counted = await _count_queued(connection, close) if close else {}
     for key, queue in (*queues.items(), *counted.items()):
@@ -336,12 +339,12 @@ async def _load_queues(
 
 
 async def _count_queued(connection: Connection, limits: _QueueLimits) -> dict[QueueKey, Queue]:
-    places = [places for _, places in limits.values()]
+    slots = [slots for _, slots in limits.values()]
     columns = _columns(QueueKey, limits)
-    records = await connection.fetch(_QUEUED, *columns, places, max(map(sum, limits.values())))
+    records = await connection.fetch(_QUEUED, *columns, slots, max(map(sum, limits.values())))
     return {
         QueueKey(record["store_id"], record["in_background"]): Queue(
-            queued=record["queued"], active=record["active"], places=record["places"]
+            queued=record["queued"], active=record["active"], slots=record["slots"]
         )
         for record in records
     }
@@ -350,7 +353,6 @@ async def _count_queued(connection: Connection, limits: _QueueLimits) -> dict[Qu
 async def _load_calls_and_commands(
     connection: Connection, unit: UnitOfWork, named: Sequence[RowKeys], entered: Sequence[RunKey]
 ) -> None:
-    """Load the calls, the commands and the time."""
     runs = _distinct(named, lambda keys: keys.calls_of)
     done = [CallKey(run.store_id, run.parent_call_id) for _, run in unit.runs.items() if run.parent_call_id]
     calls = list(dict.fromkeys([*_distinct(named, lambda keys: keys.calls), *done]))

@@ -1,4 +1,4 @@
-"""Reading the log of a run: its events, and what there is in place of those that were removed."""
+"""Reads the log of a run: its events, and a gap for those that were removed."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from pawl.job_store.ledger.reading import LogGap, LogPart
 from pawl.job_store.ledger.store import tables
 from pawl.values import RunState
 
-# The statements are made from constants of this package only.
+# The statements are built from constants of this package only.
 # ruff: noqa: S608
 
+# A part of a log that has reached this size takes no more events.
 EVENTS_BYTES_MAX: Final = 1024 * 1024
-"""A part of a log that has reached this size takes no more events."""
+# A snapshot takes no more messages, or calls, beyond this size.
 SNAPSHOT_BYTES_MAX: Final = 512 * 1024
-"""A snapshot that has so much of messages takes no more of them; so with calls."""
+# Larger results are not read for a snapshot.
 RESULT_BYTES_MAX: Final = 17 * 1024
-"""A larger result is not read for a snapshot."""
 
 _SEQ_MAX: Final = 2**63 - 1
 
-# One statement sees one moment: no event is missing that the run says is there. Of the run of another user it reads no
-# more than of one that does not exist, so that the time tells nobody which it is.
+# One statement reads one snapshot: no event is missing that the run row counts. For another user's run it reads no more
+# than for a missing one, so that the response time does not reveal that the run exists.
 _EVENTS: Final = """
 SELECT r.state, r.last_seq, r.trimmed_seq, r.trimmed_log_seq, e.payload
 FROM job_store.runs AS r LEFT JOIN LATERAL (
@@ -82,10 +82,12 @@ async def read(connection: Connection, key: RunKey, user_id: UserId, *, after_se
 
 
 async def _gap(connection: Connection, key: RunKey, from_seq: int, to_seq: int, *, with_calls: bool) -> LogGap:
-    """Return a gap with its run. That has ended: it changes no more, but it may be removed, so it is read last.
+    """Return a gap with its run.
 
-    A job whose log was trimmed while it was open comes without calls: what went with the events is gone, of all others
-    the events tell that follow.
+    The run has ended, but may be removed concurrently, so it is read last.
+
+    An open job with a trimmed log comes without calls: those of the removed events are gone, and the following events
+    report all others.
     """
     shown = (key.store_id, key.run_id, SNAPSHOT_BYTES_MAX)
     messages = await connection.fetch(_MESSAGES, *shown)

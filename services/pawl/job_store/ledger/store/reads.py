@@ -1,4 +1,4 @@
-"""Reads of the ledger: rows, by key or by page."""
+"""Reads of the ledger: rows by key or by page."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pawl.job_store.ledger.reading import (
     MessagePage,
     Page,
     PendingFilter,
+    PendingNotices,
     RunFilter,
     RunView,
-    Told,
     view_of,
 )
 from pawl.job_store.ledger.rules.conversations import absent
@@ -26,19 +26,19 @@ from pawl.job_store.ledger.rules.waiting import Situation
 from pawl.job_store.ledger.store import log_reads, run_lists, segments, situations, tables
 from pawl.values import CallState
 
-# The statements are made from constants of this package only.
+# The statements are built from constants of this package only.
 # ruff: noqa: S608
 
 _CALL_BYTES: Final = "length(spec) + length(arguments) + coalesce(length(result), 0)"
 
-# What belongs to another user is not read: the time would tell that it exists.
+# Rows of other users are not read: the response time would reveal that they exist.
 _OF_USER: Final = "($3 = '' OR user_id = $3)"
 _RUN: Final = f"SELECT {tables.RUNS.names} FROM job_store.runs WHERE store_id = $1 AND run_id = $2 AND {_OF_USER}"
 _OPEN_CALLS: Final = f"""
 SELECT {tables.CALLS.names} FROM job_store.calls WHERE store_id = $1 AND run_id = $2 AND state < 10
 ORDER BY round, batch_index
 """
-# The runs that do calls of a run, those that do calls of theirs, and so on.
+# The child runs of a run, their child runs, and so on.
 _BELOW: Final = f"""
 WITH RECURSIVE below (run_id) AS (
     SELECT child_run_id FROM job_store.calls WHERE store_id = $1 AND run_id = $2 AND state = 7
@@ -75,7 +75,7 @@ _CALL: Final = f"""
 SELECT {tables.CALLS.names} FROM job_store.calls
 WHERE store_id = $1 AND call_id = $2 AND ({_OF_USER} OR $4 AND digest <> '' AND state <> {CallState.ASKED.value})
 """
-# The calls of another user's run, if that user shares its conversation and shows them.
+# The calls of another user's run, if that user shares its conversation with calls.
 _SHOWS_CALLS: Final = """
 SELECT EXISTS (
     SELECT FROM job_store.runs AS r CROSS JOIN LATERAL (
@@ -96,7 +96,7 @@ _CALLS: Final = run_lists.statement(
     order="round, batch_index, call_id",
     size=_CALL_BYTES,
 )
-# A statement for each index. `$4` is empty in the second.
+# One statement per index. `$4` is empty in the second.
 _PENDING, _TO_APPROVE = (
     run_lists.statement(
         tables.CALLS,
@@ -113,7 +113,7 @@ _PENDING, _TO_APPROVE = (
     )
     for of_whom in ("user_id = $4 AND state IN (2, 3, 4, 6)", "$4 = '' AND state = 2")
 )
-# A statement for each index. `$4` is empty in the second. 3 is WAITING and 4 WAIT_KIND_BUDGET.
+# One statement per index. `$4` is empty in the second. 3 is WAITING and 4 WAIT_KIND_BUDGET.
 _MINE_SHORT_OF_TOKENS, _SHORT_OF_TOKENS = (
     run_lists.statement(
         tables.RUNS,
@@ -131,8 +131,8 @@ _MESSAGES: Final = run_lists.statement(
     order="number",
     size="length(body)",
 )
-# Summaries retell calls: of others than the user of the run there are none.
-_MESSAGES_FROM_SUMMARY: Final = segments.told(
+# Summaries retell calls, so summaries of other users are left out.
+_MESSAGES_FROM_SUMMARY: Final = segments.visible(
     """FROM job_store.messages AS m
     WHERE store_id = $1 AND conversation_id = $2 AND (summarised_to = 0 OR user_id = $3) AND number > (
         SELECT coalesce(max(summarised_to), 0) FROM job_store.messages
@@ -140,7 +140,7 @@ _MESSAGES_FROM_SUMMARY: Final = segments.told(
     )""",
     "$3",
 )
-# Results are given to the newest calls first, as far as they go. Of a job there are those of its last iteration.
+# The newest calls get their results first, up to this size. A job has only the calls of its last iteration.
 _LOADED_RESULTS_BYTES_MAX: Final = 16 * 1024 * 1024
 _CALLS_OF_RUNS: Final = f"""
 SELECT {tables.CALLS.names.replace(" result,", " CASE WHEN bytes_so_far <= $3 THEN result END AS result,")},
@@ -195,7 +195,7 @@ class PostgresReads(DatabaseAdapter):
             calls = [tables.CALLS.read(record) for record in records]
             records = await connection.fetch(_COMMANDS, key.store_id, key.run_id)
             commands = [tables.COMMANDS.read(record) for record in records]
-            told = await _told(connection, key.store_id, run.user_id, background)
+            pending_notices = await _pending_notices(connection, key.store_id, run.user_id, background)
             top: RunRow | None = run
             if run.budget_run_id:
                 record = await connection.fetchrow(_RUNS, key.store_id, [run.budget_run_id])
@@ -210,18 +210,18 @@ class PostgresReads(DatabaseAdapter):
             loop_state=loop_state,
             time=time,
             failures=failures,
-            told=told,
+            pending_notices=pending_notices,
             shared_tokens_left=top.shared_tokens_left if top else 0,
         )
 
-    async def commands(self, key: RunKey) -> tuple[list[CommandRow], Told]:
+    async def commands(self, key: RunKey) -> tuple[list[CommandRow], PendingNotices]:
         async with self._database.snapshot() as connection:
             records = await connection.fetch(_COMMANDS, key.store_id, key.run_id)
             record = await connection.fetchrow(_BACKGROUND, key.store_id, key.run_id)
             if record is None:
                 raise RunNotFound
-            told = await _told(connection, key.store_id, record["user_id"], record["background"])
-        return [tables.COMMANDS.read(record) for record in records], told
+            pending_notices = await _pending_notices(connection, key.store_id, record["user_id"], record["background"])
+        return [tables.COMMANDS.read(record) for record in records], pending_notices
 
     async def call(self, key: CallKey, user_id: UserId, *, for_approval: bool = False) -> CallRow:
         record = await self._database.fetchrow(_CALL, key.store_id, key.call_id, user_id, for_approval)
@@ -297,22 +297,24 @@ class PostgresReads(DatabaseAdapter):
             return await log_reads.read(connection, key, user_id, after_seq=after_seq, events_max=events_max)
 
 
-async def _told(connection: Connection, store_id: StoreId, user_id: UserId, packed: bytes | None) -> Told:
-    """Return what a run of a user is told, given the background of its conversation as it is stored."""
+async def _pending_notices(
+    connection: Connection, store_id: StoreId, user_id: UserId, packed: bytes | None
+) -> PendingNotices:
+    """Return the pending notices for a run of a user, given the stored background of its conversation."""
     background = tables.BACKGROUND.read(packed)
     waiting = background.pending_of(user_id)[:NOTICES_MAX]
     if not waiting:
-        return Told(open_jobs=background.open_jobs_of(user_id))
+        return PendingNotices(open_jobs=background.open_jobs_of(user_id))
     records = await connection.fetch(_RUNS, store_id, list({each.run_id for each in waiting}))
     rows = {record["run_id"]: tables.RUNS.read(record) for record in records}
     notices = tuple((rows[each.run_id], each.occasion) for each in waiting if each.run_id in rows)
-    return Told(notices=notices, open_jobs=background.open_jobs_of(user_id))
+    return PendingNotices(notices=notices, open_jobs=background.open_jobs_of(user_id))
 
 
 async def _from_summary(
     connection: Connection, store_id: StoreId, conversation_id: ConversationId, past_number: int, author: UserId
 ) -> list[MessageRow]:
-    """Return the messages of a conversation that the newest summary of an author does not stand for, as `told` says."""
+    """Return the messages of a conversation after the author's newest summary. See `segments.visible`."""
     if past_number:
         return await segments.from_summary(connection, store_id, conversation_id, past_number, author)
     records = await connection.fetch(_MESSAGES_FROM_SUMMARY, store_id, conversation_id, author)

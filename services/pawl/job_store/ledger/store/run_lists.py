@@ -1,4 +1,4 @@
-"""The statements for lists of the runs of a user: one for each index that such a list goes along, in both orders."""
+"""Statements for lists of a user's runs: one for each index, in both orders."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from pawl.values import CommandOutcome, RunState, StopCause
 
 R = TypeVar("R")
 
+# A page that has reached this size takes no more rows.
 PAGE_BYTES_MAX: Final = 2 * 1024 * 1024
-"""A page that has reached this size takes no more rows."""
 
 
 class Rows(Protocol):
-    """The rows of a table: the names of their columns, and of those that are their key."""
+    """A table: its columns and its key columns."""
 
     @property
     def table(self) -> str: ...
@@ -34,9 +34,9 @@ class Rows(Protocol):
 
 
 def statement(rows: Rows, *, where: str, order: str, size: str, source: str = "") -> str:
-    """Return a statement for a page: $1 is the most rows, plus one, and $2 the most bytes; `where` has the others.
+    """Return a statement for a page: $1 is the most rows plus one, $2 the most bytes; `where` has the others.
 
-    All parts are constants of the caller. `source` is what the rows are looked for in, if it is not the whole table.
+    All parts must be constants of the caller. `source` is searched instead of the whole table.
     """
     return f"""
         WITH sized AS MATERIALIZED (
@@ -51,9 +51,9 @@ def statement(rows: Rows, *, where: str, order: str, size: str, source: str = ""
 async def fetch(
     database: Database | Connection, sql: str, arguments: Sequence[Any], read: Callable[[Record], R], *, rows_max: int
 ) -> Page[R]:
-    """Return a page by a statement made with `statement`; at least one row if there is any.
+    """Return a page by a statement of `statement`, with at least one row if there is any.
 
-    Records have the column `found` beside those of a row.
+    Records have the additional column `found`.
     """
     records = await database.fetch(sql, rows_max + 1, PAGE_BYTES_MAX, *arguments)
     found = records[0]["found"] if records else 0
@@ -61,18 +61,18 @@ async def fetch(
     return Page(rows=rows, has_more=found > len(rows))
 
 
-# The statements are made from constants of this package only.
+# The statements are built from constants of this package only.
 # ruff: noqa: S608
 
+# As in the index.
 _HAS_LABELS: Final = r"labels <> '' AND string_to_array(labels, E'\n') @> $12"
-"""As the index has it."""
 _FILTERS: Final = f"""NOT imported AND ($5 = '' OR conversation_id = $5)
     AND (cardinality($6::smallint[]) = 0 OR state = ANY ($6))
     AND ($10 = '' OR parent_run_id = $10) AND ($11 = '' OR agent_name = $11) AND ($14 = '' OR reports_to = $14)
     AND (NOT $15 OR reports_to <> '')
     AND (cardinality($12::text[]) = 0 OR {_HAS_LABELS})
     AND (cardinality($13::bytea[]) = 0 OR EXISTS (SELECT FROM unnest($13) AS kind WHERE position(kind IN waits) > 0))"""
-# What finds the rows of each list; the filters above are held against them.
+# The condition for each index. The filters above are applied to the rows it finds.
 _ALONG: Final = {
     "runs_of_user": "true",
     "runs_of_conversation": "conversation_id = $5",
@@ -85,9 +85,9 @@ _ALONG: Final = {
 
 
 def _running_or_stopped(cause: StopCause) -> str:
-    """Return that nobody has stopped a run, or the command $16: what it has is known by what the ledger keeps of it.
+    """Return the condition that a run is not being stopped, or was stopped by the command $16.
 
-    The command is looked for in each run, not once for all: there may be very many of others.
+    The command is looked up per run, because there may be very many commands with that id.
     """
     return f"""(state < 10 AND stop_cause IS NULL OR stop_cause = {cause} AND EXISTS (
         SELECT FROM job_store.commands AS c WHERE c.store_id = t.store_id AND c.run_id = t.run_id
@@ -96,7 +96,7 @@ def _running_or_stopped(cause: StopCause) -> str:
 
 
 def _between(*, oldest_first: bool) -> str:
-    """Return what a row has to fulfil: behind the cursor $7, $8, and not behind the far end $9."""
+    """Return the condition for rows after the cursor $7, $8 and up to the far end $9."""
     behind, near, far = (">", "-infinity", "<") if oldest_first else ("<", "infinity", ">=")
     far_end = "infinity" if oldest_first else "-infinity"
     return f"""(create_time, run_id) {behind} (coalesce($7::timestamptz, '{near}'), $8)
@@ -119,7 +119,7 @@ def _along(found_by: str, *, oldest_first: bool, of: str = "user_id = $4") -> st
 
 
 def _in_states(*, oldest_first: bool) -> str:
-    """Return the first of each state, and of them the first: whatever else the user has ever run is not looked at."""
+    """Return a statement that reads the first runs of each state, and no other runs of the user."""
     return statement(
         tables.RUNS,
         source=f"""(
@@ -136,12 +136,13 @@ def _in_states(*, oldest_first: bool) -> str:
     )
 
 
+# The statements by index, and by whether the oldest run comes first.
 LISTS: Final[Mapping[str, Mapping[bool, str]]] = {
     **{
         index: {each: _along(found_by, oldest_first=each) for each in (False, True)}
         for index, found_by in _ALONG.items()
     },
-    # Whoever wants these is an operator, and not often: they are found among all jobs of the store.
+    # Operators use these rarely. They are found among all jobs of the store.
     "running_jobs_of_store": {
         each: _along(f"reports_to <> '' AND {_running_or_stopped(StopCause.OPERATOR)}", oldest_first=each, of="$4 = ''")
         for each in (False, True)
@@ -152,11 +153,10 @@ LISTS: Final[Mapping[str, Mapping[bool, str]]] = {
     },
     "runs_of_user_in_state": {each: _in_states(oldest_first=each) for each in (False, True)},
 }
-"""The statements by the index that each is for, and by whether the oldest comes first."""
 
 
 def _index(wanted: RunFilter) -> str:
-    """Return the index that finds the fewest rows beside those that are wanted."""
+    """Return the index that reads the fewest rows for a filter."""
     if wanted.running_jobs_of_store:
         return "running_jobs_of_store"
     if wanted.reports_to:
@@ -178,11 +178,11 @@ def _index(wanted: RunFilter) -> str:
 def selected(
     store_id: StoreId, user_id: UserId, wanted: RunFilter, after: tuple[datetime, str] | None
 ) -> tuple[str, tuple[Any, ...]]:
-    """Return the statement for a page after a position, and its arguments."""
+    """Return the statement for the page after a position, and its arguments."""
     near, far = wanted.create_time_before, wanted.create_time_from
     if wanted.oldest_first:
         near, far = far, near
-    # No id comes before the empty one: from a time on, and before a time, are positions.
+    # No id sorts before the empty one, so times alone are positions too.
     position = after or (near, "")
     arguments: tuple[Any, ...] = (
         store_id,

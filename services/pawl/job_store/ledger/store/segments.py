@@ -1,4 +1,4 @@
-"""Messages of forks on PostgreSQL: those up to the fork stand under other conversations, its own go on from there."""
+"""Messages of forks in PostgreSQL: those up to the fork point belong to other conversations."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pawl.job_store.ledger.reading import Page
 from pawl.job_store.ledger.rules.rows import MessageRow, Segment
 from pawl.job_store.ledger.store import run_lists, tables
 
-# The statements are made from constants of this package only.
+# The statements are built from constants of this package only.
 # ruff: noqa: S608
 
+# Maximum size of other users' messages that are read for a run, including images and documents it does not see.
 OTHERS_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Most bytes of the messages of others that are read for a run, with the images and documents that it does not see."""
 
 _SEGMENTS: Final = """
 SELECT first_number, last_number, source_conversation_id FROM job_store.conversation_segments
@@ -24,7 +24,7 @@ WHERE store_id = $1 AND conversation_id = $2 ORDER BY first_number
 
 
 def _parts(store_id: str, conversation_id: str, past_number: str) -> str:
-    """Return where the messages of a fork stand: the numbers from the first to the last one under `part_id`."""
+    """Return a query for the parts of a fork: ranges of message numbers and the conversation that holds them."""
     return f"""
     SELECT source_conversation_id AS part_id, first_number, last_number FROM job_store.conversation_segments
     WHERE store_id = {store_id} AND conversation_id = {conversation_id}
@@ -32,11 +32,11 @@ def _parts(store_id: str, conversation_id: str, past_number: str) -> str:
     """
 
 
-def told(source: str, author: str) -> str:
-    """Return a statement for what a run is told of some messages: those of its author, and the newest of others.
+def visible(source: str, author: str) -> str:
+    """Return a statement for the messages that a run sees: all of its author, and the newest of other users.
 
-    Of others it takes whole runs, as far back as they are within `OTHERS_BYTES_MAX` together, and reads nothing before
-    that: the author has perhaps no summary that stands for it.
+    Of other users it takes the newest whole runs within `OTHERS_BYTES_MAX`, because the author may have no summary that
+    covers them.
     """
     return f"""
     SELECT {tables.MESSAGES.names} FROM (
@@ -60,7 +60,7 @@ _MESSAGES: Final = run_lists.statement(
     order="number",
     size="length(body)",
 )
-# The newest summary of an author, as far as it stands in the parts: one that was written behind a fork is none of it.
+# The newest summary of an author within the parts. Summaries written after the fork point do not count.
 _SUMMARY: Final = f"""
 SELECT coalesce(max(m.summarised_to), 0) AS end_number FROM parts AS p CROSS JOIN LATERAL (
     SELECT summarised_to, user_id FROM job_store.messages AS m
@@ -74,7 +74,7 @@ _FROM_SUMMARY_SOURCE: Final = f"""FROM parts AS p CROSS JOIN summary AS s CROSS 
 WHERE m.summarised_to = 0 OR m.user_id = $4"""
 _FROM_SUMMARY: Final = f"""
 WITH parts AS MATERIALIZED ({_parts("$1", "$2::text", "$3::bigint")}), summary AS MATERIALIZED ({_SUMMARY}$4)
-{told(_FROM_SUMMARY_SOURCE, "$4")}
+{visible(_FROM_SUMMARY_SOURCE, "$4")}
 """
 _KEPT: Final = f"""
 WITH parts AS MATERIALIZED (
@@ -90,7 +90,7 @@ SELECT s.end_number, (
 
 
 async def of(connection: Connection, store_id: StoreId, conversation_id: ConversationId) -> tuple[Segment, ...]:
-    """Return the segments of a fork in order; none of any other conversation."""
+    """Return the segments of a fork in order; empty for other conversations."""
     return tuple(Segment(**dict(record)) for record in await connection.fetch(_SEGMENTS, store_id, conversation_id))
 
 
@@ -103,7 +103,7 @@ async def messages(
     after: int,
     rows_max: int,
 ) -> Page[MessageRow]:
-    """Return messages of a fork, from the one after number `after` on."""
+    """Return messages of a fork after number `after`."""
     arguments = (store_id, conversation_id, past_number, after)
     return await run_lists.fetch(connection, _MESSAGES, arguments, tables.MESSAGES.read, rows_max=rows_max)
 
@@ -111,13 +111,13 @@ async def messages(
 async def from_summary(
     connection: Connection, store_id: StoreId, conversation_id: ConversationId, past_number: int, author: UserId
 ) -> list[MessageRow]:
-    """Return the messages of a fork that the newest summary of an author does not stand for."""
+    """Return the messages of a fork after the author's newest summary."""
     records = await connection.fetch(_FROM_SUMMARY, store_id, conversation_id, past_number, author)
     return [tables.MESSAGES.read(record) for record in records]
 
 
 async def kept(connection: Connection, store_id: StoreId, path: Sequence[Segment]) -> tuple[int, int]:
-    """Return up to where the newest summary of its user stands for a path, and how many messages are after that."""
+    """Return the last number that the user's newest summary on a path covers, and the count of messages after it."""
     columns = zip(*((each.source_conversation_id, each.first_number, each.last_number) for each in path), strict=True)
     record = await connection.fetchrow(_KEPT, store_id, *map(list, columns))
     return (0, 0) if record is None else (record[0], record[1])

@@ -1,4 +1,4 @@
-"""The situations of runs on PostgreSQL: what tells why they do not go on, for many runs in two statements."""
+"""Situations of runs in PostgreSQL, which explain why runs make no progress: two statements for any number of runs."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from pawl.job_store.ledger.rules.waiting import COUNTED_MAX, Situation
 from pawl.job_store.ledger.store import run_lists, tables
 from pawl.values import CallState, RunState
 
-# The statements are made from constants of this package only.
+# The statements are built from constants of this package only.
 # ruff: noqa: S608
 
-_WANTS_A_PLACE: Final = "r.state = 1 AND r.queued_message IS NULL AND NOT r.active AND NOT r.in_background"
-# The places that are taken are counted only if one of the runs wants one, and then once.
+_NEEDS_SLOT: Final = "r.state = 1 AND r.queued_message IS NULL AND NOT r.active AND NOT r.in_background"
+# The used slots are counted once, and only if one of the runs waits for a slot.
 _AROUND: Final = f"""
 WITH taken AS MATERIALIZED (
     SELECT user_id, count(*) AS runs FROM job_store.runs WHERE store_id = $1 AND active AND NOT in_background
     GROUP BY user_id
 )
 SELECT r.run_id, now() AS time, counted.states, counted.counts, counted.child_run_ids, c.active_run_id, c.queue,
-    CASE WHEN {_WANTS_A_PLACE} THEN (SELECT sum(runs)::bigint FROM taken) END AS store_taken,
-    CASE WHEN {_WANTS_A_PLACE} THEN (SELECT runs FROM taken WHERE taken.user_id = r.user_id) END AS user_taken
+    CASE WHEN {_NEEDS_SLOT} THEN (SELECT sum(runs)::bigint FROM taken) END AS store_slots_used,
+    CASE WHEN {_NEEDS_SLOT} THEN (SELECT runs FROM taken WHERE taken.user_id = r.user_id) END AS user_slots_used
 FROM job_store.runs AS r
 CROSS JOIN LATERAL (
     SELECT array_agg(g.state ORDER BY g.state) AS states, array_agg(g.calls ORDER BY g.state) AS counts,
@@ -63,12 +63,12 @@ CROSS JOIN LATERAL (
 ) AS c
 ORDER BY run_id, round, batch_index
 """
-_WAIT_FOR_SOMEBODY: Final = frozenset({RunState.WAITING, RunState.NEEDS_ATTENTION})
+_WAITING_STATES: Final = frozenset({RunState.WAITING, RunState.NEEDS_ATTENTION})
 
 
 async def of_page(connection: Connection, store_id: StoreId, runs: Sequence[RunRow]) -> list[Situation]:
-    """Return the situations of some runs of a store, each with the first calls that wait for somebody."""
-    wanted = [run.run_id for run in runs if run.state in _WAIT_FOR_SOMEBODY]
+    """Return the situations of some runs of a store, each with the first calls that wait for a person or client."""
+    wanted = [run.run_id for run in runs if run.state in _WAITING_STATES]
     calls: dict[str, list[CallRow]] = {run.run_id: [] for run in runs}
     if wanted:
         for record in await connection.fetch(_FIRST_OPEN_CALLS, store_id, wanted):
@@ -83,7 +83,7 @@ async def of_runs(
     *,
     calls_max: int | None = None,
 ) -> list[Situation]:
-    """Return the situations of some runs of a store with their open calls, which are cut if they are `calls_max`."""
+    """Return the situations of some runs of a store with their open calls, of which at most `calls_max` were read."""
     if not runs:
         return []
     records = await connection.fetch(_AROUND, store_id, [run.run_id for run, _ in runs])
@@ -101,11 +101,11 @@ def _facts(run: RunRow, record: Record) -> dict[str, Any]:
             (CallState(state), count)
             for state, count in zip(record["states"] or (), record["counts"] or (), strict=True)
         ),
-        # Ids sort by the time at which they were made.
+        # Ids sort by creation time.
         "child_run_ids": tuple(sorted(map(RunId, filter(None, (record["child_run_ids"] or "").split(","))))),
         "before": _before(run, record),
-        "store_taken": record["store_taken"] or 0,
-        "user_taken": record["user_taken"] or 0,
+        "store_slots_used": record["store_slots_used"] or 0,
+        "user_slots_used": record["user_slots_used"] or 0,
     }
 
 
@@ -116,7 +116,7 @@ def _before(run: RunRow, record: Record) -> tuple[RunId, ...]:
     return tuple(map(RunId, filter(None, (record["active_run_id"], *queue[: queue.index(run.run_id)]))))
 
 
-# The statements are made from constants of this package only.
+# The statements are built from constants of this package only.
 # ruff: noqa: S608
 
 _DOOMED: Final = """
@@ -136,7 +136,7 @@ _LISTED: Final = run_lists.statement(
     ), 0)""",
 )
 _KNOWN: Final = "SELECT FROM job_store.runs WHERE store_id = $1 AND run_id = $2"
-# Calls that run: those of runs in doubt are the doubtful ones. The first of each run, and as many more as go.
+# Running calls, which are the doubtful ones of runs in doubt. The first call of each run, and more within the limit.
 _RUNNING: Final = f"""
 SELECT {tables.CALLS.names} FROM (
     SELECT c.*, sum({_CALL_BYTES}) OVER (ORDER BY c.run_id, c.round, c.batch_index) AS bytes_so_far,

@@ -1,4 +1,4 @@
-"""Schedules and triggers, which start runs of their users, in PostgreSQL."""
+"""Schedules and triggers, which start runs for their users, in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pawl.job_store.schedules.rules import StarterT
 from pawl.job_store.triggers.rules import EventKey, LaneKey, TriggerKey
 from pawl.values import RunState
 
-# The statements are made from constants of this package only.
+# The statements are built from constants of this package only.
 # ruff: noqa: S608
 
 _OF_USER: Final = "store_id = $1 AND user_id = $2"
@@ -32,7 +32,7 @@ FROM unnest($2::text[]) AS k (run_id)
 
 
 class PostgresStarters(DatabaseAdapter, Generic[StarterT]):
-    """The rows of one table by their users and names."""
+    """Rows of one table by user and name."""
 
     def __init__(
         self,
@@ -58,11 +58,13 @@ class PostgresStarters(DatabaseAdapter, Generic[StarterT]):
         name: str,
         change: Callable[[StarterT | None, int, datetime], StarterT],
     ) -> StarterT:
-        """Keep what `change` returns. Changes of a user's rows come one after the other.
+        """Store the row that `change` returns.
+
+        Changes of a user's rows are serialised.
 
         Raises:
-            PawlError: what `change` raises.
-            Unreadable: the row cannot be read.
+            PawlError: Any error that `change` raises.
+            Unreadable: The stored row is damaged.
         """
         async with self._database.transaction() as connection:
             await connection.execute(_LOCK, store_id, user_id, self._columns.table)
@@ -80,12 +82,12 @@ class PostgresStarters(DatabaseAdapter, Generic[StarterT]):
     async def get(
         self, store_id: StoreId, user_id: UserId, name: str
     ) -> tuple[StarterT, Mapping[RunId, RunState], datetime] | None:
-        """Return a row, the states of the runs of its fires that still exist, and the time."""
+        """Return a row, the states of those runs of its fires that still exist, and the time."""
         record = await self._database.fetchrow(self._get, store_id, user_id, name)
         if record is None:
             return None
         row = self._readable(record)
-        # One more, for the time.
+        # One more row, for the time.
         found = await self._database.fetch(_STATES, store_id, [fire.run_id for fire in row.fires if fire.run_id] + [""])
         states = {each["run_id"]: RunState(each["state"]) for each in found if each["state"] is not None}
         return row, states, found[0]["now"]
@@ -94,7 +96,7 @@ class PostgresStarters(DatabaseAdapter, Generic[StarterT]):
         """Return the row of a record.
 
         Raises:
-            Unreadable: the row cannot be read.
+            Unreadable: The stored row is damaged.
         """
         found = read_each(self._columns.table, [record], self._read, itemgetter("name"))
         if not found:
@@ -102,7 +104,6 @@ class PostgresStarters(DatabaseAdapter, Generic[StarterT]):
         return found[0]
 
     async def list(self, store_id: StoreId, user_id: UserId) -> Sequence[StarterT]:
-        """Return the rows of a user, by name."""
         records = await self._database.fetch(self._list, store_id, user_id)
         return read_each(self._columns.table, records, self._read, itemgetter("name"))
 
@@ -111,11 +112,10 @@ class PostgresStarters(DatabaseAdapter, Generic[StarterT]):
         return bool(affected(await self._database.execute(self._delete, store_id, user_id, name)))
 
 
-# The statements are made from constants of this package only.
+# The statements are built from constants of this package only.
 # ruff: noqa: S608
 
-# Lanes and events belong to triggers: nobody changes them without this lock. A key that is not there any more has
-# ended, too.
+# Lanes and events belong to triggers and only change under this lock. A removed key has ended too.
 _TRIGGERS: Final = f"""
 SELECT {tables.TRIGGERS.names}, starts_with(credential_id, 'key_') AND NOT EXISTS (
     SELECT FROM job_store.api_keys AS a
@@ -145,7 +145,7 @@ async def load(
     lanes: Collection[LaneKey],
     events: Collection[EventKey],
 ) -> RowKeys:
-    """Load them, locked until the end of the transaction; return the runs that they need."""
+    """Load triggers, lanes and events, locked until the end of the transaction; return the runs that they need."""
     records = await connection.fetch(_TRIGGERS, *_columns(TriggerKey, triggers))
     tables.load_into(unit.triggers, tables.TRIGGERS, records)
     records = await connection.fetch(_LANES, *_columns(LaneKey, lanes)) if lanes else []
@@ -155,7 +155,7 @@ async def load(
     last = [RunKey(row.store_id, row.last_run_id) for _, row in unit.triggers.items() if row.last_run_id]
     before = tuple(RunKey(row.store_id, row.last_run_id) for _, row in unit.lanes.items() if row.last_run_id)
     runs = tuple(dict.fromkeys((*last, *before)))
-    # Those of lanes may be stopped.
+    # The runs of lanes may be stopped.
     return RowKeys(runs=runs, ends=before, calls_of=before, commands_of=before)
 
 

@@ -1,4 +1,4 @@
-"""The columns of each table and the fields of rows that they hold, in both directions."""
+"""The columns of each table, and the fields of rows that they hold."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _pack: Final = msgspec.msgpack.Encoder().encode
 
 
 def _same(type_: str, *names: str, fixed: bool = False, heavy: bool = False) -> list[Column[Any]]:
-    """Return columns that hold the fields of their names."""
+    """Return columns that hold the fields of the same names."""
     return [Column(name, type_, attrgetter(name), fixed, heavy) for name in names]
 
 
@@ -52,7 +52,7 @@ def _fixed(type_: str, *names: str) -> list[Column[Any]]:
 
 
 def _packed(name: str, kind: Any, *, field: str = "", empty: object = None, fixed: bool = False) -> Column[Any]:
-    """Return a column with a value of a kind as MessagePack, NULL if it is `empty`."""
+    """Return a column that holds a value of a type as MessagePack, NULL if it equals `empty`."""
     decode, value_of = msgspec.msgpack.Decoder(kind).decode, attrgetter(field or name)
     return Column(
         name,
@@ -65,7 +65,7 @@ def _packed(name: str, kind: Any, *, field: str = "", empty: object = None, fixe
 
 
 def _joined(*names: str, fixed: bool = False) -> list[Column[Any]]:
-    """Return columns with several ids each, which have no commas."""
+    """Return columns that hold several ids each, comma-separated."""
     return [_joined_one(name, fixed=fixed) for name in names]
 
 
@@ -121,7 +121,7 @@ CONVERSATIONS: Final[Columns[ConversationRow]] = Columns(
         *_same("timestamptz", "update_time", "title_at"),
         _labels(),
         BACKGROUND,
-        # For the counts of all conversations.
+        # For the counts over all conversations.
         Column("notices_pending", "integer", lambda row: row.background.pending),
         Column("notices_entered", "integer", lambda row: row.background.entered),
     ],
@@ -180,12 +180,12 @@ RUNS: Final[Columns[RunRow]] = Columns(
         _packed("series_grant", Grant, field="grant"),
     ],
     key_length=2,
-    # The state of the worker, which the ledger does not look at.
+    # The state of the worker, which is opaque to the ledger.
     beside=("loop_state", "bytea", b""),
 )
 
+# The size of the parts of a RUNS row that may be large.
 RUN_BYTES: Final = "length(options) + length(tools) + length(output) + coalesce(length(own_tools), 0)"
-"""The size of a row of RUNS, as far as it may be large."""
 
 
 def _call(
@@ -307,7 +307,7 @@ OUTBOX: Final[Columns[Event]] = Columns(
 
 
 def _starter(id_: str, definition: type[Any]) -> list[Column[Any]]:
-    """Return the columns of what starts runs by itself, with its id."""
+    """Return the columns that schedules and triggers share."""
     return [
         *_fixed("text", "store_id", id_, "user_id", "name"),
         *_same("text", "credential_id", "delegate_user_id", "pause_note", "last_run_id"),

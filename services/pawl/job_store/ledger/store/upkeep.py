@@ -1,4 +1,4 @@
-"""Work that the ledger does beside its callers' on PostgreSQL: offers and counts."""
+"""Background work on the ledger in PostgreSQL: expired offers, counts for metrics, trims and usage."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from msgspec.structs import astuple
 from pawl.chassis.db.database import Connection, Database, DatabaseAdapter
 from pawl.chassis.ids import CallKey, ClientId, RunId, RunKey, StoreId, UserId
 from pawl.event.v1 import agent_pb2, run_pb2
-from pawl.job_store.ledger.rules.places import PlaceLimits
+from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.ledger.rules.trimming import Trim
 from pawl.job_store.ledger.rules.usage import UsageKey, Used
 from pawl.job_store.ledger.store.columns import Statement, Write
@@ -30,8 +30,8 @@ WHERE state = 3 AND offer_client_id <> '' AND offer_expire_time <= now() AND res
 ORDER BY offer_expire_time LIMIT $1
 """
 
-# Of the background, what is queued could begin; what waits has a time at which it goes on, for its next iteration or if
-# nobody decides. What is late was due and nobody has taken it, for want of a worker or of a place.
+# For background runs: `queued` could start, `waiting` has a time at which it continues, for its next iteration or a
+# deadline. `late` was due and no worker has claimed it, for lack of a worker or a slot.
 _OPEN_RUNS: Final = """
 SELECT state, count(*) AS runs,
     count(*) FILTER (WHERE in_background AND active) AS working,
@@ -42,15 +42,15 @@ FROM (SELECT *, in_background AND NOT active AND claim_at IS NOT NULL AS is_job 
 WHERE state < 10 GROUP BY state
 """
 _JOBS: Final = ("working", "queued", "waiting", "late")
-# What is told to nobody any more is left out. Counting stops here, too.
+# Notices of erased conversations do not count. The count stops here.
 _NOTICES: Final = """
 SELECT coalesce(sum(notices_pending), 0) AS notices_pending, coalesce(sum(notices_entered), 0) AS notices_entered
 FROM (
     SELECT notices_pending, notices_entered FROM job_store.conversations
     WHERE notices_pending + notices_entered > 0 AND user_id <> '' LIMIT 100000
-) AS told
+) AS notices
 """
-# Counting stops here: more is "very many" to whoever looks.
+# The count stops here.
 _BACKLOG: Final = """
 WITH due AS MATERIALIZED (
     SELECT store_id, user_id, active, in_background FROM job_store.runs
@@ -95,23 +95,21 @@ class PostgresOfferRepository(DatabaseAdapter):
 
 
 class PostgresLedgerStats:
-    """Counts the ledger, for metrics."""
-
-    def __init__(self, database: Database, limits: PlaceLimits) -> None:
+    def __init__(self, database: Database, limits: SlotLimits) -> None:
         self._database = database
         self._limits = limits
 
     async def count(self) -> Mapping[str, float]:
         """Return runs by open state (`QUEUED`...), the `outbox` backlog, `due_schedules` and `due_events`.
 
-        The last two are those that nobody has claimed. Of jobs, and what they begin, `working`, `waiting` and `late`.
-        Of the runs that are due, `claimable` are those that a worker could have now; the others wait for
-        a place, `over_user_limit` of them also if their store had any number of places, `over_store_limit` not.
+        The last two are those that no worker has claimed. For background runs: `working`, `queued`, `waiting` and
+        `late`. Of the due runs, `claimable` could be claimed now. The others wait for a slot: `over_user_limit` because
+        of their user's limit, `over_store_limit` because of their store's.
         """
         async with self._database.transaction() as connection:
             runs = {record["state"]: record for record in await connection.fetch(_OPEN_RUNS)}
             notices = await connection.fetchrow(_NOTICES)
-            # Two of its parts have no index: with nested loops only, its time would grow with their product.
+            # Two parts have no index: with nested loops only, the time would grow with their product.
             await connection.execute("SET LOCAL enable_hashjoin = on")
             backlog = await connection.fetchrow(_BACKLOG, self._limits.per_store, self._limits.per_user)
         states = dict.fromkeys((state.name for state in RunState if not state.is_terminal), 0)
@@ -124,7 +122,7 @@ def _keys(record: Record) -> tuple[RunKey, CallKey]:
     return RunKey(record["store_id"], record["run_id"]), CallKey(record["store_id"], record["call_id"])
 
 
-# Together with what was decided about them, and what told of the ends of runs that had done them. Failures are counted.
+# Removes the calls with the commands that decided them or reported the ends of their child runs. Failures are counted.
 _CALLS: Final = """
 WITH gone AS (
     DELETE FROM job_store.calls AS c USING unnest($1::text[], $2::text[], $3::integer[]) AS k (store_id, run_id, round)
@@ -138,7 +136,7 @@ WITH gone AS (
 DELETE FROM job_store.commands AS m USING gone AS g
 WHERE m.store_id = g.store_id AND m.run_id = g.run_id AND m.call_id = g.call_id AND m.consumed
 """
-# Those that are still to be sent stay until the next time. Nobody reads them meanwhile.
+# Events still to be sent stay until the next trim. No reader gets them in the meantime.
 _EVENTS: Final = """
 DELETE FROM job_store.events AS e USING unnest($1::text[], $2::text[], $3::bigint[]) AS k (store_id, run_id, seq)
 WHERE e.store_id = k.store_id AND e.run_id = k.run_id AND e.seq <= k.seq AND NOT EXISTS (
@@ -148,18 +146,18 @@ WHERE e.store_id = k.store_id AND e.run_id = k.run_id AND e.seq <= k.seq AND NOT
 
 
 async def remove(connection: Connection, trims: Sequence[Trim]) -> None:
-    """Remove what is trimmed; the runs are locked."""
+    """Remove trimmed rows. The runs must be locked."""
     stores, runs = [trim.run.store_id for trim in trims], [trim.run.run_id for trim in trims]
     await connection.execute(_CALLS, stores, runs, [trim.round for trim in trims], CallState.SUCCEEDED)
     await connection.execute(_EVENTS, stores, runs, [trim.seq for trim in trims])
 
 
-# The statements are made from constants of this module only.
+# The statements are built from constants of this module only.
 # ruff: noqa: S608
 
 _FIGURES: Final = Used.__struct_fields__
 _NAMES: Final = ", ".join(("store_id", "agent_name", "day", "user_id", *_FIGURES))
-# What is beyond that is not counted: the sums of all users must be numbers, too.
+# Counts are capped, so that the sums over all users stay in range.
 _COUNT_MAX: Final = 2**62
 _SUMS: Final = ", ".join(f"least(u.{name}, {_COUNT_MAX}) + excluded.{name}" for name in _FIGURES)
 _ADD: Final = Statement(
@@ -172,7 +170,7 @@ _ADD: Final = Statement(
 
 
 def _count(total: str) -> str:
-    # An answer that was estimated too high on the day before may leave less than nothing.
+    # An estimate that was too high on the day before may make the sum negative.
     return f"greatest(least(coalesce({total}, 0), {_COUNT_MAX}), 0)::bigint"
 
 
@@ -192,15 +190,13 @@ FROM job_store.usage_days WHERE store_id = $1 AND agent_name = $2 AND day = (now
 
 
 def addition(counts: Sequence[tuple[UsageKey, Used]]) -> Write:
-    """Return what adds to counts, which are in the order of their keys: so nobody deadlocks."""
+    """Return the write that adds to usage counts. They must be in key order, to avoid deadlocks."""
     return Write(_ADD, list(zip(*((*astuple(key), *astuple(used)) for key, used in counts), strict=True)))
 
 
 class PostgresUsage(DatabaseAdapter):
-    """What was used."""
-
     async def of_agent(self, store_id: StoreId, name: str, *, days: int) -> Sequence[agent_pb2.AgentUsage]:
-        """Return the use of an agent on each of the last days on which there was any, the newest first."""
+        """Return an agent's usage on each of the last days with any usage, newest first."""
         return [
             agent_pb2.AgentUsage(
                 day=record["day"].isoformat(),
@@ -212,6 +208,6 @@ class PostgresUsage(DatabaseAdapter):
         ]
 
     async def today(self, store_id: StoreId, name: str) -> tuple[int, datetime]:
-        """Return the tokens that an agent has used today, and when the day ends."""
+        """Return the tokens that an agent has used today (UTC), and when the day ends."""
         record = (await self._database.fetch(_TODAY, store_id, name))[0]
         return record["tokens"], record["day_end_time"]

@@ -1,0 +1,100 @@
+"""Slots of active runs: which due runs a worker may claim (LOOP-14)."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from pawl.chassis.ids import RunKey, UserId
+
+
+class SlotLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Maximum numbers of active runs: per store, per user, and in the background per store.
+
+    Background runs use no slots of other runs.
+    """
+
+    per_store: int
+    per_user: int
+    background_per_store: int = 100
+
+
+class DueRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that a worker could claim now.
+
+    An active run already has its slot.
+
+    A run `at_last_chance` is quarantined if one more worker dies.
+    """
+
+    key: RunKey
+    user_id: UserId
+    is_active: bool
+    at_last_chance: bool
+    is_background: bool = False
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """The due runs of one store, in the order in which they are served, and its used slots.
+
+    `used_by_user` may omit users without due runs. Background slots are separate and not per user.
+    """
+
+    due: Sequence[DueRun]
+    used: int
+    used_by_user: Mapping[UserId, int]
+    used_background: int = 0
+
+
+def assign_slots(
+    lines: Sequence[Line],
+    limits: SlotLimits,
+    *,
+    runs_max: int,
+    last_chances_max: int = 1,
+    background_max: int | None = None,
+) -> list[DueRun]:
+    """Return up to `runs_max` runs within the limits, taking one run of each line in turn.
+
+    At most `background_max` of them are background runs; None means any number. Users at their limit are skipped and do
+    not block others of the store. At most `last_chances_max` runs are at their last chance: if their worker dies, the
+    cause is known.
+    """
+    picked: list[DueRun] = []
+    last_chances, background_left = 0, runs_max if background_max is None else background_max
+    turns = deque(_fitting(line, limits) for line in lines)
+    while turns and len(picked) < runs_max:
+        turn = turns.popleft()
+        run = next(turn, None)
+        if run is None:
+            continue
+        turns.append(turn)
+        if run.is_background:
+            if background_left <= 0:
+                continue
+            background_left -= 1
+        if run.at_last_chance:
+            if last_chances == last_chances_max:
+                continue
+            last_chances += 1
+        picked.append(run)
+    return picked
+
+
+def _fitting(line: Line, limits: SlotLimits) -> Iterator[DueRun]:
+    """Yield the runs that fit, counting the slots that they use."""
+    used, used_by_user = line.used, Counter(line.used_by_user)
+    background = line.used_background
+    for run in line.due:
+        if run.is_background and not run.is_active:
+            if background >= limits.background_per_store:
+                continue
+            background += 1
+        elif not run.is_active:
+            if used >= limits.per_store or used_by_user[run.user_id] >= limits.per_user:
+                continue
+            used += 1
+            used_by_user[run.user_id] += 1
+        yield run
