@@ -1,4 +1,4 @@
-"""The registry put together: ports in, its catalog, what runs calls and its servicers out."""
+"""Assembles the registry from its dependencies."""
 
 from __future__ import annotations
 
@@ -63,41 +63,44 @@ from pawl.tool_registry.sources.worker.workers import WorkerHub, WorkerOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """The outside of the registry. `stopping` returns when the process is to end."""
+    """External dependencies of the registry. `stopping` returns when the process should shut down."""
 
     database: Database
+    # New for each start of a process.
     instance_id: str
-    """New for each start of a process."""
     journal: PostgresExecutionJournal
     ledger: LedgerReads
     runner: ProcessRunner
     secrets: FileSecrets
     helper: Helper
     connectors: Mapping[str, Connector]
+    # Takes a store, a schema and an answer; returns why the answer does not fit, or an empty string.
     misfit: Callable[[StoreId, bytes, str], Awaitable[str]]
-    """Say for a store what is wrong with an answer to a question with a schema."""
     observer: RegistryMetrics
     clock: Clock
     ids: IdSource
     stopping: Callable[[], Awaitable[object]]
+    # Address of the gateway. Empty if the deployment has none.
     public_url: str = ""
-    """The address of the gateway; empty if it has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The limits of a registry. 0 `store_calls_per_minute` means any number."""
+    """Limits of a registry. `store_calls_per_minute` 0 means unlimited."""
 
     executor: ExecutorOptions
     workers: WorkerOptions
     store_calls_per_minute: int = 0
+    # One person owns this deployment: the owner may connect any local program as a source.
     is_ones_own: bool = False
-    """Any program may be a source, and whoever owns the machine adds it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolRegistry:
-    """A registry that is not running yet: load `catalog`, enter `hub`, `completing`, `executor`, add it to a server."""
+    """An assembled registry that is not running yet.
+
+    To run it, load `catalog`, enter `hub`, `completing` and `executor`, then add the servicers to a server.
+    """
 
     catalog: Catalog
     rules: Rules
@@ -105,11 +108,9 @@ class ToolRegistry:
     completing: Completing
     executor: Executor
     add_to: Callable[[RpcServer], None]
-    """Adds its servicers to a server."""
 
 
 def wire(ports: Ports, limits: Limits) -> ToolRegistry:
-    """Return a registry over these ports."""
     database, instance_id, clock = ports.database, ports.instance_id, ports.clock
     tools, documents = PostgresToolRepository(database), PostgresDocumentRepository(database)
     audit_log = PostgresAuditLog(database)

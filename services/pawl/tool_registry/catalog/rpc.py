@@ -1,4 +1,4 @@
-"""pawl.tool.v1.ToolService: the register of tools; the store comes from the credential."""
+"""pawl.tool.v1.ToolService. The store comes from the caller's credential."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from pawl.tool_registry.pages import cut, page_size, page_token, place_of
 
 
 class ToolServicer(tool_pb2_grpc.ToolServiceServicer):
-    """Translates between the wire and the catalog."""
-
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
 

@@ -1,4 +1,4 @@
-"""pawl.tool.v1.RuleService: rules of people; store and user come from the credential."""
+"""pawl.tool.v1.RuleService. Store and user come from the caller's credential."""
 
 from __future__ import annotations
 
@@ -34,8 +34,6 @@ _RULE: Final = WIRE.struct(
 
 
 class RuleServicer(rule_pb2_grpc.RuleServiceServicer):
-    """Translates between the wire and the rules."""
-
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
 
@@ -67,10 +65,10 @@ class RuleServicer(rule_pb2_grpc.RuleServiceServicer):
 
 
 def _rule_from(message: pb.Rule) -> Rule:
-    """Return what a person said; the registry gives the rest.
+    """Read a rule from its message. `check_rule` validates it as a whole.
 
     Raises:
-        InvalidField: something has no meaning; what contradicts is found later.
+        InvalidField: a value cannot be read.
     """
     expire_time = 0.0
     if message.HasField("expire_time"):
@@ -95,8 +93,8 @@ def _rule_from(message: pb.Rule) -> Rule:
     )
 
 
+# Start of the year 10000.
 _TIME_MAX: Final = 253402300800.0
-"""The year 10000."""
 
 
 def _pattern_from(message: pb.ArgumentPattern) -> ArgumentPattern:
