@@ -69,8 +69,8 @@ class PostgresToolRepository(DatabaseAdapter):
     async def adopt(self, source: str, definitions: Sequence[ToolDefinition]) -> Sequence[ToolVersion]:
         """Return the version of each loaded definition, in order.
 
-        A known definition keeps its version in every process; a new one gets the next version. Atomic, and safe to call from
-        several processes concurrently.
+        A known definition keeps its version in every process; a new one gets the next version. Atomic, and safe to call
+        from several processes concurrently.
         """
         async with self._database.transaction() as connection:
             await connection.execute(_LOCK, _LOADED)

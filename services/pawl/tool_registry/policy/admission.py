@@ -67,8 +67,8 @@ class Admission:
     """Decides, step by step, whether a call may start. It never runs one.
 
     1. `judge_batch`: the model proposes calls. Checks that the user may call the tool, that the arguments fit, that no
-       earlier call of the batch is identical, and that no rule denies it. The verdict says what must happen first, often
-       an approval. `reads_of` returns the jobs of a read-only batch that may start immediately.
+       earlier call of the batch is identical, and that no rule denies it. The verdict says what must happen first,
+       often an approval. `reads_of` returns the jobs of a read-only batch that may start immediately.
     2. `admit`: the run requests execution. All checks are repeated; an approval must match exactly this call.
     3. `check_rules`: rules that changed since still allow the call. Skipped for calls that have already started.
     4. `cached`: a cached result of a READ_ONLY tool is returned instead.
@@ -282,12 +282,12 @@ class Admission:
         return job
 
     async def check_rules(self, job: Job) -> None:
-        """Check that current rules allow the call. Passes calls that have already started, so their outcome can be read.
+        """Check that current rules allow the call. A call that has already started passes, so its outcome can be read.
 
         Raises:
             PermissionDenied: a rule denies the call.
-            ApprovalRequired: a rule requires an approval, the rule that allowed the call no longer does, or the grant that
-                covers it has no uses left.
+            ApprovalRequired: a rule requires an approval, the rule that allowed the call no longer does, or the grant
+                that covers it has no uses left.
         """
         refusal = await self._refusal(job)
         if refusal is not None and not (job.effect.is_journaled and await self.journal.look(job.key)):

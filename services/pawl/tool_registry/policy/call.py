@@ -246,8 +246,8 @@ class Job:
     def only_reads(self) -> bool:
         """True if running the call is harmless even if nobody ever reads its result.
 
-        Such a call has no effect, is invisible outside the registry, counts against no limit and needs no lock. Whether it
-        needs an approval is decided by the verdict.
+        Such a call has no effect, is invisible outside the registry, counts against no limit and needs no lock. Whether
+        it needs an approval is decided by the verdict.
         """
         is_own_code = not (self.is_of_store or self.tool.goes_out or self.tool.is_remote)
         is_counted = bool(self.rate_per_minute or self.allowing_rule_id)

@@ -62,8 +62,8 @@ def items_of(definition: ToolDefinition, arguments: Mapping[str, JsonValue]) -> 
 def approval_cause(definition: ToolDefinition, items: int) -> str:
     """Return why a call on `items` items needs approval; empty if it does not.
 
-    Questions to a person are never gated, because answering is the decision. Delegating to an agent never counts as bulk,
-    because the agent's own calls are gated.
+    Questions to a person are never gated, because answering is the decision. Delegating to an agent never counts as
+    bulk, because the agent's own calls are gated.
     """
     if definition.context is ExecutionContext.HUMAN:
         return ""

@@ -138,8 +138,8 @@ class RuledCall:
 def ruling(rules: Iterable[Rule], call: RuledCall, now: float) -> Rule | None:
     """Return the rule that decides a call, or None.
 
-    Among rules with the same effect, the narrowest scope wins, then the newest rule. This way a broad rule's uses are not
-    spent where a narrow rule applies.
+    Among rules with the same effect, the narrowest scope wins, then the newest rule. This way a broad rule's uses are
+    not spent where a narrow rule applies.
 
     Raises:
         TooMuchToMatch: matching the rules and arguments takes too many steps.
