@@ -1,4 +1,4 @@
-"""pawl.tool.v1.DocumentService: documents; store and user come from the credential."""
+"""pawl.tool.v1.DocumentService. Store and user come from the caller's credential."""
 
 from __future__ import annotations
 
@@ -28,8 +28,6 @@ _DOCUMENT: Final = WIRE.struct(
 
 
 class DocumentServicer(document_pb2_grpc.DocumentServiceServicer):
-    """Translates between the wire and the documents."""
-
     def __init__(self, documents: PostgresDocumentRepository) -> None:
         self._documents = documents
 
@@ -64,21 +62,21 @@ class DocumentServicer(document_pb2_grpc.DocumentServiceServicer):
 
 def _is_shared(owner: int) -> bool:
     if owner not in pb.DocumentOwner.values():
-        raise InvalidField(f"owner: {owner} is not a value of it", field="owner")
+        raise InvalidField(f"owner: {owner} is not a known value", field="owner")
     return owner == pb.DOCUMENT_OWNER_STORE
 
 
 def _changed_owner(owner: int) -> UserId:
-    """Return the owner of a document that the caller changes.
+    """Return the owner of a document that the caller wants to change.
 
     Raises:
-        PermissionDenied: it is the store's, and the caller is no admin; or a service names no user.
+        PermissionDenied: it is the store's and the caller is not an admin, or a service names no user.
     """
     caller = require_user()
     if not _is_shared(owner):
-        if not caller.user_id:  # It would be the store's.
+        if not caller.user_id:  # An empty user would be the store.
             raise PermissionDenied("a user's document needs the user in the metadata `pawl-user`")
         return caller.user_id
     if Role.ADMIN not in caller.roles:
-        raise PermissionDenied(f"changing documents of the store needs the role {Role.ADMIN}")
+        raise PermissionDenied(f"changing the store's documents needs the role {Role.ADMIN}")
     return STORE_OWNER

@@ -1,4 +1,4 @@
-"""pawl.tool.v1.MemoryService: memories; store and user come from the credential."""
+"""pawl.tool.v1.MemoryService. Store and user come from the caller's credential."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ _FIRST = ("", -math.inf, "")
 
 
 class MemoryServicer(memory_pb2_grpc.MemoryServiceServicer):
-    """Translates between the wire and the memories."""
-
     def __init__(self, memories: PostgresMemoryRepository) -> None:
         self._memories = memories
 
