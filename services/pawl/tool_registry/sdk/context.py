@@ -98,7 +98,7 @@ class ToolContext:
 
     @property
     def begins_again(self) -> bool:
-        """True if the call was cancelled so that another process can restart it. Work elsewhere on its behalf should continue."""
+        """True if another process will restart the cancelled call. Work elsewhere on its behalf should continue."""
         return self._begins_again()
 
     @property
