@@ -52,8 +52,8 @@ async def main(stop: asyncio.Event) -> None:
             ids=service.ids,
             key_is_gone=gone(settings, service.clock, lambda: service.key_rows),
         )
-        await notifications_bus.hear(bus, parts.subscriptions.wake)
-        await notifications_bus.hear_viewers(bus, queue.note_viewers)
+        await notifications_bus.listen(bus, parts.subscriptions.wake)
+        await notifications_bus.listen_for_viewers(bus, queue.note_viewers)
         JetStreamLifecycle(bus, parts.intake.take).start()
         for name, loop in parts.loops.items():
             service.background.start(name, loop)

@@ -85,7 +85,7 @@ async def main(stop: asyncio.Event) -> None:
             secrets=secrets,
             helper=helpers,
             connectors={"mcp": mcp, "http": HttpTools(egress, helpers)},
-            misfit=mcp.misfit,
+            mismatch=mcp.misfit,
             observer=metrics,
             clock=service.clock,
             ids=service.ids,
@@ -97,7 +97,7 @@ async def main(stop: asyncio.Event) -> None:
             executor=ExecutorOptions(lease_seconds=lease_seconds, renew_seconds=min(1.0, lease_seconds / 4)),
             workers=WorkerOptions(),
             store_calls_per_minute=settings.store_calls_per_minute,
-            is_ones_own=_is_ones_own(settings),
+            is_personal=_is_personal(settings),
         )
         registry = wire(ports, limits)
         metrics.watch(
@@ -160,9 +160,9 @@ def _erasures(service: Service, database: Database, job_store: grpc.aio.Channel,
     return ErasureWork(job_store, erase, service.clock)
 
 
-def _is_ones_own(settings: ToolRegistrySettings) -> bool:
+def _is_personal(settings: ToolRegistrySettings) -> bool:
     """Return whether any local program may be started as a source."""
-    return settings.is_ones_own and settings.mcp_programs_file is None
+    return settings.is_personal and settings.mcp_programs_file is None
 
 
 def _mcp(
@@ -178,8 +178,8 @@ def _mcp(
 
     If one person owns the deployment, programs are unrestricted except for private paths.
     """
-    rules = None if _is_ones_own(settings) else read_programs_file(settings.mcp_programs_file)
-    private = settings.private_places(os.environ)
+    rules = None if _is_personal(settings) else read_programs_file(settings.mcp_programs_file)
+    private = settings.private_paths(os.environ)
     return McpConnector(
         find=PostgresSourceRepository(database).get,
         secrets=secrets,

@@ -36,7 +36,7 @@ def page_token(kind: str, *place: object) -> str:
     return base64.urlsafe_b64encode(f"{kind}:".encode() + msgspec.json.encode(place)).decode()
 
 
-def place_of(kind: str, token: str, form: type[P]) -> P | None:
+def position_of(kind: str, token: str, form: type[P]) -> P | None:
     """Return the position in a page token; None for the first page.
 
     Raises:

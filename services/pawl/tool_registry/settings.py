@@ -58,11 +58,11 @@ class ToolRegistrySettings(ServiceSettings):
     execution_lease_seconds: Constant[float] = 6.0
 
     @property
-    def is_ones_own(self) -> bool:
+    def is_personal(self) -> bool:
         """True if this deployment belongs to one person: its only key source is the local key."""
         return self.local_key is not None and not (self.api_keys_file or self.oidc_file)
 
-    def private_places(self, environment: Mapping[str, str]) -> list[str]:
+    def private_paths(self, environment: Mapping[str, str]) -> list[str]:
         """Return the paths that source programs must not reach: the data folder, and files with keys and secrets."""
         files = [Path(path) for name, path in environment.items() if re.fullmatch("PAWL_.*_FILE", name) and path]
         files += [Path(path) for path in self.private_files.split(",") if path]

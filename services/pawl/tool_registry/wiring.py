@@ -45,10 +45,10 @@ from pawl.tool_registry.metrics import RegistryMetrics
 from pawl.tool_registry.policy.admission import Admission
 from pawl.tool_registry.policy.result_cache import ResultCache
 from pawl.tool_registry.policy.rpc import RuleServicer
-from pawl.tool_registry.policy.standing import Rules
+from pawl.tool_registry.policy.ruleset import Rules
 from pawl.tool_registry.policy.store.grants import PostgresGrantUses
 from pawl.tool_registry.policy.store.rates import PostgresRateLimits
-from pawl.tool_registry.policy.store.standing import PostgresRuleRepository
+from pawl.tool_registry.policy.store.rules import PostgresRuleRepository
 from pawl.tool_registry.rules.registering import WORKER
 from pawl.tool_registry.secret_file import FileSecrets
 from pawl.tool_registry.sources.process.runner import ProcessRunner
@@ -75,7 +75,7 @@ class Ports:
     helper: Helper
     connectors: Mapping[str, Connector]
     # Takes a store, a schema and an answer; returns why the answer does not fit, or an empty string.
-    misfit: Callable[[StoreId, bytes, str], Awaitable[str]]
+    mismatch: Callable[[StoreId, bytes, str], Awaitable[str]]
     observer: RegistryMetrics
     clock: Clock
     ids: IdSource
@@ -92,7 +92,7 @@ class Limits:
     workers: WorkerOptions
     store_calls_per_minute: int = 0
     # One person owns this deployment: the owner may connect any local program as a source.
-    is_ones_own: bool = False
+    is_personal: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +166,7 @@ def wire(ports: Ports, limits: Limits) -> ToolRegistry:
     checks = BatchCheck(admission, executor, audit)
 
     def add_to(server: RpcServer) -> None:
-        execution = ExecutionServicer(catalog, checks, executor, audit, ports.misfit, documents)
+        execution = ExecutionServicer(catalog, checks, executor, audit, ports.mismatch, documents)
         worker_servicer = WorkerServicer(hub, WorkerTools(tools, workers, catalog))
         server.add(add_ToolServiceServicer_to_server, ToolServicer(catalog))
         server.add(add_RuleServiceServicer_to_server, RuleServicer(rules))
@@ -174,7 +174,7 @@ def wire(ports: Ports, limits: Limits) -> ToolRegistry:
         server.add(add_CompletionServiceServicer_to_server, CompletionServicer(completing))
         server.add(add_DocumentServiceServicer_to_server, DocumentServicer(documents))
         server.add(add_MemoryServiceServicer_to_server, MemoryServicer(PostgresMemoryRepository(database)))
-        server.add(add_SourceServiceServicer_to_server, SourceServicer(sources, is_ones_own=limits.is_ones_own))
+        server.add(add_SourceServiceServicer_to_server, SourceServicer(sources, is_personal=limits.is_personal))
         server.add(add_WorkerServiceServicer_to_server, worker_servicer, drain_streams=True)
         server.add(add_ExecutionServiceServicer_to_server, execution, service_only=True, drain_streams=True)
 

@@ -20,7 +20,7 @@ from pawl.chassis.rpc.kinds import Context
 from pawl.errors import InvalidField, InvalidPageToken
 from pawl.notifier.channels.rules import UNCONFIRMED, Channel, ChannelChange, ChannelId, ChannelKind, checked
 from pawl.notifier.channels.store import PostgresChannels
-from pawl.notifier.deliveries.rules import EMAIL_PLACE, DeliveryId, DeliveryState, OwnDelivery
+from pawl.notifier.deliveries.rules import EMAIL_HOST, DeliveryId, DeliveryState, OwnDelivery
 from pawl.notifier.inbox.rpc import WIRE, caller_inbox, page_size, several_ids
 from pawl.notifier.inbox.rules import Inbox
 from pawl.notify.v1 import channel_pb2 as pb
@@ -95,7 +95,7 @@ class ChannelServicer(channel_pb2_grpc.ChannelServiceServicer):
                     f"url: the kind of a channel ({before.kind}) cannot change: create another channel", field="url"
                 )
             if asked.kind is ChannelKind.EMAIL:
-                return self._changed_email(before, asked), EMAIL_PLACE
+                return self._changed_email(before, asked), EMAIL_HOST
             stays = asked.url == before.url and not asked.enabled
             return asked, read_target(asked.url).host if stays else self._host(inbox, asked)
 
@@ -182,7 +182,7 @@ class ChannelServicer(channel_pb2_grpc.ChannelServiceServicer):
     def _host(self, inbox: Inbox, channel: Channel) -> str:
         if channel.kind is ChannelKind.EMAIL:
             self._check_email()
-            return EMAIL_PLACE
+            return EMAIL_HOST
         try:
             self._egress.check(inbox.store_id, channel.url, with_secrets=True)
             return read_target(channel.url).host

@@ -244,14 +244,14 @@ class PostgresChannels(DatabaseAdapter):
             )
             if channel.kind is ChannelKind.EMAIL:
                 made = await _send_code(connection, inbox, channel.url, code)
-        return channel_of(_there(made))
+        return channel_of(_existing(made))
 
     async def channels(self, inbox: Inbox) -> Sequence[Channel]:
         """Return the channels of a user, oldest first."""
         return list(map(channel_of, await self._database.fetch(_LIST, inbox.store_id, inbox.user_id)))
 
     async def channel(self, inbox: Inbox, channel_id: ChannelId) -> Channel:
-        return channel_of(_there(await self._database.fetchrow(_FIND, inbox.store_id, inbox.user_id, channel_id)))
+        return channel_of(_existing(await self._database.fetchrow(_FIND, inbox.store_id, inbox.user_id, channel_id)))
 
     async def update(
         self,
@@ -271,11 +271,11 @@ class PostgresChannels(DatabaseAdapter):
         """
         key = (inbox.store_id, inbox.user_id, channel_id)
         async with self._database.transaction() as connection:
-            before = channel_of(_there(await connection.fetchrow(LOCK, *key)))
+            before = channel_of(_existing(await connection.fetchrow(LOCK, *key)))
             channel, host = change(before)
             values = (channel.name, channel.url, host, list(channel.kinds), channel.enabled, channel.after_seconds)
             by = (channel.credential_id, channel.delegate_user_id)
-            row = _there(await connection.fetchrow(_UPDATE, *key, *values, *by))
+            row = _existing(await connection.fetchrow(_UPDATE, *key, *values, *by))
             if channel.kind is ChannelKind.EMAIL and channel.url != before.url:
                 row = await _send_code(connection, inbox, channel.url, code)
             if not channel.enabled:
@@ -286,7 +286,7 @@ class PostgresChannels(DatabaseAdapter):
     async def delete(self, inbox: Inbox, channel_id: ChannelId) -> None:
         """Delete a channel and its deliveries."""
         async with self._database.transaction() as connection:
-            _there(await connection.fetchrow(_DELETE, inbox.store_id, inbox.user_id, channel_id))
+            _existing(await connection.fetchrow(_DELETE, inbox.store_id, inbox.user_id, channel_id))
             await connection.execute(_DELETE_DELIVERIES, channel_id)
 
     async def send_code(self, inbox: Inbox, code: OwnDelivery) -> None:
@@ -296,7 +296,7 @@ class PostgresChannels(DatabaseAdapter):
             InvalidField: the channel has no address to confirm, or too many codes were sent.
         """
         async with self._database.transaction() as connection:
-            row = _there(await connection.fetchrow(LOCK, inbox.store_id, inbox.user_id, code.channel_id))
+            row = _existing(await connection.fetchrow(LOCK, inbox.store_id, inbox.user_id, code.channel_id))
             if channel_of(row).kind is not ChannelKind.EMAIL or row["confirm_time"] is not None:
                 raise InvalidField("the channel has no unconfirmed e-mail address", field="channel_id")
             await _send_code(connection, inbox, row["url"], code)
@@ -308,7 +308,7 @@ class PostgresChannels(DatabaseAdapter):
             InvalidField: the channel is not an e-mail channel, or the code is wrong or no longer valid.
         """
         async with self._database.transaction() as connection:
-            row = _there(await connection.fetchrow(LOCK, inbox.store_id, inbox.user_id, channel_id))
+            row = _existing(await connection.fetchrow(LOCK, inbox.store_id, inbox.user_id, channel_id))
             channel = channel_of(row)
             if channel.kind is not ChannelKind.EMAIL:
                 raise InvalidField("the channel is not an e-mail channel", field="channel_id")
@@ -317,7 +317,7 @@ class PostgresChannels(DatabaseAdapter):
             now: datetime = await connection.fetchval(NOW)
             is_good = row["code_tries"] < CODE_TRIES_MAX and now < row["code_time"] + CODE_LASTS
             if is_good and hmac.compare_digest(code_of(row["secret"], channel.url).encode(), code.encode()):
-                return channel_of(_there(await connection.fetchrow(_CONFIRM, channel_id)))
+                return channel_of(_existing(await connection.fetchrow(_CONFIRM, channel_id)))
             await connection.execute(_MISSED, channel_id)
         # Raised here and not above, so that the failed attempt is committed.
         problem = "is wrong" if is_good else "is no longer valid: request a new one"
@@ -331,10 +331,10 @@ class PostgresChannels(DatabaseAdapter):
         """
         channel_id = channel_of_token(token)
         row = await self._database.fetchrow(_FIND_OF_STORE, store_id, channel_id) if channel_id else None
-        inbox = inbox_of(_there(row))
+        inbox = inbox_of(_existing(row))
         async with self._database.transaction() as connection:
             await connection.execute(LOCK_INBOX, inbox.store_id, inbox.user_id)
-            row = _there(await connection.fetchrow(LOCK, inbox.store_id, inbox.user_id, channel_id))
+            row = _existing(await connection.fetchrow(LOCK, inbox.store_id, inbox.user_id, channel_id))
             channel = channel_of(row)
             made = unsubscribe_token(row["secret"], store_id, channel.channel_id, channel.url)
             if channel.kind is not ChannelKind.EMAIL or not hmac.compare_digest(made.encode(), token.encode()):
@@ -350,12 +350,12 @@ class PostgresChannels(DatabaseAdapter):
     async def rotate(self, inbox: Inbox, channel_id: ChannelId, secret: bytes) -> None:
         """Replace the secret of a channel. Former secrets keep signing for a day."""
         limits = (FORMER_SECRETS_MAX, FORMER_SECRET_SECONDS)
-        _there(await self._database.fetchrow(_ROTATE, inbox.store_id, inbox.user_id, channel_id, secret, *limits))
+        _existing(await self._database.fetchrow(_ROTATE, inbox.store_id, inbox.user_id, channel_id, secret, *limits))
 
     async def add_test(self, inbox: Inbox, test: OwnDelivery) -> pb.ChannelDelivery:
         """Create a test delivery, or return the waiting one. Only the newest 20 ended tests are kept."""
         async with self._database.transaction() as connection:
-            _there(await connection.fetchrow(LOCK, inbox.store_id, inbox.user_id, test.channel_id))
+            _existing(await connection.fetchrow(LOCK, inbox.store_id, inbox.user_id, test.channel_id))
             await connection.execute(_FORGET_TESTS, test.channel_id, TESTS_KEPT)
             row = await connection.fetchrow(_WAITING_TEST, test.channel_id) or await connection.fetchrow(
                 _ADD_OWN,
@@ -366,7 +366,7 @@ class PostgresChannels(DatabaseAdapter):
                 TEST,
                 body_of_own(TEST, inbox, test.channel_id, test.create_time),
             )
-        return _delivery(_there(row))
+        return _delivery(_existing(row))
 
     async def deliveries(
         self,
@@ -431,7 +431,7 @@ async def _send_code(connection: Connection, inbox: Inbox, url: str, code: OwnDe
     """Queue a new code unless the daily limit is reached; returns the row of its channel."""
     address, channel_id = url.partition(":")[2], code.channel_id
     await connection.execute(_LOCK_CODES)
-    sent = _there(await connection.fetchrow(COUNT_CODES, address, inbox.store_id, inbox.user_id))
+    sent = _existing(await connection.fetchrow(COUNT_CODES, address, inbox.store_id, inbox.user_id))
     if any(sent[name] >= most for name, most in CODES_MAX_A_DAY.items()):
         raise InvalidField("too many codes were sent within 24 hours: use the last one, or wait", field="channel")
     await connection.execute(_NOTE_CODE, address, inbox.store_id, inbox.user_id)
@@ -439,10 +439,10 @@ async def _send_code(connection: Connection, inbox: Inbox, url: str, code: OwnDe
     await connection.execute(_FORGET_CODE, channel_id)
     body = body_of_own(CODE, inbox, channel_id, code.create_time)
     await connection.execute(_ADD_OWN, code.delivery_id, channel_id, inbox.store_id, inbox.user_id, CODE, body)
-    return _there(row)
+    return _existing(row)
 
 
-def _there(row: asyncpg.Record | None) -> asyncpg.Record:
+def _existing(row: asyncpg.Record | None) -> asyncpg.Record:
     if row is None:
         raise ChannelNotFound
     return row

@@ -36,7 +36,7 @@ class ChannelSender(Protocol):
     async def send(self, attempt: Attempt) -> Outcome:
         """Try a delivery. Returns within 16 s, whatever the receiver does. Safe to cancel."""
 
-    async def rest(self, attempt: Attempt) -> None:
+    async def finish(self, attempt: Attempt) -> None:
         """Wait for background work of an attempt, such as a DNS lookup that timed out. Safe to cancel."""
 
 
@@ -123,7 +123,7 @@ class Deliveries:
     async def _hold(self, attempt: Attempt) -> None:
         """Try a delivery. It occupies its slots until all of its work has ended."""
         await self._try(attempt)
-        await self._senders[kind_of(attempt.url)].rest(attempt)
+        await self._senders[kind_of(attempt.url)].finish(attempt)
 
     async def _try(self, attempt: Attempt) -> None:
         delivery_id = attempt.candidate.delivery_id

@@ -42,7 +42,7 @@ KeyT = TypeVar("KeyT", bound=Hashable)
 
 TITLE_CHARACTERS_MAX: Final = 200
 # Host name used for all e-mail, in addition to the hosts of webhooks: one server sends it all.
-EMAIL_PLACE: Final = "mailto:"
+EMAIL_HOST: Final = "mailto:"
 # E-mails per user; further ones wait.
 EMAILS_MAX_AN_HOUR: Final = 60
 _EMAIL_PAUSE: Final = timedelta(minutes=5)
@@ -202,25 +202,25 @@ class Due:
     # False if its e-mail address is not confirmed.
     is_confirmed: bool
     # The confirmation code is used or expired.
-    code_is_over: bool
+    code_is_void: bool
     # E-mails sent to the user within the last hour. 0 for webhooks.
     emails: int
     # The user requested it: a test, or a resent delivery.
-    is_asked: bool
+    is_requested: bool
     # An attempt was lost and must be counted.
     was_claimed: bool
     enabled: bool
     is_muted: bool
     is_read: bool
     # The user is no longer needed for what it reports.
-    is_over: bool
+    is_resolved: bool
     # The user has since watched the run.
     is_watched: bool
     after_seconds: int
     tries: int
     create_time: datetime
     # Its first attempt was delayed, for example by quiet hours.
-    was_put_off: bool
+    was_delayed: bool
     preferences: Preferences
 
 
@@ -243,10 +243,10 @@ def plan(due: Due, now: datetime) -> Plan:
     if due.was_claimed:
         return Plan()
     if due.type == CODE:
-        return Plan(state=DeliveryState.SKIPPED, reason="the code is no longer valid") if due.code_is_over else Plan()
+        return Plan(state=DeliveryState.SKIPPED, reason="the code is no longer valid") if due.code_is_void else Plan()
     if not due.is_confirmed:
         return Plan(state=DeliveryState.SKIPPED, reason=UNCONFIRMED)
-    if due.is_asked:
+    if due.is_requested:
         return Plan(until_time=_next_email(due, now))
     if not due.enabled:
         return Plan(state=DeliveryState.DEAD, reason="the channel was disabled")
@@ -254,7 +254,7 @@ def plan(due: Due, now: datetime) -> Plan:
         return Plan(state=DeliveryState.SKIPPED, reason="its conversation is muted")
     if due.preferences.kinds and due.type not in map(type_of, due.preferences.kinds):
         return Plan(state=DeliveryState.SKIPPED, reason="the user's preferences exclude its kind")
-    if (due.after_seconds or due.was_put_off) and (reason := _obsolete_reason(due)):
+    if (due.after_seconds or due.was_delayed) and (reason := _obsolete_reason(due)):
         return Plan(state=DeliveryState.SKIPPED, reason=reason)
     first_time = due.create_time + timedelta(seconds=due.after_seconds)
     if due.tries == 0 and first_time > now:
@@ -266,7 +266,7 @@ def _obsolete_reason(due: Due) -> str:
     """Return why the user no longer needs the delivery; empty if it is still needed."""
     if due.is_read:
         return "it was read"
-    if due.is_over:
+    if due.is_resolved:
         return "the user is no longer needed"
     return "the run was watched" if due.is_watched else ""
 

@@ -63,7 +63,7 @@ class SignedPosts:
             retry_after_seconds=asked_seconds(response.retry_after, now=self._clock.now()),
         )
 
-    async def rest(self, attempt: Attempt) -> None:
+    async def finish(self, attempt: Attempt) -> None:
         lookup = self._lookups.pop(attempt.candidate.delivery_id, None)
         if lookup is not None:
             await asyncio.wait({lookup})
@@ -97,7 +97,7 @@ class _Payload(msgspec.Struct):
     data: dict[str, str]
 
 
-def written(attempt: Attempt, *, sender: str, public_url: str = "") -> bytes:
+def email_message(attempt: Attempt, *, sender: str, public_url: str = "") -> bytes:
     """Return the e-mail for a delivery. With `public_url`, it has an unsubscribe link (RFC 8058)."""
     payload = msgspec.json.decode(attempt.body, type=_Payload)
     data, domain = payload.data, sender.partition("@")[2]
@@ -185,12 +185,12 @@ class Emails:
         outcome = await self._sent(self._server, attempt)
         return replace(outcome, latency_seconds=self._clock.monotonic() - started)
 
-    async def rest(self, attempt: Attempt) -> None:
+    async def finish(self, attempt: Attempt) -> None:
         """Return immediately: an attempt leaves no background work."""
 
     async def _sent(self, server: SmtpServer, attempt: Attempt) -> Outcome:
         recipient = attempt.url.removeprefix("mailto:")
-        message = written(attempt, sender=self._sender, public_url=self._public_url)
+        message = email_message(attempt, sender=self._sender, public_url=self._public_url)
         try:
             await server.send(message, sender=self._sender, recipients=[recipient], seconds=TRY_SECONDS)
         except aiosmtplib.SMTPRecipientsRefused as refused:

@@ -78,17 +78,17 @@ LIMIT $9
 """
 HOLD_DUE: Final = """
 SELECT
-    d.delivery_id, d.type, d.body, d.tries, d.claimed, d.number IS NULL OR d.resent AS is_asked, now() AS now,
+    d.delivery_id, d.type, d.body, d.tries, d.claimed, d.number IS NULL OR d.resent AS is_requested, now() AS now,
     d.insert_time, d.put_off,
     w.url NOT LIKE 'mailto:%' OR w.confirm_time IS NOT NULL AS is_confirmed,
-    w.confirm_time IS NOT NULL OR w.code_time <= now() - $2::interval AS code_is_over,
+    w.confirm_time IS NOT NULL OR w.code_time <= now() - $2::interval AS code_is_void,
     CASE WHEN w.url LIKE 'mailto:%' THEN (
         SELECT count(*) FROM notifier.webhook_deliveries AS sent
         JOIN notifier.webhooks AS by USING (webhook_id)
         WHERE (sent.store_id, sent.user_id) = (d.store_id, d.user_id) AND sent.try_time > now() - interval '1 hour'
         AND by.url LIKE 'mailto:%'
     ) ELSE 0 END AS emails,
-    n.read_time IS NOT NULL AS is_read, n.over_time IS NOT NULL AS is_over, EXISTS (
+    n.read_time IS NOT NULL AS is_read, n.over_time IS NOT NULL AS is_resolved, EXISTS (
         SELECT FROM notifier.viewers AS v
         WHERE (v.store_id, v.user_id, v.run_id) = (n.store_id, n.user_id, n.run_id)
         AND v.seen_time > n.create_time
@@ -332,19 +332,19 @@ def _due(row: asyncpg.Record) -> Due:
     return Due(
         type=row["type"],
         is_confirmed=row["is_confirmed"],
-        code_is_over=bool(row["code_is_over"]),
+        code_is_void=bool(row["code_is_void"]),
         emails=row["emails"],
-        is_asked=row["is_asked"],
+        is_requested=row["is_requested"],
         was_claimed=row["claimed"],
         enabled=row["enabled"],
         is_muted=row["is_muted"],
         is_read=row["is_read"],
-        is_over=row["is_over"],
+        is_resolved=row["is_resolved"],
         is_watched=row["is_watched"],
         after_seconds=row["after_seconds"],
         tries=row["tries"],
         create_time=row["insert_time"],
-        was_put_off=row["put_off"],
+        was_delayed=row["put_off"],
         preferences=preferences_of(row),
     )
 

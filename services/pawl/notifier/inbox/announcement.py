@@ -11,7 +11,7 @@ from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId
 from pawl.chassis.strict_json import storable
 from pawl.chassis.visible import shortened, undecided, visible
 from pawl.event.v1 import call_pb2, event_pb2, run_pb2
-from pawl.notifier.inbox.rules import Draft, EventId, Inbox, NotificationKind, Over, notification_id
+from pawl.notifier.inbox.rules import Draft, EventId, Inbox, NotificationKind, ResolvedNeed, notification_id
 
 TITLE_BYTES_MAX: Final = 200
 BODY_BYTES_MAX: Final = 2048
@@ -85,12 +85,12 @@ def job_end_of(event: event_pb2.RunEvent) -> Draft | None:
     return replace(draft, conversation_id=ConversationId(run.reports_to_conversation_id))
 
 
-def over_by(event: event_pb2.RunEvent) -> Over | None:
+def need_resolved_by(event: event_pb2.RunEvent) -> ResolvedNeed | None:
     """Return the need that an event resolves, if any. A need that persists is notified again."""
     is_run = event.HasField("run_changed")
     if not is_run and not concerns_approval(event):
         return None
-    return Over(
+    return ResolvedNeed(
         store_id=StoreId(event.store_id),
         run_id=RunId(event.run_id),
         time=_time(event),

@@ -27,7 +27,7 @@ _VIEWERS: Final = "pawl.internal.v1.viewers"
 _log = logs.get_logger(__name__)
 
 
-async def hear(bus: Bus, wake: Callable[[Inbox], None]) -> None:
+async def listen(bus: Bus, wake: Callable[[Inbox], None]) -> None:
     """Call `wake` for each notification that any replica publishes."""
 
     async def on_message(subject: str, _data: bytes) -> None:
@@ -37,7 +37,7 @@ async def hear(bus: Bus, wake: Callable[[Inbox], None]) -> None:
     await bus.subscribe(_ALL, on_message)
 
 
-async def hear_viewers(bus: Bus, note: Callable[[Collection[tuple[Inbox, RunId]]], Awaitable[None]]) -> None:
+async def listen_for_viewers(bus: Bus, note: Callable[[Collection[tuple[Inbox, RunId]]], Awaitable[None]]) -> None:
     """Call `note` with the users who have just seen runs, as agent-loop reports. Failures lose the report."""
 
     async def on_message(_subject: str, data: bytes) -> None:

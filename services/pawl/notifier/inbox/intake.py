@@ -22,7 +22,7 @@ from pawl.chassis.ids import StoreId, is_id
 from pawl.chassis.process import logs
 from pawl.errors import DependencyUnavailable, Unavailable
 from pawl.event.v1 import event_pb2
-from pawl.notifier.inbox.announcement import asks_approval, concerns_approval, drafts_of, job_end_of, over_by
+from pawl.notifier.inbox.announcement import asks_approval, concerns_approval, drafts_of, job_end_of, need_resolved_by
 from pawl.notifier.inbox.rules import PoisonEvent
 from pawl.notifier.inbox.store import PostgresStore
 from pawl.notifier.metrics import PrometheusCounters
@@ -199,7 +199,7 @@ class Intake:
         drafts = [drafts_of(event, approvers.get(StoreId(event.store_id), ())) for event in events]
         if any(drafts) and await self._store.add([draft for each in drafts for draft in each]):
             self._on_new()
-        await self._store.note_over([over for event in events if (over := over_by(event)) is not None])
+        await self._store.mark_resolved([over for event in events if (over := need_resolved_by(event)) is not None])
         ends = [job_end_of(event) for event in events]
         conversations = {(end.inbox, end.conversation_id) for end in ends if end}
         # Only if the conversation waits for a person. Otherwise the model itself reports that its job ended.

@@ -77,7 +77,7 @@ def shown(draft: Draft) -> Draft:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Over:
+class ResolvedNeed:
     """A need for a person that is resolved. It applies to notifications created before `time`.
 
     With `call_id`, it is the need to approve that call, else the run's own need. `run_ended` resolves approvals of all

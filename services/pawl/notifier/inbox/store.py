@@ -15,7 +15,7 @@ from pawl.chassis.db.erasures import ErasurePart
 from pawl.chassis.ids import ConversationId, StoreId, UserId
 from pawl.errors import NotificationNotFound
 from pawl.notifier.deliveries.rules import body_of, type_of
-from pawl.notifier.inbox.rules import Draft, Inbox, NotificationId, NotificationKind, Over, PoisonEvent, shown
+from pawl.notifier.inbox.rules import Draft, Inbox, NotificationId, NotificationKind, PoisonEvent, ResolvedNeed, shown
 from pawl.notify.v1 import channel_pb2
 from pawl.notify.v1.notify_pb2 import Notification
 
@@ -149,7 +149,7 @@ RETURNING *
 
 # An approval request is resolved with its call or its run; other needs with the next change of the run. The lateral
 # join makes the planner look up by run instead of scanning all open needs.
-NOTE_OVER: Final = """
+MARK_RESOLVED: Final = """
 WITH found AS MATERIALIZED (
     SELECT n.store_id, n.user_id, n.number
     FROM unnest($1::text[], $2::text[], $3::text[], $4::timestamptz[], $5::boolean[])
@@ -290,10 +290,10 @@ class PostgresStore(DatabaseAdapter):
                 raise PoisonEvent(f"the database refuses the values: {error}") from error
         raise AssertionError("unreachable")
 
-    async def note_over(self, over: Sequence[Over]) -> None:
+    async def mark_resolved(self, over: Sequence[ResolvedNeed]) -> None:
         """Mark notifications whose need is resolved. Idempotent."""
         columns = ([getattr(each, name) for each in over] for name in ("store_id", "run_id", "call_id", "time"))
-        await self._database.execute(NOTE_OVER, *columns, [each.run_ended for each in over])
+        await self._database.execute(MARK_RESOLVED, *columns, [each.run_ended for each in over])
 
     async def waiting(
         self, conversations: Collection[tuple[Inbox, ConversationId]]

@@ -24,7 +24,7 @@ from pawl.tool_registry.audit.rules import (
 )
 from pawl.tool_registry.audit.store.audit import PostgresAuditLog
 from pawl.tool_registry.policy.call import Job
-from pawl.tool_registry.policy.rules.rules import Rule, said_by
+from pawl.tool_registry.policy.rules.rules import Rule, canonical_terms
 from pawl.tool_registry.rules.execution import ExecutionResult
 from pawl.tool_registry.rules.verdict import CallContext, Verdict
 from pawl.values import EffectClass
@@ -136,7 +136,7 @@ class AuditTrail:
                     by_user_id=by.user_id,
                     by_credential_id=by.credential_id,
                     by_delegate_user_id=by.delegate_user_id,
-                    arguments_sha256=sha256_hex(said_by(rule)),
+                    arguments_sha256=sha256_hex(canonical_terms(rule)),
                     key_id=rule.rule_id,
                 )
             ]

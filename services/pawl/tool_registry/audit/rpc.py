@@ -18,7 +18,7 @@ from pawl.tool_registry.audit.recorder import verify
 from pawl.tool_registry.audit.rules import AuditEntry, AuditFilter, AuditKind, Head
 from pawl.tool_registry.audit.store.audit import PostgresAuditLog
 from pawl.tool_registry.convert import WIRE
-from pawl.tool_registry.pages import cut, page_size, page_token, place_of
+from pawl.tool_registry.pages import cut, page_size, page_token, position_of
 
 _SEQ_MAX: Final = 2**63 - 1
 
@@ -48,7 +48,7 @@ class AuditServicer(audit_pb2_grpc.AuditServiceServicer):
         wanted = _filter(store_id, request, "run_id", "call_id", "tool_name", "user_id", "agent_name")
         if request.kind:
             wanted = replace(wanted, kind=_KINDS.read(request.kind))
-        (before,) = place_of("audit", request.page_token, tuple[int]) or (None,)
+        (before,) = position_of("audit", request.page_token, tuple[int]) or (None,)
         if before is not None and not 0 <= before <= _SEQ_MAX:
             raise InvalidPageToken
         found = await self._log.listed(wanted, before_seq=before, rows_max=size + 1)

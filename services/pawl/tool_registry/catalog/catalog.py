@@ -23,7 +23,7 @@ from pawl.tool_registry.rules.check import (
     Accepted,
     Refused,
     check_arguments,
-    check_strange,
+    check_untrusted,
     fits_newest,
     is_quick,
     refused,
@@ -223,7 +223,7 @@ class Catalog:
             if isinstance(checked, Refused) or newest is None or newest.validator is None:
                 return checked
             return fits_newest(name, newest.validator, checked)
-        check = functools.partial(check_strange, recursion=schema.recursion)
+        check = functools.partial(check_untrusted, recursion=schema.recursion)
         packed = newest.packed if newest else None
         try:
             answer = await self._helper.run(

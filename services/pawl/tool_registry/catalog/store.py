@@ -25,7 +25,7 @@ from pawl.tool_registry.rules.registering import (
     SOURCE,
     check_not_laxer,
     check_owner,
-    check_share,
+    check_quota,
     check_source,
 )
 
@@ -111,7 +111,7 @@ class PostgresToolRepository(DatabaseAdapter):
                 if source == FRONT_END:
                     check_owner(_version(current), registrant)
             else:
-                await self._check_share(connection, store_id, source, registrant)
+                await self._check_quota(connection, store_id, source, registrant)
             newest = await connection.fetchrow(_NEWEST, store_id, definition.name)
             check_not_laxer(definition, None if newest is None else _version(newest), registrant)
             user_id = registrant.user_id
@@ -148,10 +148,10 @@ class PostgresToolRepository(DatabaseAdapter):
             return _version(known)
         return await self._insert(connection, _LOADED, definition, source)
 
-    async def _check_share(self, connection: Connection, store_id: StoreId, source: str, registrant: Principal) -> None:
+    async def _check_quota(self, connection: Connection, store_id: StoreId, source: str, registrant: Principal) -> None:
         kind = source.partition(":")[0]
         (row,) = await connection.fetch(_COUNT, store_id, registrant.user_id, kind)
-        check_share(kind, registrant, of_user=row["of_user"], of_store=row["of_store"])
+        check_quota(kind, registrant, of_user=row["of_user"], of_store=row["of_store"])
 
     async def _insert(
         self,

@@ -15,7 +15,7 @@ from pawl.tool.v1 import document_pb2_grpc
 from pawl.tool_registry.convert import WIRE
 from pawl.tool_registry.documents.rules import PLAIN_LANGUAGE, STORE_OWNER, Document, check_name
 from pawl.tool_registry.documents.store import PostgresDocumentRepository
-from pawl.tool_registry.pages import cut, page_size, page_token, place_of
+from pawl.tool_registry.pages import cut, page_size, page_token, position_of
 
 _DOCUMENT: Final = WIRE.struct(
     Document,
@@ -48,7 +48,7 @@ class DocumentServicer(document_pb2_grpc.DocumentServiceServicer):
     async def ListDocuments(self, request: pb.ListDocumentsRequest, context: Context) -> pb.ListDocumentsResponse:
         size = page_size(request.page_size)
         caller = require_user()
-        shared, name = place_of("documents", request.page_token, tuple[bool, str]) or (None, "")
+        shared, name = position_of("documents", request.page_token, tuple[bool, str]) or (None, "")
         after_owner = None if shared is None else STORE_OWNER if shared else caller.user_id
         found = await self._documents.after(caller.store_id, caller.user_id, name, after_owner, size + 1)
         page, token = cut(found, size, lambda last: page_token("documents", last.is_shared, last.name))

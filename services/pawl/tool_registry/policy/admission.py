@@ -20,7 +20,7 @@ from pawl.tool_registry.policy.result_cache import ResultCache
 from pawl.tool_registry.policy.rules.gate import STORE_RATE_NAME, Exceeded, Rate, rate_limited
 from pawl.tool_registry.policy.rules.patterns import TooMuchToMatch
 from pawl.tool_registry.policy.rules.rules import Rule, RuleEffect, RuleScope
-from pawl.tool_registry.policy.standing import Rules
+from pawl.tool_registry.policy.ruleset import Rules
 from pawl.tool_registry.policy.store.grants import PostgresGrantUses
 from pawl.tool_registry.policy.store.rates import PostgresRateLimits
 from pawl.tool_registry.rules.check import Accepted, Refused
@@ -40,7 +40,7 @@ _FIRST_ATTEMPT: Final = 1
 # How late an iteration may run that was due before the end of its series.
 _LATE_SECONDS: Final = 60.0
 _LOADED: Final = frozenset({ExecutionContext.BACKEND, ExecutionContext.AGENT})
-_UNACTED_MAX: Final = 10_000
+_UNEXECUTED_MAX: Final = 10_000
 _UNGATED: Final = {
     ExecutionContext.BACKEND: Disposition.RUN,
     ExecutionContext.FRONTEND: Disposition.OFFER,
@@ -90,7 +90,7 @@ class Admission:
     answer: Callable[[str, Callable[[], Any]], Awaitable[Any]]
     store_calls_per_minute: int = 0
     # Tokens of attempts that may have written a journal entry without running anything, because the write failed.
-    unacted: set[str] = field(default_factory=set)
+    unexecuted: set[str] = field(default_factory=set)
 
     async def judge_batch(self, proposed: Sequence[Proposed], known_names: Iterable[str]) -> list[Judged]:
         """Return a verdict for each call of a batch, in order. Nothing is written to the audit chain yet.
@@ -333,9 +333,9 @@ class Admission:
             InvalidArguments, DependencyUnavailable: as in `PostgresExecutionJournal.begin`.
         """
         try:
-            return await self.journal.begin(job.journal_call(token), unacted=self.unacted)
+            return await self.journal.begin(job.journal_call(token), unexecuted=self.unexecuted)
         except BaseException:
-            self._remember_unacted(token)
+            self._remember_unexecuted(token)
             raise
 
     async def permit(self, job: Job, token: str) -> ExecutionResult | None:
@@ -355,7 +355,7 @@ class Admission:
         except Exceeded as exceeded:
             return rate_limited(job.definition.name, exceeded)
         except BaseException:
-            self._remember_unacted(token)
+            self._remember_unexecuted(token)
             raise
         return None
 
@@ -363,10 +363,10 @@ class Admission:
         most = {STORE_RATE_NAME: self.store_calls_per_minute, f"tool:{job.definition.name}": job.rate_per_minute}
         return [Rate(name=name, per_minute=per_minute) for name, per_minute in most.items() if per_minute]
 
-    def _remember_unacted(self, token: str) -> None:
-        if len(self.unacted) >= _UNACTED_MAX:
-            self.unacted.clear()  # The journal then treats their entries as interrupted.
-        self.unacted.add(token)
+    def _remember_unexecuted(self, token: str) -> None:
+        if len(self.unexecuted) >= _UNEXECUTED_MAX:
+            self.unexecuted.clear()  # The journal then treats their entries as interrupted.
+        self.unexecuted.add(token)
 
     async def ended(self, job: Job, result: ExecutionResult, *, has_begun: bool) -> None:
         """Record the end of an execution, and cache its result if the tool asks for that.

@@ -13,10 +13,10 @@ from pawl.errors import InvalidField, InvalidJson, InvalidPageToken, RuleNotFoun
 from pawl.tool.v1 import rule_pb2 as pb
 from pawl.tool.v1 import rule_pb2_grpc
 from pawl.tool_registry.convert import WIRE
-from pawl.tool_registry.pages import cut, page_size, page_token, place_of
+from pawl.tool_registry.pages import cut, page_size, page_token, position_of
 from pawl.tool_registry.policy.rules.patterns import ArgumentPattern, canonical_value
 from pawl.tool_registry.policy.rules.rules import PATTERN_BYTES_MAX, Rule, RuleEffect, RuleScope
-from pawl.tool_registry.policy.standing import Rules
+from pawl.tool_registry.policy.ruleset import Rules
 
 _EFFECTS: Final = WIRE.enum(RuleEffect, pb.RuleEffect, field="rule.effect")
 _SCOPES: Final = WIRE.enum(RuleScope, pb.RuleScope, field="rule.scope")
@@ -50,7 +50,7 @@ class RuleServicer(rule_pb2_grpc.RuleServiceServicer):
 
     async def ListRules(self, request: pb.ListRulesRequest, context: Context) -> pb.ListRulesResponse:
         size = page_size(request.page_size)
-        (before,) = place_of("rules", request.page_token, tuple[str]) or ("",)
+        (before,) = position_of("rules", request.page_token, tuple[str]) or ("",)
         if before and not is_id(before):
             raise InvalidPageToken
         found = await self._rules.list(

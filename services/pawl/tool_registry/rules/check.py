@@ -78,7 +78,7 @@ def is_quick(weight: float, raw: bytes) -> bool:
     return weight * (len(raw) + _ROUND_BYTES) <= QUICK_WORK_MAX
 
 
-def check_strange(
+def check_untrusted(
     name: str, schema: bytes, raw: bytes, newest: bytes | None, *, recursion: bool
 ) -> tuple[bytes, str] | Refused:
     """Run `check_arguments` and `fits_newest` in a helper process, which caches compiled schemas.

@@ -43,7 +43,7 @@ class Entry:
     # This process wrote it.
     is_own: bool
     # This process knows that it ran nothing after writing the entry.
-    is_unacted: bool
+    is_unexecuted: bool
     is_holder_alive: bool
     result: ExecutionResult | None
 
@@ -59,7 +59,7 @@ def next_step(entry: Entry, *, fingerprint: str, unknowns_resolved: int) -> Step
     if entry.result is not None:
         is_disowned = entry.result.outcome is Outcome.UNKNOWN and unknowns_resolved >= entry.unknowns
         return Step.RUN if is_disowned else Step.STORED
-    if entry.is_unacted:
+    if entry.is_unexecuted:
         return Step.RUN
     if entry.is_holder_alive and not entry.is_own:
         return Step.ELSEWHERE

@@ -33,7 +33,7 @@ SOURCE: Final = Principal(roles=frozenset({Role.ADMIN}))
 
 # Most registered tools by source kind: of one user who is not an admin, and of a store. Tools of other kinds are
 # limited by their sources.
-SHARES: Final = {FRONT_END: (100, 1000), WORKER: (500, 2000)}
+QUOTAS: Final = {FRONT_END: (100, 1000), WORKER: (500, 2000)}
 
 
 # Loaded tools that a run gets only if it, or its agent, names them.
@@ -116,13 +116,13 @@ def check_not_laxer(new: ToolDefinition, earlier: ToolVersion | None, registrant
     check_decides(registrant)
 
 
-def check_share(source_kind: str, registrant: Principal, *, of_user: int, of_store: int) -> None:
+def check_quota(source_kind: str, registrant: Principal, *, of_user: int, of_store: int) -> None:
     """Check that the registrant and the store may register one more tool of this kind.
 
     Raises:
         InvalidField: the quota of the user or of the store is exhausted.
     """
-    most_of_user, most_of_store = SHARES.get(source_kind, (math.inf, math.inf))
+    most_of_user, most_of_store = QUOTAS.get(source_kind, (math.inf, math.inf))
     if of_store >= most_of_store:
         whose, most = "the store has", most_of_store
     elif of_user >= most_of_user and Role.ADMIN not in registrant.roles:

@@ -173,7 +173,7 @@ def _acted(call: RuledCall, matching: Matching) -> Iterator[tuple[RuledCall, Mat
             )
 
 
-def said_by(rule: Rule) -> bytes:
+def canonical_terms(rule: Rule) -> bytes:
     """Return the canonical JSON of the values its author set, without ids, versions and uses."""
     patterns: list[JsonValue] = [
         {

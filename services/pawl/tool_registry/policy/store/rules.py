@@ -15,13 +15,13 @@ from pawl.chassis.db.database import Connection, DatabaseAdapter
 from pawl.chassis.ids import CallId, RequestId, StoreId, UserId
 from pawl.errors import ConversationErased, RequestIdReused, RuleNotFound
 from pawl.tool_registry.policy.rules.patterns import ArgumentPattern
-from pawl.tool_registry.policy.rules.rules import Rule, RuleEffect, RuleScope, check_room, said_by
+from pawl.tool_registry.policy.rules.rules import Rule, RuleEffect, RuleScope, canonical_terms, check_room
 
-_SAID: Final = (
+_STORED: Final = (
     "store_id, rule_id, effect, scope, scope_id, user_id, tool_name, items_max, includes_destructive, uses_max,"
     " tool_version, reason"
 )
-_COLUMNS: Final = f"""{_SAID}, arguments, uses, extract(epoch FROM created_at)::float8 AS create_time,
+_COLUMNS: Final = f"""{_STORED}, arguments, uses, extract(epoch FROM created_at)::float8 AS create_time,
     coalesce(extract(epoch FROM expires_at), 0)::float8 AS expire_time,
     coalesce(extract(epoch FROM revoked_at), 0)::float8 AS revoke_time,
     revoked_by AS revoke_user_id, from_call_id AS call_id"""
@@ -30,7 +30,7 @@ revoked_at IS NULL AND (expires_at IS NULL OR expires_at > clock_timestamp()) AN
 """
 _OF_STORE: Final = "scope IN ('STORE', 'AGENT')"
 _ADD: Final = f"""
-INSERT INTO tool_registry.rules ({_SAID}, arguments, request_id, request_hash, expires_at, from_call_id)
+INSERT INTO tool_registry.rules ({_STORED}, arguments, request_id, request_hash, expires_at, from_call_id)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)
 ON CONFLICT (store_id, user_id, request_id) WHERE request_id <> '' DO NOTHING RETURNING request_hash, {_COLUMNS}
 """  # noqa: S608  # constants
@@ -86,7 +86,7 @@ _FORGET: Final = """
 DELETE FROM tool_registry.rule_uses WHERE used_at < now() - make_interval(secs => $1)
 """
 
-_said: Final = attrgetter(*_SAID.split(", "))
+_stored: Final = attrgetter(*_STORED.split(", "))
 
 
 class PostgresRuleRepository(DatabaseAdapter):
@@ -103,7 +103,7 @@ class PostgresRuleRepository(DatabaseAdapter):
             ConversationErased: the rule's conversation, or that of its run, was erased.
         """
         patterns = msgspec.msgpack.encode(rule.arguments)
-        request_hash = hashlib.sha256(said_by(rule)).digest()
+        request_hash = hashlib.sha256(canonical_terms(rule)).digest()
         async with self._database.transaction() as connection:
             await connection.execute(LOCK, rule.store_id)
             if rule.is_of_conversation and await connection.fetchval(_IS_ERASED, rule.store_id, rule.scope_id):
@@ -113,7 +113,7 @@ class PostgresRuleRepository(DatabaseAdapter):
                 await self.check_room(rule, connection)
             row = await connection.fetchrow(
                 _ADD,
-                *_said(rule),
+                *_stored(rule),
                 patterns,
                 request_id,
                 request_hash,
