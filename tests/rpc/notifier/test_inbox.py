@@ -162,10 +162,10 @@ async def test_a_conversation_waits_as_long_as_somebody_is_needed_for_a_run_of_i
     await store.add([replace(draft("job"), kind=NotificationKind.JOB_ENDED)])
     newest = (await stub.ListNotifications(notify_pb2.ListNotificationsRequest(), metadata=ANN)).notifications[0]
     assert (newest.kind, newest.conversation_id) == (notify_pb2.NOTIFICATION_KIND_JOB_ENDED, "conv_1")
-    goes_on = ResolvedNeed(
+    resolved = ResolvedNeed(
         store_id=StoreId("acme"), run_id=parked.run_id, time=parked.create_time + timedelta(seconds=1)
     )
-    await store.mark_resolved([goes_on])
+    await store.mark_resolved([resolved])
     assert await store.waiting(asked) == set()
 
 
