@@ -233,7 +233,7 @@ async def test_a_timeout_error_of_a_preview_is_not_that_it_takes_too_long() -> N
 
 
 async def test_a_function_that_raises_stop_iteration_fails_and_leaves_its_place() -> None:
-    tool: Any = SimpleNamespace(bind=lambda *_: lambda: next(iter(())), is_async=False, marks_begun=True)
+    tool: Any = SimpleNamespace(bind=lambda *_: lambda: next(iter(())), is_async=False, marks_start=True)
     context: Any = None
     async with PythonRunner(threads_max=1) as runner:
         for _ in range(2):

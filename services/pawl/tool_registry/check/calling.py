@@ -120,7 +120,7 @@ async def _within_time(
             return _failure(tool, error, given, seconds)
         cancelled.set()
         await asyncio.wait({work.task}, timeout=_UNWIND_SECONDS)
-        end = outcome.ToolEnd.STOPPED if work.task.done() else outcome.ToolEnd.GOES_ON
+        end = outcome.ToolEnd.STOPPED if work.task.done() else outcome.ToolEnd.STILL_RUNNING
         return outcome.of_timeout(definition, limit, seconds, end, hindrance=work.hindrance)
     except Exception as error:  # noqa: BLE001  # author code
         return _failure(tool, error, given, time.monotonic() - began)

@@ -249,7 +249,7 @@ class Job:
         Such a call has no effect, is invisible outside the registry, counts against no limit and needs no lock. Whether
         it needs an approval is decided by the verdict.
         """
-        is_own_code = not (self.is_of_store or self.tool.goes_out or self.tool.is_remote)
+        is_own_code = not (self.is_of_store or self.tool.is_external or self.tool.is_remote)
         is_counted = bool(self.rate_per_minute or self.allowing_rule_id)
         return self.effect is EffectClass.READ_ONLY and is_own_code and not is_counted and not self.resource_keys
 

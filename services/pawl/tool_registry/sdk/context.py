@@ -94,12 +94,12 @@ class ToolContext:
     _begin: Callable[[], None] = lambda: None
     _save: Callable[[bytes], Future[None]] = kept
     _token: Callable[[], CompletionToken] = _nobody_to_complete
-    _begins_again: Callable[[], bool] = lambda: False
+    _will_restart: Callable[[], bool] = lambda: False
 
     @property
-    def begins_again(self) -> bool:
+    def will_restart(self) -> bool:
         """True if another process will restart the cancelled call. Work elsewhere on its behalf should continue."""
-        return self._begins_again()
+        return self._will_restart()
 
     @property
     def idempotency_key(self) -> str:
@@ -120,7 +120,7 @@ class ToolContext:
         """Use instead of `time.sleep` in a sync tool. Returns True early if the call is cancelled."""
         return self._cancelled.wait(timeout_seconds)
 
-    def mark_begun(self) -> None:
+    def mark_started(self) -> None:
         """Report that the call may take effect from now on.
 
         For runners and for sources that forward calls. A call that ends before this is reported as never started.

@@ -35,11 +35,11 @@ _log = logs.get_logger(__name__)
 class ToolEnd(StrEnum):
     """What happened to a tool whose call was ended from outside."""
 
-    NEVER_BEGAN = "NEVER_BEGAN"
+    NEVER_STARTED = "NEVER_STARTED"
     STOPPED = "STOPPED"
     # It runs elsewhere; whether it stops is unknown.
-    ASKED_TO = "ASKED_TO"
-    GOES_ON = "GOES_ON"
+    ASKED_TO_STOP = "ASKED_TO_STOP"
+    STILL_RUNNING = "STILL_RUNNING"
 
 
 def of_value(definition: ToolDefinition, value: Any, *, secrets: Collection[str], seconds: float) -> ExecutionResult:
@@ -110,11 +110,11 @@ def of_timeout(
 ) -> ExecutionResult:
     """Return the result of a tool that timed out, perhaps because another tool held it up (`hindrance`)."""
     match end:
-        case ToolEnd.STOPPED | ToolEnd.NEVER_BEGAN:
+        case ToolEnd.STOPPED | ToolEnd.NEVER_STARTED:
             then = f"and was stopped{doubt(definition)}"
-        case ToolEnd.ASKED_TO:
+        case ToolEnd.ASKED_TO_STOP:
             then = f"and was asked to stop; it may keep running{_late_effect(definition)}"
-        case ToolEnd.GOES_ON:
+        case ToolEnd.STILL_RUNNING:
             then = f"and was asked to stop, but keeps running{_late_effect(definition)}"
     message = f"{definition.name} did not end within {limit_seconds:g} s {then}{hindrance and f'. {hindrance}'}"
     return ended_badly(Outcome.FAILED, "TOOL_TIMEOUT", message, seconds)
@@ -126,19 +126,19 @@ def of_uncompleted(definition: ToolDefinition, seconds: float = 0.0) -> Executio
     return ended_badly(Outcome.FAILED, NOT_COMPLETED, message, seconds)
 
 
-def of_unbegun(definition: ToolDefinition, reason: str, why: str, seconds: float) -> ExecutionResult:
+def of_unstarted(definition: ToolDefinition, reason: str, why: str, seconds: float) -> ExecutionResult:
     """Return the result of a call that ended before its tool started."""
     message = f"{definition.name} was not started, because {why}: it was never sent and had no effect. Call it again"
     return ended_badly(Outcome.FAILED, reason, message, seconds)
 
 
 def of_cancel(definition: ToolDefinition, seconds: float, end: ToolEnd = ToolEnd.STOPPED) -> ExecutionResult:
-    if end is ToolEnd.GOES_ON:
+    if end is ToolEnd.STILL_RUNNING:
         message = (
             f"{definition.name} was cancelled and could not be stopped: it keeps running{_late_effect(definition)}"
         )
         return ended_badly(Outcome.CANCELLED, NOT_STOPPED, message, seconds)
-    then = " before it started" if end is ToolEnd.NEVER_BEGAN else doubt(definition)
+    then = " before it started" if end is ToolEnd.NEVER_STARTED else doubt(definition)
     return ended_badly(Outcome.CANCELLED, "CANCELLED", f"{definition.name} was cancelled{then}", seconds)
 
 

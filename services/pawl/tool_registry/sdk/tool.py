@@ -60,14 +60,14 @@ class Tool(Generic[P, R]):
     process: ProcessLimits | None = None
     # An execution without a report for this long counts as lost. 0 means reports are not required.
     heartbeat_seconds: float = 0.0
-    # The function itself calls `ToolContext.mark_begun` when the call may take effect.
-    marks_begun: bool = False
+    # The function itself calls `ToolContext.mark_started` when the call may take effect.
+    marks_start: bool = False
     # A cancelled call may keep running on its server, which is only notified.
     is_remote: bool = False
     # Async code runs on the event loop for tools, separate from the registry's.
-    runs_apart: bool = False
+    on_tool_loop: bool = False
     # Calls leave the registry: to a source, a worker, or another server.
-    goes_out: bool = False
+    is_external: bool = False
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
@@ -264,7 +264,7 @@ def forwarded(
     *,
     reconcile: Reconcile | None = None,
     preview: Callable[[dict[str, Any]], str] | None = None,
-    marks_begun: bool = False,
+    marks_start: bool = False,
     is_remote: bool = False,
 ) -> Tool[..., Any]:
     """Return a tool that forwards its calls to a worker, an MCP server or an HTTP endpoint.
@@ -279,7 +279,7 @@ def forwarded(
         reconcile=reconcile,
         _preview=preview,
         _bulk_count=None,
-        marks_begun=marks_begun,
+        marks_start=marks_start,
         is_remote=is_remote,
-        goes_out=True,
+        is_external=True,
     )
