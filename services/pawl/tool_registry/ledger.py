@@ -73,7 +73,7 @@ class LedgerReads:
         return None if found is None else found.call
 
     async def read(self, key: CallKey, user_id: UserId, conversation_id: ConversationId) -> bytes | None:
-        """Return the JSON result of a call in that conversation or one of its jobs; None if there is none."""
+        """Return the JSON result of a call in that conversation or one of its jobs, or None."""
         call = await self._call(key, user_id)
         if call is None or not call.HasField("result"):
             return None

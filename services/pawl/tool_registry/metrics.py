@@ -15,9 +15,7 @@ class RegistryMetrics:
         self.seconds = metrics.histogram("execution_duration_seconds", "Time of an execution.", ("tool",))
         self.checks = metrics.counter("checks_total", "Calls checked, by disposition.", ("disposition",))
         self._running = metrics.gauge("executions_in_flight", "Executions in progress.")
-        self._threads = metrics.gauge(
-            "tool_threads_busy", "Threads busy with sync tools, including ones that cannot be stopped."
-        )
+        self._threads = metrics.gauge("tool_threads_busy", "Threads busy with sync tools, including unstoppable ones.")
         self._processes = metrics.gauge(
             "tool_processes_busy", "Processes busy with tools that run in their own process."
         )

@@ -80,7 +80,7 @@ class Ports:
     clock: Clock
     ids: IdSource
     stopping: Callable[[], Awaitable[object]]
-    # Address of the gateway. Empty if the deployment has none.
+    # Address of the gateway, or empty.
     public_url: str = ""
 
 

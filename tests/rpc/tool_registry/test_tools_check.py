@@ -150,7 +150,7 @@ def test_a_call_is_checked_and_run_like_one_of_the_model(kit: Path) -> None:
     [
         ("convert", '{"amonut": 1}', 1, "refused: INVALID_ARGUMENTS: ", ""),
         ("convert", '{"amount": 0}', 1, 'failed: {"error":"TOOL_ERROR: ValueError.', "ValueError: for the author only"),
-        ("order", "{}", 1, "nobody answers in `pawl tools check`; the tool asks: Which colour?", ""),
+        ("order", "{}", 1, "`pawl tools check` cannot answer questions; the tool asks: Which colour?", ""),
         ("apart", "{}", 0, 'seen\nresult: "apart"\n', ""),
         ("nap", "{}", 0, "warning: nap blocks the event loop of async tools", ""),
         ("konvert", "{}", 2, "", "there is no tool 'konvert'; did you mean 'convert'?\n"),

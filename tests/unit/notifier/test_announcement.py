@@ -85,7 +85,7 @@ def test_end_of_a_job_is_of_the_conversation_that_began_it() -> None:
     rows: list[tuple[str, dict[str, Any], str]] = [
         ("completed", {}, "completed"),
         ("failed", {"failure": {"message": "full"}}, "failed: full"),
-        ("expired", {}, "expired: nobody answered in time"),
+        ("expired", {}, "expired: no answer in time"),
         ("cancelled", {"stop_cause": OPERATOR}, "was ended by an operator"),
     ]
     for kind, run, title in rows:
@@ -128,9 +128,9 @@ def test_escalated_request_is_told_to_all_and_to_the_user() -> None:
     """D6."""
     drafts = drafts_of(asked(escalated=True), APPROVERS)
     assert [(draft.inbox.user_id, draft.title) for draft in drafts] == [
-        ("bob", "send_email of ann still awaits your approval: nobody decided in time"),
-        ("eve", "send_email of ann still awaits your approval: nobody decided in time"),
-        ("ann", "Run still waits for an approval of send_email: nobody decided in time"),
+        ("bob", "send_email of ann still awaits your approval: no decision in time"),
+        ("eve", "send_email of ann still awaits your approval: no decision in time"),
+        ("ann", "Run still waits for an approval of send_email: no decision in time"),
     ]
     assert drafts[-1].kind is NotificationKind.INPUT_NEEDED
     assert shown(drafts[-1]).conversation_id == "conv_1"

@@ -348,9 +348,9 @@ def test_a_type_without_a_schema_is_told_what_to_write(hint: Any, said: str) -> 
     [
         (int, "a", r"its default 'a' does not fit its type$"),
         (int, 0.5, r"its default 0.5 does not fit its type$"),
-        (int, None, r"its default None does not fit its type; write \| None behind the type"),
+        (int, None, r"its default None does not fit its type; add \| None to the type"),
         (Color, "green", r"its default 'green' does not fit its type$"),
-        (int, pydantic.Field(ge=1), r"write its Field within Annotated"),
+        (int, pydantic.Field(ge=1), r"put its Field inside Annotated"),
         (Any, Unwritable(), r"its default <object .* is not JSON; write None, and replace it in the function"),
     ],
 )

@@ -31,7 +31,7 @@ CODE_DIGITS: Final = 8
 # Attempts to confirm an address with one code.
 CODE_TRIES_MAX: Final = 5
 CODE_LASTS: Final = timedelta(hours=1)
-# Codes sent in 24 hours to one address (whoever requests them), for one user, and for one store.
+# Codes sent in 24 hours to one address (for any user), for one user, and for one store.
 CODES_MAX_A_DAY: Final = {"address": 3, "user": 10, "store": 100}
 UNCONFIRMED: Final = "the address is not confirmed"
 KEY_GONE: Final = "the API key that last saved it was deleted: enable it with another key"

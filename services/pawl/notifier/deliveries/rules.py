@@ -55,7 +55,7 @@ TESTS_KEPT: Final = 20
 
 # When attempts are due, in seconds after the first one.
 AGES: Final = (0.0, 5.0, 300.0, 1800.0, 7200.0, 18000.0, 36000.0, 50400.0, 72000.0, 86400.0)
-# Fraction by which a pause is randomly shortened or extended.
+# Pauses are randomly shortened or extended by up to this fraction.
 JITTER: Final = 0.1
 _PAUSES: Final = tuple(after - before for before, after in pairwise(AGES))
 # Longest wait that a receiver can request with Retry-After. A longer pause of the schedule still applies.
@@ -212,7 +212,7 @@ class Due:
     enabled: bool
     is_muted: bool
     is_read: bool
-    # The user is no longer needed for what it reports.
+    # The need that it reports is resolved.
     is_resolved: bool
     # The user has since watched the run.
     is_watched: bool

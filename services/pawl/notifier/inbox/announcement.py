@@ -48,7 +48,7 @@ def concerns_approval(event: event_pb2.RunEvent) -> bool:
 
 
 def drafts_of(event: event_pb2.RunEvent, approvers: Collection[UserId]) -> list[Draft]:
-    """Return the notifications for an event; `approvers` are those of its store. Most events have none."""
+    """Return the notifications for an event; `approvers` are those of its store. Most events give no notification."""
     match event.WhichOneof("kind"):
         case "run_changed":
             draft = _of_run(event)
@@ -102,7 +102,7 @@ def need_resolved_by(event: event_pb2.RunEvent) -> ResolvedNeed | None:
 def _of_run(event: event_pb2.RunEvent) -> Draft | None:
     """Return the notification for the user of a run.
 
-    There is none for a run replaced by a newer message, for the end of a sub-run or job, and for a job turn without
+    Returns None for a run replaced by a newer message, for the end of a sub-run or job, and for a job turn without
     output.
     """
     run = event.run_changed.run
@@ -148,7 +148,7 @@ def _attention(run: run_pb2.Run) -> str:
 def _requests(event: event_pb2.RunEvent, approvers: Collection[UserId]) -> list[Draft]:
     """Return the notifications about a call, for approvers who have not approved it yet.
 
-    Users are notified about calls of their own runs by the waiting run, and once more when nobody decided in time.
+    Users are notified about calls of their own runs by the waiting run, and once more if there is no decision in time.
     Other approvers see nothing of the conversation: see `shown`.
     """
     call = event.call_changed.call

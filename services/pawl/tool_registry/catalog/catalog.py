@@ -123,7 +123,7 @@ class LoadedTool:
 
 
 class Catalog:
-    """Finds tools and registers those of stores.
+    """Finds tools and registers tools of stores.
 
     A loaded tool takes precedence over a store's tool with the same name. The store can only have registered that name
     before the tool was loaded.
@@ -210,7 +210,7 @@ class Catalog:
     async def check(self, store_id: StoreId, found: CatalogTool, raw: bytes) -> Accepted | Refused:
         """Return the canonical arguments if the version that would run accepts them, else all violations.
 
-        Cheap checks run in this process. Others run in a helper process, which bounds their cost whatever the input.
+        Cheap checks run in this process. Others run in a helper process, which bounds their cost for any input.
 
         Raises:
             Overloaded: too many checks of this store are queued.

@@ -233,7 +233,7 @@ class Admission:
         return FittingCall(context=context, tool=tool, accepted=accepted, own_count=own_count)
 
     async def _preview(self, call: FittingCall) -> str:
-        """Return the tool's preview for the approver; empty if it has none."""
+        """Return the tool's preview for the approver, or an empty text."""
         loaded, name = call.tool.loaded, call.definition.name
         preview = loaded.tool.preview(call.accepted.arguments) if loaded is not None else None
         if preview is None:
@@ -327,7 +327,7 @@ class Admission:
         return found
 
     async def begin(self, job: Job, token: str) -> Begun | HeldElsewhere | ExecutionResult:
-        """Record the start of an attempt in the journal, or return what the journal knows about the call.
+        """Record the start of an attempt in the journal, or return the call's known state.
 
         Raises:
             InvalidArguments, DependencyUnavailable: as in `PostgresExecutionJournal.begin`.

@@ -61,7 +61,7 @@ class FittingCall:
     context: CallContext
     tool: CatalogTool
     accepted: Accepted
-    # Number of affected items according to the tool's own `bulk_count`. None if it has none.
+    # Number of affected items according to the tool's own `bulk_count`, if it has one.
     own_count: int | None
 
     @property
@@ -244,7 +244,7 @@ class Job:
 
     @property
     def only_reads(self) -> bool:
-        """True if running the call is harmless even if nobody ever reads its result.
+        """True if running the call is harmless even if its result is never read.
 
         Such a call has no effect, is invisible outside the registry, counts against no limit and needs no lock. Whether
         it needs an approval is decided by the verdict.

@@ -31,7 +31,7 @@ class Accepted:
 
     arguments: dict[str, JsonValue]
     canonical: bytes
-    # Tells the model which values were coerced. May be empty.
+    # For the model: which values were coerced. May be empty.
     note: str
 
 

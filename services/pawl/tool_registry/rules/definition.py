@@ -60,7 +60,7 @@ _IDS_MOST: Final = {
     "allowed_user_ids": (ALLOWED_USERS_MAX, "user ids"),
     "allowed_roles": (ALLOWED_ROLES_MAX, "names of roles"),
 }
-# The registry can count and cache only what it runs itself.
+# The registry can count and cache only calls that it runs itself.
 _OF_BACKEND: Final = ("result_bytes_max", "rate_per_minute", "cache_seconds", "async_timeout_seconds")
 
 
@@ -122,7 +122,7 @@ class ToolVersion:
     # `builtin`, `module:<name>`, `store` (front-end tools), or `<kind>:<name>` for a source of the store.
     source: str
     create_time: float
-    # Opaque data with which the source runs the tool.
+    # Opaque data that the source needs to run the tool.
     binding: bytes = b""
     # The user who registered it. Empty for tools of the deployment or of a source.
     user_id: UserId = UserId("")
@@ -287,7 +287,7 @@ OPTION_CHARACTERS_MAX: Final = 500
 
 
 def check_question(question: Question) -> str:
-    """Return what is wrong with a question that a tool asks; empty if nothing is."""
+    """Return the problem with a question that a tool asks, or an empty text."""
     if not 1 <= len(question.question) <= QUESTION_CHARACTERS_MAX:
         return f"a question must have 1 to {QUESTION_CHARACTERS_MAX} characters"
     if len(question.why) > QUESTION_CHARACTERS_MAX:

@@ -27,7 +27,7 @@ OWN: Final = "run"
 OWN_TOOLS_MAX: Final = 64
 # Total size of a store's definitions in one run. Messages between services can hold more.
 TOOLS_BYTES_MAX: Final = 4 * 1024 * 1024
-# Registrant of a source's tools. Whoever approved the source approved its tools.
+# Registrant of a source's tools. Approving a source approves its tools.
 SOURCE: Final = Principal(roles=frozenset({Role.ADMIN}))
 
 
@@ -79,7 +79,7 @@ def _closeness(entry: ToolVersion, user_id: UserId) -> int:
 
 
 def check_source(current: ToolVersion, source: str, registrant: Principal) -> None:
-    """Check that a source may register a name: its own, or, for an admin, that of a front-end tool.
+    """Check that a source may register a name. An admin may also take over the name of a front-end tool.
 
     Raises:
         ToolExists: the name belongs to another source.

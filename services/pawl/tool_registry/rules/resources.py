@@ -18,7 +18,7 @@ _PLACEHOLDER: Final = re.compile(r"\{([^{}]*)\}")
 
 
 def check_template(template: str, schema: Mapping[str, Any]) -> str:
-    """Return what is wrong with a template such as `path:{path}`; empty if nothing is."""
+    """Return the problem with a template such as `path:{path}`, or an empty text."""
     if not 1 <= len(template) <= TEMPLATE_CHARACTERS_MAX:
         return f"a template must have 1 to {TEMPLATE_CHARACTERS_MAX} characters"
     if re.search(r"[{}]", _PLACEHOLDER.sub("", template)):

@@ -259,7 +259,7 @@ _MESSAGE_CHARACTERS_MAX: Final = 300
 def list_violations(
     schema: Mapping[str, Any], validator: jsonschema_rs.Draft202012Validator, value: JsonValue
 ) -> list[str]:
-    """Return every violation as `path: what is wrong`; empty if the value is valid.
+    """Return every violation as `path: problem`; empty if the value is valid.
 
     At most VIOLATIONS_MAX lines, then one line saying that there are more.
     """
@@ -299,7 +299,7 @@ def _lines(error: jsonschema_rs.ValidationError, known: list[str]) -> Iterator[s
             near = did_you_mean(error.instance, texts) if isinstance(error.instance, str) else ""
             yield _line(error.instance_path, f"{error.message}{near}")
         case kinds.AnyOf(context=branches) | kinds.OneOfNotValid(context=branches):
-            # For an optional value, report what is wrong with the value, not that it is not null.
+            # For an optional value, report the problem with the value, not that it is not null.
             real = [branch for branch in branches if not _only_wants_null(branch)]
             if len(real) == 1:
                 for inner in real[0]:

@@ -28,7 +28,7 @@ class CallContext(RunContext, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What may happen to a call. Refused if `accepted` is None."""
+    """The registry's decision about a call. Refused if `accepted` is None."""
 
     call_id: CallId
     disposition: Disposition

@@ -19,7 +19,7 @@ class CompletionToken:
     """The right to complete a call. Once awaited (in a sync tool: created), it survives the end of every process."""
 
     def __init__(self, token: str, url: str, kept: Future[None]) -> None:
-        # Opaque. Treat it as a secret: whoever has it can complete the call.
+        # Opaque. Treat it as a secret: anyone who has it can complete the call.
         self.token = token
         # Address for posting the result by HTTP. Empty if the deployment has no public URL.
         self.url = url

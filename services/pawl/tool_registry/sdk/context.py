@@ -84,7 +84,7 @@ class ToolContext:
     deadline: datetime = _NEVER
     # The agent of the run.
     agent_name: str = DEFAULT_AGENT
-    # The newest value that an earlier execution of this call saved with `checkpoint`. None if there is none.
+    # The newest value that an earlier execution of this call saved with `checkpoint`, or None.
     last_checkpoint: JsonValue = None
     _cancelled: threading.Event = field(default_factory=threading.Event)
     # Progress is discarded in tests that call the function directly.
@@ -148,7 +148,7 @@ class ToolContext:
         return Handover(self._save(checkpoint_content(value)))
 
     def completion_token(self) -> CompletionToken:
-        """Return the token with which the call can be completed from outside. Always returns the same token.
+        """Return a token for completing the call from outside. Always returns the same token.
 
         Await it in an async tool. Hand it out, then return `Awaited()`: the call stays open until its deadline. The
         first completion ends the call, even while the tool is still running.

@@ -1,4 +1,4 @@
-"""Turns what a tool returned or raised into the result that the model reads."""
+"""Turns a tool's return value or exception into the result that the model reads."""
 
 from __future__ import annotations
 

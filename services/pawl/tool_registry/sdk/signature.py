@@ -179,7 +179,7 @@ class Signature:
 
     description: str
     arguments_schema: Mapping[str, Any]
-    # Name of the parameter that gets the ToolContext. Empty if there is none.
+    # Name of the parameter that gets the ToolContext, or empty.
     context_parameter: str
     _struct: type[msgspec.Struct]
     _models: Models
@@ -271,7 +271,7 @@ def _model(hint: Any, place: str) -> pydantic.TypeAdapter[Any] | None:
         model = pydantic.TypeAdapter(hint)
         model.json_schema()
     except (pydantic.PydanticUserError, pydantic.PydanticUndefinedAnnotation) as error:
-        # Only this part of pydantic's message tells the author what to do.
+        # Only this part of pydantic's message helps the author.
         advice = str(error).partition("\n")[0].rstrip(".")
         instead = advice.replace("Please use", "write") if advice.startswith("Please use") else f"write {_USABLE}"
         raise ToolDefinitionError(f"{place}: {shown(hint)} has no JSON Schema; {instead}") from None

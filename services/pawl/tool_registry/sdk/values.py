@@ -1,4 +1,4 @@
-"""Converts what a function returns to JSON, and masks secrets."""
+"""Converts the return values of tools to JSON, and masks secrets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WITH_TEXT: Final = (str, list, dict)
 
 
 def plain(value: Any) -> JsonValue:
-    """Return the JSON value of what a tool returned: dataclasses, structs, models, dates, enums and so on.
+    """Return the JSON form of a tool's return value: dataclasses, structs, models, dates, enums and so on.
 
     Raises:
         TypeError: a value has no JSON form.

@@ -229,7 +229,7 @@ class PostgresAuditLog:
         return list(map(_entry, rows))
 
     async def beyond_head(self, store_id: StoreId) -> int:
-        """Return the first entry after the recorded head, 0 if there is none."""
+        """Return the first entry after the recorded head, or 0."""
         return await self._database.fetchval(_BEYOND, store_id) or 0
 
     async def listed(self, wanted: AuditFilter, *, before_seq: int | None, rows_max: int) -> list[AuditEntry]:

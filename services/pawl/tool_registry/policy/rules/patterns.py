@@ -64,7 +64,7 @@ _UNSEEN: Final = re.compile(
 
 
 class ArgumentKind(StrEnum):
-    """What an argument holds, declared by `format` in its schema."""
+    """The kind of value in an argument, declared by `format` in its schema."""
 
     TEXT = "text"
     URL = "url"

@@ -30,7 +30,7 @@ REASON_BYTES_MAX: Final = 1024
 TRUST_SECONDS_MAX: Final = 30 * 86400.0
 # Rules in force of the whole store, and equally many of all its users together.
 RULES_MAX: Final = 1000
-# Rules in force of one user, excluding those of the whole store.
+# Rules in force of one user, excluding rules of the whole store.
 RULES_OF_USER_MAX: Final = 100
 
 

@@ -100,7 +100,7 @@ class PostgresRuleRepository(DatabaseAdapter):
         Raises:
             RequestIdReused: the user already used the request id for another rule.
             InvalidField: the limit of rules is reached.
-            ConversationErased: the rule's conversation, or that of its run, was erased.
+            ConversationErased: the rule's conversation, or its run's conversation, was erased.
         """
         patterns = msgspec.msgpack.encode(rule.arguments)
         request_hash = hashlib.sha256(canonical_terms(rule)).digest()
@@ -136,7 +136,7 @@ class PostgresRuleRepository(DatabaseAdapter):
         check_room(rule, **dict(counts))
 
     async def is_erased(self, rule: Rule) -> bool:
-        """Return whether the rule's conversation, or that of its run, was erased."""
+        """Return whether the rule's conversation, or its run's conversation, was erased."""
         return bool(await self._database.fetchval(_IS_ERASED, rule.store_id, rule.scope_id))
 
     async def get(self, store_id: StoreId, rule_id: str) -> Rule | None:
@@ -165,7 +165,7 @@ class PostgresRuleRepository(DatabaseAdapter):
     async def list(
         self, store_id: StoreId, user_id: UserId, *, include_ended: bool, before: str, most: int
     ) -> Sequence[Rule]:
-        """Return rules by descending id: those of the user and of the store, or all if `user_id` is empty."""
+        """Return the user's and the store's rules by descending id, or all rules if `user_id` is empty."""
         rows = await self._database.fetch(_LIST, store_id, user_id, include_ended, before, most)
         return [_rule(row) for row in rows]
 
