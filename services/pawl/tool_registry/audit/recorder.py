@@ -111,8 +111,8 @@ class AuditTrail:
             result_bytes=len(result.content),
             duration_us=int(result.duration_seconds * 1_000_000),
         )
-        begun = [self._executed(job)] if has_begun and job.effect is EffectClass.READ_ONLY else []
-        await self.write([*job.proposal.claim(with_end=True), *begun, draft])
+        started = [self._executed(job)] if has_begun and job.effect is EffectClass.READ_ONLY else []
+        await self.write([*job.proposal.claim(with_end=True), *started, draft])
 
     def of_end(self, job: Job) -> AuditDraft:
         """Return an entry for the end of a call, without the result."""

@@ -109,13 +109,13 @@ async def _within_time(
         _find_secret=find_secret,
         _ask=_cannot_ask,
     )
-    began = time.monotonic()
+    started = time.monotonic()
     try:
         work = runner.start(tool, arguments, context)
         async with asyncio.timeout(limit):
             value = await work.result()
     except TimeoutError as error:
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - started
         if seconds < limit:
             return _failure(tool, error, given, seconds)
         cancelled.set()
@@ -123,10 +123,10 @@ async def _within_time(
         end = outcome.ToolEnd.STOPPED if work.task.done() else outcome.ToolEnd.STILL_RUNNING
         return outcome.of_timeout(definition, limit, seconds, end, hindrance=work.hindrance)
     except Exception as error:  # noqa: BLE001  # author code
-        return _failure(tool, error, given, time.monotonic() - began)
+        return _failure(tool, error, given, time.monotonic() - started)
     if work.hindrance:
         say(f"warning: {work.hindrance}")
-    return outcome.of_value(definition, value, secrets=given, seconds=time.monotonic() - began)
+    return outcome.of_value(definition, value, secrets=given, seconds=time.monotonic() - started)
 
 
 async def _cannot_ask(question: Question) -> str:

@@ -24,7 +24,7 @@ CacheKey = tuple[StoreId, UserId, str, int, str, int, str]
 @dataclass(frozen=True, slots=True)
 class _Kept:
     result: ExecutionResult
-    begun_at: float
+    started_at: float
     expires_at: float
 
 
@@ -50,7 +50,7 @@ class ResultCache:
         if kept is None or kept.expires_at <= now:
             return None
         self._kept.move_to_end(key)
-        age = now - kept.begun_at
+        age = now - kept.started_at
         return replace(kept.result, note=f"From the cache: this result is {age:.0f} s old.", duration_seconds=0.0)
 
     def put(self, job: Job, result: ExecutionResult) -> None:
@@ -59,9 +59,9 @@ class ResultCache:
         if not _is_kept(job) or not has_succeeded or result.note or len(result.content) > self._bytes_max:
             return
         now = self._monotonic()
-        begun_at = now - result.duration_seconds
+        started_at = now - result.duration_seconds
         self._drop(_key(job))
-        self._kept[_key(job)] = _Kept(result, begun_at, begun_at + job.cache_seconds)
+        self._kept[_key(job)] = _Kept(result, started_at, started_at + job.cache_seconds)
         self._bytes += len(result.content)
         if now >= self._sweep_at:
             self.sweep()
