@@ -123,7 +123,7 @@ def test_broken_modules_and_names_taken_twice_are_errors(kit: Path) -> None:
     assert "    error: it is no name at the top of its module pawl_tools_" in output
     assert f"  error: {kit}/kit/b_broken.py:2: ModuleNotFoundError: No module named 'nothing_like_this'" in output
     assert "    error: the name is taken by a tool of kit.a_good; this one would be left out" in output
-    assert "  apart  sensitive, at most once, process of its own" in output
+    assert "  apart  sensitive, at most once, own process" in output
 
 
 def test_a_call_is_checked_and_run_like_one_of_the_model(kit: Path) -> None:

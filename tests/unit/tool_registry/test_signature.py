@@ -316,8 +316,8 @@ del method.__annotations__["self"], untyped.__annotations__["it"]
         (only_checked, r"only_checked: parameter it: name 'Fraction' is not defined; .* TYPE_CHECKING"),
         (two_contexts, r"two_contexts: both one and two are a ToolContext"),
         (untyped, r"untyped: parameter it has no type; write for example it: str"),
-        (rest, r"rest: \*\*others.* write a parameter for each argument"),
-        (by_place, r"by_place: it.* write a parameter for each argument"),
+        (rest, r"rest: \*\*others.* write one parameter per argument"),
+        (by_place, r"by_place: it.* write one parameter per argument"),
         (method, r"method: a method cannot be a tool; write a function outside of the class"),
     ],
 )
@@ -332,9 +332,9 @@ def test_a_function_that_cannot_be_a_tool_is_told_what_to_write(function: Any, s
         (Plain, r"Plain has no JSON Schema; write str, int, .* a dataclass, a TypedDict or a pydantic model"),
         (list[Plain], r"list\[.*Plain\] has no JSON Schema; write str"),
         (Callable[[int], int], r".*Callable.* has no JSON Schema; write str"),
-        (T, r"the type variable ~T says nothing"),
-        (list[T], r"the type variable ~T says nothing"),  # type: ignore[valid-type]
-        (pydantic.SecretStr, r"secrets do not come from the model; take a ToolContext and ask context.secret"),
+        (T, r"the type variable ~T means nothing"),
+        (list[T], r"the type variable ~T means nothing"),  # type: ignore[valid-type]
+        (pydantic.SecretStr, r"secrets do not come from the model; take a ToolContext and call context.secret"),
         (pydantic.SecretStr | None, r"secrets do not come from the model"),
     ],
 )

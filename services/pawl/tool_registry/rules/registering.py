@@ -159,7 +159,7 @@ def check_own(definitions: Sequence[ToolDefinition]) -> None:
     for definition in definitions:
         if definition.name in names:
             raise InvalidField(
-                f"front_end_tools: {definition.name!r} is there twice: give each tool its own name",
+                f"front_end_tools: {definition.name!r} appears twice: give each tool its own name",
                 field="front_end_tools",
             )
         names.add(definition.name)
