@@ -62,7 +62,7 @@ def chosen(entries: Sequence[ToolVersion], names: Sequence[str], user_id: UserId
     for entry in sorted(entries, key=rank):
         if len(taken) == most:
             break
-        # Tools of the deployment are trusted and do not count.
+        # Tools of the deployment are small and chosen by its operator, so they do not count.
         size = len(encode_definition(entry.definition)) if entry.store_id else 0
         if size <= left:
             taken.append(entry)
