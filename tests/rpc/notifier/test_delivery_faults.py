@@ -240,7 +240,7 @@ async def test_a_need_is_told_no_more_once_it_is_over_and_not_before(
         await store.mark_resolved([over for over in [need_resolved_by(change)] if over is not None] * 2)
         await hurry(desk.database)
         found = await desk.looked_at(channel_id)
-        assert (found.state, found.last_error) == (state, "nobody is needed any more" if state == SKIPPED else "")
+        assert (found.state, found.last_error) == (state, "the user is no longer needed" if state == SKIPPED else "")
 
 
 async def test_what_its_user_watched_is_told_no_more_later_and_stays_in_the_inbox(
