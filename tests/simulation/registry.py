@@ -255,7 +255,7 @@ class Server:
             effect=effect,
             unknowns=entry.unknowns,
             is_own=entry.server is self,
-            is_unacted=False,
+            is_unexecuted=False,
             is_holder_alive=entry.server is not None and entry.server.holds(),
             result=None if entry.result is None else _recorded(entry.result),
         )

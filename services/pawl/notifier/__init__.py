@@ -1,16 +1,15 @@
-"""The voice: tells users what became of their runs.
+"""Notifies users about their runs.
 
-Owns the inbox of each user (schema `notifier`). Reads the life cycle of runs from
-JetStream, writes one notification per event that concerns a person, publishes it
-on NATS, serves it over gRPC and delivers it to the channels of its user.
+Owns each user's inbox (schema `notifier`). Reads run events from JetStream, writes a notification for each event that
+concerns a person, publishes it on NATS, serves it over gRPC, and delivers it to the user's channels.
 
-Promises: an event is acknowledged to JetStream only when its notification is
-durable; the same event gives one notification, whatever is delivered twice; a
-notification is published at least once, always under the same id, and normally
-once; it has one delivery to each channel that wants it, which is tried over a day,
-always with the same id and bytes; any replica serves any user; nothing here can harm a run.
+Guarantees:
+- An event is acknowledged to JetStream only after its notification is durable.
+- One event gives one notification, even if JetStream delivers it repeatedly.
+- A notification is published at least once, always with the same id.
+- It has one delivery per subscribed channel. Attempts span a day and always carry the same id and body.
+- Any replica serves any user, and no failure here affects a run.
 
-Does not promise: an event that JetStream lost before it was read (its storage was
-wiped within the moment between the outbox and this service) gives no
-notification. The run itself and its log are not concerned.
+If JetStream loses an event before it is read (its storage is wiped), the notification is missing; the run and its log
+are unaffected.
 """

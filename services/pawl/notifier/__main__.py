@@ -1,4 +1,4 @@
-"""Runs the notifier: `python -m pawl.notifier`."""
+"""Entry point of the notifier: `python -m pawl.notifier`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pawl.notifier.wiring import wire
 
 
 async def main(stop: asyncio.Event) -> None:
-    """Run until `stop`."""
+    """Serve until `stop` is set."""
     settings = load(NotifierSettings)
     async with Service("notifier", settings) as service:
         database = await service.open_database()
@@ -52,12 +52,12 @@ async def main(stop: asyncio.Event) -> None:
             ids=service.ids,
             key_is_gone=gone(settings, service.clock, lambda: service.key_rows),
         )
-        await notifications_bus.hear(bus, parts.subscriptions.wake)
-        await notifications_bus.hear_viewers(bus, queue.note_viewers)
+        await notifications_bus.listen(bus, parts.subscriptions.wake)
+        await notifications_bus.listen_for_viewers(bus, queue.note_viewers)
         JetStreamLifecycle(bus, parts.intake.take).start()
         for name, loop in parts.loops.items():
             service.background.start(name, loop)
-        # For keys: who has one of a file, or the local one, needs no job-store.
+        # Needed for API keys in job-store. Keys from a file and the local key work without it.
         job_store = await service.open_channel("job_store", settings.job_store_address, optional=True)
         service.background.start("erasures", ErasureWork(job_store, store.erase, service.clock).run)
         rpc_server = service.rpc_server(KeySyncClient(job_store))

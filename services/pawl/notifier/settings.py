@@ -1,4 +1,4 @@
-"""The settings of the notifier."""
+"""Settings of the notifier."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The notifier put together: ports in, its servicers and its loops out."""
+"""Assembles the notifier from its dependencies."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ from pawl.notify.v1.preference_pb2_grpc import add_PreferenceServiceServicer_to_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notifier:
-    """A notifier that is not running yet: feed `intake`, start `loops`, add the servicers to a server."""
+    """An assembled notifier that is not running yet.
+
+    To run it, feed `intake`, start `loops`, and add the servicers to a server.
+    """
 
     intake: Intake
     subscriptions: Subscriptions
@@ -56,7 +59,6 @@ def wire(
     key_is_gone: Callable[[Principal], bool],
     heartbeat_seconds: float = HEARTBEAT_SECONDS,
 ) -> Notifier:
-    """Return a notifier over these ports."""
     publication = Publication(store, bus, counters)
     subscriptions = Subscriptions(store, counters)
 

@@ -1,8 +1,6 @@
-"""The hands: keeps tool definitions and versions, checks calls, and runs them.
+"""Stores tool definitions, checks calls against schemas and policy, and executes them.
 
-Owns the PostgreSQL schema `tool_registry`: definitions, the journal of
-executions, and the data of its built-in tools. Promises that a call runs only if
-its arguments fit the schema and whoever must approve it has; that an
-AT_MOST_ONCE call has its effect at most once; and that an outcome nobody knows
-is said to be unknown.
+Owns the PostgreSQL schema `tool_registry`: definitions, the execution journal, and the data of built-in tools.
+Guarantees: a call runs only if its arguments fit the schema and every required approval was given; an AT_MOST_ONCE
+call takes effect at most once; an execution whose outcome cannot be determined is reported as UNKNOWN.
 """

@@ -1,4 +1,4 @@
-"""The registry as a process: `python -m pawl.tool_registry`."""
+"""Entry point of the registry: `python -m pawl.tool_registry`."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ from pawl.tool_registry.sources.store import PostgresSourceRepository
 from pawl.tool_registry.sources.worker.workers import WorkerOptions
 from pawl.tool_registry.wiring import Limits, Ports, wire
 
-if TYPE_CHECKING:  # The chassis comes before gRPC.
+if TYPE_CHECKING:  # The chassis must be imported before gRPC.
     import grpc
 
 
 async def main(stop: asyncio.Event) -> None:
-    """Serve until `stop`."""
+    """Serve until `stop` is set."""
     settings = load(ToolRegistrySettings)
     async with Service("tool_registry", settings) as service:
         database = await service.open_database()
@@ -72,7 +72,7 @@ async def main(stop: asyncio.Event) -> None:
         ledger = LedgerReads(job_store)
         metrics = RegistryMetrics(service.metrics)
 
-        # An entry of the journal must not look alive because a later process has the same name.
+        # A later process with the same name must not make old journal entries look alive.
         instance_id = service.ids.new(service.instance_id)
         ports = Ports(
             database=database,
@@ -85,7 +85,7 @@ async def main(stop: asyncio.Event) -> None:
             secrets=secrets,
             helper=helpers,
             connectors={"mcp": mcp, "http": HttpTools(egress, helpers)},
-            misfit=mcp.misfit,
+            mismatch=mcp.misfit,
             observer=metrics,
             clock=service.clock,
             ids=service.ids,
@@ -97,7 +97,7 @@ async def main(stop: asyncio.Event) -> None:
             executor=ExecutorOptions(lease_seconds=lease_seconds, renew_seconds=min(1.0, lease_seconds / 4)),
             workers=WorkerOptions(),
             store_calls_per_minute=settings.store_calls_per_minute,
-            is_ones_own=_is_ones_own(settings),
+            is_personal=_is_personal(settings),
         )
         registry = wire(ports, limits)
         metrics.watch(
@@ -131,7 +131,6 @@ def _builtin_tools(
     helpers: Helpers,
     files: FileFolders,
 ) -> list[Tool[..., Any]]:
-    """Return the tools that come along."""
     url = settings.smtp_url
     mailer = SmtpMailer(read_smtp_url(url.get_secret_value())) if url else OutboxFolder(settings.data / "outbox")
     return [
@@ -151,7 +150,7 @@ def _builtin_tools(
 
 
 def _erasures(service: Service, database: Database, job_store: grpc.aio.Channel, files: FileFolders) -> ErasureWork:
-    """Return what removes erased conversations: rows, then what file tools keep for calls that are made again."""
+    """Return the worker that erases conversations: rows first, then files that file tools keep for repeated calls."""
     rows = PostgresErasures(database)
 
     async def erase(part: ErasurePart) -> None:
@@ -161,9 +160,9 @@ def _erasures(service: Service, database: Database, job_store: grpc.aio.Channel,
     return ErasureWork(job_store, erase, service.clock)
 
 
-def _is_ones_own(settings: ToolRegistrySettings) -> bool:
-    """Return whether any program may be started."""
-    return settings.is_ones_own and settings.mcp_programs_file is None
+def _is_personal(settings: ToolRegistrySettings) -> bool:
+    """Return whether any local program may be started as a source."""
+    return settings.is_personal and settings.mcp_programs_file is None
 
 
 def _mcp(
@@ -175,12 +174,12 @@ def _mcp(
     egress: GuardedEgress,
     helpers: Helpers,
 ) -> McpConnector:
-    """Return what connects MCP servers, those over HTTP under the egress rules.
+    """Return the connector for MCP servers; HTTP servers are subject to the egress rules.
 
-    Where all is one user's, programs may do anything but reach what is private.
+    If one person owns the deployment, programs are unrestricted except for private paths.
     """
-    rules = None if _is_ones_own(settings) else read_programs_file(settings.mcp_programs_file)
-    private = settings.private_places(os.environ)
+    rules = None if _is_personal(settings) else read_programs_file(settings.mcp_programs_file)
+    private = settings.private_paths(os.environ)
     return McpConnector(
         find=PostgresSourceRepository(database).get,
         secrets=secrets,

@@ -1,4 +1,4 @@
-"""Between pawl.tool.v1 and the domain."""
+"""Translates between pawl.tool.v1 messages and the domain types."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ _RESULT_BYTES_MAX: Final = (1 << 32) - 1
 
 def _no_value(unknown: Unknown) -> InvalidField:
     name = unknown.field.rpartition(".")[2]
-    return InvalidField(f"{name}: {unknown.number} is not a value of it", field=unknown.field)
+    return InvalidField(f"{name}: {unknown.number} is not a known value", field=unknown.field)
 
 
 WIRE: Final = Translator(
     _no_value,
-    # The cautious values in place of unspecified ones.
+    # Unspecified values become the most cautious ones.
     defaults={
         Category: Category.SENSITIVE,
         EffectClass: EffectClass.AT_MOST_ONCE,
@@ -84,7 +84,7 @@ _VERDICT: Final = WIRE.struct(
     execution_pb2.Verdict,
     Exceptions(
         of_struct=("definition", "accepted", "grant_call_id"),
-        # Of the definition and the arguments, if there are any.
+        # Set from the definition and the arguments, if any.
         of_message=(*_OF_DEFINITION, *_OF_FRONT_END, "parallel", "arguments_json", "note", "result"),
     ),
 )
@@ -106,10 +106,10 @@ PROGRESS: Final = WIRE.struct(Progress, execution_pb2.ExecutionProgress)
 
 
 def own_definition_from(message: tool_pb2.ToolDefinition) -> ToolDefinition:
-    """Return the definition of a tool that comes with a run: one of front ends, unless it says otherwise.
+    """Read the definition of a tool that comes with a run. The default context is FRONTEND.
 
     Raises:
-        InvalidField, InvalidSchema: a value is none, or the schema is no JSON object.
+        InvalidField, InvalidSchema: a value is invalid, or the schema is not a JSON object.
     """
     if not message.context:
         message.context = call_pb2.EXECUTION_CONTEXT_FRONTEND
@@ -117,14 +117,14 @@ def own_definition_from(message: tool_pb2.ToolDefinition) -> ToolDefinition:
 
 
 def proposed_from(message: execution_pb2.ProposedCall) -> ProposedCall:
-    """Return a call to be checked.
+    """Read a proposed call.
 
     Raises:
-        InvalidField, InvalidSchema: the tool that came with its run cannot be read.
+        InvalidField, InvalidSchema: the tool that came with the run cannot be read.
     """
     own = DEFINITION.read(message.own_tool.definition) if message.HasField("own_tool") else None
     if own is not None and own.name != message.tool_name:
-        raise InvalidField("own_tool: is not the tool of the call", field="own_tool")
+        raise InvalidField("own_tool: must have the name of the call's tool", field="own_tool")
     return ProposedCall(
         tool_name=message.tool_name,
         tool_version=message.tool_version,
@@ -136,17 +136,17 @@ def proposed_from(message: execution_pb2.ProposedCall) -> ProposedCall:
 
 
 def series_from(message: execution_pb2.ProposedCall | execution_pb2.ExecuteToolRequest) -> Series | None:
-    """Return the series of a call; None if it is of none.
+    """Read the series of a call; None if it is not part of one.
 
     Raises:
-        InvalidField: it cannot be one.
+        InvalidField: the series is invalid.
     """
     if not message.HasField("series"):
         return None
     series = _SERIES.read(message.series)
     check_id(series.grant_call_id, "series.grant_call_id", optional=True)
     if not (series.iterations_max >= 1 and series.interval_seconds > 0):
-        raise InvalidField("series: has iterations, and a time between them", field="series")
+        raise InvalidField("series: iterations_max must be at least 1 and interval_seconds above 0", field="series")
     return series
 
 
@@ -155,8 +155,8 @@ _messages: dict[tuple[str, str, int, float], tool_pb2.Tool] = {}
 
 
 def tool_message(entry: ToolVersion) -> tool_pb2.Tool:
-    """Return the message of a version. It is shared: do not change it."""
-    # What never changes, and is asked for by every run. The time tells two registers of one process apart.
+    """Return the cached message of a version. It is shared: do not modify it."""
+    # Versions never change, and every run needs them. The creation time separates two registries in one process.
     key = (entry.store_id, entry.definition.name, entry.version, entry.create_time)
     message = _messages.get(key)
     if message is None:
@@ -170,16 +170,16 @@ def _context_of(request: execution_pb2.ExecuteToolRequest) -> CallContext:
     return call_context_from(request.context, request.call_id)
 
 
+# Reads an execution request. Raises what `call_context_from` and `series_from` raise.
 execute_request: Final = WIRE.struct(
     ExecuteRequest,
     execution_pb2.ExecuteToolRequest,
     Exceptions(read={"context": _context_of, "series": series_from}, unwritten=("context", "series")),
 ).read
-"""Return a call to run; raises as `call_context_from` and `series_from`."""
 
 
 def caller_from(context: execution_pb2.CallContext) -> Principal:
-    """Return on whose behalf a service asks.
+    """Return the user on whose behalf a service calls.
 
     Raises:
         InvalidId: an id is missing or malformed.
@@ -192,7 +192,7 @@ def caller_from(context: execution_pb2.CallContext) -> Principal:
 
 
 def call_context_from(context: execution_pb2.CallContext, call_id: str) -> CallContext:
-    """Return which call of which run is meant.
+    """Read the context of a call.
 
     Raises:
         InvalidId: an id is missing or malformed.
@@ -215,13 +215,13 @@ def call_context_from(context: execution_pb2.CallContext, call_id: str) -> CallC
 
 
 def decision_from(audit: AuditTrail, context: CallContext, message: execution_pb2.RecordedDecision) -> AuditDraft:
-    """Return the entry about what a person decided.
+    """Return the audit entry of a person's decision.
 
     Raises:
-        InvalidField, InvalidId: the kind or the digest is not one, or the person's id is malformed.
+        InvalidField, InvalidId: the kind, the digest or an id is invalid.
     """
     if not message.kind or message.kind not in call_pb2.DecisionKind.values():
-        raise InvalidField(f"kind: {message.kind} is not a value of it", field="kind")
+        raise InvalidField(f"kind: {message.kind} is not a known value", field="kind")
     digest = message.arguments_sha256
     return replace(
         _of_person(audit, context, AuditKind.DECIDED, message),
@@ -232,18 +232,21 @@ def decision_from(audit: AuditTrail, context: CallContext, message: execution_pb
 
 
 def result_from(audit: AuditTrail, context: CallContext, message: execution_pb2.RecordedResult) -> AuditDraft:
-    """Return the entry about how a front-end call ended.
+    """Return the audit entry for the end of a front-end call.
 
     Raises:
-        InvalidField, InvalidId: the state, a digest or a number is not one, or the person's id is malformed.
+        InvalidField, InvalidId: the state, a digest, a number or an id is invalid.
     """
     if message.state not in ENDS:
         names = ", ".join(CallState(state).name for state in ENDS)
         raise InvalidField(f"state: must be one of {names}", field="state")
     if not 0 <= message.duration_seconds <= _DURATION_SECONDS_MAX:
-        raise InvalidField(f"duration_seconds: must be 0 to {_DURATION_SECONDS_MAX:g}", field="duration_seconds")
+        raise InvalidField(
+            f"duration_seconds: must be 0 to {_DURATION_SECONDS_MAX:g}, got {message.duration_seconds:g}",
+            field="duration_seconds",
+        )
     if message.result_bytes > _RESULT_BYTES_MAX:
-        raise InvalidField(f"result_bytes: at most {_RESULT_BYTES_MAX}", field="result_bytes")
+        raise InvalidField(f"result_bytes: must be at most {_RESULT_BYTES_MAX}", field="result_bytes")
     outcome, reason = ENDS[CallState(message.state)]
     return replace(
         _of_person(audit, context, AuditKind.RETURNED, message),
@@ -263,7 +266,7 @@ def _of_person(
     message: execution_pb2.RecordedDecision | execution_pb2.RecordedResult,
 ) -> AuditDraft:
     if message.tool_version > VERSION_MAX:
-        raise InvalidField(f"tool_version: at most {VERSION_MAX}", field="tool_version")
+        raise InvalidField(f"tool_version: must be at most {VERSION_MAX}", field="tool_version")
     return replace(
         audit.of_call(context, kind, _label(message), message.tool_version),
         by_user_id=check_id(message.user_id, "user_id"),
@@ -284,19 +287,19 @@ def _sha256(digest: str, field: str) -> str:
 
 
 def read_timeouts_from(request: execution_pb2.CheckCallsRequest) -> ReadTimeouts | None:
-    """Return the timeouts of calls that only read; None if none is to be run."""
+    """Read the timeouts for read-only calls; None if the request asks to run none."""
     if not request.HasField("execute_reads"):
         return None
     asked = (request.execute_reads.timeout_seconds, request.execute_reads.timeout_seconds_max)
     if not all(seconds > 0 for seconds in asked):
-        raise InvalidField("timeouts: must be above 0", field="execute_reads")
-    # A deployment may let its runs give more than any tool can take.
+        raise InvalidField("execute_reads: both timeouts must be above 0", field="execute_reads")
+    # A deployment may allow its runs longer timeouts than any tool can have.
     default, most = (min(seconds, ASYNC_TIMEOUT_SECONDS_MAX) for seconds in asked)
     return ReadTimeouts(timeout_seconds=default, timeout_seconds_max=most)
 
 
 def verdict_message(verdict: Verdict, result: ExecutionResult | None) -> execution_pb2.Verdict:
-    """Return the message of a verdict, with the result of a call that has run already."""
+    """Return the message of a verdict, with the result if the call has already run."""
     fields = _VERDICT.fields(verdict)
     if result is not None:
         fields["result"] = RESULT.fields(result)

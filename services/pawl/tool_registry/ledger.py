@@ -1,4 +1,4 @@
-"""Runs and earlier calls, from the ledger."""
+"""Client for the runs, calls, jobs and agents in job-store."""
 
 from __future__ import annotations
 
@@ -22,48 +22,47 @@ T = TypeVar("T")
 
 
 class LedgerReads:
-    """The runs, calls, jobs and agents of job-store, over LedgerService. All methods raise DependencyUnavailable."""
+    """Reads and updates of job-store over LedgerService. All methods raise DependencyUnavailable."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._ledger = ledger_pb2_grpc.LedgerServiceStub(channel)
         self._agents = agents_pb2_grpc.AgentLedgerServiceStub(channel)
 
     async def has_run(self, run: RunKey, user_id: UserId) -> bool:
-        """Return whether the user has that run, ended or not."""
+        """Return whether the user has that run, open or ended."""
         request = ledger_pb2.GetRunRequest(store_id=run.store_id, user_id=user_id, run_id=run.run_id)
         return await _found(self._ledger.GetRun(request), RunNotFound) is not None
 
     async def has_conversation(self, store_id: StoreId, user_id: UserId, conversation_id: ConversationId) -> bool:
-        """Return whether that conversation is the user's.
+        """Return whether the user may write in that conversation.
 
         Raises:
-            ConversationErased: the user has erased it.
+            ConversationErased: the conversation was erased.
         """
         request = ledger_pb2.GetConversationRequest(store_id=store_id, user_id=user_id, conversation_id=conversation_id)
         found = await _found(self._ledger.GetConversation(request), ConversationNotFound)
-        # Others may share theirs. A rule is about calls of its own user.
+        # Another user's conversation counts only if it is shared for writing.
         return found is not None and (
             found.conversation.user_id == user_id or found.conversation.sharing == conversation_pb2.SHARING_WRITE
         )
 
     async def gated_tool(self, key: CallKey, user_id: UserId) -> str | None:
-        """Return the tool of a call of the user that needed an approval; None if there is no such call."""
+        """Return the tool of a user's call that needed approval; None if there is no such call."""
         call = await self._call(key, user_id)
         return call.tool_name if call is not None and call.approval.digest else None
 
     async def has_agent(self, store_id: StoreId, name: str) -> bool:
-        """Return whether runs of the store can be those of that agent."""
         request = agents_pb2.GetAgentRequest(store_id=store_id, name=name)
         return await _found(self._agents.GetAgent(request), AgentNotFound) is not None
 
     async def takes_results(self, run: RunKey) -> bool:
-        """Return whether the run is open and is not being stopped."""
+        """Return whether the run is open and not being cancelled."""
         request = ledger_pb2.GetRunRequest(store_id=run.store_id, run_id=run.run_id)
         found = await _found(self._ledger.GetRun(request), RunNotFound)
         return found is not None and found.run.state not in {*ENDED, run_pb2.RUN_STATE_CANCELLING}
 
     async def note_completion(self, run: RunKey, key: CallKey) -> None:
-        """Tell a run that its call was completed; one that is gone or has ended is told nothing."""
+        """Notify a run that its call was completed. Does nothing if the run does not exist."""
         request = ledger_pb2.NoteCompletionRequest(store_id=run.store_id, run_id=run.run_id, call_id=key.call_id)
         with suppress(RunNotFound):
             await translated(self._ledger.NoteCompletion(request))
@@ -74,7 +73,7 @@ class LedgerReads:
         return None if found is None else found.call
 
     async def read(self, key: CallKey, user_id: UserId, conversation_id: ConversationId) -> bytes | None:
-        """Return the result of a call of that conversation or its jobs, as JSON; None if there is none."""
+        """Return the JSON result of a call in that conversation or one of its jobs, or None."""
         call = await self._call(key, user_id)
         if call is None or not call.HasField("result"):
             return None
@@ -88,7 +87,7 @@ class LedgerReads:
     async def jobs(
         self, store_id: StoreId, user_id: UserId, conversation_id: ConversationId, *, ended_max: int
     ) -> Sequence[run_pb2.Run]:
-        """Return the open jobs of that conversation, then those that have ended; of both the newest first."""
+        """Return the conversation's open jobs, then its ended ones, each newest first."""
         found: list[run_pb2.Run] = []
         for states, most in ((_OPEN, _OPEN_MAX), (ENDED, ended_max)):
             request = ledger_pb2.ListJobsRequest(
@@ -104,7 +103,7 @@ class LedgerReads:
     async def stop_job(
         self, key: RunKey, user_id: UserId, conversation_id: ConversationId, command_id: CommandId
     ) -> tuple[run_pb2.Run, bool] | None:
-        """Return a job after a stop, and whether it was open before; None if that conversation has no such job."""
+        """Stop a job; returns it, and whether it was still open. None if the conversation has no such job."""
         request = ledger_pb2.StopJobRequest(
             store_id=key.store_id,
             user_id=user_id,
@@ -117,7 +116,7 @@ class LedgerReads:
 
 
 async def _found(call: grpc.aio.UnaryUnaryCall[Any, T], absent: type[PawlError]) -> T | None:
-    """Return the answer, or None for the error that says that there is no such thing."""
+    """Await a call; returns None instead of raising `absent`."""
     try:
         return await translated(call)
     except absent:

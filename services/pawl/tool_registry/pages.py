@@ -1,4 +1,4 @@
-"""Pages of lists: their size, and the tokens that say where the next one begins."""
+"""Pagination: page sizes and page tokens."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ P = TypeVar("P", bound=tuple[Any, ...])
 
 
 def page_size(asked: int, *, default: int = 50, most: int = 200) -> int:
-    """Return the size of a page for one of which so much is asked, 0 for the default.
+    """Return the page size for a request; 0 means the default.
 
     Raises:
-        InvalidField: it is more than `most`.
+        InvalidField: the requested size is over `most`.
     """
     if asked > most:
-        raise InvalidField(f"page_size: at most {most}", field="page_size")
+        raise InvalidField(f"page_size: must be 0 to {most}, got {asked}", field="page_size")
     return asked or default
 
 
 def cut(found: Sequence[T], size: int, token_of: Callable[[T], str]) -> tuple[Sequence[T], str]:
-    """Return a page of what was found, and the token of its last item; no token if nothing comes after it."""
+    """Return one page of the results and the token of its last item. The token is empty if nothing follows."""
     return found[:size], token_of(found[size - 1]) if len(found) > size else ""
 
 
 def page_token(kind: str, *place: object) -> str:
-    """Return the token of a place in a list of that kind."""
+    """Return the token of a position in a list of this kind."""
     return base64.urlsafe_b64encode(f"{kind}:".encode() + msgspec.json.encode(place)).decode()
 
 
-def place_of(kind: str, token: str, form: type[P]) -> P | None:
-    """Return the place that a token names; None for the first page.
+def position_of(kind: str, token: str, form: type[P]) -> P | None:
+    """Return the position in a page token; None for the first page.
 
     Raises:
-        InvalidPageToken: it is not of such a list.
+        InvalidPageToken: the token is malformed or belongs to another kind of list.
     """
     if not token:
         return None

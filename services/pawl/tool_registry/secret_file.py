@@ -15,17 +15,17 @@ COMMON: Final = "*"
 
 
 class FileSecrets:
-    """Secrets that tools may ask for by name."""
+    """Secrets of stores, read from a JSON file."""
 
     def __init__(self, secrets: Mapping[str, Mapping[str, str]]) -> None:
         self._secrets = secrets
 
     @classmethod
     def read(cls, path: Path | None) -> Self:
-        """Return the secrets of a file, or none without one.
+        """Read secrets from a file; empty if `path` is None.
 
         Raises:
-            StartError: the file cannot be read or has another form.
+            StartError: the file cannot be read or has the wrong format.
         """
         if path is None:
             return cls({})
@@ -37,13 +37,13 @@ class FileSecrets:
             raise StartError(f'PAWL_TOOL_SECRETS_FILE: {path} must be JSON like {{"*": {{"name": "value"}}}}') from None
 
     def find(self, store_id: StoreId, name: str) -> str | None:
-        """Return the store's secret, or the common one, or None: for code of the deployment."""
+        """Return the store's secret, else the common one, else None. Only for code of the deployment."""
         own = self.own(store_id, name)
         return own if own is not None else self._secrets.get(COMMON, {}).get(name)
 
     def own(self, store_id: StoreId, name: str) -> str | None:
-        """Return the store's secret, or None: for what an admin of the store has connected.
+        """Return the store's own secret or None. For sources that an admin of the store connected.
 
-        The admin says where it is sent, and what is common belongs to the deployment and to all other stores.
+        Such an admin chooses where the secret is sent, so common secrets of the deployment are not available.
         """
         return self._secrets.get(store_id, {}).get(name)

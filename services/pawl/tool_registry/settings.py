@@ -1,4 +1,4 @@
-"""The settings of the registry."""
+"""Settings of the registry."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ _MODULE_OR_FOLDER = re.compile(r"[\w.-]+|[^\x00-\x1f]*/[^\x00-\x1f]*")
 def _check_modules(value: str) -> str:
     for name in module_names(value):
         if not _MODULE_OR_FOLDER.fullmatch(name):
-            raise ValueError("must be Python modules, packages or folders with commas between")
+            raise ValueError("must be a comma-separated list of Python modules, packages or folders")
     return value
 
 
 def module_names(value: str) -> list[str]:
-    """Return the modules, packages and folders in a list with commas."""
+    """Split a comma-separated list of modules, packages and folders."""
     return [name for part in value.split(",") if (name := part.strip())]
 
 
 class ToolRegistrySettings(ServiceSettings):
-    """Settings of the registry. A batch of calls, each with the largest arguments, fits into one message."""
+    """Settings of the registry. The message limit fits a batch of calls with the largest arguments."""
 
     listen: ListenAddress = "127.0.0.1:7602"
     internal_listen: ListenAddress | None = "127.0.0.1:7632"
     metrics_listen: ListenAddress = "127.0.0.1:7612"
     service_key: SecretStr
     service_keys_file: Path
-    # One of them listens for what other replicas say.
+    # One connection listens for notifications of other replicas.
     database_connections_max: int = Field(default=10, ge=2)
     job_store_address: PeerAddresses = "127.0.0.1:7603"
     public_url: PublicUrl = ""
@@ -58,12 +58,12 @@ class ToolRegistrySettings(ServiceSettings):
     execution_lease_seconds: Constant[float] = 6.0
 
     @property
-    def is_ones_own(self) -> bool:
-        """True if there is a key of whoever owns this machine. Others may have keys that are rows."""
+    def is_personal(self) -> bool:
+        """True if this deployment belongs to one person: its only key source is the local key."""
         return self.local_key is not None and not (self.api_keys_file or self.oidc_file)
 
-    def private_places(self, environment: Mapping[str, str]) -> list[str]:
-        """Return what no program of a source may reach: the data folder, and files with keys and secrets."""
+    def private_paths(self, environment: Mapping[str, str]) -> list[str]:
+        """Return the paths that source programs must not reach: the data folder, and files with keys and secrets."""
         files = [Path(path) for name, path in environment.items() if re.fullmatch("PAWL_.*_FILE", name) and path]
         files += [Path(path) for path in self.private_files.split(",") if path]
         return [str(path.absolute()) for path in (self.data, *files)]

@@ -1,4 +1,4 @@
-"""The registry put together: ports in, its catalog, what runs calls and its servicers out."""
+"""Assembles the registry from its dependencies."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ from pawl.tool_registry.metrics import RegistryMetrics
 from pawl.tool_registry.policy.admission import Admission
 from pawl.tool_registry.policy.result_cache import ResultCache
 from pawl.tool_registry.policy.rpc import RuleServicer
-from pawl.tool_registry.policy.standing import Rules
+from pawl.tool_registry.policy.ruleset import Rules
 from pawl.tool_registry.policy.store.grants import PostgresGrantUses
 from pawl.tool_registry.policy.store.rates import PostgresRateLimits
-from pawl.tool_registry.policy.store.standing import PostgresRuleRepository
+from pawl.tool_registry.policy.store.rules import PostgresRuleRepository
 from pawl.tool_registry.rules.registering import WORKER
 from pawl.tool_registry.secret_file import FileSecrets
 from pawl.tool_registry.sources.process.runner import ProcessRunner
@@ -63,41 +63,44 @@ from pawl.tool_registry.sources.worker.workers import WorkerHub, WorkerOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """The outside of the registry. `stopping` returns when the process is to end."""
+    """External dependencies of the registry. `stopping` returns when the process should shut down."""
 
     database: Database
+    # New for each start of a process.
     instance_id: str
-    """New for each start of a process."""
     journal: PostgresExecutionJournal
     ledger: LedgerReads
     runner: ProcessRunner
     secrets: FileSecrets
     helper: Helper
     connectors: Mapping[str, Connector]
-    misfit: Callable[[StoreId, bytes, str], Awaitable[str]]
-    """Say for a store what is wrong with an answer to a question with a schema."""
+    # Takes a store, a schema and an answer; returns why the answer does not fit, or an empty string.
+    mismatch: Callable[[StoreId, bytes, str], Awaitable[str]]
     observer: RegistryMetrics
     clock: Clock
     ids: IdSource
     stopping: Callable[[], Awaitable[object]]
+    # Address of the gateway, or empty.
     public_url: str = ""
-    """The address of the gateway; empty if it has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The limits of a registry. 0 `store_calls_per_minute` means any number."""
+    """Limits of a registry. `store_calls_per_minute` 0 means unlimited."""
 
     executor: ExecutorOptions
     workers: WorkerOptions
     store_calls_per_minute: int = 0
-    is_ones_own: bool = False
-    """Any program may be a source, and whoever owns the machine adds it."""
+    # One person owns this deployment: the owner may connect any local program as a source.
+    is_personal: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolRegistry:
-    """A registry that is not running yet: load `catalog`, enter `hub`, `completing`, `executor`, add it to a server."""
+    """An assembled registry that is not running yet.
+
+    To run it, load `catalog`, enter `hub`, `completing` and `executor`, then add the servicers to a server.
+    """
 
     catalog: Catalog
     rules: Rules
@@ -105,11 +108,9 @@ class ToolRegistry:
     completing: Completing
     executor: Executor
     add_to: Callable[[RpcServer], None]
-    """Adds its servicers to a server."""
 
 
 def wire(ports: Ports, limits: Limits) -> ToolRegistry:
-    """Return a registry over these ports."""
     database, instance_id, clock = ports.database, ports.instance_id, ports.clock
     tools, documents = PostgresToolRepository(database), PostgresDocumentRepository(database)
     audit_log = PostgresAuditLog(database)
@@ -165,7 +166,7 @@ def wire(ports: Ports, limits: Limits) -> ToolRegistry:
     checks = BatchCheck(admission, executor, audit)
 
     def add_to(server: RpcServer) -> None:
-        execution = ExecutionServicer(catalog, checks, executor, audit, ports.misfit, documents)
+        execution = ExecutionServicer(catalog, checks, executor, audit, ports.mismatch, documents)
         worker_servicer = WorkerServicer(hub, WorkerTools(tools, workers, catalog))
         server.add(add_ToolServiceServicer_to_server, ToolServicer(catalog))
         server.add(add_RuleServiceServicer_to_server, RuleServicer(rules))
@@ -173,7 +174,7 @@ def wire(ports: Ports, limits: Limits) -> ToolRegistry:
         server.add(add_CompletionServiceServicer_to_server, CompletionServicer(completing))
         server.add(add_DocumentServiceServicer_to_server, DocumentServicer(documents))
         server.add(add_MemoryServiceServicer_to_server, MemoryServicer(PostgresMemoryRepository(database)))
-        server.add(add_SourceServiceServicer_to_server, SourceServicer(sources, is_ones_own=limits.is_ones_own))
+        server.add(add_SourceServiceServicer_to_server, SourceServicer(sources, is_personal=limits.is_personal))
         server.add(add_WorkerServiceServicer_to_server, worker_servicer, drain_streams=True)
         server.add(add_ExecutionServiceServicer_to_server, execution, service_only=True, drain_streams=True)
 

@@ -29,7 +29,7 @@ from pawl.notifier.deliveries.rules import (
     choose,
 )
 from pawl.notifier.deliveries.store import DUE, PostgresDeliveries
-from pawl.notifier.inbox.announcement import drafts_of, over_by
+from pawl.notifier.inbox.announcement import drafts_of, need_resolved_by
 from pawl.notifier.inbox.rules import Draft, Inbox
 from pawl.notifier.inbox.store import ADD, PostgresStore, added_columns
 from pawl.notifier.preferences.rules import Mute
@@ -237,10 +237,10 @@ async def test_a_need_is_told_no_more_once_it_is_over_and_not_before(
     channel_id, _ = await desk.hook(after_seconds=600)
     await store.add(drafts_of(told, [UserId("ann")]))
     for change, state in (*((other, WAITING) for other in others), (end, SKIPPED)):
-        await store.note_over([over for over in [over_by(change)] if over is not None] * 2)
+        await store.mark_resolved([over for over in [need_resolved_by(change)] if over is not None] * 2)
         await hurry(desk.database)
         found = await desk.looked_at(channel_id)
-        assert (found.state, found.last_error) == (state, "nobody is needed any more" if state == SKIPPED else "")
+        assert (found.state, found.last_error) == (state, "the user is no longer needed" if state == SKIPPED else "")
 
 
 async def test_what_its_user_watched_is_told_no_more_later_and_stays_in_the_inbox(
@@ -353,7 +353,7 @@ async def test_a_delivery_that_is_sent_again_while_it_is_tried_stays_with_its_tr
     assert again.tries == 1
     assert await queue.due([], limit=10) == []
     late = replace(attempt, claim_until=attempt.claim_until - timedelta(seconds=1))
-    await queue.give_back([late])
+    await queue.release([late])
     assert await queue.settle(late, OK, chance=0.5) is None
     assert await queue.due([], limit=10) == [], "a claim that is over changes nothing"
     assert await queue.settle(attempt, OK, chance=0.5)
@@ -371,7 +371,7 @@ async def test_nats_is_told_of_deliveries_that_end_and_not_of_those_that_are_ski
     (delivered, dead) = await queue.claim(await queue.due([], limit=10), seconds=30)
     await queue.settle(delivered, OK, chance=0.5)
     await queue.settle(dead, GONE, chance=0.5)
-    async with store.untold(limit=10) as events:
+    async with store.unpublished_channel_events(limit=10) as events:
         assert sorted(event.type for event in events) == ["channel.disabled", "delivery.dead", "delivery.delivered"]
 
 
@@ -382,9 +382,11 @@ async def test_nothing_is_due_for_a_host_a_user_or_a_store_with_as_many_tries_as
     (due,) = await queue.due([], limit=10)
     stranger = Inbox(store_id=StoreId("other"), user_id=UserId("bob"))
     inbox = {"host": stranger, "user": ANNS, "store": BOBS}[full]
-    at_work = replace(due, channel_id=ChannelId("hook_2"), inbox=inbox, host=due.host if full == "host" else "other")
-    assert await queue.due([at_work] * (TRIES_MAX_AT_ONCE[full] - 1), limit=10) == [due]
-    assert await queue.due([at_work] * TRIES_MAX_AT_ONCE[full], limit=10) == []
+    in_progress = replace(
+        due, channel_id=ChannelId("hook_2"), inbox=inbox, host=due.host if full == "host" else "other"
+    )
+    assert await queue.due([in_progress] * (TRIES_MAX_AT_ONCE[full] - 1), limit=10) == [due]
+    assert await queue.due([in_progress] * TRIES_MAX_AT_ONCE[full], limit=10) == []
 
 
 async def test_only_the_last_secrets_sign_beside_the_present_one(queue: Repository) -> None:

@@ -79,7 +79,7 @@ async def test_an_address_is_told_nothing_before_it_is_confirmed(
 ) -> None:
     made = await created(desk.stub, ADDRESS, request_id="r1", name="<b>my desk</b>")
     channel = made.channel
-    assert (channel.enabled, channel.disable_reason, made.secret) == (False, "its address is not confirmed", "")
+    assert (channel.enabled, channel.disable_reason, made.secret) == (False, "the address is not confirmed", "")
     assert channel.after_seconds == 600
     await store.add([draft("a", body="secret")])
     await has_come(box, 1)
@@ -204,7 +204,7 @@ async def test_a_new_address_is_confirmed_anew_and_gets_nothing_of_before(
     await has_come(box, 2)
     await until(desk.is_idle)
     states = {each.type: (each.state, each.last_error) for each in await desk.deliveries(channel_id)}
-    assert states["run.completed"] == (SKIPPED, "its address is not confirmed")
+    assert states["run.completed"] == (SKIPPED, "the address is not confirmed")
     assert [envelope.rcpt_tos for envelope in box.envelopes] == [["ann@example.org"], ["eve@example.net"]]
     assert await reason_of(desk.change(channel_id, url="https://example.com/")) == "INVALID_FIELD"
     rotate = desk.stub.RotateChannelSecret(pb.RotateChannelSecretRequest(channel_id=channel_id), metadata=ANN)
@@ -270,7 +270,7 @@ async def test_a_link_ends_the_e_mails_of_its_channel_and_the_inbox_and_others_s
     await store.add([draft("b")])
     await asyncio.gather(*(unsubscribe(desk, token) for _ in range(4)))
     channel = await desk.channel(channel_id)
-    reason = "somebody unsubscribed by the link in one of its e-mails"
+    reason = "someone used the unsubscribe link in one of its e-mails"
     assert (channel.enabled, channel.disable_reason) == (False, reason)
     notices = [each for each in await desk.inbox() if each.kind == notify_pb2.NOTIFICATION_KIND_CHANNEL_DISABLED]
     assert [(each.channel_id, each.title) for each in notices] == [

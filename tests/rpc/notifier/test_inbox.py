@@ -18,7 +18,7 @@ from pawl.chassis.ids import CallId, ConversationId, StoreId, UserId
 from pawl.chassis.rpc.status import from_rpc_error
 from pawl.errors import PawlError, SlowConsumer
 from pawl.notifier.inbox.rpc import Notify
-from pawl.notifier.inbox.rules import Draft, Inbox, NotificationKind, Over, PoisonEvent
+from pawl.notifier.inbox.rules import Draft, Inbox, NotificationKind, PoisonEvent, ResolvedNeed
 from pawl.notifier.inbox.store import PostgresStore
 from pawl.notifier.inbox.subscription import PAGE, Subscriptions
 from pawl.notify.v1 import notify_pb2
@@ -162,8 +162,10 @@ async def test_a_conversation_waits_as_long_as_somebody_is_needed_for_a_run_of_i
     await store.add([replace(draft("job"), kind=NotificationKind.JOB_ENDED)])
     newest = (await stub.ListNotifications(notify_pb2.ListNotificationsRequest(), metadata=ANN)).notifications[0]
     assert (newest.kind, newest.conversation_id) == (notify_pb2.NOTIFICATION_KIND_JOB_ENDED, "conv_1")
-    goes_on = Over(store_id=StoreId("acme"), run_id=parked.run_id, time=parked.create_time + timedelta(seconds=1))
-    await store.note_over([goes_on])
+    resolved = ResolvedNeed(
+        store_id=StoreId("acme"), run_id=parked.run_id, time=parked.create_time + timedelta(seconds=1)
+    )
+    await store.mark_resolved([resolved])
     assert await store.waiting(asked) == set()
 
 

@@ -235,7 +235,7 @@ class Registry:
             name = f"{call}_{tries}"
             result = await self.run(tool, arguments, call=name, timeout_seconds=0.1 * 4**tries)
             assert outcome(result) == "FAILED TOOL_TIMEOUT"
-            if "was not begun" not in content(result)["error"]:
+            if "was not started" not in content(result)["error"]:
                 return name, result
         raise AssertionError
 
@@ -363,7 +363,7 @@ async def running(
             secrets=known_secrets,
             helper=(helpers := Helpers()),
             connectors=kinds,
-            misfit=mcp.misfit if isinstance(mcp, McpConnector) else _fits,
+            mismatch=mcp.misfit if isinstance(mcp, McpConnector) else _fits,
             observer=(observer := RegistryMetrics(metrics)),
             clock=clock,
             ids=ids,

@@ -61,7 +61,7 @@ class Shop:
                 coroutine.close()
             return "ordered"
 
-        return [*(replace(order(effect), runs_apart=True) for effect in EFFECTS), order_in_thread]
+        return [*(replace(order(effect), on_tool_loop=True) for effect in EFFECTS), order_in_thread]
 
 
 @pytest.fixture

@@ -262,10 +262,10 @@ async def test_checkpoints_go_with_time_and_with_their_conversation(database_url
 async def test_what_cannot_be_kept_is_refused_and_secrets_are_not_kept(database_url: str, tmp_path: Path) -> None:
     """What is too large without its secrets could be kept, and never be read again."""
     kept = {
-        "large": ("x" * 16_384, "over the limit of 16384"),
+        "large": ("x" * 16_384, "the limit is 16384"),
         "nan": (float("nan"), "must be JSON"),
         "object": (object(), "JSON"),
-        "pin": ("1234" * 4000, "over the limit"),
+        "pin": ("1234" * 4000, "the limit is"),
     }
 
     @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT)

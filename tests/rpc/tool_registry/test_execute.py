@@ -162,7 +162,7 @@ async def registry(database_url: str, tmp_path: Path, events: Events) -> Any:
         fail_in_thread,
         small,
         spill,
-        *(replace(one, runs_apart=True) for one in (wait, impatient, stubborn, hog)),
+        *(replace(one, on_tool_loop=True) for one in (wait, impatient, stubborn, hog)),
         block,
         report,
     ]

@@ -97,7 +97,7 @@ async def test_a_call_that_is_cancelled_or_out_of_time_is_cancelled_at_the_serve
     assert outcome(await call) == "CANCELLED CANCELLED"
     await server.logged("cancelled")
     _, result = await mcp.registry.run_out_of_time("fake.hang", call="late")
-    assert "was asked to stop; it may go on and may still have its effect" in failure(result)
+    assert "was asked to stop; it may keep running and may still take effect" in failure(result)
     await server.logged("cancelled", times=2)
     assert content(await mcp.run("fake.note", call="after")) == "noted"
     assert server.starts == 2, "the calls had one connection"

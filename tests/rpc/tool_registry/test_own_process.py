@@ -128,7 +128,7 @@ async def test_whatever_a_tool_does_to_its_process_is_its_result(registry: Regis
     assert outcome(large) == "FAILED RESULT_TOO_LARGE"
     assert content(large)["error"].endswith("the limit is 1048576: ask for less")
     failed = await registry.run("pay_and_crash")
-    assert content(failed)["error"].endswith("exit code 1 before it returned; it may have had its effect all the same")
+    assert content(failed)["error"].endswith("exit code 1 before it returned; it may still have taken effect")
     for fails, result in ((False, "said"), (True, {"error": "it was \ufffd"})):
         said_so = await registry.run("say_half_a_character", {"fails": fails}, call=f"half{fails}")
         assert content(said_so) == result, "what a tool says does not end its process"

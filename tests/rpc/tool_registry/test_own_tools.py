@@ -74,7 +74,7 @@ async def test_they_are_checked_as_those_of_the_register(registry: Registry) -> 
         ({"arguments_schema_json": b'{"type":"object","properties":3}'}, "INVALID_SCHEMA", ""),
         ({"timeout_seconds": -1}, "INVALID_FIELD", "timeout_seconds"),
         ({"offer_fallback": 2, "fallback_tool_name": "absent"}, "INVALID_FIELD", "backend tool"),
-        ({"allowed_roles": ["admin"]}, "INVALID_FIELD", "who may call it"),
+        ({"allowed_roles": ["admin"]}, "INVALID_FIELD", "remove allowed_user_ids"),
     ]
     for changes, why, said in rows:
         found, sentence = await refused(registry, front_end_tool("fine"), front_end_tool(**({"name": "x"} | changes)))
@@ -85,7 +85,7 @@ async def test_a_registered_tool_keeps_its_name_unless_it_is_the_same_tool(regis
     root = registry.users["acme", "root"]
     await root.RegisterTool(tool_pb2.RegisterToolRequest(definition=front_end_tool()))
     why, said = await refused(registry, front_end_tool(description="Another."))
-    assert (why, "give the one of this run another name" in said) == ("TOOL_EXISTS", True)
+    assert (why, "rename the tool of this run" in said) == ("TOOL_EXISTS", True)
     for_bob = front_end_tool("chart_of_bob", allowed_user_ids=["bob"])
     await root.RegisterTool(tool_pb2.RegisterToolRequest(definition=for_bob))
     await checked(registry, front_end_tool(), front_end_tool("chart_of_bob"))
@@ -102,5 +102,5 @@ async def test_a_call_is_judged_by_the_definition_that_came_along(registry: Regi
     (other,) = await checked(registry, front_end_tool("show_list", category=3, effect_class=4))
     asked = await judge(registry, other)
     assert (asked.disposition, asked.approval_cause, len(asked.digest)) == (APPROVE, "category DESTRUCTIVE", 64)
-    with pytest.raises(grpc.aio.AioRpcError, match="is not the tool of the call"):
+    with pytest.raises(grpc.aio.AioRpcError, match="must have the name of the call"):
         await judge(registry, own, name="look")

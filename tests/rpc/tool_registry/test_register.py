@@ -227,7 +227,7 @@ async def test_only_an_admin_makes_a_front_end_tool_laxer_or_removes_a_restricte
 async def test_front_end_tools_have_a_bound_for_each_user_and_for_the_store(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registering, "SHARES", {"store": (2, 4)})
+    monkeypatch.setattr(registering, "QUOTAS", {"store": (2, 4)})
     for user, name, why in (
         ("mel", "one", ""),
         ("mel", "two", ""),

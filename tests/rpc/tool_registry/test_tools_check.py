@@ -120,10 +120,10 @@ def test_broken_modules_and_names_taken_twice_are_errors(kit: Path) -> None:
     code, output, _ = check(kit, "./kit")
     assert code == 1
     assert "d_typo.py:3: ToolDefinitionError: look: Invalid enum value 'READONLY' - at `$.effect`" in output
-    assert "    error: it is no name at the top of its module pawl_tools_" in output
+    assert "    error: it must be a top-level name of its module pawl_tools_" in output
     assert f"  error: {kit}/kit/b_broken.py:2: ModuleNotFoundError: No module named 'nothing_like_this'" in output
-    assert "    error: the name is taken by a tool of kit.a_good; this one would be left out" in output
-    assert "  apart  sensitive, at most once, process of its own" in output
+    assert "    error: the name is taken by a tool of kit.a_good; the registry would skip this one" in output
+    assert "  apart  sensitive, at most once, own process" in output
 
 
 def test_a_call_is_checked_and_run_like_one_of_the_model(kit: Path) -> None:
@@ -150,7 +150,7 @@ def test_a_call_is_checked_and_run_like_one_of_the_model(kit: Path) -> None:
     [
         ("convert", '{"amonut": 1}', 1, "refused: INVALID_ARGUMENTS: ", ""),
         ("convert", '{"amount": 0}', 1, 'failed: {"error":"TOOL_ERROR: ValueError.', "ValueError: for the author only"),
-        ("order", "{}", 1, "nobody answers in `pawl tools check`; the tool asks: Which colour?", ""),
+        ("order", "{}", 1, "`pawl tools check` cannot answer questions; the tool asks: Which colour?", ""),
         ("apart", "{}", 0, 'seen\nresult: "apart"\n', ""),
         ("nap", "{}", 0, "warning: nap blocks the event loop of async tools", ""),
         ("konvert", "{}", 2, "", "there is no tool 'konvert'; did you mean 'convert'?\n"),

@@ -81,7 +81,7 @@ def test_a_rule_allows_or_denies_calls_until_it_is_revoked_and_each_call_names_i
     assert rules(zoe) == []
     assert rule_id in zoe.succeed("rules", "list", "--all")
     for arguments, says in (
-        ("allow *", "must end within 30 days"),
+        ("allow *", "must expire within 30 days"),
         ("allow send_email --for soon", "no duration like"),
         ("deny send_email --like to", "argument=value"),
         ("deny send_email --conversation conv_x", "No such conversation"),

@@ -129,7 +129,7 @@ def test_a_registry_is_ones_own_only_with_the_local_key(environment: pytest.Monk
         with environment.context() as set_so:
             for name, value in given.items():
                 set_so.setenv(name, value)
-            assert read(ToolRegistrySettings).is_ones_own is expected, given
+            assert read(ToolRegistrySettings).is_personal is expected, given
 
 
 def test_loopback_is_what_only_this_machine_reaches() -> None:

@@ -6,9 +6,17 @@ from typing import Any
 
 from pawl.chassis.ids import CallId, RunId, StoreId, UserId, is_id
 from pawl.event.v1 import call_pb2, event_pb2, run_pb2
-from pawl.notifier.inbox.announcement import BODY_BYTES_MAX, TITLE_BYTES_MAX, drafts_of, job_end_of, over_by
+from pawl.notifier.inbox.announcement import BODY_BYTES_MAX, TITLE_BYTES_MAX, drafts_of, job_end_of, need_resolved_by
 from pawl.notifier.inbox.intake import read_event
-from pawl.notifier.inbox.rules import Draft, EventId, NotificationKind, Over, PoisonEvent, notification_id, shown
+from pawl.notifier.inbox.rules import (
+    Draft,
+    EventId,
+    NotificationKind,
+    PoisonEvent,
+    ResolvedNeed,
+    notification_id,
+    shown,
+)
 from tests.tables import not_refused
 from tests.unit.notifier.events import TIME, asked, ended_job, event, of
 
@@ -77,7 +85,7 @@ def test_end_of_a_job_is_of_the_conversation_that_began_it() -> None:
     rows: list[tuple[str, dict[str, Any], str]] = [
         ("completed", {}, "completed"),
         ("failed", {"failure": {"message": "full"}}, "failed: full"),
-        ("expired", {}, "expired: nobody answered in time"),
+        ("expired", {}, "expired: no answer in time"),
         ("cancelled", {"stop_cause": OPERATOR}, "was ended by an operator"),
     ]
     for kind, run, title in rows:
@@ -120,27 +128,27 @@ def test_escalated_request_is_told_to_all_and_to_the_user() -> None:
     """D6."""
     drafts = drafts_of(asked(escalated=True), APPROVERS)
     assert [(draft.inbox.user_id, draft.title) for draft in drafts] == [
-        ("bob", "send_email of ann still awaits your approval: nobody decided in time"),
-        ("eve", "send_email of ann still awaits your approval: nobody decided in time"),
-        ("ann", "Run still waits for an approval of send_email: nobody decided in time"),
+        ("bob", "send_email of ann still awaits your approval: no decision in time"),
+        ("eve", "send_email of ann still awaits your approval: no decision in time"),
+        ("ann", "Run still waits for an approval of send_email: no decision in time"),
     ]
     assert drafts[-1].kind is NotificationKind.INPUT_NEEDED
     assert shown(drafts[-1]).conversation_id == "conv_1"
 
 
 def test_change_of_a_run_ends_its_need_and_its_end_approvals_too() -> None:
-    over = Over(store_id=StoreId("acme"), run_id=RunId("run_1"), time=TIME)
-    of_call = Over(store_id=StoreId("acme"), run_id=RunId("run_1"), time=TIME, call_id=CallId("call_1"))
+    over = ResolvedNeed(store_id=StoreId("acme"), run_id=RunId("run_1"), time=TIME)
+    of_call = ResolvedNeed(store_id=StoreId("acme"), run_id=RunId("run_1"), time=TIME, call_id=CallId("call_1"))
     settled = asked()
     settled.call_changed.from_state = settled.call_changed.call.state
     settled.call_changed.call.state = call_pb2.CALL_STATE_RUNNABLE
-    assert over_by(of("running")) == over
-    ended = over_by(of("completed"))
+    assert need_resolved_by(of("running")) == over
+    ended = need_resolved_by(of("completed"))
     assert ended is not None
     assert ended.run_ended
-    assert (over_by(asked()), over_by(settled)) == (of_call, of_call), "of that call alone"
+    assert (need_resolved_by(asked()), need_resolved_by(settled)) == (of_call, of_call), "of that call alone"
     settled.call_changed.from_state = call_pb2.CALL_STATE_RUNNING
-    assert (over_by(settled), over_by(paused())) == (None, None)
+    assert (need_resolved_by(settled), need_resolved_by(paused())) == (None, None)
 
 
 def paused(user_id: str = "ann") -> event_pb2.RunEvent:

@@ -123,15 +123,15 @@ candidates = st.builds(
 def test_no_place_gets_more_than_it_may_and_what_is_left_over_has_a_full_one(
     due: list[Candidate], before: list[Candidate]
 ) -> None:
-    at_work = choose(before, [])
-    chosen = choose(due, at_work)
-    taken = Counter(place for each in [*at_work, *chosen] for place in each.places.items())
+    in_progress = choose(before, [])
+    chosen = choose(due, in_progress)
+    taken = Counter(slot for each in [*in_progress, *chosen] for slot in each.slots.items())
     assert all(count <= TRIES_MAX_AT_ONCE[name] for (name, _), count in taken.items())
-    failing = Counter(each.channel_id for each in [*at_work, *chosen] if each.is_failing)
+    failing = Counter(each.channel_id for each in [*in_progress, *chosen] if each.is_failing)
     assert all(count <= FAILING_TRIES_MAX for count in failing.values())
     left = Counter(due) - Counter(chosen)
-    full = {place for place, count in taken.items() if count == TRIES_MAX_AT_ONCE[place[0]]}
-    assert all(full & set(each.places.items()) or failing[each.channel_id] for each in left)
+    full = {slot for slot, count in taken.items() if count == TRIES_MAX_AT_ONCE[slot[0]]}
+    assert all(full & set(each.slots.items()) or failing[each.channel_id] for each in left)
 
 
 def test_the_body_says_what_the_inbox_says() -> None:
@@ -182,19 +182,19 @@ BERLIN = QuietTimes(hours=(NIGHT,), time_zone="Europe/Berlin")
 DUE = Due(
     type="run.completed",
     is_confirmed=True,
-    code_is_over=False,
+    code_is_void=False,
     emails=0,
-    is_asked=False,
+    is_requested=False,
     was_claimed=False,
     enabled=True,
     is_muted=False,
     is_read=False,
-    is_over=False,
+    is_resolved=False,
     is_watched=False,
     after_seconds=0,
     tries=0,
     create_time=datetime(2026, 5, 1, tzinfo=UTC),
-    was_put_off=False,
+    was_delayed=False,
     preferences=Preferences(),
 )
 
@@ -299,7 +299,7 @@ def test_what_is_muted_or_not_wanted_is_skipped_and_what_is_quiet_waits() -> Non
     failed = replace(unwanted, type="run.failed")
     assert plan(failed, NIGHT_TIME).until_time == at("2026-05-02T07:00")
     assert plan(failed, at("2026-05-02T07:00")).sends
-    assert plan(replace(muted, is_asked=True), NIGHT_TIME).sends, "whatever preferences say"
+    assert plan(replace(muted, is_requested=True), NIGHT_TIME).sends, "whatever preferences say"
     assert plan(replace(muted, was_claimed=True), NIGHT_TIME).sends, "a try that was lost is counted"
     assert plan(replace(muted, enabled=False), NIGHT_TIME).state is DeliveryState.DEAD
 
@@ -310,7 +310,7 @@ def test_what_waits_is_skipped_once_it_was_read_or_watched_or_is_over_and_what_i
     assert plan(later, now).until_time == now + timedelta(seconds=600)
     assert plan(later, now + timedelta(seconds=600)).sends
     assert plan(replace(later, tries=1), now).sends, "its pause is over"
-    for done in ({"is_read": True}, {"is_over": True}, {"is_watched": True}):
+    for done in ({"is_read": True}, {"is_resolved": True}, {"is_watched": True}):
         assert plan(replace(DUE, **done), now).sends  # type: ignore[arg-type]  # two flags
-        for waits in (later, replace(later, tries=1), replace(DUE, was_put_off=True)):
+        for waits in (later, replace(later, tries=1), replace(DUE, was_delayed=True)):
             assert plan(replace(waits, **done), now).state is DeliveryState.SKIPPED  # type: ignore[arg-type]

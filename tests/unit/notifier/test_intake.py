@@ -14,9 +14,9 @@ from pawl.chassis.ids import ConversationId, StoreId, UserId
 from pawl.chassis.process.metrics import Metrics
 from pawl.errors import DependencyUnavailable
 from pawl.event.v1 import event_pb2
-from pawl.notifier.inbox.announcement import over_by
+from pawl.notifier.inbox.announcement import need_resolved_by
 from pawl.notifier.inbox.intake import ATTEMPTS_MAX, Intake
-from pawl.notifier.inbox.rules import Draft, Inbox, Over, PoisonEvent
+from pawl.notifier.inbox.rules import Draft, Inbox, PoisonEvent, ResolvedNeed
 from pawl.notifier.inbox.store import PostgresStore
 from pawl.notifier.metrics import PrometheusCounters
 from tests.unit.notifier.events import asked, ended_job, event, of
@@ -53,7 +53,7 @@ class BrittleStore(PostgresStore):
 
     def __init__(self) -> None:
         self.drafts: list[Draft] = []
-        self.over: list[Over] = []
+        self.over: list[ResolvedNeed] = []
         self.away = False
         self.broken = False
         self.parked: set[str] = set()
@@ -67,7 +67,7 @@ class BrittleStore(PostgresStore):
         parked = self.parked | {draft.conversation_id for draft in self.drafts if draft.kind == "input_needed"}
         return {each for each in conversations if each[1] in parked}
 
-    async def note_over(self, over: Sequence[Over]) -> None:
+    async def mark_resolved(self, over: Sequence[ResolvedNeed]) -> None:
         if self.away or self.broken:
             raise DependencyUnavailable
         self.over += over
@@ -172,7 +172,7 @@ async def test_each_event_says_what_is_over_with_it_also_if_nobody_is_told(scene
     events = [of("waiting", "a"), of("running", "a"), asked("b")]
     deliveries = [scene.delivery(each) for each in (*events, event("warning"))]
     await scene.intake.take([*deliveries, scene.delivery(b"\xff")])
-    assert scene.store.over == list(map(over_by, events))
+    assert scene.store.over == list(map(need_resolved_by, events))
     assert len(scene.store.drafts) == 3
 
 

@@ -31,7 +31,7 @@ from pawl.notifier.channels.rules import (
     unsubscribe_token,
 )
 from pawl.notifier.deliveries.rules import CODE, Attempt, Candidate, DeliveryId, body_of, body_of_own
-from pawl.notifier.deliveries.senders import written
+from pawl.notifier.deliveries.senders import email_message
 from pawl.notifier.inbox.rules import Draft, EventId, Inbox, NotificationId, NotificationKind
 from tests.tables import not_refused
 
@@ -79,7 +79,7 @@ def read(data: bytes) -> EmailMessage:
 
 
 def told(draft: Draft) -> EmailMessage:
-    return read(written(attempt(body_of(draft)), sender="pawl@example.com"))
+    return read(email_message(attempt(body_of(draft)), sender="pawl@example.com"))
 
 
 def parts(message: EmailMessage) -> tuple[str, str]:
@@ -99,7 +99,9 @@ def test_a_notification_is_told_as_text_and_as_html_and_every_try_has_the_same_b
     for said in ("Run completed", "17 * 23 = 391", "run: run_1", "pawl notify delete mail_1"):
         assert (said in text, said in html) == (True, True), said
     first = attempt(body_of(DRAFT))
-    assert written(first, sender="p@example.com") == written(replace(first, tries=7), sender="p@example.com")
+    assert email_message(first, sender="p@example.com") == email_message(
+        replace(first, tries=7), sender="p@example.com"
+    )
     assert message["References"] == "<conv_1.acme@example.com>", "a conversation is one thread"
     assert told(replace(DRAFT, conversation_id=ConversationId("")))["References"] is None
 
@@ -116,14 +118,14 @@ def test_a_notification_is_told_as_text_and_as_html_and_every_try_has_the_same_b
 def test_what_people_are_told_of_is_one_link_away(changes: dict[str, Any], url: str) -> None:
     body = body_of(replace(DRAFT, **changes), "https://pawl.example.com")
     assert json.loads(body)["data"].get("url", "") == url
-    text, html = parts(read(written(attempt(body), sender="pawl@example.com")))
+    text, html = parts(read(email_message(attempt(body), sender="pawl@example.com")))
     assert re.findall(r"https://\S+", text) == ([url] if url else [])
     assert re.findall(r'href="([^"]+)"', html) == ([url] if url else [])
     assert "url" not in json.loads(body_of(replace(DRAFT, **changes)))["data"], "nobody said where browsers go"
 
 
 def test_one_click_is_offered_over_https_alone_as_rfc_8058_has_it() -> None:
-    data = written(attempt(body_of(DRAFT)), sender="pawl@example.com", public_url="https://pawl.example.com")
+    data = email_message(attempt(body_of(DRAFT)), sender="pawl@example.com", public_url="https://pawl.example.com")
     message = read(data)
     link = f"https://pawl.example.com/unsubscribe/acme/{unsubscribe_token(b's', StoreId('acme'), *TO)}"
     assert message["List-Unsubscribe"] == f"<{link}>"
@@ -131,7 +133,7 @@ def test_one_click_is_offered_over_https_alone_as_rfc_8058_has_it() -> None:
     text, html = parts(message)
     assert text.rstrip().endswith(f"Unsubscribe: {link}")
     assert f'<a href="{link}">{link}</a>' in html
-    here = read(written(attempt(body_of(DRAFT)), sender="pawl@example.com", public_url="http://127.0.0.1:7600"))
+    here = read(email_message(attempt(body_of(DRAFT)), sender="pawl@example.com", public_url="http://127.0.0.1:7600"))
     assert here["List-Unsubscribe"].startswith("<http://127.0.0.1:7600/unsubscribe/acme/mail_1.")
     assert here["List-Unsubscribe-Post"] is None
     assert told(DRAFT)["List-Unsubscribe"] is None
@@ -206,7 +208,9 @@ def test_whatever_is_written_is_text_and_nothing_else(title: str, body: str) -> 
 
 
 def test_a_code_is_of_its_address_and_its_secret() -> None:
-    message = read(written(attempt(body_of_own(CODE, INBOX, ChannelId("mail_1"), NOW), CODE), sender="p@example.com"))
+    message = read(
+        email_message(attempt(body_of_own(CODE, INBOX, ChannelId("mail_1"), NOW), CODE), sender="p@example.com")
+    )
     code = code_of(b"s", "mailto:ann@example.org")
     assert code.isdecimal()
     assert len(code) == 8

@@ -71,7 +71,7 @@ def test_a_long_list_of_violations_is_cut_and_says_so() -> None:
     raw = ("{" + ",".join(f'"k{number}": 1' for number in range(100)) + "}").encode()
     lines = refused(raw, schema).message.splitlines()[1:]
     assert len(lines) == VIOLATIONS_MAX + 1
-    assert lines[-1] == "- and more of the kind"
+    assert lines[-1] == "- and more"
 
 
 def test_arguments_of_a_tool_that_takes_none_are_refused() -> None:
@@ -229,7 +229,7 @@ def test_everything_that_is_wrong_is_said(answer: bytes, faults: list[str]) -> N
 @for_each("answer", [b"It is 3 degrees.", b"", b'{"city": "Oslo", "city": "Bergen"}', b"NaN", b'{"a":'])
 def test_what_is_no_strict_json_is_a_fault(answer: bytes) -> None:
     output_json, (fault,) = check_output(packed(WEATHER), answer)
-    assert (output_json, fault.startswith("answer: is not JSON")) == (b"", True)
+    assert (output_json, fault.startswith("answer: must be JSON")) == (b"", True)
 
 
 def test_an_answer_has_a_limit() -> None:

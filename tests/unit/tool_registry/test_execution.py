@@ -41,14 +41,14 @@ def step(
     is_own: bool = False,
     alive: bool = False,
     resolved: int = 0,
-    unacted: bool = False,
+    unexecuted: bool = False,
 ) -> Step:
     entry = Entry(
         fingerprint=fingerprint,
         effect=effect,
         unknowns=unknowns,
         is_own=is_own,
-        is_unacted=unacted,
+        is_unexecuted=unexecuted,
         is_holder_alive=alive,
         result=None if outcome is None else result(outcome),
     )
@@ -59,13 +59,13 @@ def test_an_ended_call_is_never_run_again() -> None:
     """Whoever asks, alive or dead, of whatever effect: the one result stands."""
     ended = (Outcome.SUCCEEDED, Outcome.FAILED, Outcome.CANCELLED)
     for effect, outcome, own, alive, never in itertools.product(JOURNALED, ended, BOTH, BOTH, BOTH):
-        found = step(effect=effect, outcome=outcome, is_own=own, alive=alive, unacted=never, resolved=9)
+        found = step(effect=effect, outcome=outcome, is_own=own, alive=alive, unexecuted=never, resolved=9)
         assert found is Step.STORED
 
 
 def test_another_call_under_the_same_id_is_refused() -> None:
     for outcome, own, alive in itertools.product((None, *Outcome), (False, True), (False, True)):
-        found = step(fingerprint="other", outcome=outcome, is_own=own, alive=alive, unacted=True, resolved=9)
+        found = step(fingerprint="other", outcome=outcome, is_own=own, alive=alive, unexecuted=True, resolved=9)
         assert found is Step.MISMATCH
 
 
@@ -82,7 +82,7 @@ def test_a_call_that_was_interrupted_is_asked_about_or_said_to_be_unknown(is_own
 
 def test_a_call_runs_if_the_process_knows_that_it_unacted_it() -> None:
     for effect in JOURNALED:
-        assert step(effect=effect, is_own=True, alive=True, unacted=True) is Step.RUN
+        assert step(effect=effect, is_own=True, alive=True, unexecuted=True) is Step.RUN
 
 
 def test_an_unknown_outcome_runs_again_only_if_each_of_them_was_resolved() -> None:
@@ -233,7 +233,7 @@ async def test_a_timeout_error_of_a_preview_is_not_that_it_takes_too_long() -> N
 
 
 async def test_a_function_that_raises_stop_iteration_fails_and_leaves_its_place() -> None:
-    tool: Any = SimpleNamespace(bind=lambda *_: lambda: next(iter(())), is_async=False, marks_begun=True)
+    tool: Any = SimpleNamespace(bind=lambda *_: lambda: next(iter(())), is_async=False, marks_start=True)
     context: Any = None
     async with PythonRunner(threads_max=1) as runner:
         for _ in range(2):

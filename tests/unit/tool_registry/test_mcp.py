@@ -105,11 +105,11 @@ def test_a_call_that_may_have_had_its_effect_is_made_again_only_if_that_does_no_
 def test_an_error_says_whether_the_call_may_have_had_its_effect(effect: EffectClass, is_said: bool) -> None:
     with pytest.raises(ResultTooLarge) as told:
         check_again(tool(effect), TooLarge("it sent too much"), 1)
-    assert ("it may have had its effect" in str(told.value)) is is_said
+    assert ("it may still have taken effect" in str(told.value)) is is_said
     for code, may_say in ((INTERNAL, is_said), (INVALID_PARAMS, False)):
         with pytest.raises(ToolError) as failed:
             check_again(tool(effect), Refused("no such city", code=code), 1)
-        assert ("it may have had its effect" in str(failed.value)) is may_say
+        assert ("it may still have taken effect" in str(failed.value)) is may_say
 
 
 REQUEST = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {}}

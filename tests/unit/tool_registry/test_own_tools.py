@@ -96,9 +96,9 @@ def test_what_people_allow_is_never_a_tool_that_came_with_a_run(
     [
         ([], "1 to 64 tools"),
         ([definition(f"tool_{number}") for number in range(OWN_TOOLS_MAX + 1)], "1 to 64 tools"),
-        ([definition(), definition(description="Another.")], "comes twice"),
-        ([definition(allowed_user_ids=("ann",))], "who may call it"),
-        ([definition(allowed_roles=("admin",))], "who may call it"),
+        ([definition(), definition(description="Another.")], "appears twice"),
+        ([definition(allowed_user_ids=("ann",))], "remove allowed_user_ids and allowed_roles"),
+        ([definition(allowed_roles=("admin",))], "remove allowed_user_ids and allowed_roles"),
     ],
 )
 def test_what_may_not_come_is_refused_with_a_sentence(tools: list[ToolDefinition], said: str) -> None:
@@ -118,7 +118,7 @@ def test_what_may_not_come_is_refused_with_a_sentence(tools: list[ToolDefinition
 )
 def test_none_takes_the_name_of_another_tool(other: ToolVersion) -> None:
     """Nor that by which a model knows it."""
-    with pytest.raises(ToolExists, match="give the one of this run another name"):
+    with pytest.raises(ToolExists, match="rename the tool of this run"):
         check_not_shadowing([definition("unlike"), definition(), definition("http__shop")], [other])
 
 

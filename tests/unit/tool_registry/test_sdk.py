@@ -262,7 +262,7 @@ def test_whatever_a_function_returns_becomes_json() -> None:
         plain(object())
     with pytest.raises(SecretNotFound, match="api_key"):
         ToolContext().secret("api_key")
-    with pytest.raises(ToolDefinitionError, match=r"silent: description: .* docstring"):
+    with pytest.raises(ToolDefinitionError, match=r"silent: description is empty; write a docstring"):
         tool(silent)
 
 
@@ -280,7 +280,7 @@ def test_whatever_a_function_returns_becomes_json() -> None:
 )
 def test_limits_are_whole_numbers_within_bounds(limits: dict[str, Any]) -> None:
     (name,) = limits
-    with pytest.raises(ToolDefinitionError, match=rf"ProcessLimits: {name} must be a whole number from 1"):
+    with pytest.raises(ToolDefinitionError, match=rf"ProcessLimits: {name} must be an integer from 1"):
         ProcessLimits(**limits)
 
 
@@ -294,10 +294,10 @@ def test_a_function_that_another_process_cannot_find_is_refused() -> None:
         """Be within."""
         return "inner"
 
-    with pytest.raises(ToolDefinitionError, match="inner: a function with a process of its own must stand at the top"):
+    with pytest.raises(ToolDefinitionError, match="inner: a function that runs in its own process must be at the top"):
         tool(process=ProcessLimits())(inner)
 
 
 def test_only_what_runs_in_the_registry_has_a_process() -> None:
-    with pytest.raises(ToolDefinitionError, match="top: only a BACKEND tool can have a process of its own"):
+    with pytest.raises(ToolDefinitionError, match="top: only a BACKEND tool can run in its own process"):
         tool(process=ProcessLimits(), context=ExecutionContext.HUMAN)(top)

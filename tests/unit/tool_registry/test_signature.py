@@ -316,8 +316,8 @@ del method.__annotations__["self"], untyped.__annotations__["it"]
         (only_checked, r"only_checked: parameter it: name 'Fraction' is not defined; .* TYPE_CHECKING"),
         (two_contexts, r"two_contexts: both one and two are a ToolContext"),
         (untyped, r"untyped: parameter it has no type; write for example it: str"),
-        (rest, r"rest: \*\*others.* write a parameter for each argument"),
-        (by_place, r"by_place: it.* write a parameter for each argument"),
+        (rest, r"rest: \*\*others.* write one parameter per argument"),
+        (by_place, r"by_place: it.* write one parameter per argument"),
         (method, r"method: a method cannot be a tool; write a function outside of the class"),
     ],
 )
@@ -332,9 +332,9 @@ def test_a_function_that_cannot_be_a_tool_is_told_what_to_write(function: Any, s
         (Plain, r"Plain has no JSON Schema; write str, int, .* a dataclass, a TypedDict or a pydantic model"),
         (list[Plain], r"list\[.*Plain\] has no JSON Schema; write str"),
         (Callable[[int], int], r".*Callable.* has no JSON Schema; write str"),
-        (T, r"the type variable ~T says nothing"),
-        (list[T], r"the type variable ~T says nothing"),  # type: ignore[valid-type]
-        (pydantic.SecretStr, r"secrets do not come from the model; take a ToolContext and ask context.secret"),
+        (T, r"the type variable ~T means nothing"),
+        (list[T], r"the type variable ~T means nothing"),  # type: ignore[valid-type]
+        (pydantic.SecretStr, r"secrets do not come from the model; take a ToolContext and call context.secret"),
         (pydantic.SecretStr | None, r"secrets do not come from the model"),
     ],
 )
@@ -348,9 +348,9 @@ def test_a_type_without_a_schema_is_told_what_to_write(hint: Any, said: str) -> 
     [
         (int, "a", r"its default 'a' does not fit its type$"),
         (int, 0.5, r"its default 0.5 does not fit its type$"),
-        (int, None, r"its default None does not fit its type; write \| None behind the type"),
+        (int, None, r"its default None does not fit its type; add \| None to the type"),
         (Color, "green", r"its default 'green' does not fit its type$"),
-        (int, pydantic.Field(ge=1), r"write its Field within Annotated"),
+        (int, pydantic.Field(ge=1), r"put its Field inside Annotated"),
         (Any, Unwritable(), r"its default <object .* is not JSON; write None, and replace it in the function"),
     ],
 )

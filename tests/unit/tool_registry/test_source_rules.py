@@ -137,11 +137,11 @@ class Sources:
         raise Asked
 
 
-async def add(who: Principal, config: pb.SourceConfig, *, is_ones_own: bool = True) -> None:
+async def add(who: Principal, config: pb.SourceConfig, *, is_personal: bool = True) -> None:
     set_principal(who)
     sources: Any = Sources()
     nothing: Any = None
-    await SourceServicer(sources, is_ones_own=is_ones_own).AddSource(pb.AddSourceRequest(config=config), nothing)
+    await SourceServicer(sources, is_personal=is_personal).AddSource(pb.AddSourceRequest(config=config), nothing)
 
 
 async def test_where_any_program_may_be_started_the_key_of_another_adds_none() -> None:
@@ -151,9 +151,9 @@ async def test_where_any_program_may_be_started_the_key_of_another_adds_none() -
 
 async def test_the_local_key_adds_any_program_and_others_what_is_no_program_or_is_listed() -> None:
     owner = local_principal({})
-    for who, config, is_ones_own in ((owner, PROGRAM, True), (OPERATOR, WEB, True), (OPERATOR, PROGRAM, False)):
+    for who, config, is_personal in ((owner, PROGRAM, True), (OPERATOR, WEB, True), (OPERATOR, PROGRAM, False)):
         with pytest.raises(Asked):
-            await add(who, config, is_ones_own=is_ones_own)
+            await add(who, config, is_personal=is_personal)
 
 
 ACME = StoreId("acme")

@@ -1,4 +1,4 @@
-"""ChannelService: a user's channels, made, changed, confirmed and tested."""
+"""ChannelService: creates, changes, confirms and tests a user's channels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pawl.chassis.rpc.kinds import Context
 from pawl.errors import InvalidField, InvalidPageToken
 from pawl.notifier.channels.rules import UNCONFIRMED, Channel, ChannelChange, ChannelId, ChannelKind, checked
 from pawl.notifier.channels.store import PostgresChannels
-from pawl.notifier.deliveries.rules import EMAIL_PLACE, DeliveryId, DeliveryState, OwnDelivery
+from pawl.notifier.deliveries.rules import EMAIL_HOST, DeliveryId, DeliveryState, OwnDelivery
 from pawl.notifier.inbox.rpc import WIRE, caller_inbox, page_size, several_ids
 from pawl.notifier.inbox.rules import Inbox
 from pawl.notify.v1 import channel_pb2 as pb
@@ -36,10 +36,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class ChannelServicer(channel_pb2_grpc.ChannelServiceServicer):
-    """Serves a user's own channels, and the links that end them; the credential says whose.
-
-    `on_due` is called where a delivery is to be sent now.
-    """
+    """Serves the channels of the calling user. `on_due` is called when a delivery is due now."""
 
     def __init__(
         self,
@@ -66,14 +63,14 @@ class ChannelServicer(channel_pb2_grpc.ChannelServiceServicer):
         channel_id = ChannelId(self._ids.new(_PREFIXES[asked.kind]))
         channel = replace(asked, channel_id=channel_id, enabled=True, disable_reason="", create_time=self._now())
         secret = secrets.token_bytes(SECRET_BYTES)
-        said = repr((asked.name, asked.url, [kind.value for kind in asked.kinds], asked.after_seconds))
+        terms = repr((asked.name, asked.url, [kind.value for kind in asked.kinds], asked.after_seconds))
         kept = await self._repository.create(
             inbox,
             channel,
             host=host,
             secret=secret,
             request_id=request_id,
-            request_hash=hashlib.sha256(said.encode()).digest(),
+            request_hash=hashlib.sha256(terms.encode()).digest(),
             code=self._own(channel_id),
         )
         self._on_due()
@@ -94,9 +91,11 @@ class ChannelServicer(channel_pb2_grpc.ChannelServiceServicer):
         def changed(before: Channel) -> tuple[Channel, str]:
             asked = _saved_by(caller, checked(change.of(before)))
             if asked.kind is not before.kind:
-                raise InvalidField(f"a channel stays of its kind ({before.kind}): make another one", field="url")
+                raise InvalidField(
+                    f"url: the kind of a channel ({before.kind}) cannot change: create another channel", field="url"
+                )
             if asked.kind is ChannelKind.EMAIL:
-                return self._changed_email(before, asked), EMAIL_PLACE
+                return self._changed_email(before, asked), EMAIL_HOST
             stays = asked.url == before.url and not asked.enabled
             return asked, read_target(asked.url).host if stays else self._host(inbox, asked)
 
@@ -131,7 +130,7 @@ class ChannelServicer(channel_pb2_grpc.ChannelServiceServicer):
     ) -> pb.RotateChannelSecretResponse:
         inbox, channel_id = caller_inbox(), _id(request.channel_id)
         if (await self._repository.channel(inbox, channel_id)).kind is not ChannelKind.WEBHOOK:
-            raise InvalidField("only a webhook has a secret", field="channel_id")
+            raise InvalidField("only webhook channels have a secret", field="channel_id")
         secret = secrets.token_bytes(SECRET_BYTES)
         await self._repository.rotate(inbox, channel_id, secret)
         return pb.RotateChannelSecretResponse(secret=_text(secret))
@@ -146,7 +145,7 @@ class ChannelServicer(channel_pb2_grpc.ChannelServiceServicer):
         return pb.TestChannelResponse(delivery=test)
 
     async def ListDeliveries(self, request: pb.ListDeliveriesRequest, context: Context) -> pb.ListDeliveriesResponse:
-        size, before, inbox = page_size(request.page_size), _place(request.page_token), caller_inbox()
+        size, before, inbox = page_size(request.page_size), _position(request.page_token), caller_inbox()
         channel_id = ChannelId(check_id(request.channel_id, "channel_id", optional=True))
         states = [_STATES.read(state) for state in request.states]
         found = await self._repository.deliveries(inbox, channel_id, states, before, limit=size + 1)
@@ -172,18 +171,18 @@ class ChannelServicer(channel_pb2_grpc.ChannelServiceServicer):
         return kept
 
     def _changed_email(self, before: Channel, asked: Channel) -> Channel:
-        """Return an e-mail channel after a change; with a new address it is disabled until that is confirmed."""
+        """Return a changed e-mail channel. A new address disables it until the address is confirmed."""
         if asked.url != before.url:
             self._check_email()
             return replace(asked, enabled=False)
         if asked.enabled and before.confirm_time is None:
-            raise InvalidField(f"{UNCONFIRMED}: that enables it", field="enabled")
+            raise InvalidField(f"{UNCONFIRMED}: confirm it to enable the channel", field="enabled")
         return asked
 
     def _host(self, inbox: Inbox, channel: Channel) -> str:
         if channel.kind is ChannelKind.EMAIL:
             self._check_email()
-            return EMAIL_PLACE
+            return EMAIL_HOST
         try:
             self._egress.check(inbox.store_id, channel.url, with_secrets=True)
             return read_target(channel.url).host
@@ -193,7 +192,7 @@ class ChannelServicer(channel_pb2_grpc.ChannelServiceServicer):
 
     def _check_email(self) -> None:
         if not self._sends_email:
-            raise InvalidField("the deployment sends no e-mail: it has no mail server", field="channel.url")
+            raise InvalidField("the deployment cannot send e-mail: no mail server is configured", field="channel.url")
 
     def _own(self, channel_id: ChannelId) -> OwnDelivery:
         return OwnDelivery(
@@ -219,8 +218,8 @@ def _text(secret: bytes) -> str:
     return f"whsec_{base64.b64encode(secret).decode()}"
 
 
-def _place(token: str) -> tuple[datetime, str] | None:
-    """Return the time and id of the last delivery of the page before; None for the first page."""
+def _position(token: str) -> tuple[datetime, str] | None:
+    """Return the time and id in a page token; None for the first page."""
     if not token:
         return None
     match = _TOKEN.fullmatch(token)

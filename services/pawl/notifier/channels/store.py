@@ -1,4 +1,4 @@
-"""The channels of users in PostgreSQL, schema `notifier`: the tables have the name of the first kind, webhooks."""
+"""Channels of users in PostgreSQL, schema `notifier`. The tables are named after the first kind, webhooks."""
 
 from __future__ import annotations
 
@@ -83,11 +83,11 @@ RETURNING webhook_id
 LOCK_INBOX: Final = "SELECT FROM notifier.inboxes WHERE store_id = $1 AND user_id = $2 FOR UPDATE"
 _FIND_OF_STORE: Final = "SELECT * FROM notifier.webhooks WHERE store_id = $1 AND webhook_id = $2"
 _DISABLE: Final = "UPDATE notifier.webhooks SET enabled = false, disable_reason = $2 WHERE webhook_id = $1"
-_TELL_DISABLED: Final = """
+_ADD_DISABLED_EVENT: Final = """
 INSERT INTO notifier.channel_events (type, store_id, user_id, channel_id, delivery_id, error)
 VALUES ('channel.disabled', $1, $2, $3, $4, $5)
 """
-# Who disables or deletes a channel waits for who writes deliveries to it, and the other way round.
+# Serializes disabling and deleting a channel with adding deliveries to it.
 LOCK: Final = f"{_FIND} FOR UPDATE"
 _WAITING_TEST: Final = """
 SELECT * FROM notifier.webhook_deliveries
@@ -105,7 +105,7 @@ INSERT INTO notifier.webhook_deliveries (delivery_id, webhook_id, store_id, user
 VALUES ($1, $2, $3, $4, $5, $6)
 RETURNING *
 """
-# Of each channel the newest: what a user has many of costs no more than a page of each.
+# Reads one page of the newest deliveries per channel, however many there are.
 _DELIVERIES: Final = """
 SELECT d.* FROM unnest($1::text[]) AS w (webhook_id)
 CROSS JOIN LATERAL (
@@ -120,7 +120,7 @@ ORDER BY d.insert_time DESC, d.delivery_id DESC LIMIT $5
 _COUNT_DELIVERIES: Final = """
 SELECT state, count(*) FROM notifier.webhook_deliveries WHERE webhook_id = ANY ($1::text[]) GROUP BY state
 """
-# One at work stays with who is at it. Of codes there is a number, so they are not sent again like this.
+# A delivery in progress keeps its claim. Codes are limited in number, so they cannot be resent this way.
 _RESEND: Final = """
 UPDATE notifier.webhook_deliveries SET
     state = 'waiting',
@@ -140,10 +140,10 @@ NOW: Final = "SELECT now()"
 LOCK_WAITING: Final = """
 SELECT FROM notifier.webhook_deliveries WHERE webhook_id = $1 AND due_time IS NOT NULL ORDER BY delivery_id FOR UPDATE
 """
-# An update of deliveries; what is read of `changed` follows. NATS is told of those that end with it.
-TELLING: Final = """
+# Takes an UPDATE of deliveries and a SELECT from `changed`. Queues a NATS event for each delivery that ends.
+WITH_EVENTS: Final = """
 WITH changed AS ({} RETURNING d.*),
-told AS (
+events AS (
     INSERT INTO notifier.channel_events (type, store_id, user_id, channel_id, delivery_id, tries, status, error)
     SELECT 'delivery.' || state, store_id, user_id, webhook_id, delivery_id, tries, status, last_error FROM changed
     WHERE number IS NOT NULL AND state IN ('delivered', 'dead')
@@ -151,7 +151,7 @@ told AS (
 {}
 """
 CHANGED: Final = "SELECT FROM changed"
-_END_WAITING: Final = TELLING.format(
+_END_WAITING: Final = WITH_EVENTS.format(
     """
 UPDATE notifier.webhook_deliveries AS d
 SET state = 'dead', due_time = NULL, last_error = 'the channel was disabled'
@@ -191,11 +191,11 @@ _MISSED: Final = "UPDATE notifier.webhooks SET code_tries = code_tries + 1 WHERE
 
 
 class PostgresChannels(DatabaseAdapter):
-    """Channels and the log of their deliveries. Every method raises DependencyUnavailable when the database is away.
+    """Channels and their delivery logs. Every method raises DependencyUnavailable if the database is unavailable.
 
-    Methods with an inbox raise ChannelNotFound for a channel of another user.
+    Methods with an inbox raise ChannelNotFound for channels of other users.
 
-    Locked in this order: an inbox, a channel, its deliveries by their ids.
+    Locks are taken in this order: an inbox, a channel, its deliveries by id.
     """
 
     async def create(
@@ -209,11 +209,11 @@ class PostgresChannels(DatabaseAdapter):
         request_hash: bytes,
         code: OwnDelivery,
     ) -> Channel:
-        """Keep a channel, or return that of the same request; an address is sent the code.
+        """Create a channel, or return the one that the same request created. A new e-mail address is sent the code.
 
         Raises:
-            RequestIdReused: the request made another channel.
-            InvalidField: the user has as many as there may be, or too many codes were sent.
+            RequestIdReused: the request id was used for another channel.
+            InvalidField: the user has the most channels allowed, or too many codes were sent.
         """
         async with self._database.transaction() as connection:
             await connection.execute(_LOCK_USER, inbox.store_id, inbox.user_id)
@@ -224,7 +224,7 @@ class PostgresChannels(DatabaseAdapter):
                         raise RequestIdReused
                     return channel_of(row)
             if len(rows) >= CHANNELS_MAX:
-                raise InvalidField(f"a user has at most {CHANNELS_MAX} channels: delete one", field="channel")
+                raise InvalidField(f"a user can have at most {CHANNELS_MAX} channels: delete one", field="channel")
             made = await connection.fetchrow(
                 _CREATE,
                 channel.channel_id,
@@ -244,15 +244,14 @@ class PostgresChannels(DatabaseAdapter):
             )
             if channel.kind is ChannelKind.EMAIL:
                 made = await _send_code(connection, inbox, channel.url, code)
-        return channel_of(_there(made))
+        return channel_of(_existing(made))
 
     async def channels(self, inbox: Inbox) -> Sequence[Channel]:
         """Return the channels of a user, oldest first."""
         return list(map(channel_of, await self._database.fetch(_LIST, inbox.store_id, inbox.user_id)))
 
     async def channel(self, inbox: Inbox, channel_id: ChannelId) -> Channel:
-        """Return a channel."""
-        return channel_of(_there(await self._database.fetchrow(_FIND, inbox.store_id, inbox.user_id, channel_id)))
+        return channel_of(_existing(await self._database.fetchrow(_FIND, inbox.store_id, inbox.user_id, channel_id)))
 
     async def update(
         self,
@@ -262,21 +261,21 @@ class PostgresChannels(DatabaseAdapter):
         *,
         code: OwnDelivery,
     ) -> Channel:
-        """Replace what a user says of a channel by what `change` makes of it, and its host; nothing comes in between.
+        """Update a channel atomically to what `change` returns: the channel and its host.
 
-        Disabled, what waits for it is dead. To a new address the code is sent.
+        Disabling it ends its waiting deliveries. A new e-mail address is sent the code.
 
         Raises:
-            PawlError: what `change` raises.
+            PawlError: whatever `change` raises.
             InvalidField: too many codes were sent.
         """
         key = (inbox.store_id, inbox.user_id, channel_id)
         async with self._database.transaction() as connection:
-            before = channel_of(_there(await connection.fetchrow(LOCK, *key)))
+            before = channel_of(_existing(await connection.fetchrow(LOCK, *key)))
             channel, host = change(before)
-            said = (channel.name, channel.url, host, list(channel.kinds), channel.enabled, channel.after_seconds)
+            values = (channel.name, channel.url, host, list(channel.kinds), channel.enabled, channel.after_seconds)
             by = (channel.credential_id, channel.delegate_user_id)
-            row = _there(await connection.fetchrow(_UPDATE, *key, *said, *by))
+            row = _existing(await connection.fetchrow(_UPDATE, *key, *values, *by))
             if channel.kind is ChannelKind.EMAIL and channel.url != before.url:
                 row = await _send_code(connection, inbox, channel.url, code)
             if not channel.enabled:
@@ -287,57 +286,55 @@ class PostgresChannels(DatabaseAdapter):
     async def delete(self, inbox: Inbox, channel_id: ChannelId) -> None:
         """Delete a channel and its deliveries."""
         async with self._database.transaction() as connection:
-            _there(await connection.fetchrow(_DELETE, inbox.store_id, inbox.user_id, channel_id))
+            _existing(await connection.fetchrow(_DELETE, inbox.store_id, inbox.user_id, channel_id))
             await connection.execute(_DELETE_DELIVERIES, channel_id)
 
     async def send_code(self, inbox: Inbox, code: OwnDelivery) -> None:
-        """Have a code be sent in place of the one before.
+        """Send a new code, replacing the one before.
 
         Raises:
-            InvalidField: the channel has no address to be confirmed, or too many codes were sent.
+            InvalidField: the channel has no address to confirm, or too many codes were sent.
         """
         async with self._database.transaction() as connection:
-            row = _there(await connection.fetchrow(LOCK, inbox.store_id, inbox.user_id, code.channel_id))
+            row = _existing(await connection.fetchrow(LOCK, inbox.store_id, inbox.user_id, code.channel_id))
             if channel_of(row).kind is not ChannelKind.EMAIL or row["confirm_time"] is not None:
-                raise InvalidField("it is no e-mail whose address is to be confirmed", field="channel_id")
+                raise InvalidField("the channel has no unconfirmed e-mail address", field="channel_id")
             await _send_code(connection, inbox, row["url"], code)
 
     async def confirm(self, inbox: Inbox, channel_id: ChannelId, code: str) -> Channel:
-        """Confirm the address of a channel, which is enabled then; one that is confirmed stays so.
+        """Confirm the address of a channel and enable it. Has no effect on a confirmed channel.
 
         Raises:
-            InvalidField: it has none, or the code is another one, or no longer good.
+            InvalidField: the channel is not an e-mail channel, or the code is wrong or no longer valid.
         """
         async with self._database.transaction() as connection:
-            row = _there(await connection.fetchrow(LOCK, inbox.store_id, inbox.user_id, channel_id))
+            row = _existing(await connection.fetchrow(LOCK, inbox.store_id, inbox.user_id, channel_id))
             channel = channel_of(row)
             if channel.kind is not ChannelKind.EMAIL:
-                raise InvalidField("it is no e-mail", field="channel_id")
+                raise InvalidField("the channel is not an e-mail channel", field="channel_id")
             if channel.confirm_time is not None:
                 return channel
             now: datetime = await connection.fetchval(NOW)
             is_good = row["code_tries"] < CODE_TRIES_MAX and now < row["code_time"] + CODE_LASTS
             if is_good and hmac.compare_digest(code_of(row["secret"], channel.url).encode(), code.encode()):
-                return channel_of(_there(await connection.fetchrow(_CONFIRM, channel_id)))
+                return channel_of(_existing(await connection.fetchrow(_CONFIRM, channel_id)))
             await connection.execute(_MISSED, channel_id)
-        # What was tried is written down.
-        told = "it is another one" if is_good else "it is no longer good: have another one sent"
-        raise InvalidField(f"code: {told}", field="code")
+        # Raised here and not above, so that the failed attempt is committed.
+        problem = "is wrong" if is_good else "is no longer valid: request a new one"
+        raise InvalidField(f"code: {problem}", field="code")
 
     async def unsubscribe(self, store_id: StoreId, token: str) -> None:
-        """Disable the e-mail of a store for whose address a token was made, and notify its user.
-
-        Of one that is disabled nothing changes.
+        """Disable the e-mail channel that a token was made for, and notify its user. Idempotent.
 
         Raises:
-            ChannelNotFound: the store has none.
+            ChannelNotFound: the store has no such channel, or the token is invalid.
         """
         channel_id = channel_of_token(token)
         row = await self._database.fetchrow(_FIND_OF_STORE, store_id, channel_id) if channel_id else None
-        inbox = inbox_of(_there(row))
+        inbox = inbox_of(_existing(row))
         async with self._database.transaction() as connection:
             await connection.execute(LOCK_INBOX, inbox.store_id, inbox.user_id)
-            row = _there(await connection.fetchrow(LOCK, inbox.store_id, inbox.user_id, channel_id))
+            row = _existing(await connection.fetchrow(LOCK, inbox.store_id, inbox.user_id, channel_id))
             channel = channel_of(row)
             made = unsubscribe_token(row["secret"], store_id, channel.channel_id, channel.url)
             if channel.kind is not ChannelKind.EMAIL or not hmac.compare_digest(made.encode(), token.encode()):
@@ -351,14 +348,14 @@ class PostgresChannels(DatabaseAdapter):
             await end_disabled(connection, inbox, disabled, DeliveryId(""), notice_time=now)
 
     async def rotate(self, inbox: Inbox, channel_id: ChannelId, secret: bytes) -> None:
-        """Give a channel another secret; those before sign for a day, too."""
+        """Replace the secret of a channel. Former secrets keep signing for a day."""
         limits = (FORMER_SECRETS_MAX, FORMER_SECRET_SECONDS)
-        _there(await self._database.fetchrow(_ROTATE, inbox.store_id, inbox.user_id, channel_id, secret, *limits))
+        _existing(await self._database.fetchrow(_ROTATE, inbox.store_id, inbox.user_id, channel_id, secret, *limits))
 
     async def add_test(self, inbox: Inbox, test: OwnDelivery) -> pb.ChannelDelivery:
-        """Keep a test of a channel, or return the one that waits. Of those that have ended the newest 20 stay."""
+        """Create a test delivery, or return the waiting one. Only the newest 20 ended tests are kept."""
         async with self._database.transaction() as connection:
-            _there(await connection.fetchrow(LOCK, inbox.store_id, inbox.user_id, test.channel_id))
+            _existing(await connection.fetchrow(LOCK, inbox.store_id, inbox.user_id, test.channel_id))
             await connection.execute(_FORGET_TESTS, test.channel_id, TESTS_KEPT)
             row = await connection.fetchrow(_WAITING_TEST, test.channel_id) or await connection.fetchrow(
                 _ADD_OWN,
@@ -369,7 +366,7 @@ class PostgresChannels(DatabaseAdapter):
                 TEST,
                 body_of_own(TEST, inbox, test.channel_id, test.create_time),
             )
-        return _delivery(_there(row))
+        return _delivery(_existing(row))
 
     async def deliveries(
         self,
@@ -380,22 +377,27 @@ class PostgresChannels(DatabaseAdapter):
         *,
         limit: int,
     ) -> Sequence[pb.ChannelDelivery]:
-        """Return deliveries of a channel, or with an empty id of all, before a time and an id, newest first."""
+        """Return deliveries of a channel, or of all channels if `channel_id` is empty, newest first.
+
+        `before` is the time and id of the last delivery of the previous page.
+        """
         channel_ids = await self._ids(inbox, channel_id)
         rows = await self._database.fetch(_DELIVERIES, channel_ids, *(before or (None, "")), list(states), limit)
         return list(map(_delivery, rows))
 
     async def count_deliveries(self, inbox: Inbox, channel_id: ChannelId) -> Sequence[pb.ChannelDeliveryCount]:
-        """Return how many deliveries of a channel, or with an empty id of all, are in each state."""
+        """Return the number of deliveries per state, of a channel or, if `channel_id` is empty, of all."""
         rows = await self._database.fetch(_COUNT_DELIVERIES, await self._ids(inbox, channel_id))
         counts = (pb.ChannelDeliveryCount(state=_state(row), count=row["count"]) for row in rows)
         return sorted(counts, key=lambda each: each.state)
 
     async def resend(self, inbox: Inbox, delivery_ids: Sequence[DeliveryId]) -> Sequence[pb.ChannelDelivery]:
-        """Have deliveries tried now, their tries counted anew; one at work goes on. They come in the order of the ids.
+        """Send deliveries again now, with a fresh attempt count; returned in the order of the ids.
+
+        A delivery in progress continues.
 
         Raises:
-            DeliveryNotFound: the user has none of one of the ids; then nothing is sent.
+            DeliveryNotFound: the user lacks one of the deliveries; nothing is sent.
         """
         async with self._database.transaction() as connection:
             rows = await connection.fetch(_RESEND, inbox.store_id, inbox.user_id, delivery_ids)
@@ -405,7 +407,7 @@ class PostgresChannels(DatabaseAdapter):
         return [found[delivery_id] for delivery_id in delivery_ids]
 
     async def _ids(self, inbox: Inbox, channel_id: ChannelId) -> Sequence[ChannelId]:
-        """Return the ids of a channel of a user, or, if it is empty, of all."""
+        """Return a user's channel id, or all of them if `channel_id` is empty."""
         if channel_id:
             return [(await self.channel(inbox, channel_id)).channel_id]
         return [channel.channel_id for channel in await self.channels(inbox)]
@@ -414,40 +416,39 @@ class PostgresChannels(DatabaseAdapter):
 async def end_disabled(
     connection: Connection, inbox: Inbox, channel: Channel, ended_by: DeliveryId, *, notice_time: datetime | None
 ) -> None:
-    """End what waits for a channel that was disabled, tell NATS, and with a time its user.
+    """End the waiting deliveries of a disabled channel and queue a NATS event. With `notice_time`, notify the user.
 
-    The inbox, the channel and what waits for it are locked.
+    The caller must hold the locks on the inbox, the channel and its waiting deliveries.
     """
     await connection.execute(_END_WAITING, channel.channel_id)
-    told = (inbox.store_id, inbox.user_id, channel.channel_id, ended_by, channel.disable_reason)
-    await connection.execute(_TELL_DISABLED, *told)
+    event = (inbox.store_id, inbox.user_id, channel.channel_id, ended_by, channel.disable_reason)
+    await connection.execute(_ADD_DISABLED_EVENT, *event)
     if notice_time is not None:
         await connection.fetchval(ADD, *added_columns([notice(inbox, channel, ended_by, notice_time)]))
 
 
 async def _send_code(connection: Connection, inbox: Inbox, url: str, code: OwnDelivery) -> asyncpg.Record:
-    """Have a code be sent, unless there were too many; returns the row of its channel."""
+    """Queue a new code unless the daily limit is reached; returns the row of its channel."""
     address, channel_id = url.partition(":")[2], code.channel_id
     await connection.execute(_LOCK_CODES)
-    sent = _there(await connection.fetchrow(COUNT_CODES, address, inbox.store_id, inbox.user_id))
+    sent = _existing(await connection.fetchrow(COUNT_CODES, address, inbox.store_id, inbox.user_id))
     if any(sent[name] >= most for name, most in CODES_MAX_A_DAY.items()):
-        raise InvalidField("too many codes were sent within a day: confirm with the last one, or wait", field="channel")
+        raise InvalidField("too many codes were sent within 24 hours: use the last one, or wait", field="channel")
     await connection.execute(_NOTE_CODE, address, inbox.store_id, inbox.user_id)
     row = await connection.fetchrow(_RENEW_CODE, channel_id, code.secret, UNCONFIRMED)
     await connection.execute(_FORGET_CODE, channel_id)
     body = body_of_own(CODE, inbox, channel_id, code.create_time)
     await connection.execute(_ADD_OWN, code.delivery_id, channel_id, inbox.store_id, inbox.user_id, CODE, body)
-    return _there(row)
+    return _existing(row)
 
 
-def _there(row: asyncpg.Record | None) -> asyncpg.Record:
+def _existing(row: asyncpg.Record | None) -> asyncpg.Record:
     if row is None:
         raise ChannelNotFound
     return row
 
 
 def channel_of(row: asyncpg.Record) -> Channel:
-    """Return the channel in a row."""
     return Channel(
         channel_id=ChannelId(row["webhook_id"]),
         name=row["name"],

@@ -1,4 +1,4 @@
-"""From the deliveries that are due to their receivers."""
+"""Sends due deliveries to their receivers."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from pawl.notifier.deliveries.rules import LOST, NOT_SENT, TRIES_MAX_AT_ONCE, At
 from pawl.notifier.deliveries.store import PostgresDeliveries
 from pawl.notifier.metrics import PrometheusCounters
 
+# Duration of a claim. Longer than an attempt plus recording its outcome.
 CLAIM_SECONDS: Final = 30.0
-"""The time that a claim holds: longer than a try and writing down what came of it."""
 _SETTLE_SECONDS: Final = 10.0
 _CANDIDATES: Final = 500
 _SWEEP_SECONDS: Final = 1.0
@@ -31,21 +31,21 @@ _log = logs.get_logger(__name__)
 
 
 class ChannelSender(Protocol):
-    """The way to receivers of one kind."""
+    """Sends deliveries to channels of one kind."""
 
     async def send(self, attempt: Attempt) -> Outcome:
-        """Try a delivery; returns within 16 s, whatever the receiver does. Safe to cancel."""
+        """Try a delivery. Returns within 16 s, whatever the receiver does. Safe to cancel."""
 
-    async def rest(self, attempt: Attempt) -> None:
-        """Return when nothing of a try goes on, such as the look-up of a name that took too long. Safe to cancel."""
+    async def finish(self, attempt: Attempt) -> None:
+        """Wait for background work of an attempt, such as a DNS lookup that timed out. Safe to cancel."""
 
 
 class Deliveries:
-    """Tries what is due: at once when woken, and every second.
+    """Tries due deliveries immediately when woken, and polls every second.
 
-    A delivery is claimed before it is tried, so replicas do not try the same one. What a process that died had claimed
-    counts as a try that failed, when the claim is over; one that stops gives back what it claimed. Tries to one host,
-    of one user and of one store are limited, and a channel that fails has one: a receiver that hangs holds up its own.
+    Each delivery is claimed before an attempt, so replicas never try the same one. When a process dies, its claims
+    expire and count as failed attempts; a process that stops cleanly releases them. Attempts are limited per host, user
+    and store, and to one at a time for a failing channel, so a hanging receiver delays only its own deliveries.
     """
 
     def __init__(
@@ -65,34 +65,34 @@ class Deliveries:
         self._on_notice = on_notice
         self._key_is_gone = key_is_gone
         self._due = asyncio.Event()
-        self._at_work: dict[asyncio.Task[None], Attempt] = {}
+        self._in_progress: dict[asyncio.Task[None], Attempt] = {}
 
     def wake(self) -> None:
-        """Something is due."""
+        """Notify the loop that a delivery is due."""
         self._due.set()
 
     async def run(self) -> None:
-        """Try deliveries until cancelled."""
+        """Try deliveries until cancelled. Releases claims on exit."""
         try:
             while True:
                 self._due.clear()
                 try:
-                    if await self._begin():
-                        # Those that end meanwhile make room for as many, which are then asked for and claimed together.
+                    if await self._start_due():
+                        # Slots freed during this pause are filled together, with one query and one claim.
                         await asyncio.sleep(_GATHER_SECONDS)
                         continue
                 except Unavailable as error:
                     _log.debug("deliveries.postponed", reason=error.reason)
                 await within(_SWEEP_SECONDS, self._due.wait())
         finally:
-            attempts = [attempt for attempt in self._at_work.values() if not attempt.is_lost]
-            await end(self._at_work)
+            attempts = [attempt for attempt in self._in_progress.values() if not attempt.is_lost]
+            await end(self._in_progress)
             if attempts:
                 with suppress(Unavailable):
-                    await self._queue.give_back(attempts)
+                    await self._queue.release(attempts)
 
     async def count(self) -> None:
-        """Count what waits every 15 s until cancelled."""
+        """Update the gauges of waiting deliveries every 15 s until cancelled."""
         while True:
             try:
                 for kind, (count, delay_seconds) in (await self._queue.count_waiting()).items():
@@ -102,28 +102,28 @@ class Deliveries:
                 _log.debug("deliveries.not_counted", reason=error.reason)
             await self._clock.sleep(_COUNT_SECONDS)
 
-    async def _begin(self) -> bool:
-        """Begin to try what is due and may be; returns whether there was anything."""
-        at_work = [attempt.candidate for attempt in self._at_work.values()]
-        if len(at_work) >= TRIES_MAX_AT_ONCE["all"]:
+    async def _start_due(self) -> bool:
+        """Start attempts for due deliveries, within the limits; returns whether any started."""
+        in_progress = [attempt.candidate for attempt in self._in_progress.values()]
+        if len(in_progress) >= TRIES_MAX_AT_ONCE["all"]:
             return False
-        found = await self._queue.due(at_work, limit=_CANDIDATES)
-        chosen = choose(found, at_work)
+        found = await self._queue.due(in_progress, limit=_CANDIDATES)
+        chosen = choose(found, in_progress)
         attempts = await self._queue.claim(chosen, seconds=CLAIM_SECONDS) if chosen else ()
         for attempt in attempts:
             task = asyncio.create_task(self._hold(attempt), name="delivery")
-            self._at_work[task] = attempt
+            self._in_progress[task] = attempt
             task.add_done_callback(self._ended)
         return bool(attempts)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        del self._at_work[task]
+        del self._in_progress[task]
         self.wake()
 
     async def _hold(self, attempt: Attempt) -> None:
-        """Try a delivery; its places are taken for as long as anything of that goes on."""
+        """Try a delivery. It occupies its slots until all of its work has ended."""
         await self._try(attempt)
-        await self._senders[kind_of(attempt.url)].rest(attempt)
+        await self._senders[kind_of(attempt.url)].finish(attempt)
 
     async def _try(self, attempt: Attempt) -> None:
         delivery_id = attempt.candidate.delivery_id
@@ -136,7 +136,7 @@ class Deliveries:
         except Unavailable as error:
             _log.warning("delivery.outcome_lost", delivery=delivery_id, reason=error.reason)
             return
-        except Exception:  # noqa: BLE001  # it counts as lost when the claim is over
+        except Exception:  # noqa: BLE001  # it counts as lost when the claim expires
             _log.exception("delivery.failed", delivery=delivery_id)
             return
         if verdict is None:

@@ -1,4 +1,4 @@
-"""Links to the gateway: to the pages that show what people are told of, and to that which ends e-mails."""
+"""Rules of deliveries: links, limits, the retry schedule, and what to send when."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from pawl.notifier.preferences.rules import Preferences, quiet_until
 
 
 def link_to(draft: Draft, public_url: str) -> str:
-    """Return the address of the page on which a browser sees the call or the run of a draft; empty if there is none.
+    """Return the console page of the draft's call or run; empty if there is none.
 
-    Without `public_url`, under which browsers reach the gateway, there is none.
+    Also empty without `public_url`, the address at which browsers reach the gateway.
     """
     if not public_url:
         return ""
@@ -33,43 +33,43 @@ def link_to(draft: Draft, public_url: str) -> str:
 
 
 def unsubscribe_link(public_url: str, store_id: StoreId, token: str) -> str:
-    """Return the address of the page that ends e-mails of a channel; empty without `public_url`."""
+    """Return the unsubscribe page of an e-mail channel; empty without `public_url`."""
     return f"{public_url}/unsubscribe/{store_id}/{token}" if public_url else ""
 
 
 DeliveryId = NewType("DeliveryId", str)
-PlaceT = TypeVar("PlaceT", bound=Hashable)
+KeyT = TypeVar("KeyT", bound=Hashable)
 
 TITLE_CHARACTERS_MAX: Final = 200
-EMAIL_PLACE: Final = "mailto:"
-"""The place, beside the hosts of webhooks, that tries by e-mail take: all go to one server."""
+# Host name used for all e-mail, in addition to the hosts of webhooks: one server sends it all.
+EMAIL_HOST: Final = "mailto:"
+# E-mails per user; further ones wait.
 EMAILS_MAX_AN_HOUR: Final = 60
-"""E-mails that a user is sent; further ones wait."""
 _EMAIL_PAUSE: Final = timedelta(minutes=5)
+# Type of an e-mail with a confirmation code.
 CODE: Final = "channel.code"
-"""The type of an e-mail with a code."""
+# Type of a test delivery.
 TEST: Final = "channel.test"
-"""The type of a test."""
+# Test deliveries of a channel that are kept when another one is created.
 TESTS_KEPT: Final = 20
-"""Tests of one channel that stay when another one is made."""
 
+# When attempts are due, in seconds after the first one.
 AGES: Final = (0.0, 5.0, 300.0, 1800.0, 7200.0, 18000.0, 36000.0, 50400.0, 72000.0, 86400.0)
-"""The times at which tries are due, in seconds after the first one."""
+# Pauses are randomly shortened or extended by up to this fraction.
 JITTER: Final = 0.1
-"""The part of a pause by which it may be shorter or longer."""
 _PAUSES: Final = tuple(after - before for before, after in pairwise(AGES))
+# Longest wait that a receiver can request with Retry-After. A longer pause of the schedule still applies.
 RETRY_AFTER_SECONDS_MAX: Final = _PAUSES[-1]
-"""The longest wait that a receiver can ask for; where the schedule has a longer one, that."""
 
 
+# A dead delivery disables its channel if nothing was delivered for this long.
 FAILING_MAX: Final = timedelta(days=3)
-"""The time without success after which a delivery that is given up disables its channel."""
 
+# Concurrent attempts of one process: per host, per user, per store, and in total.
 TRIES_MAX_AT_ONCE: Final[Mapping[str, int]] = {"host": 16, "user": 32, "store": 64, "all": 128}
-"""Tries of one process at the same time: to one host, of one user, of one store, and of all."""
 
+# Concurrent attempts of one process to a channel whose last attempt failed.
 FAILING_TRIES_MAX: Final = 1
-"""Tries of one process at the same time to a channel whose last one failed."""
 
 _OK: Final = range(200, 300)
 _GONE: Final = 410
@@ -77,7 +77,7 @@ _LATER: Final = frozenset({429, 503})
 
 
 class DeliveryState(StrEnum):
-    """The states of a delivery. The values are stored."""
+    """States of a delivery. The values are stored."""
 
     WAITING = "waiting"
     DELIVERED = "delivered"
@@ -93,78 +93,77 @@ class Candidate:
     channel_id: ChannelId
     inbox: Inbox
     host: str
+    # The last attempt for its channel failed.
     is_failing: bool
-    """True if the last try for its channel failed."""
 
     @property
-    def places(self) -> Mapping[str, Hashable]:
-        """The places that a try of it takes, by the names of TRIES_MAX_AT_ONCE."""
+    def slots(self) -> Mapping[str, Hashable]:
+        """Keys of the slots that an attempt occupies, by the names of TRIES_MAX_AT_ONCE."""
         return {"host": self.host, "user": self.inbox, "store": self.inbox.store_id, "all": ""}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """A try of a delivery that a process has claimed; `secrets` sign it, the newest first."""
+    """An attempt that a process has claimed. `secrets` sign it, newest first."""
 
     candidate: Candidate
     url: str
     secrets: Sequence[bytes]
     type: str
     body: str
+    # Number of attempts so far, including this one.
     tries: int
-    """Tries so far, this one included."""
+    # End of the claim. It also identifies the claim: a later claim has a later end.
     claim_until: datetime
-    """The end of the claim, which stands for it: who claims it later has another."""
+    # The user, with the credential that last saved the channel.
     saved_by: Principal
-    """Its user, with the credential that saved the channel last."""
+    # An earlier claim expired without a recorded outcome. This attempt stands for it and is not sent.
     is_lost: bool = False
-    """True if another claim of it is over, and nobody wrote what came of that: it is this try, which is not sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The outcome of a try: a status, or an error where there was none."""
+    """Outcome of an attempt: an HTTP status, or an error without one."""
 
     status: int = 0
     error: str = ""
     latency_seconds: float = 0.0
+    # Wait requested by the receiver.
     retry_after_seconds: float | None = None
-    """The wait that the receiver asks for."""
+    # Retrying is pointless.
     is_final: bool = False
-    """True if there is no use in trying again."""
+    # False if the receiver was not at fault. Then it is not a failure of the channel.
     is_receivers: bool = True
-    """False if the receiver had no part in it, so that it is no failure of the channel."""
 
     @property
     def wait_seconds(self) -> float:
-        """The shortest wait before the next try, if the receiver is one that may ask for it; else 0."""
+        """Shortest wait before the next attempt, if the status allows the receiver to request one; else 0."""
         return min(self.retry_after_seconds or 0.0, RETRY_AFTER_SECONDS_MAX) if self.status in _LATER else 0.0
 
     @property
     def is_success(self) -> bool:
-        """True if the receiver has the message."""
         return self.status in _OK
 
     @property
     def is_gone(self) -> bool:
-        """True if the receiver wants no more of the channel."""
+        """True if the receiver asks to end the channel."""
         return self.status == _GONE
 
     @property
     def message(self) -> str:
-        """The reason why it failed; empty if it did not."""
+        """Why the attempt failed; empty if it did not."""
         return "" if self.is_success else self.error or f"the receiver answered {self.status}"
 
 
+# Outcome for a channel whose API key was deleted: the channel is disabled.
 NOT_SENT: Final = Outcome(error=KEY_GONE, is_receivers=False)
-"""The outcome of a try for a channel whose API key is gone: its channel is disabled."""
-LOST: Final = Outcome(error="the notifier ended while it was tried, or could not write what came of it")
-"""The outcome of a try that was lost: it counts, so that one which nobody survives is given up in the end."""
+# Outcome of a lost attempt. It counts, so that a delivery that crashes every process dies in the end.
+LOST: Final = Outcome(error="the notifier stopped during the attempt, or could not record its outcome")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The decision on a delivery and its channel. `retry_seconds` is there while the delivery waits."""
+    """What happens to a delivery and its channel. `retry_seconds` is set while the delivery waits."""
 
     state: DeliveryState
     retry_seconds: float | None = None
@@ -174,22 +173,22 @@ class Verdict:
 def judge(
     outcome: Outcome, *, tries: int, is_test: bool, enabled: bool, failing_since: datetime, now: datetime, chance: float
 ) -> Verdict:
-    """Return what becomes of a delivery after a try. `chance` is from 0 to 1 and moves the next one."""
+    """Return what happens to a delivery after an attempt. `chance`, from 0 to 1, varies the next pause."""
     if outcome.is_success:
         return Verdict(state=DeliveryState.DELIVERED)
     if outcome == NOT_SENT:
         return Verdict(state=DeliveryState.DEAD, disable_reason=KEY_GONE)
     if outcome.is_final:
-        return _given_up(is_test=is_test, failing_since=failing_since, now=now)
+        return _dead(is_test=is_test, failing_since=failing_since, now=now)
     if outcome.is_gone:
-        return Verdict(state=DeliveryState.DEAD, disable_reason="its receiver says that it is gone (status 410)")
+        return Verdict(state=DeliveryState.DEAD, disable_reason="the receiver answered 410 (gone)")
     if enabled and not is_test and tries <= len(_PAUSES):
         pause = _PAUSES[tries - 1] * (1 - JITTER + 2 * JITTER * chance)
         return Verdict(state=DeliveryState.WAITING, retry_seconds=max(pause, outcome.wait_seconds))
-    return _given_up(is_test=is_test, failing_since=failing_since, now=now)
+    return _dead(is_test=is_test, failing_since=failing_since, now=now)
 
 
-def _given_up(*, is_test: bool, failing_since: datetime, now: datetime) -> Verdict:
+def _dead(*, is_test: bool, failing_since: datetime, now: datetime) -> Verdict:
     has_failed_long = not is_test and now - failing_since >= FAILING_MAX
     reason = f"nothing could be delivered for {FAILING_MAX.days} days" if has_failed_long else ""
     return Verdict(state=DeliveryState.DEAD, disable_reason=reason)
@@ -197,37 +196,37 @@ def _given_up(*, is_test: bool, failing_since: datetime, now: datetime) -> Verdi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Due:
-    """A delivery that is due, and what decides on whether it is sent now."""
+    """A due delivery, with everything that decides whether it is sent now."""
 
     type: str
+    # False if its e-mail address is not confirmed.
     is_confirmed: bool
-    """False if it would go to an address that is not confirmed."""
-    code_is_over: bool
-    """True if a code is good for nothing any more."""
+    # The confirmation code is used or expired.
+    code_is_void: bool
+    # E-mails sent to the user within the last hour. 0 for webhooks.
     emails: int
-    """The e-mails that its user was sent within the last hour; 0 if it is none."""
-    is_asked: bool
-    """True if its user asked for it: a test, or one that is sent again."""
+    # The user requested it: a test, or a resent delivery.
+    is_requested: bool
+    # An attempt was lost and must be counted.
     was_claimed: bool
-    """True if a try of it was lost, which is to be counted."""
     enabled: bool
     is_muted: bool
     is_read: bool
-    is_over: bool
-    """True if its user is needed no more for what it tells."""
+    # The need that it reports is resolved.
+    is_resolved: bool
+    # The user has since watched the run.
     is_watched: bool
-    """True if its user has confirmed since that they saw the run."""
     after_seconds: int
     tries: int
     create_time: datetime
-    was_put_off: bool
-    """True if it waited for its first try, for the end of quiet hours for example."""
+    # Its first attempt was delayed, for example by quiet hours.
+    was_delayed: bool
     preferences: Preferences
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The plan for a delivery that is due: it is sent if it waits, and not until a time."""
+    """What to do with a due delivery: send it now, send it at a later time, or end it."""
 
     state: DeliveryState = DeliveryState.WAITING
     reason: str = ""
@@ -240,22 +239,22 @@ class Plan:
 
 
 def plan(due: Due, now: datetime) -> Plan:
-    """Return what is done with a delivery that is due."""
+    """Return what to do with a due delivery."""
     if due.was_claimed:
         return Plan()
     if due.type == CODE:
-        return Plan(state=DeliveryState.SKIPPED, reason="the code is no longer good") if due.code_is_over else Plan()
+        return Plan(state=DeliveryState.SKIPPED, reason="the code is no longer valid") if due.code_is_void else Plan()
     if not due.is_confirmed:
         return Plan(state=DeliveryState.SKIPPED, reason=UNCONFIRMED)
-    if due.is_asked:
+    if due.is_requested:
         return Plan(until_time=_next_email(due, now))
     if not due.enabled:
         return Plan(state=DeliveryState.DEAD, reason="the channel was disabled")
     if due.is_muted:
         return Plan(state=DeliveryState.SKIPPED, reason="its conversation is muted")
     if due.preferences.kinds and due.type not in map(type_of, due.preferences.kinds):
-        return Plan(state=DeliveryState.SKIPPED, reason="its kind is not wanted")
-    if (due.after_seconds or due.was_put_off) and (reason := _of_no_use(due)):
+        return Plan(state=DeliveryState.SKIPPED, reason="the user's preferences exclude its kind")
+    if (due.after_seconds or due.was_delayed) and (reason := _obsolete_reason(due)):
         return Plan(state=DeliveryState.SKIPPED, reason=reason)
     first_time = due.create_time + timedelta(seconds=due.after_seconds)
     if due.tries == 0 and first_time > now:
@@ -263,47 +262,47 @@ def plan(due: Due, now: datetime) -> Plan:
     return Plan(until_time=quiet_until(due.preferences.quiet, now) or _next_email(due, now))
 
 
-def _of_no_use(due: Due) -> str:
-    """Return why its user has no use any more for what was told to the inbox; empty if there is some."""
+def _obsolete_reason(due: Due) -> str:
+    """Return why the user no longer needs the delivery; empty if it is still needed."""
     if due.is_read:
         return "it was read"
-    if due.is_over:
-        return "nobody is needed any more"
+    if due.is_resolved:
+        return "the user is no longer needed"
     return "the run was watched" if due.is_watched else ""
 
 
 def _next_email(due: Due, now: datetime) -> datetime | None:
-    """Return when a delivery is looked at again, if its user was sent enough; None if it may be sent now."""
+    """Return when to try again if the user's hourly e-mail limit is reached; None if it may be sent now."""
     return now + _EMAIL_PAUSE if due.emails >= EMAILS_MAX_AN_HOUR else None
 
 
-def choose(candidates: Sequence[Candidate], at_work: Sequence[Candidate]) -> list[Candidate]:
-    """Return those that may be tried now, beside those at work, in their order."""
-    taken = Counter(place for each in at_work for place in each.places.items())
-    tried = Counter(each.channel_id for each in at_work)
+def choose(candidates: Sequence[Candidate], in_progress: Sequence[Candidate]) -> list[Candidate]:
+    """Return the candidates that may be tried now, given those in progress, in order."""
+    taken = Counter(slot for each in in_progress for slot in each.slots.items())
+    tried = Counter(each.channel_id for each in in_progress)
     chosen: list[Candidate] = []
     for candidate in candidates:
-        places = list(candidate.places.items())
-        has_room = all(taken[name, place] < TRIES_MAX_AT_ONCE[name] for name, place in places)
+        slots = list(candidate.slots.items())
+        has_room = all(taken[name, key] < TRIES_MAX_AT_ONCE[name] for name, key in slots)
         if has_room and not (candidate.is_failing and tried[candidate.channel_id] >= FAILING_TRIES_MAX):
             tried[candidate.channel_id] += 1
-            taken.update(places)
+            taken.update(slots)
             chosen.append(candidate)
     return chosen
 
 
-def crowded(places: Iterable[PlaceT], name: str) -> list[PlaceT]:
-    """Return the places of those at work at which nothing more may be tried now, by a name of TRIES_MAX_AT_ONCE."""
-    return [place for place, count in Counter(places).items() if count >= TRIES_MAX_AT_ONCE[name]]
+def crowded(keys: Iterable[KeyT], name: str) -> list[KeyT]:
+    """Return the keys that have no free slot. `name` is a name of TRIES_MAX_AT_ONCE."""
+    return [key for key, count in Counter(keys).items() if count >= TRIES_MAX_AT_ONCE[name]]
 
 
 def type_of(kind: NotificationKind) -> str:
-    """Return the type of messages that tell a kind: `run.completed`."""
+    """Return the message type of a notification kind, such as `run.completed`."""
     return kind.replace("_", ".")
 
 
 def body_of(draft: Draft, public_url: str = "") -> str:
-    """Return the body that tells a notification: JSON, always the same; with a link if browsers have a way here."""
+    """Return the JSON body for a notification. Deterministic. It has a link if there is a `public_url`."""
     data = {
         "notification_id": draft.notification_id,
         "store_id": draft.inbox.store_id,
@@ -321,7 +320,7 @@ def body_of(draft: Draft, public_url: str = "") -> str:
 
 
 def body_of_own(kind: str, inbox: Inbox, channel_id: ChannelId, now: datetime) -> str:
-    """Return the body of what tells no notification: of a TEST or a CODE."""
+    """Return the body of a delivery without a notification: a TEST or a CODE."""
     return _body(kind, now, {"store_id": inbox.store_id, "user_id": inbox.user_id, "channel_id": channel_id})
 
 
@@ -330,24 +329,24 @@ def _body(kind: str, time: datetime, data: Mapping[str, str]) -> str:
 
 
 def notice(inbox: Inbox, channel: Channel, delivery_id: DeliveryId, now: datetime) -> Draft:
-    """Return what a user is told of a channel that was disabled."""
+    """Return the notification about a channel that was disabled."""
     digest = hashlib.sha256(f"{channel.channel_id}/{delivery_id}/{now.isoformat()}".encode()).hexdigest()
-    told = f" was disabled: {channel.disable_reason}"
-    name = (channel.name or channel.channel_id)[: TITLE_CHARACTERS_MAX - len("Channel ") - len(told)]
+    problem = f" was disabled: {channel.disable_reason}"
+    name = (channel.name or channel.channel_id)[: TITLE_CHARACTERS_MAX - len("Channel ") - len(problem)]
     return Draft(
         inbox=inbox,
         notification_id=NotificationId(f"ntf_{digest[:40]}"),
         kind=NotificationKind.CHANNEL_DISABLED,
         channel_id=channel.channel_id,
         event_id=EventId(delivery_id),
-        title=f"Channel {name}{told}",
+        title=f"Channel {name}{problem}",
         create_time=now,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnDelivery:
-    """A delivery to a channel that is about no notification: a TEST, or a CODE that is made with the secret."""
+    """A delivery without a notification: a TEST, or a CODE derived from `secret`."""
 
     delivery_id: DeliveryId
     channel_id: ChannelId

@@ -1,4 +1,4 @@
-"""Deliveries as signed requests, by the Standard Webhooks specification."""
+"""Senders of deliveries: signed webhook requests (Standard Webhooks specification) and e-mails."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TRY_SECONDS: Final = 15.0
 
 
 class SignedPosts:
-    """See `ports.ChannelSender`. Of an answer only the status is read, and Retry-After."""
+    """Sends webhooks. Reads only the status and Retry-After of a response. See `ChannelSender`."""
 
     def __init__(self, egress: Egress, clock: Clock) -> None:
         self._egress = egress
@@ -52,7 +52,7 @@ class SignedPosts:
             self._egress.check(store_id, attempt.url, with_secrets=True)
             response = await self._egress.send(store_id, request)
         except EgressRefused as refused:
-            return Outcome(error=f"the deployment does not allow it: {refused}")
+            return Outcome(error=f"the egress rules of the deployment forbid it: {refused}")
         except RequestFailed as failed:
             if failed.lookup is not None:
                 self._lookups[attempt.candidate.delivery_id] = failed.lookup
@@ -63,7 +63,7 @@ class SignedPosts:
             retry_after_seconds=asked_seconds(response.retry_after, now=self._clock.now()),
         )
 
-    async def rest(self, attempt: Attempt) -> None:
+    async def finish(self, attempt: Attempt) -> None:
         lookup = self._lookups.pop(attempt.candidate.delivery_id, None)
         if lookup is not None:
             await asyncio.wait({lookup})
@@ -92,15 +92,15 @@ _HTML: Final = """\
 """
 
 
-class _Told(msgspec.Struct):
+class _Payload(msgspec.Struct):
     timestamp: datetime
     data: dict[str, str]
 
 
-def written(attempt: Attempt, *, sender: str, public_url: str = "") -> bytes:
-    """Return the message of a delivery, from an address; with a link that ends such messages, as RFC 8058 has it."""
-    told = msgspec.json.decode(attempt.body, type=_Told)
-    data, domain = told.data, sender.partition("@")[2]
+def email_message(attempt: Attempt, *, sender: str, public_url: str = "") -> bytes:
+    """Return the e-mail for a delivery. With `public_url`, it has an unsubscribe link (RFC 8058)."""
+    payload = msgspec.json.decode(attempt.body, type=_Payload)
+    data, domain = payload.data, sender.partition("@")[2]
     title, body, link, foot = texts(attempt)
     unsubscribe = "" if attempt.type == CODE else _unsubscribe_link(attempt, public_url)
     if unsubscribe:
@@ -109,10 +109,10 @@ def written(attempt: Attempt, *, sender: str, public_url: str = "") -> bytes:
     message["From"] = f"Pawl <{sender}>"
     message["To"] = attempt.url.removeprefix("mailto:")
     message["Subject"] = title
-    message["Date"] = format_datetime(told.timestamp)
+    message["Date"] = format_datetime(payload.timestamp)
     message["Message-ID"] = f"<{attempt.candidate.delivery_id}@{domain}>"
     if conversation_id := data.get("conversation_id"):
-        # What is told of a conversation answers the same message, which nobody sent: so it is one thread.
+        # All mails of a conversation reply to the same message, which was never sent, so they form one thread.
         root = f"<{conversation_id}.{data['store_id']}@{domain}>"
         message["In-Reply-To"] = root
         message["References"] = root
@@ -121,13 +121,13 @@ def written(attempt: Attempt, *, sender: str, public_url: str = "") -> bytes:
     paragraph = f"<p>{_linked(link, link)}</p>\n" if link else ""
     page = _HTML.format(title=escape(title), body=escape(body), link=paragraph, foot=_linked(foot, unsubscribe))
     message.add_alternative(page, subtype="html", charset="utf-8")
-    # The same for each try, and of nobody's knowing who writes a part of the text.
+    # The same for each attempt. Keyed, so that untrusted text cannot contain the boundary.
     message.set_boundary("=_" + hmac.digest(attempt.secrets[0], attempt.body.encode(), hashlib.sha256).hex()[:40])
     return _unsubscribe_headers(unsubscribe) + message.as_bytes()
 
 
 def _unsubscribe_headers(link: str) -> bytes:
-    """Return headers by which mail programs unsubscribe with one click; the library would encode what is so long."""
+    """Return the headers for one-click unsubscribing. EmailMessage would encode such long values."""
     lines = [f"List-Unsubscribe: <{link}>"] if link else []
     if link.startswith("https:"):
         lines.append("List-Unsubscribe-Post: List-Unsubscribe=One-Click")
@@ -141,8 +141,8 @@ def _unsubscribe_link(attempt: Attempt, public_url: str) -> str:
 
 
 def texts(attempt: Attempt) -> tuple[str, str, str, str]:
-    """Return the title, the text, the link and the end of a message; without one the link is empty."""
-    data = msgspec.json.decode(attempt.body, type=_Told).data
+    """Return the title, text, link and footer of a message. The link may be empty."""
+    data = msgspec.json.decode(attempt.body, type=_Payload).data
     whose = f"{data['user_id']} of the store {data['store_id']}"
     channel_id = attempt.candidate.channel_id
     if attempt.type == CODE:
@@ -158,7 +158,7 @@ def texts(attempt: Attempt) -> tuple[str, str, str, str]:
 
 
 def _linked(text: str, link: str) -> str:
-    """Return a text as HTML, in which a link of ours is one; none is, where it is empty."""
+    """Return a text as HTML, with `link` as a link if it is not empty."""
     shown = escape(text)
     return shown.replace(escape(link), f'<a href="{escape(link)}">{escape(link)}</a>') if link else shown
 
@@ -167,9 +167,9 @@ _FINAL: Final = range(500, 600)
 
 
 class Emails:
-    """See `ports.ChannelSender`. What the mail server has taken counts as delivered. Without one nothing is sent.
+    """Sends e-mails. A message accepted by the mail server counts as delivered. See `ChannelSender`.
 
-    Messages have a link at `public_url` that ends them, if there is one.
+    Messages have an unsubscribe link if there is a `public_url`.
     """
 
     def __init__(self, server: SmtpServer | None, sender: str, clock: Clock, public_url: str = "") -> None:
@@ -180,17 +180,17 @@ class Emails:
 
     async def send(self, attempt: Attempt) -> Outcome:
         if self._server is None:
-            return Outcome(error="the deployment has no mail server any more", is_receivers=False)
+            return Outcome(error="the deployment no longer has a mail server", is_receivers=False)
         started = self._clock.monotonic()
         outcome = await self._sent(self._server, attempt)
         return replace(outcome, latency_seconds=self._clock.monotonic() - started)
 
-    async def rest(self, attempt: Attempt) -> None:
-        """Nothing goes on."""
+    async def finish(self, attempt: Attempt) -> None:
+        """Return immediately: an attempt leaves no background work."""
 
     async def _sent(self, server: SmtpServer, attempt: Attempt) -> Outcome:
         recipient = attempt.url.removeprefix("mailto:")
-        message = written(attempt, sender=self._sender, public_url=self._public_url)
+        message = email_message(attempt, sender=self._sender, public_url=self._public_url)
         try:
             await server.send(message, sender=self._sender, recipients=[recipient], seconds=TRY_SECONDS)
         except aiosmtplib.SMTPRecipientsRefused as refused:
@@ -198,12 +198,12 @@ class Emails:
         except aiosmtplib.SMTPDataError as refused:
             return _refusal(refused.code, "the message")
         except aiosmtplib.SMTPResponseException as refused:
-            # Before any receiver is named: it refuses us.
+            # Before any recipient was named: the server refuses this sender.
             return Outcome(error=f"the mail server refused with code {refused.code}", is_receivers=False)
         except (aiosmtplib.SMTPException, OSError) as error:
-            # Perhaps after the message was taken.
-            told = f"the mail server could not be reached, or fell silent ({type(error).__name__})"
-            return Outcome(error=told, is_receivers=False)
+            # The message may have been accepted.
+            problem = f"the mail server could not be reached or stopped responding ({type(error).__name__})"
+            return Outcome(error=problem, is_receivers=False)
         return Outcome(status=250)
 
 

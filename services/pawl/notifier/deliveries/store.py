@@ -1,4 +1,4 @@
-"""The queue of deliveries in PostgreSQL, schema `notifier`."""
+"""The delivery queue in PostgreSQL, schema `notifier`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,16 @@ from pawl.chassis.db.database import Connection, DatabaseAdapter, read_each
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import CredentialId, RunId, UserId
 from pawl.notifier.channels.rules import CODE_LASTS, ChannelId, ChannelKind
-from pawl.notifier.channels.store import CHANGED, LOCK, LOCK_INBOX, LOCK_WAITING, NOW, TELLING, channel_of, end_disabled
+from pawl.notifier.channels.store import (
+    CHANGED,
+    LOCK,
+    LOCK_INBOX,
+    LOCK_WAITING,
+    NOW,
+    WITH_EVENTS,
+    channel_of,
+    end_disabled,
+)
 from pawl.notifier.deliveries.rules import (
     CODE,
     FAILING_TRIES_MAX,
@@ -37,7 +46,7 @@ from pawl.notifier.inbox.rules import Inbox
 from pawl.notifier.inbox.store import inbox_of
 from pawl.notifier.preferences.store import preferences_of
 
-# From one channel for which something waits to the next, and of each the oldest: what a long row holds costs nothing.
+# Jumps from one channel with waiting deliveries to the next and reads only its oldest, so a long queue costs nothing.
 DUE: Final = """
 WITH RECURSIVE waiting AS (
     SELECT min(webhook_id) AS webhook_id FROM notifier.webhook_deliveries WHERE due_time IS NOT NULL
@@ -47,14 +56,14 @@ WITH RECURSIVE waiting AS (
         WHERE due_time IS NOT NULL AND webhook_id > waiting.webhook_id
     ) FROM waiting WHERE webhook_id IS NOT NULL
 ),
-at_work AS (
+in_progress AS (
     SELECT store_id, user_id, count(*) AS tries FROM unnest($4::text[], $5::text[]) AS each (store_id, user_id)
     GROUP BY store_id, user_id
 )
 SELECT d.delivery_id, webhook_id, store_id, user_id, w.host, w.failing_since IS NOT NULL AS is_failing
 FROM waiting
 JOIN notifier.webhooks AS w USING (webhook_id)
-LEFT JOIN at_work USING (store_id, user_id)
+LEFT JOIN in_progress USING (store_id, user_id)
 CROSS JOIN LATERAL (
     SELECT delivery_id, due_time FROM notifier.webhook_deliveries AS each
     WHERE each.webhook_id = w.webhook_id AND each.due_time <= now()
@@ -69,17 +78,17 @@ LIMIT $9
 """
 HOLD_DUE: Final = """
 SELECT
-    d.delivery_id, d.type, d.body, d.tries, d.claimed, d.number IS NULL OR d.resent AS is_asked, now() AS now,
+    d.delivery_id, d.type, d.body, d.tries, d.claimed, d.number IS NULL OR d.resent AS is_requested, now() AS now,
     d.insert_time, d.put_off,
     w.url NOT LIKE 'mailto:%' OR w.confirm_time IS NOT NULL AS is_confirmed,
-    w.confirm_time IS NOT NULL OR w.code_time <= now() - $2::interval AS code_is_over,
+    w.confirm_time IS NOT NULL OR w.code_time <= now() - $2::interval AS code_is_void,
     CASE WHEN w.url LIKE 'mailto:%' THEN (
         SELECT count(*) FROM notifier.webhook_deliveries AS sent
         JOIN notifier.webhooks AS by USING (webhook_id)
         WHERE (sent.store_id, sent.user_id) = (d.store_id, d.user_id) AND sent.try_time > now() - interval '1 hour'
         AND by.url LIKE 'mailto:%'
     ) ELSE 0 END AS emails,
-    n.read_time IS NOT NULL AS is_read, n.over_time IS NOT NULL AS is_over, EXISTS (
+    n.read_time IS NOT NULL AS is_read, n.over_time IS NOT NULL AS is_resolved, EXISTS (
         SELECT FROM notifier.viewers AS v
         WHERE (v.store_id, v.user_id, v.run_id) = (n.store_id, n.user_id, n.run_id)
         AND v.seen_time > n.create_time
@@ -100,7 +109,7 @@ WHERE d.delivery_id = ANY ($1::text[]) AND d.due_time <= now()
 ORDER BY d.delivery_id
 FOR UPDATE OF d SKIP LOCKED
 """
-CLAIM: Final = TELLING.format(
+CLAIM: Final = WITH_EVENTS.format(
     """
 UPDATE notifier.webhook_deliveries AS d SET
     claimed = each.claimed, due_time = each.due_time, last_error = coalesce(each.reason, last_error),
@@ -111,8 +120,8 @@ WHERE d.delivery_id = each.delivery_id
 """,
     CHANGED,
 )
-# The time is compared so that it is no way to look a delivery up: of those that are due there may be very many.
-GIVE_BACK: Final = """
+# IS NOT DISTINCT FROM keeps the planner from looking deliveries up by due time: very many may be due.
+RELEASE: Final = """
 UPDATE notifier.webhook_deliveries SET claimed = false, due_time = now()
 WHERE delivery_id IN (
     SELECT d.delivery_id FROM notifier.webhook_deliveries AS d
@@ -127,12 +136,12 @@ UPDATE notifier.webhook_deliveries AS d SET
     status = $5, latency_ms = $6, last_error = $7
 WHERE delivery_id = $1 AND claimed AND due_time IS NOT DISTINCT FROM $2
 """
-SETTLE: Final = TELLING.format(_SETTLEMENT, CHANGED)
-_SETTLE_SUCCESS: Final = TELLING.format(
+SETTLE: Final = WITH_EVENTS.format(_SETTLEMENT, CHANGED)
+_SETTLE_SUCCESS: Final = WITH_EVENTS.format(
     _SETTLEMENT,
     "SELECT failing_since IS NOT NULL AS is_failing FROM changed JOIN notifier.webhooks USING (webhook_id)",
 )
-# In one order, so that replicas that hear the same do not deadlock.
+# Sorted, so that replicas that receive the same message do not deadlock.
 _NOTE_VIEWERS: Final = """
 INSERT INTO notifier.viewers (store_id, user_id, run_id)
 SELECT DISTINCT o.* FROM unnest($1::text[], $2::text[], $3::text[]) AS o (store_id, user_id, run_id)
@@ -152,7 +161,7 @@ UPDATE notifier.webhooks SET
     disable_reason = CASE WHEN $2 = '' THEN disable_reason ELSE $2 END
 WHERE webhook_id = $1
 """
-_UNREADABLE: Final = "the preferences of its user cannot be read"
+_UNREADABLE: Final = "the user's preferences cannot be read"
 _UNREADABLE_PAUSE_MIN: Final = timedelta(minutes=1)
 _UNREADABLE_PAUSE_MAX: Final = timedelta(hours=1)
 _COUNT_WAITING: Final = """
@@ -168,23 +177,23 @@ WHERE d.due_time IS NOT NULL GROUP BY kind
 
 
 class PostgresDeliveries(DatabaseAdapter):
-    """Deliveries that wait. Every method raises DependencyUnavailable when the database is away.
+    """Waiting deliveries. Every method raises DependencyUnavailable if the database is unavailable.
 
-    Locked in this order: an inbox, a channel, its deliveries by their ids.
+    Locks are taken in this order: an inbox, a channel, its deliveries by id.
     """
 
-    async def due(self, at_work: Sequence[Candidate], *, limit: int) -> Sequence[Candidate]:
-        """Return deliveries that are due; none of hosts, users, stores and failing channels with enough at work.
+    async def due(self, in_progress: Sequence[Candidate], *, limit: int) -> Sequence[Candidate]:
+        """Return due deliveries, excluding hosts, users, stores and failing channels without a free slot.
 
-        Those of users with the fewest at work are first, then the longest due.
+        Users with the fewest deliveries in progress come first, then the longest due.
         """
         rows = await self._database.fetch(
             DUE,
-            crowded((each.host for each in at_work), "host"),
-            crowded((each.inbox.store_id for each in at_work), "store"),
-            [each.channel_id for each in at_work],
-            [each.inbox.store_id for each in at_work],
-            [each.inbox.user_id for each in at_work],
+            crowded((each.host for each in in_progress), "host"),
+            crowded((each.inbox.store_id for each in in_progress), "store"),
+            [each.channel_id for each in in_progress],
+            [each.inbox.store_id for each in in_progress],
+            [each.inbox.user_id for each in in_progress],
             TRIES_MAX_AT_ONCE["host"],
             FAILING_TRIES_MAX,
             TRIES_MAX_AT_ONCE["user"],
@@ -202,9 +211,9 @@ class PostgresDeliveries(DatabaseAdapter):
         ]
 
     async def claim(self, candidates: Sequence[Candidate], *, seconds: float) -> Sequence[Attempt]:
-        """Claim deliveries that are still due and to be sent now; nobody else tries them for so long.
+        """Claim deliveries that are still due and should be sent now. No other process tries them during the claim.
 
-        Of the others, as `plan` says, some wait and some are not sent.
+        The others are postponed or ended, as `plan` decides.
         """
         by_id = {candidate.delivery_id: candidate for candidate in candidates}
         async with self._database.transaction() as connection:
@@ -226,18 +235,18 @@ class PostgresDeliveries(DatabaseAdapter):
             await connection.execute(CLAIM, *map(list, zip(*changes, strict=True)))
         return [_attempt(by_id[row["delivery_id"]], row, until) for row, each in plans if each.sends]
 
-    async def give_back(self, attempts: Sequence[Attempt]) -> None:
-        """Let others try now what was claimed, as if it had not been; nothing comes of those that were settled."""
+    async def release(self, attempts: Sequence[Attempt]) -> None:
+        """Release claims as if they had never been made. Settled attempts are unaffected."""
         ids = [attempt.candidate.delivery_id for attempt in attempts]
-        await self._database.execute(GIVE_BACK, ids, [attempt.claim_until for attempt in attempts])
+        await self._database.execute(RELEASE, ids, [attempt.claim_until for attempt in attempts])
 
     async def settle(self, attempt: Attempt, outcome: Outcome, *, chance: float) -> Verdict | None:
-        """Write what came of a try, and count it; None if the claim was over and somebody else has it, or it is gone.
+        """Record the outcome of an attempt; None if the claim has expired or the delivery was deleted.
 
-        Where that disables the channel, its user is notified in the same transaction; not of what a test disables.
+        If this disables the channel, the user is notified in the same transaction, except after a test.
         """
         if outcome.is_success:
-            # No lock on the channel, which has many at once.
+            # Does not lock the channel, which may have many concurrent deliveries.
             verdict = Verdict(state=DeliveryState.DELIVERED)
             settled = await self._database.fetchrow(_SETTLE_SUCCESS, *_settlement(attempt, outcome, verdict))
             if settled is None:
@@ -249,14 +258,14 @@ class PostgresDeliveries(DatabaseAdapter):
             return await _settle_failure(connection, attempt, outcome, chance)
 
     async def note_viewers(self, viewers: Collection[tuple[Inbox, RunId]]) -> None:
-        """Note that users have seen runs as they are now, as far as they have channels."""
+        """Record that users have just seen these runs. Ignores users without channels."""
         columns = zip(*((inbox.store_id, inbox.user_id, run_id) for inbox, run_id in viewers), strict=True)
         await self._database.execute(_NOTE_VIEWERS, *map(list, columns))
 
     async def count_waiting(self) -> Mapping[ChannelKind, tuple[int, float]]:
-        """Return how many deliveries wait, to channels of each kind, and for how many seconds one is due.
+        """Return, per channel kind, the number of waiting deliveries and how many seconds the oldest has been due.
 
-        That is of those that nobody tries, to channels that do not fail.
+        Deliveries in progress and those to failing channels do not count for the delay.
         """
         rows = await self._database.fetch(_COUNT_WAITING)
         found = {ChannelKind(row["kind"]): (row["count"], row["delay_seconds"]) for row in rows}
@@ -282,7 +291,7 @@ async def _settle_failure(connection: Connection, attempt: Attempt, outcome: Out
         chance=chance,
     )
     if is_former and outcome == NOT_SENT:
-        # Saved with another key during this try.
+        # The channel was saved with another key during this attempt.
         verdict = Verdict(state=DeliveryState.WAITING, retry_seconds=0.0)
     if not row["enabled"] or is_former:
         verdict = replace(verdict, disable_reason="")
@@ -312,7 +321,7 @@ def _settlement(attempt: Attempt, outcome: Outcome, verdict: Verdict) -> tuple[o
 
 
 def _plan(row: asyncpg.Record) -> Plan:
-    """Return the plan for a delivery. One that cannot be judged is judged again later, after ever longer pauses."""
+    """Return the plan for a delivery. If it cannot be computed, it is retried with growing pauses."""
     now: datetime = row["now"]
     pause = min(max(now - row["insert_time"], _UNREADABLE_PAUSE_MIN), _UNREADABLE_PAUSE_MAX)
     judged = read_each("delivery", [row], lambda each: plan(_due(each), now), itemgetter("delivery_id"))
@@ -323,19 +332,19 @@ def _due(row: asyncpg.Record) -> Due:
     return Due(
         type=row["type"],
         is_confirmed=row["is_confirmed"],
-        code_is_over=bool(row["code_is_over"]),
+        code_is_void=bool(row["code_is_void"]),
         emails=row["emails"],
-        is_asked=row["is_asked"],
+        is_requested=row["is_requested"],
         was_claimed=row["claimed"],
         enabled=row["enabled"],
         is_muted=row["is_muted"],
         is_read=row["is_read"],
-        is_over=row["is_over"],
+        is_resolved=row["is_resolved"],
         is_watched=row["is_watched"],
         after_seconds=row["after_seconds"],
         tries=row["tries"],
         create_time=row["insert_time"],
-        was_put_off=row["put_off"],
+        was_delayed=row["put_off"],
         preferences=preferences_of(row),
     )
 

@@ -1,4 +1,4 @@
-"""The events of the life cycle that people are notified of: users of their runs, approvers of calls."""
+"""Decides which run events become notifications: to users about their runs, and to approvers about calls."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId
 from pawl.chassis.strict_json import storable
 from pawl.chassis.visible import shortened, undecided, visible
 from pawl.event.v1 import call_pb2, event_pb2, run_pb2
-from pawl.notifier.inbox.rules import Draft, EventId, Inbox, NotificationKind, Over, notification_id
+from pawl.notifier.inbox.rules import Draft, EventId, Inbox, NotificationKind, ResolvedNeed, notification_id
 
 TITLE_BYTES_MAX: Final = 200
 BODY_BYTES_MAX: Final = 2048
 
+# Waits that users are notified of, in order, in words that users read.
 _WAITS: Final = {
     run_pb2.WAIT_KIND_APPROVAL: "your approval",
     run_pb2.WAIT_KIND_ANSWER: "your answer",
@@ -23,8 +24,7 @@ _WAITS: Final = {
     run_pb2.WAIT_KIND_BUDGET: "more tokens: its budget has too few left",
     run_pb2.WAIT_KIND_AGENT_QUOTA: "the next day: its agent has used up its tokens of this one",
 }
-"""The waits that a user hears of, in order and in words that a user reads."""
-_FOR_NOBODY: Final = frozenset(
+_NOT_NOTIFIED: Final = frozenset(
     {
         run_pb2.WAIT_KIND_AGENT,
         run_pb2.WAIT_KIND_TIME,
@@ -38,17 +38,17 @@ _AWAITING: Final = call_pb2.CALL_STATE_AWAITING_APPROVAL
 
 
 def asks_approval(event: event_pb2.RunEvent) -> bool:
-    """Return whether a call is put to people who may approve it: at first, edited, or escalated."""
+    """Return whether a call starts to wait for approvers: newly proposed, edited, or escalated."""
     return event.call_changed.call.state == _AWAITING
 
 
 def concerns_approval(event: event_pb2.RunEvent) -> bool:
-    """Return whether a call awaits an approval, or no longer does."""
+    """Return whether a call starts or stops waiting for an approval."""
     return asks_approval(event) or event.call_changed.from_state == _AWAITING
 
 
 def drafts_of(event: event_pb2.RunEvent, approvers: Collection[UserId]) -> list[Draft]:
-    """Return what people are told of an event; `approvers` are those of its store. Most events concern nobody."""
+    """Return the notifications for an event; `approvers` are those of its store. Most events give no notification."""
     match event.WhichOneof("kind"):
         case "run_changed":
             draft = _of_run(event)
@@ -64,9 +64,9 @@ def drafts_of(event: event_pb2.RunEvent, approvers: Collection[UserId]) -> list[
 
 
 def job_end_of(event: event_pb2.RunEvent) -> Draft | None:
-    """Return what a user is told of the end of a job if its conversation cannot speak of it; None if nobody need be.
+    """Return the notification about the end of a job whose conversation cannot report it; None if not needed.
 
-    Whoever has stopped it knows.
+    A user who stopped the job is not notified.
     """
     run = event.run_changed.run
     if run.job.reports == run_pb2.JOB_REPORTS_NONE or not run.reports_to_conversation_id:
@@ -74,7 +74,7 @@ def job_end_of(event: event_pb2.RunEvent) -> Draft | None:
     ends = {
         "run.completed": "completed",
         "run.failed": f"failed: {run.failure.message or 'the reason is in its log'}",
-        "run.expired": "expired: nobody answered in time",
+        "run.expired": "expired: no answer in time",
         "run.cancelled": "was ended by an operator" if run.stop_cause == run_pb2.STOP_CAUSE_OPERATOR else "",
     }
     end = ends.get(event.type, "")
@@ -85,12 +85,12 @@ def job_end_of(event: event_pb2.RunEvent) -> Draft | None:
     return replace(draft, conversation_id=ConversationId(run.reports_to_conversation_id))
 
 
-def over_by(event: event_pb2.RunEvent) -> Over | None:
-    """Return the need that an event ends, if it ends one: one that persists is told anew."""
+def need_resolved_by(event: event_pb2.RunEvent) -> ResolvedNeed | None:
+    """Return the need that an event resolves, if any. A need that persists is notified again."""
     is_run = event.HasField("run_changed")
     if not is_run and not concerns_approval(event):
         return None
-    return Over(
+    return ResolvedNeed(
         store_id=StoreId(event.store_id),
         run_id=RunId(event.run_id),
         time=_time(event),
@@ -100,15 +100,15 @@ def over_by(event: event_pb2.RunEvent) -> Over | None:
 
 
 def _of_run(event: event_pb2.RunEvent) -> Draft | None:
-    """Return what the user of a run is told.
+    """Return the notification for the user of a run.
 
-    Nothing of a run that a newer message of its user replaced, of what runs are to each other, and of a turn for a
-    job in which the model had nothing to say.
+    Returns None for a run replaced by a newer message, for the end of a sub-run or job, and for a job turn without
+    output.
     """
     run = event.run_changed.run
-    does_call = bool(run.parent_run_id or run.reports_to_conversation_id)
-    says_nothing = run.generation > 0 and not run.output_text and event.type == "run.completed"
-    if says_nothing or (does_call and event.type in _ENDED):
+    is_of_call = bool(run.parent_run_id or run.reports_to_conversation_id)
+    is_silent = run.generation > 0 and not run.output_text and event.type == "run.completed"
+    if is_silent or (is_of_call and event.type in _ENDED):
         return None
     user_id, body = UserId(run.user_id), _body(run.output_text)
     match event.type:
@@ -122,7 +122,7 @@ def _of_run(event: event_pb2.RunEvent) -> Draft | None:
             title = "Run ended by an operator" if by_operator else "Run cancelled"
             return _draft(event, user_id, NotificationKind.RUN_CANCELLED, title, body)
         case "run.expired":
-            return _draft(event, user_id, NotificationKind.RUN_EXPIRED, "Run expired: nobody answered in time", body)
+            return _draft(event, user_id, NotificationKind.RUN_EXPIRED, "Run expired: no answer in time", body)
         case "run.waiting":
             return _wait(event, run)
         case "run.needs_attention":
@@ -132,7 +132,7 @@ def _of_run(event: event_pb2.RunEvent) -> Draft | None:
 
 def _wait(event: event_pb2.RunEvent, run: run_pb2.Run) -> Draft | None:
     waits = [text for wait, text in _WAITS.items() if wait in run.waits]
-    if not waits and not _FOR_NOBODY.isdisjoint(run.waits):
+    if not waits and not _NOT_NOTIFIED.isdisjoint(run.waits):
         return None
     end = undecided() if run_pb2.WAIT_KIND_APPROVAL in run.waits else ""
     title = f"Run waits for {' and '.join(waits) or 'input'}"
@@ -141,19 +141,19 @@ def _wait(event: event_pb2.RunEvent, run: run_pb2.Run) -> Draft | None:
 
 def _attention(run: run_pb2.Run) -> str:
     if run.attention.reason == run_pb2.ATTENTION_REASON_QUARANTINED:
-        return "Run stopped: its workers died, and an operator must look at it"
-    return "Run stopped: it is unknown whether a call had its effect, and an operator must say"
+        return "Run stopped: its workers died repeatedly. An operator must investigate"
+    return "Run stopped: it is unknown whether a call took effect. An operator must decide"
 
 
 def _requests(event: event_pb2.RunEvent, approvers: Collection[UserId]) -> list[Draft]:
-    """Return what approvers are told about a call, except those who have approved it.
+    """Return the notifications about a call, for approvers who have not approved it yet.
 
-    Of their own runs users are told with the run that waits, and once more when nobody decided in time. Others see
-    nothing of the conversation: see `shown`.
+    Users are notified about calls of their own runs by the waiting run, and once more if there is no decision in time.
+    Other approvers see nothing of the conversation: see `shown`.
     """
     call = event.call_changed.call
     knowing = {call.user_id, *(approval.user_id for approval in call.approval.approvals)}
-    late = ": nobody decided in time" if call.approval.escalated else ""
+    late = ": no decision in time" if call.approval.escalated else ""
     title = f"{call.tool_name} of {call.user_id} {'still ' if late else ''}awaits your approval{late}"
     others = dict.fromkeys(user_id for user_id in approvers if user_id not in knowing)
     drafts = [_request(event, user_id, NotificationKind.APPROVAL_NEEDED, title) for user_id in others]
@@ -167,7 +167,7 @@ def _request(event: event_pb2.RunEvent, user_id: UserId, kind: NotificationKind,
     call = event.call_changed.call
     expire_time = call.deadline_time.ToDatetime(tzinfo=UTC) if call.HasField("deadline_time") else None
     body = _body(call.approval.preview or call.approval.cause, undecided(expire_time))
-    # Of one event each user has a notification of their own.
+    # Each user gets a separate notification about the event.
     own_id = notification_id(EventId(f"{event.event_id}/{user_id}"))
     return replace(_draft(event, user_id, kind, title, body), notification_id=own_id, call_id=CallId(call.call_id))
 
@@ -191,6 +191,6 @@ def _time(event: event_pb2.RunEvent) -> datetime:
 
 
 def _body(text: str, end: str = "") -> str:
-    """Return the text, shortened so that `end` fits whole."""
+    """Return the text, truncated so that `end` fits completely."""
     end = f"\n\n{end}" if end else ""
     return (shortened(visible(storable(text).strip()), BODY_BYTES_MAX - len(end)) + end).lstrip()

@@ -1,4 +1,4 @@
-"""News on NATS that every replica hears: notifications of all of them, and who has seen which run."""
+"""NATS messages of the notifier: published notifications, channel events, and which users watch which runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _VIEWERS: Final = "pawl.internal.v1.viewers"
 _log = logs.get_logger(__name__)
 
 
-async def hear(bus: Bus, wake: Callable[[Inbox], None]) -> None:
+async def listen(bus: Bus, wake: Callable[[Inbox], None]) -> None:
     """Call `wake` for each notification that any replica publishes."""
 
     async def on_message(subject: str, _data: bytes) -> None:
@@ -37,14 +37,14 @@ async def hear(bus: Bus, wake: Callable[[Inbox], None]) -> None:
     await bus.subscribe(_ALL, on_message)
 
 
-async def hear_viewers(bus: Bus, note: Callable[[Collection[tuple[Inbox, RunId]]], Awaitable[None]]) -> None:
-    """Give `note` which users have just seen which runs, as agent-loop reports; what cannot be noted is lost."""
+async def listen_for_viewers(bus: Bus, note: Callable[[Collection[tuple[Inbox, RunId]]], Awaitable[None]]) -> None:
+    """Call `note` with the users who have just seen runs, as agent-loop reports. Failures lose the report."""
 
     async def on_message(_subject: str, data: bytes) -> None:
         try:
-            said = msgspec.json.decode(data, type=list[tuple[StoreId, UserId, RunId]])
-            viewers = [(Inbox(store_id=store, user_id=user), run) for store, user, run in said]
-            if viewers and all(map(is_id, chain.from_iterable(said))):
+            reported = msgspec.json.decode(data, type=list[tuple[StoreId, UserId, RunId]])
+            viewers = [(Inbox(store_id=store, user_id=user), run) for store, user, run in reported]
+            if viewers and all(map(is_id, chain.from_iterable(reported))):
                 await note(viewers)
         except (msgspec.DecodeError, Unavailable) as error:
             _log.debug("viewers.not_noted", error=type(error).__name__)
@@ -60,11 +60,10 @@ _FORGET_BATCH: Final = 1000
 
 
 class Publication:
-    """Publishes what was not published yet: at once when woken, and every second.
+    """Publishes new notifications and channel events immediately when woken, and polls every second.
 
-    A row is locked while it is published and marked in the same transaction, so
-    replicas do not publish the same one; a crash in between publishes it again
-    under the same id.
+    Rows are locked while they are published and marked in the same transaction, so replicas never publish the same one.
+    After a crash in between, a row is published again with the same id.
     """
 
     def __init__(self, store: PostgresStore, bus: Bus, counters: PrometheusCounters) -> None:
@@ -74,7 +73,7 @@ class Publication:
         self._new = asyncio.Event()
 
     def wake(self) -> None:
-        """There is something to publish."""
+        """Notify the loop that there is something to publish."""
         self._new.set()
 
     async def run(self) -> None:
@@ -87,35 +86,35 @@ class Publication:
             await within(_SWEEP_SECONDS, self._new.wait())
 
     async def publish_all(self) -> None:
-        """Publish all that waits.
+        """Publish everything that is waiting.
 
         Raises:
-            DependencyUnavailable: the database or the bus is away.
+            DependencyUnavailable: the database or the bus is unavailable.
         """
         while True:
             self._new.clear()
             async with self._store.unpublished(limit=_BATCH) as notifications:
                 if notifications:
-                    await self._bus.publish_all(map(_announced, notifications))
+                    await self._bus.publish_all(map(_notification_message, notifications))
             self._counters.published.inc(len(notifications))
             if len(notifications) < _BATCH:
                 break
         while True:
-            async with self._store.untold(limit=_BATCH) as events:
+            async with self._store.unpublished_channel_events(limit=_BATCH) as events:
                 if events:
-                    await self._bus.publish_all(map(_told, events))
+                    await self._bus.publish_all(map(_channel_event_message, events))
             if len(events) < _BATCH:
                 return
 
 
-def _announced(notification: Notification) -> tuple[str, bytes, dict[str, str]]:
+def _notification_message(notification: Notification) -> tuple[str, bytes, dict[str, str]]:
     """Return the subject, payload and headers of a notification."""
     subject = f"pawl.v1.{notification.store_id}.user.{notification.user_id}.notifications"
     return subject, notification.SerializeToString(), {"Nats-Msg-Id": notification.notification_id}
 
 
-def _told(event: ChannelEvent) -> tuple[str, bytes, dict[str, str]]:
-    """Return the same of what became of a delivery or channel."""
+def _channel_event_message(event: ChannelEvent) -> tuple[str, bytes, dict[str, str]]:
+    """Return the subject, payload and headers (CloudEvents) of a channel event."""
     headers = {
         "Nats-Msg-Id": event.event_id,
         "ce-specversion": "1.0",

@@ -1,9 +1,7 @@
-"""From the life cycle into the inboxes.
+"""Consumes run events from JetStream and writes notifications to the inboxes.
 
-The life cycle of all runs, from JetStream.
-
-One durable pull consumer, shared by all replicas: each event goes to one of
-them, and to another if it is not answered within 10 s.
+All replicas share one durable pull consumer. Each event goes to one replica, and to another one if it is not
+acknowledged within 10 s.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from pawl.chassis.ids import StoreId, is_id
 from pawl.chassis.process import logs
 from pawl.errors import DependencyUnavailable, Unavailable
 from pawl.event.v1 import event_pb2
-from pawl.notifier.inbox.announcement import asks_approval, concerns_approval, drafts_of, job_end_of, over_by
+from pawl.notifier.inbox.announcement import asks_approval, concerns_approval, drafts_of, job_end_of, need_resolved_by
 from pawl.notifier.inbox.rules import PoisonEvent
 from pawl.notifier.inbox.store import PostgresStore
 from pawl.notifier.metrics import PrometheusCounters
@@ -35,27 +33,27 @@ SUBJECTS: Final = "pawl.v1.*.lifecycle.*"
 
 _BATCH: Final = 64
 _WAIT_SECONDS: Final = 20.0
-# What is known to be pending comes at once, unless another replica was quicker.
+# Pending messages arrive immediately, unless another replica took them first.
 _MORE_SECONDS: Final = 0.05
 _PAUSE_SECONDS: Final = 1.0
 _ACK_WAIT_SECONDS: Final = 10.0
 _UNANSWERED_MAX: Final = 1000
 
+# A run event. It must be acknowledged exactly once; otherwise JetStream delivers it again.
 Message: TypeAlias = Msg
-"""An event of the life cycle, to be answered exactly once. Unanswered, it comes again."""
 
 _log = logs.get_logger(__name__)
 
 
 class JetStreamLifecycle:
-    """Hands events to `take`, many at a time, for as long as the bus is connected."""
+    """Passes events to `take` in batches while the bus is connected."""
 
     def __init__(self, bus: Bus, take: Callable[[Sequence[Message]], Awaitable[None]]) -> None:
         self._bus = bus
         self._take = take
 
     def start(self) -> None:
-        """Consume from now on, on this connection of the bus and all later ones."""
+        """Start consuming, on the current connection and all later ones."""
         self._bus.on_connected(self._consume)
 
     async def _consume(self) -> None:
@@ -69,7 +67,7 @@ class JetStreamLifecycle:
                     if messages:
                         await self._take(messages)
             except (nats.errors.Error, OSError, TimeoutError, DependencyUnavailable) as error:
-                # The stream is not there yet, or it was wiped, and the consumer with it.
+                # The stream does not exist yet, or it was wiped together with the consumer.
                 if not waiting:
                     _log.warning("lifecycle.waiting", error=str(error) or type(error).__name__)
                 waiting = True
@@ -83,7 +81,7 @@ class JetStreamLifecycle:
                 deliver_policy=DeliverPolicy.ALL,
                 ack_policy=AckPolicy.EXPLICIT,
                 ack_wait=_ACK_WAIT_SECONDS,
-                # JetStream hides a message that was delivered too often. Giving up is the intake's decision.
+                # No limit: JetStream would drop messages silently. The intake decides when to reject one.
                 max_deliver=-1,
                 max_ack_pending=_UNANSWERED_MAX,
                 filter_subject=SUBJECTS,
@@ -93,9 +91,9 @@ class JetStreamLifecycle:
 
 
 async def _fetch(subscription: JetStreamContext.PullSubscription) -> list[Msg]:
-    """Return what there is, up to a batch; nothing after a while without events.
+    """Return pending messages, up to a batch; empty after a while without events.
 
-    A fetch of many waits for the last of them, so the first is fetched alone.
+    A fetch of many messages waits for the last of them, so the first is fetched alone.
     """
     try:
         messages = await subscription.fetch(1, timeout=_WAIT_SECONDS)
@@ -111,16 +109,16 @@ async def _fetch(subscription: JetStreamContext.PullSubscription) -> list[Msg]:
 
 
 def read_event(subject: str, data: bytes) -> event_pb2.RunEvent:
-    """Return a message of the life cycle, checked as far as anybody is told of it.
+    """Parse a run event and validate the fields used by notifications.
 
     Raises:
-        PoisonEvent: the bytes are no RunEvent, an id or a time is none, or the event belongs
-            to another store than its subject says.
+        PoisonEvent: the payload is not a RunEvent, an id or time is invalid, or the event belongs to another store than
+            its subject.
     """
     try:
         event = event_pb2.RunEvent.FromString(data)
     except DecodeError:
-        raise PoisonEvent("the payload is no RunEvent") from None
+        raise PoisonEvent("the payload is not a RunEvent") from None
     call = event.call_changed.call
     match event.WhichOneof("kind"):
         case "run_changed":
@@ -143,8 +141,8 @@ def read_event(subject: str, data: bytes) -> event_pb2.RunEvent:
     return event
 
 
+# Deliveries of an event whose values the store refuses. Other failures are retried forever.
 ATTEMPTS_MAX: Final = 8
-"""Deliveries of an event whose values the store refuses. Whatever else is wrong is not the event's fault."""
 
 _RETRY_SECONDS: Final = 1.0
 _RETRY_SECONDS_MAX: Final = 30.0
@@ -154,7 +152,7 @@ Event = tuple[Message, event_pb2.RunEvent]
 
 
 class Intake:
-    """Takes events, many at a time; one that cannot be taken holds up no other."""
+    """Handles events in batches. An event that fails does not block the others."""
 
     def __init__(self, store: PostgresStore, counters: PrometheusCounters, *, on_new: Callable[[], None]) -> None:
         self._store = store
@@ -162,9 +160,9 @@ class Intake:
         self._on_new = on_new
 
     async def take(self, messages: Sequence[Message]) -> None:
-        """Make the notifications of these events durable, then answer the events.
+        """Make the notifications of these events durable, then acknowledge the events.
 
-        Safe to cancel: an event that was not answered comes again.
+        Safe to cancel: unacknowledged events are delivered again.
         """
         events: list[Event] = []
         for message in messages:
@@ -178,11 +176,11 @@ class Intake:
 
     async def _take(self, events: Sequence[Event]) -> None:
         try:
-            told = await self._tell([event for _, event in events])
+            notified = await self._notify([event for _, event in events])
         except Unavailable:
             for message, _ in events:
                 await self._retry(message)
-        except Exception as error:  # noqa: BLE001  # whatever one event does, the others continue
+        except Exception as error:  # noqa: BLE001  # one bad event must not stop the others
             if len(events) == 1:
                 await self._postpone(events[0][0], error)
                 return
@@ -190,21 +188,21 @@ class Intake:
             for one in events:
                 await self._take([one])
         else:
-            for (message, _), is_told in zip(events, told, strict=True):
+            for (message, _), is_notified in zip(events, notified, strict=True):
                 await message.ack()
-                self._counters.events.labels("notified" if is_told else "ignored").inc()
+                self._counters.events.labels("notified" if is_notified else "ignored").inc()
 
-    async def _tell(self, events: Sequence[event_pb2.RunEvent]) -> list[bool]:
-        """Make the notifications durable, and note which needs are over; returns which events anybody is told of."""
+    async def _notify(self, events: Sequence[event_pb2.RunEvent]) -> list[bool]:
+        """Write notifications and mark resolved needs; returns, per event, whether it has a notification."""
         store_ids = {StoreId(event.store_id) for event in events if asks_approval(event)}
         approvers = await self._store.approvers(store_ids) if store_ids else {}
         drafts = [drafts_of(event, approvers.get(StoreId(event.store_id), ())) for event in events]
         if any(drafts) and await self._store.add([draft for each in drafts for draft in each]):
             self._on_new()
-        await self._store.note_over([over for event in events if (over := over_by(event)) is not None])
+        await self._store.mark_resolved([over for event in events if (over := need_resolved_by(event)) is not None])
         ends = [job_end_of(event) for event in events]
         conversations = {(end.inbox, end.conversation_id) for end in ends if end}
-        # Only where the conversation waits for somebody: any other one speaks of its job.
+        # Only if the conversation waits for a person. Otherwise the model itself reports that its job ended.
         waiting = await self._store.waiting(conversations) if conversations else frozenset()
         late = [end if end and (end.inbox, end.conversation_id) in waiting else None for end in ends]
         if any(late) and await self._store.add([end for end in late if end]):
@@ -212,7 +210,7 @@ class Intake:
         return [bool(each) or end is not None for each, end in zip(drafts, late, strict=True)]
 
     async def _postpone(self, message: Message, error: Exception) -> None:
-        """Try an event that failed alone again; reject it in the end only where its own values are at fault."""
+        """Retry an event that failed on its own. Reject it in the end only if its own values are at fault."""
         _log.warning("intake.event_failed", attempt=message.metadata.num_delivered, exc_info=error)
         if isinstance(error, PoisonEvent) and message.metadata.num_delivered >= ATTEMPTS_MAX:
             await self._reject(message)

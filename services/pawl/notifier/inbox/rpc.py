@@ -25,37 +25,36 @@ PAGE_MAX: Final = 200
 IDS_MAX: Final = 200
 
 
+# Translates between messages and domain types.
 WIRE: Final = Translator(
     lambda unknown: InvalidField(f"{unknown.field}: {unknown.value} is not known", field=unknown.field)
 )
-"""Between what users say and its messages."""
 
 
 def caller_inbox() -> Inbox:
-    """Return whose inbox the caller's is."""
     return Inbox.of(require_user())
 
 
 def page_size(requested: int) -> int:
-    """Return how many a page has.
+    """Return the size of a page; 0 means the default.
 
     Raises:
-        InvalidField: more than 200 were asked for.
+        InvalidField: more than 200 were requested.
     """
     if requested > PAGE_MAX:
-        raise InvalidField(f"page_size must be 0 to {PAGE_MAX}", field="page_size")
+        raise InvalidField(f"page_size must be 0 to {PAGE_MAX}, got {requested}", field="page_size")
     return requested or PAGE_DEFAULT
 
 
 def several_ids(ids: Collection[str], field: str) -> list[str]:
-    """Return the ids of several things.
+    """Validate a list of ids.
 
     Raises:
-        InvalidField: none, or more than 200.
-        InvalidId: one is no id.
+        InvalidField: there are none, or more than 200.
+        InvalidId: an id is malformed.
     """
     if not 1 <= len(ids) <= IDS_MAX:
-        raise InvalidField(f"{field} must have 1 to {IDS_MAX} ids", field=field)
+        raise InvalidField(f"{field} must have 1 to {IDS_MAX} ids, got {len(ids)}", field=field)
     return [check_id(value, field) for value in ids]
 
 
@@ -64,7 +63,7 @@ _NUMBER_MAX: Final = 2**63 - 1
 
 
 class Notify(notify_pb2_grpc.NotifyServiceServicer):
-    """Serves a user's own inbox; the credential says whose."""
+    """Serves the inbox of the calling user."""
 
     def __init__(
         self,
@@ -79,12 +78,12 @@ class Notify(notify_pb2_grpc.NotifyServiceServicer):
         self._heartbeat_seconds = heartbeat_seconds
         self._write_seconds_max = write_seconds_max
 
-    async def Subscribe(  # type: ignore[override]  # writes by itself, to bound how long a write may take
+    async def Subscribe(  # type: ignore[override]  # writes directly, to bound the time of a write
         self, request: pb.SubscribeRequest, context: Context
     ) -> None:
         inbox, approves = await self._reader()
         if request.after_number > _NUMBER_MAX:
-            raise InvalidField("after_number is larger than any number", field="after_number")
+            raise InvalidField(f"after_number must be at most {_NUMBER_MAX}", field="after_number")
         sent = request.after_number
         following = self._subscriptions.follow(
             inbox,
@@ -113,7 +112,7 @@ class Notify(notify_pb2_grpc.NotifyServiceServicer):
         filtered = "unread" if request.only_unread else "all"
         before = re.fullmatch(rf"{filtered}-([0-9]{{1,18}})", request.page_token)
         if request.page_token and before is None:
-            raise InvalidPageToken  # Of another method, or for another filter.
+            raise InvalidPageToken  # From another method or another filter.
         number = int(before[1]) if before else None
         found = await self._store.read_before(
             inbox, number, only_unread=request.only_unread, approves=approves, limit=size + 1
@@ -134,7 +133,7 @@ class Notify(notify_pb2_grpc.NotifyServiceServicer):
         return pb.AcknowledgeNotificationsResponse(notifications=acknowledged)
 
     async def _reader(self) -> tuple[Inbox, bool]:
-        """Return the inbox of the caller, and whether it approves calls of its store, which is remembered."""
+        """Return the caller's inbox and whether the caller approves calls of the store, which is recorded."""
         caller = require_user()
         inbox = Inbox(store_id=caller.store_id, user_id=caller.user_id)
         approves = caller.decides and not caller.roles.isdisjoint(APPROVERS)

@@ -1,4 +1,4 @@
-"""A notification and the inbox it lies in."""
+"""Notifications and inboxes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NotificationId = NewType("NotificationId", str)
 
 
 class NotificationKind(StrEnum):
-    """The kinds of notification. The values are stored."""
+    """Kinds of notifications. The values are stored."""
 
     RUN_COMPLETED = "run_completed"
     RUN_FAILED = "run_failed"
@@ -31,30 +31,29 @@ class NotificationKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotificationKinds:
-    """Kinds of notifications; none stands for all."""
+    """Kinds of notifications. Empty means all."""
 
     kinds: tuple[NotificationKind, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inbox:
-    """The notifications of one user of one store."""
+    """The notifications of one user of a store."""
 
     store_id: StoreId
     user_id: UserId
 
     @classmethod
     def of(cls, caller: Principal) -> Self:
-        """Return the inbox of a caller."""
         return cls(store_id=caller.store_id, user_id=caller.user_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """A notification before it has its place in the inbox.
+    """A notification before it has a number in its inbox.
 
-    `notification_id` follows from the event, so the same event gives the same draft. `call_id` is the call that is to
-    be decided about, `channel_id` the channel that was disabled; empty if none is.
+    `notification_id` is derived from the event, so the same event always gives the same draft. `call_id` is the call to
+    decide about, `channel_id` the disabled channel; empty if there is none.
     """
 
     inbox: Inbox
@@ -71,17 +70,18 @@ class Draft:
 
 
 def shown(draft: Draft) -> Draft:
-    """Return a draft as its reader sees it: a call of somebody else without the conversation, by which it is erased."""
+    """Return a draft as channels see it. The conversation of another user's call is kept for erasure but hidden."""
     if draft.kind is NotificationKind.APPROVAL_NEEDED:
         return replace(draft, conversation_id=ConversationId(""))
     return draft
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Over:
-    """A need that people were told of before `time`, and that is over: of a run, or to approve a call.
+class ResolvedNeed:
+    """A need for a person that is resolved. It applies to notifications created before `time`.
 
-    Without `call_id` it is the run's own; with `run_ended` also that to approve calls of it.
+    With `call_id`, it is the need to approve that call, else the run's own need. `run_ended` resolves approvals of all
+    calls of the run too.
     """
 
     store_id: StoreId
@@ -96,5 +96,5 @@ class PoisonEvent(Exception):
 
 
 def notification_id(event_id: EventId) -> NotificationId:
-    """Return the id of the notification about an event: always the same, whatever the form of the event's id."""
+    """Return the id of the notification about an event. Deterministic, and valid for any event id."""
     return NotificationId(f"ntf_{hashlib.sha256(event_id.encode()).hexdigest()[:40]}")

@@ -1,4 +1,4 @@
-"""The inboxes in PostgreSQL, schema `notifier`."""
+"""Inboxes in PostgreSQL, schema `notifier`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pawl.chassis.db.erasures import ErasurePart
 from pawl.chassis.ids import ConversationId, StoreId, UserId
 from pawl.errors import NotificationNotFound
 from pawl.notifier.deliveries.rules import body_of, type_of
-from pawl.notifier.inbox.rules import Draft, Inbox, NotificationId, NotificationKind, Over, PoisonEvent, shown
+from pawl.notifier.inbox.rules import Draft, Inbox, NotificationId, NotificationKind, PoisonEvent, ResolvedNeed, shown
 from pawl.notify.v1 import channel_pb2
 from pawl.notify.v1.notify_pb2 import Notification
 
@@ -43,6 +43,9 @@ _DRAFT: Final = (
 )
 _MESSAGE: Final = ("store_id", "user_id", "number", "read_time", *_DRAFT)
 
+# Adds drafts to their inboxes, with a delivery for each channel that wants them. Known notifications take no number.
+# The counter rows are locked in a fixed order, so that replicas do not deadlock. If another replica adds the same draft
+# concurrently, the statement violates the unique key and has no effect.
 ADD: Final = """
 WITH draft AS (
     SELECT DISTINCT ON (d.store_id, d.user_id, d.notification_id) d.*
@@ -52,7 +55,7 @@ WITH draft AS (
         $14::text[]
     ) WITH ORDINALITY AS d (
         store_id, user_id, notification_id, kind, run_id, conversation_id,
-        event_id, title, body, create_time, call_id, channel_id, told_type, told_body, position
+        event_id, title, body, create_time, call_id, channel_id, message_type, message_body, position
     )
     WHERE NOT EXISTS (
         SELECT FROM notifier.notifications AS n
@@ -84,11 +87,11 @@ added AS (
     JOIN counter USING (store_id, user_id)
     RETURNING store_id, user_id, number, notification_id
 ),
-told AS (
+deliveries AS (
     INSERT INTO notifier.webhook_deliveries (delivery_id, webhook_id, store_id, user_id, number, type, body)
     SELECT
         'dlv_' || left(encode(sha256(convert_to(notification_id || '/' || w.webhook_id, 'UTF8')), 'hex'), 40),
-        w.webhook_id, w.store_id, w.user_id, added.number, draft.told_type, draft.told_body
+        w.webhook_id, w.store_id, w.user_id, added.number, draft.message_type, draft.message_body
     FROM added
     JOIN draft USING (store_id, user_id, notification_id)
     JOIN notifier.webhooks AS w USING (store_id, user_id)
@@ -96,12 +99,6 @@ told AS (
     FOR KEY SHARE OF w
 )
 SELECT count(*) FROM added
-"""
-"""Put drafts into their inboxes, each with a delivery to each channel that tells of it. What is there already takes no
-number.
-
-The counter rows are locked in one order, so that replicas do not deadlock. A draft that another replica adds at the
-same moment violates the unique key here, and the whole statement has no effect.
 """
 
 _READ_AFTER: Final = """
@@ -135,8 +132,8 @@ FROM notifier.inboxes
 JOIN unnest($1::text[], $2::text[]) AS wanted (store_id, user_id) USING (store_id, user_id)
 """
 
-# Locked in one order, so that two acknowledgements of the same ones do not deadlock. Compared like that, the user is no
-# way to look them up: one may have been told of very much.
+# Sorted, so that concurrent acknowledgements do not deadlock. IS NOT DISTINCT FROM keeps the planner from using an
+# index on the user, who may have very many notifications.
 _LOCK: Final = """
 SELECT number FROM notifier.notifications
 WHERE (store_id, user_id) IS NOT DISTINCT FROM ($1, $2) AND notification_id = ANY ($3::text[])
@@ -150,9 +147,9 @@ WHERE (store_id, user_id) IS NOT DISTINCT FROM ($1, $2) AND notification_id = AN
 RETURNING *
 """
 
-# What is for approvers is over with its call, or with the run; all else with the next change of the run. Looked up by
-# the run, and not among all that is needed.
-NOTE_OVER: Final = """
+# An approval request is resolved with its call or its run; other needs with the next change of the run. The lateral
+# join makes the planner look up by run instead of scanning all open needs.
+MARK_RESOLVED: Final = """
 WITH found AS MATERIALIZED (
     SELECT n.store_id, n.user_id, n.number
     FROM unnest($1::text[], $2::text[], $3::text[], $4::timestamptz[], $5::boolean[])
@@ -172,7 +169,7 @@ UPDATE notifier.notifications SET over_time = now()
 WHERE (store_id, user_id, number) IN (SELECT store_id, user_id, number FROM held)
 """
 
-# By the conversation: the plan may use neither the index of all that is needed, nor one of all that the user was told.
+# Looked up by conversation. The expressions keep the planner from the indexes of open needs and of users.
 WAITING: Final = """
 SELECT DISTINCT store_id, user_id, conversation_id
 FROM unnest($1::text[], $2::text[], $3::text[]) AS o (store_id, user_id, conversation_id)
@@ -196,35 +193,35 @@ FROM unnest($1::text[], $2::text[], $3::bigint[]) AS held (store_id, user_id, nu
 WHERE (n.store_id, n.user_id, n.number) = (held.store_id, held.user_id, held.number)
 """
 
-_HOLD_UNTOLD: Final = "SELECT * FROM notifier.channel_events ORDER BY time LIMIT $1 FOR UPDATE SKIP LOCKED"
-_FORGET_TOLD: Final = "DELETE FROM notifier.channel_events WHERE event_id = ANY ($1::text[])"
+_HOLD_CHANNEL_EVENTS: Final = "SELECT * FROM notifier.channel_events ORDER BY time LIMIT $1 FOR UPDATE SKIP LOCKED"
+_DELETE_CHANNEL_EVENTS: Final = "DELETE FROM notifier.channel_events WHERE event_id = ANY ($1::text[])"
 _FORGET_EVENTS: Final = "DELETE FROM notifier.channel_events WHERE time < now() - make_interval(secs => $1)"
 
-# Deliveries go with their notifications. They are locked by their ids, as by who ends a channel, so that neither waits
-# for the other.
+# Deleting a notification cascades to its deliveries. They are locked by id first, in the same order as when a channel
+# is disabled, so that the two do not deadlock.
 _REMOVE: Final = """
 WITH gone AS MATERIALIZED ({}),
-told AS MATERIALIZED (
+held AS MATERIALIZED (
     SELECT delivery_id FROM notifier.webhook_deliveries AS d
     JOIN gone USING (store_id, user_id, number)
     ORDER BY delivery_id FOR UPDATE OF d
 )
 DELETE FROM notifier.notifications
-WHERE (store_id, user_id, number) IN (SELECT store_id, user_id, number FROM gone) AND (SELECT count(*) FROM told) >= 0
+WHERE (store_id, user_id, number) IN (SELECT store_id, user_id, number FROM gone) AND (SELECT count(*) FROM held) >= 0
 """
 _FORGET: Final = _REMOVE.format("""
     SELECT store_id, user_id, number FROM notifier.notifications
     WHERE insert_time < now() - make_interval(secs => $1)
     ORDER BY insert_time LIMIT $2 FOR UPDATE SKIP LOCKED
 """)
-# Compared like that, the store is no way to look them up.
+# IS NOT DISTINCT FROM keeps the planner from using an index on the store.
 ERASE: Final = _REMOVE.format("""
     SELECT store_id, user_id, number FROM notifier.notifications
     WHERE store_id IS NOT DISTINCT FROM $1 AND conversation_id = $2
     ORDER BY store_id, user_id, number FOR UPDATE
 """)
 
-# Written once an hour of each user at most.
+# Written at most once an hour per user.
 _NOTE_APPROVER: Final = """
 INSERT INTO notifier.approvers AS a (store_id, user_id, seen_time) VALUES ($1, $2, now())
 ON CONFLICT (store_id, user_id) DO UPDATE SET seen_time = now() WHERE a.seen_time < now() - interval '1 hour'
@@ -239,7 +236,7 @@ CROSS JOIN LATERAL (
 """
 _APPROVERS_MAX: Final = 100
 
-# Who adds a notification at this moment is waited for, and who does it later finds the mark.
+# Waits for transactions that are adding notifications; later ones see the mark.
 _NO_LONG_WAIT: Final = "SET LOCAL lock_timeout = '1s'"
 _WAIT_FOR_WRITERS: Final = "LOCK TABLE notifier.notifications IN SHARE ROW EXCLUSIVE MODE"
 _MARK_ERASED: Final = """
@@ -256,18 +253,17 @@ DELETE FROM notifier.webhook_deliveries WHERE delivery_id IN (
 )
 """
 FORGET_CODES: Final = "DELETE FROM notifier.codes_sent WHERE sent_time <= now() - interval '1 day'"
-# Longer than a delivery waits: a day, and the quiet hours of a week.
+# Longer than a delivery can wait: a day of attempts plus a week of quiet hours.
 _FORGET_VIEWERS: Final = "DELETE FROM notifier.viewers WHERE seen_time < now() - interval '10 days'"
 _ERASE_VIEWERS: Final = "DELETE FROM notifier.viewers WHERE store_id = $1 AND run_id = ANY ($2::text[])"
 _FORGET_APPROVERS: Final = "DELETE FROM notifier.approvers WHERE seen_time < now() - make_interval(secs => $1)"
 
 
 class PostgresStore(DatabaseAdapter):
-    """The inboxes, and who approves. Every method raises DependencyUnavailable when the database is away.
+    """Inboxes and approvers. Every method raises DependencyUnavailable if the database is unavailable.
 
-    What is for approvers (APPROVAL_NEEDED) is there only for a reader who `approves`.
-
-    What channels tell has links to `public_url`, if there is one.
+    APPROVAL_NEEDED notifications are visible only to readers with `approves`. Bodies sent to channels have links if
+    there is a `public_url`.
     """
 
     def __init__(self, database: Database, public_url: str = "") -> None:
@@ -275,35 +271,34 @@ class PostgresStore(DatabaseAdapter):
         self._public_url = public_url
 
     async def add(self, drafts: Sequence[Draft]) -> int:
-        """Put drafts into their inboxes, in one transaction; returns how many were new.
+        """Add drafts to their inboxes, in one transaction; returns how many were new.
 
-        Durable on return. A draft whose notification is there already changes
-        nothing and takes no number.
+        Durable on return. Idempotent: a known notification changes nothing and takes no number.
 
         Raises:
-            PoisonEvent: the values of a draft cannot be stored, now or ever; nothing is.
+            PoisonEvent: the values of a draft can never be stored; no draft was.
         """
         for attempt in range(1, _ADD_ATTEMPTS + 1):
             try:
                 added: int = await self._database.fetchval(ADD, *added_columns(drafts, self._public_url))
                 return added
             except asyncpg.UniqueViolationError:
-                # Another replica was given the same event. It has committed: the next attempt sees it.
+                # Another replica received the same event and has committed: the next attempt sees its row.
                 if attempt == _ADD_ATTEMPTS:
                     raise
             except _REFUSED_VALUES as error:
                 raise PoisonEvent(f"the database refuses the values: {error}") from error
         raise AssertionError("unreachable")
 
-    async def note_over(self, over: Sequence[Over]) -> None:
-        """Note on what people were told that they are not needed for it any more. Noted again, nothing changes."""
+    async def mark_resolved(self, over: Sequence[ResolvedNeed]) -> None:
+        """Mark notifications whose need is resolved. Idempotent."""
         columns = ([getattr(each, name) for each in over] for name in ("store_id", "run_id", "call_id", "time"))
-        await self._database.execute(NOTE_OVER, *columns, [each.run_ended for each in over])
+        await self._database.execute(MARK_RESOLVED, *columns, [each.run_ended for each in over])
 
     async def waiting(
         self, conversations: Collection[tuple[Inbox, ConversationId]]
     ) -> AbstractSet[tuple[Inbox, ConversationId]]:
-        """Return those of some conversations of users in which a run needs somebody, as they were told."""
+        """Return the conversations in which a run currently needs its user."""
         columns = zip(*((inbox.store_id, inbox.user_id, each) for inbox, each in conversations), strict=True)
         rows = await self._database.fetch(WAITING, *map(list, columns))
         return {(inbox_of(row), ConversationId(row["conversation_id"])) for row in rows}
@@ -322,7 +317,6 @@ class PostgresStore(DatabaseAdapter):
         return [_notification(row) for row in rows]
 
     async def count_unread(self, inbox: Inbox, *, approves: bool) -> int:
-        """Return how many notifications were not read."""
         count: int = await self._database.fetchval(_COUNT_UNREAD, inbox.store_id, inbox.user_id, approves)
         return count
 
@@ -336,10 +330,10 @@ class PostgresStore(DatabaseAdapter):
     async def acknowledge(
         self, inbox: Inbox, ids: Sequence[NotificationId], *, approves: bool
     ) -> Sequence[Notification]:
-        """Mark notifications as read, once; returns them as they are now, in the order of `ids`.
+        """Mark notifications as read and return them, in the order of `ids`. Idempotent.
 
         Raises:
-            NotificationNotFound: one is not in the inbox; then nothing is marked.
+            NotificationNotFound: one is not in the inbox; none is marked.
         """
         wanted = list(dict.fromkeys(ids))
         async with self._database.transaction() as connection:
@@ -352,13 +346,13 @@ class PostgresStore(DatabaseAdapter):
 
     @asynccontextmanager
     async def unpublished(self, *, limit: int) -> AsyncIterator[Sequence[Notification]]:
-        """Hold notifications that were not published yet, oldest first; other replicas get others.
+        """Lock unpublished notifications, oldest first. Other replicas get different ones.
 
-        Leaving without an exception marks them as published; with one, they stay.
+        On a normal exit they are marked as published; on an exception they stay unpublished.
         """
         async with self._database.transaction() as connection:
             rows = await connection.fetch(_HOLD_UNPUBLISHED, limit)
-            # One that cannot be read is never published, and marked like the others.
+            # An unreadable one is never published, but is marked like the others.
             yield read_each("notification", rows, _notification, itemgetter("notification_id"))
             if rows:
                 await connection.execute(
@@ -369,18 +363,18 @@ class PostgresStore(DatabaseAdapter):
                 )
 
     @asynccontextmanager
-    async def untold(self, *, limit: int) -> AsyncIterator[Sequence[channel_pb2.ChannelEvent]]:
-        """Hold events of channels that were not published yet, as `unpublished` does; told, they are forgotten."""
+    async def unpublished_channel_events(self, *, limit: int) -> AsyncIterator[Sequence[channel_pb2.ChannelEvent]]:
+        """Lock unpublished channel events, as `unpublished` does. A normal exit deletes them."""
         async with self._database.transaction() as connection:
-            rows = await connection.fetch(_HOLD_UNTOLD, limit)
+            rows = await connection.fetch(_HOLD_CHANNEL_EVENTS, limit)
             yield read_each(
                 "channel event", rows, lambda row: channel_pb2.ChannelEvent(**dict(row)), itemgetter("event_id")
             )
             if rows:
-                await connection.execute(_FORGET_TOLD, [row["event_id"] for row in rows])
+                await connection.execute(_DELETE_CHANNEL_EVENTS, [row["event_id"] for row in rows])
 
     async def forget(self, *, older_than_seconds: float, limit: int) -> int:
-        """Delete notifications that came longer ago; returns how many. Forget what else is old, such as approvers."""
+        """Delete notifications older than this; returns how many. Also deletes other old rows, such as approvers."""
         await self._database.execute(_FORGET_APPROVERS, older_than_seconds)
         await self._database.execute(_FORGET_TESTS, older_than_seconds)
         await self._database.execute(FORGET_CODES)
@@ -389,7 +383,7 @@ class PostgresStore(DatabaseAdapter):
         return affected(await self._database.execute(_FORGET, older_than_seconds, limit))
 
     async def erase(self, part: ErasurePart) -> None:
-        """Remove what was told of a conversation, and have nothing more be told of it. May be done again."""
+        """Delete the notifications about a conversation and prevent new ones. Idempotent."""
         async with self._database.transaction() as connection:
             await connection.execute(_NO_LONG_WAIT)
             await connection.execute(_WAIT_FOR_WRITERS)
@@ -400,11 +394,11 @@ class PostgresStore(DatabaseAdapter):
         await self._database.execute(_UNMARK_OLD)
 
     async def note_approver(self, inbox: Inbox) -> None:
-        """Remember that the user of an inbox approves calls of the store, and was seen now."""
+        """Record that the user of an inbox approves calls of the store and was seen now."""
         await self._database.execute(_NOTE_APPROVER, inbox.store_id, inbox.user_id)
 
     async def approvers(self, store_ids: Collection[StoreId]) -> Mapping[StoreId, Sequence[UserId]]:
-        """Return who approves in each of some stores: the 100 who were seen last."""
+        """Return the approvers of each store: the 100 seen most recently."""
         found: dict[StoreId, list[UserId]] = {store_id: [] for store_id in store_ids}
         for record in await self._database.fetch(_APPROVERS, sorted(store_ids), _APPROVERS_MAX):
             found[record["store_id"]].append(UserId(record["user_id"]))
@@ -412,7 +406,7 @@ class PostgresStore(DatabaseAdapter):
 
 
 def added_columns(drafts: Sequence[Draft], public_url: str = "") -> list[Sequence[object]]:
-    """Return the arguments of ADD; what channels tell has links to `public_url`."""
+    """Return the arguments of ADD. Bodies sent to channels have links if there is a `public_url`."""
     columns: list[Sequence[object]] = [
         [draft.inbox.store_id for draft in drafts],
         [draft.inbox.user_id for draft in drafts],
@@ -424,12 +418,11 @@ def added_columns(drafts: Sequence[Draft], public_url: str = "") -> list[Sequenc
 
 
 def inbox_of(row: asyncpg.Record) -> Inbox:
-    """Return whose a row is."""
     return Inbox(store_id=StoreId(row["store_id"]), user_id=UserId(row["user_id"]))
 
 
 def _notification(row: asyncpg.Record) -> Notification:
     fields = {name: row[name] for name in _MESSAGE} | {"kind": f"NOTIFICATION_KIND_{row['kind'].upper()}"}
     if row["kind"] == NotificationKind.APPROVAL_NEEDED:
-        fields["conversation_id"] = ""  # It is that of another user.
+        fields["conversation_id"] = ""  # It belongs to another user.
     return Notification(**fields)

@@ -1,4 +1,4 @@
-"""Following an inbox: what is in it, then what comes, from whichever replica."""
+"""Subscriptions to an inbox: existing notifications first, then new ones from any replica."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ _log = logs.get_logger(__name__)
 
 
 class Subscriptions:
-    """The followers on this replica.
+    """The subscribers of this replica.
 
-    A follower reads from the store, so it holds no queue, and a slow one costs
-    nothing but its own page. What is new is learned from the bus (`wake`) and, for
-    what the bus dropped, from one query a second for all followers together.
+    A subscriber reads pages from the store and has no queue, so a slow one costs only its own page. The bus wakes
+    subscribers (`wake`); one query a second for all of them catches what the bus dropped.
     """
 
     def __init__(self, store: PostgresStore, counters: PrometheusCounters) -> None:
@@ -34,12 +33,12 @@ class Subscriptions:
         self._followers: dict[Inbox, dict[_Follower, None]] = {}
 
     def wake(self, inbox: Inbox) -> None:
-        """The inbox may have something new."""
+        """Notify the inbox's subscribers that there may be something new."""
         for follower in self._followers.get(inbox, ()):
             follower.news.set()
 
     async def run(self) -> None:
-        """Look for news every second while anybody follows, until cancelled."""
+        """Poll every second until cancelled, while there are subscribers."""
         while True:
             await asyncio.sleep(_POLL_SECONDS)
             try:
@@ -48,10 +47,10 @@ class Subscriptions:
                 _log.debug("subscriptions.poll_postponed", reason=error.reason)
 
     async def poll(self) -> None:
-        """Wake the followers whose inbox has grown.
+        """Wake the subscribers whose inbox has grown.
 
         Raises:
-            DependencyUnavailable: the database is away.
+            DependencyUnavailable: the database is unavailable.
         """
         if not self._followers:
             return
@@ -65,10 +64,10 @@ class Subscriptions:
     ) -> AsyncGenerator[Notification | None, None]:
         """Yield notifications after a number (None: only new ones), in order, each once; never ends.
 
-        Yields None after `silence_seconds` without one. Close the iterator when done.
+        Yields None after `silence_seconds` without a notification. Close the iterator when done.
 
         Raises:
-            DependencyUnavailable: the database is away; follow again from the last number.
+            DependencyUnavailable: the database is unavailable; follow again from the last number.
         """
         follower = _Follower()
         self._followers.setdefault(inbox, {})[follower] = None
@@ -94,7 +93,7 @@ class Subscriptions:
 
 
 class _Follower:
-    """The position of one subscription in the stream."""
+    """The position of a subscriber in its inbox."""
 
     __slots__ = ("news", "number")
 

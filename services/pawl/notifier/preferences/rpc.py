@@ -19,7 +19,7 @@ _CHANGE: Final = WIRE.struct(PreferencesChange, pb.UpdatePreferencesRequest)
 
 
 class PreferenceServicer(preference_pb2_grpc.PreferenceServiceServicer):
-    """Serves a user's own preferences; the credential says whose. `on_change` is called when others hold."""
+    """Serves the preferences of the calling user. `on_change` is called after they change."""
 
     def __init__(self, repository: PostgresPreferences, *, on_change: Callable[[], None]) -> None:
         self._repository = repository

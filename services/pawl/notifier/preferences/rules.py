@@ -1,4 +1,4 @@
-"""The preferences of users: what is sent of their notifications, and when."""
+"""Preferences of users: which notifications are delivered, and when."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pawl.errors import InvalidField
 from pawl.notifier.inbox.rules import NotificationKind, NotificationKinds
 
 QUIET_HOURS_MAX: Final = 10
+# Per user.
 MUTES_MAX: Final = 1000
-"""Muted conversations of one user."""
 _ZONE_CHARACTERS_MAX: Final = 64
 _DAY: Final = timedelta(days=1)
 _MINUTE: Final = timedelta(minutes=1)
@@ -24,7 +24,7 @@ _QUIET_MAX: Final = timedelta(days=8)
 
 
 class Weekday(IntEnum):
-    """The days of the week, as in ISO 8601. The values are stored."""
+    """Days of the week as in ISO 8601. The values are stored."""
 
     MONDAY = 1
     TUESDAY = 2
@@ -37,7 +37,7 @@ class Weekday(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuietHours:
-    """Hours in which nothing is sent, from `start` to the next `end`. Without `days` they begin on each."""
+    """Nothing is delivered from `start` to the next `end`. Without `days`, they apply every day."""
 
     start: str
     end: str
@@ -46,7 +46,7 @@ class QuietHours:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuietTimes:
-    """All quiet hours of a user, by the clock of a time zone; UTC if that is empty."""
+    """All quiet hours of a user, in a time zone. Empty means UTC."""
 
     hours: tuple[QuietHours, ...] = ()
     time_zone: str = ""
@@ -54,7 +54,7 @@ class QuietTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mute:
-    """A conversation of which nothing is sent, until a time or for good."""
+    """A conversation without deliveries until a time, or forever."""
 
     conversation_id: ConversationId
     until_time: datetime | None = None
@@ -62,7 +62,7 @@ class Mute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preferences:
-    """The wishes of a user about what is sent. Without `kinds` that is everything."""
+    """What a user wants delivered. Empty `kinds` means all kinds."""
 
     kinds: tuple[NotificationKind, ...] = ()
     quiet: QuietTimes = QuietTimes()
@@ -71,46 +71,42 @@ class Preferences:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreferencesChange:
-    """A change that a user asks for; what is None stays."""
+    """A requested change. None leaves a field unchanged."""
 
     kinds: NotificationKinds | None = None
     quiet: QuietTimes | None = None
 
     def check(self) -> None:
-        """Refuse what has no meaning.
-
-        Raises:
-            InvalidField: it has none.
-        """
+        """Raise InvalidField if a value is invalid."""
         if self.kinds is not None and len(set(self.kinds.kinds)) != len(self.kinds.kinds):
-            raise InvalidField("kinds must differ from each other", field="kinds")
+            raise InvalidField("kinds must not repeat", field="kinds")
         if self.quiet is not None:
             _check_quiet(self.quiet)
 
 
 def _check_quiet(quiet: QuietTimes) -> None:
     if len(quiet.hours) > QUIET_HOURS_MAX:
-        raise InvalidField(f"there may be at most {QUIET_HOURS_MAX} quiet hours", field="quiet.hours")
+        raise InvalidField(f"quiet.hours must have at most {QUIET_HOURS_MAX} entries", field="quiet.hours")
     for hours in quiet.hours:
         for text in (hours.start, hours.end):
             _check_time(text)
         if len(set(hours.days)) != len(hours.days):
-            raise InvalidField("days must differ from each other", field="quiet.hours")
+            raise InvalidField("days must not repeat", field="quiet.hours")
     try:
         _zone(quiet.time_zone[:_ZONE_CHARACTERS_MAX])
     except (ValueError, OSError, KeyError):
-        message = f"time_zone {quiet.time_zone[:_ZONE_CHARACTERS_MAX]!r} is none of IANA, such as Europe/Berlin"
+        message = f"time_zone {quiet.time_zone[:_ZONE_CHARACTERS_MAX]!r} is not an IANA time zone such as Europe/Berlin"
         raise InvalidField(message, field="quiet.time_zone") from None
 
 
 def quiet_until(quiet: QuietTimes, now: datetime) -> datetime | None:
-    """Return when the quiet hours end in which `now` is; None if it is in none."""
+    """Return when the current quiet hours end; None if `now` is outside quiet hours."""
     if not quiet.hours:
         return None
     try:
         zone = _zone(quiet.time_zone)
     except (ValueError, OSError, KeyError):
-        zone = _zone("")  # The time zones of this machine lack one that another had.
+        zone = _zone("")  # Another machine knew the time zone; this one does not.
     until = now
     while until - now < _QUIET_MAX:
         spans = _spans(quiet.hours, zone, until)
@@ -122,19 +118,19 @@ def quiet_until(quiet: QuietTimes, now: datetime) -> datetime | None:
 
 
 def _spans(quiet_hours: Sequence[QuietHours], zone: ZoneInfo, now: datetime) -> Iterator[tuple[datetime, datetime]]:
-    """Yield from when to when it is quiet, of all that begin within a day of `now`."""
+    """Yield start and end of all quiet periods that start within a day of `now`."""
     today = now.astimezone(zone).date()
     for hours in quiet_hours:
         start, end = time.fromisoformat(hours.start), time.fromisoformat(hours.end)
         for day in (today - _DAY, today):
             if not hours.days or day.isoweekday() in hours.days:
                 last_day = day if end > start else day + _DAY
-                for fold in (0, 1):  # Where clocks go back it is quiet both times.
+                for fold in (0, 1):  # When clocks are set back, both occurrences are quiet.
                     yield _moment(day, start, zone, fold), _moment(last_day, end, zone, fold)
 
 
 def _moment(day: date, at: time, zone: ZoneInfo, fold: int) -> datetime:
-    """Return when clocks show a time, the `fold` of two; for one that they leave out the moment of their jump."""
+    """Return when clocks show a time; `fold` selects between two occurrences. A skipped time gives the jump."""
     once, again = (datetime.combine(day, at, zone).replace(fold=each).astimezone(UTC) for each in (0, 1))
     if once <= again:
         return again if fold else once
@@ -153,4 +149,4 @@ def _check_time(text: str) -> None:
     except ValueError:
         is_time = False
     if not is_time:
-        raise InvalidField(f"{text[:16]!r} is no time of day, such as 22:00", field="quiet.hours")
+        raise InvalidField(f"{text[:16]!r} is not a time of day such as 22:00", field="quiet.hours")

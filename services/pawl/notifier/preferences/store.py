@@ -1,4 +1,4 @@
-"""The preferences of users in PostgreSQL, schema `notifier`."""
+"""Preferences of users in PostgreSQL, schema `notifier`."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ INSERT INTO notifier.preferences AS p (store_id, user_id, kinds, quiet)
 VALUES ($1, $2, coalesce($3::text[], '{}'), coalesce($4::text, '{}'))
 ON CONFLICT (store_id, user_id) DO UPDATE SET kinds = coalesce($3, p.kinds), quiet = coalesce($4, p.quiet)
 """
-# What waits for its first try is looked at anew; a try that failed keeps its pause. By the channels of the user, for
-# each of which an index has what waits.
-_LOOK_AGAIN: Final = """
+# Makes deliveries that wait for their first attempt due, so that they are planned again. Retries keep their pause.
+# Looked up by channel, because the index on due deliveries starts with the channel.
+_REPLAN: Final = """
 UPDATE notifier.webhook_deliveries SET due_time = now() WHERE delivery_id IN (
     SELECT delivery_id FROM notifier.webhook_deliveries
     WHERE webhook_id = ANY (ARRAY(SELECT webhook_id FROM notifier.webhooks WHERE store_id = $1 AND user_id = $2))
@@ -46,40 +46,40 @@ _UNMUTE: Final = "DELETE FROM notifier.mutes WHERE store_id = $1 AND user_id = $
 
 
 class PostgresPreferences(DatabaseAdapter):
-    """The preferences of users. Every method raises DependencyUnavailable when the database is away."""
+    """Preferences of users. Every method raises DependencyUnavailable if the database is unavailable."""
 
     async def preferences(self, inbox: Inbox) -> Preferences:
-        """Return the preferences of a user, with the mutes that hold."""
+        """Return the preferences of a user, with the active mutes."""
         row = await self._database.fetchrow(_FIND, inbox.store_id, inbox.user_id)
         mutes = await self._database.fetch(_MUTES, inbox.store_id, inbox.user_id)
         found = (Mute(conversation_id=ConversationId(each[0]), until_time=each[1]) for each in mutes)
         return preferences_of(row, tuple(found)) if row is not None else Preferences(mutes=tuple(found))
 
     async def change(self, inbox: Inbox, change: PreferencesChange) -> None:
-        """Change preferences; what waits is looked at again."""
+        """Change preferences and plan waiting deliveries again."""
         kinds = list(change.kinds.kinds) if change.kinds is not None else None
         quiet = msgspec.json.encode(change.quiet).decode() if change.quiet is not None else None
         await self._database.execute(_CHANGE, inbox.store_id, inbox.user_id, kinds, quiet)
-        await self._database.execute(_LOOK_AGAIN, inbox.store_id, inbox.user_id)
+        await self._database.execute(_REPLAN, inbox.store_id, inbox.user_id)
 
     async def mute(self, inbox: Inbox, mute: Mute) -> None:
-        """Have nothing of a conversation be sent.
+        """Stop deliveries about a conversation.
 
         Raises:
-            InvalidField: the user mutes as many as there may be.
+            InvalidField: the user has the most mutes allowed.
         """
         of = (inbox.store_id, inbox.user_id)
         await self._database.execute(_FORGET_MUTES, *of)
         if await self._database.fetchrow(_MUTE, *of, mute.conversation_id, mute.until_time, MUTES_MAX) is None:
-            raise InvalidField(f"a user mutes at most {MUTES_MAX} conversations: unmute one", field="mute")
+            raise InvalidField(f"a user can mute at most {MUTES_MAX} conversations: unmute one", field="mute")
 
     async def unmute(self, inbox: Inbox, conversation_id: ConversationId) -> None:
-        """End the mute of a conversation, if there is one."""
+        """Remove the mute of a conversation, if there is one."""
         await self._database.execute(_UNMUTE, inbox.store_id, inbox.user_id, conversation_id)
 
 
 def preferences_of(row: asyncpg.Record, mutes: tuple[Mute, ...] = ()) -> Preferences:
-    """Return the preferences in a row; those of a user who has said nothing are null."""
+    """Return the preferences in a row. Its columns are null if the user never set any."""
     if row["quiet"] is None:
         return Preferences(mutes=mutes)
     return Preferences(

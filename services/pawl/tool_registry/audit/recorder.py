@@ -1,4 +1,4 @@
-"""Writing the audit chain: what happens at the same time goes into one transaction."""
+"""Writes the audit chain, batching concurrent entries into one transaction, and verifies it."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from pawl.tool_registry.audit.rules import (
 )
 from pawl.tool_registry.audit.store.audit import PostgresAuditLog
 from pawl.tool_registry.policy.call import Job
-from pawl.tool_registry.policy.rules.rules import Rule, said_by
+from pawl.tool_registry.policy.rules.rules import Rule, canonical_terms
 from pawl.tool_registry.rules.execution import ExecutionResult
 from pawl.tool_registry.rules.verdict import CallContext, Verdict
 from pawl.values import EffectClass
 
-# By the call with which it was given: its digest would say what the arguments were.
+# Names the call that gave the grant. The grant's digest would reveal the arguments.
 GRANT: Final = "grant {}"
 _ENTRIES_PER_COMMIT_MAX: Final = 2000
 
@@ -37,9 +37,9 @@ _Waiting = tuple[Sequence[AuditDraft], "asyncio.Future[None]"]
 
 
 class AuditTrail:
-    """Writes entries of concurrent calls together, in the order in which they came.
+    """Writes the entries of concurrent calls together, in the order in which they arrive.
 
-    `now` gives seconds since 1970. All methods that write raise what `write` raises.
+    `now` returns seconds since 1970. All writing methods raise what `write` raises.
     """
 
     def __init__(self, log: PostgresAuditLog, now: Callable[[], float]) -> None:
@@ -49,11 +49,11 @@ class AuditTrail:
         self._writer: asyncio.Task[None] | None = None
 
     async def write(self, drafts: Sequence[AuditDraft]) -> None:
-        """Return when the entries are durable. Safe to cancel: they may be written all the same.
+        """Return once the entries are durable. Safe to cancel, but the entries may still be written.
 
         Raises:
-            DependencyUnavailable: it is not known whether they were written; what
-                they are about must not happen.
+            DependencyUnavailable: it is unknown whether the entries were written. The actions they describe must not
+                happen.
         """
         if not drafts:
             return
@@ -64,9 +64,9 @@ class AuditTrail:
         await written
 
     def of_proposal(self, context: CallContext, tool_name: str, verdict: Verdict) -> AuditDraft:
-        """Return what the check of a call said."""
+        """Return the entry for the check of a call."""
         return replace(
-            # What is no tool was made up, and may be anything: the chain keeps nothing that was said.
+            # The model made up this name. It may contain anything, so the chain does not store it.
             self.of_call(
                 context, AuditKind.PROPOSED, tool_name if verdict.definition else UNKNOWN_TOOL, verdict.tool_version
             ),
@@ -76,7 +76,7 @@ class AuditTrail:
         )
 
     def of_call(self, context: CallContext, kind: AuditKind, tool_name: str, tool_version: int) -> AuditDraft:
-        """Return an entry about a call that says nothing yet, of now."""
+        """Return an entry for a call, timed now, without verdict or digests."""
         return AuditDraft(
             store_id=context.store_id,
             kind=kind,
@@ -94,15 +94,14 @@ class AuditTrail:
         )
 
     async def executed(self, job: Job) -> None:
-        """Write that a call is about to begin."""
+        """Record that a call is about to start."""
         await self.write([self._executed(job)])
 
     async def ended(self, job: Job, result: ExecutionResult, *, has_begun: bool = False, reason: str = "") -> None:
-        """Write how a call ended here; what a READ_ONLY tool did is written down together with its end.
+        """Record the end of a call.
 
-        So is its check, where it ran at once.
-        `reason` in place of the result's own: CACHED where it was given again, LATE
-        where the call had ended before, so that it is dropped.
+        The check and the start of a READ_ONLY call are recorded together with its end. `reason` replaces the result's
+        own: CACHED for a cached result, LATE for a result dropped because the call had already ended.
         """
         draft = replace(
             self._of_job(job, AuditKind.RETURNED),
@@ -112,15 +111,15 @@ class AuditTrail:
             result_bytes=len(result.content),
             duration_us=int(result.duration_seconds * 1_000_000),
         )
-        begun = [self._executed(job)] if has_begun and job.effect is EffectClass.READ_ONLY else []
-        await self.write([*job.proposal.claim(with_end=True), *begun, draft])
+        started = [self._executed(job)] if has_begun and job.effect is EffectClass.READ_ONLY else []
+        await self.write([*job.proposal.claim(with_end=True), *started, draft])
 
     def of_end(self, job: Job) -> AuditDraft:
-        """Return the entry of the end of a call, without the end."""
+        """Return an entry for the end of a call, without the result."""
         return self._of_job(job, AuditKind.RETURNED)
 
     async def ruled(self, rule: Rule, verdict: str, by: Principal) -> None:
-        """Write that somebody makes (MADE) or revokes (REVOKED) a rule."""
+        """Record that a person creates (MADE) or revokes (REVOKED) a rule."""
         await self.write(
             [
                 AuditDraft(
@@ -137,14 +136,14 @@ class AuditTrail:
                     by_user_id=by.user_id,
                     by_credential_id=by.credential_id,
                     by_delegate_user_id=by.delegate_user_id,
-                    arguments_sha256=sha256_hex(said_by(rule)),
+                    arguments_sha256=sha256_hex(canonical_terms(rule)),
                     key_id=rule.rule_id,
                 )
             ]
         )
 
     def time_us(self) -> int:
-        """Return the time of an entry that is made now."""
+        """Return the current time in microseconds since 1970."""
         return int(self._now() * 1_000_000)
 
     def _executed(self, job: Job) -> AuditDraft:
@@ -168,7 +167,7 @@ class AuditTrail:
         del self._waiting[: len(taken)]
         try:
             refused = await self._log.append([draft for drafts, _ in taken for draft in drafts])
-        except Exception as error:  # noqa: BLE001  # it is for those who wait
+        except Exception as error:  # noqa: BLE001  # every waiting caller gets it
             for _, written in taken:
                 if not written.done():
                     written.set_exception(error)
@@ -177,13 +176,13 @@ class AuditTrail:
                 if written.done():
                     continue
                 if any(draft.store_id in refused for draft in drafts):
-                    written.set_exception(DependencyUnavailable("the audit chain takes no entries: verify it"))
+                    written.set_exception(DependencyUnavailable("the audit chain was tampered with: verify it"))
                 else:
                     written.set_result(None)
 
 
 def _reason(verdict: Verdict) -> str:
-    """Return why a call is gated or refused; the rule that decided goes along where it is not in there."""
+    """Return why a call is gated or refused, including the grant and the rule that decided."""
     reason = verdict.approval_cause or verdict.error_reason
     if verdict.grant_call_id:
         reason = f"{reason}, {GRANT.format(verdict.grant_call_id)}"
@@ -199,10 +198,9 @@ _PAGES_PER_REPORT: Final = 5
 async def verify(
     log: PostgresAuditLog, store_id: StoreId, known: Head | None
 ) -> AsyncIterator[audit_pb2.VerifyAuditResponse]:
-    """Yield how far the chain is good every 10,000 entries, then the end, with `done`.
+    """Yield the verified position every 10,000 entries, then the result with `done` set.
 
-    Entries that are written meanwhile are not looked at. `known` is a head that
-    was kept elsewhere.
+    Entries written during verification are not checked. `known` is a chain head that was stored outside the database.
 
     Raises:
         DependencyUnavailable: the chain cannot be read.

@@ -1,4 +1,4 @@
-"""pawl.tool.v1.AuditService: for operators of a store, which comes from the credential."""
+"""pawl.tool.v1.AuditService, for operators of a store. The store comes from the caller's credential."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pawl.tool_registry.audit.recorder import verify
 from pawl.tool_registry.audit.rules import AuditEntry, AuditFilter, AuditKind, Head
 from pawl.tool_registry.audit.store.audit import PostgresAuditLog
 from pawl.tool_registry.convert import WIRE
-from pawl.tool_registry.pages import cut, page_size, page_token, place_of
+from pawl.tool_registry.pages import cut, page_size, page_token, position_of
 
 _SEQ_MAX: Final = 2**63 - 1
 
@@ -28,7 +28,7 @@ _ENTRY: Final = WIRE.struct(
     pb.AuditEntry,
     Exceptions(
         write={
-            # Somebody may have changed it in the database.
+            # 0 if the value was tampered with in the database.
             "kind": lambda entry: _KINDS.numbers.get(entry.draft.kind, 0),
             "time": lambda entry: timestamp(entry.draft.time_us / 1e6),
             "duration_seconds": lambda entry: entry.draft.duration_us / 1_000_000,
@@ -39,8 +39,6 @@ _ENTRY: Final = WIRE.struct(
 
 
 class AuditServicer(audit_pb2_grpc.AuditServiceServicer):
-    """Translates between the wire and the audit chain."""
-
     def __init__(self, log: PostgresAuditLog) -> None:
         self._log = log
 
@@ -50,7 +48,7 @@ class AuditServicer(audit_pb2_grpc.AuditServiceServicer):
         wanted = _filter(store_id, request, "run_id", "call_id", "tool_name", "user_id", "agent_name")
         if request.kind:
             wanted = replace(wanted, kind=_KINDS.read(request.kind))
-        (before,) = place_of("audit", request.page_token, tuple[int]) or (None,)
+        (before,) = position_of("audit", request.page_token, tuple[int]) or (None,)
         if before is not None and not 0 <= before <= _SEQ_MAX:
             raise InvalidPageToken
         found = await self._log.listed(wanted, before_seq=before, rows_max=size + 1)
@@ -76,11 +74,11 @@ class AuditServicer(audit_pb2_grpc.AuditServiceServicer):
 
 
 def _filter(store_id: StoreId, request: Any, *fields: str) -> AuditFilter:
-    """Return the entries that a request asks for by these fields, and by its times."""
+    """Build a filter from the named fields and the time range of a request."""
     texts = {field: getattr(request, field) for field in fields}
     for field, text in texts.items():
         if "\0" in text:
-            raise InvalidField(f"{field}: must not have NUL", field=field)
+            raise InvalidField(f"{field}: must not contain NUL", field=field)
     times = {field: _time(request, field) for field in ("since_time", "before_time")}
     return AuditFilter(store_id=store_id, **times, **texts)
 
@@ -89,4 +87,4 @@ def _time(request: Any, field: str) -> Any:
     try:
         return getattr(request, field).ToDatetime(UTC) if request.HasField(field) else None
     except (ValueError, OverflowError):
-        raise InvalidField(f"{field}: is not a time", field=field) from None
+        raise InvalidField(f"{field}: must be a valid time", field=field) from None

@@ -1,11 +1,10 @@
-"""The audit chain of a store: what was proposed, decided, begun and returned, each entry bound to the one before.
+"""The audit chain of a store: proposals, decisions, starts and results, each entry linked to the previous one.
 
-An entry holds digests of arguments and results, never the things themselves, and
-each digest is made with a secret of the conversation: once that is destroyed they
-say nothing, and the chain is as whole as before. Its
-hash covers all of it, its number and the hash of the entry before; so whoever
-changes, removes, inserts or moves one has to make all later ones anew, and a head
-that is kept elsewhere shows that too.
+Entries hold digests of arguments and results, never the content. Each digest is keyed with a secret of its
+conversation. Destroying the secret makes the digests meaningless but leaves the chain intact.
+
+An entry's hash covers its content, its number and the previous hash. Changing, removing, inserting or moving an entry
+requires rebuilding all later ones. A chain head stored elsewhere reveals a rebuilt chain too.
 """
 
 from __future__ import annotations
@@ -23,45 +22,43 @@ from pawl.chassis.strict_json import dumps_canonical, storable
 from pawl.values import CallState, Outcome
 
 TOOL_NAME_CHARACTERS_MAX: Final = 80
+# Replaces the name of a tool that does not exist.
 UNKNOWN_TOOL: Final = "?"
-"""The name of what was called and is no tool."""
 
 _SCHEME: Final = "pawl.audit.1"
 
 
 class AuditKind(StrEnum):
-    """The kinds of entry about a call."""
+    """Kinds of entries."""
 
+    # The call was checked. `verdict` is the disposition; `reason` is why it is gated or refused, or the deciding rule.
     PROPOSED = "PROPOSED"
-    """It was checked: `verdict` is the disposition, `reason` why it is gated or refused, or the rule that decided."""
+    # A person decided. `verdict` is the kind of decision, `by_user_id` the person. For a series, `reason` is `grant`
+    # and the call id, which the entries of its uses repeat.
     DECIDED = "DECIDED"
-    """A person decided about it: `verdict` is the kind of the decision, `by_user_id` who. Of one for a series `reason`
-    is `grant` and the call: so the entries name it that are about its uses."""
+    # The call is about to start. `verdict` is APPROVED, RULE, GRANT or empty; `reason` is the rule or the grant.
     EXECUTED = "EXECUTED"
-    """It is about to begin: `verdict` is APPROVED if it had an approval, RULE or GRANT if one stood for that, else
-    empty;
-    `reason` is the rule, or the grant."""
+    # The call ended. `verdict` is the outcome. `reason` is the error reason, CACHED, LATE (after the call had ended) or
+    # COMPLETED (result from outside). `by_user_id` is who completed it from outside or, for a front-end call, who
+    # returned the result or claimed the call.
     RETURNED = "RETURNED"
-    """It has ended: `verdict` is the outcome, `reason` that of an error, or CACHED, or LATE for what went on, or
-    COMPLETED for a result from outside. `by_user_id` is who brought the end from outside or, of a front-end call, who
-    brought the result, or held the call."""
+    # A person created or revoked a rule. `verdict` is MADE or REVOKED, `reason` the rule id. The call is the one whose
+    # approval created the rule, if any.
     RULE = "RULE"
-    """Somebody made or revoked a rule: `verdict` is MADE or REVOKED, `reason` its id. The call is that whose approval
-    made it, if one did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditDraft:
-    """An entry without its place in the chain. Times are microseconds since 1970.
+    """An entry before it is added to the chain. Times are microseconds since 1970.
 
-    `credential_id` started the run, for which the delegate `delegate_user_id` acted for its user if one did;
-    `by_credential_id` and `by_delegate_user_id` say the same of `by_user_id`, and `agent_name` drives the run. Empty if
-    not known.
+    `credential_id` started the run; `delegate_user_id` is the delegate that acted for the user, if any.
+    `by_credential_id` and `by_delegate_user_id` say the same for `by_user_id`. `agent_name` is the agent of the run.
+    Empty if unknown.
     """
 
     store_id: StoreId
+    # An AuditKind, unless the row was tampered with.
     kind: str
-    """An AuditKind, unless somebody has changed it in the database."""
     time_us: int
     user_id: UserId
     run_id: RunId
@@ -80,27 +77,27 @@ class AuditDraft:
     by_credential_id: CredentialId = CredentialId("")
     by_delegate_user_id: UserId = UserId("")
     agent_name: str = ""
+    # The conversation or rule whose secret keys the digests. Not part of the chain: stored digests are already keyed.
     key_id: str = ""
-    """The conversation, or the rule, with whose secret its digests are to be made. In the chain they are."""
 
     @property
     def is_reported(self) -> bool:
-        """True if another service told of it, and may tell again what is written once."""
+        """True if another service reported the event. Such reports may repeat but are recorded once."""
         return self.kind == AuditKind.DECIDED or (self.kind == AuditKind.RETURNED and self.by_user_id != "")
 
 
+# Outcome and reason of a front-end call, by its final state.
 ENDS: Final[Mapping[int, tuple[Outcome, str]]] = {
     CallState.SUCCEEDED: (Outcome.SUCCEEDED, ""),
     CallState.FAILED: (Outcome.FAILED, "TOOL_ERROR"),
     CallState.EXPIRED: (Outcome.FAILED, "EXPIRED"),
     CallState.CANCELLED: (Outcome.CANCELLED, "CANCELLED"),
 }
-"""Outcome and reason of a front-end call, by the state that it ended in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """The last entry of a chain; number 0 and no hash for an empty one."""
+    """The last entry of a chain. Number 0 and no hash for an empty chain."""
 
     seq: int = 0
     hash: str = ""
@@ -108,7 +105,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditEntry:
-    """An entry of the chain. Numbers begin at 1 and have no gaps."""
+    """An entry of the chain. Numbers start at 1 and have no gaps."""
 
     draft: AuditDraft
     seq: int
@@ -118,16 +115,16 @@ class AuditEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """The first entry that is not as it was written, and what is wrong with it."""
+    """The first bad entry of a chain."""
 
     seq: int
+    # HASH_MISMATCH, BROKEN_LINK, GAP, CUT_TAIL, BEYOND_HEAD or HEAD_MISMATCH.
     kind: str
-    """HASH_MISMATCH, BROKEN_LINK, GAP, CUT_TAIL, BEYOND_HEAD or HEAD_MISMATCH."""
     explanation: str
 
 
 def sealed(draft: AuditDraft, secret: bytes) -> AuditDraft:
-    """Return an entry whose digests nobody can tell, or guess the content of, without the secret."""
+    """Key the digests of an entry with a secret, so that the content cannot be guessed from them."""
     return replace(
         draft,
         arguments_sha256=_keyed(draft.arguments_sha256, secret),
@@ -140,7 +137,7 @@ def _keyed(digest: str, secret: bytes) -> str:
 
 
 def chained(head: Head, drafts: Sequence[AuditDraft]) -> list[AuditEntry]:
-    """Return the entries that follow `head`, in order. All are of one store."""
+    """Return the entries that follow `head`, in order. All drafts must be of one store."""
     entries = []
     for draft in drafts:
         seq = head.seq + 1
@@ -151,7 +148,7 @@ def chained(head: Head, drafts: Sequence[AuditDraft]) -> list[AuditEntry]:
 
 
 def entry_hash(draft: AuditDraft, seq: int, prev_hash: str) -> str:
-    """Return the SHA-256, in hex, of everything that an entry says and of its place."""
+    """Return the SHA-256, in hex, of an entry's content and position."""
     return hashlib.sha256(
         dumps_canonical(
             [
@@ -184,19 +181,18 @@ def entry_hash(draft: AuditDraft, seq: int, prev_hash: str) -> str:
 
 
 class Verifier:
-    """Takes the entries of a chain in the order of their numbers and says what is wrong with the first bad one.
+    """Checks the entries of a chain in order.
 
-    `head` is what the database says the last entry is, `known` a head that was
-    kept elsewhere.
+    `head` is the last entry according to the database; `known` is a head that was stored elsewhere.
     """
 
     def __init__(self, head: Head, known: Head | None = None) -> None:
         self._head = head
         self._known = known
-        self.verified = Head()  # The last entry that is good.
+        self.verified = Head()  # The last valid entry.
 
     def take(self, entry: AuditEntry) -> Problem | None:
-        """Return what is wrong with the next entry, if anything."""
+        """Check the next entry; returns the problem, if any."""
         expected = self.verified.seq + 1
         if entry.seq != expected:
             return Problem(seq=expected, kind="GAP", explanation=f"entry {expected} is missing, {entry.seq} comes next")
@@ -212,13 +208,13 @@ class Verifier:
             return Problem(
                 seq=entry.seq,
                 kind="HEAD_MISMATCH",
-                explanation=f"entry {entry.seq} is not the one whose hash was kept: the chain was made anew",
+                explanation=f"entry {entry.seq} does not have the known hash: the chain was rebuilt",
             )
         self.verified = Head(seq=entry.seq, hash=entry.hash)
         return None
 
     def end(self, beyond_head: int) -> Problem | None:
-        """Return what is wrong with the end; `beyond_head` is an entry behind the recorded head, 0 for none."""
+        """Check the end of the chain. `beyond_head` is an entry after the recorded head, 0 for none."""
         last = self.verified.seq
         due = max(self._head.seq, self._known.seq if self._known else 0)
         if last < due:
@@ -229,28 +225,27 @@ class Verifier:
             return Problem(
                 seq=beyond_head,
                 kind="BEYOND_HEAD",
-                explanation=f"entry {beyond_head} stands behind the head: it was inserted, or the head was moved",
+                explanation=f"entry {beyond_head} is after the recorded head: it was inserted, or the head was moved",
             )
         if self.verified.hash != self._head.hash:
             return Problem(
-                seq=last, kind="HEAD_MISMATCH", explanation=f"entry {last} is not the one that the head names"
+                seq=last, kind="HEAD_MISMATCH", explanation=f"entry {last} does not have the hash of the recorded head"
             )
         return None
 
 
 def sha256_hex(content: bytes) -> str:
-    """Return the SHA-256, in hex, of arguments or of a result."""
     return hashlib.sha256(content).hexdigest()
 
 
 def clean_name(tool_name: str) -> str:
-    """Return the name of a tool, which a model may have made up, as it can be stored."""
+    """Return a tool name, which the model may have made up, in a form that can be stored."""
     return storable(tool_name[:TOOL_NAME_CHARACTERS_MAX])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditFilter:
-    """The entries of a store that are wanted; empty fields and None mean any."""
+    """Selects entries of a store. Empty fields and None match anything."""
 
     store_id: StoreId
     run_id: RunId = RunId("")

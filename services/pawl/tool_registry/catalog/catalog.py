@@ -1,4 +1,4 @@
-"""The tools there are: those that the process has loaded, and those of each store."""
+"""Catalog of tools: those loaded by this process and those registered in each store."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pawl.tool_registry.rules.check import (
     Accepted,
     Refused,
     check_arguments,
-    check_strange,
+    check_untrusted,
     fits_newest,
     is_quick,
     refused,
@@ -50,14 +50,14 @@ from pawl.tool_registry.sdk.tool import Tool
 from pawl.values import ExecutionContext, OfferFallback
 
 _KEPT_VERSIONS_MAX: Final = 2000
+# Limit on the total `ArgumentsSchema.size` of cached versions. Compiled validators need about thirty times as much.
 _KEPT_BYTES_MAX: Final = 8 * 1024 * 1024
-"""`ArgumentsSchema.size` of the versions that are kept; what is made of them takes some thirty times as much."""
 _WEIGHT_BYTES: Final = 20
 _CHECK_CPU_SECONDS: Final = 1.0
-# Half, so that what could be registered can be compiled again for each check.
+# Half of the limit for a check, so that a check can compile any registered schema again.
 _COMPILE_CPU_SECONDS: Final = 0.5
+# Store id of loaded tools.
 _EVERY_STORE: Final = StoreId("")
-"""The store of loaded tools."""
 
 T = TypeVar("T")
 
@@ -66,49 +66,48 @@ _log = logs.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArgumentsSchema:
-    """A schema that was found to be usable, ready to check arguments with."""
+    """A validated schema, ready to check arguments with."""
 
+    # Canonical JSON.
     packed: bytes
-    """As JSON."""
+    # See `schema.weigh`.
     weight: float
-    """The weight by `domain.schema.weigh`."""
     recursion: bool
+    # None if the schema is too expensive to use outside a helper process.
     validator: jsonschema_rs.Draft202012Validator | None
-    """None for one that is too heavy to be compiled and used but by a helper."""
 
     @property
     def size(self) -> int:
-        """Bytes as JSON, and more for what compiles to much: a short pattern takes as much as a long schema."""
+        """Estimated size for the cache. Includes the weight: a short pattern can compile to a lot of memory."""
         return len(self.packed) + (int(_WEIGHT_BYTES * self.weight) if self.validator else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogTool:
-    """A version with its schema and, if it can run here, what runs it."""
+    """A tool version with its schema, and its runner if this process has one."""
 
     entry: ToolVersion
     schema: ArgumentsSchema
     loaded: LoadedTool | None = None
+    # The store's current version. None if the tool was unregistered.
     in_force: ToolVersion | None = None
-    """The version that the store has now; None if the tool is not there any more."""
 
     @property
     def definition(self) -> ToolDefinition:
-        """The definition of this version."""
         return self.entry.definition
 
     def may_be_called_by(self, user_id: UserId, roles: frozenset[str]) -> bool:
-        """Return whether both the pinned definition and the one in force let the caller call it."""
+        """Return whether both the pinned and the current definition allow the caller."""
         return all(definition.may_be_called_by(user_id, roles) for definition in self.definitions)
 
     @property
     def definitions(self) -> list[ToolDefinition]:
-        """The pinned definition and, if there is one, the one in force."""
+        """The pinned definition, and the current one if the tool still exists."""
         return [self.definition, *([self.in_force.definition] if self.in_force else [])]
 
     @property
     def newest_schema(self) -> ArgumentsSchema | None:
-        """The schema of what would run the call, if that is another version."""
+        """Schema of the version that would run the call, if it differs from this version."""
         if self.loaded is None or self.loaded.entry.version == self.entry.version:
             return None
         return self.loaded.schema
@@ -116,7 +115,7 @@ class CatalogTool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedTool:
-    """The runner of a tool: a function of this process, or a source of a store, with the newest version."""
+    """A runnable tool in its newest version: a function of this process, or a tool of one of the store's sources."""
 
     tool: Tool[..., Any]
     entry: ToolVersion
@@ -124,10 +123,10 @@ class LoadedTool:
 
 
 class Catalog:
-    """Looks tools up and registers those of stores.
+    """Finds tools and registers tools of stores.
 
-    A loaded tool takes precedence over a store's tool of the same name, which
-    can only have been registered before the loaded one was there.
+    A loaded tool takes precedence over a store's tool with the same name. The store can only have registered that name
+    before the tool was loaded.
     """
 
     def __init__(self, repository: PostgresToolRepository, sources: Mapping[str, ToolSource], helper: Helper) -> None:
@@ -139,7 +138,7 @@ class Catalog:
         self._kept_bytes = 0
 
     async def load(self, source: str, tools: Iterable[Tool[..., Any]]) -> None:
-        """Take tools of the process in; one whose name is taken is logged and left out."""
+        """Load tools of this process. A tool whose name is already taken is logged and skipped."""
         new: dict[str, Tool[..., Any]] = {}
         for tool in tools:
             if tool.name in self._loaded or tool.name in new:
@@ -154,19 +153,18 @@ class Catalog:
 
     @property
     def loaded_names(self) -> list[str]:
-        """The names of the tools that the process has loaded."""
         return sorted(self._loaded)
 
     async def visible(self, caller: Principal) -> list[ToolVersion]:
-        """Return the current versions of all tools that the caller may call, by name."""
+        """Return the current versions of all tools that the caller may call, sorted by name."""
         entries = await self._entries(caller.store_id)
         return [entry for _, entry in sorted(entries.items()) if _is_for(entry, caller)]
 
     async def get(self, caller: Principal, name: str, version: int) -> ToolVersion:
-        """Return a version, 0 for the current one.
+        """Return a version of a tool; 0 means the current version.
 
         Raises:
-            ToolNotFound: there is none, or the caller may not call it.
+            ToolNotFound: the version does not exist, or the caller may not call it.
         """
         store_id = caller.store_id
         entry = await self._current(store_id, name) if version == 0 else await self._entry(store_id, name, version)
@@ -175,12 +173,12 @@ class Catalog:
         return entry
 
     async def current_version(self, store_id: StoreId, name: str) -> int:
-        """Return the version in force of a tool; 0 if there is none."""
+        """Return the current version of a tool, or 0 if it does not exist."""
         entry = await self._current(store_id, name)
         return entry.version if entry else 0
 
     async def find(self, store_id: StoreId, name: str, version: int) -> CatalogTool | None:
-        """Return a version, compiled, with the function if this process has one of that name."""
+        """Return a version with its compiled schema, and with a runner if this process has one."""
         loaded = self._loaded.get(name)
         if loaded is not None and loaded.entry.version == version:
             return CatalogTool(entry=loaded.entry, schema=loaded.schema, loaded=loaded, in_force=loaded.entry)
@@ -198,7 +196,7 @@ class Catalog:
         return found if source is None else self._with_source(found, source)
 
     def _with_source(self, found: CatalogTool, source: ToolSource) -> CatalogTool:
-        """Return the tool of a store with what runs it now, if the store still has it."""
+        """Attach the runner of the tool's source, if the store still has the tool."""
         entry, current = found.entry, found.in_force
         if current is None or current.source != entry.source:
             return found
@@ -210,13 +208,12 @@ class Catalog:
         return replace(found, loaded=LoadedTool(tool=tool, entry=current, schema=newest.schema))
 
     async def check(self, store_id: StoreId, found: CatalogTool, raw: bytes) -> Accepted | Refused:
-        """Return the canonical arguments of a call if what would run it takes them, else everything that is wrong.
+        """Return the canonical arguments if the version that would run accepts them, else all violations.
 
-        What is quick is done at once, and the rest by a helper, where it is bounded
-        whatever the schema and the arguments are.
+        Cheap checks run in this process. Others run in a helper process, which bounds their cost for any input.
 
         Raises:
-            Overloaded: too much of the store waits to be checked.
+            Overloaded: too many checks of this store are queued.
         """
         schema, newest = found.schema, found.newest_schema
         name = found.definition.name
@@ -226,33 +223,33 @@ class Catalog:
             if isinstance(checked, Refused) or newest is None or newest.validator is None:
                 return checked
             return fits_newest(name, newest.validator, checked)
-        check = functools.partial(check_strange, recursion=schema.recursion)
+        check = functools.partial(check_untrusted, recursion=schema.recursion)
         packed = newest.packed if newest else None
         try:
             answer = await self._helper.run(
                 store_id, check, name, schema.packed, raw, packed, cpu_seconds=_CHECK_CPU_SECONDS
             )
         except TooCostly:
-            return refused(name, "take too long to be checked against its schema: use less of them")
+            return refused(name, "take too long to check against its schema: send fewer or smaller ones")
         if isinstance(answer, Refused):
             return answer
         canonical, note = answer
         return Accepted(arguments=msgspec.json.decode(canonical), canonical=canonical, note=note)
 
     async def check_schema(self, store_id: StoreId, schema: Mapping[str, Any]) -> None:
-        """Return if a store may have a tool with such arguments.
+        """Check that a store may register a tool with this arguments schema.
 
         Raises:
-            InvalidSchema: with a sentence that says where and why.
+            InvalidSchema: the schema is unusable; the message gives the position and the cause.
         """
         await self._check_usable(store_id, schema_problem, schema, "the arguments schema")
 
     async def check_output_schema(self, store_id: StoreId, schema_json: bytes) -> None:
-        """Return if the answers of a run may have such a schema.
+        """Check that a run may use this schema for its structured output.
 
         Raises:
-            InvalidSchema: with a sentence that says where and why.
-            Overloaded: too much of the store waits to be checked.
+            InvalidSchema: the schema is unusable; the message gives the position and the cause.
+            Overloaded: too many checks of this store are queued.
         """
         await self._check_usable(store_id, output_schema_problem, schema_json, "the schema")
 
@@ -265,15 +262,15 @@ class Catalog:
             raise InvalidSchema(problem)
 
     async def check_output(self, store_id: StoreId, schema_json: bytes, output: bytes) -> tuple[bytes, list[str]]:
-        """Return the canonical JSON of an answer that fits a schema, or everything that is wrong with it.
+        """Return the canonical JSON of an answer if it fits the schema, else all violations.
 
         Raises:
-            Overloaded: too much of the store waits to be checked.
+            Overloaded: too many checks of this store are queued.
         """
         try:
             return await self._helper.run(store_id, check_output, schema_json, output, cpu_seconds=_CHECK_CPU_SECONDS)
         except TooCostly:
-            return b"", ["the answer takes too long to be checked against its schema: give a shorter one"]
+            return b"", ["the answer takes too long to check against its schema: return a shorter one"]
 
     def _compiled(self, key: tuple[str, str, int], entry: ToolVersion, loaded: LoadedTool | None) -> CatalogTool:
         made = CatalogTool(entry=entry, schema=_schema(entry), loaded=loaded)
@@ -288,12 +285,13 @@ class Catalog:
     async def resolve(
         self, caller: Principal, names: Sequence[str], pinned: Mapping[str, int], *, skip_missing: bool = False
     ) -> list[ToolVersion]:
-        """Return the tools of a run, by name: those named (all, if none are), pinned ones in their version.
+        """Return the tools of a run, sorted by name: the named ones, or all if `names` is empty.
 
-        `skip_missing` leaves out what does not exist, or what the caller may not call.
+        Tools in `pinned` are returned in their pinned version. `skip_missing` leaves out tools that do not exist or
+        that the caller may not call.
 
         Raises:
-            ToolNotFound: one does not exist, or the caller may not call it.
+            ToolNotFound: a tool does not exist, or the caller may not call it.
         """
         store_id = caller.store_id
         if names:
@@ -306,7 +304,7 @@ class Catalog:
                 continue
             entry = await self._entry(store_id, name, version)
             if entry is None:
-                raise ToolNotFound(f"there is no version {version} of tool {name!r}", tool_name=name)
+                raise ToolNotFound(f"tool {name!r} has no version {version}", tool_name=name)
             found[name] = entry
         for name in () if skip_missing else names:
             if name not in found or not _is_for(found[name], caller):
@@ -315,12 +313,12 @@ class Catalog:
         return [found[name] for name in sorted(found) if _is_for(found[name], caller)]
 
     async def register(self, caller: Principal, definition: ToolDefinition, *, replace: bool) -> ToolVersion:
-        """Register a front-end tool of the caller's store.
+        """Register a front-end tool in the caller's store.
 
         Raises:
-            InvalidField, InvalidSchema: the definition cannot be used.
-            ToolExists: the name has another definition, or is that of a loaded tool.
-            PermissionDenied: the caller is no admin and would replace the tool of another user, or make one laxer.
+            InvalidField, InvalidSchema: the definition is invalid.
+            ToolExists: the name is taken by a loaded tool, or by another definition and `replace` is not set.
+            PermissionDenied: replacing another user's tool, or relaxing a definition, requires an admin.
         """
         await self._check_front_end(caller.store_id, definition)
         return await self._repository.register(
@@ -328,11 +326,11 @@ class Catalog:
         )
 
     async def check_own(self, caller: Principal, definitions: Sequence[ToolDefinition]) -> list[str]:
-        """Return the digests of front-end tools that are to come with a run of the caller. Nothing is kept of them.
+        """Check front-end tools that a caller sends along with a run, and return their digests. Nothing is stored.
 
         Raises:
-            InvalidField, InvalidSchema: a definition cannot be used.
-            ToolExists: the caller may call another tool of that name.
+            InvalidField, InvalidSchema: a definition is invalid.
+            ToolExists: the name belongs to another tool that the caller may call.
         """
         check_own(definitions)
         for definition in definitions:
@@ -341,8 +339,8 @@ class Catalog:
         return [definition_hash(definition) for definition in definitions]
 
     def own(self, store_id: StoreId, definition: ToolDefinition) -> CatalogTool:
-        """Return a tool that came with a run, which was checked then, compiled."""
-        # No tool of the register has such a name.
+        """Return a tool that came with a run. Its definition was checked when the run started."""
+        # Registered names never start with "@", so the keys cannot collide.
         key = (store_id, f"@{definition_hash(definition)}", 1)
         found = self._versions.get(key) or self._compiled(key, own_version(store_id, definition), None)
         self._versions.move_to_end(key)
@@ -362,29 +360,33 @@ class Catalog:
             raise ToolExists(f"{definition.name!r} is a tool of the deployment and cannot be replaced")
 
     async def unregister(self, caller: Principal, name: str) -> None:
-        """Take a store's tool out of the register: a front-end tool, or one of workers if the caller may attach them.
+        """Unregister a front-end tool of the store, or a worker tool if the caller may attach workers.
 
         Raises:
-            ToolNotFound: the store has no such tool, or none that is taken out like that.
-            PermissionDenied: it is another user's, or restricted, and the caller no admin.
+            ToolNotFound: the store has no such tool, or the tool belongs to a source or to the deployment.
+            PermissionDenied: only an admin may unregister another user's tool or a restricted one.
         """
         if name in self._loaded:
             raise ToolNotFound("tools of the deployment cannot be unregistered", tool_name=name)
         current = await self._current(caller.store_id, name)
         if current is not None and current.source_kind == WORKER:
             if caller.roles.isdisjoint({Role.ADMIN, Role.WORKER}):
-                raise ToolNotFound(f"tools of {current.source} are for the role worker or admin", tool_name=name)
+                raise ToolNotFound(
+                    f"unregistering tools of {current.source} needs the role worker or admin", tool_name=name
+                )
             check_owner(current, caller)
         elif current is not None and current.source == FRONT_END:
             check_owner(current, caller)
             if is_restricted(current.definition) and Role.ADMIN not in caller.roles:
-                raise PermissionDenied("to take out a tool that not everybody may call freely needs the role admin")
+                raise PermissionDenied("unregistering a restricted tool needs the role admin")
         elif current is not None:
-            raise ToolNotFound(f"tools of {current.source} go with it and cannot be unregistered", tool_name=name)
+            raise ToolNotFound(
+                f"tools of {current.source} cannot be unregistered on their own: remove the source", tool_name=name
+            )
         await self._repository.unregister(caller.store_id, name)
 
     async def _entries(self, store_id: StoreId, names: Collection[str] | None = None) -> dict[str, ToolVersion]:
-        """Return the tools that a store has now by name, those named among them, and all that are loaded."""
+        """Return the store's current tools by name (limited to `names`), plus all loaded tools."""
         stored = {entry.definition.name: entry for entry in await self._repository.current(store_id, names)}
         return stored | {name: loaded.entry for name, loaded in self._loaded.items()}
 
@@ -398,7 +400,7 @@ class Catalog:
         loaded = self._loaded.get(name)
         if loaded is not None and loaded.entry.version == version:
             return loaded.entry
-        # Runs outlive tools: one that was loaded once is still known, though nothing here can run it.
+        # Runs outlive tools: a tool that was loaded once is still known, even if nothing here can run it.
         found = await self._repository.version(store_id, name, version) if loaded is None else None
         return found or await self._repository.version(_EVERY_STORE, name, version)
 
@@ -410,7 +412,7 @@ def _is_for(entry: ToolVersion, caller: Principal) -> bool:
 def _schema(entry: ToolVersion) -> ArgumentsSchema:
     schema = entry.definition.arguments_schema
     weight = weigh(schema)
-    # Only code that the deployment trusts may describe arguments that contain themselves.
+    # Only trusted code of the deployment may use recursive schemas.
     recursion = not entry.store_id
     return ArgumentsSchema(
         packed=dumps_canonical(dict(schema)),

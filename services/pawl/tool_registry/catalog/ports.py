@@ -1,4 +1,4 @@
-"""The ports of the catalog: where definitions are kept, and what runs the tools of stores."""
+"""Interfaces of the catalog to helper processes and tool sources."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ T = TypeVar("T")
 
 
 class TooCostly(Exception):
-    """Something that strangers wrote takes more time or memory to work out than there is for it."""
+    """Evaluating untrusted input exceeded the CPU or memory limit."""
 
 
 class Helper(Protocol):
-    """Evaluates untrusted input where it delays no other call."""
+    """Evaluates untrusted input without delaying other calls."""
 
     async def run(self, store_id: StoreId, function: Callable[..., T], *arguments: Any, cpu_seconds: float) -> T:
-        """Return what a function of a module returns, or raise what it raises; all of it can be pickled.
+        """Call a module-level function with picklable arguments; returns its result or raises its exception.
 
         Raises:
-            TooCostly: it takes more processor time, or more memory than a helper has.
-            Overloaded: too much of the store waits already.
-            DependencyUnavailable: no helper can be started now.
+            TooCostly: the call exceeded its CPU time or the helper's memory.
+            Overloaded: too many calls of this store are queued.
+            DependencyUnavailable: no helper process can be started.
         """
 
 
 class ToolSource(Protocol):
-    """Runs the tools of one kind of source, which stores have registered."""
+    """Provides runners for the tools that stores registered through one kind of source."""
 
     def tool(self, entry: ToolVersion) -> Tool[..., Any] | None:
-        """Return what runs a version; None if its source is not there any more. Quick, and never fails."""
+        """Return the runner of a version, or None if its source was removed. Fast; never raises."""

@@ -1,4 +1,4 @@
-"""pawl.tool.v1.ToolService: the register of tools; the store comes from the credential."""
+"""pawl.tool.v1.ToolService. The store comes from the caller's credential."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from pawl.tool.v1 import tool_pb2 as pb
 from pawl.tool.v1 import tool_pb2_grpc
 from pawl.tool_registry import convert
 from pawl.tool_registry.catalog.catalog import Catalog
-from pawl.tool_registry.pages import cut, page_size, page_token, place_of
+from pawl.tool_registry.pages import cut, page_size, page_token, position_of
 
 
 class ToolServicer(tool_pb2_grpc.ToolServiceServicer):
-    """Translates between the wire and the catalog."""
-
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
 
@@ -32,7 +30,7 @@ class ToolServicer(tool_pb2_grpc.ToolServiceServicer):
 
     async def ListTools(self, request: pb.ListToolsRequest, context: Context) -> pb.ListToolsResponse:
         size = page_size(request.page_size)
-        (after,) = place_of("tools", request.page_token, tuple[str]) or ("",)
+        (after,) = position_of("tools", request.page_token, tuple[str]) or ("",)
         entries = [entry for entry in await self._catalog.visible(require_user()) if entry.definition.name > after]
         page, token = cut(entries, size, lambda entry: page_token("tools", entry.definition.name))
         return pb.ListToolsResponse(tools=map(convert.tool_message, page), next_page_token=token)

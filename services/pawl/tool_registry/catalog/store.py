@@ -1,4 +1,4 @@
-"""Definitions and their versions in PostgreSQL."""
+"""Tool definitions and their versions in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pawl.tool_registry.rules.registering import (
     SOURCE,
     check_not_laxer,
     check_owner,
-    check_share,
+    check_quota,
     check_source,
 )
 
@@ -64,14 +64,13 @@ _UNREGISTER: Final = "DELETE FROM tool_registry.tools WHERE store_id = $1 AND na
 
 
 class PostgresToolRepository(DatabaseAdapter):
-    """Definitions and their versions, durable. A version, once given, never changes."""
+    """Durable tool definitions. A version never changes once it is assigned."""
 
     async def adopt(self, source: str, definitions: Sequence[ToolDefinition]) -> Sequence[ToolVersion]:
         """Return the version of each loaded definition, in order.
 
-        A definition seen before has the version it had then, in every process;
-        another one gets the next version. Atomic, and safe to call from several
-        processes at once.
+        A known definition keeps its version in every process; a new one gets the next version. Atomic, and safe to call
+        from several processes concurrently.
         """
         async with self._database.transaction() as connection:
             await connection.execute(_LOCK, _LOADED)
@@ -87,14 +86,14 @@ class PostgresToolRepository(DatabaseAdapter):
         binding: bytes = b"",
         registrant: Principal = SOURCE,
     ) -> ToolVersion:
-        """Register a store's tool, durably; the same definition again (source and binding too) changes nothing.
+        """Register a store's tool durably. Registering the same definition, source and binding again is a no-op.
 
-        Atomic with the checks of `domain.registering`.
+        Atomic, including the checks of `rules.registering`.
 
         Raises:
-            ToolExists: the name has another definition and `replace` is not set, or is that of another source.
-            PermissionDenied: the registrant may not replace the tool, or not by this definition.
-            InvalidField: the share of the registrant or of the store is full.
+            ToolExists: the name belongs to another source, or has another definition and `replace` is not set.
+            PermissionDenied: the registrant may not replace the tool, or not with this definition.
+            InvalidField: the quota of the registrant or of the store is exhausted.
         """
         async with self._database.transaction() as connection:
             await connection.execute(_LOCK, store_id)
@@ -106,13 +105,13 @@ class PostgresToolRepository(DatabaseAdapter):
                     return _version(current)
                 if not replace:
                     raise ToolExists(
-                        f"{definition.name!r} has another definition (version {current['version']});"
-                        " set replace to give it a new version"
+                        f"{definition.name!r} exists with another definition (version {current['version']});"
+                        " set replace to create a new version"
                     )
                 if source == FRONT_END:
                     check_owner(_version(current), registrant)
             else:
-                await self._check_share(connection, store_id, source, registrant)
+                await self._check_quota(connection, store_id, source, registrant)
             newest = await connection.fetchrow(_NEWEST, store_id, definition.name)
             check_not_laxer(definition, None if newest is None else _version(newest), registrant)
             user_id = registrant.user_id
@@ -121,23 +120,23 @@ class PostgresToolRepository(DatabaseAdapter):
             return stored
 
     async def unregister(self, store_id: StoreId, name: str) -> None:
-        """Take a store's tool out of the register; its versions stay readable.
+        """Unregister a store's tool. Its versions stay readable.
 
         Raises:
-            ToolNotFound: there is none.
+            ToolNotFound: the store has no such tool.
         """
         async with self._database.acquire() as connection:
             if not can_exist(name) or await connection.fetchval(_UNREGISTER, store_id, name) is None:
                 raise ToolNotFound(tool_name=name)
 
     async def current(self, store_id: StoreId, names: Collection[str] | None = None) -> Sequence[ToolVersion]:
-        """Return the current versions of a store's tools, all or those named, by name."""
+        """Return the current versions of a store's tools, sorted by name; all of them if `names` is None."""
         asked = None if names is None else list(filter(can_exist, names))
         rows = await self._database.fetch(_CURRENT, store_id, asked)
         return [_version(row) for row in rows]
 
     async def version(self, store_id: StoreId, name: str, version: int) -> ToolVersion | None:
-        """Return a version, current or not; `store_id` is empty for loaded tools."""
+        """Return a version, current or not. `store_id` is empty for loaded tools."""
         if not can_exist(name, version):
             return None
         row = await self._database.fetchrow(_VERSION, store_id, name, version)
@@ -149,10 +148,10 @@ class PostgresToolRepository(DatabaseAdapter):
             return _version(known)
         return await self._insert(connection, _LOADED, definition, source)
 
-    async def _check_share(self, connection: Connection, store_id: StoreId, source: str, registrant: Principal) -> None:
+    async def _check_quota(self, connection: Connection, store_id: StoreId, source: str, registrant: Principal) -> None:
         kind = source.partition(":")[0]
         (row,) = await connection.fetch(_COUNT, store_id, registrant.user_id, kind)
-        check_share(kind, registrant, of_user=row["of_user"], of_store=row["of_store"])
+        check_quota(kind, registrant, of_user=row["of_user"], of_store=row["of_store"])
 
     async def _insert(
         self,

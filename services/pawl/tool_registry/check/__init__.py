@@ -1,1 +1,1 @@
-"""Looks at Python tools without a suite and without a model: `python -m pawl.tool_registry.check`."""
+"""Checks Python tools without a deployment or a model: `python -m pawl.tool_registry.check`."""

@@ -1,4 +1,4 @@
-"""`python -m pawl.tool_registry.check`, which `pawl tools check` starts."""
+"""Entry point of `python -m pawl.tool_registry.check`, which `pawl tools check` runs."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _EXIT_IMPOSSIBLE: Final = 2
 _DEFAULTS: Final = ToolContext()
 
 
+# An error fails the check; a warning does not.
 ERROR: Final = "error"
-"""Makes the check fail; a warning does not."""
 WARNING: Final = "warning"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Check tools and perhaps call one; returns 1 if a module is broken, a name taken twice, or the call failed."""
+    """Check tools and optionally call one. Returns the exit code."""
     options = _read(arguments)
-    # What the registry would log is said here, in sentences.
+    # This command prints problems as sentences, so logging is turned off.
     logs.configure(service="tools", instance_id="check", level="critical", log_format="auto")
     sys.path.insert(0, str(Path.cwd()))
     entries = options.tools or module_names(os.environ.get("PAWL_TOOLS", ""))
@@ -65,20 +65,20 @@ def main(arguments: Sequence[str]) -> int:
 def _read(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="pawl tools check",
-        description="Look at Python tools as the registry would load them, without a suite and without a model.",
+        description="Check Python tools as the registry would load them, without a deployment or a model.",
         epilog="Exits with 1 if a module is broken, a name is taken twice, or the call did not succeed.",
         allow_abbrev=False,
     )
-    parser.add_argument("tools", nargs="*", metavar="MODULE", help="module, package or folder; default PAWL_TOOLS")
-    parser.add_argument("--call", metavar="NAME", help="run this tool once, here, with all its effects")
-    parser.add_argument("--args", metavar="JSON", default="{}", help="arguments of that call")
-    parser.add_argument("--store", metavar="ID", default=_DEFAULTS.store_id, help="store of that call")
-    parser.add_argument("--user", metavar="ID", default=_DEFAULTS.user_id, help="user of that call")
+    parser.add_argument("tools", nargs="*", metavar="MODULE", help="module, package or folder (default: PAWL_TOOLS)")
+    parser.add_argument("--call", metavar="NAME", help="run this tool once on this machine, with all its effects")
+    parser.add_argument("--args", metavar="JSON", default="{}", help="arguments of the call")
+    parser.add_argument("--store", metavar="ID", default=_DEFAULTS.store_id, help="store of the call")
+    parser.add_argument("--user", metavar="ID", default=_DEFAULTS.user_id, help="user of the call")
     return parser.parse_args(arguments)
 
 
 def _show_all(modules: Sequence[ToolModule], tools: dict[str, Tool[..., Any]]) -> int:
-    """Say what there is and what is wrong with it; fills `tools`, and returns the number of errors."""
+    """Print all tools with their problems, add them to `tools`, and return the number of errors."""
     owners: dict[str, str] = {}
     errors = warnings = 0
     for module in modules:
@@ -89,7 +89,7 @@ def _show_all(modules: Sequence[ToolModule], tools: dict[str, Tool[..., Any]]) -
         for tool in module.tools:
             found = list(_findings(tool))
             if tool.name in owners:
-                text = f"the name is taken by a tool of {owners[tool.name]}; this one would be left out"
+                text = f"the name is taken by a tool of {owners[tool.name]}; the registry would skip this one"
                 found.append((ERROR, text))
             owners.setdefault(tool.name, module.name)
             tools.setdefault(tool.name, tool)
@@ -101,7 +101,7 @@ def _show_all(modules: Sequence[ToolModule], tools: dict[str, Tool[..., Any]]) -
 
 
 def _findings(tool: Tool[..., Any]) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with a tool, or could be better."""
+    """Yield the problems of a tool."""
     schema = tool.definition.arguments_schema
     for name, part in schema.get("properties", {}).items():
         if "description" not in part and "description" not in _target(schema, part):
@@ -110,7 +110,7 @@ def _findings(tool: Tool[..., Any]) -> Iterator[tuple[str, str]]:
     if tool.process is not None and not _is_found(tool):
         yield (
             ERROR,
-            f"it is no name at the top of its module {tool.function.__module__}: its own process cannot find it",
+            f"it must be a top-level name of its module {tool.function.__module__}, so that its process can find it",
         )
 
 
@@ -128,7 +128,7 @@ def _show(tool: Tool[..., Any], found: Sequence[tuple[str, str]]) -> None:
     definition = tool.definition
     words = [definition.category.lower(), definition.effect.lower().replace("_", " ")]
     if tool.process is not None:
-        words.append("process of its own")
+        words.append("own process")
     _say(f"  {tool.name}  {', '.join(words)}")
     for kind, text in found:
         _say(f"    {kind}: {text}")

@@ -1,4 +1,4 @@
-"""One call of a tool, checked and run as the registry does it, without a registry."""
+"""Checks and runs a single tool call the way the registry does, without a registry."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _UNWIND_SECONDS: Final = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """On whose behalf the call is made, and what the deployment would give it."""
+    """The user and store of the call, and the secrets available to it."""
 
     store_id: StoreId
     user_id: UserId
@@ -41,9 +41,9 @@ class Caller:
 
 
 async def call(tool: Tool[..., Any], raw: bytes, caller: Caller, say: Say) -> bool:
-    """Check one call and run it here, saying what happens; returns whether it succeeded.
+    """Check a call and run it in this process, printing what happens; returns whether it succeeded.
 
-    Nobody is asked for an approval: whoever calls it here wants it.
+    No approval is requested: the developer who runs the command wants the call.
     """
     definition = tool.definition
     if definition.context is not ExecutionContext.BACKEND:
@@ -61,11 +61,11 @@ async def call(tool: Tool[..., Any], raw: bytes, caller: Caller, say: Say) -> bo
             count, shown = tool.bulk_count(checked.arguments), tool.preview(checked.arguments)
             items = await threads.answer(tool.name, count) if count else None
             preview = await threads.answer(tool.name, shown) if shown else ""
-    except Exception:  # noqa: BLE001  # the author's code
+    except Exception:  # noqa: BLE001  # author code
         say(f"error: the preview or bulk_count of {tool.name} failed\n{traceback.format_exc()}")
         return False
     cause = approval_cause(definition, items_of(definition, checked.arguments) if items is None else items)
-    say(f"approval: {f'needed ({cause}); not asked for here' if cause else 'not needed'}")
+    say(f"approval: {f'needed ({cause}); skipped here' if cause else 'not needed'}")
     if preview:
         say(f"preview: {visible(preview)}")
     result = await _run(tool, checked.arguments, caller, say)
@@ -107,30 +107,30 @@ async def _within_time(
         _cancelled=cancelled,
         _report=report,
         _find_secret=find_secret,
-        _ask=_nobody_answers,
+        _ask=_cannot_ask,
     )
-    began = time.monotonic()
+    started = time.monotonic()
     try:
         work = runner.start(tool, arguments, context)
         async with asyncio.timeout(limit):
             value = await work.result()
     except TimeoutError as error:
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - started
         if seconds < limit:
             return _failure(tool, error, given, seconds)
         cancelled.set()
         await asyncio.wait({work.task}, timeout=_UNWIND_SECONDS)
-        end = outcome.ToolEnd.STOPPED if work.task.done() else outcome.ToolEnd.GOES_ON
+        end = outcome.ToolEnd.STOPPED if work.task.done() else outcome.ToolEnd.STILL_RUNNING
         return outcome.of_timeout(definition, limit, seconds, end, hindrance=work.hindrance)
-    except Exception as error:  # noqa: BLE001  # the author's code
-        return _failure(tool, error, given, time.monotonic() - began)
+    except Exception as error:  # noqa: BLE001  # author code
+        return _failure(tool, error, given, time.monotonic() - started)
     if work.hindrance:
         say(f"warning: {work.hindrance}")
-    return outcome.of_value(definition, value, secrets=given, seconds=time.monotonic() - began)
+    return outcome.of_value(definition, value, secrets=given, seconds=time.monotonic() - started)
 
 
-async def _nobody_answers(question: Question) -> str:
-    raise ToolError(f"nobody answers in `pawl tools check`; the tool asks: {question.question}")
+async def _cannot_ask(question: Question) -> str:
+    raise ToolError(f"`pawl tools check` cannot answer questions; the tool asks: {question.question}")
 
 
 def _failure(tool: Tool[..., Any], error: Exception, secrets: set[str], seconds: float) -> ExecutionResult:

@@ -1,4 +1,4 @@
-"""pawl.tool.v1.DocumentService: documents; store and user come from the credential."""
+"""pawl.tool.v1.DocumentService. Store and user come from the caller's credential."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pawl.tool.v1 import document_pb2_grpc
 from pawl.tool_registry.convert import WIRE
 from pawl.tool_registry.documents.rules import PLAIN_LANGUAGE, STORE_OWNER, Document, check_name
 from pawl.tool_registry.documents.store import PostgresDocumentRepository
-from pawl.tool_registry.pages import cut, page_size, page_token, place_of
+from pawl.tool_registry.pages import cut, page_size, page_token, position_of
 
 _DOCUMENT: Final = WIRE.struct(
     Document,
@@ -28,8 +28,6 @@ _DOCUMENT: Final = WIRE.struct(
 
 
 class DocumentServicer(document_pb2_grpc.DocumentServiceServicer):
-    """Translates between the wire and the documents."""
-
     def __init__(self, documents: PostgresDocumentRepository) -> None:
         self._documents = documents
 
@@ -50,7 +48,7 @@ class DocumentServicer(document_pb2_grpc.DocumentServiceServicer):
     async def ListDocuments(self, request: pb.ListDocumentsRequest, context: Context) -> pb.ListDocumentsResponse:
         size = page_size(request.page_size)
         caller = require_user()
-        shared, name = place_of("documents", request.page_token, tuple[bool, str]) or (None, "")
+        shared, name = position_of("documents", request.page_token, tuple[bool, str]) or (None, "")
         after_owner = None if shared is None else STORE_OWNER if shared else caller.user_id
         found = await self._documents.after(caller.store_id, caller.user_id, name, after_owner, size + 1)
         page, token = cut(found, size, lambda last: page_token("documents", last.is_shared, last.name))
@@ -64,21 +62,21 @@ class DocumentServicer(document_pb2_grpc.DocumentServiceServicer):
 
 def _is_shared(owner: int) -> bool:
     if owner not in pb.DocumentOwner.values():
-        raise InvalidField(f"owner: {owner} is not a value of it", field="owner")
+        raise InvalidField(f"owner: {owner} is not a known value", field="owner")
     return owner == pb.DOCUMENT_OWNER_STORE
 
 
 def _changed_owner(owner: int) -> UserId:
-    """Return the owner of a document that the caller changes.
+    """Return the owner of a document that the caller wants to change.
 
     Raises:
-        PermissionDenied: it is the store's, and the caller is no admin; or a service names no user.
+        PermissionDenied: it is the store's and the caller is not an admin, or a service names no user.
     """
     caller = require_user()
     if not _is_shared(owner):
-        if not caller.user_id:  # It would be the store's.
+        if not caller.user_id:  # An empty user would be the store.
             raise PermissionDenied("a user's document needs the user in the metadata `pawl-user`")
         return caller.user_id
     if Role.ADMIN not in caller.roles:
-        raise PermissionDenied(f"changing documents of the store needs the role {Role.ADMIN}")
+        raise PermissionDenied(f"changing the store's documents needs the role {Role.ADMIN}")
     return STORE_OWNER

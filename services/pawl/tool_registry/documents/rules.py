@@ -1,4 +1,4 @@
-"""Documents: texts that the model can list, read and search."""
+"""Documents are texts that the model can list, read and search."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from pawl.errors import InvalidField, TooLarge
 
 NAME_CHARACTERS_MAX: Final = 200
 TEXT_BYTES_MAX: Final = 1024 * 1024
+# Per store, including the documents of its users.
 DOCUMENTS_MAX: Final = 10_000
-"""Of a store, those of its users included."""
 STORE_BYTES_MAX: Final = 1024 * 1024 * 1024
+# Small enough that the words of a part and their positions always fit into a tsvector.
 PART_CHARACTERS_MAX: Final = 64 * 1024
-"""The words of a part, each with its places, fit into a search vector whatever they are."""
 PLAIN_LANGUAGE: Final = "simple"
+# Text search configurations of every PostgreSQL since version 14.
 LANGUAGES: Final = frozenset(
     {
         *(PLAIN_LANGUAGE, "arabic", "armenian", "basque", "catalan", "danish", "dutch", "english", "finnish", "french"),
@@ -25,18 +26,17 @@ LANGUAGES: Final = frozenset(
         "yiddish",
     }
 )
-"""The languages that every PostgreSQL from version 14 on knows."""
 
+# Owner of documents that belong to the whole store.
 STORE_OWNER: Final = UserId("")
-"""The owner of documents that are the whole store's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
     """A document without its text. Times are seconds since 1970."""
 
+    # A user, or STORE_OWNER.
     owner_id: UserId
-    """A user, or STORE_OWNER."""
     name: str
     language: str
     text_bytes: int
@@ -46,55 +46,52 @@ class Document:
 
     @property
     def is_shared(self) -> bool:
-        """True if it is the whole store's."""
+        """True if it belongs to the whole store."""
         return self.owner_id == STORE_OWNER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hit:
-    """A document that a search has found, and where in it."""
+    """A document found by a search."""
 
     document: Document
+    # Offset of the first snippet in the text, in bytes.
     offset: int
-    """Of the first snippet, in bytes."""
+    # Excerpts of the text, with matched words between **.
     snippets: tuple[str, ...]
-    """Pieces of the text, with ** around the words that were looked for."""
 
 
 def check_document(name: str, text: str, language: str) -> None:
-    """Return if a document can be kept.
+    """Check that a document can be stored.
 
     Raises:
-        InvalidField: metadata `field` names what is wrong.
+        InvalidField: metadata `field` names the invalid field.
         TooLarge: the text is over TEXT_BYTES_MAX.
     """
     check_name(name)
     if language not in LANGUAGES:
         raise InvalidField(f"language: must be one of {', '.join(sorted(LANGUAGES))}", field="language")
     if "\0" in text:
-        raise InvalidField("text: must not have NUL characters", field="text")
+        raise InvalidField("text: must not contain NUL characters", field="text")
     size = len(text.encode())
     if size > TEXT_BYTES_MAX:
         raise TooLarge(f"the text has {size} bytes, the limit is {TEXT_BYTES_MAX}")
 
 
 def check_name(name: str) -> None:
-    """Return if a document can have that name.
-
-    Raises:
-        InvalidField: it cannot.
-    """
+    """Raise InvalidField if a document cannot have this name."""
     is_plain = all(unicodedata.category(character) not in {"Cc", "Cs", "Zl", "Zp"} for character in name)
     if not (1 <= len(name) <= NAME_CHARACTERS_MAX and is_plain and name == name.strip()):
         raise InvalidField(
-            f"name: must have 1 to {NAME_CHARACTERS_MAX} characters on one line, no space at its ends", field="name"
+            f"name: must be one line of 1 to {NAME_CHARACTERS_MAX} characters, without leading or trailing spaces",
+            field="name",
         )
 
 
 def parts_of(text: str) -> list[tuple[int, str]]:
-    """Return a text in parts, each with the byte of the text that it begins at; joined they are the text.
+    """Split a text into parts, each with its byte offset. Joined, the parts are the text.
 
-    It is cut between paragraphs, lines or words if possible.
+    Splits between paragraphs, lines or words if possible.
     """
     parts = []
     start = offset = 0
@@ -111,7 +108,7 @@ def _cut(text: str, start: int) -> int:
     if end >= len(text):
         return len(text)
     for separator in ("\n\n", "\n", " "):
-        # In the second half, so that parts do not become many.
+        # Only in the second half, to limit the number of parts.
         found = text.rfind(separator, start + PART_CHARACTERS_MAX // 2, end)
         if found >= 0:
             return found + len(separator)

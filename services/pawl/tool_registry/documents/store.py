@@ -1,4 +1,4 @@
-"""Documents in PostgreSQL, with its full-text search."""
+"""Documents in PostgreSQL, with full-text search."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pawl.tool_registry.documents.rules import (
 
 _COLUMNS: Final = """d.owner_id, d.name, d.language, d.text_bytes, d.text_sha256,
     extract(epoch FROM d.created_at)::float8 AS create_time, extract(epoch FROM d.updated_at)::float8 AS update_time"""
-# No text has a word with a space in it.
+# A lexeme with spaces, which no text contains.
 _OWNER_WORD: Final = "'owner ' || {store} || ' ' || {owner}"
 
 _LOCK_STORE: Final = "SELECT pg_advisory_xact_lock(hashtextextended('tool_registry.documents ' || $1, 0))"
@@ -61,7 +61,7 @@ WHERE store_id = $1 AND owner_id = ANY ($2::text[])
     AND (name > $3 OR (name = $3 AND ($4::text IS NULL OR owner_id > $4)))
 ORDER BY name, owner_id LIMIT $5
 """  # noqa: S608  # constants only
-# The words of a query become other ones in each language. A query of none but stop words finds nothing.
+# Each language stems the query differently. A query of only stop words finds nothing.
 _SEARCH: Final = f"""
 WITH asked AS MATERIALIZED (
     SELECT language, query, query && (
@@ -92,16 +92,16 @@ _HEADLINE: Final = (
 
 
 class PostgresDocumentRepository(DatabaseAdapter):
-    """Documents of stores and their users, durable. An owner is a user, or STORE_OWNER."""
+    """Durable documents of stores and users. An owner is a user, or STORE_OWNER."""
 
     async def put(
         self, store_id: StoreId, owner_id: UserId, name: str, text: str, language: str
     ) -> tuple[Document, bool]:
-        """Write a document, new or in place of another; returns it, and whether it is new. Atomic, idempotent.
+        """Create or replace a document; returns it, and whether it is new. Atomic and idempotent.
 
         Raises:
-            InvalidField: the name, the text or the language cannot be kept.
-            TooLarge: the store has too many documents, or too large ones.
+            InvalidField: the name, the text or the language is invalid.
+            TooLarge: the store's limit on documents or bytes is reached.
         """
         check_document(name, text, language)
         key = (store_id, owner_id, name)
@@ -114,9 +114,9 @@ class PostgresDocumentRepository(DatabaseAdapter):
                 return Document(**earlier), False
             (room,) = await connection.fetch(_ROOM, *key)
             if room["documents"] >= DOCUMENTS_MAX:
-                raise TooLarge(f"a store has at most {DOCUMENTS_MAX} documents; remove some first")
+                raise TooLarge(f"a store can have at most {DOCUMENTS_MAX} documents; delete some first")
             if room["bytes"] + len(content) > STORE_BYTES_MAX:
-                raise TooLarge(f"the documents of a store have at most {STORE_BYTES_MAX} bytes; remove some first")
+                raise TooLarge(f"the documents of a store can have at most {STORE_BYTES_MAX} bytes; delete some first")
             (written,) = await connection.fetch(_WRITE, *key, language, len(content), digest)
             await connection.execute(_CLEAR_PARTS, *key)
             parts = [(*key, number, *part, language) for number, part in enumerate(parts_of(text))]
@@ -124,27 +124,27 @@ class PostgresDocumentRepository(DatabaseAdapter):
         return Document(**written), earlier is None
 
     async def delete(self, store_id: StoreId, owner_id: UserId, name: str) -> bool:
-        """Remove a document; returns whether there was one."""
+        """Delete a document; returns whether it existed."""
         return await self._database.fetchval(_DELETE, store_id, owner_id, name) is not None
 
     async def find(self, store_id: StoreId, user_id: UserId, name: str) -> Sequence[Document]:
-        """Return the documents of that name that a user sees, the store's first."""
+        """Return the documents of that name that a user can see, the store's first."""
         return [Document(**row) for row in await self._database.fetch(_FOUND, store_id, [STORE_OWNER, user_id], name)]
 
     async def text(self, store_id: StoreId, owner_id: UserId, name: str) -> str | None:
-        """Return the text of a document; None if there is none."""
+        """Return the text of a document; None if it does not exist."""
         async with self._database.transaction() as connection:
             if not await connection.fetch(_FOUND, store_id, [owner_id], name):
                 return None
-            # One statement: all parts are of one version of the text.
+            # One statement, so that all parts are of the same version.
             return "".join(row["content"] for row in await connection.fetch(_PARTS, store_id, owner_id, name))
 
     async def read(self, store_id: StoreId, user_id: UserId, *, shared: bool, name: str) -> tuple[Document, str]:
-        """Return a document that a user sees, with its text.
+        """Return a document that a user can see, with its text.
 
         Raises:
-            DocumentNotFound: there is none of that name and owner.
-            InvalidField: no document can have that name.
+            DocumentNotFound: the owner has no document of that name.
+            InvalidField: the name is invalid.
         """
         check_name(name)
         for document in await self.find(store_id, user_id, name):
@@ -157,14 +157,17 @@ class PostgresDocumentRepository(DatabaseAdapter):
     async def after(
         self, store_id: StoreId, user_id: UserId, name: str, owner_id: UserId | None, most: int
     ) -> Sequence[Document]:
-        """Return documents that a user sees, by name and owner, after those; from all on with a name but no owner."""
+        """Return documents that a user can see, by name and owner, after the given position.
+
+        Without `owner_id`, documents named `name` are included.
+        """
         rows = await self._database.fetch(_AFTER, store_id, [STORE_OWNER, user_id], name, owner_id, most)
         return [Document(**row) for row in rows]
 
     async def search(self, store_id: StoreId, user_id: UserId, query: str, most: int) -> Sequence[Hit]:
-        """Return the documents that a user sees and that match, the best first.
+        """Return matching documents that a user can see, best first.
 
-        The query is in the form of search engines: words, "phrases", or, -without.
+        The query uses web search syntax: words, "phrases", or, -without.
         """
         rows = await self._database.fetch(_SEARCH, store_id, user_id, query, most, _HEADLINE)
         return [_hit(row) for row in rows]
@@ -175,7 +178,7 @@ def _hit(row: asyncpg.Record) -> Hit:
     byte_offset, content, headline = (fields.pop(name) for name in ("byte_offset", "content", "headline"))
     snippets = headline.split(_BETWEEN)
     first = snippets[0].replace(_START, "").replace(_STOP, "")
-    # Not found where the search takes tags out of the text.
+    # The snippet may not be found, because ts_headline removes tags.
     before = content[: max(content.find(first), 0)]
     return Hit(
         document=Document(**fields),

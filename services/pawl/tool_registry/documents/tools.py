@@ -1,4 +1,4 @@
-"""Listing, reading and searching the documents of a store and its users."""
+"""Tools that list, read and search the documents of a store and its users."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ Name = Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_CHARACTERS_MAX)
 
 
 def document_tools(repository: PostgresDocumentRepository) -> list[Tool[..., Any]]:
-    """Return list_documents, read_document and search_documents."""
 
     @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
     async def list_documents(
@@ -35,7 +34,7 @@ def document_tools(repository: PostgresDocumentRepository) -> list[Tool[..., Any
     ) -> dict[str, Any]:
         """List the documents that the user can see, by name."""
         found = await repository.after(StoreId(context.store_id), UserId(context.user_id), start, None, LISTED_MAX + 2)
-        # A name can be there twice; both come in one piece.
+        # The user and the store may have documents of the same name; return both on the same page.
         end = LISTED_MAX + (len(found) > LISTED_MAX and found[LISTED_MAX].name == found[LISTED_MAX - 1].name)
         listed = {"documents": [_shown(document) for document in found[:end]]}
         return listed | ({"next_start": found[end].name} if len(found) > end else {})

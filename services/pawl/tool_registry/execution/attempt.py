@@ -203,7 +203,7 @@ class Attempt:
         self.is_reconciling = True
         try:
             # Perhaps it blocks, like the tool.
-            tool = replace(self._job.tool, function=asked, signature=WholeArguments(), marks_begun=True, process=None)
+            tool = replace(self._job.tool, function=asked, signature=WholeArguments(), marks_start=True, process=None)
             found: ReconcileResult = await self._parts.runner.start(tool, {}, self._context()).result()
         except Exception as error:  # noqa: BLE001  # the author's code: if it fails, nobody knows
             _log.warning("tool.reconcile_failed", tool=self._job.tool.name, error=type(error).__name__)
@@ -295,7 +295,7 @@ class Attempt:
             _begin=self._begin,
             _save=self._save,
             _token=self._open_completion,
-            _begins_again=lambda: self._execution.begins_again,
+            _will_restart=lambda: self._execution.will_restart,
             **({"_ask": self._ask} if self._job.tool.is_async else {}),
         )
 
@@ -348,7 +348,7 @@ class Attempt:
 
     def _open_completion(self) -> CompletionToken:
         job = self._job
-        if job.tool.is_remote or job.tool.process is not None or job.tool.goes_out:
+        if job.tool.is_remote or job.tool.process is not None or job.tool.is_external:
             raise ToolError(f"{job.definition.name} does not run in the registry itself: nobody else can complete it")
         if not job.effect.is_journaled:
             raise ToolError(f"{job.definition.name} is {job.effect.value}: only a call that is at most once can wait")

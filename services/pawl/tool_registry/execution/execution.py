@@ -59,7 +59,7 @@ class Execution:
         self._news: asyncio.Future[None] = loop.create_future()
 
     @property
-    def begins_again(self) -> bool:
+    def will_restart(self) -> bool:
         """True if it ends here, and is begun again, or asked for, by whoever is asked for it next."""
         cause = self.cancelled.result() if self.cancelled.done() else None
         return cause in LEAVING and (self.job.is_askable or self.job.effect is not EffectClass.AT_MOST_ONCE)

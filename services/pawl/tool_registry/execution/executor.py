@@ -341,9 +341,9 @@ class Executor:
             return input_required(execution.dialogue.question, seconds)
         cause = execution.cancelled.result() if execution.cancelled.done() else None
         if cause in LEAVING:
-            if execution.has_begun and not execution.begins_again:
+            if execution.has_begun and not execution.will_restart:
                 if attempt.never_began:
-                    return outcome.of_unbegun(job.definition, "TOOL_ERROR", "the registry was stopping", seconds)
+                    return outcome.of_unstarted(job.definition, "TOOL_ERROR", "the registry was stopping", seconds)
                 return outcome.of_doubt(job.definition.name, seconds)
             # The tool is asked, or run again, by whoever is asked next.
             raise ShuttingDown if cause is CancelCause.SHUTDOWN else DependencyUnavailable("its execution was lost")
@@ -351,11 +351,11 @@ class Executor:
             return outcome.of_doubt(job.definition.name, seconds)
         if cause is None and attempt.never_began:
             why = f"what runs it was busy or still starting for {job.timeout_seconds:g} s"
-            return outcome.of_unbegun(job.definition, "TOOL_TIMEOUT", why, seconds)
+            return outcome.of_unstarted(job.definition, "TOOL_TIMEOUT", why, seconds)
         if cause is None:
-            end = ToolEnd.ASKED_TO if job.tool.is_remote else ToolEnd.GOES_ON if goes_on else ToolEnd.STOPPED
+            end = ToolEnd.ASKED_TO_STOP if job.tool.is_remote else ToolEnd.STILL_RUNNING if goes_on else ToolEnd.STOPPED
             return outcome.of_timeout(job.definition, job.timeout_seconds, seconds, end, hindrance=attempt.hindrance)
-        end = ToolEnd.GOES_ON if goes_on else ToolEnd.NEVER_BEGAN if attempt.never_began else ToolEnd.STOPPED
+        end = ToolEnd.STILL_RUNNING if goes_on else ToolEnd.NEVER_STARTED if attempt.never_began else ToolEnd.STOPPED
         return outcome.of_cancel(job.definition, seconds, end)
 
     async def _write_end(self, job: Job, result: ExecutionResult, attempt: Attempt) -> ExecutionResult:

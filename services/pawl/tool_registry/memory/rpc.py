@@ -1,4 +1,4 @@
-"""pawl.tool.v1.MemoryService: memories; store and user come from the credential."""
+"""pawl.tool.v1.MemoryService. Store and user come from the caller's credential."""
 
 from __future__ import annotations
 
@@ -12,21 +12,19 @@ from pawl.tool.v1 import memory_pb2_grpc
 from pawl.tool_registry.convert import WIRE
 from pawl.tool_registry.memory.rules import Memory, MemoryOwner
 from pawl.tool_registry.memory.store import PostgresMemoryRepository
-from pawl.tool_registry.pages import cut, page_size, page_token, place_of
+from pawl.tool_registry.pages import cut, page_size, page_token, position_of
 
 _MEMORY = WIRE.struct(Memory, pb.Memory)
 _FIRST = ("", -math.inf, "")
 
 
 class MemoryServicer(memory_pb2_grpc.MemoryServiceServicer):
-    """Translates between the wire and the memories."""
-
     def __init__(self, memories: PostgresMemoryRepository) -> None:
         self._memories = memories
 
     async def ListMemories(self, request: pb.ListMemoriesRequest, context: Context) -> pb.ListMemoriesResponse:
         owner, size = _owner(request.agent_name), page_size(request.page_size)
-        place = place_of("memories", request.page_token, tuple[str, float, str]) or _FIRST
+        place = position_of("memories", request.page_token, tuple[str, float, str]) or _FIRST
         found = await self._memories.after(owner, place, size + 1)
         page, token = cut(
             found, size, lambda last: page_token("memories", last.agent_name, last.create_time, last.memory_id)

@@ -1,4 +1,4 @@
-"""Memories: facts that an agent keeps about a user beyond a conversation."""
+"""Memories are facts that an agent keeps about a user across conversations."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Final
 from pawl.chassis.ids import StoreId, UserId
 
 TEXT_CHARACTERS_MAX: Final = 1000
+# Per agent and user.
 MEMORIES_MAX: Final = 500
-"""Of an agent about a user."""
+# Per user, over all agents.
 USER_MEMORIES_MAX: Final = 5000
-"""About a user, of all agents together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryOwner:
-    """The owner of memories: an agent, and the user whom they are about. An empty agent stands for all of them."""
+    """An agent, and the user whom its memories are about. An empty agent name means all agents."""
 
     store_id: StoreId
     user_id: UserId
@@ -35,5 +35,5 @@ class Memory:
 
 
 def memory_id_of(call_id: str) -> str:
-    """Return the id of what a call remembers: a call that is run again remembers nothing twice."""
+    """Return the id of the memory that a call creates. A repeated call gives the same id."""
     return f"mem_{hashlib.sha256(call_id.encode()).hexdigest()[:24]}"

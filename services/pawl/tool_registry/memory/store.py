@@ -27,7 +27,7 @@ VALUES ($1, $2, $3, $4, $5) RETURNING {_COLUMNS}
 _NEWEST: Final = f"""
 SELECT {_COLUMNS} FROM tool_registry.memories WHERE {_OWNED} ORDER BY created_at DESC, memory_id LIMIT $4
 """  # noqa: S608  # constants only
-# There are few of one owner: each is looked at. A query of no words finds nothing.
+# Owners have few memories, so a scan is fast enough. A query without words finds nothing.
 _SEARCH: Final = f"""
 WITH asked AS MATERIALIZED (SELECT websearch_to_tsquery('simple', $5) AS query)
 SELECT {_COLUMNS} FROM tool_registry.memories, asked
@@ -42,13 +42,13 @@ _DELETE: Final = f"DELETE FROM tool_registry.memories WHERE {_OWNED} AND ($4 = '
 
 
 class PostgresMemoryRepository(DatabaseAdapter):
-    """Memories of agents about users, durable."""
+    """Durable memories of agents about users."""
 
     async def add(self, owner: MemoryOwner, memory_id: str, text: str) -> Memory:
-        """Keep a text; returns the memory that has it, which may be an older one. Atomic, idempotent by its id.
+        """Store a memory and return it, or an existing one with the same text. Atomic; idempotent by id.
 
         Raises:
-            TooLarge: the agent, or the user, has too many.
+            TooLarge: the limit of the agent or of the user is reached.
         """
         key = (owner.store_id, owner.user_id, owner.agent_name)
         async with self._database.transaction() as connection:
@@ -58,16 +58,16 @@ class PostgresMemoryRepository(DatabaseAdapter):
                 return Memory(**known)
             (counts,) = await connection.fetch(_COUNTS, *key)
             if counts["of_agent"] >= MEMORIES_MAX:
-                raise TooLarge(f"an agent has at most {MEMORIES_MAX} memories about a user")
+                raise TooLarge(f"an agent can have at most {MEMORIES_MAX} memories about a user")
             if counts["of_user"] >= USER_MEMORIES_MAX:
-                raise TooLarge(f"there are at most {USER_MEMORIES_MAX} memories about a user")
+                raise TooLarge(f"there can be at most {USER_MEMORIES_MAX} memories about a user")
             (added,) = await connection.fetch(_ADD, *key, memory_id, text)
         return Memory(**added)
 
     async def search(self, owner: MemoryOwner, query: str, most: int) -> Sequence[Memory]:
-        """Return those that match, the best first; for an empty query the newest.
+        """Return matching memories, best first; for an empty query the newest.
 
-        The query is in the form of search engines: words, "phrases", or, -without.
+        The query uses web search syntax: words, "phrases", or, -without.
         """
         key = (owner.store_id, owner.user_id, owner.agent_name)
         rows = await (
@@ -76,12 +76,12 @@ class PostgresMemoryRepository(DatabaseAdapter):
         return [Memory(**row) for row in rows]
 
     async def after(self, owner: MemoryOwner, place: tuple[str, float, str], most: int) -> Sequence[Memory]:
-        """Return memories by agent, time and id, from the one after that place on."""
+        """Return memories by agent, time and id, after the given position."""
         rows = await self._database.fetch(_AFTER, owner.store_id, owner.user_id, owner.agent_name, *place, most)
         return [Memory(**row) for row in rows]
 
     async def delete(self, owner: MemoryOwner, memory_id: str = "") -> int:
-        """Remove a memory, or all of the owner if none is named; returns how many there were."""
+        """Delete one memory, or all of the owner's if `memory_id` is empty; returns how many were deleted."""
         return affected(
             await self._database.execute(_DELETE, owner.store_id, owner.user_id, owner.agent_name, memory_id)
         )

@@ -1,4 +1,4 @@
-"""The decision whether a call may begin, in the order in which it is made."""
+"""Admission of calls: schema, rules, approvals, grants, rate limits and the journal, in that order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pawl.tool_registry.policy.result_cache import ResultCache
 from pawl.tool_registry.policy.rules.gate import STORE_RATE_NAME, Exceeded, Rate, rate_limited
 from pawl.tool_registry.policy.rules.patterns import TooMuchToMatch
 from pawl.tool_registry.policy.rules.rules import Rule, RuleEffect, RuleScope
-from pawl.tool_registry.policy.standing import Rules
+from pawl.tool_registry.policy.ruleset import Rules
 from pawl.tool_registry.policy.store.grants import PostgresGrantUses
 from pawl.tool_registry.policy.store.rates import PostgresRateLimits
 from pawl.tool_registry.rules.check import Accepted, Refused
@@ -33,14 +33,14 @@ from pawl.tool_registry.sources.python.runner import TakesTooLong
 from pawl.values import Disposition, EffectClass, ExecutionContext, ReadTimeouts, Series
 
 _TOO_MUCH_TO_MATCH: Final = (
-    "these arguments are too much to be held against the rules of the store: use fewer or shorter ones in a call"
+    "these arguments are too large to match against the store's rules: use fewer or shorter ones in a call"
 )
 _PREVIEW_BYTES_MAX: Final = 4096
 _FIRST_ATTEMPT: Final = 1
+# How late an iteration may run that was due before the end of its series.
 _LATE_SECONDS: Final = 60.0
-"""The time that an iteration may be late which was due before the end of its series."""
 _LOADED: Final = frozenset({ExecutionContext.BACKEND, ExecutionContext.AGENT})
-_UNACTED_MAX: Final = 10_000
+_UNEXECUTED_MAX: Final = 10_000
 _UNGATED: Final = {
     ExecutionContext.BACKEND: Disposition.RUN,
     ExecutionContext.FRONTEND: Disposition.OFFER,
@@ -55,7 +55,7 @@ _log = logs.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """The verdict on a call and the entry that says so, with the call if its arguments fit."""
+    """A verdict with its audit entry, and the call if its arguments fit."""
 
     verdict: Verdict
     draft: AuditDraft
@@ -64,18 +64,18 @@ class Judged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
-    """Decides, step by step, whether a call may begin; never runs any.
+    """Decides, step by step, whether a call may start. It never runs one.
 
-    1. `judge_batch`: the model proposes it. The tool is there for the user, the arguments fit, no earlier call of
-       the batch is the same, no rule denies it. The verdict says what must happen first: often an approval.
-       `reads_of`: of a batch that only reads, the jobs follow at once.
-    2. `admit`: its run asks for it. All of that is looked at again, and the approval must be of exactly this call.
-    3. `check_rules`: what people have decided since then holds. Only where the call is not under way.
-    4. `cached`: an earlier result of a READ_ONLY tool is given in its place.
-    5. `begin`: the journal knows of no earlier begin. The attempt holds the call's resource keys by then.
-    6. `permit`: its rates are not used up, and the audit chain has it. Then the tool is called.
+    1. `judge_batch`: the model proposes calls. Checks that the user may call the tool, that the arguments fit, that no
+       earlier call of the batch is identical, and that no rule denies it. The verdict says what must happen first,
+       often an approval. `reads_of` returns the jobs of a read-only batch that may start immediately.
+    2. `admit`: the run requests execution. All checks are repeated; an approval must match exactly this call.
+    3. `check_rules`: rules that changed since still allow the call. Skipped for calls that have already started.
+    4. `cached`: a cached result of a READ_ONLY tool is returned instead.
+    5. `begin`: the journal has no earlier start. The attempt already holds the call's resource locks.
+    6. `permit`: the rate limits allow the call, and the audit chain records it. Then the tool is called.
 
-    `store_calls_per_minute` 0 means any number.
+    `store_calls_per_minute` 0 means unlimited.
     """
 
     catalog: Catalog
@@ -86,17 +86,16 @@ class Admission:
     audit: AuditTrail
     observer: RegistryMetrics
     grants: PostgresGrantUses
+    # See `ProcessRunner.answer`.
     answer: Callable[[str, Callable[[], Any]], Awaitable[Any]]
-    """See `Runner.answer`."""
     store_calls_per_minute: int = 0
-    unacted: set[str] = field(default_factory=set)
-    """Tokens of attempts that may have written an entry of the journal and ran nothing: there was no answer."""
+    # Tokens of attempts that may have written a journal entry without running anything, because the write failed.
+    unexecuted: set[str] = field(default_factory=set)
 
     async def judge_batch(self, proposed: Sequence[Proposed], known_names: Iterable[str]) -> list[Judged]:
-        """Return the calls of one batch with the verdicts on them, in order; none is in the audit chain yet.
+        """Return a verdict for each call of a batch, in order. Nothing is written to the audit chain yet.
 
-        A call that could have the effect of an earlier one of the batch once more
-        is refused: it is nearly always a slip of the model.
+        Refuses a call that would repeat the effect of an earlier call in the batch: it is nearly always a model error.
         """
         first: dict[tuple[str, bytes], int] = {}
         judged = []
@@ -107,7 +106,7 @@ class Admission:
             else:
                 key = (fitting.definition.name, fitting.accepted.canonical)
                 if key in first:
-                    # Before any rule, which would count it.
+                    # Before the rules, which would count a use.
                     verdict = _duplicate(fitting, first[key], proposed[first[key] - 1][0].call_id)
                 else:
                     verdict = await self._judged(fitting, call)
@@ -124,7 +123,7 @@ class Admission:
         return judged
 
     def reads_of(self, judged: Sequence[Judged], timeouts: ReadTimeouts) -> list[Job]:
-        """Return the jobs of a batch of which all that is not refused may run at once; none if any may not."""
+        """Return the jobs of a batch whose accepted calls may all start immediately; empty if any may not."""
         jobs = []
         for each in judged:
             if each.verdict.disposition is Disposition.REFUSE:
@@ -153,20 +152,20 @@ class Admission:
     async def _fitting(
         self, context: CallContext, call: ProposedCall, known_names: Iterable[str]
     ) -> FittingCall | Verdict:
-        """Return the call with its tool and its arguments as the tool takes them, or the refusal."""
+        """Return the call with its tool and checked arguments, or the refusal."""
         tool = None
         if call.own_tool is not None:
             tool = self.catalog.own(context.store_id, call.own_tool)
         elif call.tool_version:
             tool = await self.catalog.find(context.store_id, call.tool_name, call.tool_version)
         if tool is None or not tool.may_be_called_by(context.user_id, context.user_roles):
-            said = f"there is no tool {call.tool_name[:80]!r}{did_you_mean(call.tool_name, known_names)}"
-            return _refused(context, "TOOL_NOT_FOUND", said)
+            message = f"there is no tool {call.tool_name[:80]!r}{did_you_mean(call.tool_name, known_names)}"
+            return _refused(context, "TOOL_NOT_FOUND", message)
         accepted = await self.catalog.check(context.store_id, tool, call.arguments)
         if isinstance(accepted, Refused):
             return _refused(context, accepted.reason, accepted.message, tool)
         if tool.definition.context in _LOADED and tool.loaded is None:
-            gone = f"the tool {tool.definition.name} is not available any more"
+            gone = f"the tool {tool.definition.name} is no longer available"
             return _refused(context, "TOOL_NOT_FOUND", gone, tool)
         try:
             return await self._counted(context, tool, accepted)
@@ -174,7 +173,7 @@ class Admission:
             return _refused(context, "INVALID_ARGUMENTS", str(error), tool)
 
     async def _judged(self, call: FittingCall, proposed: ProposedCall) -> Verdict:
-        """Return the verdict on a call that fits, by the gate, by people's rules, and by the grant of its series."""
+        """Return the verdict on a valid call, from the gate, the rules and the grant of its series."""
         is_edited, series_digest = proposed.is_edited, call.grant_digest(proposed.series)
         context, definition, arguments = call.context, call.definition, call.accepted.arguments
         cause = call.gate()
@@ -205,7 +204,7 @@ class Admission:
             tool_version=call.tool.entry.version,
             accepted=call.accepted,
             resource_keys=resource_keys(definition.resource_keys, arguments),
-            # By its digest the ledger knows what was approved: so an edit has one though it needs no approval any more.
+            # The ledger identifies approved calls by digest. An edited call gets one even if it needs no approval.
             digest=call.digest if cause or is_edited else "",
             preview=await self._preview(call) if cause and not is_granted else "",
             approval_cause=cause,
@@ -217,10 +216,10 @@ class Admission:
         )
 
     async def _counted(self, context: CallContext, tool: CatalogTool, accepted: Accepted) -> FittingCall:
-        """Return the call with the tool's own count of the things it is about.
+        """Add the tool's own count of affected items.
 
         Raises:
-            InvalidArguments: the tool does not count them in time.
+            InvalidArguments: the tool's `bulk_count` takes too long.
         """
         own_count, name = None, tool.definition.name
         count = tool.loaded.tool.bulk_count(accepted.arguments) if tool.loaded is not None else None
@@ -229,24 +228,24 @@ class Admission:
                 own_count = await self.answer(name, count)
             except TakesTooLong:
                 raise InvalidArguments(f"bulk_count of {name} takes too long for these arguments") from None
-            except Exception as error:  # noqa: BLE001  # the author's code: what it counts stays with the definition
+            except Exception as error:  # noqa: BLE001  # author code: fall back to the count of the definition
                 _log.warning("tool.bulk_count_failed", tool=name, error=type(error).__name__)
         return FittingCall(context=context, tool=tool, accepted=accepted, own_count=own_count)
 
     async def _preview(self, call: FittingCall) -> str:
-        """Return what the tool shows to whoever approves the call, if it shows anything."""
+        """Return the tool's preview for the approver, or an empty text."""
         loaded, name = call.tool.loaded, call.definition.name
         preview = loaded.tool.preview(call.accepted.arguments) if loaded is not None else None
         if preview is None:
             return ""
         try:
             return shortened(visible(await self.answer(name, preview)), _PREVIEW_BYTES_MAX)
-        except Exception as error:  # noqa: BLE001  # the author's code: a call is approved by its arguments then
+        except Exception as error:  # noqa: BLE001  # author code: the approver sees the arguments instead
             _log.warning("tool.preview_failed", tool=name, error=type(error).__name__)
             return ""
 
     async def _is_granted(self, context: CallContext, series: Series | None, digest: str) -> bool:
-        """Return whether the grant of a series is of exactly the call, and has a use left for it, which is counted."""
+        """Count a use of the series grant; returns False if it does not match this call or has no uses left."""
         if series is None or not digest or series.digest != digest:
             return False
         if series.end_time is not None and self.rules.clock.now() > series.end_time + _LATE_SECONDS:
@@ -254,13 +253,13 @@ class Admission:
         return await self.grants.use(context.store_id, digest, context.call_id, uses_max=series.iterations_max)
 
     async def admit(self, request: ExecuteRequest) -> Job:
-        """Return the job of a request that may run; everything is checked again.
+        """Repeat all checks for an execution request and return its job.
 
         Raises:
             ToolNotFound: there is no such backend tool, or the user may not call it.
             InvalidArguments: the arguments do not fit.
-            ApprovalRequired: the call is gated, and neither an approval of exactly this
-                call, nor a grant of its series, nor the name of a rule came.
+            ApprovalRequired: the call is gated, and the request has no approval of exactly this call, no grant for its
+                series and no allowing rule.
         """
         context, name = request.context, request.tool_name
         tool = await self.catalog.find(context.store_id, name, request.tool_version)
@@ -274,19 +273,21 @@ class Admission:
         call = await self._counted(context, tool, accepted)
         digest, cause = call.digest, call.gate()
         job = Job.of(call, tool.loaded, request, digest=digest, is_gated=bool(cause))
-        # An approval that is not of this call is a sign that something was exchanged.
+        # An approval of a different call is a sign of tampering.
         is_allowed = job.grant is not None or bool(request.rule_id)
         if not job.is_approved and (request.approved_digest or (cause and not is_allowed)):
-            raise ApprovalRequired(f"{name} needs an approval of exactly this call ({cause or 'it had one'})")
+            raise ApprovalRequired(
+                f"{name} needs an approval of exactly this call ({cause or 'the approval is for another call'})"
+            )
         return job
 
     async def check_rules(self, job: Job) -> None:
-        """Return if people's rules let the call begin, or it has begun before: then what became of it is to be told.
+        """Check that current rules allow the call. A call that has already started passes, so its outcome can be read.
 
         Raises:
-            PermissionDenied: a rule denies it.
-            ApprovalRequired: a rule asks for an approval, or the one that allowed it
-                does so no more, or the grant that covers it has been used up.
+            PermissionDenied: a rule denies the call.
+            ApprovalRequired: a rule requires an approval, the rule that allowed the call no longer does, or the grant
+                that covers it has no uses left.
         """
         refusal = await self._refusal(job)
         if refusal is not None and not (job.effect.is_journaled and await self.journal.look(job.key)):
@@ -305,7 +306,7 @@ class Admission:
         if job.allowing_rule_id and not await self.rules.repository.has_allowed(
             store_id, job.allowing_rule_id, call_id
         ):
-            return ApprovalRequired(f"the rule that allowed {job.definition.name} is not in force any more")
+            return ApprovalRequired(f"the rule that allowed {job.definition.name} is no longer in force")
         grant = job.grant
         if grant is None:
             return None
@@ -315,10 +316,10 @@ class Admission:
         return ApprovalRequired(f"the grant that covers {job.definition.name} has been used up")
 
     async def cached(self, job: Job) -> ExecutionResult | None:
-        """Return an earlier result of the same READ_ONLY call, written down as given again.
+        """Return a cached result of the same READ_ONLY call, after recording the hit in the audit chain.
 
         Raises:
-            DependencyUnavailable: it could not be written down.
+            DependencyUnavailable: the audit chain cannot be written.
         """
         found = self.cache.find(job)
         if found is not None:
@@ -326,25 +327,24 @@ class Admission:
         return found
 
     async def begin(self, job: Job, token: str) -> Begun | HeldElsewhere | ExecutionResult:
-        """Have the journal write that an attempt begins, or return what it knows of the call.
+        """Record the start of an attempt in the journal, or return the call's known state.
 
         Raises:
-            InvalidArguments, DependencyUnavailable: as `ExecutionJournal.begin`.
+            InvalidArguments, DependencyUnavailable: as in `PostgresExecutionJournal.begin`.
         """
         try:
-            return await self.journal.begin(job.journal_call(token), unacted=self.unacted)
+            return await self.journal.begin(job.journal_call(token), unexecuted=self.unexecuted)
         except BaseException:
-            self._remember_unacted(token)
+            self._remember_unexecuted(token)
             raise
 
     async def permit(self, job: Job, token: str) -> ExecutionResult | None:
-        """Count a call that is about to begin and write it down; the result in its place if it may not.
+        """Apply rate limits and record the start; returns a result if the call must not start.
 
-        The attempts of one call count once. What a READ_ONLY tool does is written
-        down together with its end.
+        All attempts of one call count once. The start of a READ_ONLY call is recorded together with its end.
 
         Raises:
-            DependencyUnavailable: the call must not begin.
+            DependencyUnavailable: the call must not start.
         """
         try:
             rates = self._rates(job) if job.attempt == _FIRST_ATTEMPT else []
@@ -355,7 +355,7 @@ class Admission:
         except Exceeded as exceeded:
             return rate_limited(job.definition.name, exceeded)
         except BaseException:
-            self._remember_unacted(token)
+            self._remember_unexecuted(token)
             raise
         return None
 
@@ -363,22 +363,22 @@ class Admission:
         most = {STORE_RATE_NAME: self.store_calls_per_minute, f"tool:{job.definition.name}": job.rate_per_minute}
         return [Rate(name=name, per_minute=per_minute) for name, per_minute in most.items() if per_minute]
 
-    def _remember_unacted(self, token: str) -> None:
-        if len(self.unacted) >= _UNACTED_MAX:
-            self.unacted.clear()  # Their entries, if there are any, are taken for interrupted ones.
-        self.unacted.add(token)
+    def _remember_unexecuted(self, token: str) -> None:
+        if len(self.unexecuted) >= _UNEXECUTED_MAX:
+            self.unexecuted.clear()  # The journal then treats their entries as interrupted.
+        self.unexecuted.add(token)
 
     async def ended(self, job: Job, result: ExecutionResult, *, has_begun: bool) -> None:
-        """Write the end of an execution down, and keep its result if the tool wants that.
+        """Record the end of an execution, and cache its result if the tool asks for that.
 
         Raises:
-            DependencyUnavailable: it is not known whether it was written.
+            DependencyUnavailable: it is unknown whether the entry was written.
         """
         await self.audit.ended(job, result, has_begun=has_begun)
         self.cache.put(job, result)
 
     async def forget(self, older_than_seconds: float) -> None:
-        """Drop results that are too old, rates that nobody uses, and calls that rules allowed longer ago."""
+        """Delete expired results, unused rates, and allowed calls older than the given age."""
         self.cache.sweep()
         await self.limits.forget()
         await self.rules.repository.forget(older_than_seconds)
@@ -387,8 +387,8 @@ class Admission:
 
 def _duplicate(call: FittingCall, earlier: int, call_id: CallId) -> Verdict:
     message = (
-        f"this is call {earlier} of the batch ({call_id}) once more: {call.definition.name} with the same arguments. "
-        "It is done once. If it is meant twice, call it again after its result"
+        f"this repeats call {earlier} of the batch ({call_id}): {call.definition.name} with the same arguments. "
+        "It runs once. To run it twice, call it again after its result"
     )
     return _refused(call.context, "DUPLICATE_CALL", message, call.tool)
 
@@ -405,6 +405,6 @@ def _refused(context: CallContext, reason: str, message: str, tool: CatalogTool 
 
 
 def _denial(rule: Rule) -> str:
-    """Return what the model is told of a call that a rule denies."""
+    """Return the message that the model gets for a call denied by a rule."""
     whose = {RuleScope.STORE: "the store", RuleScope.AGENT: f"the agent {rule.scope_id}"}.get(rule.scope, "the user")
     return f"a rule of {whose} denies this call ({rule.rule_id})"

@@ -1,4 +1,4 @@
-"""A call on its way to its tool: proposed by the model, asked to be run, found to fit, and the job to be done."""
+"""The stages of a call: proposed by the model, checked, requested, and turned into a job."""
 
 from __future__ import annotations
 
@@ -26,54 +26,53 @@ DEFAULT_TIMEOUT_SECONDS: Final = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposedCall:
-    """A call as the model wrote it, with the version that its run has pinned."""
+    """A call as the model wrote it, with the tool version pinned by its run."""
 
     tool_name: str
     tool_version: int
     arguments: bytes
+    # A reviewer wrote the arguments. No rule may replace the reviewer's approval.
     is_edited: bool = False
-    """True if a reviewer wrote the arguments: no rule allows the call in place of the reviewer."""
+    # The tool, if it came with the run. It takes precedence over registered tools of that name.
     own_tool: ToolDefinition | None = None
-    """The tool, if it came with the run: then no other one of its name is meant."""
+    # The series that this call belongs to.
     series: Series | None = None
-    """The series of which it is a call."""
 
     @property
     def label(self) -> str:
-        """The name of its tool in the audit chain."""
+        """Name of the tool in the audit chain."""
         own = self.own_tool
         return self.tool_name if own is None else own_label(own.name, definition_hash(own))
 
 
 class ExecuteRequest(Execution, frozen=True, kw_only=True):
-    """A call to run, with its run."""
+    """A request to execute a call, with the context of its run."""
 
     context: CallContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittingCall:
-    """A call of a tool that is there for its user, with arguments that the tool takes.
+    """A call whose tool is available to the user and accepts the arguments.
 
-    The run has pinned one definition of the tool, and another may be in force:
-    the stricter one counts.
+    The run pins one definition; the current one may differ. The stricter of the two applies.
     """
 
     context: CallContext
     tool: CatalogTool
     accepted: Accepted
+    # Number of affected items according to the tool's own `bulk_count`, if it has one.
     own_count: int | None
-    """The number of things that the call is about, as the tool itself counts; None if it does not."""
 
     @property
     def definition(self) -> ToolDefinition:
-        """The definition that the run has pinned, with the time that it has where the run makes it."""
+        """The pinned definition. For background calls, its timeout is the background timeout."""
         pinned = self.tool.definition
         return replace(pinned, timeout_seconds=pinned.async_timeout_seconds) if self.context.in_background else pinned
 
     @property
     def digest(self) -> str:
-        """The digest that an approval of the call must carry."""
+        """Digest that an approval of this call must carry."""
         return call_digest(
             store_id=self.context.store_id,
             run_id=self.context.run_id,
@@ -84,7 +83,7 @@ class FittingCall:
         )
 
     def grant_digest(self, series: Series | None) -> str:
-        """Return the digest by which a series of the call can be granted; empty if each call of it must be decided."""
+        """Return the digest that a grant for the series must carry; empty if every call needs its own approval."""
         is_once = any(each.category is Category.DESTRUCTIVE and not each.permits_grants for each in self._definitions)
         if series is None or is_once:
             return ""
@@ -100,16 +99,16 @@ class FittingCall:
 
     @property
     def approvals_required(self) -> int:
-        """The number of people who must approve a gated call, by the run or its tool."""
+        """Number of people who must approve the call if it is gated."""
         return max(1, self.context.approvals_required, *(each.approvals_required for each in self._definitions))
 
     def gate(self) -> str:
-        """Return why the call needs an approval, or nothing."""
+        """Return why the call needs approval; empty if it does not."""
         items = self._items()
         return next(filter(None, (approval_cause(definition, items) for definition in self._definitions)), "")
 
     def ruled(self) -> RuledCall:
-        """Return what rules look at in the call."""
+        """Return the attributes of the call that rules match on."""
         context, entry, in_force, definitions = self.context, self.tool.entry, self.tool.in_force, self._definitions
         return RuledCall(
             user_id=context.user_id,
@@ -136,11 +135,11 @@ class FittingCall:
 
     @property
     def _definitions(self) -> list[ToolDefinition]:
-        """The pinned definition and the one in force, the more severe first."""
+        """The pinned and the current definition, the more severe first."""
         return sorted(self.tool.definitions, key=lambda each: SEVERITY.index(each.category), reverse=True)
 
     def _items(self) -> int:
-        """Return how many things the call is about, by the definitions, or by the tool's own count."""
+        """Return the number of affected items."""
         if self.own_count is not None:
             return self.own_count
         return max(items_of(definition, self.accepted.arguments) for definition in self._definitions)
@@ -148,14 +147,17 @@ class FittingCall:
 
 @dataclass(slots=True, kw_only=True)
 class Proposal:
-    """The entry about the check of a call that runs already: written together with its end, or before."""
+    """Audit entries for the check of a call that is already running.
+
+    They are written once, either together with the end of the call or before it.
+    """
 
     drafts: tuple[AuditDraft, ...] = ()
+    # None until one of the two writers claims the entries.
     goes_with_end: bool | None = None
-    """None until one of the two writes it."""
 
     def claim(self, *, with_end: bool) -> tuple[AuditDraft, ...]:
-        """Return the entries for that one of the two which asks first, always again; none for the other."""
+        """Return the entries if this writer claims them first, and on every later call; empty for the other writer."""
         if self.goes_with_end is None:
             self.goes_with_end = with_end
         return self.drafts if self.goes_with_end is with_end else ()
@@ -163,12 +165,12 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A call to run, how, and for how long."""
+    """A call ready to run."""
 
     context: CallContext
     tool: Tool[..., Any]
+    # The pinned version.
     definition: ToolDefinition
-    """The version that the run has pinned."""
     version: int
     effect: EffectClass
     arguments: dict[str, JsonValue]
@@ -178,29 +180,29 @@ class Job:
     fingerprint: str
     unknowns_resolved: int
     ruled: RuledCall
+    # A person approved exactly this call.
     is_approved: bool
-    """True if a person approved exactly this call."""
+    # The series whose grant covers the call.
     grant: Series | None = None
-    """The series whose grant covers the call, where there is one."""
     answers: tuple[Answer, ...]
+    # The rule that allows a gated call. Empty if none is needed.
     allowing_rule_id: str
-    """The rule in whose name a gated call runs; empty if it needs none."""
     source: str
+    # The store connected the runner; it is not code of the deployment.
     is_of_store: bool
-    """True if what runs it was connected by the store, and is no code of the deployment."""
+    # The newest version, whose function runs.
     running_version: int
-    """The version of the function that runs: the newest one."""
     arguments_sha256: str
+    # 0 means unlimited.
     rate_per_minute: int
-    """0 means any number."""
+    # 0 means the result is not cached.
     cache_seconds: float
-    """0 means that its result is not kept."""
+    # Empty unless the call runs before its check is recorded.
     proposal: Proposal = field(default_factory=Proposal)
-    """Nothing, unless the call runs before its check is written down."""
 
     @classmethod
     def of(cls, call: FittingCall, loaded: LoadedTool, request: ExecuteRequest, *, digest: str, is_gated: bool) -> Job:
-        """Return what is to be done for a call that fits: of its two definitions the more cautious one counts."""
+        """Build the job of a checked call. Where the two definitions differ, the more cautious value applies."""
         definition, running = call.definition, loaded.tool.definition
         effect = max(definition.effect, running.effect, key=CAUTION.index)
         if effect is EffectClass.RECONCILABLE and loaded.tool.reconcile is None:
@@ -237,27 +239,26 @@ class Job:
 
     @property
     def is_askable(self) -> bool:
-        """True if the tool can be asked what became of an earlier execution."""
+        """True if the tool can report whether an earlier execution took effect."""
         return self.effect.is_journaled and self.tool.reconcile is not None
 
     @property
     def only_reads(self) -> bool:
-        """True if it makes no difference that the call runs though nobody may ever hear of it.
+        """True if running the call is harmless even if its result is never read.
 
-        It has no effect, nobody beyond the registry sees it, nothing counts it, and it waits for nobody. That it
-        needs no approval is for the verdict to say.
+        Such a call has no effect, is invisible outside the registry, counts against no limit and needs no lock. Whether
+        it needs an approval is decided by the verdict.
         """
-        is_own_code = not (self.is_of_store or self.tool.goes_out or self.tool.is_remote)
+        is_own_code = not (self.is_of_store or self.tool.is_external or self.tool.is_remote)
         is_counted = bool(self.rate_per_minute or self.allowing_rule_id)
         return self.effect is EffectClass.READ_ONLY and is_own_code and not is_counted and not self.resource_keys
 
     @property
     def key(self) -> CallKey:
-        """The call of its store."""
         return CallKey(self.context.store_id, self.context.call_id)
 
     def journal_call(self, token: str) -> JournalCall:
-        """Return what the journal writes of it."""
+        """Return the journal entry of an attempt."""
         return JournalCall(
             key=self.key,
             run_id=self.context.run_id,

@@ -1,9 +1,7 @@
-"""Results of READ_ONLY tools, given again for a while.
+"""Cache for the results of READ_ONLY tools.
 
-In memory, one cache for each process. A hit costs no statement, and a new
-process, which may have new code of the tools, begins with nothing; what it costs
-is that each replica calls the tool once. The results of one user are never those
-of another: store and user are part of the key.
+In memory, one cache per process, so a hit needs no database query. Each replica calls the tool once. A new process
+starts empty, because it may run newer tool code. Keys contain store and user: users never share results.
 """
 
 from __future__ import annotations
@@ -26,15 +24,12 @@ CacheKey = tuple[StoreId, UserId, str, int, str, int, str]
 @dataclass(frozen=True, slots=True)
 class _Kept:
     result: ExecutionResult
-    begun_at: float
+    started_at: float
     expires_at: float
 
 
 class ResultCache:
-    """At most `entries_max` results with `bytes_max` bytes together; the longest unused go first.
-
-    `monotonic` gives seconds of a clock that never goes back.
-    """
+    """LRU cache of at most `entries_max` results and `bytes_max` bytes. `monotonic` returns seconds."""
 
     def __init__(
         self, monotonic: Callable[[], float], *, entries_max: int = 10_000, bytes_max: int = 64 * 1024 * 1024
@@ -47,7 +42,7 @@ class ResultCache:
         self._sweep_at = monotonic() + _SWEEP_SECONDS
 
     def find(self, job: Job) -> ExecutionResult | None:
-        """Return an earlier result of the same call, with a note of its age, if it is not too old."""
+        """Return a cached result of the same call with a note about its age, unless it has expired."""
         if not _is_kept(job):
             return None
         key, now = _key(job), self._monotonic()
@@ -55,18 +50,18 @@ class ResultCache:
         if kept is None or kept.expires_at <= now:
             return None
         self._kept.move_to_end(key)
-        age = now - kept.begun_at
+        age = now - kept.started_at
         return replace(kept.result, note=f"From the cache: this result is {age:.0f} s old.", duration_seconds=0.0)
 
     def put(self, job: Job, result: ExecutionResult) -> None:
-        """Keep a result; errors, questions and what hangs on an answer are not kept. Its age counts from its begin."""
+        """Cache a successful result. Its age counts from the start of the call."""
         has_succeeded = result.outcome is Outcome.SUCCEEDED and not result.is_error
         if not _is_kept(job) or not has_succeeded or result.note or len(result.content) > self._bytes_max:
             return
         now = self._monotonic()
-        begun_at = now - result.duration_seconds
+        started_at = now - result.duration_seconds
         self._drop(_key(job))
-        self._kept[_key(job)] = _Kept(result, begun_at, begun_at + job.cache_seconds)
+        self._kept[_key(job)] = _Kept(result, started_at, started_at + job.cache_seconds)
         self._bytes += len(result.content)
         if now >= self._sweep_at:
             self.sweep()
@@ -74,7 +69,7 @@ class ResultCache:
             self._drop(next(iter(self._kept)))
 
     def sweep(self) -> None:
-        """Drop what has expired."""
+        """Drop expired results."""
         now = self._monotonic()
         self._sweep_at = now + _SWEEP_SECONDS
         for key in [key for key, kept in self._kept.items() if kept.expires_at <= now]:
@@ -87,7 +82,7 @@ class ResultCache:
 
 
 def _is_kept(job: Job) -> bool:
-    """Return whether others of the same arguments get results of the call: an answer of a person is for this one."""
+    """Return whether the result may be cached. A result that depends on a person's answer may not."""
     return bool(job.cache_seconds) and not job.answers
 
 

@@ -1,4 +1,4 @@
-"""pawl.tool.v1.RuleService: rules of people; store and user come from the credential."""
+"""pawl.tool.v1.RuleService. Store and user come from the caller's credential."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pawl.errors import InvalidField, InvalidJson, InvalidPageToken, RuleNotFoun
 from pawl.tool.v1 import rule_pb2 as pb
 from pawl.tool.v1 import rule_pb2_grpc
 from pawl.tool_registry.convert import WIRE
-from pawl.tool_registry.pages import cut, page_size, page_token, place_of
+from pawl.tool_registry.pages import cut, page_size, page_token, position_of
 from pawl.tool_registry.policy.rules.patterns import ArgumentPattern, canonical_value
 from pawl.tool_registry.policy.rules.rules import PATTERN_BYTES_MAX, Rule, RuleEffect, RuleScope
-from pawl.tool_registry.policy.standing import Rules
+from pawl.tool_registry.policy.ruleset import Rules
 
 _EFFECTS: Final = WIRE.enum(RuleEffect, pb.RuleEffect, field="rule.effect")
 _SCOPES: Final = WIRE.enum(RuleScope, pb.RuleScope, field="rule.scope")
@@ -34,8 +34,6 @@ _RULE: Final = WIRE.struct(
 
 
 class RuleServicer(rule_pb2_grpc.RuleServiceServicer):
-    """Translates between the wire and the rules."""
-
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
 
@@ -52,7 +50,7 @@ class RuleServicer(rule_pb2_grpc.RuleServiceServicer):
 
     async def ListRules(self, request: pb.ListRulesRequest, context: Context) -> pb.ListRulesResponse:
         size = page_size(request.page_size)
-        (before,) = place_of("rules", request.page_token, tuple[str]) or ("",)
+        (before,) = position_of("rules", request.page_token, tuple[str]) or ("",)
         if before and not is_id(before):
             raise InvalidPageToken
         found = await self._rules.list(
@@ -67,10 +65,10 @@ class RuleServicer(rule_pb2_grpc.RuleServiceServicer):
 
 
 def _rule_from(message: pb.Rule) -> Rule:
-    """Return what a person said; the registry gives the rest.
+    """Read a rule from its message. `check_rule` validates it as a whole.
 
     Raises:
-        InvalidField: something has no meaning; what contradicts is found later.
+        InvalidField: a value cannot be read.
     """
     expire_time = 0.0
     if message.HasField("expire_time"):
@@ -95,8 +93,8 @@ def _rule_from(message: pb.Rule) -> Rule:
     )
 
 
+# Start of the year 10000.
 _TIME_MAX: Final = 253402300800.0
-"""The year 10000."""
 
 
 def _pattern_from(message: pb.ArgumentPattern) -> ArgumentPattern:

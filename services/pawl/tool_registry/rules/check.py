@@ -1,4 +1,4 @@
-"""Checking the arguments of a call: parsed, fitted, validated, canonical."""
+"""Checks the arguments of a call: parse, fit, validate, and make canonical."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pawl.tool_registry.rules.definition import ARGUMENTS_BYTES_MAX, ToolDefinit
 from pawl.tool_registry.rules.fitting import Fitted, fit
 from pawl.tool_registry.rules.schema import compile_schema, list_violations
 
+# Schema weight times bytes of arguments that is checked in-process: at most about 30 ms of CPU time.
 QUICK_WORK_MAX: Final = 25_000
-"""Weight of a schema times bytes of arguments that are checked at once: at most some 30 ms of processor time."""
 
 _ADJUSTMENTS_SHOWN: Final = 10
 _ROUND_BYTES: Final = 64
@@ -27,34 +27,34 @@ _decode: Final[Callable[[bytes], Any]] = msgspec.json.decode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
-    """Arguments that fit."""
+    """Arguments that fit the schema."""
 
     arguments: dict[str, JsonValue]
     canonical: bytes
+    # For the model: which values were coerced. May be empty.
     note: str
-    """The parts that were read differently from how they were written, for the model; may be empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """The reason why a call may not run, for programs and for the model."""
+    """Why a call may not run: `reason` for programs, `message` for the model."""
 
     reason: str
     message: str
 
 
 def refused(name: str, what: str, *, reason: str = "INVALID_ARGUMENTS") -> Refused:
-    """Return the refusal of the arguments of a tool for what they do or are."""
+    """Return a refusal whose message starts with "the arguments of <name>"."""
     return Refused(reason=reason, message=f"the arguments of {name} {what}")
 
 
 def check_arguments(
     definition: ToolDefinition, validator: jsonschema_rs.Draft202012Validator, raw: bytes
 ) -> Accepted | Refused:
-    """Return the canonical arguments of a call, or everything that is wrong with them.
+    """Return the canonical arguments of a call, or all violations.
 
-    Valid arguments only get defaults (those that keep them valid); others are
-    coerced where that loses nothing. No arguments at all are an empty object.
+    Valid arguments only get defaults, and only those that keep them valid. Invalid ones are coerced where this loses
+    nothing. Empty input counts as an empty object.
     """
     name = definition.name
     try:
@@ -74,16 +74,16 @@ def check_arguments(
 
 
 def is_quick(weight: float, raw: bytes) -> bool:
-    """Return whether arguments can be checked at once, by a schema of that weight (`domain.schema.weigh`)."""
+    """Return whether a schema of this weight (`schema.weigh`) can check these arguments in-process."""
     return weight * (len(raw) + _ROUND_BYTES) <= QUICK_WORK_MAX
 
 
-def check_strange(
+def check_untrusted(
     name: str, schema: bytes, raw: bytes, newest: bytes | None, *, recursion: bool
 ) -> tuple[bytes, str] | Refused:
-    """Return what `check_arguments` and then `fits_newest` do, for a helper process, which keeps what it has compiled.
+    """Run `check_arguments` and `fits_newest` in a helper process, which caches compiled schemas.
 
-    Schemas are JSON. What was accepted is the canonical arguments and the note.
+    Schemas are JSON. Returns the canonical arguments and the note if they are accepted.
     """
     definition = ToolDefinition(name=name, description="", arguments_schema=_decode(schema))
     checked = check_arguments(definition, _compiled(schema, recursion=recursion), raw)
@@ -93,7 +93,7 @@ def check_strange(
 
 
 def schema_problem(schema: Mapping[str, Any]) -> str:
-    """Return why a schema of a stranger cannot be used, for a helper process; empty if it can."""
+    """Return why an untrusted schema cannot be used; empty if it can. Runs in a helper process."""
     try:
         compile_schema(schema)
     except InvalidSchema as error:
@@ -104,13 +104,13 @@ def schema_problem(schema: Mapping[str, Any]) -> str:
 def fits_newest(name: str, newest: jsonschema_rs.Draft202012Validator, accepted: Accepted) -> Accepted | Refused:
     """Return `accepted` if the newest version takes the arguments too.
 
-    A run keeps the version it started with, but only the newest function is
-    there to run: arguments of an older version must fit it as they are.
+    A run keeps the version it started with, but only the newest function can run. Arguments of an older version must
+    therefore fit the newest schema unchanged.
     """
     if newest.is_valid(accepted.arguments):
         return accepted
     return Refused(
-        reason="INVALID_ARGUMENTS", message=f"{name} has changed since this run began and takes other arguments now"
+        reason="INVALID_ARGUMENTS", message=f"{name} has changed since this run started and now takes other arguments"
     )
 
 
@@ -122,7 +122,7 @@ def _compiled(schema: bytes, *, recursion: bool) -> jsonschema_rs.Draft202012Val
 def _accepted(name: str, fitted: Fitted) -> Accepted | Refused:
     try:
         canonical = dumps_canonical(fitted.value)
-    except InvalidJson as error:  # a text in a text may be deeper than the whole may be
+    except InvalidJson as error:  # JSON parsed from a string can exceed the depth limit
         return refused(name, f"are not strict JSON: {error.message}", reason="INVALID_JSON")
     if len(canonical) > ARGUMENTS_BYTES_MAX or not isinstance(fitted.value, dict):
         return refused(name, f"have more than {ARGUMENTS_BYTES_MAX} bytes, defaults included")
@@ -137,7 +137,7 @@ def _fitted(
         coerced = fit(schema, written)
         if validator.is_valid(coerced.value):
             return coerced
-        # A default may be what does not fit; what is left is the caller's own.
+        # Perhaps a default does not fit: report only violations of the caller's own values.
         plain = fit(schema, written, defaults=False)
         return plain if validator.is_valid(plain.value) else coerced
     filled = fit(schema, written, coerce=False)

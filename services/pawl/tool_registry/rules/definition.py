@@ -1,4 +1,4 @@
-"""The definition of a tool, and the place of a version in the register."""
+"""Tool definitions and their versions."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ REPORT_SECONDS_MIN: Final = 0.5
 REPORT_SECONDS_MAX: Final = 365 * 86_400.0
 APPROVALS_MAX: Final = 5
 
-# One dot stands between a source and its tool. Such a name has room for the two characters that a model server needs
-# in place of the dot.
+# One dot separates a source from its tool. Such a name is one character shorter, because models see the dot as two
+# underscores.
 _NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}|(?=.{3,63}\Z)[a-zA-Z0-9_-]+\.[a-zA-Z0-9_-]+", re.ASCII)
 # Tab, line feed and carriage return are text; no other control character is.
 CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
@@ -60,13 +60,13 @@ _IDS_MOST: Final = {
     "allowed_user_ids": (ALLOWED_USERS_MAX, "user ids"),
     "allowed_roles": (ALLOWED_ROLES_MAX, "names of roles"),
 }
-# What the registry does not run it can neither count nor give again.
+# The registry can count and cache only calls that it runs itself.
 _OF_BACKEND: Final = ("result_bytes_max", "rate_per_minute", "cache_seconds", "async_timeout_seconds")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolDefinition:
-    """The definition of a tool. Zero means: none of its own (timeout), the most allowed (result)."""
+    """Definition of a tool. Zero means no own timeout and the largest allowed result."""
 
     name: str
     description: str
@@ -79,126 +79,129 @@ class ToolDefinition:
     resource_keys: tuple[str, ...] = ()
     result_bytes_max: int = 0
     allowed_user_ids: tuple[str, ...] = ()
+    # The user needs one of these roles. Empty means any.
     allowed_roles: tuple[str, ...] = ()
-    """Roles of which the user must have one; empty means any."""
+    # Executions per minute and store, on average. 0 means unlimited.
     rate_per_minute: int = 0
-    """Executions that may begin in a store within a minute, on average; 0 means any number."""
+    # How long the result of a READ_ONLY tool is reused for the same user and arguments.
     cache_seconds: float = 0.0
-    """The time for which the result of a READ_ONLY tool is given again to the same user for the same arguments."""
+    # Number of different people who must approve a gated call. 0 means one.
     approvals_required: int = 0
-    """The number of different people who must approve a gated call; 0 means one."""
     offer_fallback: OfferFallback = OfferFallback.FAIL
     fallback_tool_name: str = ""
+    # Path to the affected items in the arguments, such as `$.body.items`. Empty for the longest array.
     bulk_count: str = ""
-    """The path to what a call is about in its arguments, like `$.body.items`; empty for the longest array."""
+    # Calls run in the foreground even if the model asks for the background.
     without_background: bool = False
-    """True if calls run at once also where the model wants them in the background."""
+    # Timeout of background executions. 0 means no own timeout.
     async_timeout_seconds: float = 0.0
-    """The time that an execution in the background may take; 0 means none of its own."""
+    # One approval may cover a series of calls even if the tool is DESTRUCTIVE.
     permits_grants: bool = False
-    """True if one approval may be for a series of calls also of a DESTRUCTIVE tool."""
+    # Default report policy of its jobs. None means every iteration.
     reports: ReportPolicy | None = None
-    """The iterations of its jobs that are told where nobody says so; None for each."""
 
     def may_be_called_by(self, user_id: UserId, roles: frozenset[str]) -> bool:
-        """Return whether a user is one of its users, with one of its roles. To others it does not exist."""
+        """Return whether a user with these roles may call the tool. Other users do not see it."""
         is_one_of_them = not self.allowed_user_ids or user_id in self.allowed_user_ids
         return is_one_of_them and (not self.allowed_roles or not roles.isdisjoint(self.allowed_roles))
 
     @property
     def runs_beside_others(self) -> bool:
-        """True if calls may run side by side with others of their batch."""
+        """True if calls may run in parallel with others of their batch."""
         return self.parallel or self.effect is EffectClass.READ_ONLY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolVersion:
-    """A definition with its place in the register. Never changes."""
+    """One version of a definition. Never changes."""
 
+    # Empty for a loaded tool, which is the same in every store.
     store_id: StoreId
-    """Empty for a loaded tool: it is the same in every store."""
     definition: ToolDefinition
     version: int
+    # `builtin`, `module:<name>`, `store` (front-end tools), or `<kind>:<name>` for a source of the store.
     source: str
-    """`builtin`, `module:<name>`, `store` (front-end tools), or `<kind>:<name>` of a source that the store has."""
     create_time: float
+    # Opaque data that the source needs to run the tool.
     binding: bytes = b""
-    """The instructions for its source to run it; of no meaning to anybody else."""
+    # The user who registered it. Empty for tools of the deployment or of a source.
     user_id: UserId = UserId("")
-    """The user who registered it; empty for a tool that the deployment or a source of the store has."""
 
     @property
     def source_kind(self) -> str:
-        """The kind of its source."""
         return self.source.partition(":")[0]
 
 
 def can_exist(name: str, version: int = 0) -> bool:
-    """Return whether a tool can have that name and version: what cannot is not worth asking a store for."""
+    """Return whether a tool can have that name and version. If not, there is no need to query the database."""
     return _NAME.fullmatch(name) is not None and version <= VERSION_MAX
 
 
 def check_own_name(name: str) -> None:
-    """Return if the tool is not named like one of a source.
+    """Reject names reserved for tools of a source.
 
     Raises:
-        InvalidField: it is; a source that is added later must find the names of its tools free.
+        InvalidField: the name contains a dot. A source added later must find the names of its tools free.
     """
     if "." in name:
-        raise InvalidField("name: a dot is only in the names of tools of a source", field="name")
+        raise InvalidField("name: must not contain a dot, which only names of source tools have", field="name")
 
 
 def check_definition(definition: ToolDefinition) -> None:
-    """Return if every field but the schema is in range; `domain.schema` checks that.
+    """Validate every field except the schema, which `rules.schema` checks.
 
     Raises:
-        InvalidField: metadata `field` names the first that is not.
+        InvalidField: metadata `field` names the first invalid field.
     """
     require(
         can_exist(definition.name),
         "name",
-        "must match ^[a-zA-Z0-9_-]{1,64}$, or with a dot inside have at most 63 characters",
+        "must match ^[a-zA-Z0-9_-]{1,64}$; with one dot inside, at most 63 characters",
     )
     require(
         1 <= len(definition.description.encode()) <= DESCRIPTION_BYTES_MAX,
         "description",
         f"must have 1 to {DESCRIPTION_BYTES_MAX} bytes",
     )
-    require(CONTROL.search(definition.description) is None, "description", "must not have control characters")
+    require(CONTROL.search(definition.description) is None, "description", "must not contain control characters")
     for field, most in _TIMEOUTS.items():
         seconds = getattr(definition, field)
         is_in_range = seconds == 0 or TIMEOUT_SECONDS_MIN <= seconds <= most
-        require(is_in_range, field, f"must be 0 or from {TIMEOUT_SECONDS_MIN} to {most:g}")
+        require(is_in_range, field, f"must be 0, or {TIMEOUT_SECONDS_MIN} to {most:g}")
     for field, most in _MOST.items():
         require(0 <= getattr(definition, field) <= most, field, f"must be 0 to {most}")
     for field, (most, what) in _IDS_MOST.items():
         ids = getattr(definition, field)
-        require(len(ids) <= most and all(map(is_id, ids)), field, f"must be at most {most} {what}")
+        require(len(ids) <= most and all(map(is_id, ids)), field, f"must have at most {most} {what}")
     require(
         not definition.cache_seconds or definition.effect is EffectClass.READ_ONLY,
         "cache_seconds",
-        "goes with the effect READ_ONLY, and only with it",
+        "is only for tools with the effect READ_ONLY",
     )
     for field in _OF_BACKEND:
         is_fit = definition.context is ExecutionContext.BACKEND or not getattr(definition, field)
-        require(is_fit, field, "goes with BACKEND tools only")
+        require(is_fit, field, "is only for BACKEND tools")
     _check_reports(definition)
     # A question needs no approval.
     require(
         definition.context is not ExecutionContext.HUMAN or not definition.approvals_required,
         "approvals_required",
-        "does not go with HUMAN tools",
+        "is not allowed for HUMAN tools",
     )
-    require(len(definition.resource_keys) <= RESOURCE_KEYS_MAX, "resource_keys", f"at most {RESOURCE_KEYS_MAX}")
+    require(
+        len(definition.resource_keys) <= RESOURCE_KEYS_MAX,
+        "resource_keys",
+        f"must have at most {RESOURCE_KEYS_MAX} templates",
+    )
     for template in definition.resource_keys:
-        require(CONTROL.search(template) is None, "resource_keys", "must not have control characters")
+        require(CONTROL.search(template) is None, "resource_keys", "must not contain control characters")
         problem = check_template(template, definition.arguments_schema)
         require(not problem, "resource_keys", problem)
     wants_tool = definition.offer_fallback is OfferFallback.BACKEND_TOOL
     require(
         bool(definition.fallback_tool_name) == wants_tool,
         "fallback_tool_name",
-        "goes with the fallback BACKEND_TOOL, and only with it",
+        "must be set for the fallback BACKEND_TOOL, and only for it",
     )
 
 
@@ -206,60 +209,60 @@ def _check_reports(definition: ToolDefinition) -> None:
     if definition.reports is None:
         return
     has_jobs = definition.context in {ExecutionContext.BACKEND, ExecutionContext.AGENT}
-    require(has_jobs and not definition.without_background, "reports", "goes with tools that run in the background")
+    require(has_jobs and not definition.without_background, "reports", "is only for tools that run in the background")
     check_report_policy(definition.reports)
 
 
 def check_report_policy(policy: ReportPolicy) -> None:
-    """Return if what it says is in range.
+    """Validate a report policy.
 
     Raises:
-        InvalidField: it is not.
+        InvalidField: a value is out of range.
     """
     is_in_range = 0 <= policy.report_iterations <= REPORT_ITERATIONS_MAX
     is_each = policy.reports is JobReports.EVERY or not policy.report_iterations
-    require(is_in_range and is_each, "reports", f"every goes with 1 to {REPORT_ITERATIONS_MAX} iterations")
+    require(
+        is_in_range and is_each,
+        "reports",
+        f"report_iterations must be 0 to {REPORT_ITERATIONS_MAX}, and only with EVERY",
+    )
     is_digest = policy.reports is JobReports.DIGEST
     seconds = policy.report_seconds
     is_fit = REPORT_SECONDS_MIN <= seconds <= REPORT_SECONDS_MAX if is_digest else not seconds
     limits = f"{REPORT_SECONDS_MIN:g} to {REPORT_SECONDS_MAX:.0f} seconds"
-    require(is_fit, "reports", f"digest, and only that, goes with {limits}")
+    require(is_fit, "reports", f"DIGEST, and only DIGEST, takes {limits}")
 
 
 def is_laxer(new: ToolDefinition, old: ToolDefinition) -> bool:
-    """Return whether people are asked less, or more of them may call, by `new` than by `old`."""
+    """Return whether `new` asks people less often than `old`, or lets more of them call the tool."""
     return (
         SEVERITY.index(new.category) < SEVERITY.index(old.category)
         or max(1, new.approvals_required) < max(1, old.approvals_required)
-        or (new.effect is EffectClass.READ_ONLY and old.effect is not EffectClass.READ_ONLY)  # It is never bulk then.
+        or (new.effect is EffectClass.READ_ONLY and old.effect is not EffectClass.READ_ONLY)  # READ_ONLY is never bulk.
         or _is_wider(new.allowed_user_ids, old.allowed_user_ids)
         or _is_wider(new.allowed_roles, old.allowed_roles)
     )
 
 
 def is_restricted(definition: ToolDefinition) -> bool:
-    """Return whether people are asked about calls, or not everybody may make them."""
+    """Return whether calls need approval, or only some users may make them."""
     is_gated = definition.category is not Category.SAFE or definition.approvals_required > 1
     return is_gated or bool(definition.allowed_user_ids) or bool(definition.allowed_roles)
 
 
 def _is_wider(new: tuple[str, ...], old: tuple[str, ...]) -> bool:
-    """Return whether somebody is in `new` and not in `old`; empty means everybody."""
+    """Return whether `new` admits anyone whom `old` does not. Empty means everyone."""
     return bool(old) and (not new or not set(new) <= set(old))
 
 
 def require(holds: bool, field: str, rule: str) -> None:  # noqa: FBT001  # reads as the rule it states
-    """Return if a rule for a field holds.
-
-    Raises:
-        InvalidField: it does not.
-    """
+    """Raise InvalidField if a rule for a field does not hold."""
     if not holds:
         raise InvalidField(f"{field}: {rule}", field=field)
 
 
 def encode_definition(definition: ToolDefinition) -> bytes:
-    """Return the one text of a definition; equal definitions give equal bytes."""
+    """Return the canonical bytes of a definition. Equal definitions have equal bytes."""
     fields: dict[str, JsonValue] = {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in msgspec.to_builtins(definition).items()
@@ -270,12 +273,11 @@ def encode_definition(definition: ToolDefinition) -> bytes:
 
 
 def decode_definition(fields: JsonValue) -> ToolDefinition:
-    """Return the definition of parsed `encode_definition` bytes."""
     return msgspec.convert(fields, ToolDefinition)
 
 
 def definition_hash(definition: ToolDefinition) -> str:
-    """Return the SHA-256, in hex, that decides whether two definitions are one version."""
+    """Return the SHA-256, in hex, of a definition. Definitions with the same hash share a version."""
     return hashlib.sha256(encode_definition(definition)).hexdigest()
 
 
@@ -285,20 +287,20 @@ OPTION_CHARACTERS_MAX: Final = 500
 
 
 def check_question(question: Question) -> str:
-    """Return what is wrong with a question that a tool asks, or an empty text."""
+    """Return the problem with a question that a tool asks, or an empty text."""
     if not 1 <= len(question.question) <= QUESTION_CHARACTERS_MAX:
-        return f"a question has 1 to {QUESTION_CHARACTERS_MAX} characters"
+        return f"a question must have 1 to {QUESTION_CHARACTERS_MAX} characters"
     if len(question.why) > QUESTION_CHARACTERS_MAX:
-        return f"the reason of a question has at most {QUESTION_CHARACTERS_MAX} characters"
+        return f"the reason of a question must have at most {QUESTION_CHARACTERS_MAX} characters"
     if len(question.options) > OPTIONS_MAX or any(len(o) > OPTION_CHARACTERS_MAX for o in question.options):
-        return f"a question has at most {OPTIONS_MAX} options of {OPTION_CHARACTERS_MAX} characters"
+        return f"a question must have at most {OPTIONS_MAX} options of {OPTION_CHARACTERS_MAX} characters"
     return ""
 
 
 def given(answers: Sequence[Answer], position: int, question: Question) -> int | None:
-    """Return where, from `position` on, the answer to a question is that was asked with these words.
+    """Return the index of the first answer to exactly this question, starting at `position`.
 
-    Answers to other words stand before it where the tool asked something else when it ran before.
+    Other answers precede it if the tool asked something else in an earlier run.
     """
     return next(
         (number for number in range(position, len(answers)) if answers[number].question == question.question), None

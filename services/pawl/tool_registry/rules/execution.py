@@ -1,4 +1,4 @@
-"""The call that takes the effect of another one back, as it is kept."""
+"""Results of executions, and the inverse call that undoes an effect."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SUMMARY_CHARACTERS_MAX: Final = 300
 
 
 class InverseCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call of a tool, with canonical arguments; `summary` says in one line what it does."""
+    """A call that undoes another, with canonical arguments. `summary` describes it in one line."""
 
     tool_name: str
     arguments: bytes
@@ -24,32 +24,32 @@ class InverseCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def inverse_call(tool_name: str, arguments: bytes, summary: str) -> InverseCall:
-    """Return an inverse within its limits.
+    """Build an inverse call.
 
     Raises:
-        ValueError: its arguments are more than any call can have.
+        ValueError: the arguments exceed the limit for any call.
     """
     if len(arguments) > ARGUMENTS_BYTES_MAX:
-        raise ValueError(f"an inverse may have arguments of {ARGUMENTS_BYTES_MAX} bytes")
+        raise ValueError(f"the arguments of an inverse have {len(arguments)} bytes, the limit is {ARGUMENTS_BYTES_MAX}")
     return InverseCall(tool_name=tool_name, arguments=arguments, summary=summary[:SUMMARY_CHARACTERS_MAX])
 
 
 PROGRESS_BYTES_MAX: Final = 1024
 CHECKPOINT_BYTES_MAX: Final = 16 * 1024
 
+# Error reason of a cancelled execution whose tool keeps running.
 NOT_STOPPED: Final = "NOT_STOPPED"
-"""Reason of the result of a cancelled execution whose tool goes on."""
 
 
+# Outcomes of executions that have not ended.
 OPEN: Final = frozenset({Outcome.INPUT_REQUIRED, Outcome.AWAITING_COMPLETION})
-"""The outcomes of executions that have not ended."""
+# Outcomes of tools that finished on their own.
 ENDS: Final = frozenset({Outcome.SUCCEEDED, Outcome.FAILED})
-"""The outcomes of a tool that came to its own end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionResult:
-    """The end of an execution. `content` is strict JSON."""
+    """The result of an execution. `content` is strict JSON."""
 
     outcome: Outcome
     content: bytes
@@ -57,21 +57,20 @@ class ExecutionResult:
     error_reason: str = ""
     note: str = ""
     duration_seconds: float = 0.0
+    # The call that undoes the effect, if the tool returned one.
     inverse: InverseCall | None = None
-    """The call that takes its effect back, if the tool gave one."""
+    # Set for INPUT_REQUIRED.
     question: Question | None = None
-    """The question, with INPUT_REQUIRED."""
+    # Time left to complete the call, for AWAITING_COMPLETION. 0 if it is over.
     completion_seconds_left: float = 0.0
-    """The time in which somebody may complete it, with AWAITING_COMPLETION; none if it is over."""
 
 
 def succeeded(content: bytes, seconds: float, inverse: InverseCall | None = None) -> ExecutionResult:
-    """Return the result of a tool that returned."""
     return ExecutionResult(outcome=Outcome.SUCCEEDED, content=content, duration_seconds=seconds, inverse=inverse)
 
 
 def ended_badly(outcome: Outcome, reason: str, message: str, seconds: float = 0.0) -> ExecutionResult:
-    """Return an error result: the model reads `{"error": message}`."""
+    """Return an error result. The model reads `{"error": message}`."""
     return ExecutionResult(
         outcome=outcome,
         content=dumps_canonical({"error": storable(message)}),
@@ -82,19 +81,19 @@ def ended_badly(outcome: Outcome, reason: str, message: str, seconds: float = 0.
 
 
 def input_required(question: Question, seconds: float) -> ExecutionResult:
-    """Return what there is instead of a result while a tool asks a person something."""
+    """Return the result of an execution that waits for a person's answer."""
     return ExecutionResult(outcome=Outcome.INPUT_REQUIRED, content=b"null", duration_seconds=seconds, question=question)
 
 
 def awaiting_completion(seconds_left: float = 0.0) -> ExecutionResult:
-    """Return what there is instead of a result until somebody outside completes the call."""
+    """Return the result of an execution that waits to be completed from outside."""
     return ExecutionResult(
         outcome=Outcome.AWAITING_COMPLETION, content=b"null", completion_seconds_left=max(0.0, seconds_left)
     )
 
 
 def progress(fraction: float | None, message: str) -> Progress:
-    """Return progress cut to what is allowed."""
+    """Return progress truncated to its limits."""
     if fraction is not None:
         fraction = min(1.0, max(0.0, fraction)) if math.isfinite(fraction) else None
     text = storable(message).encode()[:PROGRESS_BYTES_MAX].decode(errors="ignore")

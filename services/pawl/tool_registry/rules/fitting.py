@@ -1,7 +1,7 @@
-"""Making arguments fit a schema without losing anything: defaults, and lossless coercion.
+"""Fits arguments to a schema without losing information, by defaults and lossless coercion.
 
-Models write "440" for 440, 5.0 for 5, "true" for true, a list as text. What can
-be read only one way is read that way, and said.
+Models write "440" for 440, 5.0 for 5, "true" for true, or a list as a string. A value with exactly one possible
+reading is coerced, and the change is reported.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _TEXT_BYTES_MAX: Final = 256 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
-    """A value made to fit, and what was read differently from how it was written."""
+    """A fitted value, with a description of each coercion."""
 
     value: JsonValue
     adjustments: tuple[str, ...]
 
 
 def fit(schema: Mapping[str, Any], value: JsonValue, *, defaults: bool = True, coerce: bool = True) -> Fitted:
-    """Return `value` with defaults filled in and, with `coerce`, misspelt types read right.
+    """Return `value` with defaults filled in and, with `coerce`, wrong types converted.
 
-    Without `coerce`, a valid value stays equal to what it was but for defaults.
-    Never raises; what does not fit stays as it is, for the validator to name.
+    Without `coerce`, a valid value changes only by its defaults. Never raises; a value that does not fit stays
+    unchanged for the validator to report.
     """
     walk = _Walk(root=schema, defaults=defaults, coerce=coerce)
     fitted = walk.visit(schema, value, "")
@@ -90,7 +90,7 @@ class _Walk:
         ]
 
     def _branch(self, branches: list[Any], value: JsonValue) -> Any:
-        """Return the only branch that a value can mean, or None."""
+        """Return the only branch that a value can match, or None."""
         fitting = [branch for branch in branches if self._fits(branch, value)]
         if fitting or not self.coerce:
             return fitting[0] if len(fitting) == 1 else None
@@ -105,7 +105,7 @@ class _Walk:
         return _Walk(root=self.root, defaults=False, coerce=True)._read(schema, value, "")  # noqa: SLF001  # its own
 
     def _fits(self, schema: Any, value: JsonValue) -> bool:
-        """Return whether a value has a type that the schema takes; deeper the validator looks."""
+        """Return whether a value has a type that the schema allows. The validator checks the rest."""
         schema = resolve(self.root, schema)
         if not isinstance(schema, dict):
             return bool(schema)
@@ -134,7 +134,7 @@ class _Walk:
 
 
 def _coerced(value: JsonValue, types: frozenset[str], fits: Any, schema: dict[str, Any]) -> JsonValue:
-    """Return the one reading of `value` as one of `types`, or `value` itself."""
+    """Return `value` converted to one of `types` if there is exactly one way, else unchanged."""
     if isinstance(value, str):
         read = _from_text(value.strip(), types)
         if read is not None:
@@ -142,7 +142,7 @@ def _coerced(value: JsonValue, types: frozenset[str], fits: Any, schema: dict[st
     elif isinstance(value, int) and not isinstance(value, bool) and "string" in types:
         return str(value)
     if types == {"array"} and not isinstance(value, dict | list) and value is not None:
-        # One item where a list is wanted; not a list that was written wrong.
+        # A single item instead of a list, but not a malformed list.
         is_torn = isinstance(value, str) and value.lstrip().startswith("[")
         return [value] if not is_torn and fits(schema.get("items", True), value) else value
     return value
@@ -165,7 +165,7 @@ def _from_text(text: str, types: frozenset[str]) -> JsonValue:
 
 
 def _number(text: str) -> int | float | None:
-    """Return the number that `text` writes, if a 64-bit number holds all of it."""
+    """Return the number in `text` if 64 bits can represent it exactly."""
     if _INTEGER.fullmatch(text):
         number = int(text)
         return number if INTEGER_MIN <= number <= INTEGER_MAX else None

@@ -1,8 +1,7 @@
-"""The journal of executions: what a written entry says about asking again.
+"""Rules of the execution journal: what to do when a call is requested that already has an entry.
 
-An entry is written before the effect and completed after it. Who wrote it holds
-a lease; an entry without an end whose writer has no lease any more is that of a
-process that died in the middle.
+An entry is written before the effect and completed after it. Its writer holds a lease. An open entry whose writer has
+no lease belongs to a process that died during the call.
 """
 
 from __future__ import annotations
@@ -16,52 +15,51 @@ from pawl.values import EffectClass, Outcome, Question
 
 
 class Step(StrEnum):
-    """The next step for a call that is in the journal."""
+    """The next step for a call that has a journal entry."""
 
+    # Refuse: it was started with another tool or other arguments.
     MISMATCH = "MISMATCH"
-    """Refuse: it was begun with another tool or other arguments."""
+    # Return the stored result.
     STORED = "STORED"
-    """Answer with the stored result."""
+    # Wait: another process runs it.
     ELSEWHERE = "ELSEWHERE"
-    """Wait: another process runs it."""
+    # Ask the tool whether the effect happened.
     RECONCILE = "RECONCILE"
-    """Ask the tool whether it happened."""
+    # Record that the outcome is unknown.
     CONCLUDE_UNKNOWN = "CONCLUDE_UNKNOWN"
-    """Write that nobody knows."""
+    # Run it: the effect certainly has not happened.
     RUN = "RUN"
-    """Run it: it is certain that it has not happened."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A call in the journal, read under a lock."""
+    """A journal entry, read under a lock."""
 
+    # Digest of tool and arguments. Empty if the call was cancelled before it started.
     fingerprint: str
-    """Digest of tool and arguments; empty if it was cancelled before it began."""
     effect: EffectClass
+    # How often the outcome was concluded to be unknown.
     unknowns: int
-    """The number of times it was concluded that nobody knows."""
+    # This process wrote it.
     is_own: bool
-    """True if the process that asks wrote it."""
-    is_unacted: bool
-    """True if that process knows that nothing was run on the strength of it."""
+    # This process knows that it ran nothing after writing the entry.
+    is_unexecuted: bool
     is_holder_alive: bool
     result: ExecutionResult | None
 
 
 def next_step(entry: Entry, *, fingerprint: str, unknowns_resolved: int) -> Step:
-    """Return what to do when a call is asked for that is in the journal already.
+    """Return what to do for a call that has a journal entry.
 
-    `unknowns_resolved` of its unknown outcomes were found, by an operator, not to
-    have happened. Asked by a process that does not run the call at the moment:
-    an open entry of its own is one that it lost.
+    An operator found that `unknowns_resolved` of its unknown outcomes did not happen. The caller must not be running
+    the call: an open entry of its own process is then one it lost track of.
     """
     if entry.fingerprint and entry.fingerprint != fingerprint:
         return Step.MISMATCH
     if entry.result is not None:
         is_disowned = entry.result.outcome is Outcome.UNKNOWN and unknowns_resolved >= entry.unknowns
         return Step.RUN if is_disowned else Step.STORED
-    if entry.is_unacted:
+    if entry.is_unexecuted:
         return Step.RUN
     if entry.is_holder_alive and not entry.is_own:
         return Step.ELSEWHERE
@@ -70,7 +68,7 @@ def next_step(entry: Entry, *, fingerprint: str, unknowns_resolved: int) -> Step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalCall:
-    """A call that is about to have its effect."""
+    """A call that is about to take effect."""
 
     key: CallKey
     run_id: RunId
@@ -79,26 +77,26 @@ class JournalCall:
     effect: EffectClass
     fingerprint: str
     unknowns_resolved: int
+    # Unique per attempt.
     token: str
-    """Unique for this attempt."""
+    # The tool can report whether an earlier execution took effect.
     is_askable: bool
-    """True if the tool can be asked what became of an earlier execution."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """The call may run now, in this process. `must_reconcile`: the tool is asked first."""
+    """The call may run now, in this process. With `must_reconcile`, ask the tool first."""
 
     must_reconcile: bool = False
+    # The call was cancelled since: reconcile it, but do not run it.
     is_cancelled: bool = False
-    """It was cancelled meanwhile: reconcile, but do not run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldElsewhere:
-    """Another process runs the call; ask again a little later.
+    """Another process runs the call; try again shortly.
 
-    `question` is what its tool asks at the moment, after `position` others.
+    `question` is what its tool is asking, after `position` earlier questions.
     """
 
     question: Question | None = None
@@ -107,10 +105,10 @@ class HeldElsewhere:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Writer:
-    """An attempt to run a call, which may keep checkpoints as long as it is the newest one."""
+    """An attempt to run a call. It may write checkpoints while it is the newest attempt."""
 
     key: CallKey
     run_id: RunId
     attempt: int
+    # Unique per attempt.
     token: str
-    """Unique for this attempt."""

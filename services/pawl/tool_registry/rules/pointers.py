@@ -1,4 +1,4 @@
-"""References inside a schema, or another document."""
+"""Resolves references within a JSON Schema or another document."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import unquote
 
+# An array index. Limited to nine digits, so that Python parses no huge integers.
 _INDEX: Final = re.compile("0|[1-9][0-9]{0,8}")
-"""The place of an item in an array; what is longer is none, and no number of Python's."""
 _HOPS_MAX: Final = 16
 
 
 def find(root: Mapping[str, Any], reference: str, *, default: Any = None) -> Any:
-    """Return what a reference like `#/$defs/task` points at, or `default`; others are not followed."""
+    """Return the target of a reference such as `#/$defs/task`, or `default`. Other references are not followed."""
     if reference == "#":
         return root
     if not reference.startswith("#/"):
@@ -30,12 +30,12 @@ def find(root: Mapping[str, Any], reference: str, *, default: Any = None) -> Any
 
 
 def parts(reference: str) -> list[str]:
-    """Return the names in a reference that begins with `#/`."""
+    """Return the unescaped parts of a reference that starts with `#/`."""
     return [unquote(part).replace("~1", "/").replace("~0", "~") for part in reference[2:].split("/")]
 
 
 def resolve(root: Mapping[str, Any], schema: Any) -> Any:
-    """Return `schema`, or what it refers to if it is a bare reference (annotations aside)."""
+    """Return `schema`, or its target if it is a `$ref`, with annotations next to the `$ref` merged in."""
     for _ in range(_HOPS_MAX):
         reference = schema.get("$ref") if isinstance(schema, dict) else None
         if not isinstance(reference, str):

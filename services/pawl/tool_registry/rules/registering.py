@@ -1,4 +1,4 @@
-"""Registering the tools of a store: by whom, in whose place, and how many."""
+"""Rules for registering tools of a store: ownership, quotas, and conflicts."""
 
 from __future__ import annotations
 
@@ -18,29 +18,26 @@ from pawl.tool_registry.rules.definition import (
     is_laxer,
 )
 
+# Source of front-end tools.
 FRONT_END: Final = "store"
-"""The source of front-end tools."""
+# Source kind of worker tools.
 WORKER: Final = "worker"
-"""The kind of source of workers' tools."""
+# Source of tools that came with a run.
 OWN: Final = "run"
-"""The source of tools that came with a run."""
 OWN_TOOLS_MAX: Final = 64
-"""Most tools that come with a run."""
+# Total size of a store's definitions in one run. Messages between services can hold more.
 TOOLS_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Definitions of the store in one run; a message between services holds more."""
+# Registrant of a source's tools. Approving a source approves its tools.
 SOURCE: Final = Principal(roles=frozenset({Role.ADMIN}))
-"""The registrant of the tools of a source: they are approved with it, by those who may."""
 
 
-SHARES: Final = {FRONT_END: (100, 1000), WORKER: (500, 2000)}
-"""The most tools that may be registered, by kind of source: by one user who is no admin, and in a store.
-
-The tools of other kinds are bounded with their sources.
-"""
+# Most registered tools by source kind: of one user who is not an admin, and of a store. Tools of other kinds are
+# limited by their sources.
+QUOTAS: Final = {FRONT_END: (100, 1000), WORKER: (500, 2000)}
 
 
+# Loaded tools that a run gets only if it, or its agent, names them.
 OPT_IN: Final = frozenset({"remember", "recall", "forget"})
-"""Tools of the deployment that a run has only if it, or its agent, names them."""
 
 
 def without_opt_in(entries: Iterable[ToolVersion]) -> list[ToolVersion]:
@@ -49,9 +46,9 @@ def without_opt_in(entries: Iterable[ToolVersion]) -> list[ToolVersion]:
 
 
 def chosen(entries: Sequence[ToolVersion], names: Sequence[str], user_id: UserId, most: int) -> list[ToolVersion]:
-    """Return at most so many of the tools that a user may call, in TOOLS_BYTES_MAX; 0 means all.
+    """Return at most `most` of the tools that a user may call, within TOOLS_BYTES_MAX; 0 means all.
 
-    What is registered later, or by another user, pushes nothing out.
+    Tools that were registered later, or by other users, never displace earlier ones.
     """
     if not most:
         return list(entries)
@@ -65,7 +62,7 @@ def chosen(entries: Sequence[ToolVersion], names: Sequence[str], user_id: UserId
     for entry in sorted(entries, key=rank):
         if len(taken) == most:
             break
-        # Those of the deployment are small, and as it wants them.
+        # Tools of the deployment are small and chosen by its operator, so they do not count.
         size = len(encode_definition(entry.definition)) if entry.store_id else 0
         if size <= left:
             taken.append(entry)
@@ -82,10 +79,10 @@ def _closeness(entry: ToolVersion, user_id: UserId) -> int:
 
 
 def check_source(current: ToolVersion, source: str, registrant: Principal) -> None:
-    """Return if a source may register the name of a tool: its own, or that of a front-end tool for an admin.
+    """Check that a source may register a name. An admin may also take over the name of a front-end tool.
 
     Raises:
-        ToolExists: it may not.
+        ToolExists: the name belongs to another source.
     """
     is_freed = current.source == FRONT_END and Role.ADMIN in registrant.roles
     if current.source != source and not is_freed:
@@ -93,39 +90,39 @@ def check_source(current: ToolVersion, source: str, registrant: Principal) -> No
 
 
 def check_owner(current: ToolVersion, registrant: Principal) -> None:
-    """Return if a front-end tool is the registrant's to replace and to take out.
+    """Check that the registrant may replace or unregister a front-end tool.
 
     Raises:
-        PermissionDenied: another user has registered it.
+        PermissionDenied: another user registered it.
     """
     if Role.ADMIN not in registrant.roles and current.user_id != registrant.user_id:
         raise PermissionDenied(
-            f"{current.definition.name!r} is the tool of another user: take another name, or ask an admin"
+            f"another user registered {current.definition.name!r}: choose another name, or ask an admin"
         )
 
 
 def check_not_laxer(new: ToolDefinition, earlier: ToolVersion | None, registrant: Principal) -> None:
-    """Return if a definition may follow the newest one that its name has had in the store, registered still or not.
+    """Check that a definition may follow the newest one of its name in the store, even if that is unregistered.
 
     Raises:
-        PermissionDenied: it is laxer, and the registrant no admin, or a delegate that does not decide.
+        PermissionDenied: it is laxer, and the registrant is not an admin or is a delegate without decision rights.
     """
     if earlier is None or not is_laxer(new, earlier.definition):
         return
     if Role.ADMIN not in registrant.roles:
         raise PermissionDenied(
-            f"to ask people less about {new.name!r}, or let more of them call it, needs the role admin"
+            f"relaxing {new.name!r} (fewer approvals, or more users who may call it) needs the role admin"
         )
     check_decides(registrant)
 
 
-def check_share(source_kind: str, registrant: Principal, *, of_user: int, of_store: int) -> None:
-    """Return if one more tool of the kind fits, beside so many of the registrant and of the store.
+def check_quota(source_kind: str, registrant: Principal, *, of_user: int, of_store: int) -> None:
+    """Check that the registrant and the store may register one more tool of this kind.
 
     Raises:
-        InvalidField: the share of the user or of the store is full.
+        InvalidField: the quota of the user or of the store is exhausted.
     """
-    most_of_user, most_of_store = SHARES.get(source_kind, (math.inf, math.inf))
+    most_of_user, most_of_store = QUOTAS.get(source_kind, (math.inf, math.inf))
     if of_store >= most_of_store:
         whose, most = "the store has", most_of_store
     elif of_user >= most_of_user and Role.ADMIN not in registrant.roles:
@@ -136,50 +133,52 @@ def check_share(source_kind: str, registrant: Principal, *, of_user: int, of_sto
 
 
 def own_version(store_id: StoreId, definition: ToolDefinition) -> ToolVersion:
-    """Return a tool that came with a run as a version: the only one, for it never changes.
+    """Return the only version of a tool that came with a run.
 
-    It is newer than every rule, so that none allows its calls: whoever made the rule did not know it.
+    It is newer than every rule, so no rule allows its calls: no rule's author could have known it.
     """
     return ToolVersion(store_id=store_id, definition=definition, version=1, source=OWN, create_time=math.inf)
 
 
 def own_label(tool_name: str, definition_sha256: str) -> str:
-    """Return the name in the audit chain of a tool that came with a run: that of no other tool, nor of its model."""
+    """Return a unique name for the audit chain of a tool that came with a run."""
     return f"{tool_name}@{definition_sha256[:12]}"
 
 
 def check_own(definitions: Sequence[ToolDefinition]) -> None:
-    """Return if these may come together with one run, as far as they do not say what RegisterTool refuses.
+    """Check the tools that come with a run. `Catalog` checks what RegisterTool checks too.
 
     Raises:
-        InvalidField: they are too many, two have one name, or one says who may call it.
+        InvalidField: there are too many, two share a name, or one restricts its callers.
     """
     if not 1 <= len(definitions) <= OWN_TOOLS_MAX:
-        raise InvalidField(f"front_end_tools: 1 to {OWN_TOOLS_MAX} tools", field="front_end_tools")
+        raise InvalidField(
+            f"front_end_tools: must have 1 to {OWN_TOOLS_MAX} tools, got {len(definitions)}", field="front_end_tools"
+        )
     names = set[str]()
     for definition in definitions:
         if definition.name in names:
             raise InvalidField(
-                f"front_end_tools: {definition.name!r} comes twice: give each tool a name of its own",
+                f"front_end_tools: {definition.name!r} appears twice: give each tool its own name",
                 field="front_end_tools",
             )
         names.add(definition.name)
         if definition.allowed_user_ids or definition.allowed_roles:
             raise InvalidField(
-                f"front_end_tools: {definition.name!r} is for the user of its run: leave out who may call it",
+                f"front_end_tools: {definition.name!r} is for its run only: remove allowed_user_ids and allowed_roles",
                 field="front_end_tools",
             )
 
 
 def check_not_shadowing(definitions: Iterable[ToolDefinition], others: Iterable[ToolVersion]) -> None:
-    """Return if tools that come with a run take the name of none of the others.
+    """Check that tools sent along with a run do not reuse the name of another tool.
 
-    A front-end tool of the register with the same definition is the same tool.
+    A registered front-end tool with the same definition counts as the same tool.
 
     Raises:
-        ToolExists: one does.
+        ToolExists: a name is taken.
     """
-    # A model is shown the dot of a source as two underscores.
+    # Models see the dot of a source tool as two underscores.
     taken = {entry.definition.name.replace(".", "__"): entry for entry in others}
     for definition in definitions:
         other = taken.get(definition.name)
@@ -188,6 +187,5 @@ def check_not_shadowing(definitions: Iterable[ToolDefinition], others: Iterable[
         is_same = other.source == FRONT_END and definition_hash(other.definition) == definition_hash(definition)
         if not is_same:
             raise ToolExists(
-                f"there is a tool {other.definition.name!r} ({other.source}) already:"
-                " give the one of this run another name"
+                f"a tool {other.definition.name!r} ({other.source}) already exists: rename the tool of this run"
             )

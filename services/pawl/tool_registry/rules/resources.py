@@ -1,4 +1,4 @@
-"""Resource keys: what calls touch, so that those that touch the same run one at a time."""
+"""Resource keys name what calls touch. Calls that share a key run one at a time."""
 
 from __future__ import annotations
 
@@ -18,26 +18,25 @@ _PLACEHOLDER: Final = re.compile(r"\{([^{}]*)\}")
 
 
 def check_template(template: str, schema: Mapping[str, Any]) -> str:
-    """Return what is wrong with a template like `path:{path}`, or an empty text."""
+    """Return the problem with a template such as `path:{path}`, or an empty text."""
     if not 1 <= len(template) <= TEMPLATE_CHARACTERS_MAX:
-        return f"a template has 1 to {TEMPLATE_CHARACTERS_MAX} characters"
+        return f"a template must have 1 to {TEMPLATE_CHARACTERS_MAX} characters"
     if re.search(r"[{}]", _PLACEHOLDER.sub("", template)):
-        return f"{template!r} has a brace without its partner"
+        return f"{template!r} has an unmatched brace"
     names = _PLACEHOLDER.findall(template)
     if len(names) > 1:
         return f"{template!r} has more than one placeholder"
     properties = schema.get("properties")
     unknown = [name for name in names if not isinstance(properties, dict) or name not in properties]
-    return f"{template!r} names {unknown[0]!r}, which is no argument of the tool" if unknown else ""
+    return f"{template!r} names {unknown[0]!r}, which is not an argument of the tool" if unknown else ""
 
 
 def resource_keys(templates: tuple[str, ...], arguments: Mapping[str, JsonValue]) -> tuple[str, ...]:
-    """Return the keys of a call, sorted, each once.
+    """Return the keys of a call, sorted and unique.
 
-    A placeholder stands for the argument of that name: a text as it is, anything
-    else as canonical JSON, and each item of an array gives a key of its own. A
-    template whose argument is absent or null gives none. Long keys are hashed;
-    of more than KEYS_MAX, or of a thousand items, the template without its values is the one key.
+    A placeholder is replaced by the argument of that name: a string unchanged, any other value as canonical JSON. Each
+    item of an array gives its own key. A template whose argument is absent or null gives none. Long keys are hashed. A
+    template that would give more than KEYS_MAX keys, or has over a thousand items, gives itself as its only key.
     """
     keys: set[str] = set()
     for template in templates:

@@ -1,4 +1,4 @@
-"""JSON Schema 2020-12 of arguments: accepted or refused, and compiled."""
+"""JSON Schema 2020-12: compiles schemas of arguments and answers, and lists violations."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from pawl.tool_registry.rules.pointers import find, resolve
 SCHEMA_BYTES_MAX: Final = 64 * 1024
 EXPANDED_NODES_MAX: Final = 5000
 EXPANDED_DEPTH_MAX: Final = 96
+# Different patterns of a schema. Compiled, all of them take at most PATTERNS_MAX * PATTERN_BYTES_MAX.
 PATTERNS_MAX: Final = 100
-"""Different patterns of a schema, together at most PATTERNS_MAX * PATTERN_BYTES_MAX when compiled."""
+# One compiled pattern.
 PATTERN_BYTES_MAX: Final = 64 * 1024
-"""One pattern, compiled."""
 
 _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 _SENTENCE_CHARACTERS_MAX: Final = 300
 _OTHER_WAYS_TO_REFER: Final = ("$dynamicRef", "$recursiveRef")
-# Branches are tried for whether they fit, for what is wrong, and with other types.
+# Each branch is tried several times: to see if it fits, to list violations, and with coerced types.
 _BRANCHES: Final = 4.0
 _FACTORS: Final = dict.fromkeys(
     ("anyOf", "oneOf", "not", "if", "then", "else", "contains", "dependentSchemas", "propertyNames"), _BRANCHES
@@ -43,16 +43,16 @@ _ADDITIONS: Final = {
     "unevaluatedItems": math.inf,
 }
 _NOTHING_FITS: Final = 1.5
+# Per name that may be missing: each one is an error of its own, caused by an object of two bytes.
 _MISSING: Final = 2.0
-"""For each name that may be missing: that is an error of its own, of an object of two bytes."""
 _PATTERN_LIMITS: Final = jsonschema_rs.RegexOptions(size_limit=PATTERN_BYTES_MAX, dfa_size_limit=PATTERN_BYTES_MAX)
 
 
 def read_schema(schema_json: bytes, name: str = "the arguments schema") -> dict[str, JsonValue]:
-    """Return a schema that came as JSON.
+    """Parse a schema.
 
     Raises:
-        InvalidSchema: it is too large, or no JSON object.
+        InvalidSchema: it is too large, or not a JSON object.
     """
     try:
         schema = loads(schema_json, bytes_max=SCHEMA_BYTES_MAX)
@@ -66,19 +66,16 @@ def read_schema(schema_json: bytes, name: str = "the arguments schema") -> dict[
 
 
 def compile_schema(schema: Mapping[str, Any], *, recursion: bool = False) -> jsonschema_rs.Draft202012Validator:
-    """Return the validator of an object schema.
+    """Compile the validator of an object schema.
 
-    Remote references are never fetched, patterns take linear time, and together
-    not more than some MiB. References may repeat a part, but not make it grow
-    beyond EXPANDED_NODES_MAX, and without `recursion` neither contain themselves
-    nor refer by anything but a pointer (`#/$defs/task`): only code that the
-    deployment trusts gets `recursion`.
+    Remote references are never fetched. Patterns take linear time and together at most a few MiB. References may repeat
+    a part, but the expanded schema must stay below EXPANDED_NODES_MAX. Without `recursion`, references must be pointers
+    (`#/$defs/task`) and must not be recursive; only trusted code of the deployment gets `recursion`.
 
-    What such a schema does with arguments can still take minutes: `weigh` says
-    whether it can be done at once.
+    Checking arguments against an accepted schema can still take minutes; see `weigh`.
 
     Raises:
-        InvalidSchema: with a sentence that says where and why.
+        InvalidSchema: the schema is unusable; the message gives the position and the cause.
     """
     _check_shape(schema)
     root = dict(schema)
@@ -99,7 +96,7 @@ def compile_schema(schema: Mapping[str, Any], *, recursion: bool = False) -> jso
 
 
 def _patterns(root: dict[str, Any]) -> set[str]:
-    """Return all that may be a pattern, wherever it stands."""
+    """Return every string that may be used as a pattern."""
     found: set[str] = set()
     to_visit: list[Any] = [root]
     while to_visit:
@@ -163,9 +160,9 @@ def _check_growth(root: dict[str, Any], *, recursion: bool) -> None:
 
 
 def weigh(root: Mapping[str, Any]) -> float:
-    """Return how much work a compiled schema makes for each byte of arguments, in the worst case, without a unit.
+    """Return the worst-case work per byte of arguments, in arbitrary units.
 
-    Infinite for what can make more work than the product of schema and arguments.
+    Infinite if the work can exceed the product of schema size and argument size.
     """
     weights: dict[int, float] = {}
 
@@ -173,7 +170,7 @@ def weigh(root: Mapping[str, Any]) -> float:
         if not isinstance(node, dict | list):
             return _NOTHING_FITS if node is False else 0.1
         if id(node) not in weights:
-            weights[id(node)] = math.inf  # where it contains itself
+            weights[id(node)] = math.inf  # for recursive schemas
             weights[id(node)] = 1 + (sum(map(weight_of, node)) if isinstance(node, list) else weight_of_object(node))
         return weights[id(node)]
 
@@ -191,7 +188,7 @@ def weigh(root: Mapping[str, Any]) -> float:
             elif keyword == "dependentRequired" and isinstance(value, dict):
                 weight += _MISSING * sum(len(names) for names in value.values() if isinstance(names, list))
             elif keyword == "default":
-                # It can be put in more often than it is written.
+                # A default can be inserted more often than it is written.
                 weight += len(repr(value))
         return weight
 
@@ -199,7 +196,7 @@ def weigh(root: Mapping[str, Any]) -> float:
 
 
 def _check_references(node: Mapping[str, Any], *, is_root: bool) -> None:
-    """Refuse what makes a reference mean something else than the pointer that is followed when growth is counted."""
+    """Reject keywords that would give a reference another target than the pointer followed by `_check_growth`."""
     target = node.get("$ref")
     if isinstance(target, str) and target != "#" and not target.startswith("#/"):
         kind = "anchors" if target.startswith("#") else "remote references"
@@ -209,7 +206,7 @@ def _check_references(node: Mapping[str, Any], *, is_root: bool) -> None:
         if isinstance(node.get(keyword), str):
             raise InvalidSchema(f"{keyword} is not allowed in the arguments schema, only $ref with a pointer")
     if isinstance(node.get("$id"), str) and not is_root:
-        raise InvalidSchema("the arguments schema may have an $id at the top only")
+        raise InvalidSchema("the arguments schema may have an $id only at the top level")
 
 
 def _sentence(error: Exception) -> str:
@@ -231,16 +228,16 @@ _COMPARED_MAX: Final = 8
 
 
 def near_matches(name: str, known: Iterable[str], *, most: int = 3) -> list[str]:
-    """Return the known names most like `name`, best first; none for a long one.
+    """Return the known names most similar to `name`, best first; none if `name` is long.
 
-    Of the first two thousand names only those with nearly the same letters are compared, because comparing takes long.
+    Compares only the few names, out of the first two thousand, that share most letters: comparing is slow.
     """
     if len(name) > _CHARACTERS_MAX:
         return []
     by_folded = {other[:_CHARACTERS_MAX].casefold(): other for other in itertools.islice(known, _KNOWN_MAX)}
     visible = "".join(sign for sign in _TOKEN.sub("", name) if unicodedata.category(sign) != "Cf")
     folded = visible.casefold()
-    # A model may put in front what it takes for a folder or a server. It is shown the dot of a source as underscores.
+    # A model may prefix a folder or a server. It sees the dot of a source tool as underscores.
     ends = [other for other in by_folded if folded.endswith(tuple(sign + other.replace(".", "__") for sign in _BEFORE))]
     letters = Counter(folded)
     shared = {other: (letters & Counter(other)).total() / (len(folded) + len(other) or 1) for other in by_folded}
@@ -250,7 +247,7 @@ def near_matches(name: str, known: Iterable[str], *, most: int = 3) -> list[str]
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return `; did you mean 'a' or 'b'?`, or an empty text where nothing is near."""
+    """Return `; did you mean 'a' or 'b'?`, or an empty text if no name is similar."""
     near = near_matches(name, known)
     return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
 
@@ -262,9 +259,9 @@ _MESSAGE_CHARACTERS_MAX: Final = 300
 def list_violations(
     schema: Mapping[str, Any], validator: jsonschema_rs.Draft202012Validator, value: JsonValue
 ) -> list[str]:
-    """Return every violation as `path: what is wrong`; empty if the value is valid.
+    """Return every violation as `path: problem`; empty if the value is valid.
 
-    At most VIOLATIONS_MAX, then one line that says that there are more.
+    At most VIOLATIONS_MAX lines, then one line saying that there are more.
     """
     if validator.is_valid(value):
         return []
@@ -272,11 +269,11 @@ def list_violations(
         line for error in validator.iter_errors(value) for line in _lines(error, _properties(schema, error.schema_path))
     )
     lines = list(dict.fromkeys(itertools.islice(found, VIOLATIONS_MAX + 1)))
-    return lines if len(lines) <= VIOLATIONS_MAX else [*lines[:VIOLATIONS_MAX], "and more of the kind"]
+    return lines if len(lines) <= VIOLATIONS_MAX else [*lines[:VIOLATIONS_MAX], "and more"]
 
 
 def _properties(schema: Mapping[str, Any], path: list[str | int]) -> list[str]:
-    """Return the property names known where an error was found."""
+    """Return the property names that the schema declares where an error was found."""
     node: Any = schema
     for part in path[:-1]:
         node = resolve(schema, node)
@@ -302,7 +299,7 @@ def _lines(error: jsonschema_rs.ValidationError, known: list[str]) -> Iterator[s
             near = did_you_mean(error.instance, texts) if isinstance(error.instance, str) else ""
             yield _line(error.instance_path, f"{error.message}{near}")
         case kinds.AnyOf(context=branches) | kinds.OneOfNotValid(context=branches):
-            # Of an optional value, what is wrong with the value, not that it is not null.
+            # For an optional value, report the problem with the value, not that it is not null.
             real = [branch for branch in branches if not _only_wants_null(branch)]
             if len(real) == 1:
                 for inner in real[0]:
@@ -325,14 +322,14 @@ def _line(path: list[str | int], message: str) -> str:
     return f"{where}: {message}"[:_MESSAGE_CHARACTERS_MAX]
 
 
+# Limit on a structured answer.
 OUTPUT_BYTES_MAX: Final = 256 * 1024
-"""Most bytes of an answer in a form."""
 
 _COMPILED_MAX: Final = 64
 
 
 def output_schema_problem(schema_json: bytes) -> str:
-    """Return why answers cannot be held to a schema; empty if they can."""
+    """Return why answers cannot be checked against a schema; empty if they can."""
     try:
         _compiled(schema_json)
     except InvalidSchema as error:
@@ -341,10 +338,10 @@ def output_schema_problem(schema_json: bytes) -> str:
 
 
 def check_output(schema_json: bytes, output: bytes) -> tuple[bytes, list[str]]:
-    """Return the canonical JSON of an answer that fits, or everything that is wrong with it.
+    """Return the canonical JSON of an answer that fits, or all violations.
 
-    Nothing is coerced and no default put in: what people were shown is the answer. To a schema that cannot be used
-    nothing fits.
+    Nothing is coerced and no default is inserted, because people have already seen the answer. If the schema is
+    unusable, every answer fails.
     """
     try:
         schema, validator = _compiled(schema_json)
@@ -354,13 +351,13 @@ def check_output(schema_json: bytes, output: bytes) -> tuple[bytes, list[str]]:
     except TooLarge:
         return b"", [f"answer: has {len(output)} bytes, the limit is {OUTPUT_BYTES_MAX}"]
     except InvalidJson as error:
-        return b"", [f"answer: is not JSON and nothing else: {error.message}"]
+        return b"", [f"answer: must be JSON without other text: {error.message}"]
     faults = list_violations(schema, validator, value)
     return (b"", [_of_answer(fault) for fault in faults]) if faults else (dumps_canonical(value), [])
 
 
 def _of_answer(fault: str) -> str:
-    """Return a fault of the whole of some arguments as one of an answer."""
+    """Reword a violation of the whole value, which `list_violations` attributes to the arguments."""
     return f"answer: {fault.removeprefix('arguments: ')}" if fault.startswith("arguments: ") else fault
 
 

@@ -1,4 +1,4 @@
-"""Pieces of a text, for tools that read a long one step by step."""
+"""Slices of a long text, for tools that read it in pieces."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _CONTINUES: Final = 0x80
 
 
 def slice_of(content: bytes, offset: int, length: int) -> dict[str, Any]:
-    """Return about `length` bytes of UTF-8 from `offset` on, no character torn, and where the next piece begins."""
+    """Return about `length` bytes of UTF-8 from `offset` without splitting characters, and the next offset."""
     start, end = _boundary(content, offset), _boundary(content, offset + length)
     if end <= start:
         end = _boundary(content, start + _CHARACTER_BYTES_MAX)
@@ -24,7 +24,7 @@ def slice_of(content: bytes, offset: int, length: int) -> dict[str, Any]:
 
 
 def _boundary(content: bytes, position: int) -> int:
-    """Return the start of the character that a position is in, so that none is torn."""
+    """Return the start of the character at a position."""
     position = min(position, len(content))
     while position < len(content) and content[position] & 0xC0 == _CONTINUES:
         position -= 1

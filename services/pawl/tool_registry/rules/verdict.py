@@ -1,4 +1,4 @@
-"""The registry's verdict on a call."""
+"""The verdict on a call, and the digests that bind approvals and grants to calls."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _GRANT_SCHEME: Final = "pawl.grant.1"
 
 
 class CallContext(RunContext, frozen=True, kw_only=True):
-    """The context of a call: its run, and on whose behalf."""
+    """The run that a call belongs to, and the user it acts for."""
 
     call_id: CallId
+    # Parent runs and their conversations.
     above_ids: frozenset[str] = frozenset()
-    """The runs above its run, and their conversations."""
+    # Agents of the parent runs.
     agents_above: frozenset[str] = frozenset()
-    """The agents of the runs above."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The registry's verdict on a call. Without `accepted` it is refused."""
+    """The registry's decision about a call. Refused if `accepted` is None."""
 
     call_id: CallId
     disposition: Disposition
@@ -44,19 +44,18 @@ class Verdict:
     error_reason: str = ""
     error_message: str = ""
     rule_id: str = ""
+    # Digest that a grant for the series must carry. For a call that may run, the digest of the grant that covers it.
     series_digest: str = ""
-    """The digest by which its series can be granted; of a call that may run, of the grant that covers it."""
+    # The call whose approval gave that grant.
     grant_call_id: str = ""
-    """The call with which that grant was given."""
 
 
 def call_digest(
     *, store_id: StoreId, run_id: RunId, call_id: CallId, tool_name: str, tool_version: int, arguments: bytes
 ) -> str:
-    """Return the SHA-256, in hex, that binds an approval to exactly one call; `arguments` are canonical JSON.
+    """Return the SHA-256, in hex, that binds an approval to exactly one call. `arguments` are canonical JSON.
 
-    What is hashed is a JSON array of texts, so no two different calls are
-    written the same.
+    The input is a JSON array of strings, so two different calls never hash the same text.
     """
     fields = [_DIGEST_SCHEME, store_id, run_id, call_id, tool_name, str(tool_version), arguments.decode()]
     return hashlib.sha256(dumps_canonical([*fields])).hexdigest()
@@ -71,10 +70,10 @@ def grant_digest(
     tool_versions: tuple[int, int],
     arguments: bytes,
 ) -> str:
-    """Return the SHA-256, in hex, that binds a grant to the calls of one series; `arguments` are canonical JSON.
+    """Return the SHA-256, in hex, that binds a grant to the calls of one series. `arguments` are canonical JSON.
 
-    `tool_versions` are the one that the run has pinned and the one in force: with a new one the grant is of another
-    tool. Times are to the millisecond, so that whoever has read and written them says the same.
+    `tool_versions` are the pinned and the current version: a new version needs a new grant. Times are rounded to
+    milliseconds, so that they survive conversion between services.
     """
     end = "" if series.end_time is None else str(round(series.end_time * 1000))
     terms = [str(series.iterations_max), str(round(series.interval_seconds * 1000)), end]
@@ -86,9 +85,8 @@ def grant_digest(
 def question_of(definition: ToolDefinition, arguments: dict[str, JsonValue]) -> Question:
     """Return the question that a HUMAN call asks.
 
-    Its arguments `question`, `why`, `kind`, `options`, `default` and
-    `timeout_minutes` are what the question is made of; a tool with other arguments
-    asks with its description.
+    It is built from the arguments `question`, `why`, `kind`, `options`, `default` and `timeout_minutes`. A tool without
+    a `question` argument asks with its description.
     """
     kind = arguments.get("kind")
     minutes = arguments.get("timeout_minutes")

@@ -1,1 +1,1 @@
-"""The parts that tools are written with; others import them from `pawl.tools`."""
+"""The SDK for tool authors. Its public names are exported by `pawl.tools`."""

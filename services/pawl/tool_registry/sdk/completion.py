@@ -1,4 +1,4 @@
-"""Calls whose end comes from outside: the token that a tool gives away, and what it returns then."""
+"""Calls that are completed from outside: the completion token, and the value a tool returns after handing it out."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pawl.chassis.process.tasks import Handover
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """The value that a tool returns whose call somebody outside completes: its code has ended, the call has not."""
+    """Returned by a tool whose call is completed from outside: its code has ended, the call has not."""
 
 
 class CompletionToken:
-    """The right to complete a call. Once it is awaited (in a sync tool: made) it outlives the end of every process."""
+    """The right to complete a call. Once awaited (in a sync tool: created), it survives the end of every process."""
 
     def __init__(self, token: str, url: str, kept: Future[None]) -> None:
+        # Opaque. Treat it as a secret: anyone who has it can complete the call.
         self.token = token
-        """Opaque; as secret as what it can do."""
+        # Address for posting the result by HTTP. Empty if the deployment has no public URL.
         self.url = url
-        """The address to which the result is sent by HTTP; empty if the deployment has no public one."""
         self._kept = Handover(kept)
 
     def __await__(self) -> Generator[Any, None, Self]:

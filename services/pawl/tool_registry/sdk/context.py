@@ -1,4 +1,4 @@
-"""The context of a tool: what it is told about the call it serves, and what it can do meanwhile."""
+"""The context of a tool call: its identity, and operations such as progress, checkpoints, secrets and questions."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from pawl.values import Question, QuestionKind
 
 
 class ToolError(Exception):
-    """An error that is meant for the model: its text goes there, so it holds no secret.
+    """An error meant for the model. The model reads its text, so it must not contain secrets.
 
-    Any other exception reaches the model as its type only.
+    Of any other exception the model sees only the type.
     """
 
 
@@ -32,23 +32,23 @@ class SecretNotFound(ToolError):
 
 
 class QuestionDeclined(ToolError):
-    """Nobody answers the question: it was refused, withdrawn, or its time is over."""
+    """The question was declined, withdrawn, or not answered in time."""
 
 
 class Superseded(ToolError):
-    """Another execution of the call has begun since, or nothing of its conversation is kept any more. Let it pass."""
+    """Another execution of the call has started since, or its conversation was erased. Do not catch it."""
 
 
 class ResultTooLarge(ToolError):
-    """The value that the tool returned is too large to be passed on from where it ran."""
+    """The value that the tool returned is too large to transfer from the process that ran it."""
 
 
 class OutcomeUnknown(Exception):
-    """Nobody knows whether the call had its effect, for example because what ran it went away in the middle."""
+    """It is unknown whether the call took effect, for example because its process died during the call."""
 
 
 class ToolCancelled(Exception):
-    """The call was cancelled or ran out of time; raised by `ToolContext.check_cancelled`."""
+    """The call was cancelled or timed out. Raised by `ToolContext.check_cancelled`."""
 
 
 def _no_secret(name: str) -> str:
@@ -60,7 +60,7 @@ async def _nobody_to_ask(_question: Question) -> str:
 
 
 def _nobody_to_complete() -> CompletionToken:
-    raise ToolError("there is no completion token here: only in a registry that runs the function of the tool itself")
+    raise ToolError("completion tokens exist only for tools whose function the registry runs itself")
 
 
 _NEVER: Final = datetime.max.replace(tzinfo=UTC)
@@ -68,10 +68,9 @@ _NEVER: Final = datetime.max.replace(tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolContext:
-    """The call that a tool serves. A parameter annotated with this class gets it.
+    """The context of a call. A tool gets it in the parameter annotated with this class.
 
-    Safe to use from any thread. Every field has a default, so that a test of a
-    tool can make one.
+    Safe to use from any thread. Every field has a default, so that tests can create one.
     """
 
     store_id: str = "local"
@@ -79,86 +78,80 @@ class ToolContext:
     conversation_id: str = "conversation"
     run_id: str = "run"
     call_id: str = "call"
+    # Number of executions of this call, including this one and any that may have started and were lost.
     attempt: int = 1
-    """Executions of this call begun so far, this one included, and those that may have been begun and were lost."""
+    # When the call times out.
     deadline: datetime = _NEVER
-    """The time at which it is cancelled for taking too long."""
+    # The agent of the run.
     agent_name: str = DEFAULT_AGENT
-    """The agent of its run."""
+    # The newest value that an earlier execution of this call saved with `checkpoint`, or None.
     last_checkpoint: JsonValue = None
-    """The newest value that earlier executions of this call have kept by `checkpoint`; None if they kept none."""
     _cancelled: threading.Event = field(default_factory=threading.Event)
-    # Nobody listens in a test of the function itself.
+    # Progress is discarded in tests that call the function directly.
     _report: Callable[[float | None, str], None] = lambda _fraction, _message: None
     _find_secret: Callable[[str], str] = _no_secret
     _ask: Callable[[Question], Awaitable[str]] = _nobody_to_ask
     _begin: Callable[[], None] = lambda: None
     _save: Callable[[bytes], Future[None]] = kept
     _token: Callable[[], CompletionToken] = _nobody_to_complete
-    _begins_again: Callable[[], bool] = lambda: False
+    _will_restart: Callable[[], bool] = lambda: False
 
     @property
-    def begins_again(self) -> bool:
-        """True if it is cancelled for another process to begin it again: what goes on elsewhere for it is to go on."""
-        return self._begins_again()
+    def will_restart(self) -> bool:
+        """True if another process will restart the cancelled call. Work elsewhere on its behalf should continue."""
+        return self._will_restart()
 
     @property
     def idempotency_key(self) -> str:
-        """The same for every execution of this call, and for no other call."""
+        """The same for every execution of this call, and different for every other call."""
         return self.call_id
 
     @property
     def cancelled(self) -> bool:
-        """True if the result is not wanted any more. A sync tool should look now and then."""
+        """True if the result is no longer wanted. A sync tool should check this regularly."""
         return self._cancelled.is_set()
 
     def check_cancelled(self) -> None:
-        """Return if the result is still wanted.
-
-        Raises:
-            ToolCancelled: it is not; let it pass.
-        """
+        """Raise ToolCancelled if the result is no longer wanted. Do not catch it."""
         if self._cancelled.is_set():
             raise ToolCancelled
 
     def wait_cancelled(self, timeout_seconds: float) -> bool:
-        """Wait in a sync tool, in place of time.sleep; returns early, with True, when cancelled."""
+        """Use instead of `time.sleep` in a sync tool. Returns True early if the call is cancelled."""
         return self._cancelled.wait(timeout_seconds)
 
-    def mark_begun(self) -> None:
-        """Say that the call may have its effect from now on.
+    def mark_started(self) -> None:
+        """Report that the call may take effect from now on.
 
-        For what runs tools, and for sources that hand calls on: a call that ends
-        before this is said not to have been begun.
+        For runners and for sources that forward calls. A call that ends before this is reported as never started.
         """
         self._begin()
 
     def progress(self, fraction: float | None = None, message: str = "") -> None:
-        """Say how far it is, from 0 to 1 if known, and what it does, for people.
+        """Report progress to people, as a fraction from 0 to 1 if known and a message.
 
-        Never blocks. Only the newest is kept, and shown at most ten times a second.
+        Never blocks. Only the newest report is kept, and it is shown at most ten times a second.
         """
         self._report(fraction, message)
 
     def checkpoint(self, value: Any) -> Handover:
-        """Keep how far the call is: an execution that begins it again finds the newest value in `last_checkpoint`.
+        """Save progress. An execution that restarts the call finds the newest value in `last_checkpoint`.
 
-        To be awaited in an async tool; in a sync one it returns when the value is kept,
-        which survives the end of every process then. It is JSON of at most 16 KiB.
+        Await it in an async tool; in a sync tool it returns once the value is saved. The saved value survives the end
+        of every process. It is JSON of at most 16 KiB.
 
         Raises:
-            Superseded: this execution is not the newest one of the call any more.
-            ToolCancelled: the result is not wanted any more.
-            ToolError: the value is no JSON, or too large.
+            Superseded: a newer execution of the call has started.
+            ToolCancelled: the result is no longer wanted.
+            ToolError: the value is not JSON or too large.
         """
         return Handover(self._save(checkpoint_content(value)))
 
     def completion_token(self) -> CompletionToken:
-        """Return the token by which somebody outside completes the call; always the same one.
+        """Return a token for completing the call from outside. Always returns the same token.
 
-        To be awaited in an async tool. Give it away, then return `Awaited()`: the call
-        goes on waiting without the tool, until its deadline. Whoever completes it first
-        gives it its end, also while the tool still runs.
+        Await it in an async tool. Hand it out, then return `Awaited()`: the call stays open until its deadline. The
+        first completion ends the call, even while the tool is still running.
 
         Raises:
             ToolError: calls of this tool cannot be completed from outside.
@@ -166,12 +159,12 @@ class ToolContext:
         return self._token()
 
     def secret(self, name: str) -> str:
-        """Return the secret of that name, that of the call's store before the deployment's common one.
+        """Return a secret by name: the store's own, else the deployment's common one.
 
-        Its value is taken out of what the tool returns and reports.
+        Its value is removed from everything the tool returns and reports.
 
         Raises:
-            SecretNotFound: there is none.
+            SecretNotFound: there is no such secret.
         """
         return self._find_secret(name)
 
@@ -184,22 +177,20 @@ class ToolContext:
         options: Sequence[str] = (),
         answer_schema_json: bytes = b"",
     ) -> str:
-        """Ask the user something in mid-call, and return the answer: one of `options`, or free text.
+        """Ask the user a question during the call. Returns one of `options`, or free text.
 
-        An answer that does not fit the schema is refused when it is given
-        (`answer_schema_json` of pawl.event.v1.Question says how it is read). That
-        is a help for the user and no promise to the tool.
+        An answer that does not fit `answer_schema_json` is refused when the user gives it (pawl.event.v1.Question says
+        how the answer is parsed). This helps the user; the tool should still validate the answer.
 
-        For async tools only. Time stands still for the call meanwhile, which may be
-        days. A READ_ONLY or IDEMPOTENT tool is not kept waiting: it is run again from
-        its start when the answer is there, and must ask the same questions in the
-        same order, which are then answered at once. The others wait where they are:
-        if their process ends before the answer comes, nobody knows whether they had
-        their effect, so ask before it.
+        For async tools only. The timeout is paused until the answer arrives, which may take days.
+
+        A READ_ONLY or IDEMPOTENT tool does not wait: it is run again from its start once the answer is there. It must
+        ask the same questions in the same order; those already answered return immediately. Other tools wait in place.
+        If their process ends before the answer arrives, the outcome is UNKNOWN, so ask before taking effect.
 
         Raises:
-            QuestionDeclined: nobody answers. Let it pass, or go on without.
-            ToolError: the question is none (an empty text, too many options).
+            QuestionDeclined: there is no answer. Let it propagate, or continue without one.
+            ToolError: the question is invalid (an empty text, too many options).
         """
         if kind not in set(QuestionKind):
             raise ToolError(f"kind must be one of {', '.join(QuestionKind)}, got {kind:.100}")
@@ -220,12 +211,12 @@ def checkpoint_content(value: Any) -> bytes:
     """Return the JSON of a checkpoint.
 
     Raises:
-        ToolError: the value is none, or too large.
+        ToolError: the value is not JSON or too large.
     """
     try:
         content = dumps_canonical(plain(value))
     except (TypeError, ValueError, RecursionError, InvalidJson) as error:
         raise ToolError(f"a checkpoint must be JSON: {error}") from None
     if len(content) > CHECKPOINT_BYTES_MAX:
-        raise ToolError(f"a checkpoint of {len(content)} bytes is over the limit of {CHECKPOINT_BYTES_MAX}: keep less")
+        raise ToolError(f"the checkpoint has {len(content)} bytes, the limit is {CHECKPOINT_BYTES_MAX}: save less")
     return content

@@ -1,4 +1,4 @@
-"""The call that takes the effect of another back."""
+"""The inverse of a call: another call that undoes its effect."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inverse:
-    """The call that takes the effect of another one back.
+    """A call that undoes the effect of another one.
 
-    It is an ordinary call of a tool of the registry: checked, gated and journaled
-    as if the model had asked for it. `summary` says in one line, to people, what it
-    does.
+    It is an ordinary tool call: checked, gated and journaled as if the model had requested it. `summary` describes it
+    to people in one line.
     """
 
     tool_name: str
@@ -23,7 +22,7 @@ class Inverse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reversible:
-    """The result of a tool whose effect can be taken back: the model gets `value`, the ledger keeps `inverse`."""
+    """A result with its inverse: the model gets `value`, the ledger stores `inverse`."""
 
     value: Any
     inverse: Inverse

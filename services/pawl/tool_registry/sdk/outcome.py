@@ -1,4 +1,4 @@
-"""From what a tool did to the result that the model reads."""
+"""Turns a tool's return value or exception into the result that the model reads."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from pawl.values import EffectClass, Outcome
 
 _ERROR_CHARACTERS_MAX: Final = 4000
 
+# Error reason of a call that was not completed in time.
 NOT_COMPLETED: Final = "NOT_COMPLETED"
-"""Reason of the result of a call that nobody completed."""
 
 _log = logs.get_logger(__name__)
 
 
 class ToolEnd(StrEnum):
-    """The progress and the end of a tool whose call was ended from outside."""
+    """What happened to a tool whose call was ended from outside."""
 
-    NEVER_BEGAN = "NEVER_BEGAN"
+    NEVER_STARTED = "NEVER_STARTED"
     STOPPED = "STOPPED"
-    ASKED_TO = "ASKED_TO"
-    """It runs elsewhere, where nobody sees whether it stops."""
-    GOES_ON = "GOES_ON"
+    # It runs elsewhere; whether it stops is unknown.
+    ASKED_TO_STOP = "ASKED_TO_STOP"
+    STILL_RUNNING = "STILL_RUNNING"
 
 
 def of_value(definition: ToolDefinition, value: Any, *, secrets: Collection[str], seconds: float) -> ExecutionResult:
@@ -57,24 +57,22 @@ def of_value(definition: ToolDefinition, value: Any, *, secrets: Collection[str]
 
 
 def unusable_text(definition: ToolDefinition, reason: str) -> str:
-    """Say that a result is no JSON."""
     return f"{definition.name} returned what cannot be passed on: {reason}"
 
 
 def too_large_text(definition: ToolDefinition, count: int) -> str:
-    """Say that a result has too many bytes."""
     limit = definition.result_bytes_max or RESULT_BYTES_MAX
     return f"{definition.name} returned {count} bytes, the limit is {limit}: ask for less"
 
 
 def unexpected_text(definition: ToolDefinition, error: str) -> str:
-    """Say that a tool raised an exception of that type, whose text is not meant for the model."""
+    """Return the error for an exception of this type. Its text is not meant for the model."""
     return f"TOOL_ERROR: {error}. {definition.name} failed unexpectedly; the operator finds the cause in the log."
 
 
 def doubt(definition: ToolDefinition) -> str:
-    """Return what is added where a tool was ended in the middle."""
-    return "; it may have had its effect all the same" if definition.effect.is_journaled else ""
+    """Return a suffix for tools that were interrupted."""
+    return "; it may still have taken effect" if definition.effect.is_journaled else ""
 
 
 def _inverse(inverse: Inverse, secrets: Collection[str]) -> InverseCall:
@@ -85,11 +83,10 @@ def _inverse(inverse: Inverse, secrets: Collection[str]) -> InverseCall:
 def of_error(
     definition: ToolDefinition, error: BaseException, *, secrets: Collection[str], seconds: float
 ) -> ExecutionResult:
-    """Return the result of a tool that raised.
+    """Return the result of a tool that raised an exception.
 
-    Only the text of a ToolError is meant for the model. Of anything else it
-    learns the type: texts of exceptions hold paths, queries and passwords. The
-    log gets the type and where it was raised, for the same reason.
+    Only the text of a ToolError reaches the model. Of other exceptions it sees the type, because their texts can
+    contain paths, queries and passwords. For the same reason the log gets only the type and the stack frames.
     """
     if isinstance(error, OutcomeUnknown):
         return of_doubt(definition.name, seconds)
@@ -111,48 +108,49 @@ def of_error(
 def of_timeout(
     definition: ToolDefinition, limit_seconds: float, seconds: float, end: ToolEnd, *, hindrance: str = ""
 ) -> ExecutionResult:
-    """Return the result of a tool that took too long, perhaps because another one held it up."""
+    """Return the result of a tool that timed out, perhaps because another tool held it up (`hindrance`)."""
     match end:
-        case ToolEnd.STOPPED | ToolEnd.NEVER_BEGAN:
+        case ToolEnd.STOPPED | ToolEnd.NEVER_STARTED:
             then = f"and was stopped{doubt(definition)}"
-        case ToolEnd.ASKED_TO:
-            then = f"and was asked to stop; it may go on{_late_effect(definition)}"
-        case ToolEnd.GOES_ON:
-            then = f"and was asked to stop, but goes on{_late_effect(definition)}"
+        case ToolEnd.ASKED_TO_STOP:
+            then = f"and was asked to stop; it may keep running{_late_effect(definition)}"
+        case ToolEnd.STILL_RUNNING:
+            then = f"and was asked to stop, but keeps running{_late_effect(definition)}"
     message = f"{definition.name} did not end within {limit_seconds:g} s {then}{hindrance and f'. {hindrance}'}"
     return ended_badly(Outcome.FAILED, "TOOL_TIMEOUT", message, seconds)
 
 
 def of_uncompleted(definition: ToolDefinition, seconds: float = 0.0) -> ExecutionResult:
-    """Return the result of a call that nobody completed in time."""
-    message = f"{definition.name} did its part, and nobody completed the call in time{doubt(definition)}"
+    """Return the result of a call that was not completed in time."""
+    message = f"{definition.name} returned, but the call was not completed in time{doubt(definition)}"
     return ended_badly(Outcome.FAILED, NOT_COMPLETED, message, seconds)
 
 
-def of_unbegun(definition: ToolDefinition, reason: str, why: str, seconds: float) -> ExecutionResult:
-    """Return the result of a call that ended before its tool was begun."""
-    message = f"{definition.name} was not begun, because {why}: it was never sent and has had no effect. Call it again"
+def of_unstarted(definition: ToolDefinition, reason: str, why: str, seconds: float) -> ExecutionResult:
+    """Return the result of a call that ended before its tool started."""
+    message = f"{definition.name} was not started, because {why}: it was never sent and had no effect. Call it again"
     return ended_badly(Outcome.FAILED, reason, message, seconds)
 
 
 def of_cancel(definition: ToolDefinition, seconds: float, end: ToolEnd = ToolEnd.STOPPED) -> ExecutionResult:
-    """Return the result of a cancelled execution."""
-    if end is ToolEnd.GOES_ON:
-        message = f"{definition.name} was cancelled and could not be stopped: it goes on{_late_effect(definition)}"
+    if end is ToolEnd.STILL_RUNNING:
+        message = (
+            f"{definition.name} was cancelled and could not be stopped: it keeps running{_late_effect(definition)}"
+        )
         return ended_badly(Outcome.CANCELLED, NOT_STOPPED, message, seconds)
-    then = " before it had begun" if end is ToolEnd.NEVER_BEGAN else doubt(definition)
+    then = " before it started" if end is ToolEnd.NEVER_STARTED else doubt(definition)
     return ended_badly(Outcome.CANCELLED, "CANCELLED", f"{definition.name} was cancelled{then}", seconds)
 
 
 def _late_effect(definition: ToolDefinition) -> str:
-    return "" if definition.effect is EffectClass.READ_ONLY else " and may still have its effect"
+    return "" if definition.effect is EffectClass.READ_ONLY else " and may still take effect"
 
 
 def of_doubt(name: str, seconds: float = 0.0) -> ExecutionResult:
-    """Return the result where nobody knows whether the effect happened."""
+    """Return the result of a call whose outcome is unknown."""
     return ended_badly(
         Outcome.UNKNOWN,
         "OUTCOME_UNKNOWN",
-        f"{name} was interrupted in the middle: it is unknown whether it had its effect. Do not simply repeat it.",
+        f"{name} was interrupted: it is unknown whether it took effect. Do not simply repeat it.",
         seconds,
     )

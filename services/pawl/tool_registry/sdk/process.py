@@ -1,4 +1,4 @@
-"""The limits of a tool that runs in a process of its own."""
+"""Limits of tools that run in their own process."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ CPU_SECONDS_MAX: Final = 86_400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessLimits:
-    """Each call runs in a fresh process, which may use so much. Its time is the tool's timeout.
+    """Limits of the new process that each call runs in. Its time limit is the timeout of the tool.
 
     Raises:
         ToolDefinitionError: a limit is out of range.
     """
 
+    # Memory that a call may allocate, including libraries that its module imports. Linux only.
     memory_bytes: int = 512 * 1024 * 1024
-    """Memory that a call may allocate, libraries that its module imports included; Linux only."""
+    # CPU time of all threads, in whole seconds.
     cpu_seconds: int = 60
-    """Time of all its threads on processors, in whole seconds."""
 
     def __post_init__(self) -> None:
         _require(self.memory_bytes, MEMORY_BYTES_MIN, MEMORY_BYTES_MAX, "memory_bytes")
@@ -35,22 +35,22 @@ class ProcessLimits:
 
 def _require(value: Any, least: int, most: int, name: str) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise ToolDefinitionError(f"ProcessLimits: {name} must be a whole number from {least} to {most}")
+        raise ToolDefinitionError(f"ProcessLimits: {name} must be an integer from {least} to {most}, got {value!r}")
 
 
 def check_process(name: str, function: Callable[..., Any], context: ExecutionContext, limits: object) -> None:
-    """Return if a function can run in a process of its own within these limits.
+    """Check that a function can run in its own process with these limits.
 
     Raises:
-        ToolDefinitionError: these are no limits, another process could not find it, or it does not run in the registry
-            at all.
+        ToolDefinitionError: the limits are invalid, a new process could not find the function, or the registry does not
+            run it.
     """
     if not isinstance(limits, ProcessLimits):
         raise ToolDefinitionError(f"{name}: process must be ProcessLimits(...)")
     if context is not ExecutionContext.BACKEND:
-        raise ToolDefinitionError(f"{name}: only a BACKEND tool can have a process of its own")
+        raise ToolDefinitionError(f"{name}: only a BACKEND tool can run in its own process")
     if "<locals>" in getattr(function, "__qualname__", ""):
         raise ToolDefinitionError(
-            f"{name}: a function with a process of its own must stand at the top of its module, where that process"
-            " can find it"
+            f"{name}: a function that runs in its own process must be at the top level of its module, so that the"
+            " process can find it"
         )

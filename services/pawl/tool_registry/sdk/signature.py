@@ -1,4 +1,4 @@
-"""The descriptions of a function and of its parameters, from its docstring."""
+"""Reads the signature and docstring of a function: descriptions, parameter types, and the arguments schema."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _SPHINX: Final = re.compile(r":(param|return|returns|rtype|type|raises)(?:\s+[^:
 
 
 def read_docstring(function: Any) -> tuple[str, dict[str, str]]:
-    """Return the description and the description of each parameter.
+    """Return the description of a function and of each parameter.
 
-    Reads Google style (`Args:`) and Sphinx style (`:param name:`). What comes
-    before the first section is the description. docstring_parser would give up all
-    parameters for one line of a section that has no colon, as under `Raises:`.
+    Reads Google style (`Args:`) and Sphinx style (`:param name:`). The text before the first section is the
+    description. docstring_parser would drop all parameters if a section has one line without a colon, as under
+    `Raises:`.
     """
     description: list[str] = []
     parameters: dict[str, list[str]] = {}
@@ -63,21 +63,20 @@ _OF_PYDANTIC: Final = ("pydantic", "annotated_types")
 
 
 class ToolDefinitionError(TypeError):
-    """A function cannot become a tool as it is written; the message says why, and what to write instead."""
+    """A function cannot become a tool; the message says why, and what to write instead."""
 
 
 def read_hints(function: Callable[..., Any], name: str) -> Iterator[tuple[inspect.Parameter, Any]]:
-    """Yield the parameters of a function with their types; what it returns does not matter.
+    """Yield the parameters of a function with their types. The return type does not matter.
 
     Raises:
-        ToolDefinitionError: a parameter cannot be named, has no type, or one that
-            cannot be found.
+        ToolDefinitionError: a parameter cannot be passed by name, has no type, or its type cannot be resolved.
     """
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
             raise ToolDefinitionError(
-                f"{name}: {parameter} cannot be described to a model; write a parameter for each argument, which can"
-                " be given by name"
+                f"{name}: {parameter} cannot be described to a model; write one parameter per argument that can"
+                " be passed by name"
             )
         if parameter.annotation is parameter.empty:
             if parameter.name in ("self", "cls"):
@@ -86,13 +85,13 @@ def read_hints(function: Callable[..., Any], name: str) -> Iterator[tuple[inspec
                 f"{name}: parameter {parameter.name} has no type; write for example {parameter.name}: str"
             )
         hint = _found(function, name, parameter)
-        _refuse_what_says_nothing(hint, f"{name}: parameter {parameter.name}")
+        _refuse_undescribable(hint, f"{name}: parameter {parameter.name}")
         yield parameter, hint
 
 
 def _found(function: Callable[..., Any], name: str, parameter: inspect.Parameter) -> Any:
     def carrier() -> None:
-        """Have one annotation, so that a missing name is that of one parameter."""
+        """Carry one annotation, so that a NameError can be attributed to its parameter."""
 
     carrier.__annotations__ = {parameter.name: parameter.annotation}
     names = getattr(inspect.unwrap(function), "__globals__", {})
@@ -100,31 +99,33 @@ def _found(function: Callable[..., Any], name: str, parameter: inspect.Parameter
         return typing.get_type_hints(carrier, globalns=names, include_extras=True)[parameter.name]
     except (NameError, AttributeError) as error:
         raise ToolDefinitionError(
-            f"{name}: parameter {parameter.name}: {error}; its type must be a name at the top of the module, and not"
-            " one that is imported for type checkers only (if TYPE_CHECKING)"
+            f"{name}: parameter {parameter.name}: {error}; its type must be a top-level name of the module, and not"
+            " one imported only for type checkers (if TYPE_CHECKING)"
         ) from None
     except (SyntaxError, TypeError) as error:
         raise ToolDefinitionError(f"{name}: parameter {parameter.name}: {parameter.annotation!r}: {error}") from None
 
 
-def _refuse_what_says_nothing(hint: Any, place: str) -> None:
+def _refuse_undescribable(hint: Any, place: str) -> None:
     for part in _parts(hint):
         if isinstance(part, TypeVar):
-            raise ToolDefinitionError(f"{place}: the type variable {part} says nothing to a model; write a type")
+            raise ToolDefinitionError(
+                f"{place}: the type variable {part} means nothing to a model; write a concrete type"
+            )
         if part in (pydantic.SecretStr, pydantic.SecretBytes):
             raise ToolDefinitionError(
-                f"{place}: secrets do not come from the model; take a ToolContext and ask context.secret(name)"
+                f"{place}: secrets do not come from the model; take a ToolContext and call context.secret(name)"
             )
 
 
 def is_context(hint: Any) -> bool:
-    """Return whether a parameter gets the ToolContext, optional or annotated."""
+    """Return whether a parameter gets the ToolContext; Optional and Annotated types count too."""
     parts = [part for part in _parts(hint) if isinstance(part, type)]
     return ToolContext in parts and set(parts) <= {ToolContext, NoneType}
 
 
 def text_of(hint: Any) -> str:
-    """Return the first text, or `Doc`, in an Annotated, also within an Optional: what the parameter is for."""
+    """Return the first string or `Doc` in an Annotated type, also within an Optional."""
     if get_origin(hint) is Annotated:
         for extra in get_args(hint)[1:]:
             text = extra if isinstance(extra, str) else getattr(extra, "documentation", None)
@@ -136,7 +137,7 @@ def text_of(hint: Any) -> str:
 
 
 def is_of_pydantic(hint: Any) -> bool:
-    """Return whether pydantic knows more of a type than msgspec: own types, limits of its kind, and times as such."""
+    """Return whether pydantic must handle a type: its own models and constraints, and datetime types."""
     if isinstance(hint, type) and issubclass(hint, pydantic.BaseModel):
         return True
     if hint in (datetime, time):
@@ -151,12 +152,12 @@ def is_of_pydantic(hint: Any) -> bool:
 
 
 def shown(hint: Any) -> str:
-    """Return a type as its author wrote it, about."""
+    """Return a type roughly as its author wrote it."""
     return hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint).replace("typing.", "")
 
 
 def _parts(hint: Any) -> Iterator[Any]:
-    """Yield a type and the types that it is made of."""
+    """Yield a type and its component types."""
     yield hint
     arguments = get_args(hint)
     for part in arguments[:1] if get_origin(hint) is Annotated else arguments:
@@ -174,24 +175,23 @@ Models = dict[str, "pydantic.TypeAdapter[Any]"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signature:
-    """The parameters of a function: the schema, and how arguments become them."""
+    """The signature of a tool function: its arguments schema, and how to bind arguments."""
 
     description: str
     arguments_schema: Mapping[str, Any]
+    # Name of the parameter that gets the ToolContext, or empty.
     context_parameter: str
-    """Name of the parameter that gets the ToolContext; empty if none does."""
     _struct: type[msgspec.Struct]
     _models: Models
     _defaults: Mapping[str, Any]
 
     def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the parameters, with their types, for arguments that fit the schema.
+        """Convert arguments that fit the schema to typed parameters.
 
-        Defaults are copies: no call sees what another one did to them.
+        Defaults are copied, so calls do not share mutable values.
 
         Raises:
-            msgspec.ValidationError, pydantic.ValidationError: a type asks for more
-                than its schema says.
+            msgspec.ValidationError, pydantic.ValidationError: a type is stricter than its schema.
         """
         struct = msgspec.convert(dict(arguments), self._struct, str_keys=True)
         values = {name: getattr(struct, name) for name in self._struct.__struct_fields__}
@@ -204,16 +204,14 @@ class Signature:
 
 
 def read_signature(function: Callable[..., Any]) -> Signature:
-    """Return what `function` takes.
+    """Read the signature of a function.
 
-    Types may be whatever msgspec or pydantic make a JSON Schema of: str, int,
-    float, bool, date, Literal, Enum, Optional, list, dict, dataclass, TypedDict,
-    msgspec.Struct, pydantic models. Descriptions come from the docstring or from
-    a text in Annotated.
+    Parameter types may be anything that msgspec or pydantic can express as JSON Schema: str, int, float, bool, date,
+    Literal, Enum, Optional, list, dict, dataclass, TypedDict, msgspec.Struct, pydantic models. Descriptions come from
+    the docstring or from a string in Annotated.
 
     Raises:
-        ToolDefinitionError: a parameter has no type, one without a schema, or a
-            default that does not fit it.
+        ToolDefinitionError: a parameter has no type, its type has no JSON Schema, or its default does not fit.
     """
     name = getattr(function, "__name__", "tool")
     description, documented = read_docstring(function)
@@ -257,7 +255,7 @@ def read_signature(function: Callable[..., Any]) -> Signature:
 
 
 def _model(hint: Any, place: str) -> pydantic.TypeAdapter[Any] | None:
-    """Return what reads a parameter if that is not msgspec.
+    """Return the pydantic adapter of a parameter; None if msgspec can handle it.
 
     Raises:
         ToolDefinitionError: neither can.
@@ -273,9 +271,9 @@ def _model(hint: Any, place: str) -> pydantic.TypeAdapter[Any] | None:
         model = pydantic.TypeAdapter(hint)
         model.json_schema()
     except (pydantic.PydanticUserError, pydantic.PydanticUndefinedAnnotation) as error:
-        # Of what pydantic says only this tells the author of a tool what to do.
-        said = str(error).partition("\n")[0].rstrip(".")
-        instead = said.replace("Please use", "write") if said.startswith("Please use") else f"write {_USABLE}"
+        # Only this part of pydantic's message helps the author.
+        advice = str(error).partition("\n")[0].rstrip(".")
+        instead = advice.replace("Please use", "write") if advice.startswith("Please use") else f"write {_USABLE}"
         raise ToolDefinitionError(f"{place}: {shown(hint)} has no JSON Schema; {instead}") from None
     return model
 
@@ -290,13 +288,13 @@ def _schema(name: str, struct: type[msgspec.Struct], models: Models) -> dict[str
     definitions: dict[str, Any] = dict(components)
     for definition in definitions.values():
         if "properties" in definition:
-            # Fields that there are not would be dropped without a word.
+            # Unknown fields would be dropped silently.
             definition.setdefault("additionalProperties", False)
     for parameter, model in models.items():
         made = model.json_schema(ref_template="#/$defs/{model}")
         own = made.pop("$defs", {})
         if any(definitions.get(key, value) != value for key, value in own.items()):
-            # Another class of that name is there already.
+            # Another class already uses that name.
             made = model.json_schema(ref_template=f"#/$defs/{parameter}_{{model}}")
             own = {f"{parameter}_{key}": value for key, value in made.pop("$defs", {}).items()}
         definitions |= own
@@ -307,14 +305,14 @@ def _schema(name: str, struct: type[msgspec.Struct], models: Models) -> dict[str
 def _add_default(
     schema: dict[str, Any], parameter: str, default: Any, model: pydantic.TypeAdapter[Any] | None, name: str
 ) -> None:
-    """Write a default into the schema.
+    """Add a default to the schema.
 
     Raises:
-        ToolDefinitionError: it is not JSON, or does not fit its own type.
+        ToolDefinitionError: the default is not JSON, or does not fit its type.
     """
     place = f"{name}: parameter {parameter}"
     if isinstance(default, FieldInfo):
-        raise ToolDefinitionError(f"{place}: write its Field within Annotated, as in Annotated[int, Field(ge=1)] = 1")
+        raise ToolDefinitionError(f"{place}: put its Field inside Annotated, as in Annotated[int, Field(ge=1)] = 1")
     try:
         value = _json_of(default, model)
     except (TypeError, ValueError):
@@ -328,7 +326,7 @@ def _add_default(
     except PawlError as error:
         raise ToolDefinitionError(f"{place}: {error.message}") from None
     if not fits:
-        instead = "; write | None behind the type" if value is None else ""
+        instead = "; add | None to the type" if value is None else ""
         raise ToolDefinitionError(f"{place}: its default {default!r} does not fit its type{instead}")
     part["default"] = value
 

@@ -1,4 +1,4 @@
-"""The decorator that makes a tool of a function."""
+"""The `tool` decorator, which turns a function into a tool."""
 
 from __future__ import annotations
 
@@ -38,18 +38,17 @@ _NAMED: Final = {"$.category": Category, "$.effect": EffectClass}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeArguments:
-    """The arguments as they are, in one parameter `arguments`, and the context in `context`."""
+    """Passes all arguments unchanged in the parameter `arguments`, and the context in `context`."""
 
     context_parameter: str = "context"
 
     def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the one parameter."""
         return {"arguments": dict(arguments)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool(Generic[P, R]):
-    """A function with its definition. Calling it calls the function, for tests and for other tools."""
+    """A function with its tool definition. Calling it calls the function, for tests and for other tools."""
 
     function: Callable[P, R]
     definition: ToolDefinition
@@ -57,42 +56,40 @@ class Tool(Generic[P, R]):
     reconcile: Reconcile | None
     _preview: Preview | None
     _bulk_count: BulkCount | None
+    # Limits if each call runs in its own process. None if it runs in the registry process.
     process: ProcessLimits | None = None
-    """The limits of each call in a process of its own; None if it runs in the registry's."""
+    # An execution without a report for this long counts as lost. 0 means reports are not required.
     heartbeat_seconds: float = 0.0
-    """An execution that says nothing for so long counts as lost; 0 means that it may be silent."""
-    marks_begun: bool = False
-    """True if the function itself says, by `ToolContext.mark_begun`, when a call may have its effect."""
+    # The function itself calls `ToolContext.mark_started` when the call may take effect.
+    marks_start: bool = False
+    # A cancelled call may keep running on its server, which is only notified.
     is_remote: bool = False
-    """True if a call that is cancelled goes on or not out of sight: its server is only told."""
-    runs_apart: bool = False
-    """True if its async code runs on the event loop of tools, apart from the registry's."""
-    goes_out: bool = False
-    """True if a call is seen beyond the registry: by a source, a worker, or a server that it asks by the egress."""
+    # Async code runs on the event loop for tools, separate from the registry's.
+    on_tool_loop: bool = False
+    # Calls leave the registry: to a source, a worker, or another server.
+    is_external: bool = False
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
 
     @property
     def name(self) -> str:
-        """The name that the model calls it by."""
         return self.definition.name
 
     @property
     def is_async(self) -> bool:
-        """True if the function is a coroutine function."""
         return inspect.iscoroutinefunction(self.function)
 
     @property
     def is_stoppable(self) -> bool:
-        """True if a call ends soon when it is cancelled; a thread may go on for as long as it likes."""
+        """True if a cancelled call ends soon. A thread cannot be stopped."""
         return self.is_async or self.process is not None
 
     def bind(self, arguments: Mapping[str, Any], context: ToolContext) -> Callable[[], R]:
-        """Return the call with arguments that fit the schema, to be made where it belongs.
+        """Return a function that makes the call, for arguments that fit the schema.
 
         Raises:
-            ToolError: a type asks for more than its schema says.
+            ToolError: a type is stricter than its schema.
         """
         try:
             parameters = self.signature.bind(arguments)
@@ -104,11 +101,11 @@ class Tool(Generic[P, R]):
         return lambda: function(**parameters)
 
     def preview(self, arguments: Mapping[str, Any]) -> Callable[[], str] | None:
-        """Return what says what a call would do, in the tool's words; None if it has no preview."""
+        """Return a function that describes the call's effect; None if the tool has no preview."""
         return _bound(self._preview, self.signature, arguments)
 
     def bulk_count(self, arguments: Mapping[str, Any]) -> Callable[[], int] | None:
-        """Return what counts the things a call is about; None if the tool has no count of its own."""
+        """Return a function that counts the affected items; None if the tool has no `bulk_count`."""
         return _bound(self._bulk_count, self.signature, arguments)
 
 
@@ -175,10 +172,10 @@ def tool(
     reconcile: Reconcile | None = None,
     process: ProcessLimits | None = None,
 ) -> Tool[P, R] | Callable[[Callable[P, R]], Tool[P, R]]:
-    """Make a tool of a sync or async function. docs/guides/tools.md lists the options; defaults are the cautious ones.
+    """Turn a sync or async function into a tool. See docs/tools.md for all options; the defaults are the most cautious.
 
     Raises:
-        ToolDefinitionError: the function or an option cannot be used.
+        ToolDefinitionError: the function or an option is invalid.
     """
 
     def make(function: Callable[P, R]) -> Tool[P, R]:
@@ -219,13 +216,13 @@ def tool(
 
 
 def _define(**fields: Any) -> ToolDefinition:
-    """Return the definition of fields as their author wrote them.
+    """Build a definition from the options of the decorator.
 
     Raises:
-        ToolDefinitionError: there is no description, or a field is not of its type, which no checker of types has said.
+        ToolDefinitionError: the description is missing, or an option has the wrong type.
     """
     if not fields["description"]:
-        raise ToolDefinitionError(f"{fields['name']}: description: there is none; write a docstring for the model")
+        raise ToolDefinitionError(f"{fields['name']}: description is empty; write a docstring for the model")
     try:
         fields["reports"] = job_reports.read(fields["reports"]) if fields["reports"] else None
         return msgspec.convert(fields, ToolDefinition)
@@ -238,19 +235,19 @@ def _define(**fields: Any) -> ToolDefinition:
 
 
 def _checked(made: Tool[P, R]) -> Tool[P, R]:
-    """Return a tool of which all that was said holds together.
+    """Check that the options of a tool are consistent, and return it.
 
     Raises:
-        ToolDefinitionError: it does not.
+        ToolDefinitionError: they are not.
     """
     definition = made.definition
     if (made.reconcile is not None) != (definition.effect is EffectClass.RECONCILABLE):
-        raise ToolDefinitionError(f"{made.name}: reconcile goes with the effect RECONCILABLE, and only there")
+        raise ToolDefinitionError(f"{made.name}: reconcile must be set for the effect RECONCILABLE, and only for it")
     if made.heartbeat_seconds and not TIMEOUT_SECONDS_MIN <= made.heartbeat_seconds <= ASYNC_TIMEOUT_SECONDS_MAX:
         limits = f"{TIMEOUT_SECONDS_MIN} to {ASYNC_TIMEOUT_SECONDS_MAX:g}"
-        raise ToolDefinitionError(f"{made.name}: heartbeat_seconds: must be {limits}")
+        raise ToolDefinitionError(f"{made.name}: heartbeat_seconds must be {limits}, got {made.heartbeat_seconds:g}")
     if made.heartbeat_seconds and definition.context is not ExecutionContext.BACKEND:
-        raise ToolDefinitionError(f"{made.name}: heartbeat_seconds goes with tools that the registry runs")
+        raise ToolDefinitionError(f"{made.name}: heartbeat_seconds is only for tools that the registry runs")
     if made.process is not None:
         check_process(made.name, made.function, definition.context, made.process)
     try:
@@ -267,13 +264,13 @@ def forwarded(
     *,
     reconcile: Reconcile | None = None,
     preview: Callable[[dict[str, Any]], str] | None = None,
-    marks_begun: bool = False,
+    marks_start: bool = False,
     is_remote: bool = False,
 ) -> Tool[..., Any]:
-    """Return a tool that hands its calls on: to a worker, an MCP server, an HTTP endpoint.
+    """Return a tool that forwards its calls to a worker, an MCP server or an HTTP endpoint.
 
-    `forward` is a coroutine function of `arguments`, as they are, and `context`. Everything that holds for a Python
-    tool holds for it: checks, journal, timeout, cancellation, progress, secrets.
+    `forward` is a coroutine function of `arguments` (unchanged) and `context`. Checks, journal, timeout, cancellation,
+    progress and secrets work as for a Python tool.
     """
     return Tool(
         function=forward,
@@ -282,7 +279,7 @@ def forwarded(
         reconcile=reconcile,
         _preview=preview,
         _bulk_count=None,
-        marks_begun=marks_begun,
+        marks_start=marks_start,
         is_remote=is_remote,
-        goes_out=True,
+        is_external=True,
     )

@@ -1,4 +1,4 @@
-"""From what a function returns to JSON."""
+"""Converts the return values of tools to JSON, and masks secrets."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _WITH_TEXT: Final = (str, list, dict)
 
 
 def plain(value: Any) -> JsonValue:
-    """Return JSON for what a tool returned: dataclasses, structs, models, dates, enums and the like.
+    """Return the JSON form of a tool's return value: dataclasses, structs, models, dates, enums and so on.
 
     Raises:
-        TypeError: there is a value that JSON has no form for.
+        TypeError: a value has no JSON form.
     """
     if isinstance(value, Awaited):
-        raise TypeError("Awaited is no value: a tool returns it alone, after it has taken a completion token")
+        raise TypeError("Awaited cannot be part of a value: return it alone, after taking a completion token")
     return _lists(msgspec.to_builtins(value, enc_hook=_from_model, str_keys=True))
 
 
 def _lists(value: Any) -> JsonValue:
-    """Return `value` with lists in place of tuples, which are all the same to JSON."""
+    """Replace tuples by lists, at any depth."""
     if isinstance(value, list | tuple):
         return [_lists(item) if isinstance(item, _NESTED) else item for item in value]
     if isinstance(value, dict):
@@ -43,7 +43,7 @@ def _from_model(value: Any) -> Any:
 
 
 def without(secrets: Collection[str], value: JsonValue) -> JsonValue:
-    """Return `value` with `[secret]` in place of each secret in its texts."""
+    """Replace each secret in the strings of `value` by `[secret]`."""
     if not secrets:
         return value
     match value:
@@ -58,7 +58,7 @@ def without(secrets: Collection[str], value: JsonValue) -> JsonValue:
 
 
 def hide(secrets: Collection[str], text: str) -> str:
-    """Return `text` with `[secret]` in place of each secret."""
+    """Replace each secret in `text` by `[secret]`."""
     for secret in secrets:
         text = text.replace(secret, "[secret]")
     return text

@@ -23,18 +23,18 @@ _OWNERS_ONLY: Final = (
 
 
 class SourceServicer(source_pb2_grpc.SourceServiceServicer):
-    """Translates between the wire and the use cases. With `is_ones_own`, programs are added with the local key only."""
+    """Translates between the wire and the use cases. With `is_personal`, programs are added with the local key only."""
 
-    def __init__(self, sources: Sources, *, is_ones_own: bool = False) -> None:
+    def __init__(self, sources: Sources, *, is_personal: bool = False) -> None:
         self._sources = sources
-        self._is_ones_own = is_ones_own
+        self._is_personal = is_personal
 
     async def AddSource(self, request: pb.AddSourceRequest, context: Context) -> pb.AddSourceResponse:
         user = require_decider()
         source = Source(store_id=user.store_id, config=request.config)
         if not source.kind:
             raise InvalidField("config.kind: is required", field="config.kind")
-        if source.runs_program and self._is_ones_own and user.credential_id != LOCAL_CREDENTIAL:
+        if source.runs_program and self._is_personal and user.credential_id != LOCAL_CREDENTIAL:
             raise PermissionDenied(_OWNERS_ONLY)
         listed = await self._sources.add(source, may_replace=request.replace, roles=user.roles)
         return pb.AddSourceResponse(source=_source_message(listed, user.roles), left_out=_left_out(listed))

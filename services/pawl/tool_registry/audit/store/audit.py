@@ -1,4 +1,7 @@
-"""The secrets of the audit's digests in PostgreSQL: made with the first entry of a conversation, destroyed with it."""
+"""The audit chain and its digest secrets in PostgreSQL.
+
+A secret is created with the first entry of a conversation and destroyed when the conversation is erased.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ _FIND: Final = """
 SELECT store_id, key_id, secret FROM tool_registry.audit_keys
 JOIN unnest($1::text[], $2::text[]) AS k (store_id, key_id) USING (store_id, key_id)
 """
-# The entry that is made with it is synced after it, and it with that.
+# The commit of the entry that uses the secret also syncs the secret.
 _NO_HURRY: Final = "SET LOCAL synchronous_commit = off"
 _MAKE: Final = """
 INSERT INTO tool_registry.audit_keys (store_id, key_id, secret)
@@ -31,19 +34,19 @@ SELECT * FROM unnest($1::text[], $2::text[], $3::bytea[]) ON CONFLICT DO NOTHING
 """
 _BYTES: Final = 32
 _KEPT_MAX: Final = 10_000
-# So long a process may remember one that was destroyed.
+# How long a process may keep a secret that was destroyed.
 _FRESH_SECONDS: Final = 60.0
 
 
 class AuditSecrets:
-    """Makes digests with the secrets of their conversations, which it remembers for a minute."""
+    """Keys digests with the secrets of their conversations. Caches secrets for a minute."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._kept: dict[_Key, tuple[float, bytes]] = {}
 
     async def seal(self, drafts: Sequence[AuditDraft]) -> Sequence[AuditDraft]:
-        """Return the entries with digests that say nothing without the secrets. Those of what was erased have none."""
+        """Return the entries with keyed digests. Digests of erased conversations get a random key."""
         wanted = {(draft.store_id, draft.key_id): None for draft in drafts}
         found = await self._of(wanted)
         return [sealed(draft, found[draft.store_id, draft.key_id]) for draft in drafts]
@@ -56,12 +59,12 @@ class AuditSecrets:
             if len(self._kept) + len(read) > _KEPT_MAX:
                 self._kept.clear()
             self._kept |= {key: (now, secret) for key, secret in read.items() if secret is not None}
-            # What was erased gets a digest of its own each time.
+            # Erased conversations get a new random key each time.
             found |= {key: read[key] or secrets.token_bytes(_BYTES) for key in missing}
         return found
 
     async def _read(self, keys: Sequence[_Key]) -> dict[_Key, bytes | None]:
-        """Return the secrets, None for those that were destroyed. What has none yet gets one."""
+        """Return the secrets, creating missing ones. None for destroyed secrets."""
         columns = [list(column) for column in zip(*keys, strict=True)]
         found = await self._found(columns)
         if new := [key for key in keys if key not in found]:
@@ -94,7 +97,7 @@ _ARRAYS: Final = """$1::text[], $2::text[], $3::text[], $4::text[], $5::text[], 
 _INSERT: Final = f"""
 INSERT INTO tool_registry.audit ({_COLUMNS}) SELECT * FROM unnest({_ARRAYS})
 """  # noqa: S608  # constants only
-# Heads are moved and entries written in one statement if every head is where this process left it.
+# Moves the heads and writes the entries in one statement, if every head is where this process left it.
 _APPEND: Final = f"""
 WITH moves AS (
     SELECT * FROM unnest($24::text[], $25::bigint[], $26::text[], $27::bigint[], $28::text[])
@@ -121,7 +124,7 @@ _MOVE_HEADS: Final = """
 UPDATE tool_registry.audit_heads h SET seq = m.seq, hash = m.hash
 FROM unnest($1::text[], $2::bigint[], $3::text[]) AS m (store_id, seq, hash) WHERE h.store_id = m.store_id
 """
-# In two parts, each with the condition of its index, and one by one: a join may read all of the audit.
+# Two parts, each with the condition of its index, and a subquery per report: a join may read the whole table.
 _REPORTED: Final = "kind, store_id, call_id, verdict, by_user_id, arguments_sha256"
 _SAME_REPORT: Final = " AND ".join(f"a.{each} = r.{each}" for each in _REPORTED.split(", "))
 _KNOWN_REPORTS: Final = f"""
@@ -172,9 +175,9 @@ FROM tool_registry.audit WHERE {_WANTED} GROUP BY 1, tool_name ORDER BY 1, tool_
 
 
 class PostgresAuditLog:
-    """The audit chains of all stores, durable, shared by all replicas.
+    """The audit chains of all stores. Durable and shared by all replicas.
 
-    Remembers the heads of the stores it wrote for, so that one statement suffices.
+    Caches the heads of stores it has written to, so that one statement is enough.
     """
 
     def __init__(self, database: Database) -> None:
@@ -183,14 +186,13 @@ class PostgresAuditLog:
         self._secrets = AuditSecrets(database)
 
     async def append(self, drafts: Sequence[AuditDraft]) -> frozenset[StoreId]:
-        """Write entries at the ends of their chains, in order; returns the stores whose chain takes none.
+        """Append entries to their chains, in order; returns the stores whose chain does not accept entries.
 
-        Somebody has tampered with those: nothing was written to them, and everything
-        to the others. A decision that is there already (same call, kind and person)
-        is left out.
+        Those chains were tampered with and get no entries; all other stores get theirs. A decision that is already
+        recorded (same call, kind and person) is skipped.
 
         Raises:
-            DependencyUnavailable: it is not known whether they were written.
+            DependencyUnavailable: it is unknown whether the entries were written.
         """
         return await self._append(await self._secrets.seal(drafts))
 
@@ -204,7 +206,7 @@ class PostgresAuditLog:
             try:
                 await self._append_locked(sorted(heads), drafts)
             except asyncpg.UniqueViolationError:
-                # Somebody has written the same report since, or put a row where the next entry goes.
+                # Another replica wrote the same report, or a row was inserted where the next entry goes.
                 continue
             return frozenset()
         if len(heads) == 1:
@@ -215,36 +217,36 @@ class PostgresAuditLog:
         return refused
 
     async def head(self, store_id: StoreId) -> Head:
-        """Return the recorded last entry of a chain."""
+        """Return the recorded head of a chain."""
         row = await self._database.fetchrow(_HEAD, store_id)
         return Head() if row is None else Head(seq=row["seq"], hash=row["hash"])
 
     async def page(
         self, store_id: StoreId, *, after_seq: int | None, up_to_seq: int, rows_max: int
     ) -> list[AuditEntry]:
-        """Return entries in order, those after `after_seq` (None: from whatever is the first)."""
+        """Return entries in order, after `after_seq` (None: from the first one)."""
         rows = await self._database.fetch(_PAGE, store_id, after_seq, up_to_seq, rows_max)
         return list(map(_entry, rows))
 
     async def beyond_head(self, store_id: StoreId) -> int:
-        """Return the first entry behind the recorded head, 0 if there is none."""
+        """Return the first entry after the recorded head, or 0."""
         return await self._database.fetchval(_BEYOND, store_id) or 0
 
     async def listed(self, wanted: AuditFilter, *, before_seq: int | None, rows_max: int) -> list[AuditEntry]:
-        """Return matching entries, the newest first."""
+        """Return matching entries, newest first."""
         rows = await self._database.fetch(_LIST, *_filter(wanted), before_seq, rows_max)
         return list(map(_entry, rows))
 
     async def figures(self, wanted: AuditFilter, *, by_agent: bool) -> list[audit_pb2.ToolFigures]:
-        """Return what each tool did, by name; or for each agent apart, by agent and name."""
+        """Return statistics per tool, sorted by name; with `by_agent`, per agent and tool."""
         rows = await self._database.fetch(_FIGURES, *_filter(wanted), by_agent)
         return [audit_pb2.ToolFigures(**row) for row in rows]
 
     async def _append_at(self, heads: dict[StoreId, Head], drafts: Sequence[AuditDraft]) -> bool:
-        """Write the entries if nobody else has moved the heads; returns whether that was so."""
+        """Append the entries if no other process has moved the heads; returns whether it did."""
         entries, moved = _after(heads, drafts)
         moves = [(store, heads[store].seq, heads[store].hash, head.seq, head.hash) for store, head in moved.items()]
-        self._forget(heads)  # Whatever goes wrong, they may have moved.
+        self._forget(heads)  # If anything fails, the heads may have moved.
         with suppress(asyncpg.UniqueViolationError):
             tag = await self._database.execute(_APPEND, *_arrays(entries), *map(list, zip(*moves, strict=True)))
             if tag == f"INSERT 0 {len(entries)}":
@@ -273,7 +275,7 @@ class PostgresAuditLog:
 
 
 def _after(heads: dict[StoreId, Head], drafts: Sequence[AuditDraft]) -> tuple[list[AuditEntry], dict[StoreId, Head]]:
-    """Return the entries that follow the heads, and the heads after them."""
+    """Return the entries that follow the heads, and the new heads."""
     by_store: dict[StoreId, list[AuditDraft]] = {}
     for draft in drafts:
         by_store.setdefault(draft.store_id, []).append(draft)

@@ -76,7 +76,7 @@ def web_tools(egress: Egress, helper: Helper) -> list[Tool[..., Any]]:
             found["links"] = [{"text": text, "url": target} for text, target in page.links]
         return found
 
-    return [replace(web_scrape, goes_out=True)]
+    return [replace(web_scrape, is_external=True)]
 
 
 async def _fetch(egress: Egress, store_id: StoreId, url: str) -> OutboundResponse:

@@ -7,7 +7,7 @@ from typing import Final
 
 from pawl.chassis.db.database import DatabaseAdapter
 from pawl.chassis.db.erasures import ErasurePart
-from pawl.tool_registry.policy.store.standing import LOCK as LOCK_RULES
+from pawl.tool_registry.policy.store.rules import LOCK as LOCK_RULES
 
 # Who writes one of these at this moment is waited for; who does it later finds the mark.
 _NO_LONG_WAIT: Final = "SET LOCAL lock_timeout = '1s'"

@@ -122,12 +122,12 @@ class PostgresExecutionJournal:
         """The leases of the other processes, as each renewal of the own one finds them."""
 
     async def begin(
-        self, call: JournalCall, *, unacted: Collection[str] = ()
+        self, call: JournalCall, *, unexecuted: Collection[str] = ()
     ) -> Begun | HeldElsewhere | ExecutionResult:
         """Write that the call is about to run, or return what is known of it.
 
         To be asked only by a process that does not run the call at the moment.
-        Atomic: of several that ask, one gets Begun. `unacted` are tokens of calls
+        Atomic: of several that ask, one gets Begun. `unexecuted` are tokens of calls
         that this process got no answer for: if one of them has written an entry,
         nothing ran.
 
@@ -152,7 +152,7 @@ class PostgresExecutionJournal:
         if inserted:
             return Begun()
         async with self._database.transaction(urgent=True) as connection:
-            return await self._resume(connection, call, unacted)
+            return await self._resume(connection, call, unexecuted)
 
     async def known(self, call: JournalCall) -> ExecutionResult | HeldElsewhere | None:
         """Return what `begin` would return now, without starting the call; None if it would start it.
@@ -261,13 +261,13 @@ class PostgresExecutionJournal:
         self.watch.see(ends, asked_at=asked_at, now=time.monotonic())
 
     async def _resume(
-        self, connection: Connection, call: JournalCall, unacted: Collection[str]
+        self, connection: Connection, call: JournalCall, unexecuted: Collection[str]
     ) -> Begun | HeldElsewhere | ExecutionResult:
         row = await connection.fetchrow(_LOCK, *self._reading(call.key))
         if row is None or not row["asker_alive"]:
             # Without a lease what runs here could be taken for dead.
             raise DependencyUnavailable("this process has lost its lease; ask again")
-        match self._step(row, call, unacted):
+        match self._step(row, call, unexecuted):
             case Step.MISMATCH:
                 raise InvalidArguments("this call was begun with another tool or other arguments")
             case Step.STORED:
@@ -291,13 +291,13 @@ class PostgresExecutionJournal:
         """Return the arguments of `_READ`."""
         return (key.store_id, key.call_id, self._instance_id, *self.watch.unrenewed())
 
-    def _step(self, row: asyncpg.Record, call: JournalCall, unacted: Collection[str]) -> Step:
+    def _step(self, row: asyncpg.Record, call: JournalCall, unexecuted: Collection[str]) -> Step:
         entry = Entry(
             fingerprint=row["fingerprint"],
             effect=EffectClass(row["effect"]),
             unknowns=row["unknowns"],
             is_own=row["instance_id"] == self._instance_id,
-            is_unacted=row["token"] in unacted,
+            is_unexecuted=row["token"] in unexecuted,
             is_holder_alive=row["holder_alive"],
             result=result_of(row),
         )

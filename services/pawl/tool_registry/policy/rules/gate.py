@@ -1,4 +1,4 @@
-"""The gate: the calls that need a person's approval."""
+"""The gate decides which calls need a person's approval."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COUNT_PATH: Final = re.compile(rf"(\$\.)?{_NAME}(\[\*\])*(\.{_NAME}(\[\*\])*)*"
 
 
 def longest_array(arguments: Mapping[str, JsonValue]) -> int:
-    """Return the length of the longest array, at any depth."""
+    """Return the length of the longest array at any depth."""
     longest, to_visit = 0, list(arguments.values())
     while to_visit:
         value = to_visit.pop()
@@ -34,14 +34,14 @@ def longest_array(arguments: Mapping[str, JsonValue]) -> int:
 
 
 def may_be_count_path(path: str) -> bool:
-    """Return whether a text is a path that `count_at` can follow, like `$.body.orders[*].lines`."""
+    """Return whether `count_at` can follow a path such as `$.body.orders[*].lines`."""
     return len(path) <= COUNT_PATH_CHARACTERS_MAX and _COUNT_PATH.fullmatch(path) is not None
 
 
 def count_at(arguments: Mapping[str, JsonValue], path: str) -> int:
-    """Return how many things are at a path: the items of arrays there, and what is no array once.
+    """Return how many values are at a path: the items of each array, and 1 for any other value.
 
-    `[*]` stands for the items of an array. What is not there counts nothing.
+    `[*]` selects the items of an array. A missing value counts 0.
     """
     found: list[JsonValue] = [dict(arguments)]
     for step in path.removeprefix("$").removeprefix(".").replace("[*]", ".[*]").split("."):
@@ -53,17 +53,17 @@ def count_at(arguments: Mapping[str, JsonValue], path: str) -> int:
 
 
 def items_of(definition: ToolDefinition, arguments: Mapping[str, JsonValue]) -> int:
-    """Return how many things a call is about, as far as its definition says."""
+    """Return how many items a call affects, according to the tool definition."""
     if definition.bulk_count:
         return count_at(arguments, definition.bulk_count)
     return longest_array(arguments)
 
 
 def approval_cause(definition: ToolDefinition, items: int) -> str:
-    """Return why a call on `items` things is gated, or an empty text if it is not.
+    """Return why a call on `items` items needs approval; empty if it does not.
 
-    A question to a person is not gated: the answer is the person's decision. What
-    an agent is told is no bulk: its own calls are gated.
+    Questions to a person are never gated, because answering is the decision. Delegating to an agent never counts as
+    bulk, because the agent's own calls are gated.
     """
     if definition.context is ExecutionContext.HUMAN:
         return ""
@@ -78,7 +78,7 @@ def approval_cause(definition: ToolDefinition, items: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """So many a minute: on average, and as many at once after a minute of quiet. `name` is unique in a store."""
+    """A rate limit with a burst of one minute's worth. `name` is unique within a store."""
 
     name: str
     per_minute: int
@@ -86,7 +86,7 @@ class Rate:
 
 @dataclass(eq=False)
 class Exceeded(Exception):
-    """A rate lets no more begin for so many seconds."""
+    """A rate limit is exhausted; a call may start again after `wait_seconds`."""
 
     rate: Rate
     wait_seconds: float
@@ -96,7 +96,7 @@ STORE_RATE_NAME: Final = "store"
 
 
 def rate_limited(tool_name: str, exceeded: Exceeded) -> ExecutionResult:
-    """Return the result of a call that was not begun because too many were."""
+    """Return the result of a call refused by a rate limit."""
     what = "Calls of all tools in this store" if exceeded.rate.name == STORE_RATE_NAME else f"Calls of {tool_name}"
     wait = max(1, math.ceil(exceeded.wait_seconds))
     return ended_badly(

@@ -1,7 +1,7 @@
-"""Patterns of rules for arguments: matched in bounded time, and against every way to read a value.
+"""Matches argument patterns of rules in bounded time, considering every way a tool may read a value.
 
-`HTTP://Host.:80/a` and `http://host/a` name the same thing. A rule that refuses or
-asks counts if any reading of a value matches, one that allows if all of them do.
+`HTTP://Host.:80/a` and `http://host/a` name the same thing. A DENY or ASK rule applies if any reading of a value
+matches; an ALLOW rule applies only if all readings match.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from pawl.chassis.egress.policy import EgressRefused, read_target
 from pawl.chassis.strict_json import INTEGER_MAX, INTEGER_MIN, JsonValue, dumps_canonical
 from pawl.tool_registry.rules.pointers import resolve
 
+# Comparison steps for all rules of a store on one call: tens of milliseconds.
 WORK_MAX: Final = 100_000
-"""Steps of comparing that the rules of a store may take for one call: some tens of milliseconds."""
 
 _CHARACTERS_A_STEP: Final = 100
 _FORMATS: Final = {
@@ -40,21 +40,21 @@ _FORMATS: Final = {
     "recipient": "email",
 }
 _ACTS_AS: Final = "x-pawl-acts-as"
+# Keywords that let an object have undeclared properties.
 _OPEN: Final = ("additionalProperties", "patternProperties", "$ref", "allOf", "anyOf", "oneOf")
-"""Keywords by which an object may have properties that it does not declare."""
 _BELOW: Final = "/*"
 _LIKE_A_URL: Final = re.compile(r"[a-z][a-z0-9+.-]{0,30}:/*[^/]", re.IGNORECASE)
 _ORIGIN: Final = re.compile(r"[^/?#]{1,40}://[^/?#]*")
 _STARS: Final = re.compile(r"\*{2,}")
 _ENCODED_WILDCARD: Final = re.compile("%(2a|3f)", re.IGNORECASE)
+# URL parsers strip these characters (WHATWG URL, 4.4).
 _NOT_IN_URLS: Final = re.compile("[\t\n\r]")
-"""Readers of URLs take them out (WHATWG URL, 4.4)."""
+# Combining marks per character: sorting them takes quadratic time.
 _MARKS_MAX: Final = 100
-"""Combining marks on one character: putting them into order takes as long as the square of their number."""
+# Characters that are not marks themselves but normalize to marks.
 _HIDDEN_MARKS: Final = frozenset("\u0f73\u0f75\u0f81\uff9e\uff9f")
-"""Characters that are no marks, but become one or more."""
-# Control and format characters (Cc and Cf of Unicode), what is ignored by default, and ends of lines and paragraphs,
-# but no tab and line feed.
+# Invisible characters: Unicode Cc and Cf, default-ignorable ones, and line and paragraph separators. Tab and line feed
+# are kept.
 _UNSEEN: Final = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u2065\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef"
     "\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e\u200b-\u200f\u2028-\u202e"
@@ -64,7 +64,7 @@ _UNSEEN: Final = re.compile(
 
 
 class ArgumentKind(StrEnum):
-    """The kinds of argument, as its tool declares them by the `format` in its schema."""
+    """The kind of value in an argument, declared by `format` in its schema."""
 
     TEXT = "text"
     URL = "url"
@@ -73,44 +73,44 @@ class ArgumentKind(StrEnum):
 
 
 class TooMuchToMatch(Exception):
-    """The rules of a store and the arguments of a call are too much together."""
+    """Matching a store's rules against a call's arguments takes too many steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Act:
-    """An argument that is also the argument of another tool: whoever moves a file reads and removes it."""
+    """An argument that also acts as an argument of another tool: moving a file reads and deletes it."""
 
     argument: str
     tool_name: str
     tool_argument: str
+    # Everything below the path is affected too.
     is_below: bool
-    """True if what is below the path is meant, too."""
 
 
 def argument_kinds(schema: Mapping[str, Any]) -> dict[str, ArgumentKind]:
-    """Return what the top-level arguments are (of arrays, the items) where the schema says so."""
+    """Return the declared kinds of top-level arguments; for arrays, the kind of the items."""
     kinds: dict[str, ArgumentKind] = {}
     for name, part in _properties(schema):
         for each in _alternatives(schema, part):
-            said = each.get("format")
-            if isinstance(said, str) and said in _FORMATS:
-                kinds[name] = ArgumentKind(_FORMATS[said])
+            declared = each.get("format")
+            if isinstance(declared, str) and declared in _FORMATS:
+                kinds[name] = ArgumentKind(_FORMATS[declared])
     return kinds
 
 
 def takes_argument(schema: Mapping[str, Any], name: str) -> bool:
-    """Return whether calls can have a top-level argument, as far as the schema says."""
+    """Return whether the schema allows a top-level argument of this name."""
     declared = dict(_properties(schema))
     is_vague = not declared and schema.get("additionalProperties") is not False
     return name in declared or is_vague or any(map(schema.get, _OPEN))
 
 
 def argument_acts(schema: Mapping[str, Any]) -> tuple[Act, ...]:
-    """Return what the schema says in `x-pawl-acts-as`: `read_file.path`, or `read_file.path/*` with all below it."""
+    """Return the entries of `x-pawl-acts-as`: `read_file.path`, or `read_file.path/*` for everything below it."""
     found = []
     for name, part in _properties(schema):
-        said = part.get(_ACTS_AS) if isinstance(part, dict) else None
-        for text in said if isinstance(said, list) else ():
+        declared = part.get(_ACTS_AS) if isinstance(part, dict) else None
+        for text in declared if isinstance(declared, list) else ():
             tool_name, _, argument = str(text).removesuffix(_BELOW).rpartition(".")
             is_below = str(text).endswith(_BELOW)
             found.append(Act(argument=name, tool_name=tool_name, tool_argument=argument, is_below=is_below))
@@ -123,7 +123,7 @@ def _properties(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _alternatives(schema: Mapping[str, Any], part: Any) -> Iterator[dict[str, Any]]:
-    """Return a schema, its branches, and the items of each, one level deep."""
+    """Yield a schema and its branches, each with its items, one level deep."""
     part = resolve(schema, part)
     if not isinstance(part, dict):
         return
@@ -141,7 +141,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def canonical_value(value: JsonValue) -> bytes:
-    """Return the one text of a value; 1.0 is 1."""
+    """Return the canonical JSON of a value; 1.0 becomes 1."""
     return dumps_canonical(_whole(value))
 
 
@@ -159,7 +159,7 @@ def _whole(value: JsonValue) -> JsonValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArgumentPattern:
-    """The demand on a top-level argument: to be one value (`canonical_value`), or a text like `glob`."""
+    """Requires a top-level argument to equal a value (`canonical_value`) or to match `glob`."""
 
     argument: str
     equals: bytes | None = None
@@ -168,15 +168,15 @@ class ArgumentPattern:
 
 @dataclass(slots=True)
 class Work:
-    """Steps that are left."""
+    """The remaining budget of comparison steps."""
 
     left: int = WORK_MAX
 
     def spend(self, steps: int) -> None:
-        """Take steps away.
+        """Use up steps.
 
         Raises:
-            TooMuchToMatch: there are not so many.
+            TooMuchToMatch: the budget is exhausted.
         """
         self.left -= steps
         if self.left < 0:
@@ -185,24 +185,24 @@ class Work:
 
 @dataclass(slots=True, kw_only=True)
 class Matching:
-    """The arguments of one call, held against the patterns of any number of rules.
+    """Matches the arguments of one call against the patterns of any number of rules.
 
     Raises:
-        TooMuchToMatch: that takes more than WORK_MAX steps.
+        TooMuchToMatch: matching takes more than WORK_MAX steps.
     """
 
     arguments: Mapping[str, JsonValue]
     kinds: Mapping[str, ArgumentKind] = field(default_factory=dict)
+    # Arguments that also cover everything below their path.
     is_below: frozenset[str] = frozenset()
-    """The arguments that stand for all that is below them, too."""
     work: Work = field(default_factory=Work)
     _readings: dict[tuple[str, ArgumentKind], tuple[str, ...]] = field(default_factory=dict)
     _globs: dict[tuple[str, ArgumentKind], tuple[str, ...]] = field(default_factory=dict)
 
     def meets(self, pattern: ArgumentPattern, *, strictly: bool) -> bool:
-        """Return whether the argument is there and matches; of an array an item.
+        """Return whether the argument exists and matches. For an array, one matching item is enough.
 
-        With `strictly` every item must match, in every reading, and there must be one.
+        With `strictly`, every item must match in every reading, and there must be at least one.
         """
         self.work.spend(1)
         if pattern.argument not in self.arguments:
@@ -273,7 +273,7 @@ def _decoded(equals: bytes) -> JsonValue:
 
 
 def readings(text: str, kind: ArgumentKind) -> tuple[str, ...]:
-    """Return a text, and what else a tool may take it for: plain characters without what is unseen, a URL, a path."""
+    """Return a text and its other readings: without invisible characters, and as a URL, path or email address."""
     plain = _plain(text)
     found = [text, plain]
     if kind is ArgumentKind.URL or (kind is ArgumentKind.TEXT and _LIKE_A_URL.match(_NOT_IN_URLS.sub("", plain))):
@@ -286,7 +286,7 @@ def readings(text: str, kind: ArgumentKind) -> tuple[str, ...]:
 
 
 def piles_marks(text: str) -> bool:
-    """Return whether a text has more combining marks in a row than any language has."""
+    """Return whether a text has more consecutive combining marks than any language uses."""
     if text.isascii():
         return False
     runs = itertools.groupby(text, _is_mark)
@@ -304,11 +304,11 @@ def _plain(text: str) -> str:
 
 
 def _url(plain: str) -> str:
-    """Return a URL as who sends the request sees it, its path resolved; others with a small scheme and host."""
+    """Normalize a URL as an HTTP client does and resolve its path. For other schemes, lowercase scheme and host."""
     slashed = _NOT_IN_URLS.sub("", plain).replace("\\", "/")
     scheme, colon, rest = slashed.partition(":")
     if colon and scheme.lower() in {"http", "https"}:
-        # Browsers take any number of slashes, and drop the user.
+        # Browsers accept any number of slashes and ignore the user info.
         authority = re.split("[/?#]", rest.lstrip("/"), maxsplit=1)[0]
         slashed = f"{scheme}://{_host(authority.rpartition('@')[2])}{rest.lstrip('/')[len(authority) :]}"
     try:
@@ -321,7 +321,7 @@ def _url(plain: str) -> str:
 
 
 def _host(authority: str) -> str:
-    """Return a host and its port as browsers do: decoded, an address also as one number (WHATWG URL, 3.5)."""
+    """Normalize host and port as browsers do: percent-decoded, numeric addresses in dotted form (WHATWG URL, 3.5)."""
     name, colon, port = unquote(authority).partition(":")
     with contextlib.suppress(OSError, ValueError):
         name = socket.inet_ntoa(socket.inet_aton(name.rstrip("."))) if name[:1].isdecimal() else name
@@ -329,7 +329,7 @@ def _host(authority: str) -> str:
 
 
 def _path(plain: str, *, root: str = "") -> str:
-    """Return a path without empty parts, `.` and `..`; relative, unless `root` is a slash."""
+    """Return a path without empty parts, `.` and `..`. It is relative unless `root` is a slash."""
     slashed = plain.replace("\\", "/")
     end = "/" if slashed.endswith("/") and root else ""
     resolved = posixpath.normpath(f"/{slashed}").lstrip("/")
@@ -337,7 +337,7 @@ def _path(plain: str, *, root: str = "") -> str:
 
 
 def _plain_glob(glob: str, kind: ArgumentKind) -> str:
-    """Return a glob in the spelling that readings have."""
+    """Normalize a glob the same way as readings."""
     plain = _plain(glob)
     if kind is ArgumentKind.EMAIL:
         return plain.lower()
@@ -354,10 +354,10 @@ def _plain_glob(glob: str, kind: ArgumentKind) -> str:
 
 
 def glob_matches(text: str, glob: str, work: Work) -> bool:
-    """Return whether the whole text is like the glob: `*` is any text, `?` one character.
+    """Return whether the whole text matches the glob: `*` is any text, `?` is one character.
 
     Raises:
-        TooMuchToMatch: it takes more steps than are left.
+        TooMuchToMatch: matching takes more steps than are left.
     """
     first, *middle = glob.split("*")
     work.spend(1 + len(text) // _CHARACTERS_A_STEP)
@@ -368,7 +368,7 @@ def glob_matches(text: str, glob: str, work: Work) -> bool:
     if end < place or not (_is_at(text, 0, first.split("?"), work) and _is_at(text, end, last.split("?"), work)):
         return False
     for piece in middle:
-        # The leftmost place is as good as any: what comes after it has the most room.
+        # The leftmost match is always best: it leaves the most text for the rest of the glob.
         place = _find(text, piece, place, end, work) + len(piece)
         if place < len(piece):
             return False
@@ -376,7 +376,7 @@ def glob_matches(text: str, glob: str, work: Work) -> bool:
 
 
 def _find(text: str, piece: str, start: int, end: int, work: Work) -> int:
-    """Return the first place of a piece in `text[start:end]`, or what with its length is less than its length."""
+    """Return the first position of a piece in `text[start:end]`, or a number below `-len(piece)`."""
     if "?" not in piece:
         found = text.find(piece, start, end)
         work.spend(1 + (end if found < 0 else found) // _CHARACTERS_A_STEP - start // _CHARACTERS_A_STEP)
@@ -399,7 +399,7 @@ def _find(text: str, piece: str, start: int, end: int, work: Work) -> int:
 
 
 def _is_at(text: str, place: int, parts: list[str], work: Work) -> bool:
-    """Return whether parts with one character between each are at a place of a text."""
+    """Return whether parts, separated by one arbitrary character each, match at a position."""
     for part in parts:
         work.spend(1)
         if not text.startswith(part, place):
@@ -409,10 +409,10 @@ def _is_at(text: str, place: int, parts: list[str], work: Work) -> bool:
 
 
 def glob_reaches(prefix: str, glob: str, work: Work) -> bool:
-    """Return whether some text that begins with `prefix` is like the glob.
+    """Return whether any text that starts with `prefix` can match the glob.
 
     Raises:
-        TooMuchToMatch: it takes more steps than are left.
+        TooMuchToMatch: matching takes more steps than are left.
     """
     glob = _STARS.sub("*", glob)
     places = {0}

@@ -1,7 +1,7 @@
-"""Rules: what people have decided for the next time. Which of them count for a call, and what they say together.
+"""Rules are decisions that people made in advance. This module decides which rule applies to a call.
 
-DENY wins over ASK, and ASK over ALLOW. An ALLOW is narrow: it means the version
-of the tool that its author knew, no bulk and no destruction unless it says so.
+DENY wins over ASK, and ASK over ALLOW. An ALLOW is narrow: it applies to the tool version its author knew, and covers
+bulk or destructive calls only if it says so.
 """
 
 from __future__ import annotations
@@ -23,28 +23,24 @@ from pawl.values import Category
 ANY_TOOL: Final = "*"
 PATTERNS_MAX: Final = 20
 GLOB_CHARACTERS_MAX: Final = 1000
+# All patterns of a rule together.
 PATTERN_BYTES_MAX: Final = 4096
-"""All patterns of a rule together."""
 REASON_BYTES_MAX: Final = 1024
+# Longest lifetime of an ALLOW for a pattern of tools.
 TRUST_SECONDS_MAX: Final = 30 * 86400.0
-"""The longest time for which an ALLOW for a pattern of tools may last."""
+# Rules in force of the whole store, and equally many of all its users together.
 RULES_MAX: Final = 1000
-"""Rules in force for a whole store, and as many others in it."""
+# Rules in force of one user, excluding rules of the whole store.
 RULES_OF_USER_MAX: Final = 100
-"""Those of one user that are not for the whole store."""
 
 
 class RuleEffect(StrEnum):
-    """The effect of a rule on a call."""
-
     ALLOW = "ALLOW"
     ASK = "ASK"
     DENY = "DENY"
 
 
 class RuleScope(StrEnum):
-    """The scope in which a rule counts."""
-
     RUN = "RUN"
     CONVERSATION = "CONVERSATION"
     USER = "USER"
@@ -53,24 +49,24 @@ class RuleScope(StrEnum):
 
 
 def may_approve(roles: Collection[str]) -> bool:
-    """Return whether somebody decides about their own runs: approvers and admins, and whoever has no roles at all."""
+    """Return whether a user may approve calls of their own runs: approvers, admins, and users without any role."""
     return not roles or not {Role.ADMIN, Role.APPROVER}.isdisjoint(roles)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A rule. Times are seconds since 1970; 0 for never."""
+    """A rule. Times are seconds since 1970; 0 means never."""
 
     store_id: StoreId
     rule_id: str
     effect: RuleEffect
     scope: RuleScope
+    # Run id, conversation id or agent name. Empty for USER and STORE.
     scope_id: str
-    """Run, conversation, or name of an agent; empty for USER and STORE."""
+    # The author. Rules of other scopes than STORE and AGENT apply to this user's runs only.
     user_id: UserId
-    """The user who made it. All but those of STORE and AGENT count for this user's runs only."""
+    # A tool name, `*`, or `<source>.*`.
     tool_name: str
-    """A name, `*`, or `<source>.*`."""
     arguments: tuple[ArgumentPattern, ...] = ()
     items_max: int = 0
     includes_destructive: bool = False
@@ -82,72 +78,71 @@ class Rule:
     expire_time: float = 0.0
     revoke_time: float = 0.0
     revoke_user_id: UserId = UserId("")
+    # The call whose approval created the rule. Empty for none.
     call_id: CallId = CallId("")
-    """The call whose approval made it; empty for none."""
+    # The tool has changed, so an ALLOW no longer applies. Set only on rules returned to clients.
     suspended: bool = False
-    """True if it allows nothing because its tool has changed since. Set only where rules are returned to people."""
 
     @property
     def is_for_one_tool(self) -> bool:
-        """True if it names its tool."""
         return not self.tool_name.endswith(ANY_TOOL)
 
     @property
     def is_of_store(self) -> bool:
-        """True if it counts for runs of all users: admins make and revoke it."""
+        """True if the rule applies to runs of all users. Only admins create and revoke such rules."""
         return self.scope in (RuleScope.STORE, RuleScope.AGENT)
 
     @property
     def is_of_conversation(self) -> bool:
-        """True if it is for one conversation or one run, and so goes when that is erased."""
+        """True if the rule belongs to one conversation or run and is erased with it."""
         return self.scope in (RuleScope.RUN, RuleScope.CONVERSATION)
 
     def is_in_force(self, now: float) -> bool:
-        """Return whether it is neither revoked nor expired nor used up."""
+        """Return whether the rule is not revoked, expired or used up."""
         is_used_up = bool(self.uses_max) and self.uses >= self.uses_max
         return not self.revoke_time and not (self.expire_time and self.expire_time <= now) and not is_used_up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuledCall:
-    """The parts of a call that rules look at."""
+    """The attributes of a call that rules match on."""
 
     user_id: UserId
     conversation_id: ConversationId
     run_id: RunId
     tool_name: str
+    # The pinned and the current version. 0 if the tool was unregistered.
     tool_versions: frozenset[int]
-    """The pinned version and the one in force; 0 if the tool is not there any more."""
+    # When the newer of these versions was registered.
     tool_create_time: float
-    """The time at which the newer of them was registered."""
     category: Category
+    # Number of affected items.
     items: int
-    """The number of things that it is about."""
+    # Set by the definitions or by the run.
     approvals_required: int
-    """By the definitions, or by the run."""
+    # The user of the run may approve the call without a rule.
     user_may_approve: bool
-    """True if the user of the run could decide about it without a rule."""
     arguments: Mapping[str, JsonValue]
+    # Kinds of the arguments, where the tool declares them.
     kinds: Mapping[str, ArgumentKind] = field(default_factory=dict)
-    """The kinds of its arguments, where the tool declares them."""
+    # Arguments that act as arguments of other tools. DENY and ASK rules for those tools apply to this call too.
     acts: tuple[Act, ...] = ()
-    """The arguments that are those of other tools, too: what is denied or asked there is so here."""
+    # Parent runs and their conversations. DENY and ASK rules for them apply to this call too.
     above_ids: frozenset[str] = frozenset()
-    """The runs above its run, and their conversations: what is denied to them is denied to it."""
+    # The agent of the run.
     agent_name: str
-    """The agent of its run."""
+    # The agents of the parent runs.
     agents_above: frozenset[str] = frozenset()
-    """The agents of the runs above."""
 
 
 def ruling(rules: Iterable[Rule], call: RuledCall, now: float) -> Rule | None:
-    """Return the rule that decides about a call, if one does.
+    """Return the rule that decides a call, or None.
 
-    Of those that say the same the narrowest scope decides, then the newest, so
-    that the use of a broad rule is not counted where a narrow one would do.
+    Among rules with the same effect, the narrowest scope wins, then the newest rule. This way a broad rule's uses are
+    not spent where a narrow rule applies.
 
     Raises:
-        TooMuchToMatch: the rules and the arguments are too much together.
+        TooMuchToMatch: matching the rules and arguments takes too many steps.
     """
     matching = Matching(arguments=call.arguments, kinds=call.kinds)
     views = [(call, matching), *_acted(call, matching)]
@@ -162,7 +157,7 @@ def ruling(rules: Iterable[Rule], call: RuledCall, now: float) -> Rule | None:
 
 
 def _acted(call: RuledCall, matching: Matching) -> Iterator[tuple[RuledCall, Matching]]:
-    """Return the call as calls of the tools that it acts as."""
+    """Yield the call as it appears to rules of the tools that it acts as."""
     for act in call.acts:
         if act.argument in call.arguments:
             matching.work.spend(_ACT_STEPS)
@@ -178,8 +173,8 @@ def _acted(call: RuledCall, matching: Matching) -> Iterator[tuple[RuledCall, Mat
             )
 
 
-def said_by(rule: Rule) -> bytes:
-    """Return what its author said with a rule, canonical: without ids, versions and uses."""
+def canonical_terms(rule: Rule) -> bytes:
+    """Return the canonical JSON of the values its author set, without ids, versions and uses."""
     patterns: list[JsonValue] = [
         {
             "argument": each.argument,
@@ -259,25 +254,25 @@ def _names(pattern: str, tool_name: str) -> bool:
 
 
 def _allows(rule: Rule, call: RuledCall) -> bool:
-    """Return whether an ALLOW that matches means a call like this."""
+    """Return whether a matching ALLOW covers a call like this."""
     if call.approvals_required > 1 or call.items > (rule.items_max or BULK_ITEMS_MIN - 1):
         return False
     if not rule.is_of_store and not call.user_may_approve:
-        return False  # Its author has lost the right in whose place it decides.
+        return False  # The author has lost the right to approve, so the rule has too.
     if call.tool_create_time > rule.create_time:
-        return False  # Its author did not know it. Another tool of the name can have the same version.
+        return False  # Its author did not know this tool. A later tool of the same name can have the same version.
     if rule.is_for_one_tool:
         return call.tool_versions == {rule.tool_version}
     return call.category is not Category.DESTRUCTIVE or rule.includes_destructive
 
 
 def check_room(rule: Rule, *, of_store: int, of_users: int, of_user: int) -> None:
-    """Return if there is room for one more: what users make takes no place of the whole store's rules.
+    """Check the limits on rules in force. Rules of users do not count against the limit of the whole store.
 
-    The counts are of rules in force: for the whole store, of all its users, and of the user of the rule.
+    The counts are of rules in force: of the whole store, of all its users, and of the rule's author.
 
     Raises:
-        InvalidField: there is none.
+        InvalidField: a limit is reached.
     """
     is_for_store = rule.is_of_store
     if (of_store if is_for_store else of_users) >= RULES_MAX:
@@ -290,34 +285,38 @@ def check_room(rule: Rule, *, of_store: int, of_users: int, of_user: int) -> Non
 
 
 def check_rule(rule: Rule, now: float) -> None:
-    """Return if a new rule can be used.
+    """Validate a new rule.
 
     Raises:
-        InvalidField: metadata `field` names the first field that cannot.
+        InvalidField: metadata `field` names the first invalid field.
     """
     _require(_is_tool_pattern(rule.tool_name), "tool_name", "must be the name of a tool, `*` or `<source>.*`")
     needs_id = rule.scope not in (RuleScope.USER, RuleScope.STORE)
     _require(
         is_id(rule.scope_id) if needs_id else not rule.scope_id,
         "scope_id",
-        "names the run, conversation or agent of the scopes RUN, CONVERSATION and AGENT, and goes only with them",
+        "must name the run, conversation or agent for the scopes RUN, CONVERSATION and AGENT, and be empty otherwise",
     )
     _require(not rule.call_id or is_id(rule.call_id), "call_id", "must be the id of a call")
     _require(len(rule.arguments) <= PATTERNS_MAX, "arguments", f"at most {PATTERNS_MAX} patterns")
     for pattern in rule.arguments:
-        _require(bool(pattern.argument), "arguments", "each pattern names an argument")
+        _require(bool(pattern.argument), "arguments", "each pattern must name an argument")
         _require(
-            (pattern.equals is None) != (pattern.glob is None), "arguments", "each pattern has equals_json or glob"
+            (pattern.equals is None) != (pattern.glob is None),
+            "arguments",
+            "each pattern must have equals_json or glob",
         )
         _require(
             1 <= len(pattern.glob or "*") <= GLOB_CHARACTERS_MAX and not set(pattern.glob or "") & set("[]"),
             "arguments",
-            f"a glob has 1 to {GLOB_CHARACTERS_MAX} characters, without brackets",
+            f"a glob must have 1 to {GLOB_CHARACTERS_MAX} characters and no brackets",
         )
     size = sum(
         len(dumps_canonical([each.argument, each.glob or ""])) + len(each.equals or b"") for each in rule.arguments
     )
-    _require(size <= PATTERN_BYTES_MAX, "arguments", f"all patterns together have at most {PATTERN_BYTES_MAX} bytes")
+    _require(
+        size <= PATTERN_BYTES_MAX, "arguments", f"all patterns together must have at most {PATTERN_BYTES_MAX} bytes"
+    )
     for pattern in rule.arguments:
         text = pattern.glob or (pattern.equals or b"").decode()
         _require(not piles_marks(text), "arguments", "a pattern has too many combining marks in a row")
@@ -325,18 +324,18 @@ def check_rule(rule: Rule, now: float) -> None:
     _require(CONTROL.search(rule.reason) is None, "reason", "must not have control characters")
     _require(not rule.expire_time or rule.expire_time > now, "expire_time", "must be in the future")
     allows = rule.effect is RuleEffect.ALLOW
-    _require(allows or not rule.uses_max, "uses_max", "goes with ALLOW only")
-    _require(allows or not rule.items_max, "items_max", "goes with ALLOW only")
+    _require(allows or not rule.uses_max, "uses_max", "is only for ALLOW")
+    _require(allows or not rule.items_max, "items_max", "is only for ALLOW")
     _require(
         not rule.includes_destructive or (allows and not rule.is_for_one_tool),
         "includes_destructive",
-        "goes with ALLOW for a pattern of tools only",
+        "is only for ALLOW with a pattern of tools",
     )
     if allows and not rule.is_for_one_tool:
         _require(
             bool(rule.expire_time) and rule.expire_time <= now + TRUST_SECONDS_MAX,
             "expire_time",
-            f"ALLOW for a pattern of tools must end within {TRUST_SECONDS_MAX / 86400:g} days",
+            f"ALLOW for a pattern of tools must expire within {TRUST_SECONDS_MAX / 86400:g} days",
         )
 
 

@@ -1,8 +1,8 @@
-"""Rate limits in PostgreSQL: the generic cell rate algorithm, by the clock of the database.
+"""Rate limits in PostgreSQL: the generic cell rate algorithm on the database clock.
 
-A row holds the time at which its rate would be unused again. A call moves it on
-by the interval of one call, unless it would then be more than a minute ahead. One
-that is further ahead is of before the clock went back, and counts as unused.
+A row holds the time at which its rate would be unused again. A call advances it by the interval of one call, unless
+that would put it more than a minute ahead. A row further ahead dates from before the clock was set back and counts as
+unused.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ _FORGET: Final = "DELETE FROM tool_registry.rates WHERE unused_at < now() - inte
 
 
 class PostgresRateLimits(DatabaseAdapter):
-    """Counts what begins, the same for all replicas."""
+    """Rate limits shared by all replicas."""
 
     async def take(self, store_id: StoreId, rates: Sequence[Rate]) -> None:
         """Count one call against all rates, or against none.
 
         Raises:
-            Exceeded: one of them is used up.
-            DependencyUnavailable: it is not known whether it was counted.
+            Exceeded: one of the rates is exhausted.
+            DependencyUnavailable: it is unknown whether the call was counted.
         """
         connect = self._database.acquire if len(rates) == 1 else self._database.transaction
         async with connect() as connection:
-            # In one order everywhere, so that two who take both do not wait for each other.
+            # Lock in a fixed order, so that concurrent calls do not deadlock.
             for rate in sorted(rates, key=lambda rate: rate.name):
                 arguments = (store_id, rate.name, float(rate.per_minute))
                 if not await connection.fetchval(_TAKE, *arguments):
@@ -52,5 +52,5 @@ class PostgresRateLimits(DatabaseAdapter):
                     raise Exceeded(rate, max(0.0, wait or 0.0))
 
     async def forget(self) -> None:
-        """Delete rates that nobody uses."""
+        """Delete unused rates."""
         await self._database.execute(_FORGET)

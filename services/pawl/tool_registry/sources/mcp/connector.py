@@ -83,7 +83,7 @@ class McpConnector:
         async def forward(arguments: dict[str, Any], context: ToolContext) -> Any:
             return await (await self.calls()).run(entry, arguments, context)
 
-        return forwarded(entry.definition, forward, marks_begun=True, is_remote=True)
+        return forwarded(entry.definition, forward, marks_start=True, is_remote=True)
 
     async def misfit(self, store_id: StoreId, schema_json: bytes, answer: str) -> str:
         """Return what is wrong with an answer to a question of a server, as `elicitation.Reader` does."""

@@ -170,7 +170,7 @@ class Session:
         """
         params = mcp.types.CallToolRequestParams(name=name, arguments=arguments)
         if self.is_open and self._client is not None:
-            call.context.mark_begun()
+            call.context.mark_started()
         self._sent.append(call)
         try:
             return await self._answer(lambda client: self._call(client, call, params))

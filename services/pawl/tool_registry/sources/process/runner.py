@@ -82,7 +82,7 @@ class ProcessRunner:
                 raise
             self.processes_busy += 1
             try:
-                context.mark_begun()
+                context.mark_started()
                 answer = await process.converse(call, context)
             except GarbledMessage:
                 raise ToolError(

@@ -102,7 +102,7 @@ def load_modules(entries: Iterable[str]) -> Iterator[ToolModule]:
             if module.error:
                 _log.error("tool.module_broken", tool_module=module.name, error=module.error)
             if tools or module.error:
-                apart = tuple(replace(tool, runs_apart=True) for tool in tools)
+                apart = tuple(replace(tool, on_tool_loop=True) for tool in tools)
                 yield ToolModule(name=module.name, tools=apart, error=module.error)
         if not has_tools:
             _log.warning("tool.module_empty", tool_module=entry)

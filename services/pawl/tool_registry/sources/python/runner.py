@@ -121,10 +121,10 @@ class PythonRunner:
 
     def start(self, tool: Tool[..., Any], arguments: Mapping[str, Any], context: ToolContext) -> PythonWork:
         call = tool.bind(arguments, context)
-        begin: Callable[[], None] = (lambda: None) if tool.marks_begun else context.mark_begun
+        begin: Callable[[], None] = (lambda: None) if tool.marks_start else context.mark_started
         if not tool.is_async:
             return PythonWork(self._in_thread(call, begin))
-        if not tool.runs_apart:
+        if not tool.on_tool_loop:
             return PythonWork(self._in_task(call, begin))
         begin()
         apart = self._tools.begin(tool.name, lambda: _guarded(call()))

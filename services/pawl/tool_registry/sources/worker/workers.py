@@ -140,7 +140,7 @@ class WorkerHub:
             repository=self._repository,
             clock=self._clock,
             report=context.progress,
-            continues=lambda: context.begins_again,
+            continues=lambda: context.will_restart,
             silence_seconds=self._options.silence_seconds,
             retry=self._retry,
         )

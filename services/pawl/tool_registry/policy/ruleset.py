@@ -1,4 +1,4 @@
-"""Rules of a store: made, listed, revoked, and asked about each call."""
+"""Creates, lists and revokes the rules of a store, and finds the rule that decides a call."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from pawl.tool_registry.policy.rules.rules import (
     may_approve,
     ruling,
 )
-from pawl.tool_registry.policy.store.standing import PostgresRuleRepository
+from pawl.tool_registry.policy.store.rules import PostgresRuleRepository
 from pawl.tool_registry.rules.definition import ToolVersion
 
 _FRESH_SECONDS: Final = 1.0
@@ -44,11 +44,10 @@ _STORES_MAX: Final = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """Makes rules and finds the one that decides about a call. What is made and revoked is in the audit chain before.
+    """The rules of all stores. Changes are recorded in the audit chain before they take effect.
 
-    The rules of a store are kept for a second, so that checking a batch costs no
-    statement where there are none. What allows a call is not taken from there: it
-    is counted, and looked at again right before the call runs, in the database.
+    Rules of a store are cached for a second, so checking a batch usually needs no query. A rule that allows a call is
+    counted and verified again in the database right before the call runs.
     """
 
     repository: PostgresRuleRepository
@@ -60,22 +59,22 @@ class Rules:
     _kept: dict[StoreId, tuple[float, Sequence[Rule]]] = field(default_factory=dict, init=False)
 
     async def create(self, person: Principal, rule: Rule, request_id: RequestId) -> Rule:
-        """Make a rule; `rule` has what the person said.
+        """Create a rule from the values that the person set.
 
         Raises:
-            InvalidField: it cannot be used, its tool has no such argument, or there is no room for it.
-            PermissionDenied: the person may not make it, or an ALLOW is made by a delegate that does not decide.
+            InvalidField: the rule is invalid, its tool has no such argument, or the limit of rules is reached.
+            PermissionDenied: the person may not create it, or a delegate without decision rights creates an ALLOW.
             ToolNotFound: an ALLOW names a tool that the person may not call.
-            RunNotFound, CallNotFound: the person has no such run, or no such call that needed an approval.
+            RunNotFound, CallNotFound: the person has no such run, or no such call that needed approval.
             ConversationNotFound: the person has no such conversation.
             AgentNotFound: the store has no such agent.
-            ConversationErased: the conversation was erased; what was said in rules for it does not come back.
-            RequestIdReused: the request id came before with another rule.
+            ConversationErased: the conversation was erased, so no rule may be created for it.
+            RequestIdReused: the request id was used for another rule.
         """
         if rule.is_of_store and Role.ADMIN not in person.roles:
             raise PermissionDenied("a rule for runs of all users needs the role admin")
         if not may_approve(person.roles):
-            raise PermissionDenied("a rule decides as an approver does: that needs the role approver or admin")
+            raise PermissionDenied("creating a rule needs the role approver or admin")
         if rule.effect is RuleEffect.ALLOW:
             check_decides(person)
         now = self.clock.now()
@@ -101,18 +100,18 @@ class Rules:
         return made
 
     async def _tool_of(self, person: Principal, rule: Rule) -> ToolVersion | None:
-        """Return the tool that a rule names, if the register has it for the person."""
+        """Return the registered tool that a rule names, if the person may call it."""
         name = rule.tool_name
         try:
             return await self.catalog.get(person, name, 0) if rule.is_for_one_tool else None
         except ToolNotFound:
             if rule.effect is not RuleEffect.ALLOW:
                 return None
-            said = f"the register has no tool {name!r} for you; calls of one that came with its run are never allowed"
-            raise ToolNotFound(f"{said} in advance", tool_name=name) from None
+            problem = f"you may call no registered tool {name!r}, and tools that came with a run cannot be allowed"
+            raise ToolNotFound(f"{problem} in advance", tool_name=name) from None
 
     async def _check_origin(self, person: Principal, rule: Rule) -> None:
-        """Return if run, conversation and call of a rule are the person's, and its agent is one of the store."""
+        """Check that the rule's run, conversation and call belong to the person, and its agent to the store."""
         run = RunKey(person.store_id, RunId(rule.scope_id))
         if rule.scope is RuleScope.RUN and not await self.runs.has_run(run, person.user_id):
             raise RunNotFound
@@ -122,7 +121,7 @@ class Rules:
         if rule.scope is RuleScope.CONVERSATION and not await self.runs.has_conversation(*conversation):
             raise ConversationNotFound
         if rule.scope is RuleScope.AGENT and not await self.runs.has_agent(person.store_id, rule.scope_id):
-            raise AgentNotFound(f"the store has no agent {rule.scope_id!r}: `pawl agents list` shows those that it has")
+            raise AgentNotFound(f"the store has no agent {rule.scope_id!r}: `pawl agents list` shows its agents")
         if not rule.call_id:
             return
         tool_name = await self.runs.gated_tool(CallKey(person.store_id, rule.call_id), person.user_id)
@@ -132,19 +131,19 @@ class Rules:
             raise InvalidField(f"call_id: is a call of {tool_name}, not of {rule.tool_name}", field="rule.call_id")
 
     async def revoke(self, person: Principal, rule_id: str) -> Rule:
-        """Revoke a rule for good. Idempotent.
+        """Revoke a rule permanently. Idempotent.
 
         Raises:
-            RuleNotFound: there is none that the person may see.
-            PermissionDenied: it is a rule of the store or an agent, and the person is no admin; or it asks people or
-                denies calls, and the person is a delegate that does not decide.
+            RuleNotFound: the person can see no such rule.
+            PermissionDenied: only admins revoke rules of a store or an agent; delegates without decision rights revoke
+                only ALLOW rules.
         """
         rule = await self.repository.get(person.store_id, rule_id)
         is_admin = Role.ADMIN in person.roles
         if rule is None or not (is_admin or rule.is_of_store or rule.user_id == person.user_id):
             raise RuleNotFound
         if rule.is_of_store and not is_admin:
-            raise PermissionDenied("a rule for runs of all users is revoked by an admin")
+            raise PermissionDenied("revoking a rule for runs of all users needs the role admin")
         if rule.effect is not RuleEffect.ALLOW:
             check_decides(person)
         if rule.revoke_time:
@@ -157,13 +156,13 @@ class Rules:
     async def list(
         self, person: Principal, *, include_ended: bool, all_users: bool, before: str, most: int
     ) -> Sequence[Rule]:
-        """Return rules by descending id, those below `before` if it is given.
+        """Return rules by descending id, starting below `before` if given.
 
         Raises:
-            PermissionDenied: all users' are asked for, and the person is no admin.
+            PermissionDenied: `all_users` is set and the person is not an admin.
         """
         if all_users and Role.ADMIN not in person.roles:
-            raise PermissionDenied("the rules of all users are for the role admin")
+            raise PermissionDenied("listing the rules of all users needs the role admin")
         user_id = UserId("") if all_users else person.user_id
         rules = await self.repository.list(
             person.store_id, user_id, include_ended=include_ended, before=before, most=most
@@ -171,13 +170,13 @@ class Rules:
         return [await self._listed(rule) for rule in rules]
 
     async def deciding(self, store_id: StoreId, call: RuledCall) -> Rule | None:
-        """Return the rule that decides about a call, if one does; it counts nothing.
+        """Return the rule that decides a call, or None. Counts no use.
 
         Raises:
-            TooMuchToMatch: the rules and the arguments are too much together.
+            TooMuchToMatch: matching the rules and arguments takes too many steps.
         """
         rules = await self._in_force(store_id)
-        await asyncio.sleep(0)  # Each call of a batch can take a while.
+        await asyncio.sleep(0)  # Matching can take tens of milliseconds; let other tasks run between calls.
         return ruling(rules, call, self.clock.now()) if rules else None
 
     async def _in_force(self, store_id: StoreId) -> Sequence[Rule]:

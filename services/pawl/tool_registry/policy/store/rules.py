@@ -15,13 +15,13 @@ from pawl.chassis.db.database import Connection, DatabaseAdapter
 from pawl.chassis.ids import CallId, RequestId, StoreId, UserId
 from pawl.errors import ConversationErased, RequestIdReused, RuleNotFound
 from pawl.tool_registry.policy.rules.patterns import ArgumentPattern
-from pawl.tool_registry.policy.rules.rules import Rule, RuleEffect, RuleScope, check_room, said_by
+from pawl.tool_registry.policy.rules.rules import Rule, RuleEffect, RuleScope, canonical_terms, check_room
 
-_SAID: Final = (
+_STORED: Final = (
     "store_id, rule_id, effect, scope, scope_id, user_id, tool_name, items_max, includes_destructive, uses_max,"
     " tool_version, reason"
 )
-_COLUMNS: Final = f"""{_SAID}, arguments, uses, extract(epoch FROM created_at)::float8 AS create_time,
+_COLUMNS: Final = f"""{_STORED}, arguments, uses, extract(epoch FROM created_at)::float8 AS create_time,
     coalesce(extract(epoch FROM expires_at), 0)::float8 AS expire_time,
     coalesce(extract(epoch FROM revoked_at), 0)::float8 AS revoke_time,
     revoked_by AS revoke_user_id, from_call_id AS call_id"""
@@ -30,12 +30,12 @@ revoked_at IS NULL AND (expires_at IS NULL OR expires_at > clock_timestamp()) AN
 """
 _OF_STORE: Final = "scope IN ('STORE', 'AGENT')"
 _ADD: Final = f"""
-INSERT INTO tool_registry.rules ({_SAID}, arguments, request_id, request_hash, expires_at, from_call_id)
+INSERT INTO tool_registry.rules ({_STORED}, arguments, request_id, request_hash, expires_at, from_call_id)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)
 ON CONFLICT (store_id, user_id, request_id) WHERE request_id <> '' DO NOTHING RETURNING request_hash, {_COLUMNS}
 """  # noqa: S608  # constants
 LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext('tool_registry.rules'), hashtext($1))"
-# The secret of what was erased is destroyed for good.
+# Erasing a conversation destroys its secret permanently.
 _IS_ERASED: Final = """
 SELECT EXISTS (SELECT FROM tool_registry.audit_keys WHERE store_id = $1 AND key_id = $2 AND secret IS NULL)
 OR EXISTS (SELECT FROM tool_registry.erased_runs WHERE store_id = $1 AND run_id = $2)
@@ -62,7 +62,7 @@ WHERE store_id = $1 AND ($2 = '' OR user_id = $2 OR {_OF_STORE}) AND ($3 OR ({_I
   AND ($4 = '' OR rule_id < $4)
 ORDER BY rule_id DESC LIMIT $5
 """  # noqa: S608  # constants
-# The row of the rule is locked first, so that of two calls that want the last use one gets it.
+# Locks the rule first, so that only one of two concurrent calls gets the last use.
 _USE: Final = f"""
 WITH rule AS MATERIALIZED (
     SELECT store_id, rule_id, revoked_at, expires_at, uses, uses_max FROM tool_registry.rules
@@ -86,24 +86,24 @@ _FORGET: Final = """
 DELETE FROM tool_registry.rule_uses WHERE used_at < now() - make_interval(secs => $1)
 """
 
-_said: Final = attrgetter(*_SAID.split(", "))
+_stored: Final = attrgetter(*_STORED.split(", "))
 
 
 class PostgresRuleRepository(DatabaseAdapter):
-    """Rules and the calls that they have allowed, durable, shared by all replicas."""
+    """Rules and the calls they have allowed. Durable and shared by all replicas."""
 
     async def add(self, rule: Rule, request_id: RequestId) -> Rule:
-        """Keep a rule, and return it as kept; the same request again gives the rule that it made.
+        """Store a rule and return it. Repeating a request returns the rule that it created.
 
-        Atomic with `domain.rules.check_room`.
+        Atomic, including `check_room`.
 
         Raises:
-            RequestIdReused: the request id of that user came before with another rule.
-            InvalidField: there is no room for it.
-            ConversationErased: its conversation, or that of its run, was erased.
+            RequestIdReused: the user already used the request id for another rule.
+            InvalidField: the limit of rules is reached.
+            ConversationErased: the rule's conversation, or its run's conversation, was erased.
         """
         patterns = msgspec.msgpack.encode(rule.arguments)
-        request_hash = hashlib.sha256(said_by(rule)).digest()
+        request_hash = hashlib.sha256(canonical_terms(rule)).digest()
         async with self._database.transaction() as connection:
             await connection.execute(LOCK, rule.store_id)
             if rule.is_of_conversation and await connection.fetchval(_IS_ERASED, rule.store_id, rule.scope_id):
@@ -113,7 +113,7 @@ class PostgresRuleRepository(DatabaseAdapter):
                 await self.check_room(rule, connection)
             row = await connection.fetchrow(
                 _ADD,
-                *_said(rule),
+                *_stored(rule),
                 patterns,
                 request_id,
                 request_hash,
@@ -127,16 +127,16 @@ class PostgresRuleRepository(DatabaseAdapter):
         return _rule(row)
 
     async def check_room(self, rule: Rule, within: Connection | None = None) -> None:
-        """Return if there is room for a rule now.
+        """Check the limits on rules in force.
 
         Raises:
-            InvalidField: there is none.
+            InvalidField: a limit is reached.
         """
         (counts,) = await (within or self._database).fetch(_COUNT, rule.store_id, rule.user_id)
         check_room(rule, **dict(counts))
 
     async def is_erased(self, rule: Rule) -> bool:
-        """Return whether the conversation of a rule, or that of its run, was erased."""
+        """Return whether the rule's conversation, or its run's conversation, was erased."""
         return bool(await self._database.fetchval(_IS_ERASED, rule.store_id, rule.scope_id))
 
     async def get(self, store_id: StoreId, rule_id: str) -> Rule | None:
@@ -145,15 +145,14 @@ class PostgresRuleRepository(DatabaseAdapter):
         return None if row is None else _rule(row)
 
     async def is_made(self, store_id: StoreId, user_id: UserId, request_id: RequestId) -> bool:
-        """Return whether a request of the user has made a rule."""
+        """Return whether a request of the user has created a rule."""
         return await self._database.fetchrow(_BY_REQUEST, store_id, user_id, request_id) is not None
 
     async def in_force(self, store_id: StoreId) -> Sequence[Rule]:
-        """Return the rules of a store that are in force."""
         return [_rule(row) for row in await self._database.fetch(_ALL_IN_FORCE, store_id)]
 
     async def revoke(self, store_id: StoreId, rule_id: str, user_id: UserId) -> Rule:
-        """Revoke a rule; one that was revoked before stays as it is.
+        """Revoke a rule. Has no effect on a rule that is already revoked.
 
         Raises:
             RuleNotFound: the rule does not exist.
@@ -166,24 +165,24 @@ class PostgresRuleRepository(DatabaseAdapter):
     async def list(
         self, store_id: StoreId, user_id: UserId, *, include_ended: bool, before: str, most: int
     ) -> Sequence[Rule]:
-        """Return rules by descending id: those of a user and of the store, or all if `user_id` is empty."""
+        """Return the user's and the store's rules by descending id, or all rules if `user_id` is empty."""
         rows = await self._database.fetch(_LIST, store_id, user_id, include_ended, before, most)
         return [_rule(row) for row in rows]
 
     async def use(self, store_id: StoreId, rule_id: str, call_id: CallId) -> bool:
-        """Count a call, once, if the rule is in force; returns whether it has allowed the call. Atomic."""
+        """Count a call once if the rule is in force; returns whether the rule has allowed the call. Atomic."""
         async with self._database.acquire() as connection:
             if await connection.fetchval(_USE, store_id, rule_id, call_id):
                 return True
-            # It was counted before, or the rule is not in force any more.
+            # The call was already counted, or the rule is no longer in force.
             return bool(await connection.fetchval(_HAS_ALLOWED, store_id, rule_id, call_id))
 
     async def has_allowed(self, store_id: StoreId, rule_id: str, call_id: CallId) -> bool:
-        """Return whether the rule has allowed the call and is neither revoked nor expired."""
+        """Return whether the rule allowed the call and is neither revoked nor expired."""
         return bool(await self._database.fetchval(_HAS_ALLOWED, store_id, rule_id, call_id))
 
     async def forget(self, older_than_seconds: float) -> None:
-        """Delete what is known of calls that were allowed longer ago; their number stays with the rule."""
+        """Delete the records of calls that were allowed longer ago. The rules keep their use counts."""
         await self._database.execute(_FORGET, older_than_seconds)
 
 
