@@ -74,7 +74,7 @@ class Ports:
     secrets: FileSecrets
     helper: Helper
     connectors: Mapping[str, Connector]
-    misfit: Callable[[StoreId, bytes, str], Awaitable[str]]
+    answer_problem: Callable[[StoreId, bytes, str], Awaitable[str]]
     """Say for a store what is wrong with an answer to a question with a schema."""
     observer: RegistryMetrics
     clock: Clock
@@ -165,7 +165,7 @@ def wire(ports: Ports, limits: Limits) -> ToolRegistry:
     checks = BatchCheck(admission, executor, audit)
 
     def add_to(server: RpcServer) -> None:
-        execution = ExecutionServicer(catalog, checks, executor, audit, ports.misfit, documents)
+        execution = ExecutionServicer(catalog, checks, executor, audit, ports.answer_problem, documents)
         worker_servicer = WorkerServicer(hub, WorkerTools(tools, workers, catalog))
         server.add(add_ToolServiceServicer_to_server, ToolServicer(catalog))
         server.add(add_RuleServiceServicer_to_server, RuleServicer(rules))

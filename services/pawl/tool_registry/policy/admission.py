@@ -289,7 +289,7 @@ class Admission:
                 does so no more, or the grant that covers it has been used up.
         """
         refusal = await self._refusal(job)
-        if refusal is not None and not (job.effect.is_journaled and await self.journal.look(job.key)):
+        if refusal is not None and not (job.effect.is_journaled and await self.journal.find(job.key)):
             raise refusal
 
     async def _refusal(self, job: Job) -> PawlError | None:

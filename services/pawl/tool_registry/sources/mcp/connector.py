@@ -85,6 +85,6 @@ class McpConnector:
 
         return forwarded(entry.definition, forward, marks_begun=True, is_remote=True)
 
-    async def misfit(self, store_id: StoreId, schema_json: bytes, answer: str) -> str:
+    async def answer_problem(self, store_id: StoreId, schema_json: bytes, answer: str) -> str:
         """Return what is wrong with an answer to a question of a server, as `elicitation.Reader` does."""
-        return await (await self.calls()).reader(store_id).misfit(schema_json, answer)
+        return await (await self.calls()).reader(store_id).answer_problem(schema_json, answer)

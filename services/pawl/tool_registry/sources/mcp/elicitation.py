@@ -69,7 +69,7 @@ class Reader:
         except TooCostly:
             raise Unreadable("it takes too long to be checked: answer with less") from None
 
-    async def misfit(self, schema_json: bytes, answer: str) -> str:
+    async def answer_problem(self, schema_json: bytes, answer: str) -> str:
         """Return what is wrong with an answer to a question with this schema; empty if it fits.
 
         Any answer fits a schema that cannot be read.
