@@ -137,7 +137,7 @@ async def last_words(*command: str, **limits: int) -> str:
     order = Order(command=command, environment={}, reads_all=True, **limits)  # type: ignore[arg-type]
     async with running(order, name="t", secrets=()) as program:
         await program.stdout.read()
-        return await program.obituary()
+        return await program.end_reason()
 
 
 async def test_nothing_is_left_of_a_program_when_the_registry_is_killed() -> None:

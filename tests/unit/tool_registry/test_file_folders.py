@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from pawl.chassis.ids import StoreId
 from pawl.tool_registry.builtin.files.folders import RECORD_SECONDS, FileFolders
 from pawl.tool_registry.builtin.files.rules import FileLimits, path_problem
-from pawl.tool_registry.builtin.files.tools import TAKEN_BACK_BYTES_MAX, file_tools
+from pawl.tool_registry.builtin.files.tools import UNDO_BYTES_MAX, file_tools
 from pawl.tools import Reversible, ToolCancelled, ToolContext, ToolError
 from tests.tables import for_each
 
@@ -128,7 +128,7 @@ def test_an_inverse_does_not_touch_what_has_changed_since(desk: Desk) -> None:
 
 
 def test_a_large_file_is_not_overwritten_and_its_changes_have_no_inverse(desk: Desk) -> None:
-    large = "x" * (TAKEN_BACK_BYTES_MAX + 1)
+    large = "x" * (UNDO_BYTES_MAX + 1)
     assert isinstance(desk("write_file", path="a", content=large), Reversible)
     with pytest.raises(ToolError, match="could not be undone"):
         desk("write_file", path="a", content="small", overwrite=True)

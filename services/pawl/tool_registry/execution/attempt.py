@@ -120,9 +120,7 @@ class Attempt:
 
     @property
     def never_started(self) -> bool:
-        """True if neither this attempt nor an earlier one can have had an effect. AT_MOST_ONCE calls have one attempt.
-
-        """
+        """True if no attempt of the call can have had an effect. AT_MOST_ONCE calls have one attempt."""
         return not self.has_run and (self._job.effect is EffectClass.AT_MOST_ONCE or self._job.attempt == 1)
 
     async def stop(self, unwind_seconds: float) -> bool:
@@ -333,7 +331,9 @@ class Attempt:
         kept = await self._with_retry(lambda: checkpoints.keep(self._writer, content, is_first=is_first))
         if not kept:
             self._cancelled.set()
-            raise Superseded("another execution of this call has started, or its conversation was erased; this execution stops")
+            raise Superseded(
+                "another execution of this call has started, or its conversation was erased; this execution stops"
+            )
         self._has_saved = True
         self._execution.note_heartbeat()
 
@@ -351,9 +351,13 @@ class Attempt:
     def _open_completion(self) -> CompletionToken:
         job = self._job
         if job.tool.is_remote or job.tool.process is not None or job.tool.goes_out:
-            raise ToolError(f"{job.definition.name} does not run in the registry process, so it cannot be completed from outside")
+            raise ToolError(
+                f"{job.definition.name} does not run in the registry process, so it cannot be completed from outside"
+            )
         if not job.effect.is_journaled:
-            raise ToolError(f"{job.definition.name} is {job.effect.value}; only AT_MOST_ONCE and RECONCILABLE calls can await a completion")
+            raise ToolError(
+                f"{job.definition.name} is {job.effect.value}; a completion needs AT_MOST_ONCE or RECONCILABLE"
+            )
         # The prefix keeps the token from looking like a command-line option.
         token = self.completion_token = self.completion_token or f"cmp_{secrets.token_urlsafe(_TOKEN_BYTES)}"
         url = f"{self._parts.public_url}/completions/{job.key.store_id}/{token}" if self._parts.public_url else ""

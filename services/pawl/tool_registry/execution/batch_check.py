@@ -68,7 +68,9 @@ class BatchCheck:
             self.executor.keep(started[call_id])
         return [(each.verdict, results.get(each.verdict.call_id)) for each in judged]
 
-    async def _read(self, jobs: Mapping[CallId, Job], started: dict[CallId, Execution]) -> dict[CallId, ExecutionResult]:
+    async def _read(
+        self, jobs: Mapping[CallId, Job], started: dict[CallId, Execution]
+    ) -> dict[CallId, ExecutionResult]:
         """Start the jobs; return results that are available within `_READ_SECONDS` and small enough in total.
 
         The checks of the jobs in `started` that still run are not written yet.

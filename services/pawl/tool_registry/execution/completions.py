@@ -13,7 +13,7 @@ from pawl.chassis.strict_json import dumps_canonical, loads
 from pawl.errors import CallNotPending, CompletionNotFound, InvalidField, Unavailable
 from pawl.tool_registry.audit.recorder import AuditTrail
 from pawl.tool_registry.audit.rules import AuditDraft
-from pawl.tool_registry.execution.rules import ERROR_CHARACTERS_MAX, CompletionTerms, CallEnd, digest_of
+from pawl.tool_registry.execution.rules import ERROR_CHARACTERS_MAX, CallEnd, CompletionTerms, digest_of
 from pawl.tool_registry.execution.store.completions import GONE, PostgresCompletions
 from pawl.tool_registry.ledger import LedgerReads
 from pawl.tool_registry.policy.call import Job
@@ -90,7 +90,9 @@ class Completing:
             self.wake()
         return held
 
-    async def ended_if_lapsed(self, job: Job, known: ExecutionResult | HeldElsewhere) -> ExecutionResult | HeldElsewhere:
+    async def ended_if_lapsed(
+        self, job: Job, known: ExecutionResult | HeldElsewhere
+    ) -> ExecutionResult | HeldElsewhere:
         """Return the state of a call, after ending it if it waits for a completion and its time is over."""
         if not isinstance(known, ExecutionResult) or known.outcome is not Outcome.AWAITING_COMPLETION:
             return known

@@ -375,9 +375,7 @@ class Executor:
             await audited
             return result
         # Concurrently, because both wait for the disk.
-        written, _ = await asyncio.gather(
-            self._until_written(job, lambda: self._journal.end(job.key, result)), audited
-        )
+        written, _ = await asyncio.gather(self._until_written(job, lambda: self._journal.end(job.key, result)), audited)
         return written
 
     async def _follow(self, attempt: Attempt, job: Job) -> None:

@@ -102,7 +102,10 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
         self, request: pb.ExecuteToolRequest, context: Context
     ) -> AsyncIterator[pb.ExecuteToolResponse]:
         if not 0 <= request.timeout_seconds <= ASYNC_TIMEOUT_SECONDS_MAX:
-            raise InvalidField(f"timeout_seconds: must be between 0 and {ASYNC_TIMEOUT_SECONDS_MAX:g}, got {request.timeout_seconds:g}", field="timeout_seconds")
+            raise InvalidField(
+                f"timeout_seconds: must be 0 to {ASYNC_TIMEOUT_SECONDS_MAX:g}, got {request.timeout_seconds:g}",
+                field="timeout_seconds",
+            )
         async with aclosing(self.executor.execute(convert.execute_request(request))) as items:
             async for item in items:
                 if isinstance(item, ExecutionResult):
@@ -113,7 +116,10 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
     async def CancelExecution(self, request: pb.CancelExecutionRequest, context: Context) -> pb.CancelExecutionResponse:
         key = CallKey(check_id(request.context.store_id, "store_id"), check_id(request.call_id, "call_id"))
         if math.isnan(request.wait_seconds) or not 0 <= request.wait_seconds <= WAIT_SECONDS_MAX:
-            raise InvalidField(f"wait_seconds: must be between 0 and {WAIT_SECONDS_MAX:g}, got {request.wait_seconds:g}", field="wait_seconds")
+            raise InvalidField(
+                f"wait_seconds: must be 0 to {WAIT_SECONDS_MAX:g}, got {request.wait_seconds:g}",
+                field="wait_seconds",
+            )
         stopped, result = await self.executor.cancel(key, request.wait_seconds)
         return pb.CancelExecutionResponse(stopped=stopped, result=convert.RESULT.fields(result) if result else None)
 

@@ -18,9 +18,7 @@ def digest_of(token: str) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionTerms:
-    """What is stored with a call so that it can be completed. `draft` is the audit entry of its end, without the end.
-
-    """
+    """What is stored to complete a call later. `draft` is the audit entry of its end, without the end."""
 
     draft: AuditDraft
     result_bytes_max: int

@@ -32,7 +32,8 @@ ON CONFLICT (store_id, call_id) DO NOTHING RETURNING true
 """  # noqa: S608  # constants only
 SECONDS_LEFT: Final = "extract(epoch FROM e.awaits_until - clock_timestamp())::float8 AS completion_seconds_left"
 _READ: Final = f"""
-SELECT e.*, {SECONDS_LEFT}, {has_lease("e.instance_id", "$4", "$5")} AS holder_alive, {_LEASED.format("$3")} AS asker_alive
+SELECT e.*, {SECONDS_LEFT}, {has_lease("e.instance_id", "$4", "$5")} AS holder_alive,
+    {_LEASED.format("$3")} AS asker_alive
 FROM tool_registry.executions e WHERE store_id = $1 AND call_id = $2
 """  # noqa: S608  # constants only
 _LOCK: Final = f"{_READ} FOR UPDATE OF e"
@@ -127,9 +128,9 @@ class PostgresExecutionJournal:
     ) -> Begun | HeldElsewhere | ExecutionResult:
         """Record that the call is about to run, or return its known state.
 
-        Call it only from a process that is not running the call. Atomic: only one of several
-        concurrent callers gets Begun. `unacted` are tokens of attempts for which this process got no answer
-        from the database, so it ran nothing: an entry with such a token is safe to run.
+        Call it only from a process that is not running the call. Atomic: only one of several concurrent callers gets
+        Begun. `unacted` are tokens of attempts for which this process got no answer from the database, so it ran
+        nothing: an entry with such a token is safe to run.
 
         Raises:
             InvalidArguments: The call was started with another tool or other arguments.
@@ -173,8 +174,8 @@ class PostgresExecutionJournal:
     async def find(self, key: CallKey) -> ExecutionResult | HeldElsewhere | None:
         """Return the result of a started call, or that another process runs it.
 
-        Call it only from a process that is not running the call: the outcome of an entry
-        that has no end, and that no live process runs, is UNKNOWN.
+        Call it only from a process that is not running the call: the outcome of an entry that has no end, and that no
+        live process runs, is UNKNOWN.
         """
         row = await self._database.fetchrow(_READ, *self._reading(key), urgent=True)
         return None if row is None else self._state(row)

@@ -69,7 +69,7 @@ def progress_of(report: pb.WorkerProgress) -> Progress:
 
 
 def checkpoint_content(content: bytes) -> bytes:
-    """Return a checkpoint as canonical JSON; empty if it is invalid, which is the fault of one tool, not of the stream."""
+    """Return a checkpoint as canonical JSON; empty if it is invalid. An invalid one does not end the stream."""
     try:
         return dumps_canonical(loads(content, bytes_max=CHECKPOINT_BYTES_MAX))
     except (InvalidJson, TooLarge):

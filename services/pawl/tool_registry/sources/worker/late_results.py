@@ -45,4 +45,6 @@ class LateResults:
             result_bytes=len(content),
         )
         await self._retry.until_answered(lambda: self._audit.write([entry]), call=key.call_id)
-        await self._retry.until_answered(lambda: self._repository.mark_reported(key, result.lease_epoch), call=key.call_id)
+        await self._retry.until_answered(
+            lambda: self._repository.mark_reported(key, result.lease_epoch), call=key.call_id
+        )

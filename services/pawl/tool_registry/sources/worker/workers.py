@@ -101,7 +101,7 @@ class WorkerHub:
             self._repeat(self._report_progress, self._options.progress_seconds),
             self._repeat(self._register_successors, self._options.lease_seconds / _HEARTBEATS_PER_LEASE),
             self._repeat(self._repository.forget, self._options.forget_seconds),
-            self._repeat(partial(self._repository.listen, self._hear), _RETRY_SECONDS),
+            self._repeat(partial(self._repository.listen, self._on_news), _RETRY_SECONDS),
         )
         self._loops = [asyncio.create_task(loop) for loop in loops]
         return self
@@ -433,7 +433,9 @@ class WorkerHub:
                     await link.register()
                 except PawlError as error:
                     key = link.worker.key
-                    _log.warning("worker.not_registered", group=key.group_name, worker=key.worker_id, error=error.message)
+                    _log.warning(
+                        "worker.not_registered", group=key.group_name, worker=key.worker_id, error=error.message
+                    )
 
     async def _report_progress(self) -> None:
         reports, self._progress = self._progress, {}

@@ -32,7 +32,9 @@ _HAS_TOOL: Final = """EXISTS (
 _CALL: Final = "c.store_id = $1 AND c.call_id = $2"
 _OWN: Final = f"{_CALL} AND c.token = $3"
 _BY_WORKER: Final = "c.store_id = $1 AND c.group_name = $2 AND c.worker_id = $3"
-_HELD_BY_WORKER: Final = f"{_BY_WORKER} AND c.call_id = $4 AND c.lease_epoch = $5 AND c.state = 'HELD' AND NOT c.is_lost"
+_HELD_BY_WORKER: Final = (
+    f"{_BY_WORKER} AND c.call_id = $4 AND c.lease_epoch = $5 AND c.state = 'HELD' AND NOT c.is_lost"
+)
 
 HAS_SUCCESSOR: Final = f"""
 SELECT EXISTS (

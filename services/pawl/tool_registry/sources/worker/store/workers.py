@@ -92,7 +92,7 @@ class PostgresWorkerRepository:
         return owner_id
 
     async def unserved(self, attachments: Collection[str]) -> Collection[str]:
-        """Return the attachments with another definition of a tool whose current one no live worker of the group has."""
+        """Return the attachments that offer another definition of a tool whose current one no live worker has."""
         return {row["attachment"] for row in await self._database.fetch(sql.UNSERVED, list(attachments))}
 
     async def has_successor(self, worker: WorkerKey, tool_name: str, definition_hash: str, current_hash: str) -> bool:
