@@ -127,7 +127,7 @@ async def test_an_answer_that_does_not_fit_is_asked_for_once_more_then_declined(
 ) -> None:
     person = Person(answer, answer)
     assert await told(form({"size": schema}), person) == ("decline", None)
-    assert person.asked[1].startswith("That does not fit: ")
+    assert person.asked[1].startswith("That answer is not valid: ")
     assert person.asked[1].endswith(person.asked[0]), "the question is still there"
     problem = await answer_problem(person.schemas[0], answer)
     assert problem
@@ -146,10 +146,10 @@ async def test_several_properties_are_listed_and_answered_with_json() -> None:
     assert taken == ("accept", {"name": "Ann", "size": "s", "gift": False, "count": 2})
     assert person.asked[0].splitlines() == [
         "Tell me.",
-        "Answer with a JSON object of these properties:",
+        "Answer with a JSON object with these properties:",
         "- name: Name; as on the card; text; required",
-        "- size: one of Small, Medium; may be left out",
-        "- gift: true or false; usually false; may be left out",
+        "- size: one of Small, Medium; optional",
+        "- gift: true or false; default false; optional",
         "- count: whole number; required",
     ]
     assert '"name": ...' in person.asked[1]
@@ -215,7 +215,7 @@ async def test_what_takes_too_long_to_be_checked_does_not_fit() -> None:
     asked = form({"name": {"type": "string", "pattern": "^[a-z]+$"}})
     result = await ask_person(asked, person.ask, source="shop", clean=str, reader=reader)
     assert (result.action, result.content) == ("accept", {"name": "ab"})
-    assert person.asked[1].startswith("That does not fit: it takes too long to be checked")
+    assert person.asked[1].startswith("That answer is not valid: it takes too long to check")
     assert (await reader.answer_problem(person.schemas[0], "x" * 50_000)).startswith("it takes too long")
 
 

@@ -149,7 +149,7 @@ async def test_a_list_that_repeats_itself_without_end_loses_only_what_it_repeats
     client: Any = SimpleNamespace(session=SimpleNamespace(list_tools=AsyncMock(return_value=page)))
     tools, left_out = await listed(client, ())
     assert list(tools) == ["a"]
-    assert [tool.name for tool in left_out] == ["a", "what follows"]
+    assert [tool.name for tool in left_out] == ["a", "further tools"]
 
 
 @for_each("flood", [b"\n", b"id\n", b"\r", b"[", b"{}"])

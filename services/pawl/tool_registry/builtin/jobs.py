@@ -59,7 +59,7 @@ def _shown(run: run_pb2.Run, now: float) -> dict[str, Any]:
     """Return a job as shown to the model."""
     job = run.job
     shown: dict[str, Any] = {"job_id": run.run_id, "tool": job.tool_name, "state": state_of(run)}
-    shown["begun"] = _time(seconds(job.begin_time))
+    shown["started"] = _time(seconds(job.begin_time))
     if job.interval_seconds:
         shown |= {"iterations": run.round, "interval_seconds": job.interval_seconds}
     due = _next_time(run, now)
@@ -74,7 +74,7 @@ def _shown(run: run_pb2.Run, now: float) -> dict[str, Any]:
 
 
 def state_of(run: run_pb2.Run) -> str:
-    """Return the name of a run's state, or of what it waits for."""
+    """Return the name of a run's state, or the reason it waits."""
     if run_pb2.WAIT_KIND_APPROVAL in run.waits:
         return "AWAITING_APPROVAL"
     if run_pb2.WAIT_KIND_PAUSED in run.waits:

@@ -304,7 +304,7 @@ class Attempt:
         self._execution.has_started = True
 
     async def _take_checkpoint(self) -> None:
-        """Load the checkpoint of earlier attempts. A first attempt has none, and skips the query."""
+        """Load the checkpoint of earlier attempts; a first attempt skips the query."""
         if self._job.attempt == 1:
             return
         content = await self._with_retry(lambda: self._parts.checkpoints.take(self._writer))
@@ -339,7 +339,7 @@ class Attempt:
 
     @property
     def completion_terms(self) -> CompletionTerms:
-        """What must be stored so that the call can be completed from outside."""
+        """The data to store for a completion from outside."""
         job = self._job
         return CompletionTerms(
             draft=self._parts.admission.audit.of_end(job),
@@ -358,7 +358,7 @@ class Attempt:
             raise ToolError(
                 f"{job.definition.name} is {job.effect.value}; a completion needs AT_MOST_ONCE or RECONCILABLE"
             )
-        # The prefix keeps the token from looking like a command-line option.
+        # With the prefix, a token never starts with a dash, like a command-line option.
         token = self.completion_token = self.completion_token or f"cmp_{secrets.token_urlsafe(_TOKEN_BYTES)}"
         url = f"{self._parts.public_url}/completions/{job.key.store_id}/{token}" if self._parts.public_url else ""
         return CompletionToken(token, url, asyncio.run_coroutine_threadsafe(self._keep_token(token), self._loop))

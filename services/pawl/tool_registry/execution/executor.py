@@ -469,7 +469,7 @@ def _needs_lease(job: Job) -> bool:
 
 
 def _expire_kept(execution: Execution) -> None:
-    """Cancel a kept call that nobody executed: its run was cancelled, or its worker died."""
+    """Cancel a kept call that was never executed: its run was cancelled, or its worker died."""
     if execution.is_kept:
         execution.is_kept = False
         execution.leave()

@@ -125,7 +125,7 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
 
 
 def _reported_drafts(audit: AuditTrail, request: Any, field: str, read: Callable[..., AuditDraft]) -> list[AuditDraft]:
-    """Return the audit entries for what a run reports about its calls. The audit chain ignores repeated entries."""
+    """Return the audit entries for a run's report about its calls. The audit chain ignores repeated entries."""
     messages = getattr(request, field)
     if not 1 <= len(messages) <= CALLS_MAX:
         raise InvalidField(f"{field}: must have between 1 and {CALLS_MAX} items, got {len(messages)}", field=field)

@@ -18,7 +18,7 @@ def digest_of(token: str) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionTerms:
-    """What is stored to complete a call later. `draft` is the audit entry of its end, without the end."""
+    """Data stored with a call for its completion. `draft` is the audit entry of its end, without the end."""
 
     draft: AuditDraft
     result_bytes_max: int

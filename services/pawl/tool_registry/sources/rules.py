@@ -29,7 +29,7 @@ _DIGEST_DIGITS: Final = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiscoveredTool:
-    """A tool as its source describes it now; `binding` tells the connector how to run it."""
+    """A tool as its source describes it now; `binding` holds the connector's data to run it."""
 
     definition: ToolDefinition
     binding: bytes = b""

@@ -40,7 +40,7 @@ class Source:
     config: SourceConfig
     create_time: float = 0.0
     state: SourceState = SourceState.READY
-    # Human-readable; empty if there is none.
+    # Human-readable; empty if the source is fine.
     problem: str = ""
 
     @property

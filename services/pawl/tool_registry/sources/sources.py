@@ -44,7 +44,7 @@ class Connector(ToolSource, Protocol):
     """Connects one kind of source, and runs its tools."""
 
     async def prepared(self, source: Source) -> Source:
-        """Return the source as it is stored, without unused parts.
+        """Return the source to store, without unused parts.
 
         Raises:
             InvalidField: The configuration is invalid.
@@ -280,4 +280,4 @@ def _with_tools(source: Source, registered: Sequence[ToolVersion]) -> ListedSour
 def _require_changer(source: Source, roles: Collection[str]) -> None:
     if source.changer not in roles:
         reason = ", because the source is a program on the registry's machine" if source.runs_program else ""
-        raise PermissionDenied(f"this requires the role {source.changer}{reason}")
+        raise PermissionDenied(f"this needs the role {source.changer}{reason}")

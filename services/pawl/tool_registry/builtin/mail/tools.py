@@ -166,8 +166,8 @@ class OutboxFolder:
         return {
             "sent": False,
             "outbox": f"{call.store_id}/{path.name}",
-            "note": "No mail server is configured (PAWL_SMTP_URL), so the message was not sent."
-            " It was written to the outbox folder of the deployment.",
+            "note": "No mail server is configured (PAWL_SMTP_URL), so the message was not sent:"
+            " it was written to the outbox folder of the deployment.",
         }
 
 

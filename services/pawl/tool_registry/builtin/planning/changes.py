@@ -240,7 +240,7 @@ def undo_creation(task: Task) -> Inverse:
 async def _once(
     repository: PostgresPlanRepository, context: ToolContext, make: Callable[[Owner, str], Awaitable[PlanChange]]
 ) -> PlanChange:
-    """Return what an earlier execution of the call has changed, or make the change."""
+    """Return the change of an earlier execution of the call, or make the change."""
     owner, key = (StoreId(context.store_id), UserId(context.user_id)), context.idempotency_key
     earlier = await repository.earlier_change(owner, idempotency_key=key)
     return await make(owner, key) if earlier is None else earlier

@@ -126,17 +126,17 @@ class PostgresPlanRepository(DatabaseAdapter):
         return [row["title"] for row in await self._database.fetch(_TITLES, *owner)]
 
     async def earlier_change(self, owner: Owner, *, idempotency_key: str) -> PlanChange | None:
-        """Return what was changed with that key within the last 30 days."""
+        """Return the change made with that key within the last 30 days."""
         stored = await self._database.fetchval(_EARLIER, *owner, idempotency_key)
         return None if stored is None else msgspec.msgpack.decode(stored, type=PlanChange)
 
     async def change_project(
         self, owner: Owner, project_id: str, fields: Mapping[str, Any], *, idempotency_key: str
     ) -> PlanChange:
-        """Set fields of a project; an empty change if there is none of that id.
+        """Set fields of a project; returns an empty change if it does not exist.
 
         Raises:
-            ToolError: another project has the new title.
+            ToolError: Another project has the new title.
         """
         try:
             async with self._database.transaction() as connection:

@@ -1,4 +1,4 @@
-"""Extracts readable text from what a web server sent."""
+"""Extracts readable text from web responses."""
 
 from __future__ import annotations
 

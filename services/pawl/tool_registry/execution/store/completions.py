@@ -67,7 +67,7 @@ _terms: Final = msgspec.msgpack.Decoder(CompletionTerms).decode
 class PostgresCompletions:
     """Calls that are completed from outside; stored in the journal and shared by all replicas.
 
-    `instance_id` must be the one of the journal.
+    `instance_id` must be the journal's.
     """
 
     def __init__(self, database: Database, *, instance_id: str) -> None:

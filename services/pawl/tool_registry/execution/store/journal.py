@@ -128,9 +128,11 @@ class PostgresExecutionJournal:
     ) -> Begun | HeldElsewhere | ExecutionResult:
         """Record that the call is about to run, or return its known state.
 
-        Call it only from a process that is not running the call. Atomic: only one of several concurrent callers gets
-        Begun. `unacted` are tokens of attempts for which this process got no answer from the database, so it ran
-        nothing: an entry with such a token is safe to run.
+        Call it only from a process that is not running the call. Atomic: only one of several concurrent callers
+        gets Begun.
+        `unacted` are tokens of attempts that ran nothing, because this process got no answer from the database.
+        An entry with
+        such a token is safe to run.
 
         Raises:
             InvalidArguments: The call was started with another tool or other arguments.
@@ -155,7 +157,7 @@ class PostgresExecutionJournal:
             return await self._resume(connection, call, unacted)
 
     async def known(self, call: JournalCall) -> ExecutionResult | HeldElsewhere | None:
-        """Return what `begin` would return now, without starting the call; None if `begin` would start it.
+        """Return the known state of a call, as `begin` does; None if `begin` would start it.
 
         Raises:
             InvalidArguments: as `begin`.
@@ -242,7 +244,7 @@ class PostgresExecutionJournal:
             await self._see(connection)
 
     async def release(self) -> None:
-        """Give up the lease: other processes immediately treat open entries as those of a dead process."""
+        """Release the lease. Other processes then treat its open entries as abandoned, immediately."""
         await self._database.execute(_RELEASE, self._instance_id, urgent=True)
 
     async def forget(self, older_than_seconds: float) -> int:

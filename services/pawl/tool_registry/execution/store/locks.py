@@ -19,9 +19,10 @@ from pawl.tool_registry.execution.execution import LeaseWatch
 
 
 def has_lease(instance: str, unrenewed: str, ends: str) -> str:
-    """Return an SQL condition: the instance has a lease, or one that only the database clock says has ended.
+    """Return an SQL condition that an instance is alive.
 
-    `unrenewed` and `ends` are the parameters for the result of `LeaseWatch.unrenewed`.
+    True also for a lease that has expired by the database clock only; see `LeaseWatch`. `unrenewed` and `ends` are the
+    parameters for the result of `LeaseWatch.unrenewed`.
     """
     return f"""EXISTS (
     SELECT FROM tool_registry.instances i WHERE i.instance_id = {instance} AND (

@@ -305,7 +305,7 @@ def _body_type(kind: str) -> str:
 
 
 def _parameters(document: Document, operation: Operation) -> Iterator[Mapping[str, Any]]:
-    """Return the parameters of an operation, which override those of its path."""
+    """Return the parameters of an operation, including inherited ones of its path."""
     found: dict[tuple[Any, Any], Mapping[str, Any]] = {}
     for holder in (operation.item, operation.content):
         given = holder.get("parameters")

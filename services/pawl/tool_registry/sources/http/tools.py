@@ -62,7 +62,7 @@ class HttpTools:
         self._helper = helper
 
     async def prepared(self, source: Source) -> Source:
-        """Return the source; a document that is too large to store is reduced to what the operations need."""
+        """Return the source to store. A document that is too large is reduced to its chosen operations."""
         check_config(source.config)
         document = source.config.open_api
         if len(document.document) <= KEPT_BYTES_MAX:

@@ -24,7 +24,7 @@ _TEXT_CHARACTERS_MAX: Final = 2000
 
 
 class Call:
-    """What a session needs to know about a call, and the result for the model."""
+    """A call as a session needs it, and the result for the model."""
 
     def __init__(self, entry: ToolVersion, context: ToolContext, secrets: Collection[str], reader: Reader) -> None:
         self.entry = entry

@@ -54,7 +54,7 @@ class Calls:
         )
 
     async def discover(self, source: Source) -> Discovery:
-        """Return what a source describes now, over a separate connection. Raises as `Connections.session`."""
+        """Return a source's current tools, over a separate connection. Raises as `Connections.session`."""
         async with self.connections.fresh(source) as session:
             return Discovery(tools=discovered(source.name, await session.tools()), left_out=session.left_out)
 

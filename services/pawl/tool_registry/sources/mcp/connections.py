@@ -138,7 +138,7 @@ class Connections:
             self._close([session])
 
     def _of_source(self, source: Source, server: McpServer) -> SourceConnections:
-        """Return the connections of a source's current configuration; close those of an older one."""
+        """Return the connections of a source's current configuration; close outdated ones."""
         fingerprint = (
             source.config.SerializeToString(deterministic=True),
             tuple(sorted(self._secret_values(source, server).items())),

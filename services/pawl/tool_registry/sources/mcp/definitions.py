@@ -86,7 +86,7 @@ async def listed(client: mcp.Client, secrets: Collection[str]) -> tuple[Mapping[
 
 
 def discovered(source_name: str, tools: Mapping[str, Described]) -> list[DiscoveredTool]:
-    """Return the definitions of a server's tools, with the strictest category and effect unless it declares worse."""
+    """Return the definitions of a server's tools, with cautious categories and effects."""
     names = registered_names(source_name, tools.keys())
     return [_discovered(names[own_name], own_name, tool) for own_name, tool in tools.items()]
 
@@ -98,7 +98,7 @@ def _discovered(name: str, own_name: str, tool: Described) -> DiscoveredTool:
         name=name,
         description=short_description(tool.get("description") or title or f"{own_name} (no description)"),
         arguments_schema=plain_schema(tool.get("inputSchema")),
-        # A server is trusted if it says that a tool is destructive, but not if it says that it is not.
+        # Only a hint that makes the category stricter is trusted.
         category=Category.DESTRUCTIVE if annotations.get("destructiveHint") is True else Category.SENSITIVE,
         effect=EffectClass.AT_MOST_ONCE,
     )

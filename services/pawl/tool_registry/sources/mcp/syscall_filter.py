@@ -1,7 +1,7 @@
 """The seccomp filter of confined programs: the system calls that are refused.
 
 Landlock does not restrict Unix sockets with a path: any process that may write to the file may connect. Behind
-some of them, services act with the user's rights (Docker, a desktop bus, an ssh-agent). A filter cannot see
+some of them, services act with the user's rights (Docker, a desktop bus, ssh-agent). A filter cannot see
 the address, because it is in the program's memory, so the program gets no Unix sockets. Socket pairs, which
 programs create for their children, are allowed.
 

@@ -1,4 +1,4 @@
-"""The transports of MCP: a program's pipes or streamable HTTP, with limits on what a server may send."""
+"""The transports of MCP: a program's pipes or streamable HTTP, with limits on the server's output."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class RateLimit:
 
 
 def parse_cost(data: bytes, messages: int) -> int:
-    """Return the cost of parsing a part of what a server sends, in equivalent bytes of plain text."""
+    """Return the cost of parsing data from a server, in equivalent bytes of plain text."""
     lines = data.count(b"\n") + data.count(b"\r")
     weights = messages * _BYTES_OF_MESSAGE + brackets_in(data) * _BYTES_OF_BRACKET + lines * _BYTES_OF_LINE
     return len(data) + weights

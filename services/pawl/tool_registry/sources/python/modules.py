@@ -69,7 +69,7 @@ _log = logs.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolModule:
-    """A module with tools, or one that could not be loaded."""
+    """A module that has tools or failed to load."""
 
     # For people: `my_tools.money`, for a file of a folder or a module of a package.
     name: str

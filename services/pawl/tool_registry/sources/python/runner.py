@@ -198,7 +198,7 @@ class PythonWork:
         return self._hindrance()
 
     async def result(self) -> Any:
-        """Return what the tool returned, or raise what it raised.
+        """Return the tool's value, or raise its error.
 
         Cancelling this cancels an async tool; a sync one continues in its thread.
         """

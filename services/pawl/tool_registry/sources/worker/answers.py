@@ -1,4 +1,4 @@
-"""Checks frames from workers, and converts their answers to what a tool returns or raises."""
+"""Checks frames from workers, and converts their answers to tool results and errors."""
 
 from __future__ import annotations
 
