@@ -28,7 +28,7 @@ from tests.tables import for_each
 
 
 def a_session(problem: str = "", **more: Any) -> Any:
-    return SimpleNamespace(is_open=True, is_busy=True, used_at=0.0, began_at=0.0, problem=problem, **more)
+    return SimpleNamespace(is_open=True, is_busy=True, used_at=0.0, started_at=0.0, problem=problem, **more)
 
 
 def connections() -> Connections:

@@ -215,8 +215,8 @@ def test_without_a_file_nothing_is_listed(tmp_path: Path) -> None:
         ("[]", "must be JSON like"),
         ('{"*": [{"command": ["time"]}]}', "absolute path of a program"),
         ('{"*": [{"command": []}]}', "absolute path of a program"),
-        ('{"*": [{"command": ["/a"], "paths": ["srv"]}]}', "paths are absolute"),
-        ('{"*": [{"command": ["/a"], "paths": ["/srv/../etc"]}]}', "paths are absolute"),
+        ('{"*": [{"command": ["/a"], "paths": ["srv"]}]}', "paths must be absolute"),
+        ('{"*": [{"command": ["/a"], "paths": ["/srv/../etc"]}]}', "paths must be absolute"),
         ('{"*": [{"command": ["/a"], "folders": []}]}', "unknown field"),
     ],
 )

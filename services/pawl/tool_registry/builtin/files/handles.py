@@ -34,7 +34,7 @@ def as_tool_errors(path: str) -> Iterator[None]:
     except FileNotFoundError:
         raise ToolError(f"{path!r} does not exist") from None
     except NotADirectoryError:
-        raise ToolError(f"a parent of {path!r} is a file or a link, not a folder") from None
+        raise ToolError(f"a part of {path!r} is a file or a link, not a folder") from None
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise ToolError(f"{path!r} is a link; links are not followed") from None
