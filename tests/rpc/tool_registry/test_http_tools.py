@@ -181,7 +181,7 @@ async def test_a_document_that_cannot_be_fetched_makes_the_source_unreachable(wo
             await world.discover({"openApi": {"documentUrl": world.url + path}})
     with pytest.raises(InvalidField, match=r"neither JSON nor YAML|not an object"):
         await world.discover({"openApi": {"documentUrl": f"{world.url}/page"}})
-    with pytest.raises(InvalidField, match="over the limit"):
+    with pytest.raises(InvalidField, match="larger than the limit"):
         await world.discover({"openApi": {"documentUrl": f"{world.url}/huge"}})
 
 
