@@ -85,7 +85,7 @@ async def main(stop: asyncio.Event) -> None:
             secrets=secrets,
             helper=helpers,
             connectors={"mcp": mcp, "http": HttpTools(egress, helpers)},
-            mismatch=mcp.misfit,
+            answer_problem=mcp.answer_problem,
             observer=metrics,
             clock=service.clock,
             ids=service.ids,

@@ -48,7 +48,7 @@ from pawl.tool_registry.policy.rpc import RuleServicer
 from pawl.tool_registry.policy.ruleset import Rules
 from pawl.tool_registry.policy.store.grants import PostgresGrantUses
 from pawl.tool_registry.policy.store.rates import PostgresRateLimits
-from pawl.tool_registry.policy.store.rules import PostgresRuleRepository
+from pawl.tool_registry.policy.store.rule_rows import PostgresRuleRepository
 from pawl.tool_registry.rules.registering import WORKER
 from pawl.tool_registry.secret_file import FileSecrets
 from pawl.tool_registry.sources.process.runner import ProcessRunner
@@ -75,7 +75,7 @@ class Ports:
     helper: Helper
     connectors: Mapping[str, Connector]
     # Takes a store, a schema and an answer; returns why the answer does not fit, or an empty string.
-    mismatch: Callable[[StoreId, bytes, str], Awaitable[str]]
+    answer_problem: Callable[[StoreId, bytes, str], Awaitable[str]]
     observer: RegistryMetrics
     clock: Clock
     ids: IdSource
@@ -166,7 +166,7 @@ def wire(ports: Ports, limits: Limits) -> ToolRegistry:
     checks = BatchCheck(admission, executor, audit)
 
     def add_to(server: RpcServer) -> None:
-        execution = ExecutionServicer(catalog, checks, executor, audit, ports.mismatch, documents)
+        execution = ExecutionServicer(catalog, checks, executor, audit, ports.answer_problem, documents)
         worker_servicer = WorkerServicer(hub, WorkerTools(tools, workers, catalog))
         server.add(add_ToolServiceServicer_to_server, ToolServicer(catalog))
         server.add(add_RuleServiceServicer_to_server, RuleServicer(rules))

@@ -363,7 +363,7 @@ async def running(
             secrets=known_secrets,
             helper=(helpers := Helpers()),
             connectors=kinds,
-            mismatch=mcp.misfit if isinstance(mcp, McpConnector) else _fits,
+            answer_problem=mcp.answer_problem if isinstance(mcp, McpConnector) else _fits,
             observer=(observer := RegistryMetrics(metrics)),
             clock=clock,
             ids=ids,

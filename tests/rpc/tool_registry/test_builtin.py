@@ -159,8 +159,8 @@ async def test_projects_and_parents_are_found_by_id_or_title_and_near_titles_are
         assert added["parent"]["title"] in {"Party 0", "Party 2"}
     for who, said in (
         (context(), "did you mean 'Party "),
-        (context(user="bob"), "no task with the id or title"),
-        (context(store="other"), "no task with the id or title"),
+        (context(user="bob"), "no task has the id or title"),
+        (context(store="other"), "no task has the id or title"),
     ):
         failed = await planning.run("add_subtask", {"parent": "Prty 0", "title": "x"}, call="near", who=who)
         assert (outcome(failed), said in content(failed)["error"]) == ("FAILED TOOL_ERROR", True)

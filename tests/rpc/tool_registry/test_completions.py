@@ -152,9 +152,12 @@ async def test_the_first_end_counts_and_the_same_one_again_is_a_duplicate(regist
 
 async def test_who_cannot_wait_is_told_so(registry: Registry, press: Press) -> None:
     no_token = await run(registry, "print_nothing", call="a")
-    assert (outcome(no_token), "taken no token" in content(no_token)["error"]) == ("FAILED TOOL_ERROR", True)
+    assert (outcome(no_token), "not taken a completion token" in content(no_token)["error"]) == (
+        "FAILED TOOL_ERROR",
+        True,
+    )
     idempotent = await run(registry, "print_twice", call="b")
-    assert (outcome(idempotent), "at most once" in content(idempotent)["error"]) == ("FAILED TOOL_ERROR", True)
+    assert (outcome(idempotent), "needs AT_MOST_ONCE" in content(idempotent)["error"]) == ("FAILED TOOL_ERROR", True)
 
 
 async def test_only_the_token_completes_a_call_and_only_with_what_its_tool_could_return(

@@ -19,7 +19,7 @@ from pawl.tool_registry.builtin.files.rules import FileChange, FileLimits, Plann
 from pawl.tool_registry.execution.store.erasures import PostgresErasures
 from pawl.tool_registry.execution.store.journal import PostgresExecutionJournal
 from pawl.tool_registry.policy.rules.rules import RuleScope
-from pawl.tool_registry.policy.store.rules import PostgresRuleRepository
+from pawl.tool_registry.policy.store.rule_rows import PostgresRuleRepository
 from pawl.tool_registry.rules.journal import JournalCall
 from pawl.tool_registry.sources.worker.rules import Purpose
 from pawl.tool_registry.sources.worker.store.workers import PostgresWorkerRepository, WorkerCall

@@ -92,8 +92,8 @@ async def test_old_entries_are_forgotten_and_young_ones_are_not(database_url: st
     async with Database(database_url, application_name="test") as database:
         journal = PostgresExecutionJournal(database, instance_id="x", lease_seconds=1)
         assert await journal.forget(86400) == 1
-        assert await journal.look(CallKey(StoreId("acme"), CallId("old"))) is None
-        assert await journal.look(CallKey(StoreId("acme"), CallId("young"))) is not None
+        assert await journal.find(CallKey(StoreId("acme"), CallId("old"))) is None
+        assert await journal.find(CallKey(StoreId("acme"), CallId("young"))) is not None
 
 
 class FlakyJournal:

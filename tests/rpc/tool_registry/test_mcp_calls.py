@@ -65,7 +65,7 @@ async def test_errors_content_and_progress_reach_the_model(mcp: McpRegistry, ser
     await mcp.add(server.config())
     failed = await mcp.run("fake.fail")
     assert (outcome(failed), failure(failed)) == ("FAILED TOOL_ERROR", "no such city")
-    left_out = {"note": "The bytes are left out: models read texts only."}
+    left_out = {"note": "The bytes are left out, because models read text only."}
     kinds = {
         "content": [
             {"type": "text", "text": "words"},
@@ -157,7 +157,7 @@ async def test_a_server_that_describes_tools_without_end_is_not_listened_to_with
     mcp: McpRegistry, server: FakeServer
 ) -> None:
     put(server.folder / "mode", "endless")
-    with pytest.raises(grpc.aio.AioRpcError, match="it describes its tools with more than 16777216 bytes"):
+    with pytest.raises(grpc.aio.AioRpcError, match="its tool descriptions are larger than 16777216 bytes"):
         await mcp.add(server.config())
 
 

@@ -185,7 +185,7 @@ async def test_json_that_answers_no_request_is_refused_without_waiting(
 ) -> None:
     reply = (b"HTTP/1.1 200 OK\r\nContent-Type: application/json", json.dumps({"jsonrpc": "2.0", **answered}).encode())
     async with serving(lambda _: reply) as url:
-        with pytest.raises(grpc.aio.AioRpcError, match="not the id of the request"):
+        with pytest.raises(grpc.aio.AioRpcError, match="not have the id of the request"):
             await mcp.add(config(url), who="admin")
 
 

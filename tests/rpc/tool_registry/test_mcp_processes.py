@@ -137,7 +137,7 @@ async def last_words(*command: str, **limits: int) -> str:
     order = Order(command=command, environment={}, reads_all=True, **limits)  # type: ignore[arg-type]
     async with running(order, name="t", secrets=()) as program:
         await program.stdout.read()
-        return await program.obituary()
+        return await program.end_reason()
 
 
 async def test_nothing_is_left_of_a_program_when_the_registry_is_killed() -> None:
@@ -276,7 +276,7 @@ async def test_what_cannot_be_granted_limited_or_started_is_said(
         ({"readable": ("door",)}, "is private to Pawl"),
         ({"writable": ("mine", "data")}, "is private to Pawl"),
         ({"writable": ("",)}, "cannot be writable"),
-        ({"readable": ("absent",)}, "cannot be opened|cannot be limited"),
+        ({"readable": ("absent",)}, "cannot be opened|cannot restrict"),
     ):
         absolute = {kind: tuple(str(folders / path) for path in paths) for kind, paths in order.items()}
         with pytest.raises(ProgramProblem, match=says):
@@ -284,7 +284,7 @@ async def test_what_cannot_be_granted_limited_or_started_is_said(
     with pytest.raises(ProgramProblem, match=r"cannot start '/no/such'.*No such file"):
         await last_words("/no/such")
     monkeypatch.setattr("pawl.tool_registry.sources.mcp.program.syscall_filter", lambda: syscall_filter("sparc"))
-    with pytest.raises(ProgramProblem, match="its sockets cannot be limited"):
+    with pytest.raises(ProgramProblem, match="cannot restrict its sockets"):
         await told(folders, "echo", "started", reads_all=True)
     assert await told(folders, "echo", "started", is_confined=False) == "started\n"
 

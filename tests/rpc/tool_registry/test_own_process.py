@@ -103,7 +103,7 @@ async def test_calls_beyond_the_limit_of_processes_wait(registry: Registry, tmp_
 async def test_whatever_a_tool_does_to_its_process_is_its_result(registry: Registry) -> None:
     """TOOL-4: secrets are those of the call's store, and not in the result."""
     rows = {
-        "burn": "misbehave used more than 1 s of processor time",
+        "burn": "misbehave used more than 1 s of CPU time",
         "burn and ignore": "misbehave was killed by signal 9 (SIGKILL)",
         "segfault": "misbehave was killed by signal 11 (SIGSEGV)",
         "leave": "misbehave ended its process with exit code 3 before it returned",
@@ -111,7 +111,7 @@ async def test_whatever_a_tool_does_to_its_process_is_its_result(registry: Regis
         "raise": "TOOL_ERROR: ValueError.",
         "tell": "ask again tomorrow",
         "kill guard": "misbehave lost its process before it returned",
-        "garble": "misbehave wrote into the channel of its process",
+        "garble": "misbehave wrote into its process's channel",
         "object": "misbehave returned what cannot be passed on: object is not JSON",
         "nan": "misbehave returned what cannot be passed on: ",
     }

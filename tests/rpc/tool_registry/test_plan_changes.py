@@ -60,7 +60,7 @@ async def test_a_project_is_changed_by_id_or_title_and_the_rest_stays(planner: P
     assert await planner("update_project", project="API 2", notes="", status="active") == project | {"title": "API 2"}
     await planner("create_task", title="t", project="Two")
     failed = await planner("update_project", project="Two", title="api 2", status="archived")
-    assert failed == {"error": "there is a project 'api 2' already; nothing was changed"}
+    assert failed == {"error": "the project 'api 2' already exists; nothing was changed"}
 
 
 async def test_a_name_that_fits_several_projects_makes_the_model_ask(planner: Planner) -> None:

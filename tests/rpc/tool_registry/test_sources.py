@@ -109,8 +109,8 @@ async def test_a_tool_that_is_gone_does_not_run_and_is_removed_by_an_approval(
     server.describe([a_tool("note"), a_tool("long", execution={"taskSupport": "required"})])
     checked = await mcp.check()
     assert [(change.tool_name, change.HasField("found")) for change in checked.changes] == [("fake.echo", False)]
-    assert [(tool.name, "as a task only" in tool.reason) for tool in checked.left_out] == [("long", True)]
-    assert "does not have this tool" in failure(await mcp.run("fake.echo"))
+    assert [(tool.name, "only runs as a task" in tool.reason) for tool in checked.left_out] == [("long", True)]
+    assert "no longer has this tool" in failure(await mcp.run("fake.echo"))
     assert names(await mcp.approve("fake", checked.found_hash)) == ["fake.note"]
 
 
@@ -173,7 +173,7 @@ async def test_a_server_that_does_not_start_is_unreachable_and_says_why(mcp: Mcp
     assert (checked.source.state, checked.found_hash) == (source_pb2.SOURCE_STATE_UNREACHABLE, "")
     assert "cannot find my licence" in checked.source.problem
     assert names(checked.source) == ["fake.echo", "fake.note"], "they stay registered"
-    assert "cannot be used" in failure(await mcp.run("fake.echo"))
+    assert "is not usable" in failure(await mcp.run("fake.echo"))
     absent = source_pb2.McpStdioConfig(command=["/no/such/program"])
     config = source_pb2.SourceConfig(name="absent", mcp_stdio=absent)
     assert await refusal(mcp.add(config)) == "SOURCE_UNREACHABLE"

@@ -281,7 +281,7 @@ async def test_a_call_whose_worker_lives_survives_a_broken_database(
     lasting: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with attached(lasting, AT_MOST_ONCE) as worker:
-        for name in ("add", "look", "settle", "finish", "claim"):
+        for name in ("add", "find", "settle", "finish", "claim"):
             for is_done in (False, True) if name != "claim" else (False,):
                 with monkeypatch.context() as patch:
                     faults = break_statement(patch, name, is_done=is_done)
@@ -338,6 +338,6 @@ async def test_a_call_whose_record_stays_broken_is_of_unknown_outcome(
         attached(registry, AT_MOST_ONCE) as worker,
     ):
         asked, call = await begun(registry, worker)
-        break_statement(monkeypatch, "look", is_done=False, times=1000)
+        break_statement(monkeypatch, "find", is_done=False, times=1000)
         assert await answer(worker, call) == Status.RESULT_STATUS_ACCEPTED
         assert outcome(await asked) == UNKNOWN

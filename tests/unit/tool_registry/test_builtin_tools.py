@@ -292,7 +292,7 @@ def test_a_series_is_shown_with_its_iterations_and_the_next_time() -> None:
         "job_id": "run_1",
         "tool": "look",
         "state": "WAITING",
-        "begun": "1970-01-01T16:40:00+00:00",
+        "started": "1970-01-01T16:40:00+00:00",
         "iterations": 3,
         "interval_seconds": 60.0,
         "next": "1970-01-01T16:43:00+00:00",
@@ -320,8 +320,8 @@ def test_a_stop_says_what_is_so() -> None:
     jobs = SomeJobs(job_run(state=run_pb2.RUN_STATE_CANCELLING, waits=[]), over, ended)
     stopping, late, stopped = (call(jobs, "stop_job", job_id=job_id) for job_id in ("run_1", "run_2", "run_3"))
     assert stopping["state"] == "CANCELLING"
-    assert (late["state"], late["note"]) == ("COMPLETED", "It was over already: nothing was stopped.")
-    assert (stopped["state"], stopped["note"]) == ("CANCELLED", "It is over, and nothing more of it runs.")
+    assert (late["state"], late["note"]) == ("COMPLETED", "It had already ended; nothing was stopped.")
+    assert (stopped["state"], stopped["note"]) == ("CANCELLED", "It has ended, and none of it still runs.")
     with pytest.raises(ToolError, match="no job 'run_4'"):
         call(jobs, "stop_job", job_id="run_4")
     assert jobs.commands == ["call"] * 4, "the same call stops once, however often it runs"

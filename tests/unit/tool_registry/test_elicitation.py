@@ -11,7 +11,7 @@ import pytest
 
 from pawl.chassis.ids import StoreId
 from pawl.tool_registry.catalog.ports import TooCostly
-from pawl.tool_registry.sources.mcp.elicitation import SCHEMA_BYTES_MAX, Reader, Unaskable, put
+from pawl.tool_registry.sources.mcp.elicitation import SCHEMA_BYTES_MAX, Reader, UnanswerableQuestion, ask_person
 from pawl.tools import QuestionDeclined, ToolError
 from tests.tables import for_each
 
@@ -54,7 +54,7 @@ class Bounded:
 
 
 READER = Reader(Bounded(), StoreId("acme"))
-misfit = READER.misfit
+answer_problem = READER.answer_problem
 
 
 def form(properties: dict[str, Any], **more: Any) -> mcp.types.ElicitRequestFormParams:
@@ -68,7 +68,7 @@ async def told(asked: mcp.types.ElicitRequestParams, person: Person) -> tuple[st
     def clean(text: str) -> str:
         return text.replace("\0", "").replace("s3cret", "[secret]")
 
-    result = await put(asked, person.ask, source="shop", clean=clean, reader=READER)
+    result = await ask_person(asked, person.ask, source="shop", clean=clean, reader=READER)
     return result.action, result.content
 
 
@@ -101,7 +101,7 @@ async def test_one_property_is_answered_as_it_is(
     person = Person(answer)
     assert await told(form({"size": schema}), person) == ("accept", {"size": value})
     assert list(person.options[0]) == options
-    assert await misfit(person.schemas[0], answer) == ""
+    assert await answer_problem(person.schemas[0], answer) == ""
     assert person.asked[0].startswith("Tell me.")
 
 
@@ -127,9 +127,9 @@ async def test_an_answer_that_does_not_fit_is_asked_for_once_more_then_declined(
 ) -> None:
     person = Person(answer, answer)
     assert await told(form({"size": schema}), person) == ("decline", None)
-    assert person.asked[1].startswith("That does not fit: ")
+    assert person.asked[1].startswith("That answer is not valid: ")
     assert person.asked[1].endswith(person.asked[0]), "the question is still there"
-    problem = await misfit(person.schemas[0], answer)
+    problem = await answer_problem(person.schemas[0], answer)
     assert problem
     assert problem in person.asked[1], "it is said before the answer is taken in the same words"
 
@@ -146,15 +146,15 @@ async def test_several_properties_are_listed_and_answered_with_json() -> None:
     assert taken == ("accept", {"name": "Ann", "size": "s", "gift": False, "count": 2})
     assert person.asked[0].splitlines() == [
         "Tell me.",
-        "Answer with a JSON object of these properties:",
+        "Answer with a JSON object with these properties:",
         "- name: Name; as on the card; text; required",
-        "- size: one of Small, Medium; may be left out",
-        "- gift: true or false; usually false; may be left out",
+        "- size: one of Small, Medium; optional",
+        "- gift: true or false; default false; optional",
         "- count: whole number; required",
     ]
     assert '"name": ...' in person.asked[1]
-    assert '"name": ...' in await misfit(person.schemas[0], "Ann")
-    assert (await misfit(person.schemas[0], '{"name": "Ann", "count": 0}')).startswith("count: ")
+    assert '"name": ...' in await answer_problem(person.schemas[0], "Ann")
+    assert (await answer_problem(person.schemas[0], '{"name": "Ann", "count": 0}')).startswith("count: ")
 
 
 async def test_json_that_does_not_fit_the_properties_is_declined() -> None:
@@ -171,8 +171,8 @@ async def test_who_gives_no_answer_declines() -> None:
 async def test_a_form_without_fields_asks_for_a_yes(answer: str, action: str) -> None:
     person = Person(answer)
     assert (await told(form({}), person))[0] == action
-    assert await misfit(person.schemas[0], answer) == ""
-    assert await misfit(person.schemas[0], "perhaps") == "it must be yes or no"
+    assert await answer_problem(person.schemas[0], answer) == ""
+    assert await answer_problem(person.schemas[0], "perhaps") == "it must be yes or no"
 
 
 @for_each(("answer", "action"), [("done", "accept"), ("no", "decline")])
@@ -181,15 +181,15 @@ async def test_a_page_is_shown_with_its_host_and_asked_about(answer: str, action
     asked = mcp.types.ElicitRequestURLParams(message="Log in.", url=url, elicitation_id="e1")
     person = Person(answer)
     assert await told(asked, person) == (action, None)
-    assert await misfit(person.schemas[0], answer) == ""
-    assert await misfit(person.schemas[0], "perhaps") == "it must be yes or no"
+    assert await answer_problem(person.schemas[0], answer) == ""
+    assert await answer_problem(person.schemas[0], "perhaps") == "it must be yes or no"
     assert url in person.asked[0]
     assert "page of login.example.com" in person.asked[0]
 
 
 @for_each("url", ["javascript:alert(1)", "file:///etc/passwd", "https://bank.example@evil.example/"])
 async def test_a_page_that_means_ill_is_not_shown(url: str) -> None:
-    with pytest.raises(Unaskable):
+    with pytest.raises(UnanswerableQuestion):
         await told(mcp.types.ElicitRequestURLParams(message="Log in.", url=url), Person())
 
 
@@ -203,7 +203,7 @@ async def test_a_page_that_means_ill_is_not_shown(url: str) -> None:
     ],
 )
 async def test_what_cannot_be_asked_is_said(asked: mcp.types.ElicitRequestFormParams) -> None:
-    with pytest.raises(Unaskable):
+    with pytest.raises(UnanswerableQuestion):
         await told(asked, Person())
 
 
@@ -213,10 +213,10 @@ async def test_what_takes_too_long_to_be_checked_does_not_fit() -> None:
     reader = Reader(costly, StoreId("acme"))
     person = Person("x" * 50_000, "ab")
     asked = form({"name": {"type": "string", "pattern": "^[a-z]+$"}})
-    result = await put(asked, person.ask, source="shop", clean=str, reader=reader)
+    result = await ask_person(asked, person.ask, source="shop", clean=str, reader=reader)
     assert (result.action, result.content) == ("accept", {"name": "ab"})
-    assert person.asked[1].startswith("That does not fit: it takes too long to be checked")
-    assert (await reader.misfit(person.schemas[0], "x" * 50_000)).startswith("it takes too long")
+    assert person.asked[1].startswith("That answer is not valid: it takes too long to check")
+    assert (await reader.answer_problem(person.schemas[0], "x" * 50_000)).startswith("it takes too long")
 
 
 async def test_too_many_choices_are_listed_in_the_question() -> None:
@@ -233,7 +233,7 @@ async def test_a_schema_that_people_may_not_see_or_that_is_too_large_is_not_show
     schema = {"type": "integer", "examples": [{"deep": [text]}]}
     assert await told(form({"n": schema}), person) == ("accept", {"n": 3})
     assert person.schemas == [b"", b""]
-    assert await misfit(b"", "many") == "", "the tool asks once more"
+    assert await answer_problem(b"", "many") == "", "the tool asks once more"
 
 
 async def test_an_error_of_asking_is_passed_on() -> None:

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from pawl.chassis.ids import StoreId
 from pawl.tool_registry.builtin.files.folders import RECORD_SECONDS, FileFolders
 from pawl.tool_registry.builtin.files.rules import FileLimits, path_problem
-from pawl.tool_registry.builtin.files.tools import TAKEN_BACK_BYTES_MAX, file_tools
+from pawl.tool_registry.builtin.files.tools import UNDO_BYTES_MAX, file_tools
 from pawl.tools import Reversible, ToolCancelled, ToolContext, ToolError
 from tests.tables import for_each
 
@@ -122,13 +122,13 @@ def test_an_inverse_does_not_touch_what_has_changed_since(desk: Desk) -> None:
     written = desk("write_file", path="a", content="mine too", overwrite=True)
     desk("append_file", path="a", content=", and yours")
     for returned in (made, written):
-        with pytest.raises(ToolError, match="has changed since"):
+        with pytest.raises(ToolError, match="has changed"):
             desk.undo(returned)
     assert desk.tree() == {"a": "mine too, and yours"}
 
 
 def test_a_large_file_is_not_overwritten_and_its_changes_have_no_inverse(desk: Desk) -> None:
-    large = "x" * (TAKEN_BACK_BYTES_MAX + 1)
+    large = "x" * (UNDO_BYTES_MAX + 1)
     assert isinstance(desk("write_file", path="a", content=large), Reversible)
     with pytest.raises(ToolError, match="could not be undone"):
         desk("write_file", path="a", content="small", overwrite=True)
@@ -145,22 +145,22 @@ def test_a_large_file_is_not_overwritten_and_its_changes_have_no_inverse(desk: D
     [
         ("read_file", {"path": "pln"}, "did you mean 'plan'"),
         ("read_file", {"path": "folder"}, "is a folder"),
-        ("read_file", {"path": "plan/x"}, "not in a folder"),
-        ("list_files", {"path": "plan"}, "not in a folder"),
-        ("list_files", {"path": "none"}, "nothing at 'none'"),
+        ("read_file", {"path": "plan/x"}, "not a folder"),
+        ("list_files", {"path": "plan"}, "not a folder"),
+        ("list_files", {"path": "none"}, "'none' does not exist"),
         ("write_file", {"path": "plan", "content": "x"}, "set overwrite"),
         ("write_file", {"path": "folder", "content": "x"}, "is a folder"),
-        ("write_file", {"path": "plan/x", "content": "x"}, "not in a folder"),
+        ("write_file", {"path": "plan/x", "content": "x"}, "not a folder"),
         ("edit_file", {"path": "plan", "old_text": "c", "new_text": "x"}, "does not occur"),
         ("edit_file", {"path": "plan", "old_text": "aa", "new_text": "x"}, "more than once"),
-        ("edit_file", {"path": "none", "old_text": "a", "new_text": "x"}, "no file 'none'"),
-        ("move_file", {"path": "none", "new_path": "x"}, "no file or folder 'none'"),
-        ("move_file", {"path": "plan", "new_path": "folder"}, "something at 'folder' already"),
+        ("edit_file", {"path": "none", "old_text": "a", "new_text": "x"}, "'none' does not exist"),
+        ("move_file", {"path": "none", "new_path": "x"}, "'none' does not exist"),
+        ("move_file", {"path": "plan", "new_path": "folder"}, "'folder' already exists"),
         ("move_file", {"path": "folder", "new_path": "folder/x"}, "into itself"),
         ("make_folder", {"path": "plan"}, "is a file"),
-        ("delete_file", {"path": "none"}, "no file or folder"),
+        ("delete_file", {"path": "none"}, "does not exist"),
         ("delete_file", {"path": "folder"}, "not empty"),
-        ("delete_file", {"path": "plan", "expected_sha256": "0" * 64}, "has changed since"),
+        ("delete_file", {"path": "plan", "expected_sha256": "0" * 64}, "has changed"),
     ],
 )
 def test_what_cannot_be_done_is_said_and_changes_nothing(
@@ -303,7 +303,7 @@ def test_the_same_name_in_two_stores_is_two_files(desk: Desk) -> None:
     """I13."""
     other = Desk(desk.folder, store="other")
     desk("write_file", path="plan", content="ours")
-    with pytest.raises(ToolError, match="no file 'plan'"):
+    with pytest.raises(ToolError, match="the file 'plan' does not exist"):
         other("read_file", path="plan")
     other("write_file", path="plan", content="theirs")
     assert (desk("read_file", path="plan")["text"], other("read_file", path="plan")["text"]) == ("ours", "theirs")

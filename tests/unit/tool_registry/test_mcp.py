@@ -16,19 +16,19 @@ from pawl.errors import SourceUnreachable
 from pawl.tool_registry.catalog.ports import Helper
 from pawl.tool_registry.rules.definition import ToolDefinition, ToolVersion
 from pawl.tool_registry.sdk.context import OutcomeUnknown, ResultTooLarge, ToolContext, ToolError
-from pawl.tool_registry.sources.mcp.attempts import ATTEMPTS_MAX, Fault, Garbled, Lost, Refused, TooLarge, check_again
+from pawl.tool_registry.sources.mcp.attempts import ATTEMPTS_MAX, Fault, Garbled, Lost, Refused, TooLarge, check_retry
 from pawl.tool_registry.sources.mcp.call import Call
-from pawl.tool_registry.sources.mcp.connections import SESSIONS_MAX, Connections, Line
+from pawl.tool_registry.sources.mcp.connections import SESSIONS_MAX, Connections, SourceConnections
 from pawl.tool_registry.sources.mcp.definitions import listed
 from pawl.tool_registry.sources.mcp.elicitation import Reader
-from pawl.tool_registry.sources.mcp.transports import Pace, effort, limit_request
+from pawl.tool_registry.sources.mcp.transports import RateLimit, limit_request, parse_cost
 from pawl.values import Category, EffectClass
 from tests.fakes.manual_clock import ManualClock
 from tests.tables import for_each
 
 
 def a_session(problem: str = "", **more: Any) -> Any:
-    return SimpleNamespace(is_open=True, is_busy=True, used_at=0.0, began_at=0.0, problem=problem, **more)
+    return SimpleNamespace(is_open=True, is_busy=True, used_at=0.0, started_at=0.0, problem=problem, **more)
 
 
 def connections() -> Connections:
@@ -38,7 +38,9 @@ def connections() -> Connections:
 
 def fill(made: Connections, store_id: StoreId) -> int:
     """Open as many connections of a store as may be; returns how many."""
-    line = made.lines.setdefault((store_id, "source"), Line(made_of=(b"", ()), clock=ManualClock()))
+    line = made.by_source.setdefault(
+        (store_id, "source"), SourceConnections(fingerprint=(b"", ()), clock=ManualClock())
+    )
     for opened in range(SESSIONS_MAX + 1):
         try:
             made.make_room(store_id)
@@ -57,7 +59,7 @@ def test_each_store_has_half_of_what_the_others_leave() -> None:
 
 def test_a_source_that_crashes_is_tried_less_and_less_often() -> None:
     clock = ManualClock()
-    line = Line(made_of=(b"", ()), clock=clock)
+    line = SourceConnections(fingerprint=(b"", ()), clock=clock)
     pauses = []
     for _ in range(9):
         line.ended(None, a_session("it died"))
@@ -80,7 +82,7 @@ def tool(effect: EffectClass) -> ToolDefinition:
 def end(effect: EffectClass, fault: Fault, attempts: int = 1) -> str:
     """The type of the end of a call after a fault; empty if it is made again."""
     try:
-        check_again(tool(effect), fault, attempts)
+        check_retry(tool(effect), fault, attempts)
     except (ToolError, OutcomeUnknown) as error:
         return type(error).__name__
     return ""
@@ -104,12 +106,12 @@ def test_a_call_that_may_have_had_its_effect_is_made_again_only_if_that_does_no_
 @for_each(("effect", "is_said"), [(EffectClass.READ_ONLY, False), (EffectClass.AT_MOST_ONCE, True)])
 def test_an_error_says_whether_the_call_may_have_had_its_effect(effect: EffectClass, is_said: bool) -> None:
     with pytest.raises(ResultTooLarge) as told:
-        check_again(tool(effect), TooLarge("it sent too much"), 1)
-    assert ("it may still have taken effect" in str(told.value)) is is_said
+        check_retry(tool(effect), TooLarge("it sent too much"), 1)
+    assert ("it may have had its effect" in str(told.value)) is is_said
     for code, may_say in ((INTERNAL, is_said), (INVALID_PARAMS, False)):
         with pytest.raises(ToolError) as failed:
-            check_again(tool(effect), Refused("no such city", code=code), 1)
-        assert ("it may still have taken effect" in str(failed.value)) is may_say
+            check_retry(tool(effect), Refused("no such city", code=code), 1)
+        assert ("it may have had its effect" in str(failed.value)) is may_say
 
 
 REQUEST = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {}}
@@ -121,7 +123,7 @@ ANSWER = {"jsonrpc": "2.0", "id": "q1", "result": {}}
 async def test_only_a_message_with_an_answer_may_wait_without_limit(message: Any, is_limited: bool) -> None:
     client = httpx2.AsyncClient(timeout=httpx2.Timeout(30.0, read=None), trust_env=False)
     request = client.build_request("POST", "http://example.com", json=message)
-    await limit_request(Pace(1, 1, ManualClock()), request)
+    await limit_request(RateLimit(1, 1, ManualClock()), request)
     assert (request.extensions["timeout"]["read"] is not None) is is_limited
     assert request.extensions["timeout"]["connect"] == 30.0
     await client.aclose()
@@ -129,17 +131,17 @@ async def test_only_a_message_with_an_answer_may_wait_without_limit(message: Any
 
 async def test_beyond_a_burst_a_pace_is_kept() -> None:
     clock = ManualClock()
-    pace = Pace(10, 2, clock)
+    pace = RateLimit(10, 2, clock)
     for _ in range(10):
-        await pace.keep()
-    late = asyncio.create_task(pace.keep(4))
+        await pace.wait()
+    late = asyncio.create_task(pace.wait(4))
     await clock.advance(1.9)
     assert not late.done()
     await clock.advance(0.2)
     assert late.done()
     await clock.advance(60)
     for _ in range(10):
-        await pace.keep()
+        await pace.wait()
 
 
 async def test_a_list_that_repeats_itself_without_end_loses_only_what_it_repeats() -> None:
@@ -147,12 +149,12 @@ async def test_a_list_that_repeats_itself_without_end_loses_only_what_it_repeats
     client: Any = SimpleNamespace(session=SimpleNamespace(list_tools=AsyncMock(return_value=page)))
     tools, left_out = await listed(client, ())
     assert list(tools) == ["a"]
-    assert [tool.name for tool in left_out] == ["a", "what follows"]
+    assert [tool.name for tool in left_out] == ["a", "further tools"]
 
 
 @for_each("flood", [b"\n", b"id\n", b"\r", b"[", b"{}"])
 def test_what_is_short_and_takes_long_to_read_counts_more_than_its_bytes(flood: bytes) -> None:
-    assert effort(flood * 1000, 0) > 10 * len(flood * 1000)
+    assert parse_cost(flood * 1000, 0) > 10 * len(flood * 1000)
 
 
 async def test_of_questions_that_cannot_be_asked_only_so_much_is_kept() -> None:

@@ -207,7 +207,7 @@ def test_schemas_of_3_1_are_taken_unchanged() -> None:
 
 def test_operations_can_be_chosen() -> None:
     assert list(read(PETS, "deletePet")[0]) == ["pets.deletePet"]
-    with pytest.raises(UnusableDocument, match="no operation 'none'"):
+    with pytest.raises(UnusableDocument, match="no such operation: 'none'"):
         read(PETS, "deletePet", "none")
     many = {"openapi": "3.1.0", "paths": {f"/{number}": {"get": {}} for number in range(201)}}
     with pytest.raises(UnusableDocument, match="201 operations, the limit is 200"):
@@ -229,14 +229,14 @@ def test_the_base_url_comes_from_the_source_the_operation_or_the_place_of_the_do
     own = {"paths": {"/a": {"servers": [{"url": "https://c.example"}], "get": {}}}}
     assert url_of(document=own) == "https://c.example/a"
     (left,) = read('{"openapi": "3.1.0", "paths": {"/a": {"get": {}}}}')[1]
-    assert "give base_url" in left.reason
+    assert "set base_url" in left.reason
 
 
 @for_each("path", [".evil.example/a", "@evil.example", ":8080/a", "a", "/a?b?c", "/a#b", "/a\\b", "/a b"])
 def test_a_path_that_would_change_the_host_is_left_out(path: str) -> None:
     document = {"openapi": "3.1.0", "servers": [{"url": "https://a.example"}], "paths": {path: {"get": {}}}}
     tools, (left,) = read(json.dumps(document))
-    assert (tools, left.reason) == ({}, "its path is not a path")
+    assert (tools, left.reason) == ({}, "its path is invalid")
 
 
 def test_an_idempotency_key_is_not_an_argument() -> None:
@@ -249,7 +249,7 @@ def test_a_body_that_is_too_large_for_a_schema_may_be_anything() -> None:
     properties = {f"p{number}": {"type": "string", "description": "x" * 100} for number in range(1000)}
     body = {"required": True, "content": {"application/json": {"schema": {"type": "object", "properties": properties}}}}
     tool = one({"requestBody": body})
-    assert "too large to be described" in tool.definition.arguments_schema["properties"]["body"]["description"]
+    assert "Too complex to be described" in tool.definition.arguments_schema["properties"]["body"]["description"]
     assert request(tool, {"body": {"any": 1}}).body == b'{"any":1}'
     wide: Any = {f"S{number}": {"allOf": [{"$ref": f"#/components/schemas/S{number + 1}"}] * 9} for number in range(30)}
     tool = one(
@@ -350,8 +350,8 @@ def test_an_argument_cannot_break_out_of_a_header(value: str) -> None:
         ("a: [", "neither JSON nor YAML"),
         ("a: &x [1]\nb: *x", "aliases"),
         ("a: !!python/object/apply:os.system [id]", "neither JSON nor YAML"),
-        ("a: " + "[" * 200, "deeper than"),
-        ('{"a": ' + "[" * 200 + "]" * 200 + "}", "deeper than"),
+        ("a: " + "[" * 200, "levels deep"),
+        ('{"a": ' + "[" * 200 + "]" * 200 + "}", "levels deep"),
         ('{"a": ' + "[" * 100_000, "not JSON"),
         ("#" * (DOCUMENT_BYTES_MAX + 1), "the limit is"),
     ],
@@ -491,5 +491,5 @@ def test_of_a_large_document_what_was_chosen_is_kept() -> None:
     assert set(json.loads(kept)["components"]["schemas"]) == {"S0", "T0", "S250", "T250"}
     tools, _ = read(kept, "op0", "op250")
     assert tools["pets.op250"].definition.arguments_schema["$defs"]["T250"] == {"type": "string", "maxLength": 251}
-    with pytest.raises(UnusableDocument, match="the limit is 200: choose some"):
+    with pytest.raises(UnusableDocument, match="the limit is 200; choose fewer"):
         read(whole)

@@ -18,7 +18,7 @@ from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import source_pb2 as pb
 from pawl.tool_registry.rules.definition import ToolDefinition, can_exist
 from pawl.tool_registry.sources.mcp.permission import read_programs_file
-from pawl.tool_registry.sources.mcp.rules import ProgramRule, objection
+from pawl.tool_registry.sources.mcp.rules import ProgramRule, refusal_reason
 from pawl.tool_registry.sources.rpc import SourceServicer
 from pawl.tool_registry.sources.rules import (
     DiscoveredTool,
@@ -176,7 +176,7 @@ def wanted(*command: str, variables: tuple[str, ...] = (), paths: tuple[str, ...
     ],
 )
 def test_what_is_listed_is_allowed(fine: ProgramRule) -> None:
-    assert objection({"acme": [TIME, ANY]}, ACME, fine) == ""
+    assert refusal_reason({"acme": [TIME, ANY]}, ACME, fine) == ""
 
 
 @for_each(
@@ -192,14 +192,14 @@ def test_what_is_listed_is_allowed(fine: ProgramRule) -> None:
     ],
 )
 def test_what_is_not_listed_is_refused(refused: ProgramRule, says: str) -> None:
-    assert says in objection({"acme": [TIME, ANY]}, ACME, refused)
+    assert says in refusal_reason({"acme": [TIME, ANY]}, ACME, refused)
 
 
 def test_stores_without_rules_have_those_of_all_and_nothing_else() -> None:
     rules = {"acme": [TIME], "*": [ANY]}
-    assert objection(rules, StoreId("other"), wanted("/opt/any")) == ""
-    assert objection(rules, ACME, wanted("/opt/any"))
-    assert objection({}, ACME, wanted("/opt/any"))
+    assert refusal_reason(rules, StoreId("other"), wanted("/opt/any")) == ""
+    assert refusal_reason(rules, ACME, wanted("/opt/any"))
+    assert refusal_reason({}, ACME, wanted("/opt/any"))
 
 
 def test_without_a_file_nothing_is_listed(tmp_path: Path) -> None:
@@ -215,8 +215,8 @@ def test_without_a_file_nothing_is_listed(tmp_path: Path) -> None:
         ("[]", "must be JSON like"),
         ('{"*": [{"command": ["time"]}]}', "absolute path of a program"),
         ('{"*": [{"command": []}]}', "absolute path of a program"),
-        ('{"*": [{"command": ["/a"], "paths": ["srv"]}]}', "paths are absolute"),
-        ('{"*": [{"command": ["/a"], "paths": ["/srv/../etc"]}]}', "paths are absolute"),
+        ('{"*": [{"command": ["/a"], "paths": ["srv"]}]}', "paths must be absolute"),
+        ('{"*": [{"command": ["/a"], "paths": ["/srv/../etc"]}]}', "paths must be absolute"),
         ('{"*": [{"command": ["/a"], "folders": []}]}', "unknown field"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Giving a task to another agent."""
+"""The tool to give a task to another agent."""
 
 from __future__ import annotations
 
@@ -13,25 +13,21 @@ from pawl.values import Category, EffectClass, ExecutionContext
 Task = Annotated[
     str,
     msgspec.Meta(min_length=1, max_length=100_000),
-    "what to do and what to answer with; it sees nothing of this conversation, so say all that it needs to know",
+    "what to do and what to answer; it does not see this conversation, so include everything it needs to know",
 ]
 Instructions = Annotated[
-    str, msgspec.Meta(max_length=16_000), "how to go about it; it is told this after what every agent here is told"
+    str, msgspec.Meta(max_length=16_000), "how to do it; added to the instructions that every agent gets"
 ]
-ToolNames = Annotated[
-    list[str], msgspec.Meta(max_length=1000), "those of your tools that it may use; empty for all of them"
-]
-Rounds = Annotated[int, msgspec.Meta(ge=0, le=1000), "how many times it may call tools; 0 for as often as you may"]
+ToolNames = Annotated[list[str], msgspec.Meta(max_length=1000), "which of your tools it may use; empty for all"]
+Rounds = Annotated[int, msgspec.Meta(ge=0, le=1000), "how many rounds of tool calls it may make; 0 for your own limit"]
 Agent = Annotated[
     str,
     msgspec.Meta(max_length=64),
-    "name of the agent that does it, one of those that you were told of; empty for one like you",
+    "name of the agent to use, from your instructions; empty for one like you",
 ]
 
 
 def agent_tools() -> list[Tool[..., Any]]:
-    """Return run_agent."""
-
     @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT, context=ExecutionContext.AGENT)
     def run_agent(
         task: Task,  # noqa: ARG001
@@ -40,11 +36,11 @@ def agent_tools() -> list[Tool[..., Any]]:
         rounds_max: Rounds = 0,  # noqa: ARG001
         agent: Agent = "",  # noqa: ARG001
     ) -> str:
-        """Give a task to another agent, which begins afresh, and wait for its answer.
+        """Give a task to another agent, which starts without this conversation, and wait for its answer.
 
-        Use it for a part of the work that is whole in itself and takes many calls,
-        so that only its answer stays in this conversation.
+        Use it for a self-contained part of the work that takes many calls, so that only its answer stays in this
+        conversation.
         """
-        raise ToolError("a run of its own does this")
+        raise ToolError("run_agent is executed by agent-loop, not by the registry")
 
     return [run_agent]

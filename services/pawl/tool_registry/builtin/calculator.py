@@ -1,4 +1,4 @@
-"""Arithmetic that cannot do anything else."""
+"""A calculator restricted to arithmetic."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pawl.tool_registry.sdk.tool import Tool, tool
 from pawl.values import Category, EffectClass
 
 EXPRESSION_CHARACTERS_MAX: Final = 500
+# Maximum size of a whole number, including intermediate results.
 BITS_MAX: Final = 4096
-"""Size of the largest whole number on the way to a result."""
 _FACTORIAL_MAX: Final = 400
 _ROUND_DIGITS_MAX: Final = 300
 _NODES_MAX: Final = 200
@@ -26,15 +26,13 @@ Number = int | float
 
 
 def calculator_tools() -> list[Tool[..., Any]]:
-    """Return calculate."""
-
     @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
     def calculate(
         expression: Annotated[str, "for example (17 * 23 + 4) / 2, sqrt(2) ** 3 or round(7 / 3, 2)"],
     ) -> dict[str, Any]:
-        """Work out an arithmetic expression.
+        """Evaluate an arithmetic expression.
 
-        Knows + - * / // % ** (or ^), parentheses, comparisons, pi, e, tau, and abs,
+        Supports + - * / // % ** (or ^), parentheses, comparisons, pi, e, tau, and abs,
         ceil, floor, round, min, max, sum of several, sqrt, exp, log, log2, log10,
         sin, cos, tan, asin, acos, atan, atan2, degrees, radians, hypot, factorial,
         gcd, lcm. Whole numbers are exact.
@@ -45,13 +43,13 @@ def calculator_tools() -> list[Tool[..., Any]]:
 
 
 def evaluate(expression: str) -> int | float | bool | str:
-    """Return the value of an expression; a whole number beyond 64 bits as text.
+    """Return the value of an expression; whole numbers beyond 64 bits as text.
 
     Raises:
-        ToolError: it is no arithmetic, or too large; the text says which.
+        ToolError: The expression is invalid or too large; the text says which.
     """
     if len(expression) > EXPRESSION_CHARACTERS_MAX:
-        raise ToolError(f"the expression has over {EXPRESSION_CHARACTERS_MAX} characters")
+        raise ToolError(f"the expression has more than {EXPRESSION_CHARACTERS_MAX} characters")
     evaluator = simpleeval.SimpleEval(operators=_OPERATORS, functions=_FUNCTIONS, names=_NAMES)
     evaluator.nodes = {kind: node for kind, node in evaluator.nodes.items() if kind in _NODES}
     try:
@@ -59,14 +57,14 @@ def evaluate(expression: str) -> int | float | bool | str:
         _check(parsed)
         value = evaluator.eval(expression, previously_parsed=parsed.body)
     except (simpleeval.InvalidExpression, SyntaxError) as error:
-        raise ToolError(f"this is not an expression that calculate knows: {_plain(error)}") from None
+        raise ToolError(f"invalid expression: {_message_of(error)}") from None
     except ZeroDivisionError:
         raise ToolError("division by zero") from None
     except OverflowError:
         raise ToolError("the result is too large") from None
     except (ArithmeticError, ValueError, TypeError, RecursionError, MemoryError, KeyError) as error:
-        raise ToolError(f"cannot be worked out: {_plain(error)}") from None
-    return _shown(value)
+        raise ToolError(f"cannot be evaluated: {_message_of(error)}") from None
+    return _to_json(value)
 
 
 def _check(parsed: ast.Expression) -> None:
@@ -75,14 +73,14 @@ def _check(parsed: ast.Expression) -> None:
         raise ToolError("the expression has too many parts")
     for node in nodes:
         if isinstance(node, ast.Constant) and type(node.value) not in (int, float, bool):
-            raise ToolError("only numbers can be calculated with")
+            raise ToolError("only numbers are supported")
         if isinstance(node, ast.Constant) and isinstance(node.value, int):
             _bounded(node.value)
         if isinstance(node, ast.keyword | ast.Starred):
-            raise ToolError("functions take plain arguments only")
+            raise ToolError("functions only take positional arguments")
 
 
-def _shown(value: Any) -> int | float | bool | str:
+def _to_json(value: Any) -> int | float | bool | str:
     if isinstance(value, bool):
         return value
     if isinstance(value, int):
@@ -95,17 +93,17 @@ def _shown(value: Any) -> int | float | bool | str:
 
 
 def _bounded(value: Any) -> Any:
-    """Return `value` unless it is a whole number that would take long to go on with."""
+    """Return `value`; raise a ToolError if it is a whole number that is too large to compute with."""
     if isinstance(value, int) and value.bit_length() > BITS_MAX:
-        raise ToolError(f"a number on the way has over {BITS_MAX} bits")
+        raise ToolError(f"an intermediate result has more than {BITS_MAX} bits")
     return value
 
 
 def _power(base: Number, exponent: Number) -> Any:
     is_whole = isinstance(base, int) and isinstance(exponent, int)
-    # The size of the result is known before it is worked out.
+    # Check the size of the result before computing it.
     if is_whole and exponent * (int(base).bit_length() - 1) > BITS_MAX:
-        raise ToolError(f"a number on the way has over {BITS_MAX} bits")
+        raise ToolError(f"an intermediate result has more than {BITS_MAX} bits")
     return _bounded(base**exponent)
 
 
@@ -117,7 +115,7 @@ def _factorial(number: Number) -> int:
 
 def _round(number: Number, digits: int = 0) -> Number:
     if abs(digits) > _ROUND_DIGITS_MAX:
-        # Digits before the point are a power of ten to work out.
+        # Negative digits would compute a large power of ten.
         raise ToolError(f"round takes at most {_ROUND_DIGITS_MAX} digits")
     return round(number, digits) if digits else round(number)
 
@@ -165,5 +163,5 @@ _NAMES: Final = {"pi": math.pi, "e": math.e, "tau": math.tau}
 _NODES: Final = frozenset({ast.Expr, ast.Name, ast.UnaryOp, ast.BinOp, ast.Compare, ast.Call, ast.Constant, ast.IfExp})
 
 
-def _plain(error: Exception) -> str:
+def _message_of(error: Exception) -> str:
     return str(error).partition(" (<")[0][:200]

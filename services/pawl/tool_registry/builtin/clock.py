@@ -1,4 +1,4 @@
-"""The time of day, anywhere."""
+"""The tool for the current time."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from pawl.values import Category, EffectClass
 
 
 def clock_tools(clock: Clock) -> list[Tool[..., Any]]:
-    """Return get_current_time, on that clock."""
-    _zones()  # Read from the disk now, not while somebody waits.
+    _zones()  # Read from disk now, not during a call.
 
     @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
     async def get_current_time(
@@ -40,7 +39,7 @@ _WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday",
 
 @cache
 def _zones() -> dict[str, str]:
-    """Return the IANA names by themselves and by their city, folded."""
+    """Return IANA names by case-folded name and by city."""
     names = sorted(zoneinfo.available_timezones())
     by_city = {name.rpartition("/")[2].replace("_", " ").casefold(): name for name in names}
     return by_city | {name.casefold(): name for name in names}
@@ -50,7 +49,7 @@ def _zone(name: str) -> zoneinfo.ZoneInfo:
     exact = _zones().get(name.strip().casefold())
     if exact is not None and ("/" in name or exact.casefold() == name.strip().casefold()):
         return zoneinfo.ZoneInfo(exact)
-    # A city is near enough to suggest, not to assume: there is more than one London.
+    # Suggest zones for a city, but do not assume one: there is more than one London.
     near = dict.fromkeys(_zones()[match] for match in near_matches(name.replace("_", " "), _zones()))
     hint = f"; did you mean {' or '.join(near)}?" if near else ", for example Europe/Oslo or UTC"
-    raise ToolError(f"there is no time zone {name[:80]!r}: give an IANA name{hint}")
+    raise ToolError(f"unknown time zone {name[:80]!r}: use an IANA name{hint}")

@@ -1,4 +1,4 @@
-"""The jobs of a conversation: their list, and their stop."""
+"""The tools to list and stop the jobs of a conversation."""
 
 from __future__ import annotations
 
@@ -17,51 +17,49 @@ from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from pawl.tool_registry.sdk.tool import Tool, tool
 from pawl.values import Category, EffectClass
 
+# Per listed result.
 RESULT_CHARACTERS_MAX: Final = 500
-"""Most characters of a result in the list."""
+# Maximum number of ended jobs in the list; the latest ones.
 ENDED_MAX: Final = 10
-"""Most jobs in the list that have ended, the last ones."""
 JobId = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,64}$"), "the job_id"]
 
 
 def job_tools(jobs: LedgerReads, clock: Clock) -> list[Tool[..., Any]]:
-    """Return list_jobs and stop_job."""
-
     @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY, background=False)
     async def list_jobs(context: ToolContext) -> list[dict[str, Any]]:
-        """List the jobs of this conversation: calls in the background. Ends are told unasked."""
-        store_id, user_id, conversation_id = _where(context)
+        """List the jobs of this conversation: calls that run in the background. You are notified when a job ends."""
+        store_id, user_id, conversation_id = _ids(context)
         found = await jobs.jobs(store_id, user_id, conversation_id, ended_max=ENDED_MAX)
         return [_shown(run, clock.now()) for run in found]
 
     @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT, background=False)
     async def stop_job(context: ToolContext, job_id: JobId) -> dict[str, Any]:
         """Stop a job of this conversation."""
-        store_id, user_id, conversation_id = _where(context)
+        store_id, user_id, conversation_id = _ids(context)
         command_id = CommandId(context.idempotency_key)
         stopped = await jobs.stop_job(RunKey(store_id, RunId(job_id)), user_id, conversation_id, command_id)
         if stopped is None:
-            raise ToolError(f"this conversation has no job {job_id!r}; list_jobs has those that it has")
+            raise ToolError(f"this conversation has no job {job_id!r}; list_jobs returns its jobs")
         run, was_open = stopped
         if not was_open:
-            return {**_shown(run, clock.now()), "note": "It was over already: nothing was stopped."}
-        note = "It is over, and nothing more of it runs."
+            return {**_shown(run, clock.now()), "note": "It had already ended; nothing was stopped."}
+        note = "It has ended, and none of it still runs."
         if run.state not in ENDED:
-            note = "It is being stopped. A call under way may still have its effect; list_jobs says how it ended."
+            note = "It is being stopped. A running call may still have its effect; list_jobs shows how it ended."
         return {"job_id": run.run_id, "tool": run.job.tool_name, "state": state_of(run), "note": note}
 
     return [list_jobs, stop_job]
 
 
-def _where(context: ToolContext) -> tuple[StoreId, UserId, ConversationId]:
+def _ids(context: ToolContext) -> tuple[StoreId, UserId, ConversationId]:
     return StoreId(context.store_id), UserId(context.user_id), ConversationId(context.conversation_id)
 
 
 def _shown(run: run_pb2.Run, now: float) -> dict[str, Any]:
-    """Return what the model is given of a job."""
+    """Return a job as shown to the model."""
     job = run.job
     shown: dict[str, Any] = {"job_id": run.run_id, "tool": job.tool_name, "state": state_of(run)}
-    shown["begun"] = _time(seconds(job.begin_time))
+    shown["started"] = _time(seconds(job.begin_time))
     if job.interval_seconds:
         shown |= {"iterations": run.round, "interval_seconds": job.interval_seconds}
     due = _next_time(run, now)
@@ -76,7 +74,7 @@ def _shown(run: run_pb2.Run, now: float) -> dict[str, Any]:
 
 
 def state_of(run: run_pb2.Run) -> str:
-    """Return the name of the state of a run, or of what it waits for."""
+    """Return the name of a run's state, or the reason it waits."""
     if run_pb2.WAIT_KIND_APPROVAL in run.waits:
         return "AWAITING_APPROVAL"
     if run_pb2.WAIT_KIND_PAUSED in run.waits:

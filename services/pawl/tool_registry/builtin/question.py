@@ -1,4 +1,4 @@
-"""Asking the user."""
+"""The tool to ask the user."""
 
 from __future__ import annotations
 
@@ -14,25 +14,23 @@ Question = Annotated[str, msgspec.Meta(min_length=1, max_length=4000), "what to 
 Why = Annotated[str, "why the answer is needed"]
 Kind = Annotated[
     Literal["clarification", "permission", "confirmation"],
-    "a missing detail, leave to do something, or that something is so",
+    "a missing detail, permission to do something, or confirmation that something is true",
 ]
-Options = Annotated[list[str], msgspec.Meta(max_length=20), "answers to choose from; the user may always answer freely"]
+Options = Annotated[
+    list[str], msgspec.Meta(max_length=20), "answers to choose from; the user may also give another answer"
+]
 
 Default = Annotated[
     str,
     msgspec.Meta(max_length=4000),
-    "the answer to go on with if nobody answers in time; empty for none",
+    "the answer to use if the user does not answer in time; empty for none",
 ]
-Minutes = Annotated[
-    float, msgspec.Meta(ge=0, le=525_600), "how long to wait for the answer; 0 for as long as the run allows"
-]
+Minutes = Annotated[float, msgspec.Meta(ge=0, le=525_600), "how long to wait for the answer; 0 for the run's limit"]
 
 
 def question_tools() -> list[Tool[..., Any]]:
-    """Return ask_user."""
-
     @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY, context=ExecutionContext.HUMAN)
-    def ask_user(  # noqa: PLR0917  # the arguments are what the user is shown
+    def ask_user(  # noqa: PLR0917  # the arguments are shown to the user
         question: Question,  # noqa: ARG001
         why: Why = "",  # noqa: ARG001
         kind: Kind = "clarification",  # noqa: ARG001
@@ -42,9 +40,8 @@ def question_tools() -> list[Tool[..., Any]]:
     ) -> str:
         """Ask the user a question and wait for the answer.
 
-        Use it when something needed is missing or ambiguous, not for what another
-        tool can find out.
+        Use it when required information is missing or ambiguous, and no other tool can find it out.
         """
-        raise ToolError("a question is answered by a person")
+        raise ToolError("ask_user is answered by a person, not executed by the registry")
 
     return [ask_user]

@@ -1,4 +1,4 @@
-"""Reading the rest of a result that was cut for the model."""
+"""The tool to read the rest of a truncated result."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pawl.values import Category, EffectClass
 
 
 def result_tools(results: LedgerReads) -> list[Tool[..., Any]]:
-    """Return read_result."""
-
     @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
     async def read_result(
         context: ToolContext,
-        call_id: Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,64}$"), "the call, as the note on the cut says"],
-        offset: Annotated[int, msgspec.Meta(ge=0), "bytes to skip, as the note on the cut says"] = 0,
+        call_id: Annotated[
+            str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,64}$"), "the call id from the note in the cut result"
+        ],
+        offset: Annotated[int, msgspec.Meta(ge=0), "bytes to skip; see the note in the cut result"] = 0,
         length: Annotated[int, msgspec.Meta(ge=1, le=BYTES_MAX), "bytes to read"] = BYTES_DEFAULT,
     ) -> dict[str, Any]:
         """Read the rest of a tool result that was cut."""
@@ -31,7 +31,7 @@ def result_tools(results: LedgerReads) -> list[Tool[..., Any]]:
             ConversationId(context.conversation_id),
         )
         if content is None:
-            raise ToolError(f"this conversation has no call {call_id!r} whose result is kept")
+            raise ToolError(f"this conversation has no stored result of a call {call_id!r}")
         return {"call_id": call_id} | slice_of(content, offset, length)
 
     return [read_result]

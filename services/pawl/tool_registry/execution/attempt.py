@@ -1,4 +1,4 @@
-"""One attempt to run a call: keys held, journal asked, tool run."""
+"""One attempt to run a call: take its locks, write the journal, run the tool."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from pawl.values import EffectClass, Question
 
 _SECRET_CHARACTERS_MIN: Final = 4
 _TOKEN_BYTES: Final = 32
-_LOOKS_PER_HEARTBEAT: Final = 4
+_POLLS_PER_HEARTBEAT: Final = 4
 
 T = TypeVar("T")
 
@@ -56,33 +56,33 @@ _log = logs.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptParts:
-    """The parts that attempts share."""
+    """Dependencies shared by all attempts."""
 
     locks: PostgresResourceLocks
     runner: ProcessRunner
     secrets: FileSecrets
     checkpoints: PostgresCheckpoints
+    # For checkpoints.
     retry: Retry
-    """Reaches the checkpoints."""
     admission: Admission
     clock: Clock
     completing: Completing
+    # The gateway's address for the URLs of completion tokens; empty for none.
     public_url: str = ""
-    """The address of the gateway, for the URLs of completion tokens; empty for none."""
+    # Attempts stopped for missing heartbeats whose tool code still runs. The next attempt of the call waits.
     silent: dict[CallKey, asyncio.Task[None]] = field(default_factory=dict)
-    """Attempts that were silent for too long, as long as code of their tool runs: the next one of the call waits."""
 
     def forget_silent(self, task: asyncio.Task[None]) -> None:
-        """Let the next attempt of a call begin, of which the silent one has ended."""
+        """Let the next attempt of a call start, now that the silent one has ended."""
         for key in [key for key, each in self.silent.items() if each is task]:
             del self.silent[key]
 
 
 class Attempt:
-    """Runs a job in a task of its own, which outlives the outcome while code of the tool still runs.
+    """Runs a job in its own task, which outlives the outcome while the tool's code still runs.
 
-    So resource keys stay held until a thread that could not be stopped has really
-    ended, while the outcome is known at once.
+    So resource keys stay locked until a thread that could not be stopped has ended, while callers get
+    the outcome immediately.
     """
 
     def __init__(self, execution: Execution, job: Job, parts: AttemptParts) -> None:
@@ -92,7 +92,7 @@ class Attempt:
         self._cancelled = threading.Event()
         self._secrets: set[str] = set()
         self._secret_names: frozenset[str] = frozenset()
-        # Empty until the tool takes one: then somebody else may end the call, too.
+        # Empty until the tool takes a token. From then on, the call can also be completed from outside.
         self.completion_token = ""
         self._token = secrets.token_hex(16)
         self._loop = asyncio.get_running_loop()
@@ -105,26 +105,26 @@ class Attempt:
         self.outcome: asyncio.Future[ExecutionResult | HeldElsewhere] = asyncio.get_running_loop().create_future()
         self.is_reconciling = False
         self.has_asked_journal = False
+        # True if the tool was started, so its effect may have happened.
         self.has_run = False
-        """True if the tool was begun, so that it may have had its effect."""
+        # How the tool ended after its call already had another result.
         self.late_end: ExecutionResult | None = None
-        """The end that the tool came to after its call had got another result."""
+        # True if the outcome comes from the journal or another process.
         self.was_known = False
-        """True if the outcome is not this attempt's own."""
         self.task = asyncio.create_task(self._run(), name=f"attempt {job.definition.name}")
 
     @property
     def hindrance(self) -> str:
-        """The tool that held this one up, as a sentence; empty for none."""
+        """A sentence naming the tool that blocked this one; empty for none."""
         return self._work.hindrance if self._work else ""
 
     @property
-    def never_began(self) -> bool:
-        """True if neither this attempt nor an earlier one can have had an effect. AT_MOST_ONCE: there is but one."""
+    def never_started(self) -> bool:
+        """True if no attempt of the call can have had an effect. AT_MOST_ONCE calls have one attempt."""
         return not self.has_run and (self._job.effect is EffectClass.AT_MOST_ONCE or self._job.attempt == 1)
 
     async def stop(self, unwind_seconds: float) -> bool:
-        """Cancel the tool and give it `unwind_seconds` to end; returns whether none of its code runs any more."""
+        """Cancel the tool and wait up to `unwind_seconds`; returns whether none of its code still runs."""
         self._cancelled.set()
         self.task.cancel()
         await asyncio.wait({self.task}, timeout=unwind_seconds)
@@ -146,29 +146,29 @@ class Attempt:
                 else:
                     await self._take_checkpoint()
                     await self._run_tool()
-        except Exception as error:  # noqa: BLE001  # what the tool raised is in the outcome; this is ours
+        except Exception as error:  # noqa: BLE001  # errors of the tool are in the outcome; this one is internal
             if not self.outcome.done():
                 self.outcome.set_exception(error)
-                self.outcome.exception()  # Seen, also when the supervisor has left.
+                self.outcome.exception()  # Marked as retrieved, in case the supervisor has left.
 
     @property
     def _earlier(self) -> asyncio.Task[None] | None:
-        """An attempt of the call that was given up here, and of which a function in a thread goes on."""
+        """A silent attempt of this call in this process whose thread still runs."""
         found = self._parts.silent.get(self._job.key)
         return None if found is self.task or found is None or found.done() else found
 
     async def _wait_for_earlier(self) -> None:
-        """Begin nothing beside a function that goes on: it would take thread after thread, and could act twice."""
+        """Wait for an earlier attempt's thread. Running beside it could act twice, and use up threads."""
         earlier = self._earlier
         if earlier is None:
             return
-        # Meanwhile nobody can say what happened: it may be about to.
+        # Until it ends, its effect may still happen, so the outcome is in doubt.
         self.is_reconciling = self.has_asked_journal = self._job.effect.is_journaled
         await asyncio.wait({earlier})
         self.is_reconciling = self.has_asked_journal = False
 
     async def _is_known(self) -> bool:
-        """Settle a call that was asked for again without waiting for its own keys."""
+        """Settle a repeated call without waiting for its own locks."""
         if not self._job.effect.is_journaled:
             return False
         known = await self._parts.admission.journal.known(self._job.journal_call(self._token))
@@ -182,7 +182,7 @@ class Attempt:
         if not isinstance(begun, Begun):
             self._set_known(begun)
             return
-        self._execution.has_begun = True
+        self._execution.has_started = True
         await self._take_checkpoint()
         if begun.must_reconcile and await self._reconcile():
             return
@@ -195,17 +195,17 @@ class Attempt:
         """Ask the tool about an earlier execution; returns whether that settled the call."""
         reconcile = self._job.tool.reconcile
         if reconcile is None:
-            raise TypeError("only a RECONCILABLE tool is asked")
+            raise TypeError("only RECONCILABLE tools can be reconciled")
 
         async def asked(context: ToolContext, **_: object) -> ReconcileResult:
             return await reconcile(context)
 
         self.is_reconciling = True
         try:
-            # Perhaps it blocks, like the tool.
+            # It may block, like the tool.
             tool = replace(self._job.tool, function=asked, signature=WholeArguments(), marks_start=True, process=None)
             found: ReconcileResult = await self._parts.runner.start(tool, {}, self._context()).result()
-        except Exception as error:  # noqa: BLE001  # the author's code: if it fails, nobody knows
+        except Exception as error:  # noqa: BLE001  # the author's code: if it fails, the outcome is unknown
             _log.warning("tool.reconcile_failed", tool=self._job.tool.name, error=type(error).__name__)
             found = ReconcileResult(finding="CANNOT_SAY")
         self.is_reconciling = False
@@ -217,7 +217,7 @@ class Attempt:
                 outcome.of_value(self._job.definition, found.result, secrets=self._secrets, seconds=self._seconds())
             )
         elif found.finding == "FAILED":
-            self._set(self._of(error=found.result))
+            self._set(self._to_result(error=found.result))
         elif found.finding == "CANNOT_SAY":
             self._set(outcome.of_doubt(self._job.definition.name, self._seconds()))
         return self.outcome.done()
@@ -230,47 +230,47 @@ class Attempt:
             return
         try:
             work = self._work = self._parts.runner.start(job.tool, job.arguments, self._context())
-        except Exception as error:  # noqa: BLE001  # arguments of the right schema that are not of the type
+        except Exception as error:  # noqa: BLE001  # arguments that fit the schema but not the Python type
             self._set(outcome.of_error(job.definition, error, secrets=(), seconds=self._seconds()))
             return
-        life = asyncio.create_task(self._watch_life()) if job.tool.heartbeat_seconds else None
+        heartbeat = asyncio.create_task(self._watch_heartbeat()) if job.tool.heartbeat_seconds else None
         try:
             value = await work.result()
-        except Exception as error:  # noqa: BLE001  # whatever the author's code raises is its result
-            self._set(self._of(error=error))
+        except Exception as error:  # noqa: BLE001  # any error of the author's code is the call's result
+            self._set(self._to_result(error=error))
         else:
-            self._set(self._of(value))
+            self._set(self._to_result(value))
         finally:
-            if life is not None:
-                life.cancel()
+            if heartbeat is not None:
+                heartbeat.cancel()
             await asyncio.wait({work.task})
             if not work.task.cancelled() and not self.outcome.done():
                 late = work.task.exception()
-                self.late_end = self._of(None if late else work.task.result(), late)
+                self.late_end = self._to_result(None if late else work.task.result(), late)
 
-    async def _watch_life(self) -> None:
-        """End the execution once its tool has been silent for too long, which it is not while it asks somebody.
+    async def _watch_heartbeat(self) -> None:
+        """Cancel the execution when its tool misses its heartbeat; open questions do not count.
 
-        Looks are counted, so that a process that stood still itself is no silence.
+        Polls are counted instead of elapsed time, so that a pause of this process is not taken for silence.
         """
         execution, seconds = self._execution, self._job.tool.heartbeat_seconds
-        silent, signs = 0, execution.life_signs
-        while silent < _LOOKS_PER_HEARTBEAT:
-            await self._parts.clock.sleep(seconds / _LOOKS_PER_HEARTBEAT)
+        silent, signs = 0, execution.heartbeats
+        while silent < _POLLS_PER_HEARTBEAT:
+            await self._parts.clock.sleep(seconds / _POLLS_PER_HEARTBEAT)
             runs = self.has_run and execution.dialogue.question is None
-            silent = silent + 1 if runs and execution.life_signs == signs else 0
-            signs = execution.life_signs
+            silent = silent + 1 if runs and execution.heartbeats == signs else 0
+            signs = execution.heartbeats
         _log.warning("execution.silent", tool=self._job.tool.name, call=self._job.context.call_id, seconds=seconds)
         self._parts.silent[self._job.key] = self.task
         self.task.add_done_callback(self._parts.forget_silent)
         execution.cancel(CancelCause.SILENT)
 
-    def _of(self, value: Any = None, error: BaseException | None = None) -> ExecutionResult:
+    def _to_result(self, value: Any = None, error: BaseException | None = None) -> ExecutionResult:
         definition, secrets, seconds = self._job.definition, self._secrets, self._seconds()
         if isinstance(value, Awaited):
             if self.completion_token:
                 return awaiting_completion()
-            error = ToolError(f"{definition.name} awaits a completion for which it has taken no token")
+            error = ToolError(f"{definition.name} awaits a completion but has not taken a completion token")
         if error is not None:
             return outcome.of_error(definition, error, secrets=secrets, seconds=seconds)
         return outcome.of_value(definition, value, secrets=secrets, seconds=seconds)
@@ -301,13 +301,13 @@ class Attempt:
 
     def _begin(self) -> None:
         self.has_run = True
-        self._execution.has_begun = True
+        self._execution.has_started = True
 
     async def _take_checkpoint(self) -> None:
-        """Find out how far earlier attempts came. The first one has none before it, and asks nobody."""
+        """Load the checkpoint of earlier attempts; a first attempt skips the query."""
         if self._job.attempt == 1:
             return
-        content = await self._reached(lambda: self._parts.checkpoints.take(self._writer))
+        content = await self._with_retry(lambda: self._parts.checkpoints.take(self._writer))
         if content is not None:
             self._last_checkpoint = loads(content, bytes_max=CHECKPOINT_BYTES_MAX)
 
@@ -328,16 +328,18 @@ class Attempt:
         if self._secrets:
             content = checkpoint_content(without(self._secrets, loads(content, bytes_max=CHECKPOINT_BYTES_MAX)))
         checkpoints, is_first = self._parts.checkpoints, not self._has_saved
-        kept = await self._reached(lambda: checkpoints.keep(self._writer, content, is_first=is_first))
+        kept = await self._with_retry(lambda: checkpoints.keep(self._writer, content, is_first=is_first))
         if not kept:
             self._cancelled.set()
-            raise Superseded("another execution of this call has begun, or its conversation was erased: this one stops")
+            raise Superseded(
+                "another execution of this call has started, or its conversation was erased; this execution stops"
+            )
         self._has_saved = True
-        self._execution.note_life()
+        self._execution.note_heartbeat()
 
     @property
     def completion_terms(self) -> CompletionTerms:
-        """The terms on which somebody outside may end the call."""
+        """The data to store for a completion from outside."""
         job = self._job
         return CompletionTerms(
             draft=self._parts.admission.audit.of_end(job),
@@ -349,20 +351,24 @@ class Attempt:
     def _open_completion(self) -> CompletionToken:
         job = self._job
         if job.tool.is_remote or job.tool.process is not None or job.tool.is_external:
-            raise ToolError(f"{job.definition.name} does not run in the registry itself: nobody else can complete it")
+            raise ToolError(
+                f"{job.definition.name} does not run in the registry process, so it cannot be completed from outside"
+            )
         if not job.effect.is_journaled:
-            raise ToolError(f"{job.definition.name} is {job.effect.value}: only a call that is at most once can wait")
-        # No option on a command line begins like that.
+            raise ToolError(
+                f"{job.definition.name} is {job.effect.value}; a completion needs AT_MOST_ONCE or RECONCILABLE"
+            )
+        # With the prefix, a token never starts with a dash, like a command-line option.
         token = self.completion_token = self.completion_token or f"cmp_{secrets.token_urlsafe(_TOKEN_BYTES)}"
         url = f"{self._parts.public_url}/completions/{job.key.store_id}/{token}" if self._parts.public_url else ""
         return CompletionToken(token, url, asyncio.run_coroutine_threadsafe(self._keep_token(token), self._loop))
 
     async def _keep_token(self, token: str) -> None:
         key, completions = self._job.key, self._parts.completing.store
-        if not await self._reached(lambda: completions.open(key, digest_of(token), self.completion_terms)):
-            raise Superseded("this call has ended, or another execution of it has begun: this one stops")
+        if not await self._with_retry(lambda: completions.open(key, digest_of(token), self.completion_terms)):
+            raise Superseded("this call has ended, or another execution of it has started; this execution stops")
 
-    async def _reached(self, ask: Callable[[], Awaitable[T]]) -> T:
+    async def _with_retry(self, ask: Callable[[], Awaitable[T]]) -> T:
         return await self._parts.retry.until_answered(ask, call=self._job.context.call_id)
 
     def _find_secret(self, name: str) -> str:
@@ -377,7 +383,7 @@ class Attempt:
             is_new = name not in self._secret_names
             self._secret_names |= {name}
             if is_new and self.completion_token:
-                # Who completes the call before the tool has ended may tell it.
+                # A completion that arrives before the tool ends may contain the secret.
                 asyncio.run_coroutine_threadsafe(self._keep_token(self.completion_token), self._loop)
         return value
 

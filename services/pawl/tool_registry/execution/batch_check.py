@@ -1,4 +1,4 @@
-"""Checking the calls of an answer, and running them at once where all of them only read."""
+"""Checks a batch of calls, and runs them immediately if they all only read."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from pawl.tool_registry.rules.execution import ENDS, ExecutionResult
 from pawl.tool_registry.rules.verdict import Verdict
 from pawl.values import ReadTimeouts
 
-# A moment: those who wait for the answer, and see nothing of it before, do not notice.
+# Short enough that a caller waiting for the whole answer does not notice.
 _READ_SECONDS: Final = 0.05
-# Results go into the message, and into the step, that bring the answer itself.
+# The results are part of the message, and of the step, that contain the answer.
 _READ_BYTES_MAX: Final = 256 * 1024
-# So long an end that is being written down is waited for; the disk may be slow.
+# How long to wait for an end that is being written; the disk may be slow.
 _WRITE_SECONDS: Final = 10.0
 
-_NOT_WRITTEN: Final = "the end of a call cannot be written down"
+_NOT_WRITTEN: Final = "the end of a call cannot be written"
 
 Checked = tuple[Verdict, ExecutionResult | None]
 
 
 @dataclass(frozen=True, slots=True)
 class BatchCheck:
-    """Gives verdicts on batches of calls. Before anybody sees them they are in the audit chain.
+    """Returns verdicts on batches of calls, after writing them to the audit chain.
 
-    What only reads needs no record of its intent: so it runs before its check is
-    written down, and both are written with its end.
+    A read needs no record of intent. So it runs before its check is written, and one entry records both
+    the check and the end.
     """
 
     admission: Admission
@@ -47,50 +47,52 @@ class BatchCheck:
     async def check(
         self, proposed: Sequence[Proposed], known_names: Iterable[str], timeouts: ReadTimeouts | None
     ) -> list[Checked]:
-        """Return the verdicts on the calls of one batch, in order; with `timeouts`, results of reads along with them.
+        """Return the verdicts on a batch of calls, in order; with `timeouts`, also results of fast reads.
 
-        A result that is not there in a moment is for whoever executes the call.
+        A read that does not finish quickly is kept for the caller that executes it.
 
         Raises:
-            DependencyUnavailable: the audit chain cannot be written.
+            DependencyUnavailable: The audit chain cannot be written.
         """
         judged = await self.admission.judge_batch(proposed, known_names)
         jobs = {job.context.call_id: job for job in self.admission.reads_of(judged, timeouts)} if timeouts else {}
-        begun = dict[CallId, Execution]()
+        started = dict[CallId, Execution]()
         try:
-            results = await self._read(jobs, begun)
+            results = await self._read(jobs, started)
             await self.audit.write([draft for each in judged for draft in _unwritten(each, jobs)])
         except BaseException:
-            for execution in begun.values():
+            for execution in started.values():
                 execution.leave()
             raise
-        for call_id in begun.keys() - results.keys():
-            self.executor.keep(begun[call_id])
+        for call_id in started.keys() - results.keys():
+            self.executor.keep(started[call_id])
         return [(each.verdict, results.get(each.verdict.call_id)) for each in judged]
 
-    async def _read(self, jobs: Mapping[CallId, Job], begun: dict[CallId, Execution]) -> dict[CallId, ExecutionResult]:
-        """Run the jobs; return the results that are there in a moment, and are not too large together.
+    async def _read(
+        self, jobs: Mapping[CallId, Job], started: dict[CallId, Execution]
+    ) -> dict[CallId, ExecutionResult]:
+        """Start the jobs; return results that are available within `_READ_SECONDS` and small enough in total.
 
-        Of the checks of those that are in `begun` and go on none is written down yet.
+        The checks of the jobs in `started` that still run are not written yet.
 
         Raises:
-            DependencyUnavailable: an end cannot be written down.
+            DependencyUnavailable: The end of a call cannot be written.
         """
         found = dict[CallId, ExecutionResult]()
         for call_id, job in jobs.items():
             cached = self.admission.cache.find(job)
             if cached is None:
-                with suppress(PawlError):  # There is no room now, or no time left: it is executed later.
-                    begun[call_id] = await self.executor.begin(job)
+                with suppress(PawlError):  # No capacity or time left: it is executed later.
+                    started[call_id] = await self.executor.start(job)
             elif _fits(cached, found):
                 found[call_id] = cached
         if found:
-            # At once: they go into one transaction.
+            # Concurrently, so that they share one transaction.
             cached_ends = (self.audit.ended(jobs[call_id], end, reason="CACHED") for call_id, end in found.items())
             await asyncio.gather(*cached_ends)
-        if begun:
-            await asyncio.wait([execution.ended for execution in begun.values()], timeout=_READ_SECONDS)
-        pairs = [(jobs[call_id], execution) for call_id, execution in begun.items()]
+        if started:
+            await asyncio.wait([execution.ended for execution in started.values()], timeout=_READ_SECONDS)
+        pairs = [(jobs[call_id], execution) for call_id, execution in started.items()]
         while writing := [execution.ended for job, execution in pairs if _is_being_written(job, execution)]:
             if not (await asyncio.wait(writing, timeout=_WRITE_SECONDS))[0]:
                 raise DependencyUnavailable(_NOT_WRITTEN)
@@ -102,15 +104,15 @@ class BatchCheck:
 
 
 def _is_being_written(job: Job, execution: Execution) -> bool:
-    """Return whether a call has ended, and that is just being written down together with its check."""
+    """Return whether a call has ended and its end is still being written together with its check."""
     return bool(job.proposal.goes_with_end) and not execution.ended.done()
 
 
 def _result(job: Job, execution: Execution) -> ExecutionResult | None:
-    """Return how a read ended that has ended; None for one that goes on, asks somebody, or came to nothing.
+    """Return the result of a read that ended; None if it still runs, has a question, or failed to run.
 
     Raises:
-        DependencyUnavailable: it took its check along, and that is not written down.
+        DependencyUnavailable: It includes its check, and neither is written.
     """
     if not execution.ended.done():
         return None
@@ -127,6 +129,6 @@ def _fits(result: ExecutionResult, found: Mapping[CallId, ExecutionResult]) -> b
 
 
 def _unwritten(judged: Judged, jobs: Mapping[CallId, Job]) -> tuple[AuditDraft, ...]:
-    """Return the entry about the check of a call, unless it goes with the end of the call."""
+    """Return the audit entry of a call's check, unless it is written with the end of the call."""
     job = jobs.get(judged.verdict.call_id)
     return (judged.draft,) if job is None else job.proposal.claim(with_end=False)

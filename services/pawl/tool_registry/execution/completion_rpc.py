@@ -1,4 +1,4 @@
-"""pawl.tool.v1.CompletionService: ends of calls from outside; the store comes from the credential."""
+"""pawl.tool.v1.CompletionService: completes calls from outside. The store comes from the credential."""
 
 from __future__ import annotations
 
@@ -8,21 +8,19 @@ from pawl.errors import InvalidField
 from pawl.tool.v1 import completion_pb2 as pb
 from pawl.tool.v1 import completion_pb2_grpc
 from pawl.tool_registry.execution.completions import Completing
-from pawl.tool_registry.execution.rules import Said
+from pawl.tool_registry.execution.rules import CallEnd
 
 
 class CompletionServicer(completion_pb2_grpc.CompletionServiceServicer):
-    """Translates between the wire and the completing of calls."""
-
     def __init__(self, completing: Completing) -> None:
         self._completing = completing
 
     async def CompleteCall(self, request: pb.CompleteCallRequest, context: Context) -> pb.CompleteCallResponse:
         match request.WhichOneof("end"):
             case "result_json":
-                said = Said(content=request.result_json)
+                end = CallEnd(content=request.result_json)
             case "error" if request.error:
-                said = Said(error=request.error)
+                end = CallEnd(error=request.error)
             case _:
-                raise InvalidField("a call ends with a result, or with an error that says something", field="end")
-        return pb.CompleteCallResponse(duplicate=await self._completing.complete(require_user(), request.token, said))
+                raise InvalidField("end: must be result_json, or an error that is not empty", field="end")
+        return pb.CompleteCallResponse(duplicate=await self._completing.complete(require_user(), request.token, end))

@@ -1,4 +1,4 @@
-"""Completing calls from outside, and telling of it: the audit chain first, then the run that waits."""
+"""Completes calls from outside, and reports each end: first to the audit chain, then to the waiting run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pawl.chassis.strict_json import dumps_canonical, loads
 from pawl.errors import CallNotPending, CompletionNotFound, InvalidField, Unavailable
 from pawl.tool_registry.audit.recorder import AuditTrail
 from pawl.tool_registry.audit.rules import AuditDraft
-from pawl.tool_registry.execution.rules import ERROR_CHARACTERS_MAX, CompletionTerms, Said, digest_of
+from pawl.tool_registry.execution.rules import ERROR_CHARACTERS_MAX, CallEnd, CompletionTerms, digest_of
 from pawl.tool_registry.execution.store.completions import GONE, PostgresCompletions
 from pawl.tool_registry.ledger import LedgerReads
 from pawl.tool_registry.policy.call import Job
@@ -25,18 +25,18 @@ from pawl.tool_registry.secret_file import FileSecrets
 from pawl.values import Outcome
 
 _TOKEN_CHARACTERS_MAX: Final = 200
+# How often a replica polls for ends that another replica could not report.
 _POLL_SECONDS: Final = 10.0
-"""So often a replica looks for what another one could not tell."""
-_AGAIN_SECONDS: Final = 1.0
+_RETRY_SECONDS: Final = 1.0
 _BATCH_MAX: Final = 100
 
 _log = logs.get_logger(__name__)
 
 
 class Completing:
-    """Takes ends of calls from outside; an async context manager that reports them.
+    """Completes calls from outside; an async context manager that reports the ends.
 
-    Waiting calls are rows: nothing is held of them here.
+    Waiting calls are rows in the database: this process holds no state for them.
     """
 
     def __init__(
@@ -46,107 +46,109 @@ class Completing:
         self._runs = runs
         self._secrets = secrets
         self._audit = audit
-        self._news = asyncio.Event()
-        self._teller: asyncio.Task[None] | None = None
+        self._wake = asyncio.Event()
+        self._reporter: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        self._teller = asyncio.create_task(self._tell_all(), name="completions")
+        self._reporter = asyncio.create_task(self._report_all(), name="completions")
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await tasks.end([self._teller] if self._teller else [])
+        await tasks.end([self._reporter] if self._reporter else [])
 
-    def look(self) -> None:
-        """Tell soon of ends that were written here."""
-        self._news.set()
+    def wake(self) -> None:
+        """Report ends that were written here soon, instead of at the next poll."""
+        self._wake.set()
 
-    async def complete(self, by: Principal, token: str, said: Said) -> bool:
-        """Give a call its end; returns whether it had exactly this one before.
+    async def complete(self, by: Principal, token: str, end: CallEnd) -> bool:
+        """Complete a call; returns whether it already had exactly this end.
 
         Raises:
-            CompletionNotFound: the token is none of the store.
-            CallNotPending: the call has ended otherwise, or its run is being stopped.
-            DeadlinePassed: its time is over.
-            InvalidJson, InvalidField, TooLarge: the tool could not return that.
+            CompletionNotFound: No call of the store has this token.
+            CallNotPending: The call has ended otherwise, or its run is being stopped.
+            DeadlinePassed: Its time is over.
+            InvalidJson, InvalidField, TooLarge: The tool could not have returned this.
         """
         digest = digest_of(token)
         found = None if len(token) > _TOKEN_CHARACTERS_MAX else await self.store.find(by.store_id, digest)
         if found is None:
             raise CompletionNotFound
         terms, is_open = found
-        said, result = self._judged(terms, said)
+        end, result = self._result_of(terms, end)
         if is_open and not await self._runs.takes_results(RunKey(by.store_id, terms.draft.run_id)):
             raise CallNotPending(GONE)
-        is_duplicate = await self.store.complete(by.store_id, digest, said, result, by)
+        is_duplicate = await self.store.complete(by.store_id, digest, end, result, by)
         if not is_duplicate:
-            self.look()
+            self.wake()
             _log.info("call.completed", run=terms.draft.run_id, call=terms.draft.call_id, outcome=result.outcome)
         return is_duplicate
 
     async def hold(self, job: Job, terms: CompletionTerms, seconds: float) -> ExecutionResult | None:
-        """Let a call wait without its tool for so long; return what it has then. Durable. None if it cannot wait."""
+        """Let a call wait for its completion for `seconds`; return its state. Durable. None if it cannot wait."""
         held = await self.store.hold(job.key, terms, seconds)
         if held is not None and held.outcome is not Outcome.AWAITING_COMPLETION:
-            self.look()
+            self.wake()
         return held
 
-    async def checked(self, job: Job, known: ExecutionResult | HeldElsewhere) -> ExecutionResult | HeldElsewhere:
-        """Return what is known of a call; one that waits, and whose time is over, ends by that."""
+    async def ended_if_lapsed(
+        self, job: Job, known: ExecutionResult | HeldElsewhere
+    ) -> ExecutionResult | HeldElsewhere:
+        """Return the state of a call, after ending it if it waits for a completion and its time is over."""
         if not isinstance(known, ExecutionResult) or known.outcome is not Outcome.AWAITING_COMPLETION:
             return known
         if not known.completion_seconds_left:
             known = await self.store.lapse(job.key, outcome.of_uncompleted(job.definition))
-            self.look()
+            self.wake()
         return known
 
     async def withdraw(self, key: CallKey) -> ExecutionResult | None:
-        """Cancel a call that waits; return what it has then."""
+        """Cancel a waiting call; return its state."""
         ended = await self.store.withdraw(key)
-        self.look()
+        self.wake()
         return ended
 
-    def _judged(self, terms: CompletionTerms, said: Said) -> tuple[Said, ExecutionResult]:
-        """Return what was said, in the one form that it has, and as a tool would have returned it."""
+    def _result_of(self, terms: CompletionTerms, end: CallEnd) -> tuple[CallEnd, ExecutionResult]:
+        """Return the submitted end in canonical form, and as a result with secrets removed."""
         secrets = self._secrets_of(terms)
-        if said.error:
-            if len(said.error) > ERROR_CHARACTERS_MAX:
+        if end.error:
+            if len(end.error) > ERROR_CHARACTERS_MAX:
                 raise InvalidField(f"error: at most {ERROR_CHARACTERS_MAX} characters", field="error")
-            return said, ended_badly(Outcome.FAILED, "TOOL_ERROR", hide(secrets, said.error))
-        value = loads(said.content, bytes_max=terms.result_bytes_max)
-        return Said(content=dumps_canonical(value)), succeeded(dumps_canonical(without(secrets, value)), 0.0)
+            return end, ended_badly(Outcome.FAILED, "TOOL_ERROR", hide(secrets, end.error))
+        value = loads(end.content, bytes_max=terms.result_bytes_max)
+        return CallEnd(content=dumps_canonical(value)), succeeded(dumps_canonical(without(secrets, value)), 0.0)
 
     def _secrets_of(self, terms: CompletionTerms) -> Collection[str]:
         find = self._secrets.own if terms.is_of_store else self._secrets.find
         found = (find(terms.draft.store_id, name) for name in terms.secret_names)
         return {value for value in found if value}
 
-    async def _tell_all(self) -> None:
+    async def _report_all(self) -> None:
         while True:
-            self._news.clear()
-            seconds = _POLL_SECONDS if await self._tell_some() else _AGAIN_SECONDS
-            await tasks.within(seconds, self._news.wait())
+            self._wake.clear()
+            seconds = _POLL_SECONDS if await self._report_some() else _RETRY_SECONDS
+            await tasks.within(seconds, self._wake.wait())
 
-    async def _tell_some(self) -> bool:
-        """Tell what there is to tell; returns whether all was told."""
+    async def _report_some(self) -> bool:
+        """Report a batch of ends; returns whether all ends were reported."""
         try:
-            found = await self.store.claim_untold(_BATCH_MAX)
-            told = [await self._tell(*each) for each in found]
-        except Exception as error:  # noqa: BLE001  # the next look may succeed
-            # The database itself is in the log when it cannot be reached.
+            found = await self.store.claim_unreported(_BATCH_MAX)
+            reported = [await self._report(*each) for each in found]
+        except Exception as error:  # noqa: BLE001  # the next poll may succeed
+            # The database pool already logs when it is unreachable.
             log = _log.debug if isinstance(error, Unavailable) else _log.warning
-            log("completions.not_looked", error=type(error).__name__)
+            log("completions.poll_failed", error=type(error).__name__)
             return False
-        return all(told) and len(found) < _BATCH_MAX
+        return all(reported) and len(found) < _BATCH_MAX
 
-    async def _tell(self, draft: AuditDraft, is_completed: bool) -> bool:  # noqa: FBT001  # as it is claimed
+    async def _report(self, draft: AuditDraft, is_completed: bool) -> bool:  # noqa: FBT001  # unpacked from a claimed row
         key = CallKey(draft.store_id, draft.call_id)
-        is_told = False
+        is_reported = False
         try:
             await self._audit.write([draft])
             if is_completed:
                 await self._runs.note_completion(RunKey(draft.store_id, draft.run_id), key)
-            is_told = True
-        except Exception as error:  # noqa: BLE001  # it is told later
-            _log.warning("completions.not_told", call=key.call_id, error=type(error).__name__)
-        await self.store.mark_told(key, is_told=is_told)
-        return is_told
+            is_reported = True
+        except Exception as error:  # noqa: BLE001  # it is reported later
+            _log.warning("completions.report_failed", call=key.call_id, error=type(error).__name__)
+        await self.store.mark_reported(key, is_reported=is_reported)
+        return is_reported

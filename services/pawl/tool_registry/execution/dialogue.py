@@ -14,7 +14,7 @@ QUESTIONS_MAX: Final = 20
 
 
 class Dialogue:
-    """At most one question is open at a time; `asked` is done while one is, `answered` while none is."""
+    """At most one question is open at a time. `asked` is done while one is open, `answered` while none is."""
 
     def __init__(self, answers: Sequence[Answer]) -> None:
         loop = asyncio.get_running_loop()
@@ -27,27 +27,27 @@ class Dialogue:
         self._turn = asyncio.Lock()
 
     async def ask(self, question: Question) -> str:
-        """Return the answer to a question, once there is one.
+        """Wait for the answer to a question.
 
         Raises:
-            QuestionDeclined: nobody answers.
-            ToolError: the tool asks too much.
+            QuestionDeclined: The user did not answer.
+            ToolError: The tool has asked too many questions.
         """
         async with self._turn:
             while (found := given(self._answers, self.position, question)) is None:
-                if len(self._answers) >= QUESTIONS_MAX:  # Those too that it asks no more, now that it runs again.
-                    raise ToolError(f"a tool may ask {QUESTIONS_MAX} questions in a call")
+                if len(self._answers) >= QUESTIONS_MAX:  # Includes questions of earlier attempts.
+                    raise ToolError(f"a tool may ask at most {QUESTIONS_MAX} questions in a call")
                 self.question = question
                 self._turn_to(self.asked)
                 await asyncio.wait({self.answered})
             answer = self._answers[found]
             self.position = found + 1
         if answer.declined:
-            raise QuestionDeclined(f"nobody answered: {question.question}")
+            raise QuestionDeclined(f"the user did not answer: {question.question}")
         return answer.answer
 
     def give(self, answers: Sequence[Answer]) -> None:
-        """Take all answers so far; those that are known stay as they are."""
+        """Take all answers so far; answers that are already known stay unchanged."""
         self._answers += answers[len(self._answers) :]
         if self.question is not None and given(self._answers, self.position, self.question) is not None:
             self.question = None

@@ -1,4 +1,4 @@
-"""One execution under way in this process, for everybody who waits for it."""
+"""An execution running in this process, shared by all its callers, and the leases of other processes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ PROGRESS_INTERVAL_SECONDS: Final = 0.1
 
 
 class CancelCause(StrEnum):
-    """The reason why an execution is to end."""
-
     USER = "USER"
     CALLERS_GONE = "CALLERS_GONE"
     SHUTDOWN = "SHUTDOWN"
@@ -27,59 +25,59 @@ class CancelCause(StrEnum):
     SILENT = "SILENT"
 
 
-LEAVING: Final = frozenset({CancelCause.SHUTDOWN, CancelCause.LEASE_LOST, CancelCause.SILENT})
-"""Causes that are none of the call: this process cannot go on with it."""
+# Causes unrelated to the call: this process cannot continue it, but another one can.
+PROCESS_CAUSES: Final = frozenset({CancelCause.SHUTDOWN, CancelCause.LEASE_LOST, CancelCause.SILENT})
 
 
 class Execution:
     """Progress and result of one call, for any number of callers.
 
-    A journaled one goes on when the last caller has gone.
+    A journaled execution continues after its last caller has left.
     """
 
     def __init__(self, job: Job) -> None:
         loop = asyncio.get_running_loop()
         self._loop = loop
         self.job = job
-        self.has_begun = False
-        """True if the effect may have happened."""
+        # True if the effect may have happened.
+        self.has_started = False
         self.ended: asyncio.Future[ExecutionResult] = loop.create_future()
         self.cancelled: asyncio.Future[CancelCause] = loop.create_future()
         self.listeners = 0
+        # True while a caller that is not attached yet is expected to ask for the result.
         self.is_kept = False
-        """True if somebody will ask for the result of whom nothing is seen yet."""
         self.started = loop.time()
-        self.life_signs = 0
-        """The signs of life of its tool so far."""
+        # Progress reports and checkpoints of the tool so far.
+        self.heartbeats = 0
         self.dialogue = Dialogue(job.answers)
         self._lock = threading.Lock()
+        # Progress on its way from another thread.
         self._unseen: Progress | None = None
-        """Progress on its way from another thread."""
         self._progress: Progress | None = None
         self._news: asyncio.Future[None] = loop.create_future()
 
     @property
     def will_restart(self) -> bool:
-        """True if it ends here, and is begun again, or asked for, by whoever is asked for it next."""
+        """True if it ends here but another process will run it again, or reconcile it."""
         cause = self.cancelled.result() if self.cancelled.done() else None
-        return cause in LEAVING and (self.job.is_askable or self.job.effect is not EffectClass.AT_MOST_ONCE)
+        return cause in PROCESS_CAUSES and (self.job.is_askable or self.job.effect is not EffectClass.AT_MOST_ONCE)
 
     @property
     def is_abandoned(self) -> bool:
-        """True if it ends because its callers left: a new caller needs a new execution."""
+        """True if it was cancelled because its callers left. A new caller needs a new execution."""
         return self.cancelled.done() and self.cancelled.result() is CancelCause.CALLERS_GONE
 
     def seconds(self) -> float:
-        """Return how long it has been going on."""
+        """Return the seconds since it started."""
         return asyncio.get_running_loop().time() - self.started
 
-    def note_life(self) -> None:
-        """Note a sign of life of the tool, from any thread."""
-        self.life_signs += 1
+    def note_heartbeat(self) -> None:
+        """Count a progress report or checkpoint of the tool. Thread-safe."""
+        self.heartbeats += 1
 
     def report(self, progress: Progress) -> None:
-        """Show progress to whoever listens, from any thread; only the newest is kept, so that none floods the loop."""
-        self.note_life()
+        """Publish progress. Thread-safe; keeps only the newest report, so a tool cannot flood the event loop."""
+        self.note_heartbeat()
         with self._lock:
             is_on_its_way = self._unseen is not None
             self._unseen = progress
@@ -93,26 +91,26 @@ class Execution:
             self._news.set_result(None)
 
     def cancel(self, cause: CancelCause) -> None:
-        """Ask for the end; the first cause stays. Idempotent."""
+        """Request the end; the first cause wins. Idempotent."""
         if not self.cancelled.done():
             self.cancelled.set_result(cause)
 
     def finish(self, result: ExecutionResult) -> None:
-        """Give the result to everybody."""
+        """Give all callers the result."""
         if not self.ended.done():
             self.ended.set_result(result)
 
     def fail(self, error: BaseException) -> None:
-        """Give everybody an error in place of a result."""
+        """Give all callers an error instead of a result."""
         if not self.ended.done():
             self.ended.set_exception(error)
-            self.ended.exception()  # Seen, also when nobody listens.
+            self.ended.exception()  # Marked as retrieved, in case there are no callers.
 
     async def watch(self) -> AsyncGenerator[Progress | ExecutionResult, None]:
-        """Yield progress, at most ten times a second, then the result, or what the tool asks.
+        """Yield progress, at most ten times a second, then the result or the tool's question.
 
         Raises:
-            PawlError: there is no result, for a reason that is not the tool's.
+            PawlError: There is no result, for a reason other than the tool.
         """
         self.listeners += 1
         try:
@@ -132,13 +130,13 @@ class Execution:
             self.leave()
 
     def leave(self) -> None:
-        """End what nobody waits for any more, unless it is journaled."""
+        """Cancel an unjournaled execution that has no callers left."""
         if not self.listeners and not self.job.effect.is_journaled and not self.ended.done():
             self.cancel(CancelCause.CALLERS_GONE)
 
 
 async def wait_any(*futures: asyncio.Future[Any], timeout_seconds: float | None = None) -> None:
-    """Return when one of them is done, or the time is up."""
+    """Return when one of the futures is done or the time is up."""
     await asyncio.wait(futures, timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
 
 
@@ -146,12 +144,12 @@ _GAP_PART: Final = 0.5
 
 
 class LeaseWatch:
-    """The leases of others as this process has seen them, by its own monotonic clock.
+    """The leases of other processes, timed by this process's monotonic clock.
 
-    The record says when a lease ends by the record's clock. After a jump forward it
-    says so of all leases, until their holders renew them. So one has ended only when
-    it has also stood unchanged for a whole lease, in which this process could read
-    the record: while the record is away nobody can renew.
+    The database stores when a lease ends, by its own clock. If that clock jumps forward, all leases look
+    expired until their holders renew them. So a lease counts as expired only if it has also been unchanged
+    for a whole lease period in which this process could read the database. While the database is unavailable,
+    no process can renew.
     """
 
     def __init__(self, lease_seconds: float) -> None:
@@ -160,7 +158,7 @@ class LeaseWatch:
         self._seen_at = 0.0
 
     def see(self, ends: Mapping[str, datetime], *, asked_at: float, now: float) -> None:
-        """Take in when the leases end, as the record said when asked at `asked_at`, and answered until `now`."""
+        """Update from a read of the database that was sent at `asked_at` and answered by `now` (monotonic seconds)."""
         since = self._since if asked_at - self._seen_at <= self.lease_seconds * _GAP_PART else {}
         self._since = {
             holder: known if (known := since.get(holder)) is not None and known[0] == end else (end, now)
@@ -169,9 +167,9 @@ class LeaseWatch:
         self._seen_at = asked_at
 
     def unrenewed(self) -> tuple[list[str], list[datetime]]:
-        """Return who has not renewed for a whole lease, and the ends of their leases.
+        """Return the holders that have not renewed for a whole lease, and the ends of their leases.
 
-        They have no lease if the record has the same end still, and says that it has passed.
+        A lease has expired if the database still has the same end for it, and that end has passed.
         """
         found = [(holder, end) for holder, (end, at) in self._since.items() if self._seen_at - at >= self.lease_seconds]
         return [holder for holder, _ in found], [end for _, end in found]

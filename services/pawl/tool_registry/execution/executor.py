@@ -1,4 +1,4 @@
-"""Running calls: each at most once at a time, journaled where its effect asks for it."""
+"""Runs each call at most once at a time, and journals it if its effect requires that."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pawl.errors import (
     ShuttingDown,
 )
 from pawl.tool_registry.execution.attempt import Attempt, AttemptParts
-from pawl.tool_registry.execution.execution import LEAVING, CancelCause, Execution, wait_any
+from pawl.tool_registry.execution.execution import PROCESS_CAUSES, CancelCause, Execution, wait_any
 from pawl.tool_registry.metrics import RegistryMetrics
 from pawl.tool_registry.policy.call import ExecuteRequest, Job
 from pawl.tool_registry.rules.definition import given
@@ -31,13 +31,13 @@ from pawl.tool_registry.sdk import outcome
 from pawl.tool_registry.sdk.outcome import ToolEnd
 from pawl.values import Outcome, Progress
 
-_ASKING_PER_RUNNING: Final = 10
-"""So many times more executions may wait for people than run."""
+# Maximum number of executions waiting for people, per execution that may run.
+_WAITING_PER_RUNNING: Final = 10
 _POLL_SECONDS: Final = 0.1
-# A lease that was not renewed for so many of its renewals was let go.
-_RENEWALS_OF_REST: Final = 2
+# A lease that has missed this many renewals is treated as expired.
+_IDLE_RENEWALS: Final = 2
+# How long a started call or its result is kept for its run, which executes the call after writing the step.
 KEPT_SECONDS: Final = 10.0
-"""So long calls that run, and results, are kept before their run asks: it does so as soon as its step is written."""
 _KEPT_MAX: Final = 100
 # How long an async tool may take to clean up after it was cancelled.
 _UNWIND_SECONDS: Final = 1.0
@@ -49,8 +49,6 @@ _log = logs.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorOptions:
-    """The limits on what an executor holds and how long it waits."""
-
     executions_max: int = 1000
     grace_seconds: float = 5.0
     lease_seconds: float = 6.0
@@ -61,14 +59,13 @@ class ExecutorOptions:
 
 
 class Executor:
-    """Runs tools, detached from whoever asked; an async context manager.
+    """Runs tools independently of their callers; an async context manager.
 
-    Its lease is renewed as long as it holds something, and when it begins to: at rest
-    it is let run out, because nobody asks whether a process lives that holds nothing.
+    The executor renews its lease while it holds calls, and when it starts one. An idle executor lets the
+    lease expire, because no other process needs to know whether it is alive.
 
-    At its end running executions have `grace_seconds`, counted from when
-    `stopping` returned, to end by themselves. Then they are cancelled and, where
-    it is then unknown whether they had their effect, recorded so.
+    On exit, running executions have `grace_seconds` to end, counted from when `stopping` returned. Then the
+    executor cancels them. It records the outcome as unknown if the effect may have happened.
     """
 
     def __init__(
@@ -109,7 +106,7 @@ class Executor:
         if self._stop_at is None:
             self._stop_at = self._clock.monotonic() + self._options.grace_seconds
         for execution in self._running.values():
-            if execution.dialogue.question is not None:  # No answer comes within the time that is left.
+            if execution.dialogue.question is not None:  # No answer will arrive before the process ends.
                 execution.cancel(CancelCause.SHUTDOWN)
         await self._wait_for_tasks(self._stop_at - self._clock.monotonic())
         for execution in self._running.values():
@@ -120,20 +117,19 @@ class Executor:
             task.cancel()
         left = (await asyncio.wait(every, timeout=_UNWIND_SECONDS))[1]
         if left:
-            _log.error("execution.will_not_end", tasks=sorted(task.get_name() for task in left))
+            _log.error("execution.not_stopped", tasks=sorted(task.get_name() for task in left))
         try:
             await self._journal.release()
-        except Exception as error:  # noqa: BLE001  # then the lease runs out
+        except Exception as error:  # noqa: BLE001  # the lease expires instead
             _log.warning("journal.not_released", error=type(error).__name__)
 
     async def execute(self, request: ExecuteRequest) -> AsyncGenerator[Progress | ExecutionResult, None]:
-        """Run a call, or attach to it where it runs; yields progress, then the result, last.
+        """Run a call, or attach to its running execution; yields progress, and the result last.
 
         Raises:
-            ToolNotFound, InvalidArguments, ApprovalRequired, PermissionDenied: it may not
-                run; see `Admission`.
-            Overloaded, ShuttingDown, DependencyUnavailable: it did not run, or asking
-                again tells what became of it.
+            ToolNotFound, InvalidArguments, ApprovalRequired, PermissionDenied: The call may not run; see `Admission`.
+            Overloaded, ShuttingDown, DependencyUnavailable: The call did not run, or executing it again returns
+                its outcome.
         """
         job = await self._admission.admit(request)
         if job.key not in self._running:
@@ -142,22 +138,25 @@ class Executor:
         if cached is not None:
             yield cached
             return
-        execution = await self.begin(job)
+        execution = await self.start(job)
         async with aclosing(execution.watch()) as watched:
             async for item in watched:
                 yield item
 
     def keep(self, execution: Execution) -> None:
-        """Keep a call that runs, or its result, for whoever executes it next; for a while, and not too many results."""
+        """Keep a running call, or its result, for the next caller.
+
+        Kept for `KEPT_SECONDS`, at most `_KEPT_MAX` results.
+        """
         execution.is_kept = True
         if execution.ended.done():
-            self._put_by(execution)
+            self._keep_result(execution)
         else:
-            asyncio.get_running_loop().call_later(KEPT_SECONDS, _give_up, execution)
+            asyncio.get_running_loop().call_later(KEPT_SECONDS, _expire_kept, execution)
 
-    def _put_by(self, execution: Execution) -> None:
+    def _keep_result(self, execution: Execution) -> None:
         if execution.ended.exception() is not None or execution.ended.result().outcome not in ENDS:
-            return  # What its callers left, or asks somebody, begins anew.
+            return  # An abandoned call, or one with a question, starts again.
         if len(self._kept) >= _KEPT_MAX:
             del self._kept[next(iter(self._kept))]
         self._kept[execution.job.key] = execution
@@ -165,11 +164,11 @@ class Executor:
 
     @property
     def running_count(self) -> int:
-        """The number of executions under way in this process."""
+        """Number of executions running in this process."""
         return len(self._running)
 
     async def cancel(self, key: CallKey, wait_seconds: float) -> tuple[bool, ExecutionResult | None]:
-        """Cancel a call and wait for its end; returns whether nothing of it runs, and its result if any."""
+        """Cancel a call and wait for its end; returns whether none of it still runs, and its result if any."""
         has_stopped, result = await self._cancel(key, wait_seconds)
         if result is not None and result.outcome is Outcome.AWAITING_COMPLETION:
             return True, await self._parts.completing.withdraw(key)
@@ -187,22 +186,22 @@ class Executor:
                 ended = execution.ended.result()
                 return ended.error_reason != NOT_STOPPED, ended
         if execution is not None or isinstance(known, ExecutionResult):
-            # It may have ended since the journal was asked.
-            known = await self._journal.look(key)
-        give_up = self._clock.monotonic() + wait_seconds
-        while isinstance(known, HeldElsewhere) and self._clock.monotonic() < give_up:
+            # It may have ended since the journal was read.
+            known = await self._journal.find(key)
+        deadline = self._clock.monotonic() + wait_seconds
+        while isinstance(known, HeldElsewhere) and self._clock.monotonic() < deadline:
             await self._clock.sleep(_POLL_SECONDS)
-            known = await self._journal.look(key)
+            known = await self._journal.find(key)
         if isinstance(known, ExecutionResult):
             return known.error_reason != NOT_STOPPED, known
         return known is None, None
 
-    async def begin(self, job: Job) -> Execution:
-        """Begin a call that may run, or return its execution that runs already, or is kept.
+    async def start(self, job: Job) -> Execution:
+        """Start a call, or return its execution if it is running or kept.
 
         Raises:
-            InvalidArguments: it was begun as another call.
-            Overloaded, ShuttingDown: it was not begun.
+            InvalidArguments: The call was started with another tool or other arguments.
+            Overloaded, ShuttingDown: The call was not started.
         """
         existing = self._running.get(job.key)
         while existing is not None and existing.is_abandoned:
@@ -212,34 +211,34 @@ class Executor:
         if existing is not None:
             existing.is_kept = False
             if existing.job.fingerprint != job.fingerprint:
-                raise InvalidArguments("this call was begun with another tool or other arguments")
+                raise InvalidArguments("this call was already started with another tool or other arguments")
             existing.dialogue.give(job.answers)
             return existing
         if self._stop_at is not None:
             raise ShuttingDown
-        self._check_room()
+        self._check_capacity()
         execution = Execution(job)
         self._running[job.key] = execution
         tasks.start(self._tasks, self._drive(execution, job), name=f"execution {job.definition.name}")
         return execution
 
-    def _check_room(self) -> None:
-        """Return if one more execution may begin. Those that wait for people may do so for days: they count apart.
+    def _check_capacity(self) -> None:
+        """Check the limits. Executions that wait for people may do so for days and have their own limit.
 
         Raises:
-            Overloaded: it may not.
+            Overloaded: A limit is reached.
         """
         most = self._options.executions_max
         if len(self._running) < most:
             return
         asking = sum(execution.dialogue.question is not None for execution in self._running.values())
         if len(self._running) - asking >= most:
-            raise Overloaded(f"{most} executions are running, which is the limit")
-        if asking >= most * _ASKING_PER_RUNNING:
-            raise Overloaded(f"{asking} executions wait for people, which is the limit")
+            raise Overloaded(f"{most} executions are running, which is the limit; try again later")
+        if asking >= most * _WAITING_PER_RUNNING:
+            raise Overloaded(f"{asking} executions are waiting for people, which is the limit; try again later")
 
     async def _drive(self, execution: Execution, job: Job) -> None:
-        """Take an execution to its end, whatever happens."""
+        """Run an execution and always complete it, with a result or an error."""
         error: BaseException | None = None
         try:
             result = await self._settle(execution, job)
@@ -248,18 +247,18 @@ class Executor:
             raise
         except PawlError as refusal:
             error = refusal
-        except Exception as fault:  # noqa: BLE001  # whoever waits must not wait for ever
+        except Exception as fault:  # noqa: BLE001  # callers must not wait forever
             _log.exception("execution.crashed", tool=job.definition.name, call=job.context.call_id)
             error = fault
         finally:
-            # In one step: nobody attaches to an execution that has ended.
+            # No await in between, so that no caller attaches to an ended execution.
             del self._running[job.key]
             if error is not None:
                 execution.fail(error)
         if error is None:
             execution.finish(result)
             if execution.is_kept:
-                self._put_by(execution)
+                self._keep_result(execution)
 
     async def _settle(self, execution: Execution, job: Job) -> ExecutionResult:
         while True:
@@ -272,12 +271,12 @@ class Executor:
                 await self._journal.answer(job.key, job.answers)
             await asyncio.wait({execution.cancelled}, timeout=_POLL_SECONDS)
             if not execution.listeners:
-                raise Cancelled  # Nobody waits for what another process does.
+                raise Cancelled  # No caller is left; the other process continues.
             if execution.cancelled.done() and execution.cancelled.result() is CancelCause.SHUTDOWN:
                 raise ShuttingDown
 
     async def _try(self, execution: Execution, job: Job) -> ExecutionResult | HeldElsewhere:
-        """Make one attempt; what another process holds, or the journal knows, is returned."""
+        """Make one attempt. Returns its result, the journaled result, or that another process runs the call."""
         if _needs_lease(job):
             await self._hold_lease()
         started = self._clock.monotonic()
@@ -288,12 +287,12 @@ class Executor:
         if attempt.outcome.done():
             known = attempt.outcome.result()
             if attempt.was_known or not isinstance(known, ExecutionResult):
-                return await self._parts.completing.checked(job, known)
+                return await self._parts.completing.ended_if_lapsed(job, known)
         else:
-            # A thread that is over its time keeps nobody waiting; who cancels wants to know whether it stops.
+            # Do not wait for a thread that timed out. A caller that cancels wants to know whether it stops.
             waits = job.tool.is_stoppable or execution.cancelled.done()
             has_stopped = await attempt.stop(_UNWIND_SECONDS if waits else 0)
-            known = self._interrupted(execution, job, attempt, seconds, goes_on=not has_stopped)
+            known = self._interrupted(execution, job, attempt, seconds, still_runs=not has_stopped)
         result: ExecutionResult | None = None
         if known.outcome is Outcome.AWAITING_COMPLETION:
             hold = partial(self._parts.completing.hold, job, attempt.completion_terms, left)
@@ -317,76 +316,85 @@ class Executor:
         return result
 
     async def _wait(self, attempt: Attempt, execution: Execution, job: Job) -> float:
-        """Return the seconds left once there is an outcome, or the attempt must end; open questions stop the time."""
+        """Return the seconds left once there is an outcome or the attempt must end.
+
+        The clock stops while a question is open.
+        """
         left = job.timeout_seconds
         dialogue = execution.dialogue
         while True:
-            began = self._clock.monotonic()
+            started = self._clock.monotonic()
             await wait_any(attempt.outcome, execution.cancelled, dialogue.asked, timeout_seconds=left)
-            left -= self._clock.monotonic() - began
+            left -= self._clock.monotonic() - started
             if attempt.outcome.done() or execution.cancelled.done() or not dialogue.asked.done():
                 return left
             if not job.effect.is_journaled:
-                return left  # It is run again when the answer is there.
+                return left  # It runs again once the answer arrives.
             if dialogue.question is not None:
                 ask = partial(self._journal.ask, job.key, dialogue.question, dialogue.position)
                 await self._until_written(job, ask)
             await wait_any(attempt.outcome, execution.cancelled, dialogue.answered)
 
     def _interrupted(
-        self, execution: Execution, job: Job, attempt: Attempt, seconds: float, *, goes_on: bool
+        self, execution: Execution, job: Job, attempt: Attempt, seconds: float, *, still_runs: bool
     ) -> ExecutionResult:
-        """Return what an attempt came to that was ended from outside."""
+        """Return the result of an attempt that was interrupted."""
         if not execution.cancelled.done() and execution.dialogue.question is not None:
             return input_required(execution.dialogue.question, seconds)
         cause = execution.cancelled.result() if execution.cancelled.done() else None
-        if cause in LEAVING:
-            if execution.has_begun and not execution.will_restart:
-                if attempt.never_began:
+        if cause in PROCESS_CAUSES:
+            if execution.has_started and not execution.will_restart:
+                if attempt.never_started:
                     return outcome.of_unstarted(job.definition, "TOOL_ERROR", "the registry was stopping", seconds)
                 return outcome.of_doubt(job.definition.name, seconds)
-            # The tool is asked, or run again, by whoever is asked next.
+            # The next process that gets the call reconciles it or runs it again.
             raise ShuttingDown if cause is CancelCause.SHUTDOWN else DependencyUnavailable("its execution was lost")
         if attempt.is_reconciling:
             return outcome.of_doubt(job.definition.name, seconds)
-        if cause is None and attempt.never_began:
-            why = f"what runs it was busy or still starting for {job.timeout_seconds:g} s"
+        if cause is None and attempt.never_started:
+            why = f"its process was busy or still starting for {job.timeout_seconds:g} s"
             return outcome.of_unstarted(job.definition, "TOOL_TIMEOUT", why, seconds)
         if cause is None:
-            end = ToolEnd.ASKED_TO_STOP if job.tool.is_remote else ToolEnd.STILL_RUNNING if goes_on else ToolEnd.STOPPED
+            end = (
+                ToolEnd.ASKED_TO_STOP
+                if job.tool.is_remote
+                else ToolEnd.STILL_RUNNING
+                if still_runs
+                else ToolEnd.STOPPED
+            )
             return outcome.of_timeout(job.definition, job.timeout_seconds, seconds, end, hindrance=attempt.hindrance)
-        end = ToolEnd.STILL_RUNNING if goes_on else ToolEnd.NEVER_STARTED if attempt.never_began else ToolEnd.STOPPED
+        end = (
+            ToolEnd.STILL_RUNNING if still_runs else ToolEnd.NEVER_STARTED if attempt.never_started else ToolEnd.STOPPED
+        )
         return outcome.of_cancel(job.definition, seconds, end)
 
     async def _write_end(self, job: Job, result: ExecutionResult, attempt: Attempt) -> ExecutionResult:
-        """Make the result, and that there is one, durable before anybody sees it. See `_until_written`."""
+        """Make the result and its audit entry durable before any caller sees it. See `_until_written`."""
         if result.outcome is Outcome.INPUT_REQUIRED:
-            return result  # It has not ended: it begins again with the answer.
+            return result  # It has not ended: it starts again with the answer.
         if attempt.completion_token:
-            # Somebody outside may have given the call another end while its tool ran.
-            standing = await self._until_written(job, lambda: self._journal.end(job.key, result))
-            reason = "" if standing == result else "LATE"
+            # The call may have been completed from outside while its tool ran.
+            written = await self._until_written(job, lambda: self._journal.end(job.key, result))
+            reason = "" if written == result else "LATE"
             await self._until_written(job, lambda: self._admission.audit.ended(job, result, reason=reason))
-            return standing
+            return written
         audited = self._until_written(job, lambda: self._admission.ended(job, result, has_begun=attempt.has_run))
         if not attempt.has_asked_journal:
             await audited
             return result
-        # Side by side: both wait for the disk.
-        standing, _ = await asyncio.gather(
-            self._until_written(job, lambda: self._journal.end(job.key, result)), audited
-        )
-        return standing
+        # Concurrently, because both wait for the disk.
+        written, _ = await asyncio.gather(self._until_written(job, lambda: self._journal.end(job.key, result)), audited)
+        return written
 
     async def _follow(self, attempt: Attempt, job: Job) -> None:
-        """Write down what a tool comes to that goes on after its call has a result: it may have its effect then."""
+        """Audit how a tool ended after its call already had a result, because its effect may have happened then."""
         await asyncio.wait({attempt.task})
         late = attempt.late_end
         if late is not None and late.outcome not in OPEN:
             await self._until_written(job, lambda: self._admission.audit.ended(job, late, reason="LATE"))
 
     async def _until_written(self, job: Job, write: Callable[[], Awaitable[T]]) -> T:
-        """Write what must not be lost; raises as `Retry.until_answered` does."""
+        """Write durably; raises as `Retry.until_answered` does."""
         return await self._retry.until_answered(write, call=job.context.call_id)
 
     async def _wait_for_tasks(self, seconds: float) -> None:
@@ -398,13 +406,13 @@ class Executor:
         self._stop_at = self._clock.monotonic() + self._options.grace_seconds
 
     async def _hold_lease(self) -> None:
-        """Have a lease before something is held by it, also after a rest.
+        """Make sure that the lease is valid before anything relies on it.
 
         Raises:
-            DependencyUnavailable: there is none.
+            DependencyUnavailable: The lease could not be renewed.
         """
-        rested_seconds = self._clock.monotonic() - self._renewed_at
-        if rested_seconds < self._options.renew_seconds * _RENEWALS_OF_REST:
+        idle_seconds = self._clock.monotonic() - self._renewed_at
+        if idle_seconds < self._options.renew_seconds * _IDLE_RENEWALS:
             return
         if self._renewal is None or self._renewal.done():
             self._renewal = tasks.start(self._tasks, self._renew_alone(), name="lease")
@@ -419,20 +427,20 @@ class Executor:
         while True:
             await self._clock.sleep(self._options.renew_seconds)
             asked_at = self._clock.monotonic()
-            is_at_rest = not self._running and not self._attempts
+            is_idle = not self._running and not self._attempts
             try:
                 async with asyncio.timeout(self._options.lease_seconds / 2):
-                    await (self._journal.look_at_leases() if is_at_rest else self._renew())
-            except Exception as error:  # noqa: BLE001  # whatever it is, the lease runs out and this loop must see it
+                    await (self._journal.read_leases() if is_idle else self._renew())
+            except Exception as error:  # noqa: BLE001  # the loop must still check whether the lease expired
                 log = _log.debug if isinstance(error, DependencyUnavailable) else _log.warning
                 log("journal.lease_not_renewed", error=type(error).__name__)
             else:
-                self._renewed_at = self._renewed_at if is_at_rest else asked_at
+                self._renewed_at = self._renewed_at if is_idle else asked_at
             if self._clock.monotonic() - self._renewed_at > self._options.lease_seconds:
                 self._fence()
 
     async def _renew(self) -> None:
-        """Renew the lease, and hear what was said elsewhere about the calls that run here."""
+        """Renew the lease; apply cancellations and answers that other replicas recorded for calls running here."""
         await self._take_answers()
         unjournaled = [key for key, execution in self._running.items() if not execution.job.effect.is_journaled]
         for key in await self._journal.renew(unjournaled):
@@ -440,16 +448,16 @@ class Executor:
                 self._running[key].cancel(CancelCause.USER)
 
     async def _take_answers(self) -> None:
-        """Take answers that were given to another replica."""
+        """Apply answers that another replica received."""
         asking = [key for key, execution in self._running.items() if execution.dialogue.question is not None]
         for key, answers in (await self._journal.answers(asking)).items():
             if key in self._running:
                 self._running[key].dialogue.give(answers)
 
     def _fence(self) -> None:
-        """Stop what another process may begin to repeat, now that the lease is gone."""
+        """Cancel executions that another process may now repeat, because the lease has expired."""
         for execution in self._running.values():
-            if execution.has_begun and execution.job.is_askable:
+            if execution.has_started and execution.job.is_askable:
                 execution.cancel(CancelCause.LEASE_LOST)
 
     async def _forget(self) -> None:
@@ -464,12 +472,12 @@ class Executor:
 
 
 def _needs_lease(job: Job) -> bool:
-    """Return whether others go by the lease to tell if a call still runs: journal, resource keys and workers do."""
+    """Return whether other processes check this process's lease to see if the call still runs."""
     return job.effect.is_journaled or bool(job.resource_keys) or job.is_of_store
 
 
-def _give_up(execution: Execution) -> None:
-    """End a call that was kept, and for which nobody came: its run was cancelled, or its worker has died."""
+def _expire_kept(execution: Execution) -> None:
+    """Cancel a kept call that was never executed: its run was cancelled, or its worker died."""
     if execution.is_kept:
         execution.is_kept = False
         execution.leave()

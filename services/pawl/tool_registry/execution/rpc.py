@@ -1,4 +1,4 @@
-"""pawl.tool.v1.ExecutionService: resolve, check, execute, cancel; for services only."""
+"""pawl.tool.v1.ExecutionService: resolve, check, execute, cancel. For services only."""
 
 from __future__ import annotations
 
@@ -33,16 +33,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
-    """Translates between the wire and the use cases.
-
-    `misfit` returns what is wrong with an answer to a question with a schema, for a store.
-    """
+    """`answer_problem` checks an answer against its schema for a store; empty if it fits."""
 
     catalog: Catalog
     checks: BatchCheck
     executor: Executor
     audit: AuditTrail
-    misfit: Callable[[StoreId, bytes, str], Awaitable[str]]
+    answer_problem: Callable[[StoreId, bytes, str], Awaitable[str]]
     documents: PostgresDocumentRepository
 
     async def ResolveTools(self, request: pb.ResolveToolsRequest, context: Context) -> pb.ResolveToolsResponse:
@@ -67,7 +64,7 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
 
     async def CheckCalls(self, request: pb.CheckCallsRequest, context: Context) -> pb.CheckCallsResponse:
         if len(request.calls) > CALLS_MAX:
-            raise InvalidField(f"calls: at most {CALLS_MAX}", field="calls")
+            raise InvalidField(f"calls: at most {CALLS_MAX}, got {len(request.calls)}", field="calls")
         proposed = [
             (convert.call_context_from(request.context, call.call_id), convert.proposed_from(call))
             for call in request.calls
@@ -76,8 +73,8 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
         return pb.CheckCallsResponse(verdicts=itertools.starmap(convert.verdict_message, checked))
 
     async def CheckAnswer(self, request: pb.CheckAnswerRequest, context: Context) -> pb.CheckAnswerResponse:
-        if problem := await self.misfit(StoreId(request.store_id), request.answer_schema_json, request.answer):
-            raise InvalidArguments(f"the answer does not fit: {problem}")
+        if problem := await self.answer_problem(StoreId(request.store_id), request.answer_schema_json, request.answer):
+            raise InvalidArguments(f"the answer does not match its schema: {problem}")
         return pb.CheckAnswerResponse()
 
     async def CheckOutput(self, request: pb.CheckOutputRequest, context: Context) -> pb.CheckOutputResponse:
@@ -94,18 +91,21 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
         return pb.ReadDocumentResponse(text=text)
 
     async def RecordDecisions(self, request: pb.RecordDecisionsRequest, context: Context) -> pb.RecordDecisionsResponse:
-        await self.audit.write(_recorded(self.audit, request, "decisions", convert.decision_from))
+        await self.audit.write(_reported_drafts(self.audit, request, "decisions", convert.decision_from))
         return pb.RecordDecisionsResponse()
 
     async def RecordResults(self, request: pb.RecordResultsRequest, context: Context) -> pb.RecordResultsResponse:
-        await self.audit.write(_recorded(self.audit, request, "results", convert.result_from))
+        await self.audit.write(_reported_drafts(self.audit, request, "results", convert.result_from))
         return pb.RecordResultsResponse()
 
     async def ExecuteTool(
         self, request: pb.ExecuteToolRequest, context: Context
     ) -> AsyncIterator[pb.ExecuteToolResponse]:
         if not 0 <= request.timeout_seconds <= ASYNC_TIMEOUT_SECONDS_MAX:
-            raise InvalidField(f"timeout_seconds: must be 0 to {ASYNC_TIMEOUT_SECONDS_MAX:g}", field="timeout_seconds")
+            raise InvalidField(
+                f"timeout_seconds: must be 0 to {ASYNC_TIMEOUT_SECONDS_MAX:g}, got {request.timeout_seconds:g}",
+                field="timeout_seconds",
+            )
         async with aclosing(self.executor.execute(convert.execute_request(request))) as items:
             async for item in items:
                 if isinstance(item, ExecutionResult):
@@ -116,15 +116,18 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
     async def CancelExecution(self, request: pb.CancelExecutionRequest, context: Context) -> pb.CancelExecutionResponse:
         key = CallKey(check_id(request.context.store_id, "store_id"), check_id(request.call_id, "call_id"))
         if math.isnan(request.wait_seconds) or not 0 <= request.wait_seconds <= WAIT_SECONDS_MAX:
-            raise InvalidField(f"wait_seconds: must be 0 to {WAIT_SECONDS_MAX:g}", field="wait_seconds")
+            raise InvalidField(
+                f"wait_seconds: must be 0 to {WAIT_SECONDS_MAX:g}, got {request.wait_seconds:g}",
+                field="wait_seconds",
+            )
         stopped, result = await self.executor.cancel(key, request.wait_seconds)
         return pb.CancelExecutionResponse(stopped=stopped, result=convert.RESULT.fields(result) if result else None)
 
 
-def _recorded(audit: AuditTrail, request: Any, field: str, read: Callable[..., AuditDraft]) -> list[AuditDraft]:
-    """Return the entries about what a request reports of calls of its run; what the chain has is not written again."""
+def _reported_drafts(audit: AuditTrail, request: Any, field: str, read: Callable[..., AuditDraft]) -> list[AuditDraft]:
+    """Return the audit entries for a run's report about its calls. The audit chain ignores repeated entries."""
     messages = getattr(request, field)
     if not 1 <= len(messages) <= CALLS_MAX:
-        raise InvalidField(f"{field}: must be 1 to {CALLS_MAX}", field=field)
+        raise InvalidField(f"{field}: must have between 1 and {CALLS_MAX} items, got {len(messages)}", field=field)
     contexts = (convert.call_context_from(request.context, message.call_id) for message in messages)
     return [read(audit, context, message) for context, message in zip(contexts, messages, strict=True)]

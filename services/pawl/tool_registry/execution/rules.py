@@ -1,4 +1,4 @@
-"""The completion of a call from outside: its token, what is remembered for it, and what somebody brings."""
+"""Completion of a call from outside: its token, the data stored for it, and the submitted end."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ ERROR_CHARACTERS_MAX: Final = 4000
 
 
 def digest_of(token: str) -> bytes:
-    """Return what is kept of a token."""
+    """Return the digest that is stored instead of the token."""
     return hashlib.sha256(token.encode()).digest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionTerms:
-    """The memory of a call for whoever completes it. `draft` is the audit entry of its end, without the end."""
+    """Data stored with a call for its completion. `draft` is the audit entry of its end, without the end."""
 
     draft: AuditDraft
     result_bytes_max: int
+    # The secrets that the tool has read.
     secret_names: tuple[str, ...] = ()
-    """The secrets that its tool has read."""
+    # True if the tool may read only the store's own secrets.
     is_of_store: bool = False
-    """True if its tool has only the secrets of the store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
-    """The end that somebody brings for a call: strict JSON of a result, or the text of an error."""
+class CallEnd:
+    """The end submitted for a call: strict JSON of a result, or the text of an error."""
 
     content: bytes = b""
     error: str = ""
 
     @property
     def digest(self) -> bytes:
-        """The digest by which the same end is known again."""
+        """Digest that identifies a repeated submission."""
         return hashlib.sha256(b"error " + self.error.encode() if self.error else b"result " + self.content).digest()

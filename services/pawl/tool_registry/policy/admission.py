@@ -290,7 +290,7 @@ class Admission:
                 that covers it has no uses left.
         """
         refusal = await self._refusal(job)
-        if refusal is not None and not (job.effect.is_journaled and await self.journal.look(job.key)):
+        if refusal is not None and not (job.effect.is_journaled and await self.journal.find(job.key)):
             raise refusal
 
     async def _refusal(self, job: Job) -> PawlError | None:

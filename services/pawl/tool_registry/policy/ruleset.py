@@ -35,7 +35,7 @@ from pawl.tool_registry.policy.rules.rules import (
     may_approve,
     ruling,
 )
-from pawl.tool_registry.policy.store.rules import PostgresRuleRepository
+from pawl.tool_registry.policy.store.rule_rows import PostgresRuleRepository
 from pawl.tool_registry.rules.definition import ToolVersion
 
 _FRESH_SECONDS: Final = 1.0

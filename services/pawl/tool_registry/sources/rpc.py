@@ -1,4 +1,4 @@
-"""pawl.tool.v1.SourceService: the sources of a store; the store comes from the credential."""
+"""pawl.tool.v1.SourceService: the sources of a store. The store comes from the credential."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from pawl.tool_registry.sources.source import Source
 from pawl.tool_registry.sources.sources import ListedSource, Sources
 
 _OWNERS_ONLY: Final = (
-    "any program may be started here, so only the local key adds them:"
-    " whoever runs this lists programs for others in PAWL_MCP_PROGRAMS_FILE"
+    "this deployment may start any program, so only the local key may add one;"
+    " to allow others, list programs in PAWL_MCP_PROGRAMS_FILE"
 )
 
 
 class SourceServicer(source_pb2_grpc.SourceServiceServicer):
-    """Translates between the wire and the use cases. With `is_personal`, programs are added with the local key only."""
+    """With `is_personal`, only the local key may add programs."""
 
     def __init__(self, sources: Sources, *, is_personal: bool = False) -> None:
         self._sources = sources
@@ -85,7 +85,7 @@ def _source_message(listed: ListedSource, roles: Collection[str]) -> pb.Source:
 
 
 def hide_values(config: pb.SourceConfig) -> None:
-    """Leave only the names of headers, of variables of the environment, and of what stands in the query of a URL."""
+    """Remove the values of headers, environment variables and URL queries; keep their names."""
     kind = getattr(config, config.WhichOneof("kind") or "", None)
     for field in ("url", "document_url", "base_url"):
         if url := getattr(kind, field, ""):

@@ -1,4 +1,4 @@
-"""The tools that sources describe: their names and descriptions, and how they differ from what was approved."""
+"""Tools described by sources: their names and descriptions, and how they differ from the approved ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DIGEST_DIGITS: Final = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiscoveredTool:
-    """A tool as its source describes it now; `binding` is how the source runs it."""
+    """A tool as its source describes it now; `binding` holds the connector's data to run it."""
 
     definition: ToolDefinition
     binding: bytes = b""
@@ -37,7 +37,7 @@ class DiscoveredTool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """A tool of a source that cannot be registered; `name` is the source's own."""
+    """A tool that cannot be registered; `name` is the source's own name."""
 
     name: str
     reason: str
@@ -53,7 +53,7 @@ class Discovery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolChange:
-    """The difference of a tool from what was approved; None where it is not there."""
+    """How a tool differs from the approved one; None where it does not exist."""
 
     tool_name: str
     approved: ToolDefinition | None
@@ -61,22 +61,22 @@ class ToolChange:
 
 
 def may_be_source(name: str) -> bool:
-    """Return whether a source can have that name: what cannot is not worth asking a store for."""
+    """Return whether the name is valid for a source; checked before querying a store."""
     return _NAME.fullmatch(name) is not None
 
 
 def check_source_name(name: str) -> None:
-    """Return if a source may have that name.
+    """Validate the name of a source.
 
     Raises:
-        InvalidField: it may not.
+        InvalidField: The name is invalid.
     """
     if not may_be_source(name):
         raise InvalidField("name: must match ^[a-z0-9][a-z0-9_-]{0,31}$", field="name")
 
 
 def definitions_hash(tools: Iterable[DiscoveredTool]) -> str:
-    """Return the SHA-256, in hex, of definitions and bindings, whatever their order."""
+    """Return the SHA-256, in hex, of definitions and bindings, independent of their order."""
     items = sorted((tool.definition.name, *_digests(tool)) for tool in tools)
     return hashlib.sha256(dumps_canonical([list(item) for item in items])).hexdigest()
 
@@ -87,12 +87,12 @@ def _digests(tool: DiscoveredTool) -> tuple[str, str]:
 
 
 def as_approved(versions: Iterable[ToolVersion]) -> list[DiscoveredTool]:
-    """Return registered versions as the tools that were discovered then."""
+    """Return registered versions as discovered tools."""
     return [DiscoveredTool(definition=version.definition, binding=version.binding) for version in versions]
 
 
 def changes(approved: Iterable[DiscoveredTool], found: Iterable[DiscoveredTool]) -> list[ToolChange]:
-    """Return what differs, by name."""
+    """Return the differences, sorted by name."""
     before = {tool.definition.name: tool for tool in approved}
     now = {tool.definition.name: tool for tool in found}
     return [
@@ -107,10 +107,10 @@ def changes(approved: Iterable[DiscoveredTool], found: Iterable[DiscoveredTool])
 
 
 def registered_names(source_name: str, names: Collection[str]) -> Mapping[str, str]:
-    """Return the name in the register, `<source>.<tool>`, of each tool of a source, all different.
+    """Map each tool name of a source to its unique registered name, `<source>.<tool>`.
 
-    A name that fits stays unchanged. Others get `_` for what a name cannot have, are cut, and end with a digest if the
-    result is the name of another tool. The same names give the same result, in any order.
+    Valid names stay unchanged. In others, `_` replaces invalid characters; they are truncated, and end with a digest if
+    they would collide. The result does not depend on the order of names.
     """
     room = _NAME_CHARACTERS_MAX - len(source_name) - 1
     fitting = {name for name in names if 1 <= len(name) <= room and not _NOT_IN_A_NAME.search(name)}
@@ -128,18 +128,18 @@ def registered_names(source_name: str, names: Collection[str]) -> Mapping[str, s
 
 
 def short_description(text: str) -> str:
-    """Return the description of a source without control characters, cut where it is too long."""
+    """Return a source's description without control characters, truncated to the limit."""
     clean = CONTROL.sub("", text).encode(errors="replace")
     if len(clean) > DESCRIPTION_BYTES_MAX:
         clean = clean[: DESCRIPTION_BYTES_MAX - 3] + b"..."
-    return clean.decode(errors="ignore").strip() or "It has no description."
+    return clean.decode(errors="ignore").strip() or "No description."
 
 
 def plain_schema(schema: Any) -> dict[str, Any]:
-    """Return the arguments schema of a source as Pawl takes it: an object, in the one dialect.
+    """Return a source's arguments schema as an object schema in the supported dialect.
 
-    Sources name older dialects of JSON Schema out of habit, and mean what all of
-    them have in common. A schema that does use an older one fails to compile.
+    Sources often name older dialects of JSON Schema but use only what all dialects share. A schema that
+    does depend on an older dialect fails to compile.
     """
     given = dict(schema) if isinstance(schema, Mapping) else {}
     given.pop("$schema", None)

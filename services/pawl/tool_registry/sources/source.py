@@ -1,4 +1,4 @@
-"""A source of a store, and what its policies say of its tools. Its configuration is the message of the contract."""
+"""A source of a store, and the policies for its tools. The protobuf message is its configuration."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _KINDS: Final = {"mcp_stdio": "mcp", "mcp_http": "mcp", "open_api": "http", "htt
 
 
 class SourceState(StrEnum):
-    """The states of a source, as of its last check."""
+    """State of a source at its last check."""
 
     READY = "READY"
     CHANGED = "CHANGED"
@@ -36,12 +36,12 @@ class Source:
     """An MCP server or an HTTP service of a store. Its tools are named `<name>.<tool>`."""
 
     store_id: StoreId
+    # Holds names of secrets, never their values.
     config: SourceConfig
-    """Holds names of secrets, never their values."""
     create_time: float = 0.0
     state: SourceState = SourceState.READY
+    # Human-readable; empty if the source is fine.
     problem: str = ""
-    """For people; empty if nothing is wrong."""
 
     @property
     def name(self) -> str:
@@ -50,51 +50,53 @@ class Source:
 
     @property
     def kind(self) -> str:
-        """The connector that understands its configuration; empty for an unknown one."""
+        """Kind of its connector; empty for an unknown one."""
         return _KINDS.get(self.config.WhichOneof("kind") or "", "")
 
     @property
     def origin(self) -> str:
-        """The `source` of its tools."""
+        """The `source` field of its tools."""
         return f"{self.kind}:{self.name}"
 
     @property
     def runs_program(self) -> bool:
-        """True if it is a program on the registry's machine."""
+        """True if the source is a program on the registry's machine."""
         return self.config.HasField("mcp_stdio")
 
     @property
     def changer(self) -> Role:
-        """The role that may change it, and so see all of its configuration."""
+        """The role required to change it, and so to see its whole configuration."""
         return Role.OPERATOR if self.runs_program else Role.ADMIN
 
 
 def check_policies(policies: Sequence[SourceToolPolicy]) -> None:
-    """Return if these policies can be kept.
+    """Validate the policies of a source.
 
     Raises:
-        InvalidField: one of them cannot, or a tool has two.
+        InvalidField: A policy is invalid, or a tool has two policies.
     """
     names = {policy.tool_name for policy in policies}
     if len(policies) > POLICIES_MAX or len(names) != len(policies):
-        raise InvalidField(f"policies: at most {POLICIES_MAX}, one for each tool", field="policies")
+        raise InvalidField(f"policies: at most {POLICIES_MAX}, and one for each tool", field="policies")
     for policy in policies:
         if policy.effect_class == call_pb2.EFFECT_CLASS_RECONCILABLE:
-            raise InvalidField("policies: no source can be asked what became of a call", field="policies")
+            raise InvalidField("policies: effect_class: RECONCILABLE is not supported for sources", field="policies")
         if policy.bulk_count and not may_be_count_path(policy.bulk_count):
             raise InvalidField("policies: bulk_count: must be a path like $.body.items[*].lines", field="policies")
         try:
             convert.CATEGORIES.read(policy.category)
             convert.EFFECTS.read(policy.effect_class)
             if policy.HasField("reports"):
-                require(not policy.without_background, "reports", "goes with tools that run in the background")
+                require(
+                    not policy.without_background, "reports", "is only allowed for tools that run in the background"
+                )
                 check_report_policy(convert.REPORTS.read(policy.reports))
         except InvalidField as error:
             raise InvalidField(f"policies: {error.message}", field="policies") from None
 
 
 def under_policies(source: Source, found: Iterable[DiscoveredTool]) -> list[DiscoveredTool]:
-    """Return the tools that are not excluded, by name, each with what its policy says of it."""
+    """Return the tools that are not excluded, sorted by name, with their policies applied."""
     by_name = {policy.tool_name: policy for policy in source.config.policies}
     default = by_name.get(EVERY_TOOL, SourceToolPolicy())
     kept: list[DiscoveredTool] = []

@@ -1,4 +1,4 @@
-"""The port of sources: what connects them."""
+"""Adds, checks, approves and removes sources; defines the Connector protocol."""
 
 from __future__ import annotations
 
@@ -41,25 +41,25 @@ from pawl.tool_registry.sources.store import PostgresSourceRepository
 
 
 class Connector(ToolSource, Protocol):
-    """One kind of source that stores can add: connects, and runs its tools."""
+    """Connects one kind of source, and runs its tools."""
 
     async def prepared(self, source: Source) -> Source:
-        """Return a source as it is kept: without what it has no use for.
+        """Return the source to store, without unused parts.
 
         Raises:
-            InvalidField: the configuration cannot be used.
+            InvalidField: The configuration is invalid.
         """
 
     async def discover(self, source: Source) -> Discovery:
-        """Return the tools that a source has now, by name.
+        """Return the tools that a source has now, sorted by name.
 
         Raises:
-            InvalidField, InvalidSchema: the configuration cannot be used.
-            SourceUnreachable: it does not answer, or not as it should.
+            InvalidField, InvalidSchema: The configuration is invalid.
+            SourceUnreachable: The source does not answer, or answers incorrectly.
         """
 
     async def forget(self, store_id: StoreId, name: str) -> None:
-        """Close what is open for a source that was removed or changed. Idempotent."""
+        """Close connections to a source that was removed or changed. Idempotent."""
 
 
 _log = logs.get_logger(__name__)
@@ -67,17 +67,17 @@ _log = logs.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedSource:
-    """A source with its tools as approved."""
+    """A source with its approved tools."""
 
     source: Source
     tools: Sequence[ToolVersion]
+    # Tools that cannot be registered; only set after the source was queried.
     left_out: Sequence[LeftOut] = ()
-    """The tools that it has and that cannot be registered; known when it was just asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedSource:
-    """A source that was asked; `found_hash` is empty if it gave no answer."""
+    """Result of a check; `found_hash` is empty if the source did not answer."""
 
     listed: ListedSource
     changes: Sequence[ToolChange]
@@ -88,8 +88,8 @@ class CheckedSource:
 class Sources:
     """Adds, removes, lists, checks and approves the sources of stores.
 
-    What is approved is what is registered: the definitions and bindings of a
-    source's tools. There is no second copy that could differ.
+    The registered definitions and bindings of a source's tools are the approved ones. There is no second copy
+    that could differ.
     """
 
     repository: PostgresSourceRepository
@@ -99,16 +99,17 @@ class Sources:
     clock: Clock
 
     async def add(self, source: Source, *, may_replace: bool, roles: Collection[str]) -> ListedSource:
-        """Connect a source and register its tools; the same again changes nothing.
+        """Connect a source and register its tools. Idempotent.
 
-        The source is written before its tools: what a crash leaves out, `check` shows.
+        The source is written before its tools. If the process crashes in between, `check` shows the missing tools.
 
         Raises:
-            PermissionDenied: programs need the role operator and a deployment that allows them, everything else admin.
-            InvalidField, InvalidSchema: the configuration, or a tool, cannot be used.
-            SourceExists: the name has another configuration and `may_replace` is not set.
-            SourceUnreachable: it does not answer, or not as it should.
-            ToolExists: something else has the name of one of its tools.
+            PermissionDenied: Programs need the operator role and a deployment that allows them; other sources
+                need admin.
+            InvalidField, InvalidSchema: The configuration, or a tool, is invalid.
+            SourceExists: The name has another configuration and `may_replace` is not set.
+            SourceUnreachable: The source does not answer, or answers incorrectly.
+            ToolExists: One of its tool names is taken.
         """
         _require_changer(source, roles)
         check_source_name(source.name)
@@ -119,7 +120,7 @@ class Sources:
             return await self._listed(before)
         if before is not None and not may_replace:
             raise SourceExists
-        found = await self._answered(source)
+        found = await self._discover_named(source)
         registered = await self.tools.current(source.store_id)
         origins = {source.origin} if before is None else {source.origin, before.origin}
         self._refuse_taken(found.tools, registered, origins)
@@ -131,11 +132,11 @@ class Sources:
         return replace(await self._get(source.store_id, source.name), left_out=found.left_out)
 
     async def remove(self, store_id: StoreId, name: str, *, roles: Collection[str]) -> None:
-        """Take a source and its tools out, the source last, so that what a crash leaves can be removed again.
+        """Remove a source and its tools. The source goes last, so that a removal can be repeated after a crash.
 
         Raises:
-            SourceNotFound: there is none.
-            PermissionDenied: as for `add`.
+            SourceNotFound: The source does not exist.
+            PermissionDenied: As for `add`.
         """
         listed = await self._get(store_id, name)
         _require_changer(listed.source, roles)
@@ -145,45 +146,47 @@ class Sources:
         _log.info("source.removed", store=store_id, source=name)
 
     async def list(self, store_id: StoreId) -> Sequence[ListedSource]:
-        """Return the sources of a store, by name, as they were when they were last asked."""
+        """Return the sources of a store, sorted by name, in the state of their last check."""
         registered = await self.tools.current(store_id)
         return [_with_tools(source, registered) for source in await self.repository.list(store_id)]
 
     async def check(self, store_id: StoreId, name: str) -> CheckedSource:
-        """Ask a source for its tools and say how they differ from the approved ones; its tools stay as they are.
+        """Query a source and compare its tools with the approved ones; registered tools do not change.
 
         Raises:
-            SourceNotFound: there is none.
+            SourceNotFound: The source does not exist.
         """
         listed = await self._get(store_id, name)
         try:
             found = await self._discover(listed.source)
         except (SourceUnreachable, InvalidSchema, InvalidField, PermissionDenied) as error:
-            listed = await self._in_state(listed, SourceState.UNREACHABLE, error.message)
+            listed = await self._with_state(listed, SourceState.UNREACHABLE, error.message)
             return CheckedSource(listed=listed, changes=(), found_hash="")
         differences = changes(as_approved(listed.tools), found.tools)
         state, problem = SourceState.READY, ""
         if differences:
             state = SourceState.CHANGED
-            problem = f"{len(differences)} tools are not as they were approved: an admin looks at them and approves"
-        listed = await self._in_state(listed, state, problem)
+            problem = (
+                f"{len(differences)} tools differ from the approved ones; an admin must review and approve the changes"
+            )
+        listed = await self._with_state(listed, state, problem)
         listed = replace(listed, left_out=found.left_out)
         return CheckedSource(listed=listed, changes=differences, found_hash=definitions_hash(found.tools))
 
     async def approve(self, store_id: StoreId, name: str, found_hash: str, *, roles: Collection[str]) -> ListedSource:
-        """Register the tools as their source describes them now, which must be what `found_hash` stands for.
+        """Register the tools as the source describes them now; `found_hash` must match them.
 
         Raises:
-            SourceNotFound: there is none.
-            PermissionDenied: as for `add`.
-            SourceUnreachable: it does not answer, or not as it should.
-            SourceChanged: the definitions are others again.
-            InvalidSchema, InvalidField, ToolExists: as for `add`.
+            SourceNotFound: The source does not exist.
+            PermissionDenied: As for `add`.
+            SourceUnreachable: The source does not answer, or answers incorrectly.
+            SourceChanged: The definitions have changed since the check.
+            InvalidSchema, InvalidField, ToolExists: As for `add`.
         """
         listed = await self._get(store_id, name)
         _require_changer(listed.source, roles)
         source = listed.source
-        found = (await self._answered(source)).tools
+        found = (await self._discover_named(source)).tools
         if definitions_hash(found) != found_hash:
             raise SourceChanged
         self._refuse_taken(found, await self.tools.current(store_id), {source.origin})
@@ -192,20 +195,20 @@ class Sources:
         _log.info("source.approved", store=store_id, source=name, definitions_hash=found_hash)
         return await self._get(store_id, name)
 
-    async def _answered(self, source: Source) -> Discovery:
-        """Return what `_discover` does, or say which source it is that does not answer."""
+    async def _discover_named(self, source: Source) -> Discovery:
+        """Call `_discover`, adding the source's name to errors."""
         try:
             return await self._discover(source)
         except SourceUnreachable as error:
-            raise SourceUnreachable(f"the source {source.name!r} cannot be used: {error.message}") from None
+            raise SourceUnreachable(f"the source {source.name!r} is not usable: {error.message}") from None
 
     async def _discover(self, source: Source) -> Discovery:
-        """Return the tools under their policies, each fit to be registered."""
+        """Return the tools that can be registered, with policies applied."""
         discovery = await self._connector(source).discover(source)
         found = under_policies(source, discovery.tools)
         if len(found) > TOOLS_MAX:
             raise InvalidField(
-                f"{source.name} has {len(found)} tools, the limit is {TOOLS_MAX}: exclude some by policies",
+                f"policies: {source.name} has {len(found)} tools, the limit is {TOOLS_MAX}; exclude some",
                 field="policies",
             )
         fit: list[DiscoveredTool] = []
@@ -219,7 +222,7 @@ class Sources:
             else:
                 fit.append(tool)
         if left_out and not fit:
-            raise InvalidSchema(f"no tool of {source.name} can be used: {left_out[0].name}: {left_out[0].reason}")
+            raise InvalidSchema(f"no tool of {source.name} is usable: {left_out[0].name}: {left_out[0].reason}")
         return Discovery(tools=fit, left_out=left_out)
 
     def _refuse_taken(
@@ -229,7 +232,7 @@ class Sources:
         taken.update(self.catalog.loaded_names)
         for tool in found:
             if tool.definition.name in taken:
-                raise ToolExists(f"{tool.definition.name!r} is a tool of something else")
+                raise ToolExists(f"the tool name {tool.definition.name!r} is already taken")
 
     async def _register(self, source: Source, found: Sequence[DiscoveredTool], approved: Sequence[ToolVersion]) -> None:
         for tool in found:
@@ -237,15 +240,15 @@ class Sources:
                 source.store_id, tool.definition, replace=True, source=source.origin, binding=tool.binding
             )
         names = {tool.definition.name for tool in found}
-        gone = [entry.definition.name for entry in approved if entry.definition.name not in names]
-        await self._unregister(source.store_id, gone)
+        removed = [entry.definition.name for entry in approved if entry.definition.name not in names]
+        await self._unregister(source.store_id, removed)
 
     async def _unregister(self, store_id: StoreId, names: Sequence[str]) -> None:
         for name in names:
             try:
                 await self.tools.unregister(store_id, name)
             except ToolNotFound:
-                continue  # Somebody else did it meanwhile.
+                continue  # Already unregistered by another caller.
 
     async def _get(self, store_id: StoreId, name: str) -> ListedSource:
         source = await self.repository.get(store_id, name) if may_be_source(name) else None
@@ -256,7 +259,7 @@ class Sources:
     async def _listed(self, source: Source) -> ListedSource:
         return _with_tools(source, await self.tools.current(source.store_id))
 
-    async def _in_state(self, listed: ListedSource, state: SourceState, problem: str) -> ListedSource:
+    async def _with_state(self, listed: ListedSource, state: SourceState, problem: str) -> ListedSource:
         source = listed.source
         await self.repository.set_state(source.store_id, source.name, state, problem)
         return replace(listed, source=replace(source, state=state, problem=problem))
@@ -264,7 +267,9 @@ class Sources:
     def _connector(self, source: Source) -> Connector:
         connector = self.connectors.get(source.kind)
         if connector is None:
-            raise InvalidField(f"config: sources of the kind {source.kind!r} are not served here", field="config")
+            raise InvalidField(
+                f"config: this deployment does not support sources of kind {source.kind!r}", field="config"
+            )
         return connector
 
 
@@ -274,5 +279,5 @@ def _with_tools(source: Source, registered: Sequence[ToolVersion]) -> ListedSour
 
 def _require_changer(source: Source, roles: Collection[str]) -> None:
     if source.changer not in roles:
-        reason = ": the source is a program on the registry's machine" if source.runs_program else ""
+        reason = ", because the source is a program on the registry's machine" if source.runs_program else ""
         raise PermissionDenied(f"this needs the role {source.changer}{reason}")

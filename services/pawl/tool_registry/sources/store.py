@@ -32,18 +32,20 @@ _REMOVE: Final = "DELETE FROM tool_registry.tool_sources WHERE store_id = $1 AND
 
 
 class PostgresSourceRepository(DatabaseAdapter):
-    """The sources of stores, durable. Their tools are in the ToolRepository."""
+    """The sources of stores. Their tools are in PostgresToolRepository."""
 
     async def put(self, source: Source) -> None:
-        """Write a source, instead of one of its name.
+        """Insert a source, or replace the one of that name.
 
         Raises:
-            InvalidField: the store has SOURCES_MAX sources.
+            InvalidField: The store has SOURCES_MAX sources.
         """
         async with self._database.transaction() as connection:
             await connection.execute(_LOCK, source.store_id)
             if await connection.fetchval(_COUNT_OTHERS, source.store_id, source.name) >= SOURCES_MAX:
-                raise InvalidField(f"a store has at most {SOURCES_MAX} sources", field="config.name")
+                raise InvalidField(
+                    f"a store may have at most {SOURCES_MAX} sources; remove one first", field="config.name"
+                )
             await connection.execute(
                 _PUT,
                 source.store_id,
@@ -55,16 +57,15 @@ class PostgresSourceRepository(DatabaseAdapter):
             )
 
     async def set_state(self, store_id: StoreId, name: str, state: SourceState, problem: str) -> None:
-        """Write the state of a source, if it still exists."""
+        """Update the state of a source, if it still exists."""
         await self._database.execute(_SET_STATE, store_id, name, state.value, problem)
 
     async def get(self, store_id: StoreId, name: str) -> Source | None:
-        """Return a source of a store, as it is now."""
         row = await self._database.fetchrow(_GET, store_id, name)
         return None if row is None else _source(row)
 
     async def list(self, store_id: StoreId) -> Sequence[Source]:
-        """Return the sources of a store, by name."""
+        """Return the sources of a store, sorted by name."""
         rows = await self._database.fetch(_LIST, store_id)
         return [_source(row) for row in rows]
 

@@ -1,9 +1,8 @@
-"""The files of stores, each store's in a folder of its own: `<folder>/<store>/...`.
+"""The files of stores, each in its own folder: `<folder>/<store>/...`.
 
-Changes of a store are made one at a time, over all processes that share the
-folder, under a lock on the file `<folder>/<store>.state/lock`. Each is written down
-before it is made (`pending`) and after it (`done/<key>`), so that after a crash
-the next one sees whether it was made, and no key has its effect twice.
+A lock on `<folder>/<store>.state/lock` serializes changes of a store across all processes that share the folder. Each
+change is recorded before it is made (`pending`) and after it (`done/<key>`). So after a crash the next change can
+tell whether it was made, and no key has its effect twice.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ from pawl.tool_registry.builtin.files.rules import (
 from pawl.tool_registry.rules.schema import did_you_mean
 from pawl.tool_registry.sdk.context import ToolCancelled, ToolError
 
+# How long a repeated change returns the outcome of the first.
 RECORD_SECONDS: Final = 30 * 86400.0
-"""The time for which a call that is made again finds what it did."""
 _LOCK_POLL_SECONDS: Final = 0.01
 _PRUNE_EVERY: Final = 100
 _RECORD_BYTES_MAX: Final = 1024 * 1024
@@ -47,16 +46,13 @@ class _Pending(msgspec.Struct, frozen=True, kw_only=True):
     key: str
     kind: str
     path: str
+    # Of the moved file or folder; 0 for other changes.
     inode: int
-    """Of what is moved; 0 otherwise."""
     outcome: bytes
 
 
 class FileFolders:
-    """The files of stores. Methods block.
-
-    Safe to use from any thread, and from several processes.
-    """
+    """The files of stores. Methods block. Thread-safe, and safe to use from several processes."""
 
     def __init__(self, folder: Path, limits: FileLimits, now: Callable[[], float]) -> None:
         self._folder = folder
@@ -67,38 +63,37 @@ class FileFolders:
         """Return the content of a file.
 
         Raises:
-            ToolError: there is none, or it cannot be read.
+            ToolError: The file does not exist, or cannot be read.
         """
         with self._root(store_id) as root:
             content = FileView(root, self._limits).read(path)
             if content is None:
-                raise ToolError(f"there is no file {path!r}{_near(root, path)}")
+                raise ToolError(f"the file {path!r} does not exist{_near(root, path)}")
             return content
 
     def entries(self, store_id: StoreId, path: str) -> list[Entry]:
-        """Return what is in a folder, by name; the store's own folder if `path` is empty.
+        """Return the entries of a folder, sorted by name; of the store's folder if `path` is empty.
 
         Raises:
-            ToolError: there is none.
+            ToolError: The folder does not exist.
         """
         names = _parts(path) if path else []
         with (
             self._root(store_id) as root,
-            handles.explained(path or "/"),
+            handles.as_tool_errors(path or "/"),
             handles.opened_folder(root, names) as folder,
         ):
-            found = ((name, handles.look(folder, name)) for name in handles.names_in(folder))
+            found = ((name, handles.stat_of(folder, name)) for name in handles.names_in(folder))
             return [handles.entry_of(name, stat) for name, stat in found if stat is not None]
 
     def change(self, store_id: StoreId, key: str, plan: Plan, wait_cancelled: Callable[[float], bool]) -> bytes:
-        """Make the change that `plan` decides on, while nobody else changes files of the store; return its outcome.
+        """Make the change that `plan` returns, under the store's lock; return its outcome.
 
-        Atomic, durable, and once for each key: later calls get the outcome of the
-        first, for 30 days.
+        Atomic, durable, and once per key: later calls with the key get the first outcome, for 30 days.
 
         Raises:
-            ToolError: the plan refuses, a limit is reached, or the disk fails.
-            ToolCancelled: others were busy for too long.
+            ToolError: The plan refuses, a limit is reached, or the disk fails.
+            ToolCancelled: The call was cancelled while it waited for the lock.
         """
         check_id(key, "key")
         with self._root(store_id) as root, self._state(store_id, wait_cancelled) as (state, done):
@@ -108,14 +103,14 @@ class FileFolders:
                 return earlier
             planned = plan(FileView(root, self._limits))
             if planned.change is not None:
-                self._check_room(root, planned.change)
+                self._check_limits(root, planned.change)
                 _make(root, state, planned.change, key, planned.outcome)
             _finish(state, done, key, planned.outcome)
             self._prune(done, key)
             return planned.outcome
 
     def forget(self, store_id: StoreId, keys: Collection[str]) -> None:
-        """Remove what is kept of some changes for the case that they are made again. What they changed stays."""
+        """Delete the records of changes, so that their keys can be used again. The changed files stay."""
         if not (self._folder / f"{store_id}{_STATE}").is_dir():
             return
         with self._state(store_id, threading.Event().wait) as (_, done):
@@ -128,7 +123,7 @@ class FileFolders:
     def _root(self, store_id: StoreId) -> Iterator[int]:
         check_id(store_id, "store_id")
         with (
-            handles.explained("the store's folder"),
+            handles.as_tool_errors("the store's folder"),
             handles.opened_root(self._folder) as all_stores,
             handles.opened_folder(all_stores, [store_id], make=True) as root,
         ):
@@ -136,7 +131,7 @@ class FileFolders:
 
     @contextmanager
     def _state(self, store_id: StoreId, wait_cancelled: Callable[[float], bool]) -> Iterator[tuple[int, int]]:
-        """Keep every other change of the store out meanwhile; the end of the process ends it too."""
+        """Hold the store's lock. The lock is released when the process ends."""
         with (
             handles.opened_root(self._folder) as all_stores,
             handles.opened_folder(all_stores, [store_id + _STATE], make=True) as state,
@@ -144,14 +139,14 @@ class FileFolders:
         ):
             lock = os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=state)
             try:
-                while not _taken(lock):
+                while not _try_lock(lock):
                     if wait_cancelled(_LOCK_POLL_SECONDS):
                         raise ToolCancelled
                 yield state, done
             finally:
                 os.close(lock)
 
-    def _check_room(self, root: int, change: FileChange) -> None:
+    def _check_limits(self, root: int, change: FileChange) -> None:
         limits = self._limits
         if change.kind == "remove":
             return
@@ -160,7 +155,9 @@ class FileFolders:
             _check_depth(root, change)
         elif change.kind == "put":
             if len(change.content) > limits.file_bytes_max:
-                raise ToolError(f"a file has at most {limits.file_bytes_max} bytes, this has {len(change.content)}")
+                raise ToolError(
+                    f"a file may have at most {limits.file_bytes_max} bytes, this one has {len(change.content)}"
+                )
             old = FileView(root, limits).entry(change.path)
             size += len(change.content) - (old.size_bytes if old else 0)
             if size > limits.store_bytes_max:
@@ -169,41 +166,49 @@ class FileFolders:
             raise ToolError(f"the store may have {limits.entries_max} files and folders; delete some first")
 
     def _prune(self, done: int, key: str) -> None:
-        """Forget old records, with one change in a hundred: chosen by its key, so that every store has its turn."""
+        """Delete old records, on one change in a hundred. Chosen by key, so that every store is pruned."""
         if zlib.crc32(key.encode()) % _PRUNE_EVERY:
             return
         oldest = self._now() - RECORD_SECONDS
         for name in handles.names_in(done):
-            found = handles.look(done, name)
+            found = handles.stat_of(done, name)
             if found is not None and found.st_mtime < oldest:
                 os.unlink(name, dir_fd=done)
 
 
 class FileView:
-    """The files of a store while nobody else changes them. Methods raise ToolError for what they cannot read."""
+    """The files of a store, while its lock is held. Methods raise ToolError for what cannot be read."""
 
     def __init__(self, root: int, limits: FileLimits) -> None:
         self._root = root
         self._limits = limits
 
     def read(self, path: str) -> bytes | None:
-        """Return the content of a file; None if nothing is there."""
+        """Return the content of a file; None if it does not exist."""
         *above, name = _parts(path)
-        with handles.explained(path), suppress(FileNotFoundError), handles.opened_folder(self._root, above) as folder:
+        with (
+            handles.as_tool_errors(path),
+            suppress(FileNotFoundError),
+            handles.opened_folder(self._root, above) as folder,
+        ):
             return handles.read_file(folder, name, bytes_max=self._limits.file_bytes_max)
         return None
 
     def entry(self, path: str) -> Entry | None:
-        """Return what is at a path; None if nothing is."""
+        """Return the entry at a path; None if it does not exist."""
         *above, name = _parts(path)
-        with handles.explained(path), suppress(FileNotFoundError), handles.opened_folder(self._root, above) as folder:
-            found = handles.look(folder, name)
+        with (
+            handles.as_tool_errors(path),
+            suppress(FileNotFoundError),
+            handles.opened_folder(self._root, above) as folder,
+        ):
+            found = handles.stat_of(folder, name)
             return None if found is None else handles.entry_of(name, found)
         return None
 
 
+# Decides on a change; may raise a ToolError to refuse.
 Plan: TypeAlias = Callable[[FileView], Planned]
-"""Decides on a change, looking at the files as they are; may raise a ToolError, and then nothing is changed."""
 
 
 def _parts(path: str) -> list[str]:
@@ -214,7 +219,7 @@ def _parts(path: str) -> list[str]:
 
 
 def _near(root: int, path: str) -> str:
-    """Return near matches of a name in its folder."""
+    """Return a suggestion of similar names in the folder."""
     *above, name = path.split("/")
     with suppress(OSError), handles.opened_folder(root, above) as folder:
         return did_you_mean(name, handles.names_in(folder))
@@ -222,11 +227,11 @@ def _near(root: int, path: str) -> str:
 
 
 def _missing(root: int, path: str) -> int:
-    """Return how many parts of a path are not there yet."""
+    """Return the number of parts of a path that do not exist."""
     names = path.split("/")
     for length in range(len(names), 0, -1):
         with suppress(FileNotFoundError), handles.opened_folder(root, names[: length - 1]) as folder:
-            if handles.look(folder, names[length - 1]) is not None:
+            if handles.stat_of(folder, names[length - 1]) is not None:
                 return len(names) - length
     return len(names)
 
@@ -234,10 +239,10 @@ def _missing(root: int, path: str) -> int:
 def _check_depth(root: int, move: FileChange) -> None:
     with suppress(NotADirectoryError), handles.opened_folder(root, move.path.split("/")) as folder:
         if len(move.new_path.split("/")) + handles.measure(folder)[2] > DEPTH_MAX:
-            raise ToolError(f"there would be paths of more than {DEPTH_MAX} parts")
+            raise ToolError(f"paths would have more than {DEPTH_MAX} parts")
 
 
-def _taken(lock: int) -> bool:
+def _try_lock(lock: int) -> bool:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -252,10 +257,10 @@ def _record(folder: int, name: str) -> bytes | None:
 
 
 def _make(root: int, state: int, change: FileChange, key: str, outcome: bytes) -> None:
-    """Make a change that is written down first."""
+    """Record a change, then make it."""
     *above, name = change.target.split("/")
     with (
-        handles.explained(change.path),
+        handles.as_tool_errors(change.path),
         handles.opened_folder(root, above, make=change.kind != "remove") as folder,
     ):
         inode = 0
@@ -284,7 +289,7 @@ def _apply(root: int, state: int, folder: int, name: str, change: FileChange) ->
             with handles.opened_folder(root, above) as old_folder:
                 os.rename(old_name, name, src_dir_fd=old_folder, dst_dir_fd=folder)
         case "remove":
-            found = handles.look(folder, name)
+            found = handles.stat_of(folder, name)
             if found is not None and handles.entry_of(name, found).kind == "folder":
                 os.rmdir(name, dir_fd=folder)
             else:
@@ -294,7 +299,7 @@ def _apply(root: int, state: int, folder: int, name: str, change: FileChange) ->
 
 
 def _finish(state: int, done: int, key: str, outcome: bytes) -> None:
-    """Write down that a change was made."""
+    """Record that a change was made."""
     handles.write_file(state, _PART, outcome)
     os.rename(_PART, key, src_dir_fd=state, dst_dir_fd=done)
     os.fsync(done)
@@ -303,7 +308,7 @@ def _finish(state: int, done: int, key: str, outcome: bytes) -> None:
 
 
 def _recover(root: int, state: int, done: int) -> None:
-    """Settle a change in the middle of which a process ended. Nobody has changed anything since."""
+    """Settle a change that a process did not finish. Nothing has changed since."""
     raw = _record(state, _PENDING)
     if raw is not None:
         pending = msgspec.msgpack.decode(raw, type=_Pending)
@@ -318,16 +323,16 @@ def _recover(root: int, state: int, done: int) -> None:
 def _was_made(root: int, state: int, pending: _Pending) -> bool:
     inode = _inode(root, pending.path)
     if pending.kind == "put":
-        return handles.look(state, _NEXT) is None
+        return handles.stat_of(state, _NEXT) is None
     if pending.kind == "move":
         return inode != pending.inode
     return (inode == 0) is (pending.kind == "remove")
 
 
 def _inode(root: int, path: str) -> int:
-    """Return the inode of what is at a path, 0 if nothing is."""
+    """Return the inode at a path; 0 if it does not exist."""
     *above, name = path.split("/")
     with suppress(FileNotFoundError, NotADirectoryError), handles.opened_folder(root, above) as folder:
-        found = handles.look(folder, name)
+        found = handles.stat_of(folder, name)
         return 0 if found is None else found.st_ino
     return 0

@@ -1,8 +1,7 @@
-"""Opening what is below a folder, and nothing else: no link is followed, at no moment.
+"""Opens files below a folder without ever following links.
 
-Every part of a path is opened relative to the one above it, with O_NOFOLLOW. So a
-link that is put in place of a folder while we look is an error, and a folder that
-is swapped after it was opened is still the one that we have.
+Every part of a path is opened relative to its parent, with O_NOFOLLOW. So a link that replaces a folder during the
+walk is an error, and a folder that is replaced after it was opened does not affect the open handle.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from pawl.tool_registry.sdk.context import ToolError
 
 _CLOSED: Final = os.O_CLOEXEC | os.O_NOFOLLOW
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | _CLOSED
-# A pipe without a writer would otherwise be waited for.
+# O_NONBLOCK, because opening a pipe without a writer would block.
 _READ: Final = os.O_RDONLY | os.O_NONBLOCK | _CLOSED
 _WRITE: Final = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _CLOSED
 _FOLDER_MODE: Final = 0o700
@@ -28,14 +27,14 @@ _FILE_MODE: Final = 0o600
 
 
 @contextmanager
-def explained(path: str) -> Iterator[None]:
-    """Turn what the system says about a path into a ToolError. Its texts hold no path of the machine."""
+def as_tool_errors(path: str) -> Iterator[None]:
+    """Convert OSErrors about a path to ToolErrors. The texts contain no path of the machine."""
     try:
         yield
     except FileNotFoundError:
-        raise ToolError(f"there is nothing at {path!r}") from None
+        raise ToolError(f"{path!r} does not exist") from None
     except NotADirectoryError:
-        raise ToolError(f"{path!r} is not in a folder: what is above it is a file, or a link") from None
+        raise ToolError(f"a part of {path!r} is a file or a link, not a folder") from None
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise ToolError(f"{path!r} is a link; links are not followed") from None
@@ -44,7 +43,7 @@ def explained(path: str) -> Iterator[None]:
 
 @contextmanager
 def opened_root(path: Path) -> Iterator[int]:
-    """Open a folder of the deployment's own; it is made if need be."""
+    """Open a folder of the deployment; creates it if necessary."""
     path.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -55,7 +54,7 @@ def opened_root(path: Path) -> Iterator[int]:
 
 @contextmanager
 def opened_folder(root: int, names: Sequence[str], *, make: bool = False) -> Iterator[int]:
-    """Open the folder that `names` lead to, below the open folder `root`; with `make` what is missing is made."""
+    """Open the folder at `names` below the open folder `root`; with `make`, missing folders are created."""
     handle = os.dup(root)
     try:
         for name in names:
@@ -71,17 +70,17 @@ def opened_folder(root: int, names: Sequence[str], *, make: bool = False) -> Ite
 
 
 def read_file(folder: int, name: str, *, bytes_max: int) -> bytes:
-    """Return the content of a plain file.
+    """Return the content of a regular file.
 
     Raises:
-        ToolError: it is something else, or larger.
-        OSError: it cannot be opened.
+        ToolError: It is not a regular file, or too large.
+        OSError: It cannot be opened.
     """
     handle = os.open(name, _READ, dir_fd=folder)
     try:
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode):
-            raise ToolError(f"{name!r} is {'a folder' if stat.S_ISDIR(found.st_mode) else 'not a plain file'}")
+            raise ToolError(f"{name!r} is {'a folder' if stat.S_ISDIR(found.st_mode) else 'not a regular file'}")
         if found.st_size > bytes_max:
             raise ToolError(f"{name!r} has {found.st_size} bytes, the limit is {bytes_max}")
         with os.fdopen(handle, "rb", closefd=False) as file:
@@ -91,7 +90,7 @@ def read_file(folder: int, name: str, *, bytes_max: int) -> bytes:
 
 
 def write_file(folder: int, name: str, content: bytes) -> None:
-    """Write a file, durably, in a folder that nobody else writes to."""
+    """Write a file durably, in a folder without other writers."""
     handle = os.open(name, _WRITE, _FILE_MODE, dir_fd=folder)
     with os.fdopen(handle, "wb") as file:
         file.write(content)
@@ -99,8 +98,8 @@ def write_file(folder: int, name: str, content: bytes) -> None:
         os.fsync(handle)
 
 
-def look(folder: int, name: str) -> os.stat_result | None:
-    """Return what is at a name, itself and not what it links to; None if nothing is."""
+def stat_of(folder: int, name: str) -> os.stat_result | None:
+    """Return the status of a name without following links; None if it does not exist."""
     try:
         return os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
@@ -108,7 +107,6 @@ def look(folder: int, name: str) -> os.stat_result | None:
 
 
 def entry_of(name: str, found: os.stat_result) -> Entry:
-    """Return the entry of something that was looked at."""
     is_file, is_folder = stat.S_ISREG(found.st_mode), stat.S_ISDIR(found.st_mode)
     return Entry(
         name=name,
@@ -125,10 +123,10 @@ def names_in(folder: int) -> list[str]:
 
 
 def measure(folder: int) -> tuple[int, int, int]:
-    """Return the bytes, the entries and the depth of what is in an open folder."""
+    """Return total bytes, number of entries and depth of an open folder."""
     size, count, depth = 0, 0, 0
     for name in names_in(folder):
-        found = look(folder, name)
+        found = stat_of(folder, name)
         if found is None:
             continue
         count += 1

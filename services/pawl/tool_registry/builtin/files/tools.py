@@ -1,4 +1,4 @@
-"""Files in the store's own folder."""
+"""The tools for files in the store's own folder."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from pawl.tool_registry.sdk.inverse import Inverse, Reversible
 from pawl.tool_registry.sdk.tool import Tool, tool
 from pawl.values import Category, EffectClass
 
-TAKEN_BACK_BYTES_MAX: Final = 64 * 1024
-"""The largest content that an inverse brings back, as JSON with the rest of its arguments."""
+# Maximum size of the JSON arguments of an undo call.
+UNDO_BYTES_MAX: Final = 64 * 1024
 LISTED_MAX: Final = 500
 
 _PATH: Final = "relative to the store's folder: notes/plan.md"
 
 
 def _path(*acts_as: str) -> msgspec.Meta:
-    """Return what a path is. A rule for the arguments that it acts as holds for it, too."""
+    """Return the metadata of a path. Rules for the arguments in `acts_as` apply to it, too."""
     acts = {"x-pawl-acts-as": list(acts_as)} if acts_as else {}
     return msgspec.Meta(min_length=1, max_length=PATH_CHARACTERS_MAX, extra_json_schema={"format": "path"} | acts)
 
@@ -36,12 +36,12 @@ Left = Annotated[str, _path("read_file.path/*", "write_file.path/*", "delete_fil
 Reached = Annotated[str, _path("write_file.path/*"), _PATH]
 Content = Annotated[str, msgspec.Meta(max_length=200_000)]
 Digest = Annotated[
-    Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")] | None, "do it only if this is the SHA-256 of the file"
+    Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")] | None, "only change the file if this is its SHA-256"
 ]
 
 
 def file_tools(store: FileFolders) -> list[Tool[..., Any]]:
-    """Return the tools for files: list, read, write, append, edit, move, make_folder, delete."""
+    """Return the tools to list, read, write, append, edit, move and delete files, and to create folders."""
     return [*_reading(store), *_writing(store), *_arranging(store)]
 
 
@@ -50,9 +50,9 @@ def _reading(store: FileFolders) -> list[Tool[..., Any]]:
     def list_files(
         context: ToolContext,
         path: Annotated[
-            str, msgspec.Meta(extra_json_schema={"format": "path"}), "a folder; empty for the whole store's"
+            str, msgspec.Meta(extra_json_schema={"format": "path"}), "a folder; empty for the store's folder"
         ] = "",
-        after: Annotated[str, "list what comes after this name"] = "",
+        after: Annotated[str, "list only names after this one"] = "",
     ) -> dict[str, Any]:
         """List the files and folders of a folder, by name."""
         found = [entry for entry in store.entries(StoreId(context.store_id), path) if entry.name > after]
@@ -66,7 +66,7 @@ def _reading(store: FileFolders) -> list[Tool[..., Any]]:
         offset: Annotated[int, msgspec.Meta(ge=0), "bytes to skip"] = 0,
         length: Annotated[int, msgspec.Meta(ge=1, le=BYTES_MAX), "bytes to read"] = BYTES_DEFAULT,
     ) -> dict[str, Any]:
-        """Read a text file, or a piece of it."""
+        """Read a text file, or a part of it."""
         content = store.read(StoreId(context.store_id), path)
         _text(content, path)
         return {"path": path, "sha256": sha256_hex(content)} | slice_of(content, offset, length)
@@ -81,27 +81,27 @@ def _writing(store: FileFolders) -> list[Tool[..., Any]]:
         path: Path,
         content: Content,
         *,
-        overwrite: Annotated[bool, "true to replace a file that is there"] = False,
+        overwrite: Annotated[bool, "true to replace an existing file"] = False,
         expected_sha256: Digest = None,
     ) -> Any:
-        """Write a text file; folders above it are made."""
+        """Write a text file; parent folders are created."""
         return _change(
             store, context, lambda view: plan_write(view, path, content, overwrite=overwrite, expected=expected_sha256)
         )
 
     @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT, resource_keys=["file:{path}"])
     def append_file(context: ToolContext, path: Changed, content: Content) -> Any:
-        """Add text to the end of a file; one that is not there is made."""
+        """Add text to the end of a file; creates the file if it does not exist."""
         return _change(store, context, lambda view: plan_append(view, path, content))
 
     @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT, resource_keys=["file:{path}"])
     def edit_file(
         context: ToolContext,
         path: Changed,
-        old_text: Annotated[str, msgspec.Meta(min_length=1), "exactly as in the file, where it must occur once"],
+        old_text: Annotated[str, msgspec.Meta(min_length=1), "the exact text, which must occur once in the file"],
         new_text: Content,
     ) -> Any:
-        """Replace a piece of a text file."""
+        """Replace a part of a text file."""
         return _change(store, context, lambda view: plan_edit(view, path, old_text, new_text))
 
     return [write_file, append_file, edit_file]
@@ -110,12 +110,12 @@ def _writing(store: FileFolders) -> list[Tool[..., Any]]:
 def _arranging(store: FileFolders) -> list[Tool[..., Any]]:
     @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT, resource_keys=["file:{path}", "file:{new_path}"])
     def move_file(context: ToolContext, path: Left, new_path: Reached) -> Any:
-        """Move or rename a file or folder, to where nothing is yet."""
+        """Move or rename a file or folder; new_path must not exist."""
         return _change(store, context, lambda view: plan_move(view, path, new_path))
 
     @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT, resource_keys=["file:{path}"])
     def make_folder(context: ToolContext, path: Path) -> Any:
-        """Make a folder."""
+        """Create a folder."""
         return _change(store, context, lambda view: plan_folder(view, path))
 
     @tool(
@@ -132,7 +132,7 @@ def _arranging(store: FileFolders) -> list[Tool[..., Any]]:
 
 
 class _Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of a change, as it is kept."""
+    """The stored outcome of a change."""
 
     value: dict[str, Any]
     inverse: Inverse | None
@@ -149,7 +149,6 @@ def _planned(change: FileChange | None, value: dict[str, Any], inverse: Inverse 
 
 
 def plan_write(view: FileView, path: str, content: str, *, overwrite: bool, expected: str | None) -> Planned:
-    """Decide on writing a file."""
     new, old = content.encode(), view.read(path)
     _check_expected(path, old, expected)
     value = {"path": path, "bytes": len(new), "sha256": sha256_hex(new), "created": old is None}
@@ -158,18 +157,17 @@ def plan_write(view: FileView, path: str, content: str, *, overwrite: bool, expe
     if old == new:
         return _planned(None, value, None)
     if not overwrite:
-        raise ToolError(f"there is a file {path!r} already; set overwrite to replace it, or use edit_file")
+        raise ToolError(f"the file {path!r} already exists; set overwrite to replace it, or use edit_file")
     inverse = _restore(path, old, new)
     if inverse is None:
         raise ToolError(
-            f"{path!r} is not overwritten, because that could not be undone: it is no text, or has over"
-            f" {TAKEN_BACK_BYTES_MAX} bytes. Use edit_file, or delete_file first"
+            f"{path!r} was not overwritten, because that could not be undone: it is not text, or larger than"
+            f" {UNDO_BYTES_MAX} bytes. Use edit_file, or delete_file first"
         )
     return _planned(FileChange(kind="put", path=path, content=new), value, inverse)
 
 
 def plan_append(view: FileView, path: str, content: str) -> Planned:
-    """Decide on adding to a file."""
     old = view.read(path)
     new = (_text(old or b"", path) + content).encode()
     value = {"path": path, "bytes": len(new), "sha256": sha256_hex(new), "created": old is None}
@@ -178,15 +176,16 @@ def plan_append(view: FileView, path: str, content: str) -> Planned:
 
 
 def plan_edit(view: FileView, path: str, old_text: str, new_text: str) -> Planned:
-    """Decide on replacing a piece of a file."""
     old = view.read(path)
     if old is None:
-        raise ToolError(f"there is no file {path!r}")
+        raise ToolError(f"the file {path!r} does not exist")
     text = _text(old, path)
     count = _occurrences(text, old_text)
     if count != 1:
-        said = "occurs more than once in {}: give more of the text around it" if count else "does not occur in {}"
-        raise ToolError(f"the old text {said.format(repr(path))}; nothing was changed")
+        problem = (
+            "occurs more than once in {}; include more of the surrounding text" if count else "does not occur in {}"
+        )
+        raise ToolError(f"the old text {problem.format(repr(path))}; nothing was changed")
     changed = text.replace(old_text, new_text)
     new = changed.encode()
     value = {"path": path, "bytes": len(new), "sha256": sha256_hex(new)}
@@ -195,18 +194,17 @@ def plan_edit(view: FileView, path: str, old_text: str, new_text: str) -> Planne
     inverse = None
     if new_text and _occurrences(changed, new_text) == 1:
         back = {"path": path, "old_text": new_text, "new_text": old_text}
-        inverse = _inverse("edit_file", back, f"Edit {path!r} back")
+        inverse = _inverse("edit_file", back, f"Undo the edit of {path!r}")
     inverse = inverse or _restore(path, old, new)
     return _planned(FileChange(kind="put", path=path, content=new), value, inverse)
 
 
 def plan_move(view: FileView, path: str, new_path: str) -> Planned:
-    """Decide on moving a file or folder."""
     found = view.entry(path)
     if found is None or found.kind == "other":
-        raise ToolError(f"there is no file or folder {path!r}")
+        raise ToolError(f"{path!r} does not exist")
     if view.entry(new_path) is not None:
-        raise ToolError(f"there is something at {new_path!r} already")
+        raise ToolError(f"{new_path!r} already exists")
     if new_path.startswith(f"{path}/"):
         raise ToolError("a folder cannot be moved into itself")
     back = {"path": new_path, "new_path": path}
@@ -217,7 +215,6 @@ def plan_move(view: FileView, path: str, new_path: str) -> Planned:
 
 
 def plan_folder(view: FileView, path: str) -> Planned:
-    """Decide on making a folder."""
     found = view.entry(path)
     if found is not None and found.kind != "folder":
         raise ToolError(f"{path!r} is a file")
@@ -229,14 +226,15 @@ def plan_folder(view: FileView, path: str) -> Planned:
 
 
 def plan_delete(view: FileView, path: str, expected: str | None) -> Planned:
-    """Decide on deleting a file or an empty folder."""
     found = view.entry(path)
     if found is None or found.kind == "other":
-        raise ToolError(f"there is no file or folder {path!r}")
+        raise ToolError(f"{path!r} does not exist")
     if found.kind == "folder":
-        inverse = Inverse(tool_name="make_folder", arguments={"path": path}, summary=f"Make the folder {path!r} again")
+        inverse = Inverse(
+            tool_name="make_folder", arguments={"path": path}, summary=f"Create the folder {path!r} again"
+        )
         return _planned(FileChange(kind="remove", path=path), {"path": path, "deleted": "folder"}, inverse)
-    content = view.read(path) if expected or found.size_bytes <= TAKEN_BACK_BYTES_MAX else None
+    content = view.read(path) if expected or found.size_bytes <= UNDO_BYTES_MAX else None
     _check_expected(path, content, expected)
     text = _text_or_none(content) if content is not None else None
     again = None if text is None else _inverse("write_file", {"path": path, "content": text}, f"Write {path!r} again")
@@ -245,7 +243,7 @@ def plan_delete(view: FileView, path: str, expected: str | None) -> Planned:
 
 def _check_expected(path: str, content: bytes | None, expected: str | None) -> None:
     if expected is not None and (content is None or sha256_hex(content) != expected):
-        raise ToolError(f"{path!r} has changed since; nothing was done")
+        raise ToolError(f"{path!r} has changed; nothing was done")
 
 
 def _delete(path: str, content: bytes) -> Inverse:
@@ -254,23 +252,23 @@ def _delete(path: str, content: bytes) -> Inverse:
 
 
 def _restore(path: str, old: bytes, new: bytes) -> Inverse | None:
-    """Return the call that brings back the whole of a file, if it is small enough, and text."""
+    """Return the call that restores a file; None if it is too large, or not text."""
     text = _text_or_none(old)
     if text is None or old == new:
         return None
     arguments = {"path": path, "content": text, "overwrite": True, "expected_sha256": sha256_hex(new)}
-    return _inverse("write_file", arguments, f"Write the old text of {path!r} again")
+    return _inverse("write_file", arguments, f"Restore the old text of {path!r}")
 
 
 def _inverse(tool_name: str, arguments: dict[str, Any], summary: str) -> Inverse | None:
-    """Return an inverse, unless it would bring back too much."""
-    if len(msgspec.json.encode(arguments)) > TAKEN_BACK_BYTES_MAX:
+    """Return an inverse; None if its arguments are too large."""
+    if len(msgspec.json.encode(arguments)) > UNDO_BYTES_MAX:
         return None
     return Inverse(tool_name=tool_name, arguments=arguments, summary=summary)
 
 
 def _occurrences(text: str, piece: str) -> int:
-    """Return 0, 1, or 2 for more often; places that overlap count."""
+    """Return 0, 1, or 2 for more; overlapping occurrences count."""
     first = text.find(piece)
     return 0 if first < 0 else 1 + (text.find(piece, first + 1) >= 0)
 
@@ -286,7 +284,7 @@ def _text_or_none(content: bytes) -> str | None:
 def _text(content: bytes, path: str) -> str:
     text = _text_or_none(content)
     if text is None:
-        raise ToolError(f"{path!r} is not text in UTF-8")
+        raise ToolError(f"{path!r} is not UTF-8 text")
     return text
 
 

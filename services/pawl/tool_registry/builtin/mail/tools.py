@@ -1,4 +1,4 @@
-"""Sending e-mail."""
+"""The tool to send e-mail."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ AddressText = Annotated[str, msgspec.Meta(min_length=3, max_length=254, extra_js
 
 
 class Mailer(Protocol):
-    """A way to send mail."""
+    """Sends mail."""
 
     async def send(self, message: EmailMessage, recipients: list[str], call: CallKey) -> dict[str, Any]:
-        """Send the message of a call; returns what to tell the model.
+        """Send the message of a call; returns fields for the tool's result.
 
         Raises:
-            ToolError: it was not sent, for a reason that the model may know.
+            ToolError: The message was not sent; the text is shown to the model.
         """
 
 
 def mail_tools(mailer: Mailer, clock: Clock, *, sender: str) -> list[Tool[..., Any]]:
-    """Return send_email, from the address `sender`."""
+    """Return send_email, which sends from the address `sender`."""
 
     @tool(
         category=Category.SENSITIVE,
@@ -58,7 +58,7 @@ def mail_tools(mailer: Mailer, clock: Clock, *, sender: str) -> list[Tool[..., A
         body: Annotated[str, msgspec.Meta(max_length=100_000), "plain text"],
         cc: Annotated[list[AddressText], msgspec.Meta(max_length=RECIPIENTS_MAX)] = [],  # noqa: B006
         *,
-        in_reply_to: Annotated[MessageIdText, "the message_id of the mail that this one answers"] = "",
+        in_reply_to: Annotated[MessageIdText, "the message_id of the mail to reply to"] = "",
         thread: Annotated[MessageIdText, "the thread of that mail"] = "",
     ) -> dict[str, Any]:
         """Send an e-mail in plain text."""
@@ -66,10 +66,10 @@ def mail_tools(mailer: Mailer, clock: Clock, *, sender: str) -> list[Tool[..., A
         if in_reply_to:
             message["In-Reply-To"] = in_reply_to
             message["References"] = " ".join(dict.fromkeys(filter(None, [thread, in_reply_to])))
-        # RFC 3834: other programs do not answer.
+        # RFC 3834: prevents automatic replies.
         message["Auto-Submitted"] = "auto-replied" if in_reply_to else "auto-generated"
         message["Date"] = format_datetime(datetime.fromtimestamp(clock.now(), UTC))
-        # The same call always has the same id, so that a receiver sees a repetition.
+        # The same call always has the same id, so that receivers can detect duplicates.
         message["Message-ID"] = f"<{context.idempotency_key}.{context.store_id}@{sender.rpartition('@')[2]}>"
         recipients = list(dict.fromkeys([*to, *cc]))
         sent = await mailer.send(message, recipients, CallKey(StoreId(context.store_id), CallId(context.call_id)))
@@ -79,10 +79,10 @@ def mail_tools(mailer: Mailer, clock: Clock, *, sender: str) -> list[Tool[..., A
 
 
 def _compose(sender: str, to: list[str], cc: list[str], subject: str, body: str) -> EmailMessage:
-    """Return the message. A value with a line break cannot become a header of its own.
+    """Return the message. A value with a line break cannot add a header.
 
     Raises:
-        ToolError: an address or the subject cannot stand in a header.
+        ToolError: An address or the subject is not allowed in a header.
     """
     message = EmailMessage(policy=POLICY)
     message["From"] = sender
@@ -92,14 +92,14 @@ def _compose(sender: str, to: list[str], cc: list[str], subject: str, body: str)
     if any(ord(character) < ord(" ") or character == "\x7f" for character in subject):
         raise ToolError("the subject must be one line without control characters")
     if ENCODED in subject:
-        raise ToolError(f"the subject must not have {ENCODED}, which mail programs read as something encoded")
+        raise ToolError(f"the subject must not contain {ENCODED}, which mail programs decode")
     message["Subject"] = subject
     message.set_content(body.replace("\r\n", "\n").replace("\r", "\n"))
     return message
 
 
 def _address(text: str) -> Address:
-    """Return a bare address; display names and quoting are more than anybody needs here."""
+    """Return a bare address; display names and quoting are not supported."""
     plain = text.strip()
     user, at, domain = plain.rpartition("@")
     is_plain = plain.isascii() and plain.isprintable() and not set(plain) & set(' <>()[]\\,;:"')
@@ -125,7 +125,7 @@ _TIMEOUT_SECONDS: Final = 30.0
 
 
 class SmtpMailer:
-    """Hands messages to a server, each over a connection of its own."""
+    """Sends each message to a server over a separate connection."""
 
     def __init__(self, server: SmtpServer) -> None:
         self._server = server
@@ -143,8 +143,10 @@ class SmtpMailer:
         except aiosmtplib.SMTPConnectError:
             raise ToolError("the mail server cannot be reached; nothing was sent") from None
         except (aiosmtplib.SMTPException, TimeoutError) as error:
-            # The connection broke: perhaps after the message was taken.
-            raise ToolError(f"the mail server failed ({type(error).__name__}); it may have taken the message") from None
+            # The server may have accepted the message before the connection broke.
+            raise ToolError(
+                f"the mail server failed ({type(error).__name__}); it may have accepted the message"
+            ) from None
         return {"sent": True} | ({"refused": sorted(refused)} if refused else {})
 
 

@@ -1,4 +1,4 @@
-"""Changing projects and tasks."""
+"""Tools that change projects and tasks."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _CANDIDATES_MAX: Final = 10
 
 
 async def find_project(repository: PostgresPlanRepository, owner: Owner, reference: str) -> Project:
-    """Return the project of that id or title.
+    """Return the project with that id or title.
 
     Raises:
-        ToolError: there is none, or the text fits several: it says which.
+        ToolError: No project matches; the text lists similar titles.
     """
     wanted = reference.strip()
     folded = wanted.casefold()
@@ -34,13 +34,13 @@ async def find_project(repository: PostgresPlanRepository, owner: Owner, referen
         if wanted == project.project_id or folded == project.title.casefold():
             return project
     near = near_matches(wanted, [project.title for project in projects])
-    alike = [project for project in projects if folded in project.title.casefold() or project.title in near]
-    if not alike:
-        raise ToolError(f"there is no project with the id or title {reference!r}")
+    similar = [project for project in projects if folded in project.title.casefold() or project.title in near]
+    if not similar:
+        raise ToolError(f"no project has the id or title {reference!r}")
     raise ToolError(
-        f"no project has the title {reference!r}; alike are "
-        + _listed([f"{project.title!r} ({project.project_id})" for project in alike])
-        + _advice(len(alike))
+        f"no project has the title {reference!r}; similar titles: "
+        + _listed([f"{project.title!r} ({project.project_id})" for project in similar])
+        + _advice(len(similar))
     )
 
 
@@ -53,30 +53,29 @@ async def find_task(
     is_done: bool | None = None,
     project_id: str | None = None,
 ) -> Task:
-    """Return the task of that id or title, in the project if one is given.
+    """Return the task with that id or title, in the project if one is given.
 
-    Of several with the title those that are (not) done come first, if that is asked,
-    and of these those that this run has made: other runs of the user make tasks at
-    the same time.
+    If several have the title, tasks with the given `is_done` are preferred, then tasks created by this run, because
+    other runs of the user create tasks at the same time.
 
     Raises:
-        ToolError: there is none, or the title fits several: it lists them.
+        ToolError: No task matches, or several do; the text lists them.
     """
     found = await repository.find_tasks(owner, reference.strip())
     found = [task for task in found if project_id in {None, task.project_id}]
     if not found:
         near = did_you_mean(reference, await repository.task_titles(owner))
         place = "" if project_id is None else " in that project"
-        raise ToolError(f"there is no task with the id or title {reference!r}{place}{near}")
+        raise ToolError(f"no task has the id or title {reference!r}{place}{near}")
     if found[0].task_id == reference.strip():
         return found[0]
     wanted = [task for task in found if task.is_done is is_done] or found
     wanted = [task for task in wanted if task.run_id == run_id] or wanted
     if len(wanted) == 1:
         return wanted[0]
-    homes = {project.project_id: project.title for project in await repository.projects(owner, PROJECTS_MAX)}
+    titles = {project.project_id: project.title for project in await repository.projects(owner, PROJECTS_MAX)}
     shown = [
-        f"{task.task_id} (in {homes.get(task.project_id, 'a project')!r}"
+        f"{task.task_id} (in {titles.get(task.project_id, 'a project')!r}"
         + (f", due {task.due}" if task.due else "")
         + (", done" if task.is_done else "")
         + ")"
@@ -92,8 +91,8 @@ def _listed(shown: list[str]) -> str:
 
 def _advice(count: int) -> str:
     if count == 1:
-        return ". If that is meant, call again with its id"
-    return ". Ask the user which one is meant, then call again with its id"
+        return ". If you meant this one, call again with its id"
+    return ". Ask the user which one they mean, then call again with its id"
 
 
 TASKS_MAX: Final = 100
@@ -107,8 +106,7 @@ TaskReferences = Annotated[
 
 
 def plan_change_tools(repository: PostgresPlanRepository) -> list[Tool[..., Any]]:
-    """Return update_project, update_task, complete_tasks, reopen_tasks and delete_task."""
-    return [_update_project(repository), _update_task(repository), *_ticking(repository), _delete_task(repository)]
+    return [_update_project(repository), _update_task(repository), *_completing(repository), _delete_task(repository)]
 
 
 def _update_project(repository: PostgresPlanRepository) -> Tool[..., Any]:
@@ -118,9 +116,9 @@ def _update_project(repository: PostgresPlanRepository) -> Tool[..., Any]:
         project: Annotated[Title, "id or title"],
         title: Title | None = None,
         status: ProjectStatus | None = None,
-        notes: Annotated[Notes | None, "an empty text takes them away"] = None,
+        notes: Annotated[Notes | None, "an empty text removes them"] = None,
     ) -> Any:
-        """Change the title, status or notes of a project; what is not given stays."""
+        """Change the title, status or notes of a project; omitted fields stay unchanged."""
         fields = _given(title=title and (title.strip() or title), status=status, notes=notes)
 
         async def make(owner: Owner, key: str) -> PlanChange:
@@ -130,8 +128,8 @@ def _update_project(repository: PostgresPlanRepository) -> Tool[..., Any]:
         change = await _once(repository, context, make)
         before, after = change.project_before, change.project_after
         if before is None or after is None:
-            raise ToolError(f"there is no project {project!r} any more")
-        return _reversible(project_shown(after), _project_back(before, after))
+            raise ToolError(f"the project {project!r} no longer exists")
+        return _reversible(project_shown(after), _undo_project(before, after))
 
     return update_project
 
@@ -143,11 +141,11 @@ def _update_task(repository: PostgresPlanRepository) -> Tool[..., Any]:
         task: Annotated[Title, "id or title"],
         *,
         title: Title | None = None,
-        notes: Annotated[Notes | None, "an empty text takes them away"] = None,
-        due: Annotated[Due | None, "a date, YYYY-MM-DD; none takes it away"] = None,
+        notes: Annotated[Notes | None, "an empty text removes them"] = None,
+        due: Annotated[Due | None, "a date, YYYY-MM-DD; none removes it"] = None,
         done: bool | None = None,
     ) -> Any:
-        """Change a task or subtask; what is not given stays."""
+        """Change a task or subtask; omitted fields stay unchanged."""
         fields = _given(title=title and (title.strip() or title), notes=notes, is_done=done)
         if due is not None:
             fields["due"] = None if due == "none" else _date(due)
@@ -158,14 +156,14 @@ def _update_task(repository: PostgresPlanRepository) -> Tool[..., Any]:
 
         change = await _once(repository, context, make)
         if not change.tasks_after:
-            raise ToolError(f"there is no task {task!r} any more")
+            raise ToolError(f"the task {task!r} no longer exists")
         (before,), (after,) = change.tasks_before, change.tasks_after
-        return _reversible(task_shown(after), _task_back(before, after))
+        return _reversible(task_shown(after), _undo_task(before, after))
 
     return update_task
 
 
-def _ticking(repository: PostgresPlanRepository) -> list[Tool[..., Any]]:
+def _completing(repository: PostgresPlanRepository) -> list[Tool[..., Any]]:
     async def tick(context: ToolContext, tasks: list[str], *, is_done: bool) -> Any:
         async def make(owner: Owner, key: str) -> PlanChange:
             found = await _all_tasks(repository, owner, tasks, run_id=RunId(context.run_id), is_done=not is_done)
@@ -177,16 +175,16 @@ def _ticking(repository: PostgresPlanRepository) -> list[Tool[..., Any]]:
         value = {"completed" if is_done else "reopened": [_named(task) for task in ticked]}
         if same:
             value["were_done_already" if is_done else "were_open_already"] = [_named(task) for task in same]
-        return _reversible(value, _ticked_back(ticked, is_done=is_done))
+        return _reversible(value, _undo_completing(ticked, is_done=is_done))
 
     @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT)
     async def complete_tasks(context: ToolContext, tasks: TaskReferences) -> Any:
-        """Mark tasks as done: all of them, or none if one of them is not found."""
+        """Mark tasks as done; changes nothing if one of them is not found."""
         return await tick(context, tasks, is_done=True)
 
     @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT)
     async def reopen_tasks(context: ToolContext, tasks: TaskReferences) -> Any:
-        """Mark tasks as not done: all of them, or none if one of them is not found."""
+        """Mark tasks as not done; changes nothing if one of them is not found."""
         return await tick(context, tasks, is_done=False)
 
     return [complete_tasks, reopen_tasks]
@@ -204,9 +202,9 @@ def _delete_task(repository: PostgresPlanRepository) -> Tool[..., Any]:
         context: ToolContext,
         task: Annotated[Title, "id or title"],
         *,
-        with_subtasks: Annotated[bool, "true to delete what is below it too"] = False,
+        with_subtasks: Annotated[bool, "true to also delete its subtasks"] = False,
     ) -> dict[str, Any]:
-        """Delete a task or subtask for good. To mark it as done, use complete_tasks."""
+        """Delete a task or subtask permanently. To mark it as done, use complete_tasks."""
 
         async def make(owner: Owner, key: str) -> PlanChange:
             found = await find_task(repository, owner, task, run_id=RunId(context.run_id))
@@ -221,7 +219,7 @@ def _delete_task(repository: PostgresPlanRepository) -> Tool[..., Any]:
 
 
 def project_shown(project: Project) -> dict[str, Any]:
-    """Return a project for the model: what says nothing is left out."""
+    """Return a project as shown to the model, without empty fields."""
     shown: dict[str, Any] = {"project_id": project.project_id, "title": project.title}
     if project.status != "active":
         shown["status"] = project.status
@@ -229,20 +227,20 @@ def project_shown(project: Project) -> dict[str, Any]:
 
 
 def task_shown(task: Task) -> dict[str, Any]:
-    """Return a task for the model, without what is below it."""
+    """Return a task as shown to the model, without subtasks."""
     fields = {**_named(task), "notes": task.notes, "due": task.due, "done": task.is_done or None}
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def created_back(task: Task) -> Inverse:
-    """Return the call that takes a new task back."""
+def undo_creation(task: Task) -> Inverse:
+    """Return the call that undoes the creation of a task."""
     return Inverse(tool_name="delete_task", arguments={"task": task.task_id}, summary=f"Delete the task {task.title!r}")
 
 
 async def _once(
     repository: PostgresPlanRepository, context: ToolContext, make: Callable[[Owner, str], Awaitable[PlanChange]]
 ) -> PlanChange:
-    """Return what an earlier execution of the call has changed, or make the change."""
+    """Return the change of an earlier execution of the call, or make the change."""
     owner, key = (StoreId(context.store_id), UserId(context.user_id)), context.idempotency_key
     earlier = await repository.earlier_change(owner, idempotency_key=key)
     return await make(owner, key) if earlier is None else earlier
@@ -251,10 +249,10 @@ async def _once(
 async def _all_tasks(
     repository: PostgresPlanRepository, owner: Owner, references: Sequence[str], *, run_id: RunId, is_done: bool
 ) -> dict[str, Task]:
-    """Return the tasks meant, by id.
+    """Return the referenced tasks by id.
 
     Raises:
-        ToolError: one or more are not clear; all are named.
+        ToolError: A reference matches no task, or several; all problems are listed.
     """
     found: dict[str, Task] = {}
     problems = []
@@ -271,7 +269,7 @@ async def _all_tasks(
 
 
 def _given(**fields: Any) -> dict[str, Any]:
-    """Return the fields that are set, with null for an empty text."""
+    """Return the fields that are set, with None for an empty text."""
     return {name: (None if value == "" else value) for name, value in fields.items() if value is not None}
 
 
@@ -286,29 +284,29 @@ def _reversible(value: dict[str, Any], inverse: Inverse | None) -> Any:
     return value if inverse is None else Reversible(value=value, inverse=inverse)
 
 
-def _project_back(before: Project, after: Project) -> Inverse | None:
+def _undo_project(before: Project, after: Project) -> Inverse | None:
     if before == after:
         return None
     arguments = {"project": before.project_id, "title": before.title, "status": before.status}
     return Inverse(
         tool_name="update_project",
         arguments=arguments | {"notes": before.notes or ""},
-        summary=f"Give the project {after.title!r} its old title, status and notes",
+        summary=f"Restore title, status and notes of the project {after.title!r}",
     )
 
 
-def _task_back(before: Task, after: Task) -> Inverse | None:
+def _undo_task(before: Task, after: Task) -> Inverse | None:
     if before == after:
         return None
     arguments = {"task": before.task_id, "title": before.title, "notes": before.notes or ""}
     return Inverse(
         tool_name="update_task",
         arguments=arguments | {"due": before.due or "none", "done": before.is_done},
-        summary=f"Set the task {after.title!r} back",
+        summary=f"Restore the task {after.title!r}",
     )
 
 
-def _ticked_back(ticked: Sequence[Task], *, is_done: bool) -> Inverse | None:
+def _undo_completing(ticked: Sequence[Task], *, is_done: bool) -> Inverse | None:
     if not ticked:
         return None
     name, verb = ("reopen_tasks", "Reopen") if is_done else ("complete_tasks", "Complete")

@@ -1,4 +1,4 @@
-"""Projects, tasks and subtasks: what the planning tools keep."""
+"""Projects, tasks and subtasks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ProjectStatus: TypeAlias = Literal["active", "on_hold", "completed", "archived"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Project:
-    """A named list of tasks. No two of a user have the same title."""
+    """A named list of tasks. Titles are unique per user."""
 
     project_id: str
     title: str
@@ -23,23 +23,23 @@ class Project:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """Something to do; with a parent it is a subtask."""
+    """A task; with a parent it is a subtask."""
 
     task_id: str
     project_id: str
     parent_task_id: str | None
     title: str
     notes: str | None
+    # A date, YYYY-MM-DD.
     due: str | None
-    """A date, YYYY-MM-DD."""
     is_done: bool = False
+    # The run that created it.
     run_id: RunId
-    """The run that made it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanChange:
-    """The change that a call has made: the plan before and after. Removed tasks are only in `tasks_before`."""
+    """The plan before and after a call. Removed tasks are only in `tasks_before`."""
 
     project_before: Project | None = None
     project_after: Project | None = None

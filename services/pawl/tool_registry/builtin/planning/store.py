@@ -18,7 +18,7 @@ _TASK_COLUMNS: Final = (
 )
 _PROJECT_COLUMNS: Final = "project_id, title, status, notes"
 
-# The key comes back also where a call before this one, or one at the same time, has made the row.
+# DO UPDATE, so that RETURNING also returns a row that an earlier or concurrent call inserted.
 _ADD_PROJECT: Final = f"""
 INSERT INTO tool_registry.projects (store_id, user_id, project_id, title) VALUES ($1, $2, $3, $4)
 ON CONFLICT (store_id, user_id, lower(title)) DO UPDATE SET title = projects.title
@@ -65,7 +65,7 @@ _SET_PROJECT: Final = """
 UPDATE tool_registry.projects SET title = $4, status = $5, notes = $6
 WHERE store_id = $1 AND user_id = $2 AND project_id = $3
 """
-# In order, so that two calls that change the same tasks do not wait for each other in a circle.
+# In order, so that two calls that change the same tasks do not deadlock.
 _LOCK_TASKS: Final = f"""
 SELECT {_TASK_COLUMNS} FROM tool_registry.tasks
 WHERE store_id = $1 AND user_id = $2 AND task_id = ANY ($3::text[]) ORDER BY task_id FOR UPDATE
@@ -88,25 +88,25 @@ DELETE FROM tool_registry.tasks WHERE store_id = $1 AND user_id = $2 AND task_id
 
 
 class PostgresPlanRepository(DatabaseAdapter):
-    """The plans, by store and user. Changes are atomic, and once for each idempotency key."""
+    """Plans by store and user. Changes are atomic, and idempotent by their key."""
 
     async def add_project(self, owner: Owner, project: Project) -> Project:
-        """Add a project, or return the one that has its title (in any case)."""
+        """Add a project, or return the one with the same title (ignoring case)."""
         row = await self._database.fetchrow(_ADD_PROJECT, *owner, project.project_id, project.title)
         return project if row is None else Project(**row)
 
     async def add_task(self, owner: Owner, task: Task, *, idempotency_key: str) -> Task:
-        """Add a task, or return the one that was added with that key.
+        """Add a task, or return the one added with the same key.
 
         Raises:
-            ToolError: its parent is not there any more.
+            ToolError: Its parent no longer exists.
         """
-        place = (task.task_id, task.project_id, task.parent_task_id)
-        fields = (*place, task.title, task.notes, task.due, task.run_id)
+        ids = (task.task_id, task.project_id, task.parent_task_id)
+        fields = (*ids, task.title, task.notes, task.due, task.run_id)
         try:
             row = await self._database.fetchrow(_ADD_TASK, *owner, *fields, idempotency_key)
         except asyncpg.ForeignKeyViolationError:
-            raise ToolError(f"there is no task {task.parent_task_id!r} any more") from None
+            raise ToolError(f"the task {task.parent_task_id!r} no longer exists") from None
         return task if row is None else Task(**row)
 
     async def projects(self, owner: Owner, most: int) -> Sequence[Project]:
@@ -118,7 +118,7 @@ class PostgresPlanRepository(DatabaseAdapter):
         return [Task(**row) for row in await self._database.fetch(_TASKS, *owner, most)]
 
     async def find_tasks(self, owner: Owner, reference: str) -> Sequence[Task]:
-        """Return the task of that id, then those of that title (in any case), newest first."""
+        """Return the task with that id, then those with that title (ignoring case), newest first."""
         return [Task(**row) for row in await self._database.fetch(_BY_REFERENCE, *owner, reference)]
 
     async def task_titles(self, owner: Owner) -> Sequence[str]:
@@ -126,17 +126,17 @@ class PostgresPlanRepository(DatabaseAdapter):
         return [row["title"] for row in await self._database.fetch(_TITLES, *owner)]
 
     async def earlier_change(self, owner: Owner, *, idempotency_key: str) -> PlanChange | None:
-        """Return what was changed with that key, within the last 30 days."""
+        """Return the change made with that key within the last 30 days."""
         stored = await self._database.fetchval(_EARLIER, *owner, idempotency_key)
         return None if stored is None else msgspec.msgpack.decode(stored, type=PlanChange)
 
     async def change_project(
         self, owner: Owner, project_id: str, fields: Mapping[str, Any], *, idempotency_key: str
     ) -> PlanChange:
-        """Set fields of a project; an empty change if there is none of that id.
+        """Set fields of a project; returns an empty change if it does not exist.
 
         Raises:
-            ToolError: another project has the new title.
+            ToolError: Another project has the new title.
         """
         try:
             async with self._database.transaction() as connection:
@@ -153,19 +153,19 @@ class PostgresPlanRepository(DatabaseAdapter):
                     connection, owner, idempotency_key, PlanChange(project_before=before, project_after=after)
                 )
         except asyncpg.UniqueViolationError:
-            raise ToolError(f"there is a project {fields['title']!r} already; nothing was changed") from None
+            raise ToolError(f"the project {fields['title']!r} already exists; nothing was changed") from None
 
     async def change_tasks(
         self, owner: Owner, task_ids: Collection[str], fields: Mapping[str, Any], *, idempotency_key: str
     ) -> PlanChange:
-        """Set fields of tasks; those that are not there any more are not in the change."""
+        """Set fields of tasks. Tasks that no longer exist are not in the change."""
         async with self._database.transaction() as connection:
             rows = await connection.fetch(_LOCK_TASKS, *owner, sorted(task_ids))
             earlier = await connection.fetchval(_EARLIER, *owner, idempotency_key)
             if earlier is not None:
                 return msgspec.msgpack.decode(earlier, type=PlanChange)
             before = {row["task_id"]: Task(**row) for row in rows}
-            # As they were asked for.
+            # In the requested order.
             found = tuple(before[task_id] for task_id in task_ids if task_id in before)
             after = tuple(replace(task, **fields) for task in found)
             await connection.executemany(
@@ -175,13 +175,13 @@ class PostgresPlanRepository(DatabaseAdapter):
             return await _written(connection, owner, idempotency_key, PlanChange(tasks_before=found, tasks_after=after))
 
     async def remove_task(self, owner: Owner, task_id: str, *, with_subtasks: bool, idempotency_key: str) -> PlanChange:
-        """Remove a task and all below it; an empty change if there are subtasks and they may not go."""
+        """Remove a task and its subtasks. Empty change if it has subtasks and `with_subtasks` is not set."""
         async with self._database.transaction() as connection:
             rows = await connection.fetch(_LOCK_TASKS, *owner, [task_id])
             earlier = await connection.fetchval(_EARLIER, *owner, idempotency_key)
             if earlier is not None:
                 return msgspec.msgpack.decode(earlier, type=PlanChange)
-            # Nobody adds a subtask to a task that is locked, because of the foreign key.
+            # The foreign key blocks new subtasks of a locked task.
             while len(rows) < len(below := [row["task_id"] for row in await connection.fetch(_BELOW, *owner, task_id)]):
                 if not with_subtasks:
                     return PlanChange()

@@ -1,4 +1,4 @@
-"""Projects, tasks and subtasks."""
+"""Tools to create and list projects, tasks and subtasks."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pawl.tool_registry.builtin.planning.changes import (
     PROJECTS_MAX,
     Notes,
     Title,
-    created_back,
     find_project,
     find_task,
     plan_change_tools,
     project_shown,
     task_shown,
+    undo_creation,
 )
 from pawl.tool_registry.builtin.planning.rules import Owner, Project, Task
 from pawl.tool_registry.builtin.planning.store import PostgresPlanRepository
@@ -31,7 +31,7 @@ LISTED_MAX: Final = 1000
 
 
 def planning_tools(repository: PostgresPlanRepository, ids: IdSource) -> list[Tool[..., Any]]:
-    """Return create_task, add_subtask, list_projects, and what changes projects and tasks."""
+    """Return the tools to create, list and change projects and tasks."""
     return [
         _create_task(repository, ids),
         _add_subtask(repository, ids),
@@ -45,13 +45,13 @@ def _create_task(repository: PostgresPlanRepository, ids: IdSource) -> Tool[...,
     async def create_task(
         context: ToolContext,
         title: Title,
-        project: Annotated[Title | None, "id or title of a project; a new title makes a new project"] = None,
+        project: Annotated[Title | None, "id or title of a project; a new title creates a project"] = None,
         notes: Notes | None = None,
         due: Annotated[date | None, "a date, YYYY-MM-DD"] = None,
     ) -> Any:
         """Create a task, in a project or in the Inbox."""
         owner = (StoreId(context.store_id), UserId(context.user_id))
-        home, remark = await _home(repository, ids, owner, project or DEFAULT_PROJECT)
+        home, note = await _project_for(repository, ids, owner, project or DEFAULT_PROJECT)
         task = Task(
             task_id=ids.new("task"),
             project_id=home.project_id,
@@ -63,8 +63,8 @@ def _create_task(repository: PostgresPlanRepository, ids: IdSource) -> Tool[...,
         )
         task = await repository.add_task(owner, task, idempotency_key=context.idempotency_key)
         named = {"project_id": home.project_id, "title": home.title}
-        value = {"task_id": task.task_id, "title": task.title, "project": named, "due": task.due} | remark
-        return Reversible(value=value, inverse=created_back(task))
+        value = {"task_id": task.task_id, "title": task.title, "project": named, "due": task.due} | note
+        return Reversible(value=value, inverse=undo_creation(task))
 
     return create_task
 
@@ -73,12 +73,14 @@ def _add_subtask(repository: PostgresPlanRepository, ids: IdSource) -> Tool[...,
     @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT)
     async def add_subtask(
         context: ToolContext,
-        parent: Annotated[Title, "id or title of a task, also one created just before"],
+        parent: Annotated[Title, "id or title of a task"],
         title: Title,
         *,
         notes: Notes | None = None,
         due: Annotated[date | None, "a date, YYYY-MM-DD"] = None,
-        project: Annotated[Title | None, "id or title of the project of the parent, if its title is not enough"] = None,
+        project: Annotated[
+            Title | None, "id or title of the parent's project, if the parent's title is ambiguous"
+        ] = None,
     ) -> Any:
         """Add a subtask to a task."""
         owner = (StoreId(context.store_id), UserId(context.user_id))
@@ -100,7 +102,7 @@ def _add_subtask(repository: PostgresPlanRepository, ids: IdSource) -> Tool[...,
             "parent": {"task_id": above.task_id, "title": above.title},
             "due": task.due,
         }
-        return Reversible(value=result, inverse=created_back(task))
+        return Reversible(value=result, inverse=undo_creation(task))
 
     return add_subtask
 
@@ -120,10 +122,10 @@ def _list_projects(repository: PostgresPlanRepository) -> Tool[..., Any]:
     return list_projects
 
 
-async def _home(
+async def _project_for(
     repository: PostgresPlanRepository, ids: IdSource, owner: Owner, reference: str
 ) -> tuple[Project, dict[str, Any]]:
-    """Return the project of that id or title, made if need be, and what to say of that."""
+    """Return the project with that id or title, created if necessary, and a note for the model if it was created."""
     projects = await repository.projects(owner, PROJECTS_MAX)
     wanted = reference.strip()
     for project in projects:

@@ -1,4 +1,4 @@
-"""From what a web server sent to text that can be read."""
+"""Extracts readable text from web responses."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any, Final
 from urllib.parse import urljoin
 
 LINKS_MAX: Final = 200
+# Maximum number of elements to extract the main text; the time grows faster than linearly.
 ELEMENTS_MAX: Final = 15_000
-"""Elements of a page whose main text is looked for. That takes more than twice as long for twice as many."""
 
 _HTML: Final = frozenset({"text/html", "application/xhtml+xml"})
 _TEXT: Final = re.compile(r"text/.+|application/(.+\+)?(json|xml|yaml|toml)|application/(javascript|x-ndjson|x-yaml)")
 _CHARSET: Final = re.compile(r"charset\s{0,8}=\s{0,8}[\"']?\s{0,8}([\w.:-]{1,40})", re.ASCII | re.IGNORECASE)
-# Those of the web. Python knows others, which are no character sets, or take long.
+# Only web charsets, because Python also has codecs that are not charsets, or are slow.
 _KNOWN_CHARSET: Final = re.compile(
     r"utf-?8|utf-?16(le|be)?|(windows-|cp)\d+|iso-?8859-\d+|koi8-[ru]|gb(k|2312|18030)|big5(-?hkscs)?|euc-(jp|kr)"
     r"|shift[_-]?jis|iso-2022-jp|(us-)?ascii|latin-?1|macintosh"
@@ -29,7 +29,7 @@ _BLANK_LINES: Final = re.compile(r"\n\s*\n\s*")
 
 
 class NotText(Exception):
-    """The bytes that came are no text."""
+    """The content is not text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,17 +38,17 @@ class Page:
 
     title: str
     text: str
+    # Text and URL of each link to another page, in order, at most LINKS_MAX.
     links: tuple[tuple[str, str], ...]
-    """Text and URL of each link to another page, in order, at most LINKS_MAX."""
 
 
 def read_page(body: bytes, content_type: str, url: str) -> Page:
-    """Return the readable text of a page, or the text itself if it is of another kind.
+    """Return the readable text of an HTML page, or the text itself for other text types.
 
-    Takes up to some seconds of processor time: to be called in a helper.
+    Takes up to several seconds of CPU time, so call it in a helper process.
 
     Raises:
-        NotText: it is neither HTML nor another kind of text.
+        NotText: The content is neither HTML nor another text type.
     """
     content_type = content_type[:_TYPE_CHARACTERS_MAX]
     kind = content_type.partition(";")[0].strip().lower()
@@ -63,12 +63,12 @@ def read_page(body: bytes, content_type: str, url: str) -> Page:
 
 
 def _decode(body: bytes, content_type: str) -> str:
-    """Return the characters: by a byte order mark, the header, the page's own word, or as UTF-8."""
+    """Decode by the byte order mark, the header, the page's own declaration, or as UTF-8."""
     for mark, charset in _MARKS:
         if body.startswith(mark):
             return body.decode(charset, "replace")
-    for said in (content_type, body[:_HEAD_BYTES].decode("latin-1")):
-        found = _CHARSET.search(said)
+    for declaration in (content_type, body[:_HEAD_BYTES].decode("latin-1")):
+        found = _CHARSET.search(declaration)
         if found and _KNOWN_CHARSET.fullmatch(found[1].lower()):
             try:
                 return body.decode(found[1], "replace")
@@ -81,9 +81,9 @@ def _decode(body: bytes, content_type: str) -> str:
 
 
 def _read_html(text: str, url: str) -> Page:
-    import trafilatura  # noqa: PLC0415  # takes a third of a second, once, and only where pages are read
+    import trafilatura  # noqa: PLC0415  # the import takes a third of a second and is only needed where pages are read
 
-    # What does not look like a page to it is not looked at; with a beginning like this it does.
+    # The parser rejects text that does not look like a page, so add the usual tags.
     tree = trafilatura.load_html(text)
     if tree is None:
         tree = trafilatura.load_html(f"<!DOCTYPE html><html><body>{text}</body></html>")
@@ -114,10 +114,10 @@ def _links(tree: Any, url: str) -> tuple[tuple[str, str], ...]:
 
 
 def _all_text(tree: Any) -> str:
-    """Return all that is not code: what remains for pages without a main text."""
+    """Return all visible text, for pages without a main text."""
     parts: list[str] = []
     unread = 0
-    # Without recursion, because pages can be deep.
+    # Without recursion, because pages can be deeply nested.
     to_visit = [(tree, False)]
     while to_visit:
         element, is_left = to_visit.pop()
@@ -137,5 +137,5 @@ def _all_text(tree: Any) -> str:
 
 
 def _clean(text: str) -> str:
-    """Return a text that JSON can hold: a page can name characters that are none."""
+    """Return text without lone surrogates and control characters."""
     return _CONTROL.sub("", text.encode("utf-8", "replace").decode())

@@ -1,4 +1,4 @@
-"""Reading web pages."""
+"""The tool to read web pages."""
 
 from __future__ import annotations
 
@@ -27,10 +27,8 @@ _ACCEPT: Final = "text/html, application/xhtml+xml, text/*;q=0.9, application/js
 
 
 def web_tools(egress: Egress, helper: Helper) -> list[Tool[..., Any]]:
-    """Return web_scrape."""
-
-    # SAFE, though a URL can carry something out: a reader of pages that asks for each page is of no use. A deployment
-    # for which that is too much says which hosts may be reached.
+    # SAFE although a URL can leak data, because asking for approval of each page would make the tool useless. A
+    # deployment can restrict the allowed hosts.
     @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY, timeout_seconds=30)
     async def web_scrape(
         context: ToolContext,
@@ -39,7 +37,7 @@ def web_tools(egress: Egress, helper: Helper) -> list[Tool[..., Any]]:
             msgspec.Meta(min_length=1, max_length=URL_CHARACTERS_MAX, extra_json_schema={"format": "url"}),
             "http or https",
         ],
-        offset: Annotated[int, msgspec.Meta(ge=0), "characters to skip, next_offset of the call before"] = 0,
+        offset: Annotated[int, msgspec.Meta(ge=0), "characters to skip; next_offset of the previous call"] = 0,
         max_characters: Annotated[
             int, msgspec.Meta(ge=1, le=CHARACTERS_MAX), "characters to read"
         ] = _CHARACTERS_DEFAULT,
@@ -58,7 +56,7 @@ def web_tools(egress: Egress, helper: Helper) -> list[Tool[..., Any]]:
                 cpu_seconds=READ_CPU_SECONDS,
             )
         except TooCostly:
-            raise ToolError(f"{response.url} cannot be read: it takes too long") from None
+            raise ToolError(f"{response.url} takes too long to read") from None
         except NotText as error:
             raise ToolError(f"{response.url} cannot be read: {error}") from None
         end = offset + max_characters

@@ -26,23 +26,23 @@ _FORGET: Final = "DELETE FROM tool_registry.checkpoints WHERE written_at < now()
 
 
 class PostgresCheckpoints(DatabaseAdapter):
-    """The newest checkpoints of calls, durable, shared by all replicas."""
+    """The newest checkpoint of each call; durable and shared by all replicas."""
 
     async def take(self, writer: Writer) -> bytes | None:
-        """Return the checkpoint of a call that is begun again, and let no earlier attempt write any more. Atomic."""
+        """Return the checkpoint of a call that starts again, and block writes of earlier attempts. Atomic."""
         content: bytes | None = await self._database.fetchval(_TAKE, *_columns(writer), urgent=True)
         return content
 
     async def keep(self, writer: Writer, content: bytes, *, is_first: bool) -> bool:
-        """Write a checkpoint in place of the last one; False if the attempt is not the newest, or the run is erased.
+        """Replace the checkpoint; False if the attempt is not the newest, or the run is erased.
 
-        `is_first` if this attempt has written none. Then one that took nothing, because it
-        is the first of its call, comes in place of another one that was called so, too.
+        `is_first`: this attempt has not written a checkpoint yet. If it is also the first attempt of the call,
+        it replaces a checkpoint of another first attempt, because neither has called `take`.
         """
         return bool(await self._database.fetchval(_KEEP, *_columns(writer), content, is_first, urgent=True))
 
     async def forget(self, older_than_seconds: float) -> None:
-        """Delete old ones."""
+        """Delete old checkpoints."""
         await self._database.execute(_FORGET, older_than_seconds)
 
 

@@ -1,4 +1,4 @@
-"""Calls that somebody outside completes, in the journal in PostgreSQL."""
+"""Calls that are completed from outside, in the journal in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import CallId, CallKey, CredentialId, StoreId, UserId
 from pawl.errors import CallNotPending, CompletionNotFound, DeadlinePassed
 from pawl.tool_registry.audit.rules import AuditDraft, sha256_hex
-from pawl.tool_registry.execution.rules import CompletionTerms, Said
+from pawl.tool_registry.execution.rules import CallEnd, CompletionTerms
 from pawl.tool_registry.execution.store.journal import RESULT, SECONDS_LEFT, result_of
 from pawl.tool_registry.rules.execution import ExecutionResult, awaiting_completion, ended_badly
 from pawl.tool_registry.sdk import outcome
@@ -24,10 +24,10 @@ from pawl.values import Outcome
 _CLAIM_SECONDS: Final = 30
 _PAUSE_SECONDS: Final = 1
 _COMPLETED: Final = "COMPLETED"
-_LAPSED: Final = "the time in which the call could be completed is over"
-GONE: Final = "the call has ended otherwise, or was cancelled: this changes nothing"
+_LAPSED: Final = "the time to complete this call is over"
+GONE: Final = "the call has already ended, or was cancelled; the completion was ignored"
 
-# By its key: see `_END` of the journal.
+# `outcome IS NULL` instead of `ended_at IS NULL`: see `_END` of the journal.
 _OPEN: Final = """
 UPDATE tool_registry.executions SET completion_digest = $4, completion_terms = $5
 WHERE store_id = $1 AND call_id = $2 AND instance_id = $3 AND outcome IS NULL RETURNING true
@@ -54,7 +54,7 @@ WHERE (store_id, call_id) IN (
     WHERE untold_at <= clock_timestamp() ORDER BY untold_at LIMIT $1 FOR UPDATE SKIP LOCKED)
 RETURNING *, NULL::float8 AS completion_seconds_left
 """
-_TOLD: Final = """
+_REPORTED: Final = """
 UPDATE tool_registry.executions SET
     untold_at = CASE WHEN $3 THEN NULL ELSE clock_timestamp() + make_interval(secs => $4) END
 WHERE store_id = $1 AND call_id = $2 AND untold_at IS NOT NULL
@@ -65,9 +65,9 @@ _terms: Final = msgspec.msgpack.Decoder(CompletionTerms).decode
 
 
 class PostgresCompletions:
-    """Calls that somebody outside completes, in the journal, shared by all replicas.
+    """Calls that are completed from outside; stored in the journal and shared by all replicas.
 
-    `instance_id` is that of the journal.
+    `instance_id` must be the journal's.
     """
 
     def __init__(self, database: Database, *, instance_id: str) -> None:
@@ -75,7 +75,7 @@ class PostgresCompletions:
         self._instance_id = instance_id
 
     async def open(self, key: CallKey, digest: bytes, terms: CompletionTerms) -> bool:
-        """Give a call that runs here a token in place of the last one; False if it does not run here any more."""
+        """Store the token of a call that runs here, replacing an earlier one; False if it no longer runs here."""
         data = msgspec.msgpack.encode(terms)
         opened = await self._database.fetchval(
             _OPEN, key.store_id, key.call_id, self._instance_id, digest, data, urgent=True
@@ -83,9 +83,9 @@ class PostgresCompletions:
         return opened is not None
 
     async def hold(self, key: CallKey, terms: CompletionTerms, seconds: float) -> ExecutionResult | None:
-        """Let a call go on without its tool for so long; return what it has then: that it waits, or its end. Atomic.
+        """Let a call wait without its tool for `seconds`; return its state, which may be its end. Atomic.
 
-        None if it does not run here any more, or has no token: nobody could complete it.
+        None if it no longer runs here, or has no token and so could not be completed.
         """
         async with self._database.transaction(urgent=True) as connection:
             row = await connection.fetchrow(_LOCK, key.store_id, key.call_id)
@@ -104,7 +104,7 @@ class PostgresCompletions:
         return awaiting_completion(seconds)
 
     async def lapse(self, key: CallKey, result: ExecutionResult) -> ExecutionResult:
-        """Give a call `result` whose time is over; return what it has then."""
+        """End a call with `result` if its time is over; return its state."""
         async with self._database.transaction(urgent=True) as connection:
             row = await connection.fetchrow(_LOCK, key.store_id, key.call_id)
             known = None if row is None else result_of(row)
@@ -114,7 +114,7 @@ class PostgresCompletions:
         return result
 
     async def withdraw(self, key: CallKey) -> ExecutionResult | None:
-        """Cancel a call that waits; return what it has then."""
+        """Cancel a waiting call; return its state."""
         async with self._database.transaction(urgent=True) as connection:
             row = await connection.fetchrow(_LOCK, key.store_id, key.call_id)
             known = None if row is None else result_of(row)
@@ -123,19 +123,19 @@ class PostgresCompletions:
             return await _cancel(connection, key, row)
 
     async def find(self, store_id: StoreId, digest: bytes) -> tuple[CompletionTerms, bool] | None:
-        """Return the terms of the call that has a token, and whether it has no end yet."""
+        """Return the terms of the call with this token, and whether it is still open."""
         row = await self._database.fetchrow(_FIND, store_id, digest, urgent=True)
         return None if row is None else (_terms(row["completion_terms"]), row["ended_at"] is None)
 
     async def complete(
-        self, store_id: StoreId, digest: bytes, said: Said, result: ExecutionResult, by: Principal
+        self, store_id: StoreId, digest: bytes, end: CallEnd, result: ExecutionResult, by: Principal
     ) -> bool:
-        """Give a call its end, once; return whether it had exactly this one before. Atomic, durable when it returns.
+        """Complete a call once; return whether it already had exactly this end. Atomic, durable on return.
 
         Raises:
-            CompletionNotFound: no call has the token.
-            CallNotPending: the call has another end, or was cancelled.
-            DeadlinePassed: its time is over.
+            CompletionNotFound: No call has the token.
+            CallNotPending: The call has another end, or was cancelled.
+            DeadlinePassed: Its time is over.
         """
         async with self._database.transaction(urgent=True) as connection:
             row = await connection.fetchrow(_LOCK_FOUND, store_id, digest)
@@ -143,7 +143,7 @@ class PostgresCompletions:
                 raise CompletionNotFound
             known = result_of(row)
             if known is not None and known.outcome is not Outcome.AWAITING_COMPLETION:
-                if row["completion"] == said.digest:
+                if row["completion"] == end.digest:
                     return True
                 is_lapsed = row["completion"] is None and known.error_reason == outcome.NOT_COMPLETED
                 raise DeadlinePassed(_LAPSED) if is_lapsed else CallNotPending(GONE)
@@ -152,20 +152,20 @@ class PostgresCompletions:
             if known is not None and not known.completion_seconds_left:
                 raise DeadlinePassed(_LAPSED)
             key = CallKey(store_id, CallId(row["call_id"]))
-            await _end(connection, key, result, said=said, by=by)
+            await _end(connection, key, result, end=end, by=by)
         return False
 
-    async def claim_untold(self, most: int) -> Sequence[tuple[AuditDraft, bool]]:
-        """Return the entries of ends to be reported, and whether a completion gave them.
+    async def claim_unreported(self, most: int) -> Sequence[tuple[AuditDraft, bool]]:
+        """Return the audit entries of unreported ends, and whether a completion caused each.
 
-        No other replica gets them for a while.
+        Other replicas do not get them for `_CLAIM_SECONDS`.
         """
         rows = await self._database.fetch(_CLAIM, most, _CLAIM_SECONDS)
-        return read_each("completion", rows, _untold, itemgetter("call_id"))
+        return read_each("completion", rows, _unreported, itemgetter("call_id"))
 
-    async def mark_told(self, key: CallKey, *, is_told: bool) -> None:
-        """Note that an end was told, or that it could not be told now."""
-        await self._database.execute(_TOLD, key.store_id, key.call_id, is_told, _PAUSE_SECONDS)
+    async def mark_reported(self, key: CallKey, *, is_reported: bool) -> None:
+        """Mark an end as reported, or schedule another try."""
+        await self._database.execute(_REPORTED, key.store_id, key.call_id, is_reported, _PAUSE_SECONDS)
 
 
 async def _end(
@@ -173,25 +173,25 @@ async def _end(
     key: CallKey,
     result: ExecutionResult,
     *,
-    said: Said | None = None,
+    end: CallEnd | None = None,
     by: Principal | None = None,
 ) -> None:
     people = None if by is None else [by.user_id, by.credential_id, by.delegate_user_id]
-    completion = None if said is None else said.digest
+    completion = None if end is None else end.digest
     await connection.execute(_END, key.store_id, key.call_id, *_of_result(result), completion, people)
 
 
 async def _cancel(connection: Connection, key: CallKey, row: asyncpg.Record) -> ExecutionResult:
-    message = f"{row['tool_name']} was cancelled before anybody completed it; it may have had its effect all the same"
+    message = f"{row['tool_name']} was cancelled before it was completed; its effect may have happened"
     result = ended_badly(Outcome.CANCELLED, "CANCELLED", message)
     await _end(connection, key, result)
     return result
 
 
-def _untold(row: asyncpg.Record) -> tuple[AuditDraft, bool]:
+def _unreported(row: asyncpg.Record) -> tuple[AuditDraft, bool]:
     result = result_of(row)
     if result is None:
-        raise ValueError("an end to be told is no end")
+        raise ValueError("an unreported call has not ended")
     by = row["completed_by"] or ("", "", "")
     draft = replace(
         _terms(row["completion_terms"]).draft,

@@ -1,4 +1,4 @@
-"""Removal of what the registry keeps of erased conversations, in PostgreSQL. All of it may be done again."""
+"""Erases the registry's data of conversations in PostgreSQL. All steps are idempotent."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Final
 
 from pawl.chassis.db.database import DatabaseAdapter
 from pawl.chassis.db.erasures import ErasurePart
-from pawl.tool_registry.policy.store.rules import LOCK as LOCK_RULES
+from pawl.tool_registry.policy.store.rule_rows import LOCK as LOCK_RULES
 
-# Who writes one of these at this moment is waited for; who does it later finds the mark.
+# Waits for concurrent writers; later writers see the mark.
 _NO_LONG_WAIT: Final = "SET LOCAL lock_timeout = '1s'"
 _WAIT_FOR_WRITERS: Final = """
 LOCK TABLE tool_registry.executions, tool_registry.worker_calls, tool_registry.checkpoints IN SHARE ROW EXCLUSIVE MODE
@@ -18,7 +18,7 @@ _MARK_RUNS: Final = """
 INSERT INTO tool_registry.erased_runs (store_id, run_id) SELECT $1, unnest($2::text[]) ON CONFLICT DO NOTHING
 """
 _UNMARK_OLD: Final = "DELETE FROM tool_registry.erased_runs WHERE erase_time < now() - interval '7 days'"
-# The row stays: nobody makes another secret.
+# Keep the row, so that no new secret is created.
 _DESTROY_SECRETS: Final = """
 INSERT INTO tool_registry.audit_keys (store_id, key_id, secret) SELECT $1, unnest($2::text[]), NULL
 ON CONFLICT (store_id, key_id) DO UPDATE SET secret = NULL
@@ -28,10 +28,10 @@ _OF_CALLS: Final = (
     "DELETE FROM tool_registry.worker_calls WHERE store_id = $1 AND call_id = ANY ($2::text[])",
     "DELETE FROM tool_registry.checkpoints WHERE store_id = $1 AND call_id = ANY ($2::text[])",
     "DELETE FROM tool_registry.grant_uses WHERE store_id = $1 AND call_id = ANY ($2::text[])",
-    # What they changed of a plan stays with it; what it was before goes.
+    # The plan keeps the changes; the earlier versions are deleted.
     "DELETE FROM tool_registry.plan_changes WHERE store_id = $1 AND idempotency_key = ANY ($2::text[])",
 )
-# Those of a job that went on for long are not named: the ledger keeps its last ones.
+# The request does not name all calls of a long job: the ledger keeps only the last ones.
 CALLS_OF_RUNS: Final = """
 SELECT call_id FROM tool_registry.executions WHERE store_id = $1 AND run_id = ANY ($2::text[])
 UNION SELECT call_id FROM tool_registry.checkpoints WHERE store_id = $1 AND run_id = ANY ($2::text[])
@@ -48,13 +48,13 @@ _OF_RULES: Final = (
 
 
 class PostgresErasures(DatabaseAdapter):
-    """Removes executions and their results, calls of workers, and the rules of a conversation and its runs."""
+    """Deletes executions and results, worker calls, and the rules of a conversation and its runs."""
 
     async def erase(self, part: ErasurePart) -> None:
-        """Remove what there is of some runs and calls, and destroy the secret of the conversation.
+        """Delete the data of runs and calls, and destroy the secret of the conversation.
 
         Raises:
-            DependencyUnavailable: the database is away.
+            DependencyUnavailable: The database is unavailable.
         """
         store_id, run_ids, call_ids = part.store_id, list(part.run_ids), list(part.call_ids)
         scopes = [part.conversation_id, *run_ids]
@@ -66,7 +66,7 @@ class PostgresErasures(DatabaseAdapter):
             await self._remove_calls(store_id, [record["call_id"] for record in found])
         await self._remove_calls(store_id, call_ids)
         async with self._database.transaction() as connection:
-            # Who makes a rule at this moment is waited for, and who makes one later finds the secret destroyed.
+            # Waits for concurrent rule writers; later ones find the secret destroyed.
             await connection.execute(LOCK_RULES, store_id)
             rule_ids = [record["rule_id"] for record in await connection.fetch(_RULES, store_id, scopes)]
             for statement in _OF_RULES:

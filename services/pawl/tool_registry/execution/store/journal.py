@@ -14,7 +14,7 @@ from pawl.chassis.db.database import Connection, Database, affected
 from pawl.chassis.ids import CallId, CallKey, StoreId
 from pawl.errors import DependencyUnavailable, InvalidArguments
 from pawl.tool_registry.execution.execution import LeaseWatch
-from pawl.tool_registry.execution.store.locks import lives
+from pawl.tool_registry.execution.store.locks import has_lease
 from pawl.tool_registry.rules.execution import ExecutionResult, InverseCall, awaiting_completion, ended_badly
 from pawl.tool_registry.rules.journal import Begun, Entry, HeldElsewhere, JournalCall, Step, next_step
 from pawl.tool_registry.sdk import outcome
@@ -32,7 +32,8 @@ ON CONFLICT (store_id, call_id) DO NOTHING RETURNING true
 """  # noqa: S608  # constants only
 SECONDS_LEFT: Final = "extract(epoch FROM e.awaits_until - clock_timestamp())::float8 AS completion_seconds_left"
 _READ: Final = f"""
-SELECT e.*, {SECONDS_LEFT}, {lives("e.instance_id", "$4", "$5")} AS holder_alive, {_LEASED.format("$3")} AS asker_alive
+SELECT e.*, {SECONDS_LEFT}, {has_lease("e.instance_id", "$4", "$5")} AS holder_alive,
+    {_LEASED.format("$3")} AS asker_alive
 FROM tool_registry.executions e WHERE store_id = $1 AND call_id = $2
 """  # noqa: S608  # constants only
 _LOCK: Final = f"{_READ} FOR UPDATE OF e"
@@ -44,7 +45,8 @@ UPDATE tool_registry.executions SET
 WHERE store_id = $1 AND call_id = $2
 """
 RESULT: Final = "outcome, content, is_error, error_reason, note, duration_seconds"
-# By its key, as the next two: with `ended_at IS NULL` a plan made before there are statistics reads all that run.
+# Here and in the next two, `outcome IS NULL` makes the planner use the key. With `ended_at IS NULL` and no statistics
+# yet, it scans all running calls.
 _END: Final = f"""
 UPDATE tool_registry.executions SET
     ended_at = now(), ({RESULT}, inverse) = ($4, $5, $6, $7, $8, $9, $10),
@@ -79,7 +81,7 @@ _TO_CANCEL: Final = """
 SELECT store_id, call_id FROM tool_registry.executions
 WHERE instance_id = $1 AND ended_at IS NULL AND cancel_requested
 """
-# Of calls that are not journaled there is an entry only if somebody cancelled them.
+# Unjournaled calls have an entry only if they were cancelled.
 _CANCELLED: Final = """
 SELECT store_id, call_id FROM tool_registry.executions
 JOIN unnest($1::text[], $2::text[]) AS k (store_id, call_id) USING (store_id, call_id) WHERE cancel_requested
@@ -98,18 +100,18 @@ DELETE FROM tool_registry.executions WHERE (store_id, call_id) IN (
 _INSTANCES: Final = "SELECT instance_id, expires_at FROM tool_registry.instances WHERE instance_id <> $1"
 _FORGET_INSTANCES: Final = f"""
 DELETE FROM tool_registry.instances l
-WHERE expires_at < now() - interval '1 hour' AND NOT {lives("l.instance_id", "$1", "$2")}
+WHERE expires_at < now() - interval '1 hour' AND NOT {has_lease("l.instance_id", "$1", "$2")}
 """  # noqa: S608  # constants only
 _FORGET_LOCKS: Final = f"""
-DELETE FROM tool_registry.resource_locks l WHERE NOT {lives("l.instance_id", "$1", "$2")}
+DELETE FROM tool_registry.resource_locks l WHERE NOT {has_lease("l.instance_id", "$1", "$2")}
 """  # noqa: S608  # constants only
 
 _of_result: Final = attrgetter(*RESULT.split(", "))
-_CANCELLED_BEFORE: Final = ended_badly(Outcome.CANCELLED, "CANCELLED", "the call was cancelled before it began")
+_CANCELLED_BEFORE: Final = ended_badly(Outcome.CANCELLED, "CANCELLED", "the call was cancelled before it started")
 
 
 class PostgresExecutionJournal:
-    """Executions with effects that must not happen twice, durable, shared by all replicas.
+    """Executions whose effects must not happen twice; durable and shared by all replicas.
 
     `instance_id` must be new for each start of a process.
     """
@@ -118,23 +120,23 @@ class PostgresExecutionJournal:
         self._database = database
         self._instance_id = instance_id
         self._lease_seconds = lease_seconds
+        # Updated with each renewal of the own lease.
         self.watch = LeaseWatch(lease_seconds)
-        """The leases of the other processes, as each renewal of the own one finds them."""
 
     async def begin(
         self, call: JournalCall, *, unexecuted: Collection[str] = ()
     ) -> Begun | HeldElsewhere | ExecutionResult:
-        """Write that the call is about to run, or return what is known of it.
+        """Record that the call is about to run, or return its known state.
 
-        To be asked only by a process that does not run the call at the moment.
-        Atomic: of several that ask, one gets Begun. `unexecuted` are tokens of calls
-        that this process got no answer for: if one of them has written an entry,
-        nothing ran.
+        Call it only from a process that is not running the call. Atomic: only one of several concurrent callers
+        gets Begun.
+        `unexecuted` are tokens of attempts that ran nothing, because this process got no answer from the database.
+        An entry with
+        such a token is safe to run.
 
         Raises:
-            InvalidArguments: the call was begun with another tool or other arguments.
-            DependencyUnavailable: it is not known whether the entry was written;
-                nothing may run.
+            InvalidArguments: The call was started with another tool or other arguments.
+            DependencyUnavailable: The entry may or may not be written; nothing may run.
         """
         inserted = await self._database.fetchval(
             _INSERT,
@@ -155,7 +157,7 @@ class PostgresExecutionJournal:
             return await self._resume(connection, call, unexecuted)
 
     async def known(self, call: JournalCall) -> ExecutionResult | HeldElsewhere | None:
-        """Return what `begin` would return now, without starting the call; None if it would start it.
+        """Return the known state of a call, as `begin` does; None if `begin` would start it.
 
         Raises:
             InvalidArguments: as `begin`.
@@ -171,38 +173,38 @@ class PostgresExecutionJournal:
             case _:
                 return None
 
-    async def look(self, key: CallKey) -> ExecutionResult | HeldElsewhere | None:
-        """Return the result of a call that has begun, or that another process runs it.
+    async def find(self, key: CallKey) -> ExecutionResult | HeldElsewhere | None:
+        """Return the result of a started call, or that another process runs it.
 
-        To be asked only by a process that does not run the call at the moment: the
-        outcome of what began and has no end, and that nobody runs, is UNKNOWN.
+        Call it only from a process that is not running the call: the outcome of an entry that has no end, and that no
+        live process runs, is UNKNOWN.
         """
         row = await self._database.fetchrow(_READ, *self._reading(key), urgent=True)
-        return None if row is None else self._standing(row)
+        return None if row is None else self._state(row)
 
     async def end(self, key: CallKey, result: ExecutionResult) -> ExecutionResult:
-        """Write the end of a call that this process began, and return the result that stands.
+        """Write the end of a call that this process started; return the stored result.
 
-        That is another one if the entry was concluded to be unknown meanwhile.
+        The stored result differs if the call was concluded to be UNKNOWN in between.
         """
         async with self._database.acquire(urgent=True) as connection:
             if await self._write_end(connection, key, result):
                 return result
             row = await connection.fetchrow(_READ, *self._reading(key))
-        standing = None if row is None else result_of(row)
-        return standing or result
+        stored = None if row is None else result_of(row)
+        return stored or result
 
     async def ask(self, key: CallKey, question: Question, position: int) -> None:
-        """Write what the tool of a call that this process runs asks, after `position` others."""
+        """Store the open question of a call that this process runs; `position` is the number of questions before it."""
         asked = msgspec.msgpack.encode(question)
         await self._database.execute(_ASK, key.store_id, key.call_id, self._instance_id, asked, position, urgent=True)
 
     async def answer(self, key: CallKey, answers: Sequence[Answer]) -> None:
-        """Leave all answers so far for the process that runs the call. Idempotent."""
+        """Store all answers so far for the process that runs the call. Idempotent."""
         await self._database.execute(_ANSWER, key.store_id, key.call_id, msgspec.msgpack.encode(answers), urgent=True)
 
     async def answers(self, keys: Collection[CallKey]) -> Mapping[CallKey, Sequence[Answer]]:
-        """Return what was left for calls of this process."""
+        """Return answers that were stored for calls of this process."""
         if not keys:
             return {}
         rows = await self._database.fetch(_ANSWERS, *_columns(keys), self._instance_id, urgent=True)
@@ -212,21 +214,21 @@ class PostgresExecutionJournal:
         }
 
     async def cancel(self, key: CallKey) -> ExecutionResult | HeldElsewhere | None:
-        """Ask for the end of a call, durably; one that was not begun can not begin any more.
+        """Request the end of a call, durably. A call that has not started can no longer start.
 
-        Returns as `look`, but None for a call that was cancelled before it began.
+        Returns as `find`, but None for a call that was cancelled before it started.
         """
         async with self._database.acquire(urgent=True) as connection:
             await connection.execute(_CANCEL, key.store_id, key.call_id, _CANCELLED_BEFORE.content)
             row = await connection.fetchrow(_READ, *self._reading(key))
         if row is None or not row["fingerprint"]:
             return None
-        return self._standing(row)
+        return self._state(row)
 
     async def renew(self, others: Collection[CallKey] = ()) -> Collection[CallKey]:
-        """Renew the lease of all calls of this process, and look at those of others; returns calls to be cancelled.
+        """Renew this process's lease and read the others; return calls of this process to cancel.
 
-        `others` are calls without an entry of their own that the process runs.
+        `others` are running calls without a journal entry.
         """
         async with self._database.acquire(urgent=True) as connection:
             await connection.execute(_RENEW, self._instance_id, self._lease_seconds)
@@ -236,17 +238,17 @@ class PostgresExecutionJournal:
                 rows += await connection.fetch(_CANCELLED, *_columns(others))
         return [CallKey(row["store_id"], row["call_id"]) for row in rows]
 
-    async def look_at_leases(self) -> None:
-        """Look at the leases of other processes only. One that is not looked at regularly ends later."""
+    async def read_leases(self) -> None:
+        """Read the leases of other processes. Without regular reads, their expiry is noticed later."""
         async with self._database.acquire(urgent=True) as connection:
             await self._see(connection)
 
     async def release(self) -> None:
-        """Give the lease up: open entries are those of a dead process at once."""
+        """Release the lease. Other processes then treat its open entries as abandoned, immediately."""
         await self._database.execute(_RELEASE, self._instance_id, urgent=True)
 
     async def forget(self, older_than_seconds: float) -> int:
-        """Delete ended entries, and leases of dead processes; returns how many entries."""
+        """Delete old ended entries, locks and leases of dead processes; returns the number of entries."""
         async with self._database.acquire(urgent=True) as connection:
             tag = await connection.execute(_FORGET, older_than_seconds)
             await connection.execute(_FORGET_AWAITED, older_than_seconds)
@@ -265,11 +267,11 @@ class PostgresExecutionJournal:
     ) -> Begun | HeldElsewhere | ExecutionResult:
         row = await connection.fetchrow(_LOCK, *self._reading(call.key))
         if row is None or not row["asker_alive"]:
-            # Without a lease what runs here could be taken for dead.
-            raise DependencyUnavailable("this process has lost its lease; ask again")
+            # Without a lease, other processes could treat this one as dead.
+            raise DependencyUnavailable("this process has lost its lease; try again")
         match self._step(row, call, unexecuted):
             case Step.MISMATCH:
-                raise InvalidArguments("this call was begun with another tool or other arguments")
+                raise InvalidArguments("this call was already started with another tool or other arguments")
             case Step.STORED:
                 return result_of(row) or outcome.of_doubt(call.tool_name)
             case Step.ELSEWHERE:
@@ -303,7 +305,7 @@ class PostgresExecutionJournal:
         )
         return next_step(entry, fingerprint=call.fingerprint, unknowns_resolved=call.unknowns_resolved)
 
-    def _standing(self, row: asyncpg.Record) -> ExecutionResult | HeldElsewhere | None:
+    def _state(self, row: asyncpg.Record) -> ExecutionResult | HeldElsewhere | None:
         result = result_of(row)
         if result is not None or not row["fingerprint"]:
             return result
@@ -333,7 +335,7 @@ def _held(row: asyncpg.Record) -> HeldElsewhere:
 
 
 def result_of(row: asyncpg.Record) -> ExecutionResult | None:
-    """Return what became of a call: its end, or that it awaits its completion; None while its tool runs."""
+    """Return the end of a call, or AWAITING_COMPLETION; None while its tool runs."""
     if row["ended_at"] is None:
         return None if row["awaits_until"] is None else awaiting_completion(row["completion_seconds_left"])
     fields = {name: row[name] for name in RESULT.split(", ")} | {"outcome": Outcome(row["outcome"])}

@@ -1,4 +1,4 @@
-"""Resource keys as rows in PostgreSQL: held without holding a connection."""
+"""Locks on resource keys as rows in PostgreSQL, held without holding a connection."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from pawl.chassis.process.tasks import shield
 from pawl.tool_registry.execution.execution import LeaseWatch
 
 
-def lives(instance: str, unrenewed: str, ends: str) -> str:
-    """Return a condition: the process has a lease, or one that only the clock of the database says has ended.
+def has_lease(instance: str, unrenewed: str, ends: str) -> str:
+    """Return an SQL condition that an instance is alive.
 
-    `unrenewed` and `ends` are the parameters for what `LeaseWatch.unrenewed` returns.
+    True also for a lease that has expired by the database clock only; see `LeaseWatch`. `unrenewed` and `ends` are the
+    parameters for the result of `LeaseWatch.unrenewed`.
     """
     return f"""EXISTS (
     SELECT FROM tool_registry.instances i WHERE i.instance_id = {instance} AND (
@@ -32,23 +33,23 @@ def lives(instance: str, unrenewed: str, ends: str) -> str:
 _POLL_SECONDS: Final = (0.02, 0.05, 0.1, 0.2)
 _RELEASE_RETRY_SECONDS: Final = 1.0
 
-# All or nothing, in order, so that two processes that want the same keys do not wait for each other in a circle.
-_TAKE: Final = f"""
+# All or nothing, in order, so that two processes that want the same keys do not deadlock.
+_ACQUIRE: Final = f"""
 WITH taken AS (
     INSERT INTO tool_registry.resource_locks AS l (store_id, resource_key, holder, instance_id)
     SELECT $1, key, $3, $4 FROM unnest($2::text[]) WITH ORDINALITY AS wanted (key, position) ORDER BY position
     ON CONFLICT (store_id, resource_key) DO UPDATE SET holder = excluded.holder, instance_id = excluded.instance_id
-    WHERE l.instance_id = $4 OR NOT {lives("l.instance_id", "$5", "$6")}
+    WHERE l.instance_id = $4 OR NOT {has_lease("l.instance_id", "$5", "$6")}
     RETURNING true)
 SELECT count(*) FROM taken
 """  # noqa: S608  # constants only
-# Whoever wants the same rows waits for the end of a transaction that is about to take them.
+# Waits for the end of a transaction that is about to insert the same rows.
 _AWAIT: Final = """
 INSERT INTO tool_registry.resource_locks AS l (store_id, resource_key, holder, instance_id)
 SELECT $1, key, $3, $4 FROM unnest($2::text[]) WITH ORDINALITY AS wanted (key, position) ORDER BY position
 ON CONFLICT (store_id, resource_key) DO UPDATE SET holder = l.holder
 """
-_GIVE_BACK: Final = """
+_RELEASE: Final = """
 DELETE FROM tool_registry.resource_locks
 WHERE store_id = $1 AND resource_key = ANY ($2) AND holder = $3 AND instance_id = $4
 """
@@ -57,16 +58,16 @@ _log = logs.get_logger(__name__)
 
 
 class _Busy(Exception):
-    """Somebody else has one of the keys."""
+    """Another process holds one of the keys."""
 
 
 class PostgresResourceLocks:
-    """At most one execution at a time for each resource key of a store, over all replicas.
+    """Allows one execution at a time per resource key of a store, across all replicas.
 
-    A lock lasts while the lease of its process does.
+    A lock lasts as long as the lease of its process.
 
-    Within a process callers wait in turn, so that for each key at most one of
-    them asks the database. Between processes the first that asks gets it.
+    Within a process, callers queue, so that at most one of them per key polls the database. Between
+    processes, the first to poll gets the lock.
     """
 
     def __init__(self, database: Database, *, instance_id: str, watch: LeaseWatch) -> None:
@@ -78,23 +79,23 @@ class PostgresResourceLocks:
 
     @asynccontextmanager
     async def hold(self, store_id: StoreId, keys: Sequence[str], holder: str) -> AsyncIterator[None]:
-        """Wait for all keys (sorted, each once) and hold them inside the context.
+        """Wait for all keys (sorted, no duplicates) and hold them inside the context.
 
-        Safe to cancel. Not fair between processes. Held while the process lives.
+        Safe to cancel. Not fair between processes. Held while the process has its lease.
         """
-        # The same call may come again while what it held is being given back.
-        holder, is_taken = f"{holder}/{next(self._numbers)}", False
+        # The same call may return while its locks are being released.
+        holder, is_acquired = f"{holder}/{next(self._numbers)}", False
         async with AsyncExitStack() as stack:
             for key in keys:
                 await stack.enter_async_context(self._turn(store_id, key))
             try:
-                await self._take(store_id, keys, holder)
-                is_taken = True
+                await self._acquire(store_id, keys, holder)
+                is_acquired = True
                 yield
             finally:
-                # Also after an attempt to take them that was cut short, which may still succeed. Not to be
-                # interrupted: a row left behind would keep everybody out until this process ends.
-                await shield(self._give_back(store_id, keys, holder, is_taken=is_taken))
+                # Also after an interrupted acquisition, which may still succeed. Shielded from cancellation: a row left
+                # behind would block all callers until this process ends.
+                await shield(self._release(store_id, keys, holder, is_acquired=is_acquired))
 
     @asynccontextmanager
     async def _turn(self, store_id: StoreId, key: str) -> AsyncIterator[None]:
@@ -108,16 +109,16 @@ class PostgresResourceLocks:
             if not turn.users:
                 del self._turns[store_id, key]
 
-    async def _take(self, store_id: StoreId, keys: Sequence[str], holder: str) -> None:
+    async def _acquire(self, store_id: StoreId, keys: Sequence[str], holder: str) -> None:
         tries = 0
         while True:
             try:
                 async with self._database.transaction() as connection:
-                    taken = await connection.fetchval(
-                        _TAKE, store_id, list(keys), holder, self._instance_id, *self._watch.unrenewed()
+                    acquired = await connection.fetchval(
+                        _ACQUIRE, store_id, list(keys), holder, self._instance_id, *self._watch.unrenewed()
                     )
-                    if taken != len(keys):
-                        raise _Busy  # Rolls back what was taken.
+                    if acquired != len(keys):
+                        raise _Busy  # Rolls back the keys acquired so far.
             except (_Busy, asyncpg.DeadlockDetectedError):
                 pause = _POLL_SECONDS[min(tries, len(_POLL_SECONDS) - 1)]
                 tries += 1
@@ -125,15 +126,15 @@ class PostgresResourceLocks:
             else:
                 return
 
-    async def _give_back(self, store_id: StoreId, keys: Sequence[str], holder: str, *, is_taken: bool) -> None:
+    async def _release(self, store_id: StoreId, keys: Sequence[str], holder: str, *, is_acquired: bool) -> None:
         arguments = store_id, list(keys), holder, self._instance_id
         while True:
             try:
-                async with nullcontext(self._database) if is_taken else self._database.transaction() as connection:
-                    if not is_taken:
+                async with nullcontext(self._database) if is_acquired else self._database.transaction() as connection:
+                    if not is_acquired:
                         await connection.execute(_AWAIT, *arguments)
-                    await connection.execute(_GIVE_BACK, *arguments)
-            except Exception as error:  # noqa: BLE001  # a row left behind keeps everybody out
+                    await connection.execute(_RELEASE, *arguments)
+            except Exception as error:  # noqa: BLE001  # a row left behind blocks all callers
                 _log.warning("resource_lock.release_delayed", error=type(error).__name__)
                 await asyncio.sleep(_RELEASE_RETRY_SECONDS)
             else:
@@ -141,7 +142,7 @@ class PostgresResourceLocks:
 
 
 class _Turn:
-    """The lock of a key in this process, and the number of its users."""
+    """The lock of a key in this process, and its number of users."""
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()

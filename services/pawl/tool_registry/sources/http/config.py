@@ -1,4 +1,4 @@
-"""The configuration of an HTTP service: its OpenAPI document, or a single endpoint."""
+"""The configuration of an HTTP service: an OpenAPI document, or a single endpoint."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ _WITH_BODY: Final = frozenset({"POST", "PUT", "PATCH"})
 
 
 def check_config(config: SourceConfig) -> None:
-    """Return if a configuration has what it needs, and its headers are fit to be sent.
+    """Validate a configuration and its headers.
 
     Raises:
-        InvalidField: it cannot be used.
+        InvalidField: The configuration is invalid.
     """
     if config.HasField("open_api"):
         document = config.open_api
         has_one = bool(document.document) != bool(document.document_url)
-        require(has_one, "open_api.document", "give the document or its URL, and not both")
+        require(has_one, "open_api.document", "set either the document or its URL")
         check_headers("open_api", document.headers, document.secret_headers)
     else:
         check_headers("http_endpoint", config.http_endpoint.headers, config.http_endpoint.secret_headers)
 
 
 def check_base_url(field: str, url: str) -> None:
-    """Return if paths can be put after a URL.
+    """Check that paths can be appended to a URL.
 
     Raises:
-        InvalidField: they cannot.
+        InvalidField: They cannot.
     """
     require("?" not in url and "#" not in url, field, "must not have a query or a fragment")
     try:
@@ -55,31 +55,32 @@ def check_base_url(field: str, url: str) -> None:
 
 
 def endpoint_tool(name: str, endpoint: HttpEndpointConfig) -> DiscoveredTool:
-    """Return the one tool of an endpoint; SENSITIVE, or DESTRUCTIVE if it deletes, and AT_MOST_ONCE.
+    """Return the one tool of an endpoint: AT_MOST_ONCE, and SENSITIVE or, for DELETE, DESTRUCTIVE.
 
     Raises:
-        InvalidField, InvalidSchema: the configuration cannot be used.
+        InvalidField, InvalidSchema: The configuration is invalid.
     """
     method = endpoint.method.upper()
     require(method in METHODS and method != "HEAD", "http_endpoint.method", "must be GET, POST, PUT, PATCH or DELETE")
     schema = _read_schema(endpoint.arguments_schema_json)
     compile_schema(schema)
-    gaps = _read_gaps(endpoint.url)
+    placeholders = _placeholders(endpoint.url)
     properties, required = schema.get("properties"), schema.get("required")
-    for gap in gaps:
-        is_there = isinstance(properties, dict) and gap in properties and isinstance(required, list) and gap in required
-        require(is_there, "http_endpoint.url", f"{{{gap}}} must be a required argument")
+    for placeholder in placeholders:
+        is_declared = isinstance(properties, dict) and placeholder in properties
+        is_required = isinstance(required, list) and placeholder in required
+        require(is_declared and is_required, "http_endpoint.url", f"{{{placeholder}}} must be a required argument")
     header = endpoint.idempotency_header
     taken = {given.lower() for given in (*endpoint.headers, *endpoint.secret_headers)}
     require(
         not header or (may_be_header(header) and header.lower() not in taken),
         "http_endpoint.idempotency_header",
-        "cannot be set",
+        "is not an allowed header, or is already set",
     )
     binding = Binding(
         method=method,
         url=endpoint.url,
-        placements=[Placement(argument=gap, name=gap, place="path", style="simple") for gap in gaps],
+        placements=[Placement(argument=each, name=each, place="path", style="simple") for each in placeholders],
         rest="body" if method in _WITH_BODY else "query",
         headers=dict(endpoint.headers),
         secret_headers=dict(endpoint.secret_headers),
@@ -106,13 +107,15 @@ def _read_schema(text: bytes) -> dict[str, Any]:
     return schema
 
 
-def _read_gaps(url: str) -> list[str]:
-    """Return the names in the gaps of a URL, each once; the host has none."""
+def _placeholders(url: str) -> list[str]:
+    """Return the unique placeholder names of a URL; placeholders in the host are refused."""
     filled = PLACEHOLDER.sub("a", url)
-    require("{" not in filled and "}" not in filled and "#" not in url, "http_endpoint.url", "is not a URL with {gaps}")
+    is_valid = "{" not in filled and "}" not in filled and "#" not in url
+    require(is_valid, "http_endpoint.url", "must be a URL with optional {placeholders} and no fragment")
     try:
         host = read_target(filled).authority
-        require(host == read_target(PLACEHOLDER.sub("b", url)).authority, "http_endpoint.url", "the host has a gap")
+        is_fixed = host == read_target(PLACEHOLDER.sub("b", url)).authority
+        require(is_fixed, "http_endpoint.url", "must not have a placeholder in the host")
     except EgressRefused as refused:
         raise InvalidField(f"http_endpoint.url: {refused}", field="http_endpoint.url") from None
     return list(dict.fromkeys(PLACEHOLDER.findall(url)))

@@ -1,4 +1,4 @@
-"""From an OpenAPI document to tools: one for each operation."""
+"""Converts the operations of an OpenAPI document to tools."""
 
 from __future__ import annotations
 
@@ -43,19 +43,18 @@ _STYLES: Final = {
     "header": {"simple"},
 }
 _DEFAULT_STYLE: Final = {"path": "simple", "query": "form", "header": "simple"}
-# The specification says of these that a parameter of the name means nothing.
+# The specification requires ignoring parameters with these names.
 _NO_PARAMETERS: Final = frozenset({"accept", "content-type", "authorization"})
 _IDEMPOTENCY: Final = "idempotency-key"
 
 
 def read_operations(document: Document, source_name: str, config: OpenApiConfig) -> Discovery:
-    """Return a tool for each operation, by name, and what cannot be one.
+    """Return a tool for each operation, sorted by name, and the operations that cannot become tools.
 
-    All are SENSITIVE and AT_MOST_ONCE, and those that delete DESTRUCTIVE: a
-    document is not believed.
+    All tools are AT_MOST_ONCE and SENSITIVE, or DESTRUCTIVE for DELETE, because the document is not trusted.
 
     Raises:
-        UnusableDocument: as `chosen_operations`.
+        UnusableDocument: As `chosen_operations`.
     """
     tools: dict[str, DiscoveredTool] = {}
     left_out: list[LeftOut] = []
@@ -73,10 +72,10 @@ def read_operations(document: Document, source_name: str, config: OpenApiConfig)
 
 
 def chosen_operations(document: Document, operation_ids: Collection[str]) -> list[Operation]:
-    """Return the operations with these ids, or all if there are none.
+    """Return the operations with these ids, or all if `operation_ids` is empty.
 
     Raises:
-        UnusableDocument: it has no operations, too many, or not those asked for.
+        UnusableDocument: The document has no operations, too many, or lacks the chosen ones.
     """
     chosen: list[Operation] = []
     missing = dict.fromkeys(operation_ids)
@@ -85,17 +84,17 @@ def chosen_operations(document: Document, operation_ids: Collection[str]) -> lis
             missing.pop(operation.id, None)
             chosen.append(operation)
     if missing:
-        raise UnusableDocument(f"there is no operation {', '.join(map(repr, list(missing)[:5]))}")
+        raise UnusableDocument(f"no such operation: {', '.join(map(repr, list(missing)[:5]))}")
     if not chosen:
         raise UnusableDocument("there are no operations")
     if len(chosen) > OPERATIONS_MAX:
-        raise UnusableDocument(f"there are {len(chosen)} operations, the limit is {OPERATIONS_MAX}: choose some")
+        raise UnusableDocument(f"there are {len(chosen)} operations, the limit is {OPERATIONS_MAX}; choose fewer")
     return chosen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """An operation, and the path item that it is in."""
+    """An operation, and the path item that contains it."""
 
     id: str
     method: str
@@ -130,11 +129,11 @@ def _tool(document: Document, name: str, config: OpenApiConfig, operation: Opera
         idempotency_header=arguments.idempotency_header,
     )
     if not _PATH.fullmatch(operation.path):
-        # One that does not begin with a slash would become part of the host.
-        raise UnusableDocument("its path is not a path")
+        # Without a leading slash it would become part of the host.
+        raise UnusableDocument("its path is invalid")
     gaps = set(PLACEHOLDER.findall(operation.path))
     if gaps - {placement.name for placement in arguments.placements if placement.place == "path"}:
-        raise UnusableDocument("a part of the path has no parameter")
+        raise UnusableDocument("a placeholder of the path has no parameter")
     definition = ToolDefinition(
         name=name,
         description=_description(operation),
@@ -165,10 +164,10 @@ class _Arguments:
             self._add_body(operation.content.get("requestBody"))
 
     def schema(self) -> dict[str, Any]:
-        """Return the schema; a body that is too much for one may be anything.
+        """Return the schema; a body that is too complex is described as any value.
 
         Raises:
-            InvalidSchema: the parameters are too much.
+            InvalidSchema: The parameters are too complex.
         """
         schema = self._schema(self._properties)
         try:
@@ -176,7 +175,7 @@ class _Arguments:
         except InvalidSchema:
             if not self.body_argument:
                 raise
-            loose = {"description": "See the documentation of the service: it is too large to be described here."}
+            loose = {"description": "Too complex to be described here; see the documentation of the service."}
             schema = self._schema(self._properties | {self.body_argument: loose})
             schema.pop("$defs", None)
             compile_schema(schema)
@@ -210,7 +209,7 @@ class _Arguments:
         schema = described.get("schema") if isinstance(described, Mapping) else None
         style = str(parameter.get("style", _DEFAULT_STYLE[place]))
         if style not in _STYLES[place]:
-            raise UnusableDocument(f"the style {style!r} of {name[:100]!r} is not known")
+            raise UnusableDocument(f"the style {style!r} of {name[:100]!r} is not supported")
         argument = self._argument(name, place)
         self._properties[argument] = self._described(parameter, schema)
         if is_required:
@@ -259,7 +258,7 @@ class _Arguments:
             self._required.append(BODY)
 
     def _form(self, value: Any, encoding: Any) -> Any:
-        """Return the schema of a form without its files, and note how its fields are sent."""
+        """Return the schema of a form without its files, and record how its fields are encoded."""
         for name, given in encoding.items() if isinstance(encoding, Mapping) else ():
             if isinstance(given, Mapping) and ("style" in given or _JSON.fullmatch(str(given.get("contentType", "")))):
                 style = str(given.get("style", "form"))
@@ -277,7 +276,7 @@ class _Arguments:
         files = {name for name, part in properties.items() if self._is_file(part)}
         required = schema.get("required")
         if isinstance(required, list) and files.intersection(filter(_is_text, required)):
-            raise UnusableDocument("its body has a file")
+            raise UnusableDocument("its body requires a file")
         if not files:
             return value
         return {**schema, "properties": {name: part for name, part in properties.items() if name not in files}}
@@ -293,12 +292,12 @@ def _is_text(value: object) -> bool:
 
 
 def _sendable(kinds: Mapping[str, Any], form: re.Pattern[str]) -> str:
-    """Return the first of these media types that is of a form, without its parameters."""
+    """Return the first of these media types that matches."""
     return next((kind for kind in kinds if form.fullmatch(kind.partition(";")[0].strip())), "")
 
 
 def _body_type(kind: str) -> str:
-    """Return the content type of a body that a document describes under a media type or range."""
+    """Return the content type to send for a media type or range of the document."""
     plain = kind.partition(";")[0].strip().lower()
     if plain in {FORM, MULTIPART}:
         return plain
@@ -306,7 +305,7 @@ def _body_type(kind: str) -> str:
 
 
 def _parameters(document: Document, operation: Operation) -> Iterator[Mapping[str, Any]]:
-    """Return the parameters of an operation; its own take the place of those of its path."""
+    """Return the parameters of an operation, including inherited ones of its path."""
     found: dict[tuple[Any, Any], Mapping[str, Any]] = {}
     for holder in (operation.item, operation.content):
         given = holder.get("parameters")
@@ -333,14 +332,14 @@ def _server(server: Mapping[str, Any], document_url: str) -> str:
         variable = variables.get(match[1]) if isinstance(variables, Mapping) else None
         default = variable.get("default") if isinstance(variable, Mapping) else None
         if not isinstance(default, str):
-            raise UnusableDocument("a variable of its server has no default: give base_url")
+            raise UnusableDocument("a variable of its server URL has no default; set base_url")
         return default
 
     url = PLACEHOLDER.sub(value_of, str(server.get("url", "/")))
     if "://" in url:
         return url
     if not document_url:
-        raise UnusableDocument("the document does not say where its server is: give base_url")
+        raise UnusableDocument("the document does not name its server; set base_url")
     return urljoin(document_url, url)
 
 

@@ -1,4 +1,4 @@
-"""The part of an OpenAPI document that some of its operations need, and its tools, for a helper process."""
+"""Extracts tools, or the needed part, of an OpenAPI document; runs in a helper process."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from pawl.tool_registry.sources.http.rules.openapi_document import (
 )
 from pawl.tool_registry.sources.rules import Discovery
 
+# All definitions of a source together.
 TOOLS_BYTES_MAX: Final = 2 * 1024 * 1024
-"""All definitions of a source together."""
 
 _OF_OPERATION: Final = ("operationId", "summary", "description", "parameters", "requestBody", "servers")
 _OF_PATH: Final = ("parameters", "servers")
 
 
 def read_tools(data: bytes, source_name: str, config: OpenApiConfig) -> Discovery:
-    """Return what `read_operations` does.
+    """Return the result of `read_operations`.
 
     Raises:
-        UnusableDocument: it is no document, has no such operations, or too much of them.
+        UnusableDocument: The document is invalid, lacks the operations, or they are too large.
     """
     found = read_operations(read_document(data), source_name, config)
     size = sum(len(encode_definition(tool.definition)) + len(tool.binding) for tool in found.tools)
     if size > TOOLS_BYTES_MAX:
-        raise UnusableDocument(f"its tools have {size} bytes, the limit is {TOOLS_BYTES_MAX}: choose fewer operations")
+        raise UnusableDocument(f"its tools have {size} bytes, the limit is {TOOLS_BYTES_MAX}; choose fewer operations")
     return found
 
 
 def extract(data: bytes, operation_ids: Collection[str]) -> bytes:
-    """Return a document with the chosen operations (all, if none are chosen) and what they refer to, and nothing else.
+    """Return a document with only the chosen operations (all, if none are chosen) and what they refer to.
 
     Raises:
-        UnusableDocument: it is no document, has no such operations, or what they need is too large to be kept.
+        UnusableDocument: The document is invalid, lacks the operations, or the result is too large to store.
     """
     document = read_document(data)
     kept: dict[str, Any] = {"openapi": document.root["openapi"], "servers": document.root.get("servers", [])}
@@ -59,13 +59,13 @@ def extract(data: bytes, operation_ids: Collection[str]) -> bytes:
     written = msgspec.json.encode(kept, order="sorted")
     if len(written) > KEPT_BYTES_MAX:
         raise UnusableDocument(
-            f"what its operations need has {len(written)} bytes, the limit is {KEPT_BYTES_MAX}: choose fewer operations"
+            f"its operations need {len(written)} bytes, the limit is {KEPT_BYTES_MAX}; choose fewer operations"
         )
     return written
 
 
 def _add_referred(document: Document, kept: dict[str, Any]) -> None:
-    """Put everything that is referred to where the references look for it."""
+    """Copy everything that is referred to, to the same paths."""
     seen: set[str] = set()
     to_visit: list[Any] = [kept]
     while to_visit:
@@ -76,7 +76,7 @@ def _add_referred(document: Document, kept: dict[str, Any]) -> None:
             target = value.get("$ref")
             if isinstance(target, str) and target not in seen:
                 seen.add(target)
-                with contextlib.suppress(UnusableDocument):  # It is so for whoever reads it, too.
+                with contextlib.suppress(UnusableDocument):  # Reading the extract reports the same error.
                     found = document.find(target)
                     _put(kept, target, found)
                     to_visit.append(found)
@@ -88,9 +88,9 @@ def _put(kept: dict[str, Any], pointer: str, found: Any) -> None:
         Document(kept).find(pointer)
         return
     *above, last = parts(pointer)
-    place = kept
+    target = kept
     for part in above:
-        place = place.setdefault(part, {})
-        if not isinstance(place, dict):
+        target = target.setdefault(part, {})
+        if not isinstance(target, dict):
             return
-    place[last] = found
+    target[last] = found

@@ -53,9 +53,8 @@ _ACCEPT: Final = "application/json, text/*;q=0.8, */*;q=0.1"
 class HttpTools:
     """The Connector of the kind `http`.
 
-    How a tool makes its request is all in its binding, so nothing is open between
-    calls. The binding says where secrets are sent: whoever approves definitions
-    approves it with them.
+    A tool's binding contains its whole request, so no state is kept between calls. The binding determines where secrets
+    are sent: approving a tool's definition approves that, too.
     """
 
     def __init__(self, egress: Egress, helper: Helper) -> None:
@@ -63,14 +62,14 @@ class HttpTools:
         self._helper = helper
 
     async def prepared(self, source: Source) -> Source:
-        """Return the source with what its operations need of its document, if the whole is too large to be kept."""
+        """Return the source to store. A document that is too large is reduced to its chosen operations."""
         check_config(source.config)
         document = source.config.open_api
         if len(document.document) <= KEPT_BYTES_MAX:
             return source
         config = SourceConfig()
         config.CopyFrom(source.config)
-        config.open_api.document = await self._work_out(
+        config.open_api.document = await self._in_helper(
             source, extract, document.document, list(document.operation_ids)
         )
         return replace(source, config=config)
@@ -98,10 +97,10 @@ class HttpTools:
             read = OpenApiConfig()
             read.CopyFrom(config)
             read.document, read.document_url = await self._fetch(source.store_id, config.document_url)
-        found = await self._work_out(source, read_tools, read.document, source.name, read)
+        found = await self._in_helper(source, read_tools, read.document, source.name, read)
         for operation in found.left_out:
             if operation.name in config.operation_ids or not found.tools:
-                text = f"open_api.operation_ids: {operation.name!r} cannot be a tool: {operation.reason}"
+                text = f"open_api.operation_ids: {operation.name!r} cannot become a tool: {operation.reason}"
                 raise InvalidField(text, field="open_api.operation_ids")
         for tool in found.tools:
             url = msgspec.json.decode(tool.binding, type=Binding).url.partition("?")[0].partition("{")[0]
@@ -110,18 +109,18 @@ class HttpTools:
                 _check_origin(url, config.document_url)
         return found
 
-    async def _work_out(self, source: Source, function: Callable[..., T], data: bytes, *more: Any) -> T:
-        """Return what a function makes of a document, which a helper reads."""
+    async def _in_helper(self, source: Source, function: Callable[..., T], data: bytes, *more: Any) -> T:
+        """Run a function on a document in a helper process."""
         try:
             return await self._helper.run(source.store_id, function, data, *more, cpu_seconds=DOCUMENT_CPU_SECONDS)
         except TooCostly:
-            problem = "it takes too long to be read: as JSON it is read faster than as YAML"
+            problem = "it takes too long to read; JSON is faster to read than YAML"
         except UnusableDocument as error:
             problem = str(error)
         raise InvalidField(f"open_api.document: {problem}", field="open_api.document")
 
     async def _fetch(self, store_id: StoreId, url: str) -> tuple[bytes, str]:
-        """Return a document and where it came from. It is asked for without the headers of the source."""
+        """Return a document and its final URL. The source's headers are not sent."""
         request = OutboundRequest(url=url, timeout_seconds=DOCUMENT_SECONDS, bytes_max=DOCUMENT_BYTES_MAX)
         try:
             response = await self._egress.send(store_id, request)
@@ -131,7 +130,7 @@ class HttpTools:
             raise SourceUnreachable(f"open_api.document_url: {failed}") from None
         if response.status not in _OK:
             raise SourceUnreachable(f"open_api.document_url: answered with status {response.status}")
-        over = f"the document is over the limit of {DOCUMENT_BYTES_MAX} bytes"
+        over = f"the document is larger than the limit of {DOCUMENT_BYTES_MAX} bytes"
         require(not response.is_cut, "open_api.document_url", over)
         return response.body, response.url
 
@@ -141,7 +140,7 @@ class HttpTools:
         return forwarded(entry.definition, call, preview=partial(_preview, binding), is_remote=True)
 
     async def forget(self, store_id: StoreId, name: str) -> None:
-        """Nothing is open."""
+        """Do nothing: there are no connections."""
 
     async def _call(
         self, definition: ToolDefinition, binding: Binding, arguments: dict[str, Any], context: ToolContext
@@ -155,7 +154,7 @@ class HttpTools:
             method=binding.method,
             headers=_headers(binding, built, context),
             body=built.body,
-            # The call's own limit ends it; nothing here may be shorter.
+            # The call has its own timeout; this one must not be shorter.
             timeout_seconds=ASYNC_TIMEOUT_SECONDS_MAX,
             bytes_max=RESULT_BYTES_MAX,
         )
@@ -171,44 +170,44 @@ class HttpTools:
 
 
 def _check_origin(url: str, document_url: str) -> None:
-    """Refuse, with InvalidField, a server that a fetched document names and that it was not asked of.
+    """Refuse, with InvalidField, a server named by a fetched document that has another origin than the document.
 
-    The store's admin has named that one, and no other: whoever writes the document
-    must not say where secrets are sent.
+    The store's admin has named only the document's URL. The author of the document must not determine
+    where secrets are sent.
     """
     server, asked = read_target(url), read_target(document_url)
     require(
         server.origin == asked.origin,
         "open_api.base_url",
-        f"secrets are sent to {server.origin}, which the document alone names, only if it is given here",
+        f"must be set to send secrets to {server.origin}, because only the document names that server",
     )
 
 
 def _headers(binding: Binding, built: BuiltRequest, context: ToolContext) -> dict[str, str]:
-    """Return all headers of a call, its secrets among them."""
+    """Return all headers of a call, including secrets."""
     headers = {"Accept": _ACCEPT} | built.headers
     for name, secret in binding.secret_headers.items():
         value = context.secret(secret)
         if not may_be_header_value(value):
-            raise ToolError(f"the secret {secret!r} cannot stand in a header")
+            raise ToolError(f"the secret {secret!r} contains characters that are not allowed in a header")
         headers[name] = value
     if binding.idempotency_header:
-        # Calls of two stores may have the same id, and their services may be one.
+        # Two stores may share a service, and their calls may have the same id.
         key = f"{context.store_id}\0{context.idempotency_key}"
         headers[binding.idempotency_header] = hashlib.sha256(key.encode()).hexdigest()[:32]
     return headers
 
 
 def _result(response: OutboundResponse) -> Any:
-    """Return what a service answered; a ToolError if the status is none of success, or the body is too large."""
+    """Return the service's answer; raises a ToolError for an error status, or a body that is too large."""
     text = response.body.decode(errors="replace").replace("\0", "")
     if response.status not in _OK:
-        said = f": {text[:_ERROR_CHARACTERS_MAX]}" if text.strip() else ""
-        raise ToolError(f"the service answered with status {response.status}{said}")
+        detail = f": {text[:_ERROR_CHARACTERS_MAX]}" if text.strip() else ""
+        raise ToolError(f"the service answered with status {response.status}{detail}")
     if response.is_cut:
         raise ResultTooLarge(
             f"the service answered with status {response.status} and more than {RESULT_BYTES_MAX} bytes; "
-            "what was asked for has happened, but its result cannot be read"
+            "the request took effect, but its result cannot be read"
         )
     kind = response.content_type.partition(";")[0].strip().lower()
     if not response.body:
@@ -224,7 +223,7 @@ def _result(response: OutboundResponse) -> Any:
 
 
 def _preview(binding: Binding, arguments: dict[str, Any]) -> str:
-    """Return the request that a call would make, without its headers."""
+    """Return the request that a call would make, without headers."""
     built = build(binding, arguments)
     body = "" if built.body is None else f"\n\n{built.body.decode()}"
     return f"{binding.method} {built.url}{body}"

@@ -1,4 +1,4 @@
-"""What goes wrong with an attempt at a call of an MCP tool, and whether the call is made again."""
+"""Failures of an attempt at an MCP call, and whether the call is retried."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pawl.tool_registry.sdk.outcome import doubt
 from pawl.values import EffectClass
 
 ATTEMPTS_MAX: Final = 3
-# JSON-RPC's code for what broke on the server's side.
+# JSON-RPC's code for an internal error of the server.
 _INTERNAL_ERROR: Final = -32603
 
 
@@ -19,7 +19,7 @@ class Fault(Exception):
 
 
 class Lost(Fault):
-    """The connection ended in the middle of it; `never_ran` if the server cannot have run the call."""
+    """The connection ended during the attempt; `never_ran` if the server cannot have run the call."""
 
     def __init__(self, problem: str, *, never_ran: bool = False) -> None:
         super().__init__(problem)
@@ -27,7 +27,7 @@ class Lost(Fault):
 
 
 class Refused(Fault):
-    """The server answered with an error of the protocol, in its own words."""
+    """The server answered with a protocol error."""
 
     def __init__(self, message: str, *, code: int = 0) -> None:
         super().__init__(message)
@@ -39,28 +39,28 @@ class TooLarge(Fault):
 
 
 class Garbled(Fault):
-    """The server answered with something that is no result."""
+    """The server's answer is not a valid result."""
 
 
-def check_again(definition: ToolDefinition, fault: Fault, attempts: int) -> None:
-    """Return if a call is to be made again after a fault of the last of so many attempts.
+def check_retry(definition: ToolDefinition, fault: Fault, attempts: int) -> None:
+    """Return if the call should be retried after a fault, or raise its final error.
 
     Raises:
-        ToolError, ResultTooLarge, OutcomeUnknown: the end of the call.
+        ToolError, ResultTooLarge, OutcomeUnknown: The call has ended.
     """
     name = definition.name
     may_repeat = definition.effect in {EffectClass.READ_ONLY, EffectClass.IDEMPOTENT}
     match fault:
         case Lost(never_ran=never_ran) if never_ran or may_repeat:
             if attempts >= ATTEMPTS_MAX:
-                raise ToolError(f"the server of {name} went away: {fault}")
+                raise ToolError(f"lost the connection to the server of {name}: {fault}")
         case TooLarge():
-            raise ResultTooLarge(f"{name} cannot be read: {fault}{doubt(definition)}")
+            raise ResultTooLarge(f"cannot read the result of {name}: {fault}{doubt(definition)}")
         case Refused(code=code):
-            # What broke may have broken after the effect.
+            # The server may have failed after the effect.
             more = doubt(definition) if code == _INTERNAL_ERROR else ""
             raise ToolError(f"{name} was refused by its server: {fault}{more}")
         case Garbled() if may_repeat:
-            raise ToolError(f"the server of {name} answered with what is no result")
+            raise ToolError(f"the server of {name} sent an invalid result")
         case _:
             raise OutcomeUnknown

@@ -1,4 +1,4 @@
-"""One attempt at a call of a tool of an MCP server: what the server reports and asks, and the result for the model."""
+"""One attempt at a call of an MCP tool: its progress, its questions, and the result for the model."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from pawl.errors import DependencyUnavailable, Overloaded
 from pawl.tool_registry.rules.definition import ToolVersion
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from pawl.tool_registry.sdk.values import hide
-from pawl.tool_registry.sources.mcp.elicitation import Reader, Unaskable, put
+from pawl.tool_registry.sources.mcp.elicitation import Reader, UnanswerableQuestion, ask_person
 from pawl.tool_registry.sources.mcp.results import error_text, result_json
 
-_ASKING_MAX: Final = 20
+_QUESTIONS_MAX: Final = 20
 _DECLINED_MAX: Final = 5
 _TEXT_CHARACTERS_MAX: Final = 2000
 
 
 class Call:
-    """The part of a call that a session needs, and the result for the model."""
+    """A call as a session needs it, and the result for the model."""
 
     def __init__(self, entry: ToolVersion, context: ToolContext, secrets: Collection[str], reader: Reader) -> None:
         self.entry = entry
@@ -32,36 +32,35 @@ class Call:
         self._reader = reader
         self._secrets = secrets
         self._declined: list[str] = []
-        self._asking: set[asyncio.Future[mcp.types.ElicitResult]] = set()
+        self._questions: set[asyncio.Future[mcp.types.ElicitResult]] = set()
 
     async def on_progress(self, progress: float, total: float | None, message: str | None) -> None:
-        """Pass progress on."""
         fraction = min(max(progress / total, 0.0), 1.0) if total else None
         self.context.progress(fraction, message or "")
 
     async def ask(self, question: mcp.types.ElicitRequestParams) -> mcp.types.ElicitResult:
-        """Ask the user; returns a cancel if the call ends first, and a decline if too many questions are open.
+        """Ask the user. Returns a cancel if the call ends first, and a decline if too many questions are open.
 
         The question stays open until the call ends, even if the server withdraws it.
         """
-        if len(self._asking) >= _ASKING_MAX:
+        if len(self._questions) >= _QUESTIONS_MAX:
             return mcp.types.ElicitResult(action="decline")
-        asking = hold(self._asking, asyncio.ensure_future(self._answer(question)))
+        asking = hold(self._questions, asyncio.ensure_future(self._answer(question)))
         await asyncio.wait({asking})
         return mcp.types.ElicitResult(action="cancel") if asking.cancelled() else asking.result()
 
     def stop_asking(self) -> None:
         """Withdraw the open questions."""
-        for asking in list(self._asking):
+        for asking in list(self._questions):
             asking.cancel()
 
     async def _answer(self, question: mcp.types.ElicitRequestParams) -> mcp.types.ElicitResult:
-        """Ask the user. If a person cannot answer the question, decline it and note it for the model."""
+        """Ask the user. If no person can answer the question, decline it and record it for the model."""
         source = self.entry.source.partition(":")[2]
         try:
-            return await put(question, self.context.ask, source=source, clean=self.clean, reader=self._reader)
-        except (Unaskable, ToolError, Overloaded, DependencyUnavailable) as error:
-            # A server may ask without end, and at any length.
+            return await ask_person(question, self.context.ask, source=source, clean=self.clean, reader=self._reader)
+        except (UnanswerableQuestion, ToolError, Overloaded, DependencyUnavailable) as error:
+            # A server may ask any number of questions, of any length.
             if len(self._declined) < _DECLINED_MAX:
                 self._declined.append(_declined_text(question, str(error)))
         return mcp.types.ElicitResult(action="decline")
@@ -70,14 +69,14 @@ class Call:
         """Return the result for the model.
 
         Raises:
-            ToolError: the tool failed, or asked something that no person could answer.
+            ToolError: The tool failed, or asked a question that no person can answer.
         """
         if self._declined:
             answer = error_text(result) if result.is_error else json.dumps(result_json(result), ensure_ascii=False)
             lines = [
-                f"{self.entry.definition.name} asked the user something in the middle of the call, which was declined.",
+                f"{self.entry.definition.name} asked the user a question during the call, which was declined.",
                 *self._declined,
-                "Ask the user with ask_user, then call the tool again with what the answer changes.",
+                "Ask the user with ask_user, then call the tool again with arguments that include the answer.",
                 f"After the decline the tool returned: {answer}",
             ]
             raise ToolError("\n".join(lines))
@@ -86,7 +85,7 @@ class Call:
         return result_json(result)
 
     def clean(self, text: str) -> str:
-        """Return words of the server without secrets."""
+        """Return the server's text without secrets."""
         return storable(hide(self._secrets, text))
 
 

@@ -1,4 +1,4 @@
-"""Calls of MCP tools: each runs only while its server describes the tool as it was approved."""
+"""Calls of MCP tools. Each runs only while its server describes the tool as approved."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pawl.tool_registry.catalog.ports import Helper
 from pawl.tool_registry.rules.definition import ToolVersion
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from pawl.tool_registry.secret_file import FileSecrets
-from pawl.tool_registry.sources.mcp.attempts import Fault, check_again
+from pawl.tool_registry.sources.mcp.attempts import Fault, check_retry
 from pawl.tool_registry.sources.mcp.call import Call
 from pawl.tool_registry.sources.mcp.config import read_config, secrets_of
 from pawl.tool_registry.sources.mcp.connections import Connections, HttpClients
@@ -26,15 +26,14 @@ from pawl.tool_registry.sources.mcp.session import Session
 from pawl.tool_registry.sources.rules import Discovery
 from pawl.tool_registry.sources.source import Source
 
+# Returns the current source of a store by name.
 FindSource = Callable[[StoreId, str], Awaitable[Source | None]]
-"""Store and name to the source, as it is now."""
 
 
 class Calls:
-    """Makes calls over connections that it keeps.
+    """Makes calls over kept connections.
 
-    If the server dies in the middle of a call, READ_ONLY and IDEMPOTENT calls are made again; the outcome of others is
-    unknown.
+    If the server dies during a call, READ_ONLY and IDEMPOTENT calls are retried; the outcome of others is unknown.
     """
 
     def __init__(
@@ -55,25 +54,25 @@ class Calls:
         )
 
     async def discover(self, source: Source) -> Discovery:
-        """Return what a source describes now, on a connection of its own. Raises as `Connections.session`."""
+        """Return a source's current tools, over a separate connection. Raises as `Connections.session`."""
         async with self.connections.fresh(source) as session:
             return Discovery(tools=discovered(source.name, await session.tools()), left_out=session.left_out)
 
     def reader(self, store_id: StoreId) -> Reader:
-        """Return what reads the answers to questions of a store's servers."""
+        """Return the parser of answers for a store."""
         return Reader(self._helper, store_id)
 
     async def run(self, entry: ToolVersion, arguments: dict[str, Any], context: ToolContext) -> Any:
         """Call a tool and return its result for the model.
 
         Raises:
-            ToolError, ResultTooLarge, OutcomeUnknown: the call has no result.
+            ToolError, ResultTooLarge, OutcomeUnknown: The call has no result.
         """
         name = entry.source.partition(":")[2]
         source = await self._find(StoreId(context.store_id), name)
         if source is None:
             raise ToolError(f"the source {name!r} was removed")
-        # From now on they are hidden in whatever comes back.
+        # Once read, the context hides them in results.
         secrets = [context.secret(secret) for secret in secrets_of(read_config(source.config)).values()]
         binding = msgspec.json.decode(entry.binding, type=Binding)
         attempts = 0
@@ -85,24 +84,24 @@ class Calls:
                     await _check_approved(source, binding, session)
                     result = await session.call(call, binding.tool, arguments)
             except Fault as fault:
-                check_again(entry.definition, fault, attempts)
+                check_retry(entry.definition, fault, attempts)
             except (SourceUnreachable, InvalidField, PermissionDenied) as error:
-                raise ToolError(f"the source {name!r} cannot be used: {error.message}") from None
+                raise ToolError(f"the source {name!r} is not usable: {error.message}") from None
             else:
-                # Reading a large one takes a while.
+                # Parsing a large result blocks for a while.
                 return await asyncio.to_thread(call.outcome, result)
 
 
 async def _check_approved(source: Source, binding: Binding, session: Session) -> None:
-    """Return if the server describes a tool as it was approved; a ToolError if it does not."""
-    # A connection may be older than the approval.
-    for anew in (False, True):
-        found = (await session.tools(anew=anew)).get(binding.tool)
+    """Raise a ToolError unless the server describes the tool as approved."""
+    # A cached list may be older than the approval.
+    for refresh in (False, True):
+        found = (await session.tools(refresh=refresh)).get(binding.tool)
         if found is not None and digest_of(found) == binding.digest:
             return
-    what = "does not have this tool any more" if found is None else "describes this tool differently now"
+    what = "no longer has this tool" if found is None else "has changed its description of this tool"
     raise ToolError(
         f"NOT_ALLOWED: the source {source.name!r} {what}."
-        f" An admin must look at the change first: `pawl sources check {source.name}`,"
+        f" An admin must review the change first: `pawl sources check {source.name}`,"
         f" then `pawl sources approve {source.name}`"
     )

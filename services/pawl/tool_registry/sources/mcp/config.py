@@ -1,4 +1,4 @@
-"""The configuration of MCP sources, checked; the messages of pawl.tool.v1.SourceConfig say what it means."""
+"""Validates the configuration of MCP sources; see the messages of pawl.tool.v1.SourceConfig."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ McpServer: TypeAlias = McpStdioConfig | McpHttpConfig
 
 
 def read_config(config: SourceConfig) -> McpServer:
-    """Return the server that a configuration describes.
+    """Return the server described by a configuration.
 
     Raises:
-        InvalidField: it is not one that can be.
+        InvalidField: The configuration is invalid.
     """
     if config.HasField("mcp_stdio"):
         _check_stdio(config.mcp_stdio)
@@ -36,24 +36,28 @@ def read_config(config: SourceConfig) -> McpServer:
 
 
 def secrets_of(server: McpServer) -> Mapping[str, str]:
-    """Return the names of the secrets of a server, by those of its variables or headers."""
+    """Return a server's secret names, by the variable or header that receives each."""
     return server.secret_environment if isinstance(server, McpStdioConfig) else server.secret_headers
 
 
 def _check_stdio(config: McpStdioConfig) -> None:
     where = "config.mcp_stdio"
-    require(1 <= len(config.command) <= COMMAND_MAX, f"{where}.command", f"must be 1 to {COMMAND_MAX} texts")
-    require(all(map(_is_argument, config.command)), f"{where}.command", "must not have NUL or be too long")
-    require(bool(config.command[0].strip()), f"{where}.command", "must begin with a program")
+    require(1 <= len(config.command) <= COMMAND_MAX, f"{where}.command", f"must have between 1 and {COMMAND_MAX} items")
+    require(
+        all(map(_is_argument, config.command)),
+        f"{where}.command",
+        f"items must not contain NUL or exceed {_TEXT_CHARACTERS_MAX} characters",
+    )
+    require(bool(config.command[0].strip()), f"{where}.command", "must start with a program")
     for field, names in (("environment", config.environment), ("secret_environment", config.secret_environment)):
         holds = len(names) <= _ENTRIES_MAX and all(_is_variable(name, value) for name, value in names.items())
-        require(holds, f"{where}.{field}", f"must be at most {_ENTRIES_MAX} variables, without NUL")
+        require(holds, f"{where}.{field}", f"at most {_ENTRIES_MAX} variables, without NUL")
     for field, paths in (("readable_paths", config.readable_paths), ("writable_paths", config.writable_paths)):
         holds = len(paths) <= _ENTRIES_MAX and all(_is_argument(path) and _is_absolute(path) for path in paths)
-        require(holds, f"{where}.{field}", f"must be at most {_ENTRIES_MAX} absolute paths, without ..")
+        require(holds, f"{where}.{field}", f"at most {_ENTRIES_MAX} absolute paths, without ..")
     memory, processes = config.memory_bytes_max, config.processes_max
     require(not memory or memory >= _MEMORY_BYTES_MIN, f"{where}.memory_bytes_max", f"at least {_MEMORY_BYTES_MIN}")
-    require(memory < 2**62, f"{where}.memory_bytes_max", "is more than any machine has")
+    require(memory < 2**62, f"{where}.memory_bytes_max", "must be below 2**62")
     require(processes <= _PROCESSES_MAX, f"{where}.processes_max", f"at most {_PROCESSES_MAX}")
 
 

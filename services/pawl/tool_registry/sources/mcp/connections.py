@@ -1,4 +1,4 @@
-"""The connections of all sources: one for each user of a source, opened when it is needed and kept for later calls."""
+"""The connections of all sources: one per user of a source, opened on demand and kept for later calls."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ _BACKOFF_SECONDS_MAX: Final = 60.0
 _STABLE_SECONDS: Final = 60.0
 _NO_USER: Final = UserId("\0")
 
+# Returns a new client with the egress permissions of a store.
 HttpClients = Callable[[StoreId], httpx2.AsyncClient]
-"""Store to a fresh client that reaches what the store's tools may reach."""
 
-_MadeOf: TypeAlias = tuple[bytes, tuple[tuple[str, str], ...]]
-"""The configuration and the secrets of a source."""
+# The configuration and the secrets of a source.
+Fingerprint: TypeAlias = tuple[bytes, tuple[tuple[str, str], ...]]
 
 
 @dataclass(slots=True, kw_only=True)
-class Line:
-    """The connections of one source, by user; None for the one that all users share."""
+class SourceConnections:
+    """The connections of one source, by user; None for the connection that all users share."""
 
-    made_of: _MadeOf
+    fingerprint: Fingerprint
     clock: Clock
     sessions: dict[UserId | None, Session] = field(default_factory=dict)
     problem: str = ""
+    # When the next connection may be opened, by the monotonic clock.
     not_before: float = 0.0
-    """The time from which the next connection may be opened, by the monotonic clock."""
     failures: int = 0
 
     def recover(self) -> None:
@@ -53,22 +53,22 @@ class Line:
         self.problem, self.not_before, self.failures = "", 0.0, 0
 
     def ended(self, owner: UserId | None, session: Session) -> None:
-        """Remove a connection; after one that broke the next waits: none the first time, then 1, 2, 4 ... 60 s."""
+        """Remove a connection. If it broke, back off: no wait the first time, then 1, 2, 4 ... 60 s."""
         if self.sessions.get(owner) is session:
             del self.sessions[owner]
         if session.problem:
             now = self.clock.monotonic()
             self.problem = session.problem
-            self.failures = 1 if now - session.began_at > _STABLE_SECONDS else self.failures + 1
+            self.failures = 1 if now - session.started_at > _STABLE_SECONDS else self.failures + 1
             pause = 0.0 if self.failures == 1 else min(2.0 ** (self.failures - 2), _BACKOFF_SECONDS_MAX)
             self.not_before = max(self.not_before, now + pause)
 
 
 class Connections:
-    """Connections with MCP servers.
+    """Connections to MCP servers.
 
-    One is closed when it is idle for `idle_seconds`, when its source changes, and at the end. One that opens continues
-    to open after the call that needed it has run out of time.
+    A connection is closed when it is idle for `idle_seconds`, when its source changes, and at the end. An opening
+    connection continues to open after the call that needed it has timed out.
     """
 
     def __init__(
@@ -79,88 +79,90 @@ class Connections:
         self._http = http
         self._programs = programs
         self._idle_seconds = idle_seconds
-        self.lines: dict[tuple[StoreId, str], Line] = {}
+        self.by_source: dict[tuple[StoreId, str], SourceConnections] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
-        """End them all."""
-        lines, self.lines = self.lines, {}
-        self._close([session for line in lines.values() for session in line.sessions.values()])
+        """Close all connections."""
+        by_source, self.by_source = self.by_source, {}
+        self._close([session for found in by_source.values() for session in found.sessions.values()])
         await asyncio.gather(*self._closing)
 
     async def forget(self, store_id: StoreId, name: str) -> None:
-        """End the connections of a source, and forget its crashes."""
-        line = self.lines.pop((store_id, name), None)
-        if line is not None:
-            await asyncio.gather(*(session.close() for session in list(line.sessions.values())))
+        """Close the connections of a source, and reset its back-off."""
+        found = self.by_source.pop((store_id, name), None)
+        if found is not None:
+            await asyncio.gather(*(session.close() for session in list(found.sessions.values())))
 
     def all(self) -> Iterator[tuple[StoreId, Session]]:
-        """Give all connections, each behind its store."""
-        return ((store_id, one) for (store_id, _), line in self.lines.items() for one in line.sessions.values())
+        """Return all connections with their stores."""
+        return ((store_id, one) for (store_id, _), found in self.by_source.items() for one in found.sessions.values())
 
     @asynccontextmanager
     async def session(self, source: Source, user_id: UserId) -> AsyncGenerator[Session, None]:
         """Keep a user's connection to a source open inside the context.
 
         Raises:
-            InvalidField: the configuration cannot be used.
-            PermissionDenied: the deployment does not allow the program.
-            SourceUnreachable: it does not answer, or failed too recently to be tried again.
+            InvalidField: The configuration is invalid.
+            PermissionDenied: The deployment does not allow the program.
+            SourceUnreachable: The server does not answer, or is backing off after a failure.
         """
         server = read_config(source.config)
-        line = self._line(source, server)
+        found = self._of_source(source, server)
         owner = None if server.stateless else user_id
-        session = line.sessions.get(owner)
+        session = found.sessions.get(owner)
         if session is None or not session.is_open:
-            wait = line.not_before - self._clock.monotonic()
+            wait = found.not_before - self._clock.monotonic()
             if wait > 0:
-                raise SourceUnreachable(f"{line.problem}; it is tried again in {wait:.0f} s")
-            session = self._opened(source, server, line, owner)
+                raise SourceUnreachable(f"{found.problem}; the next attempt is in {wait:.0f} s")
+            session = self._opened(source, server, found, owner)
         with session.used():
             await session.opened()
             yield session
 
     @asynccontextmanager
     async def fresh(self, source: Source) -> AsyncGenerator[Session, None]:
-        """Open a connection that no user shares, even while a source that failed waits; close it at the end.
+        """Open a separate connection, ignoring any back-off; close it at the end.
 
         Raises as `session`.
         """
         server = read_config(source.config)
-        line = self._line(source, server)
-        session = self._opened(source, server, line, _NO_USER)
+        found = self._of_source(source, server)
+        session = self._opened(source, server, found, _NO_USER)
         try:
             with session.used():
                 await session.opened()
-                line.recover()
+                found.recover()
                 yield session
         finally:
             self._close([session])
 
-    def _line(self, source: Source, server: McpServer) -> Line:
-        """Return the line of a source as it is now; the connections of an older configuration end."""
-        made_of = (
+    def _of_source(self, source: Source, server: McpServer) -> SourceConnections:
+        """Return the connections of a source's current configuration; close outdated ones."""
+        fingerprint = (
             source.config.SerializeToString(deterministic=True),
             tuple(sorted(self._secret_values(source, server).items())),
         )
-        line = self.lines.get((source.store_id, source.name))
-        if line is None or line.made_of != made_of:
-            self._close([] if line is None else list(line.sessions.values()))
-            line = self.lines[source.store_id, source.name] = Line(made_of=made_of, clock=self._clock)
-        return line
+        found = self.by_source.get((source.store_id, source.name))
+        if found is None or found.fingerprint != fingerprint:
+            self._close([] if found is None else list(found.sessions.values()))
+            found = self.by_source[source.store_id, source.name] = SourceConnections(
+                fingerprint=fingerprint, clock=self._clock
+            )
+        return found
 
-    def _opened(self, source: Source, server: McpServer, line: Line, owner: UserId | None) -> Session:
-        """Start to open a connection."""
+    def _opened(self, source: Source, server: McpServer, found: SourceConnections, owner: UserId | None) -> Session:
+        """Start opening a connection."""
         values = self._secret_values(source, server)
         self.make_room(source.store_id)
-        session = line.sessions[owner] = Session(
+        session = found.sessions[owner] = Session(
             self._connect(source, server, values),
             name=f"{source.store_id}/{source.name}",
             is_shared=owner is None,
             secrets=frozenset(values.values()),
             clock=self._clock,
             idle_seconds=self._idle_seconds,
-            on_end=partial(line.ended, owner),
+            on_end=partial(found.ended, owner),
         )
         return session
 
@@ -174,29 +176,31 @@ class Connections:
         return lambda wire: stdio_transport(order, name=name, secrets=secrets, wire=wire, clock=self._clock)
 
     def make_room(self, store_id: StoreId) -> None:
-        """Close the connection that was idle for longest where a store, or the replica, has as many as it may have."""
+        """Close the connection idle for longest if the store or the replica has reached its limit."""
         everywhere = [(store, one) for store, one in self.all() if one.is_open]
         own = [one for store, one in everywhere if store == store_id]
         limits = (
             (own, share(SESSIONS_MAX, len(everywhere) - len(own)), " of this store"),
             ([one for _, one in everywhere], SESSIONS_MAX, ""),
         )
-        for found, most, whose in limits:
+        for found, most, owner_text in limits:
             if len(found) >= most:
                 idle = [session for session in found if not session.is_busy]
                 if not idle:
-                    raise SourceUnreachable(f"{most} connections{whose} are in use here, which is the limit")
+                    raise SourceUnreachable(
+                        f"{most} connections{owner_text} are in use, which is the limit; try again later"
+                    )
                 self._close([min(idle, key=lambda session: session.used_at)])
                 return
 
     def _close(self, sessions: Sequence[Session]) -> None:
-        """End connections without waiting for that."""
+        """Close connections in the background."""
         for session in sessions:
             session.stop()
             tasks.start(self._closing, session.close(), name="mcp.close")
 
     def _secret_values(self, source: Source, server: McpServer) -> dict[str, str]:
-        """Return the secrets that a server needs, by the names of its variables or headers."""
+        """Return the values of a server's secrets, by variable or header."""
         values: dict[str, str] = {}
         for name, secret in secrets_of(server).items():
             value = self._secrets.own(source.store_id, secret)

@@ -1,4 +1,4 @@
-"""The Connector of MCP servers, which imports the package `mcp` when the first one is used."""
+"""The Connector of MCP servers; imports the package `mcp` when the first one is used."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class McpConnector:
             "helper": helper,
             "idle_seconds": idle_seconds,
         }
+        # None until the first use.
         self.made: Calls | None = None
-        """What makes the calls, once one was made."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -59,7 +59,7 @@ class McpConnector:
             await self.made.connections.close()
 
     async def calls(self) -> Calls:
-        """Return what makes the calls; the first time takes most of a second, in a thread."""
+        """Return the `Calls` instance. The first import takes up to a second, in a thread."""
         if self.made is not None:
             return self.made
         return self._first(await asyncio.to_thread(importlib.import_module, f"{__package__}.calls"))
@@ -85,6 +85,6 @@ class McpConnector:
 
         return forwarded(entry.definition, forward, marks_start=True, is_remote=True)
 
-    async def misfit(self, store_id: StoreId, schema_json: bytes, answer: str) -> str:
-        """Return what is wrong with an answer to a question of a server, as `elicitation.Reader` does."""
-        return await (await self.calls()).reader(store_id).misfit(schema_json, answer)
+    async def answer_problem(self, store_id: StoreId, schema_json: bytes, answer: str) -> str:
+        """Return why an answer does not match the schema of its question; see `elicitation.Reader`."""
+        return await (await self.calls()).reader(store_id).answer_problem(schema_json, answer)

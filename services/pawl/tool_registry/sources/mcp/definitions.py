@@ -1,4 +1,4 @@
-"""The tools of an MCP server: listed within limits, and their definitions, which believe as little as possible."""
+"""Lists the tools of an MCP server within limits, and defines them without trusting the server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pawl.tool_registry.sources.rules import (
 )
 from pawl.values import Category, EffectClass
 
-_SAID: Final = ("name", "title", "description", "inputSchema", "outputSchema", "annotations")
+_DIGESTED_FIELDS: Final = ("name", "title", "description", "inputSchema", "outputSchema", "annotations")
 _LIST_SECONDS_MAX: Final = 30.0
 _PAGES_MAX: Final = 50
 _LISTED_MAX: Final = 5 * TOOLS_MAX
@@ -33,27 +33,27 @@ _BYTES_MAX: Final = 16 * 1024 * 1024
 
 
 class Binding(msgspec.Struct, frozen=True, kw_only=True):
-    """The way to call a registered tool, and what its server said of it when it was approved."""
+    """How to call a registered tool, and the digest of its description when it was approved."""
 
     tool: str
     digest: str
 
 
+# A tool as described by its server, as JSON.
 Described: TypeAlias = Mapping[str, Any]
-"""A tool in the words of its server, as JSON."""
 
 
 def digest_of(tool: Described) -> str:
-    """Return the SHA-256, in hex, of all that could change what a call of a tool means."""
-    words = {key: tool.get(key) for key in _SAID}
-    return hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()
+    """Return the SHA-256, in hex, of every field that could change the meaning of a call."""
+    fields = {key: tool.get(key) for key in _DIGESTED_FIELDS}
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
 async def listed(client: mcp.Client, secrets: Collection[str]) -> tuple[Mapping[str, Described], Sequence[LeftOut]]:
-    """Return the tools of a server by its names, without secrets, and the tools that were left out.
+    """Return the tools of a server by name, without secrets, and the tools that were left out.
 
     Raises:
-        SourceUnreachable: it takes too long, or sends too much.
+        SourceUnreachable: The server takes too long, or sends too much.
     """
     found: dict[str, Described] = {}
     left_out: dict[str, str] = {}
@@ -65,15 +65,15 @@ async def listed(client: mcp.Client, secrets: Collection[str]) -> tuple[Mapping[
                 for tool in page.tools[: _LISTED_MAX - len(found)]:
                     size += len(tool.model_dump_json())
                     if size > _BYTES_MAX:
-                        raise SourceUnreachable(f"it describes its tools with more than {_BYTES_MAX} bytes")
-                    said = without(secrets, tool.model_dump(by_alias=True, mode="json", exclude_none=True))
-                    name = str(said["name"]) if isinstance(said, dict) else ""
-                    if not isinstance(said, dict) or name in found:
-                        left_out[name] = "its server describes it twice, and the first counts"
+                        raise SourceUnreachable(f"its tool descriptions are larger than {_BYTES_MAX} bytes")
+                    described = without(secrets, tool.model_dump(by_alias=True, mode="json", exclude_none=True))
+                    name = str(described["name"]) if isinstance(described, dict) else ""
+                    if not isinstance(described, dict) or name in found:
+                        left_out[name] = "its server lists it twice; only the first is used"
                     elif tool.execution is not None and tool.execution.task_support == "required":
-                        left_out[name] = "it runs as a task only (protocol of 2025-11-25), which is not supported"
+                        left_out[name] = "it only runs as a task (protocol 2025-11-25), which is not supported"
                     else:
-                        found[name] = said
+                        found[name] = described
                 cursor = page.next_cursor
                 if cursor is None or len(found) == _LISTED_MAX:
                     break
@@ -81,12 +81,12 @@ async def listed(client: mcp.Client, secrets: Collection[str]) -> tuple[Mapping[
         raise SourceUnreachable(f"it did not list its tools within {_LIST_SECONDS_MAX:g} s") from None
     if cursor is not None or len(found) == _LISTED_MAX:
         limits = f"{_LISTED_MAX} tools or {_PAGES_MAX} pages"
-        left_out["what follows"] = f"its server lists more than {limits}"
+        left_out["further tools"] = f"its server lists more than {limits}"
     return found, [LeftOut(name=name, reason=reason) for name, reason in left_out.items()]
 
 
 def discovered(source_name: str, tools: Mapping[str, Described]) -> list[DiscoveredTool]:
-    """Return the definitions of a server's tools, with cautious values where it would have to be believed."""
+    """Return the definitions of a server's tools, with cautious categories and effects."""
     names = registered_names(source_name, tools.keys())
     return [_discovered(names[own_name], own_name, tool) for own_name, tool in tools.items()]
 
@@ -96,9 +96,9 @@ def _discovered(name: str, own_name: str, tool: Described) -> DiscoveredTool:
     title = tool.get("title") or annotations.get("title") or ""
     definition = ToolDefinition(
         name=name,
-        description=short_description(tool.get("description") or title or f"{own_name} (it has no description)"),
+        description=short_description(tool.get("description") or title or f"{own_name} (no description)"),
         arguments_schema=plain_schema(tool.get("inputSchema")),
-        # That a tool does harm is believed; that it does none is not.
+        # Only a hint that makes the category stricter is trusted.
         category=Category.DESTRUCTIVE if annotations.get("destructiveHint") is True else Category.SENSITIVE,
         effect=EffectClass.AT_MOST_ONCE,
     )

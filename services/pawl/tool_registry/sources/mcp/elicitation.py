@@ -1,4 +1,4 @@
-"""Questions of MCP servers (elicitation), put so that a person can answer in a line, and the answers read back."""
+"""Questions of MCP servers (elicitation): shows them to a person, and parses the answers."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from pawl.tool_registry.sdk.context import QuestionDeclined
 from pawl.tool_registry.sources.rules import plain_schema
 
 Asked: TypeAlias = mcp.types.ElicitRequestParams
+# Removes secrets and characters that cannot be stored from a server's text.
 Clean = Callable[[str], str]
-"""Takes out of a text of the server what people must not see, and what cannot be stored."""
+# The type of `ToolContext.ask`.
 Ask = Callable[..., Awaitable[str]]
-"""`ToolContext.ask`."""
 
 ANSWER_BYTES_MAX: Final = 64 * 1024
 SCHEMA_BYTES_MAX: Final = 16 * 1024
@@ -40,69 +40,69 @@ _ANY_OBJECT: Final = b'{"type":"object"}'
 _KINDS: Final = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false"}
 
 
-class Unaskable(Exception):
+class UnanswerableQuestion(Exception):
     """A person cannot answer the question; the text says why."""
 
 
-class Unreadable(Exception):
-    """The answer does not fit the question; the text says what would fit."""
+class InvalidAnswer(Exception):
+    """The answer does not match the question; the text says what would."""
 
 
 class Reader:
-    """Reads answers for one store: here if that is quick, else in a helper, where the cost is bounded."""
+    """Parses answers for one store: inline if that is fast, otherwise in a helper process with bounded cost."""
 
     def __init__(self, helper: Helper, store_id: StoreId) -> None:
         self._helper = helper
         self._store_id = store_id
 
     async def read(self, form: _Form, answer: str) -> mcp.types.ElicitResult:
-        """Return what the server gets for an answer.
+        """Return the response to the server for an answer.
 
         Raises:
-            Unreadable: it does not fit, or it takes too long to find out.
-            Overloaded, DependencyUnavailable: it cannot be read now.
+            InvalidAnswer: The answer does not match, or takes too long to check.
+            Overloaded, DependencyUnavailable: The answer cannot be checked now.
         """
         if is_quick(form.weight, answer.encode(errors="replace")):
             return form.result(answer)
         try:
             return await self._helper.run(self._store_id, form.result, answer, cpu_seconds=_READ_CPU_SECONDS)
         except TooCostly:
-            raise Unreadable("it takes too long to be checked: answer with less") from None
+            raise InvalidAnswer("it takes too long to check; give a shorter answer") from None
 
-    async def misfit(self, schema_json: bytes, answer: str) -> str:
-        """Return what is wrong with an answer to a question with this schema; empty if it fits.
+    async def answer_problem(self, schema_json: bytes, answer: str) -> str:
+        """Return why an answer does not match the schema of its question; empty if it matches.
 
-        Any answer fits a schema that cannot be read.
+        Any answer matches a schema that cannot be read.
 
         Raises:
-            Overloaded, DependencyUnavailable: it cannot be read now.
+            Overloaded, DependencyUnavailable: The answer cannot be checked now.
         """
         try:
             schema = loads(schema_json, bytes_max=SCHEMA_BYTES_MAX)
             requested_schema = schema if isinstance(schema, dict) else {}
             form = _form(mcp.types.ElicitRequestFormParams(message="", requested_schema=requested_schema), str)
-        except (PawlError, Unaskable):
+        except (PawlError, UnanswerableQuestion):
             return ""
         try:
             await self.read(form, answer)
-        except Unreadable as problem:
+        except InvalidAnswer as problem:
             return str(problem)[:_PROBLEM_CHARACTERS_MAX]
         return ""
 
 
-async def put(asked: Asked, ask: Ask, *, source: str, clean: Clean, reader: Reader) -> mcp.types.ElicitResult:
-    """Ask a person what a server asks, once more if the answer does not fit, and return what the server gets.
+async def ask_person(asked: Asked, ask: Ask, *, source: str, clean: Clean, reader: Reader) -> mcp.types.ElicitResult:
+    """Ask a person a server's question, a second time if the answer does not match; return the response to the server.
 
-    It gets a decline if the person gives no answer, or if the second answer does not fit either. The same question and
-    the same answers always lead to the same questions, so a call can run again with the answers that it got.
+    The response is a decline if the person does not answer, or if the second answer does not match either.
+    Deterministic: a call can run again with the answers it already got.
 
     Raises:
-        Unaskable: a person cannot answer it.
-        ToolError: as `ToolContext.ask`, except for a question that is declined.
-        Overloaded, DependencyUnavailable: the answer cannot be read now.
+        UnanswerableQuestion: A person cannot answer the question.
+        ToolError: As `ToolContext.ask`, except for declined questions.
+        Overloaded, DependencyUnavailable: The answer cannot be checked now.
     """
     form = _form(asked, clean)
-    why = f"The MCP server {source} asks this in the middle of a call."
+    why = f"The MCP server {source} asks this during a call."
     kind = "clarification" if form.properties else "confirmation"
     text = form.text
     try:
@@ -110,8 +110,8 @@ async def put(asked: Asked, ask: Ask, *, source: str, clean: Clean, reader: Read
             answer = await ask(text, why=why, kind=kind, options=form.options, answer_schema_json=form.schema_json)
             try:
                 return await reader.read(form, answer)
-            except Unreadable as problem:
-                text = f"That does not fit: {str(problem)[:_PROBLEM_CHARACTERS_MAX]}\n{form.text}"
+            except InvalidAnswer as problem:
+                text = f"That answer is not valid: {str(problem)[:_PROBLEM_CHARACTERS_MAX]}\n{form.text}"
     except QuestionDeclined:
         pass
     return mcp.types.ElicitResult(action="decline")
@@ -119,26 +119,26 @@ async def put(asked: Asked, ask: Ask, *, source: str, clean: Clean, reader: Read
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Form:
-    """A question as a person sees it; can be pickled.
+    """A question as shown to a person; can be pickled.
 
-    Without properties it asks for a yes. The answer to a single property is its value, to several a JSON object.
+    Without properties, it asks for yes or no. The answer to one property is its value; to several, a JSON object.
     """
 
     text: str
     options: Sequence[str]
     properties: Mapping[str, Mapping[str, Any]]
     schema: dict[str, Any]
+    # The schema to show; empty if it contains secrets or is too large.
     schema_json: bytes
-    """The schema as people may see it; empty if they may not, or if it is too large."""
+    # Of the schema.
     weight: float = 0.0
-    """Of the schema."""
     has_content: bool = True
 
     def result(self, answer: str) -> mcp.types.ElicitResult:
-        """Return what the server gets for an answer.
+        """Return the response to the server for an answer.
 
         Raises:
-            Unreadable: it does not fit.
+            InvalidAnswer: The answer does not match.
         """
         if not self.properties:
             action: Literal["accept", "decline"] = "accept" if _is_yes(answer) else "decline"
@@ -148,36 +148,36 @@ class _Form:
             value = {name: _value(schema, answer) for name, schema in self.properties.items()}
         elif not isinstance(value, dict):
             names = ", ".join(f'"{name}": ...' for name in self.properties)
-            raise Unreadable(f"it must be a JSON object like {{{names}}}")
+            raise InvalidAnswer(f"it must be a JSON object like {{{names}}}")
         value = fit(self.schema, value).value
         violations = list_violations(self.schema, compile_schema(self.schema), value)
         if violations:
-            raise Unreadable("; ".join(violations))
+            raise InvalidAnswer("; ".join(violations))
         try:
             return mcp.types.ElicitResult.model_validate({"action": "accept", "content": value})
         except pydantic.ValidationError:
-            raise Unreadable("its values must be texts, numbers, yes or no, or lists of texts") from None
+            raise InvalidAnswer("its values must be strings, numbers, booleans, or lists of strings") from None
 
 
 def _form(asked: Asked, clean: Clean) -> _Form:
-    message = clean(asked.message).strip()[:_MESSAGE_CHARACTERS_MAX] or "It has no words for its question."
+    message = clean(asked.message).strip()[:_MESSAGE_CHARACTERS_MAX] or "The server sent no text for its question."
     if isinstance(asked, mcp.types.ElicitRequestURLParams):
         return _page(message, clean(asked.url))
     schema = plain_schema(asked.requested_schema)
     given = schema.get("properties") or {}
     if not isinstance(given, Mapping) or not all(isinstance(one, Mapping) for one in given.values()):
-        raise Unaskable("the schema of the answer cannot be read")
+        raise UnanswerableQuestion("the schema of the answer is invalid")
     if not given:
         return _Form(text=message, options=("yes", "no"), properties={}, schema={}, schema_json=_ANY_OBJECT)
     try:
         compile_schema(schema)
     except InvalidSchema as error:
-        raise Unaskable(error.message) from None
+        raise UnanswerableQuestion(error.message) from None
     properties = {name: _branch(one) for name, one in given.items()}
     options = _options(properties, clean)
     text = _text(message, properties, schema.get("required") or (), options, clean)
     if len(text) > QUESTION_CHARACTERS_MAX - _PROBLEM_CHARACTERS_MAX - 100:
-        raise Unaskable("it asks for more than fits into a question")
+        raise UnanswerableQuestion("the question is too long")
     schema_json = dumps_canonical(schema)
     is_shown = len(schema_json) <= SCHEMA_BYTES_MAX and all(clean(text) == text for text in _texts(schema))
     return _Form(
@@ -191,21 +191,21 @@ def _form(asked: Asked, clean: Clean) -> _Form:
 
 
 def _page(message: str, url: str) -> _Form:
-    """Return the question whether the person has opened a page; what happens there does not concern Pawl."""
+    """Return the question whether the person has opened a page. Pawl does not track what happens there."""
     try:
         host = read_target(url).host
     except EgressRefused as refused:
-        raise Unaskable(f"it wants a page to be opened, but {refused}") from None
+        raise UnanswerableQuestion(f"it wants the user to open a page, but {refused}") from None
     text = f"{message}\nOpen this page of {host} yourself, if you trust it: {url}\nIs it done?"
     if len(text) > QUESTION_CHARACTERS_MAX - _PROBLEM_CHARACTERS_MAX - 100:
-        raise Unaskable("the address of its page is too long")
+        raise UnanswerableQuestion("the URL of its page is too long")
     return _Form(
         text=text, options=("done", "no"), properties={}, schema={}, schema_json=_ANY_OBJECT, has_content=False
     )
 
 
 def _options(properties: Mapping[str, Mapping[str, Any]], clean: Clean) -> Sequence[str]:
-    """Return the choices of a single property, if they can be offered."""
+    """Return the choices of a single property, if they fit."""
     if len(properties) > 1:
         return ()
     (schema,) = properties.values()
@@ -221,26 +221,26 @@ def _text(
     options: Sequence[str],
     clean: Clean,
 ) -> str:
-    """Return the question with everything that a person should know of its properties."""
+    """Return the question with a description of its properties."""
     if len(properties) == 1:
         (schema,) = properties.values()
         is_open = not options and (schema.get("type") == "array" or bool(_choices(schema)))
         return clean("\n".join([message, *_about(schema, _kind(schema) if is_open else "")]))
     lines = [
-        f"- {name}: {'; '.join([*_about(one, _kind(one)), 'required' if name in required else 'may be left out'])}"
+        f"- {name}: {'; '.join([*_about(one, _kind(one)), 'required' if name in required else 'optional'])}"
         for name, one in properties.items()
     ]
-    return clean("\n".join([message, "Answer with a JSON object of these properties:", *lines]))
+    return clean("\n".join([message, "Answer with a JSON object with these properties:", *lines]))
 
 
 def _about(schema: Mapping[str, Any], kind: str) -> list[str]:
-    default = f"usually {dumps_canonical(schema['default']).decode()}" if "default" in schema else ""
+    default = f"default {dumps_canonical(schema['default']).decode()}" if "default" in schema else ""
     notes = [schema.get("title"), schema.get("description"), kind, default]
     return [str(note)[:_NOTE_CHARACTERS_MAX] for note in notes if note]
 
 
 def _kind(schema: Mapping[str, Any]) -> str:
-    """Return which values a property takes, in words."""
+    """Describe the allowed values of a property."""
     values = [label for label, _ in _choices(_items(schema) if schema.get("type") == "array" else schema)]
     if schema.get("type") == "array":
         return f"any of {_listed(values)}, as a JSON array" if values else "a JSON array"
@@ -248,7 +248,7 @@ def _kind(schema: Mapping[str, Any]) -> str:
 
 
 def _texts(value: JsonValue) -> Iterator[str]:
-    """Return the texts in a value, names of properties and numbers too."""
+    """Return all texts in a value, including property names and numbers."""
     match value:
         case dict():
             for name, item in value.items():
@@ -262,7 +262,7 @@ def _texts(value: JsonValue) -> Iterator[str]:
 
 
 def _choices(schema: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the values that a text may have, each behind the words for it."""
+    """Return the (label, value) pairs of a text with fixed values."""
     titled = schema.get("oneOf") or schema.get("anyOf")
     if isinstance(titled, list):
         consts = [one for one in titled if isinstance(one, Mapping) and isinstance(one.get("const"), str)]
@@ -275,7 +275,7 @@ def _choices(schema: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _branch(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what an optional value is when it is there."""
+    """Return the non-null branch of an optional value."""
     branches = schema.get("anyOf")
     real = [one for one in branches if one != {"type": "null"}] if isinstance(branches, list) else []
     return {**schema, **real[0]} if len(real) == 1 and isinstance(real[0], Mapping) else schema
@@ -287,7 +287,7 @@ def _items(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _value(schema: Mapping[str, Any], answer: str) -> JsonValue:
-    """Return the value of one property that an answer stands for, as far as `fit` does not read it."""
+    """Return the value of one property for an answer; `fit` handles the remaining types."""
     kind = schema.get("type")
     if kind == "boolean":
         return _is_yes(answer)
@@ -305,11 +305,11 @@ def _choice(schema: Mapping[str, Any], answer: str) -> str:
         found = {value for label, value in choices if fold(wanted) in (fold(label), fold(value))}
         if len(found) == 1:
             return found.pop()
-    raise Unreadable(f"it must be one of {_listed([label for label, _ in choices])}")
+    raise InvalidAnswer(f"it must be one of {_listed([label for label, _ in choices])}")
 
 
 def _json(answer: str) -> JsonValue:
-    """Return what an answer is as JSON, None if it is none."""
+    """Return an answer parsed as JSON; None if it is not JSON."""
     try:
         return loads(answer.encode(), bytes_max=ANSWER_BYTES_MAX)
     except (PawlError, UnicodeEncodeError):
@@ -319,7 +319,7 @@ def _json(answer: str) -> JsonValue:
 def _is_yes(answer: str) -> bool:
     word = answer.strip().rstrip(".!").casefold()
     if word not in _YES | _NO:
-        raise Unreadable("it must be yes or no")
+        raise InvalidAnswer("it must be yes or no")
     return word in _YES
 
 

@@ -1,4 +1,4 @@
-"""The rights of programs: which ones may start, and what none of them reaches."""
+"""Permissions of programs: which ones may start, and what none of them may access."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pawl.chassis.ids import StoreId
 from pawl.chassis.process.start import StartError
 from pawl.errors import PermissionDenied
 from pawl.tool.v1.source_pb2 import McpStdioConfig
-from pawl.tool_registry.sources.mcp.rules import ProgramRule, check_rule, objection
+from pawl.tool_registry.sources.mcp.rules import ProgramRule, check_rule, refusal_reason
 from pawl.tool_registry.sources.mcp.sandbox import MEMORY_BYTES_DEFAULT, PROCESSES_DEFAULT, Order
 
 
@@ -20,8 +20,8 @@ from pawl.tool_registry.sources.mcp.sandbox import MEMORY_BYTES_DEFAULT, PROCESS
 class Programs:
     """The deployment's rules for programs.
 
-    Without `rules` stores may start any program, which is for a machine with one user. There a program without folders
-    of its own reads whatever that user may. No program reaches `private` paths.
+    Without `rules`, stores may start any program; that is meant for single-user machines. A program without its own
+    folders may then read whatever the user may. No program may access `private` paths.
     """
 
     rules: Mapping[str, Sequence[ProgramRule]] | None
@@ -29,18 +29,18 @@ class Programs:
     is_confined: bool = True
 
     def order(self, store_id: StoreId, server: McpStdioConfig, secrets: Mapping[str, str]) -> Order:
-        """Return how to start a server of a store.
+        """Return the order to start a server of a store.
 
         Raises:
-            PermissionDenied: the deployment does not allow it; the message says why.
+            PermissionDenied: The deployment does not allow it; the message says why.
         """
         paths = [*server.readable_paths, *server.writable_paths]
         if self.rules is not None:
             variables = {*server.environment, *server.secret_environment}
-            wanted = ProgramRule(command=list(server.command), variables=variables, paths=paths)
-            reason = objection(self.rules, store_id, wanted)
+            requested = ProgramRule(command=list(server.command), variables=variables, paths=paths)
+            reason = refusal_reason(self.rules, store_id, requested)
             if reason:
-                raise PermissionDenied(f"{reason}: whoever runs it lists programs in PAWL_MCP_PROGRAMS_FILE")
+                raise PermissionDenied(f"{reason}; its operator can list programs in PAWL_MCP_PROGRAMS_FILE")
         return Order(
             command=list(server.command),
             environment={**server.environment, **secrets},
@@ -55,10 +55,10 @@ class Programs:
 
 
 def read_programs_file(path: Path | None) -> dict[str, list[ProgramRule]]:
-    """Return the rules of each store, `*` for stores without rules of their own; none without a file.
+    """Return the rules by store, with `*` for stores without their own rules; empty without a file.
 
     Raises:
-        StartError: the file cannot be read, or has an entry that cannot be used.
+        StartError: The file cannot be read, or has an invalid entry.
     """
     if path is None:
         return {}

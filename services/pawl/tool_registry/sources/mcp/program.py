@@ -1,4 +1,4 @@
-"""An MCP server as a program of this machine: started, limited, and never left behind."""
+"""An MCP server as a program of this machine: started, limited, and always cleaned up."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from pawl.tool_registry.sources.mcp.sandbox import Order
 from pawl.tool_registry.sources.mcp.syscall_filter import syscall_filter
 
 MESSAGE_BYTES_MAX: Final = 4 * 1024 * 1024
+# Per message: a parsed array or object takes a hundred times the memory of its bracket.
 BRACKETS_MAX: Final = 200_000
-"""Of a message: each array or object takes a hundred times the room of its bracket once it is parsed."""
 
 _SERVICES: Final = str(Path(__file__).parents[4])
 _PROGRAM: Final = (
     "import sys; sys.path.insert(0, sys.argv[1]); from pawl.tool_registry.sources.mcp.sandbox import main; main()"
 )
 _START_SECONDS: Final = 10.0
-_LEAVE_SECONDS: Final = 2.0
+_EXIT_SECONDS: Final = 2.0
 _KILL_SECONDS: Final = 8.0
 _POLL_SECONDS: Final = 0.02
 _LOG_CHARACTERS_MAX: Final = 500
@@ -42,16 +42,16 @@ _log = logs.get_logger(__name__)
 
 
 def brackets_in(data: bytes) -> int:
-    """Return the most arrays and objects that a piece of JSON can have."""
+    """Return the maximum number of arrays and objects in a piece of JSON."""
     return data.count(b"[") + data.count(b"{")
 
 
 class ProgramProblem(Exception):
-    """A program did not start, or was ended; the message is for people and holds no secret."""
+    """A program did not start, or was killed; the message is for people and contains no secret."""
 
 
 class Program:
-    """A running program, as `running` gives it."""
+    """A running program; see `running`."""
 
     def __init__(
         self,
@@ -65,8 +65,8 @@ class Program:
         if process.stdin is None or process.stdout is None or process.stderr is None:
             raise ProgramProblem("it has no pipes")
         self.stdin = process.stdin
+        # Lines longer than MESSAGE_BYTES_MAX raise an error.
         self.stdout = process.stdout
-        """No line longer than MESSAGE_BYTES_MAX can be read from it."""
         self._process = process
         self._stderr = process.stderr
         self._reports = reports
@@ -80,7 +80,7 @@ class Program:
         """Send the order to the sandbox, and return once the program runs.
 
         Raises:
-            ProgramProblem: it does not start.
+            ProgramProblem: The program does not start.
         """
         self._control.write(json.dumps(asdict(order)).encode() + b"\n")
         try:
@@ -91,46 +91,46 @@ class Program:
         if problem:
             raise ProgramProblem(problem)
 
-    async def obituary(self, *, with_words: bool = True) -> str:
-        """Return, for people, why the program ended, once its output has.
+    async def end_reason(self, *, with_output: bool = True) -> str:
+        """Return, for people, why the program ended; call it after its output has ended.
 
-        `with_words` adds its last line that names an error, or else its last line.
+        `with_output` includes the last line that names an error, or else the last line.
         """
         problem = ""
         with contextlib.suppress(TimeoutError, OSError):
-            async with asyncio.timeout(_LEAVE_SECONDS):
+            async with asyncio.timeout(_EXIT_SECONDS):
                 problem = await self._report()
         if problem:
             return problem
-        if not with_words or not self._last_lines:
+        if not with_output or not self._last_lines:
             return "the program ended"
         errors = [line for line in self._last_lines if "Error:" in line]
-        return f"the program ended, saying {(errors or self._last_lines)[-1]!r}"
+        return f"the program ended with the output {(errors or self._last_lines)[-1]!r}"
 
     async def end(self) -> None:
-        """End it, and everything that it started, in bounded time."""
+        """End the program and all its descendants, in bounded time."""
         self.stdin.close()
-        # A program that follows the protocol leaves when its input ends.
-        if not await _ends(self._process, _LEAVE_SECONDS):
+        # A program that follows the protocol exits when its input ends.
+        if not await _ends(self._process, _EXIT_SECONDS):
             self._control.close()
             if not await _ends(self._process, _KILL_SECONDS):
-                _log.error("mcp.program_will_not_end", source=self._name, process=self._process.pid)
+                _log.error("mcp.program_not_stopped", source=self._name, process=self._process.pid)
                 self._process.kill()
         self._control.close()
         self._logging.cancel()
         await asyncio.gather(self._logging, return_exceptions=True)
-        # What the program left may still hold the pipes, so the transport is closed now.
-        getattr(self._process, "_transport").close()  # noqa: B009  # there is no public way, and mypy knows no such field
-        # The loop closes pipes in its next turn.
+        # Leftover processes may still hold the pipes, so close the transport.
+        getattr(self._process, "_transport").close()  # noqa: B009  # there is no public API, and mypy does not know the field
+        # The loop closes pipes in its next iteration.
         await asyncio.sleep(0)
 
     async def _report(self) -> str:
-        """Return the next problem that the sandbox reports, or an empty text."""
-        said: str = json.loads(await self._reports.readline() or b"{}").get("problem", "")
-        return hide(self._secrets, said)
+        """Return the next problem that the sandbox reports; empty for none."""
+        problem: str = json.loads(await self._reports.readline() or b"{}").get("problem", "")
+        return hide(self._secrets, problem)
 
     async def _log_stderr(self) -> None:
-        """Log the first lines, cut; read on, so that the program never waits."""
+        """Log the first lines, truncated; keep reading, so that the program never blocks."""
         lines, rest = 0, b""
         while data := await self._stderr.read(_STDERR_BYTES):
             *whole, rest = (rest + data).split(b"\n")
@@ -146,13 +146,13 @@ class Program:
 
 @asynccontextmanager
 async def running(order: Order, *, name: str, secrets: Collection[str]) -> AsyncGenerator[Program, None]:
-    """Run a program with a process group, an empty home folder and an environment of its own.
+    """Run a program with its own process group, empty home folder and environment.
 
-    All of it is dead when the context is left, and soon after this process is, however that ends. Its standard error
-    is untrusted text that may hold what users sent: the log has some of it, at the level debug.
+    All its processes are killed on exit, and soon after this process ends for any reason. Its standard error is
+    untrusted text that may contain users' data; some of it is logged at debug level.
 
     Raises:
-        ProgramProblem: it does not start.
+        ProgramProblem: The program does not start.
     """
     ours, theirs = socket.socketpair()
     with theirs:
@@ -178,7 +178,7 @@ async def running(order: Order, *, name: str, secrets: Collection[str]) -> Async
         await program.start(_with_home(order))
         yield program
     finally:
-        # Not to be cut short: what is left behind would run for ever. It takes bounded time.
+        # Not cancellable, because a leftover program would run forever. Takes bounded time.
         ending = asyncio.ensure_future(program.end())
         while not ending.done():
             with contextlib.suppress(asyncio.CancelledError):
@@ -186,7 +186,7 @@ async def running(order: Order, *, name: str, secrets: Collection[str]) -> Async
 
 
 def _with_home(order: Order) -> Order:
-    """Return the order with a new home folder and everything that a program gets there."""
+    """Return the order with a new home folder and the standard environment."""
     home = tempfile.mkdtemp(prefix="pawl-mcp-")
     path, language = os.environ.get("PATH", os.defpath), os.environ.get("LANG", "C.UTF-8")
     return replace(
@@ -199,8 +199,8 @@ def _with_home(order: Order) -> Order:
 
 
 async def _ends(process: asyncio.subprocess.Process, seconds: float) -> bool:
-    # Not `process.wait()`, which also waits for the end of pipes that nothing reads any more.
+    # Not `process.wait()`, which also waits for pipes that nothing reads.
     deadline = asyncio.get_running_loop().time() + seconds
-    while process.returncode is None and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110  # it has no event
+    while process.returncode is None and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110  # there is no event to wait for
         await asyncio.sleep(_POLL_SECONDS)
     return process.returncode is not None

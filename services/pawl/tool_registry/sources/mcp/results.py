@@ -1,4 +1,4 @@
-"""From the result of an MCP tool to JSON for the model."""
+"""Converts the result of an MCP tool to JSON for the model."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import mcp.types
 
 from pawl.chassis.strict_json import INTEGER_MAX, INTEGER_MIN, JsonValue, storable
 
-_BINARY_NOTE: Final = "The bytes are left out: models read texts only."
+_BINARY_NOTE: Final = "The bytes are left out, because models read text only."
 
 
 def result_json(result: mcp.types.CallToolResult) -> JsonValue:
-    """Return the result of a tool: one text as it is, structured content alone if the text only repeats it.
+    """Return a tool's result: a single text unchanged, or only the structured content if the text repeats it.
 
-    Binary content is described by its type and size; its bytes are left out.
+    Binary content is described by type and size; its bytes are left out.
     """
     content = [_block(block) for block in result.content]
     structured = _clean(result.structured_content)
@@ -29,11 +29,11 @@ def result_json(result: mcp.types.CallToolResult) -> JsonValue:
 
 
 def error_text(result: mcp.types.CallToolResult) -> str:
-    """Return what a tool says went wrong."""
+    """Return a tool's error message."""
     texts = [storable(block.text) for block in result.content if isinstance(block, mcp.types.TextContent)]
     if not texts and result.structured_content is not None:
         texts = [json.dumps(_clean(result.structured_content), ensure_ascii=False)]
-    return "\n".join(texts) or "it failed and does not say why"
+    return "\n".join(texts) or "the tool failed without an error message"
 
 
 def _block(block: mcp.types.ContentBlock) -> dict[str, JsonValue]:
@@ -43,9 +43,9 @@ def _block(block: mcp.types.ContentBlock) -> dict[str, JsonValue]:
         case mcp.types.ImageContent() | mcp.types.AudioContent():
             return {"type": block.type} | _binary(block.data, block.mime_type)
         case mcp.types.ResourceLink():
-            said = block.model_dump(by_alias=True, mode="json", exclude_none=True)
+            fields = block.model_dump(by_alias=True, mode="json", exclude_none=True)
             kept = ("uri", "name", "title", "description", "mimeType", "size")
-            return {"type": "resource_link"} | {key: _clean(said[key]) for key in kept if key in said}
+            return {"type": "resource_link"} | {key: _clean(fields[key]) for key in kept if key in fields}
         case mcp.types.EmbeddedResource(resource=resource):
             found: dict[str, JsonValue] = {"type": "resource", "uri": storable(str(resource.uri))}
             if isinstance(resource, mcp.types.BlobResourceContents):
@@ -65,9 +65,9 @@ def _binary(data: str, mime_type: str) -> dict[str, JsonValue]:
 
 
 def _repeats(result: mcp.types.CallToolResult, structured: JsonValue) -> bool:
-    """Return whether the content is the structured content once more, as text, as the specification asks for.
+    """Return whether the text content repeats the structured content, as the specification recommends.
 
-    Many servers wrap a plain value to have an object, and give the plain value as text.
+    Many servers wrap a plain value in an object, and send the plain value as text.
     """
     if not result.content:
         return True
@@ -84,7 +84,7 @@ def _repeats(result: mcp.types.CallToolResult, structured: JsonValue) -> bool:
 
 
 def _clean(value: Any) -> JsonValue:
-    """Return JSON that every store can hold: without NUL, lone surrogates and numbers beyond 64 bits."""
+    """Return JSON that the database can store: without NUL, lone surrogates and numbers beyond 64 bits."""
     match value:
         case str():
             return storable(value)

@@ -1,4 +1,4 @@
-"""The deployment's rules on the programs that stores may start."""
+"""The deployment's rules for the programs that stores may start."""
 
 from __future__ import annotations
 
@@ -15,45 +15,45 @@ EVERY_STORE: Final = "*"
 
 
 class ProgramRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A program that may be started, or that a source asks for."""
+    """A program that may be started, or that a source requests."""
 
+    # Compared literally; in a rule, a last `*` matches any further arguments.
     command: Sequence[str]
-    """Word for word; in a rule a last `*` stands for any further arguments."""
+    # Names of environment variables.
     variables: Collection[str] = []
-    """Names of environment variables."""
+    # Folders that the program may access, including their contents.
     paths: Sequence[str] = []
-    """Folders that the program reaches, with everything in them."""
 
 
 def check_rule(rule: ProgramRule) -> None:
-    """Check a rule of the deployment.
+    """Validate a rule of the deployment.
 
     Raises:
-        ValueError: it would not mean what it says.
+        ValueError: A path is not absolute.
     """
     if not rule.command or not PurePosixPath(rule.command[0]).is_absolute():
-        raise ValueError("a command begins with the absolute path of a program")
+        raise ValueError("a command must start with the absolute path of a program")
     if not all(PurePosixPath(path).is_absolute() and ".." not in PurePosixPath(path).parts for path in rule.paths):
-        raise ValueError("paths are absolute, without ..")
+        raise ValueError("paths must be absolute, without ..")
 
 
-def objection(rules: Mapping[str, Sequence[ProgramRule]], store_id: StoreId, wanted: ProgramRule) -> str:
-    """Return why a store may not start that program, or an empty text.
+def refusal_reason(rules: Mapping[str, Sequence[ProgramRule]], store_id: StoreId, requested: ProgramRule) -> str:
+    """Return why a store may not start a program; empty if it may.
 
-    The rules of `*` are for stores without rules of their own.
+    The rules of `*` apply to stores without their own rules.
     """
     own = rules.get(store_id, rules.get(EVERY_STORE, ()))
-    fitting = [rule for rule in own if _matches(rule.command, wanted.command)]
+    fitting = [rule for rule in own if _matches(rule.command, requested.command)]
     if not fitting:
         return "the deployment does not allow this command"
     for rule in fitting:
-        strange = sorted(set(wanted.variables) - set(rule.variables))
-        outside = [path for path in wanted.paths if not any(_is_in(path, root) for root in rule.paths)]
-        if not strange and not outside:
+        unlisted = sorted(set(requested.variables) - set(rule.variables))
+        outside = [path for path in requested.paths if not any(_is_in(path, root) for root in rule.paths)]
+        if not unlisted and not outside:
             return ""
-    if strange:
-        return f"the deployment does not allow it the variable {strange[0]}"
-    return f"the deployment does not allow it {outside[0]!r}"
+    if unlisted:
+        return f"the deployment does not allow the variable {unlisted[0]} for this command"
+    return f"the deployment does not allow the path {outside[0]!r} for this command"
 
 
 def _matches(allowed: Sequence[str], command: Sequence[str]) -> bool:

@@ -1,4 +1,4 @@
-"""One connection with an MCP server: a task of its own opens it, keeps it, and closes it."""
+"""One connection to an MCP server: its own task opens it, keeps it open, and closes it."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from pawl.tool_registry.sources.rules import LeftOut
 
 _CONNECT_SECONDS: Final = 30.0
 _CLOSE_SECONDS: Final = 15.0
-_OBITUARY_SECONDS: Final = 3.0
+_END_REASON_SECONDS: Final = 3.0
 _LISTED_SECONDS: Final = 30.0
 _ROUNDS_MAX: Final = 10
 _MESSAGE_CHARACTERS_MAX: Final = 500
 _CLIENT: Final = mcp.types.Implementation(name="pawl", version="1")
-# What the package says on behalf of the server. Servers use the same code for other things.
-_SESSION_GONE: Final = "Session terminated"
+# Error texts of the `mcp` package. Servers use the same error codes for other things.
+_SESSION_NOT_FOUND: Final = "Session terminated"
 _BROKEN: Final = ("Connection closed", "SSE stream ")
 _UNREADABLE: Final = ("Failed to parse ", "Unexpected content type: ", "server answered a request with 202 ")
 
@@ -53,10 +53,10 @@ _log = logs.get_logger(__name__)
 
 
 class Session:
-    """A connection that opens immediately, and stays until it breaks, is stopped, or was not used for `idle_seconds`.
+    """A connection that opens immediately, and stays until it breaks, is stopped, or was idle for `idle_seconds`.
 
-    It serves one user, who is asked whatever its server asks. `is_shared` if it serves all users: then the server
-    cannot ask outside of its answers to calls, because such a question does not name its call.
+    It serves one user, who answers the server's questions. With `is_shared` it serves all users. Then the server can
+    only ask in its answers to calls, because other questions do not name their call.
     """
 
     def __init__(
@@ -82,28 +82,27 @@ class Session:
         self._tools: Mapping[str, Described] = {}
         self._listed_at = -math.inf
         self._listing = asyncio.Lock()
+        # Listed tools that cannot be used.
         self.left_out: Sequence[LeftOut] = ()
-        """The listed tools that cannot be used."""
         self._is_stopped = False
         self._was_refused = False
         self._users = 0
-        # The calls that the server has been sent and has not answered, the newest last.
+        # Unanswered calls, the newest last.
         self._sent: list[Call] = []
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.began_at = self.used_at = clock.monotonic()
-        # It outlives the call that needed it first, whose context is not its own.
+        self.started_at = self.used_at = clock.monotonic()
+        # A separate context, because it outlives the call that opened it.
         self._task = asyncio.get_running_loop().create_task(
             self._run(), name=f"mcp {self._name}", context=contextvars.Context()
         )
 
     @property
     def is_open(self) -> bool:
-        """True if it opens, or calls can be made."""
+        """True while it opens, or calls can be made."""
         return not self._task.done() and not self._is_stopped and not self._wire.problem
 
     @property
     def is_busy(self) -> bool:
-        """True while something uses it."""
         return self._users > 0
 
     @property
@@ -123,34 +122,34 @@ class Session:
             self._wire.news.set()
 
     async def opened(self) -> None:
-        """Return when calls can be made. Safe to cancel: the connection continues to open.
+        """Wait until calls can be made. Safe to cancel: the connection continues to open.
 
         Raises:
-            SourceUnreachable: it does not open; the message says why.
+            SourceUnreachable: The connection cannot be opened; the message says why.
         """
         await shield(self._opened)
 
     def stop(self) -> None:
-        """Make it end; calls under way are lost. Idempotent."""
+        """Request its end; running calls are lost. Idempotent."""
         self._is_stopped = True
         self._wire.news.set()
 
     async def close(self) -> None:
-        """End it, and return when nothing of it is left. Idempotent."""
+        """End it, and return when all its resources are released. Idempotent."""
         self.stop()
         if not (await asyncio.wait({self._task}, timeout=1.0 if self._opened.done() else 0.1))[0]:
             self._task.cancel()
             await asyncio.wait({self._task}, timeout=_CLOSE_SECONDS)
 
-    async def tools(self, *, anew: bool = False) -> Mapping[str, Described]:
-        """Return the tools by the server's names, listed again after half a minute or an announced change.
+    async def tools(self, *, refresh: bool = False) -> Mapping[str, Described]:
+        """Return the server's tools by name; cached for 30 s, or until the server announces a change.
 
         Raises:
-            SourceUnreachable: the server does not list them.
+            SourceUnreachable: The server does not list them.
         """
         async with self._listing:
             now = self._clock.monotonic()
-            if anew or now - self._listed_at > _LISTED_SECONDS:
+            if refresh or now - self._listed_at > _LISTED_SECONDS:
                 self._listed_at = now
                 try:
                     self._tools, self.left_out = await self._answer(lambda client: listed(client, self._secrets))
@@ -160,13 +159,13 @@ class Session:
             return self._tools
 
     async def call(self, call: Call, name: str, arguments: dict[str, Any]) -> mcp.types.CallToolResult:
-        """Call a tool, during which the server may ask the user. Cancelling this cancels the call at the server.
+        """Call a tool; the server may ask the user during the call. Cancelling this cancels the call at the server.
 
-        It has no deadline of its own, because time stands still while the user is asked something.
+        There is no timeout here, because a call's clock stops while the user is asked.
 
         Raises:
-            Lost: the connection ended.
-            Refused, TooLarge, Garbled: the answer is an error of the protocol, too large, or no result.
+            Lost: The connection ended.
+            Refused, TooLarge, Garbled: The answer is a protocol error, too large, or not a valid result.
         """
         params = mcp.types.CallToolRequestParams(name=name, arguments=arguments)
         if self.is_open and self._client is not None:
@@ -185,37 +184,38 @@ class Session:
         try:
             return await request(self._client)
         except mcp.MCPError as error:
-            if error.message == _SESSION_GONE and self._wire.is_forgotten:
-                self._wire.end("it does not know the session any more")
+            if error.message == _SESSION_NOT_FOUND and self._wire.is_forgotten:
+                self._wire.end("it no longer knows the session")
                 raise Lost(self.problem, never_ran=True) from None
             if error.code == mcp.types.CONNECTION_CLOSED and error.message.startswith(_BROKEN):
-                # Counted now, because other calls end while this one waits for the reason.
+                # Counted first, because other calls end while this one waits for the reason.
                 is_alone = len(self._sent) == 1
                 self._wire.news.set()
-                await asyncio.wait({self._task}, timeout=_OBITUARY_SECONDS)
+                await asyncio.wait({self._task}, timeout=_END_REASON_SECONDS)
                 self._wire.end("the connection broke")
                 if self._wire.is_too_large and is_alone:
                     raise TooLarge(self.problem) from None
                 raise Lost(self.problem, never_ran=self._was_refused and is_alone) from None
             if error.message.startswith(_UNREADABLE):
-                raise Garbled("it answered with what is no result") from None
+                raise Garbled("it sent an invalid result") from None
             raise Refused(error.message, code=error.code) from None
         except pydantic.ValidationError:
-            raise Garbled("it answered with what is no result") from None
+            raise Garbled("it sent an invalid result") from None
 
     async def _call(
         self, client: mcp.Client, call: Call, params: mcp.types.CallToolRequestParams
     ) -> mcp.types.CallToolResult:
-        """Send the call, and send it again with answers as long as the server asks for something first.
+        """Send the call; send it again with answers while the server asks questions first.
 
-        The package's own method checks results against the server's schema, whose patterns could take for ever.
+        The package's own method validates results against the server's schema, whose patterns could take
+        exponential time.
         """
         for _ in range(_ROUNDS_MAX):
             request = mcp.types.CallToolRequest(params=params)
             try:
                 result = await client.session.send_request(request, _results, progress_callback=call.on_progress)
             except mcp.MCPError as error:
-                # The server has done nothing yet: it wants the user to open pages first.
+                # The server has not run the call: it wants the user to open pages first.
                 await _open_pages(error, call)
                 if not self.is_open:
                     raise Lost(self.problem or "the connection was closed", never_ran=True) from None
@@ -225,35 +225,35 @@ class Session:
             answers: dict[str, Any] = {}
             for key, asked in (result.input_requests or {}).items():
                 if not isinstance(asked, mcp.types.ElicitRequest):
-                    raise Refused("it asks for what is not offered: sampling or roots")
+                    raise Refused("it requests sampling or roots, which are not supported")
                 answers[key] = await call.ask(asked.params)
             params = params.model_copy(update={"input_responses": answers, "request_state": result.request_state})
             if not answers:
                 await self._clock.sleep(0.1)
-        raise Refused(f"it asked for more than {_ROUNDS_MAX} times before it answered")
+        raise Refused(f"it asked more than {_ROUNDS_MAX} times without returning a result")
 
     async def _run(self) -> None:
-        """Own the connection: its contexts must be left in the task that entered them."""
+        """Own the connection: its contexts must be exited in the task that entered them."""
         problem = ""
         try:
-            await self._stay()
+            await self._keep_open()
         except asyncio.CancelledError:
             problem = "" if self._is_stopped else "the connection broke"
-        except BaseException as error:  # noqa: BLE001  # whatever it is, callers get a sentence
-            problem = self._sentence(error)
+        except BaseException as error:  # noqa: BLE001  # any error is described to callers
+            problem = self._describe(error)
             self._was_refused = isinstance(_first(error), httpx2.ConnectError | EgressRefused)
         if problem:
             self._wire.end(problem)
         if not self._opened.done():
             self._opened.set_exception(SourceUnreachable(self.problem or "the connection was closed"))
-            self._opened.exception()  # Marks it as seen, in case no caller waits any more.
+            self._opened.exception()  # Mark it as retrieved, in case no caller waits.
         elif self.problem:
             _log.warning("mcp.lost", source=self._name, problem=self.problem)
         self._client = None
         self._on_end(self)
 
-    async def _stay(self) -> None:
-        """Open the connection, and stay until it breaks, is stopped or idle."""
+    async def _keep_open(self) -> None:
+        """Open the connection, and keep it until it breaks, is stopped or idle."""
         client = mcp.Client(
             self._connect(self._wire),
             message_handler=self._on_message,
@@ -290,16 +290,16 @@ class Session:
     async def _on_elicit(
         self, context: ClientRequestContext, params: mcp.types.ElicitRequestParams
     ) -> mcp.types.ElicitResult:
-        """Ask the user in the newest call, because the protocol does not say to which call a question belongs.
+        """Ask the user in the newest call, because the protocol does not link questions to calls.
 
-        Where that could show it in another conversation, which others may read, the server gets a decline.
+        Declines if that could show the question in another conversation, which others may read.
         """
         if self._is_shared or len({call.context.conversation_id for call in self._sent}) != 1:
             return mcp.types.ElicitResult(action="decline")
         return await self._sent[-1].ask(params)
 
-    def _sentence(self, error: BaseException) -> str:
-        """Return what an error means, for people, without secrets."""
+    def _describe(self, error: BaseException) -> str:
+        """Describe an error for people, without secrets."""
         match _first(error):
             case SourceUnreachable() as unreachable:
                 text = unreachable.message
@@ -307,31 +307,31 @@ class Session:
                 text = str(problem)
             case mcp.MCPError() as answer:
                 is_readable = not answer.message.startswith(_UNREADABLE)
-                said = f"it answers {answer.message!r}" if is_readable else "it answers with what is not MCP"
-                text = self.problem or self._wire.refusal or said
+                description = f"it answers {answer.message!r}" if is_readable else "its answer is not MCP"
+                text = self.problem or self._wire.refusal or description
             case EgressRefused() as refused:
-                text = f"it may not be reached: {refused}"
+                text = f"egress is not allowed: {refused}"
             case httpx2.HTTPError() as failure:
                 text = self._wire.refusal or f"it cannot be reached: {str(failure) or type(failure).__name__}"
             case pydantic.ValidationError():
-                text = "it answers with what is not MCP"
+                text = "its answer is not MCP"
             case OSError() as failed:
                 text = f"it cannot be reached: {failed.strerror or type(failed).__name__}"
             case other:
                 _log.error("mcp.session_failed", source=self._name, error=type(other).__name__)
-                text = f"it does not answer as it should ({type(other).__name__})"
+                text = f"it answers incorrectly ({type(other).__name__})"
         return hide(self._secrets, text)[:_MESSAGE_CHARACTERS_MAX]
 
 
 def _first(error: BaseException) -> BaseException:
-    """Return the error itself, or the first one in a group."""
+    """Return the error, or the first one in a group."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
 async def _open_pages(error: mcp.MCPError, call: Call) -> None:
-    """Return if an error asks the user to open pages, and the user has done that; else raise it again."""
+    """Return if an error asks the user to open pages, and the user has done so; otherwise raise it again."""
     if error.code != mcp.types.URL_ELICITATION_REQUIRED:
         raise error
     try:

@@ -1,17 +1,15 @@
-"""The system calls that a confined program is refused, as a program for seccomp.
+"""The seccomp filter of confined programs: the system calls that are refused.
 
-Landlock says nothing about sockets that have a path: whoever may write to the
-file may connect. Behind some of them others do what they are told, as the user
-(Docker, the bus of a desktop, an agent with keys). Which one a program means is
-in its memory, where no filter can look; so it gets no socket of that family.
-Pairs of them, which programs make for those that they start, stay.
+Landlock does not restrict Unix sockets with a path: any process that may write to the file may connect. Behind
+some of them, services act with the user's rights (Docker, a desktop bus, ssh-agent). A filter cannot see
+the address, because it is in the program's memory, so the program gets no Unix sockets. Socket pairs, which
+programs create for their children, are allowed.
 
-Nor does Landlock say anything about limits and priorities. Who may set those of
-another process of the same user can end it (a second of processor time) or have
-it wait for ever; so a program sets its own.
+Landlock does not restrict limits and priorities either. A process that may set those of another process of the same
+user can kill it (one second of CPU time) or stall it. So a program may only set its own.
 
-Nor of the keyrings of the kernel, where other programs of the same user keep
-tickets and passwords; so a program has none.
+Nor does Landlock restrict kernel keyrings, where other programs of the same user keep tickets and passwords. So
+a program has no access to keyrings.
 """
 
 from __future__ import annotations
@@ -52,13 +50,13 @@ class _Machine:
     architecture: int
     socket: int
     socketpair: int
+    # Calls whose first argument is a process, 0 for the caller: prlimit64, and sched_set with -param, -scheduler,
+    # -affinity and -attr.
     of_process: tuple[int, ...]
-    """Calls whose first argument is a process, 0 for the caller: prlimit64, and sched_set with -param, -scheduler,
-    -affinity and -attr."""
+    # Calls whose first argument is the kind of the second, by the value for a process: setpriority, ioprio_set.
     of_processes: Mapping[int, int]
-    """Calls whose first argument is what the second one is, by that of a process: setpriority, ioprio_set."""
+    # Calls that access a keyring: add_key, request_key and keyctl.
     of_keyrings: tuple[int, ...]
-    """Calls that reach a keyring: add_key, request_key and keyctl."""
 
 
 _MACHINES: Final[Mapping[str, _Machine]] = MappingProxyType(
@@ -70,12 +68,11 @@ _MACHINES: Final[Mapping[str, _Machine]] = MappingProxyType(
 
 
 def syscall_filter(machine: str = os.uname().machine) -> bytes:
-    """Return the filter for a machine, by its name in uname; empty if it is none that is known here.
+    """Return the filter for a machine, by its uname name; empty for an unknown one.
 
-    Refused are sockets of the family unix, pairs of those that can be turned to
-    another address (datagrams), and io_uring, which makes sockets past the filter;
-    to set limits, priorities and processors of any process but the caller; and keyrings.
-    Code for another architecture ends at its first call: its calls have other numbers.
+    It refuses Unix sockets; Unix datagram pairs, which can be redirected to another address; io_uring, which creates
+    sockets past the filter; setting limits, priorities and CPU affinity of other processes; and keyrings. Code for
+    another architecture is killed at its first call, because its calls have other numbers.
     """
     known = _MACHINES.get(machine)
     if known is None:
@@ -109,12 +106,12 @@ def syscall_filter(machine: str = os.uname().machine) -> bytes:
 
 
 def _only(number: int, wanted: Mapping[int, int]) -> list[tuple[int, int, int, int]]:
-    """Return the steps that refuse a call unless its arguments are these; they leave other calls as they found them."""
+    """Return the steps that refuse a call unless it has these arguments; other calls are unaffected."""
     checks = [
         step
-        for place, value in wanted.items()
+        for offset, value in wanted.items()
         for step in (
-            (_LOAD, 0, 0, place),
+            (_LOAD, 0, 0, offset),
             (_IF_EQUAL, 1, 0, value),
             (_RETURN, 0, 0, _REFUSE | errno.EPERM),
         )

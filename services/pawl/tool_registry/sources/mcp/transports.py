@@ -1,4 +1,4 @@
-"""The transports of MCP: a program's pipes or streamable HTTP, how fast a server may send, and how it ended."""
+"""The transports of MCP: a program's pipes or streamable HTTP, with limits on the server's output."""
 
 from __future__ import annotations
 
@@ -23,57 +23,57 @@ from pawl.chassis.process.clock import Clock
 from pawl.tool_registry.sources.mcp.program import BRACKETS_MAX, MESSAGE_BYTES_MAX, Program, brackets_in, running
 from pawl.tool_registry.sources.mcp.sandbox import Order
 
-# Reading takes time, in which the process serves nothing else. A message costs as much as so many bytes of a text (so
-# that it reads 200 a second of them), and so does a bracket, and a line.
+# Parsing blocks the process. The cost of a message, a bracket and a line is expressed in bytes of plain text; the rate
+# allows about 200 messages a second.
 _BYTES_BURST: Final = 64 * 1024 * 1024
 _BYTES_PER_SECOND: Final = 8 * 1024 * 1024
 _BYTES_OF_MESSAGE: Final = 40 * 1024
 _BYTES_OF_BRACKET: Final = 32
 _BYTES_OF_LINE: Final = 64
-# The package opens a stream again when its server ends it, as soon and as often as the server wants.
+# The package immediately reopens a stream that the server ends, so the rate is limited here.
 _STREAMS_BURST: Final = 20
 _STREAMS_PER_SECOND: Final = 1
 _STALL_SECONDS: Final = 10.0
 _WRITES_MAX: Final = 64
 _GARBAGE_LINES_MAX: Final = 100
 _SESSION_ID: Final = "mcp-session-id"
-# In the words of the package that reads JSON.
+# Error text of the JSON parser.
 _TOO_DEEP: Final = "recursion limit"
-_NOT_MCP: Final = "it writes to its standard output what is no message of MCP"
+_NOT_MCP: Final = "it writes invalid MCP messages to its standard output"
 _NO_SUCH_METHOD: Final = b"-32601"
 _EVENT_END: Final = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _END_BYTES: Final = 3
-# The deadline of a call limits how long a server may be silent. It stands still while the user is asked something.
+# No read timeout: the call's timeout applies, which stops while the user is asked.
 _TIMEOUT: Final = httpx2.Timeout(30.0, read=None)
 
 
 class Wire:
-    """The state of a transport. Its problem is empty while it works, and after an end that was asked for."""
+    """The state of a transport. `problem` is empty while it works, and after an intended end."""
 
     def __init__(self) -> None:
         self.problem = ""
+        # True if it ended because a message was too large.
         self.is_too_large = False
-        """True if it ended because a message was too large."""
+        # True if calls were sent: the program's last output may contain a user's data.
         self.was_used = False
-        """True if calls went over it: the program's last words may hold what a user sent."""
+        # True if the server answered that it does not know the session, without processing the message.
         self.is_forgotten = False
-        """True if the server answered that it does not know the session, without having read the message."""
+        # Why the server refuses HTTP requests; empty if it does not.
         self.refusal = ""
-        """Why the server refuses requests over HTTP; empty if it does not."""
+        # Set if a program writes invalid messages, which may explain a missing answer.
         self.noise = ""
-        """That a program writes what is no message, which may be why an answer does not come; else empty."""
+        # Set at the end, and by the owner for other reasons.
         self.news = asyncio.Event()
-        """Set at the end, and by its owner for other reasons."""
 
     def end(self, problem: str, *, is_too_large: bool = False) -> None:
-        """Note why it ended; the first reason stays."""
+        """Record why it ended; the first reason wins."""
         self.is_too_large = self.is_too_large or (is_too_large and not self.problem)
         self.problem = self.problem or problem
         self.news.set()
 
 
-class Pace:
-    """A rate that something keeps after a burst."""
+class RateLimit:
+    """A rate limit with a burst."""
 
     def __init__(self, burst: int, per_second: int, clock: Clock) -> None:
         self._burst = burst
@@ -82,8 +82,8 @@ class Pace:
         self._left = float(burst)
         self._seen_at = clock.monotonic()
 
-    async def keep(self, amount: float = 1) -> None:
-        """Return when this amount fits the rate."""
+    async def wait(self, amount: float = 1) -> None:
+        """Wait until this amount fits the rate."""
         now = self._clock.monotonic()
         self._left = min(self._left + (now - self._seen_at) * self._per_second, self._burst) - amount
         self._seen_at = now
@@ -91,34 +91,34 @@ class Pace:
             await self._clock.sleep(-self._left / self._per_second)
 
 
-def effort(data: bytes, messages: int) -> int:
-    """Return the cost of reading a part of what a server sends, in bytes of a text."""
+def parse_cost(data: bytes, messages: int) -> int:
+    """Return the cost of parsing data from a server, in equivalent bytes of plain text."""
     lines = data.count(b"\n") + data.count(b"\r")
     weights = messages * _BYTES_OF_MESSAGE + brackets_in(data) * _BYTES_OF_BRACKET + lines * _BYTES_OF_LINE
     return len(data) + weights
 
 
+# From the server, and to it.
 Streams: TypeAlias = tuple[Any, Any]
-"""From the server and to it."""
 
 
 @asynccontextmanager
 async def stdio_transport(
     order: Order, *, name: str, secrets: Collection[str], wire: Wire, clock: Clock
 ) -> AsyncGenerator[Streams, None]:
-    """Run a program and give the streams to it, a message a line. `wire` gets the reason of their end.
+    """Run a program and return its streams, one message per line. `wire` gets the reason of their end.
 
-    The package's own transport buffers a line of any length, and does not confine what it starts.
+    The package's own transport buffers lines of any length, and does not confine the program.
 
     Raises:
-        ProgramProblem: it cannot be started.
+        ProgramProblem: The program cannot be started.
     """
     async with running(order, name=name, secrets=secrets) as program:
         incoming, read_stream = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         write_stream, outgoing = anyio.create_memory_object_stream[SessionMessage](_WRITES_MAX)
-        pace = Pace(_BYTES_BURST, _BYTES_PER_SECOND, clock)
+        rate_limit = RateLimit(_BYTES_BURST, _BYTES_PER_SECOND, clock)
         tasks = [
-            asyncio.create_task(_read(program, wire, incoming, pace), name="mcp.read"),
+            asyncio.create_task(_read(program, wire, incoming, rate_limit), name="mcp.read"),
             asyncio.create_task(_write(program, wire, outgoing, incoming), name="mcp.write"),
         ]
         try:
@@ -133,9 +133,9 @@ async def stdio_transport(
 
 
 async def _read(
-    program: Program, wire: Wire, incoming: ObjectSendStream[SessionMessage | Exception], pace: Pace
+    program: Program, wire: Wire, incoming: ObjectSendStream[SessionMessage | Exception], rate_limit: RateLimit
 ) -> None:
-    """Pass messages on, line by line, until the program's output ends or breaks a limit."""
+    """Pass messages on until the program's output ends or exceeds a limit."""
     garbage = 0
     async with incoming:
         while garbage <= _GARBAGE_LINES_MAX:
@@ -145,11 +145,11 @@ async def _read(
                 wire.end(f"it sent a message of more than {MESSAGE_BYTES_MAX} bytes", is_too_large=True)
                 return
             if brackets_in(line) > BRACKETS_MAX:
-                wire.end(f"it sent a message of more than {BRACKETS_MAX} brackets", is_too_large=True)
+                wire.end(f"it sent a message with more than {BRACKETS_MAX} brackets", is_too_large=True)
                 return
-            await pace.keep(effort(line, 1))
+            await rate_limit.wait(parse_cost(line, 1))
             if not line:
-                wire.end(await program.obituary(with_words=not wire.was_used))
+                wire.end(await program.end_reason(with_output=not wire.was_used))
                 return
             try:
                 message = mcp.types.jsonrpc_message_adapter.validate_json(line, by_name=False)
@@ -160,7 +160,7 @@ async def _read(
                 if line.strip():
                     garbage += 1
                     wire.noise = _NOT_MCP
-                # The loop reads a buffer full of such lines without waiting.
+                # Yield, because buffered lines are read without waiting.
                 await asyncio.sleep(0)
                 continue
             with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
@@ -174,7 +174,7 @@ async def _write(
     outgoing: MemoryObjectReceiveStream[SessionMessage],
     incoming: ObjectSendStream[SessionMessage | Exception],
 ) -> None:
-    """Send messages, each a line, until the program stops reading."""
+    """Send messages, one per line, until the program stops reading."""
     async with outgoing:
         async for message in outgoing:
             text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
@@ -183,32 +183,32 @@ async def _write(
                     program.stdin.write(text.encode() + b"\n")
                     await program.stdin.drain()
             except TimeoutError:
-                wire.end(f"it has not read what it was sent for {_STALL_SECONDS:g} s")
+                wire.end(f"it has not read its input for {_STALL_SECONDS:g} s")
                 await incoming.aclose()
                 return
             except (OSError, RuntimeError):
-                return  # It has ended; the reader reports that.
+                return  # The program has ended; `_read` reports that.
 
 
 @asynccontextmanager
 async def http_transport(
     client: httpx2.AsyncClient, url: str, headers: Mapping[str, str], wire: Wire, clock: Clock
 ) -> AsyncGenerator[Streams, None]:
-    """Give the streams to a server; closes `client` at the end.
+    """Return the streams to a server; closes `client` at the end.
 
-    Headers go to the origin of `url` only: the transport follows no redirect that leaves it.
+    Headers are only sent to the origin of `url`: the transport does not follow redirects to other origins.
     """
     client.headers.update(headers)
-    # A compressed body could unpack to any size.
+    # A compressed body could expand to any size.
     client.headers["Accept-Encoding"] = "identity"
     client.timeout = _TIMEOUT
-    reading = Pace(_BYTES_BURST, _BYTES_PER_SECOND, clock)
-    streams = Pace(_STREAMS_BURST, _STREAMS_PER_SECOND, clock)
+    body_rate = RateLimit(_BYTES_BURST, _BYTES_PER_SECOND, clock)
+    stream_rate = RateLimit(_STREAMS_BURST, _STREAMS_PER_SECOND, clock)
     client.event_hooks = {
-        "request": [*client.event_hooks["request"], partial(limit_request, streams)],
+        "request": [*client.event_hooks["request"], partial(limit_request, stream_rate)],
         "response": [
             *client.event_hooks["response"],
-            partial(_limit_body, wire, reading),
+            partial(_limit_body, wire, body_rate),
             partial(_note_status, wire),
             partial(_check_id, wire),
         ],
@@ -220,35 +220,35 @@ async def http_transport(
         yield read, write
 
 
-async def limit_request(streams: Pace, request: httpx2.Request) -> None:
-    """Keep the pace of streams, and limit the wait for a message without an answer, which delays all later ones."""
+async def limit_request(stream_rate: RateLimit, request: httpx2.Request) -> None:
+    """Limit the rate of new streams, and the wait for a message without an answer, which delays all later ones."""
     if request.method == "GET":
-        await streams.keep()
+        await stream_rate.wait()
     elif not {"id", "method"} <= msgspec.json.decode(request.content or b"{}").keys():
         timeout = {**request.extensions.get("timeout", {}), "read": _STALL_SECONDS}
         request.extensions = {**request.extensions, "timeout": timeout}
 
 
-async def _limit_body(wire: Wire, pace: Pace, response: httpx2.Response) -> None:
-    """Limit the bytes of a body that is read as a whole, and the brackets of events, whose bytes the package limits."""
+async def _limit_body(wire: Wire, rate_limit: RateLimit, response: httpx2.Response) -> None:
+    """Limit the size of a body, and the brackets in events; the package limits the size of events."""
     if response.headers.get("content-encoding", "identity").lower() != "identity":
-        raise httpx2.DecodingError("it sent a compressed body, which was not asked for", request=response.request)
-    # The bodies of errors and redirects are read as a whole, too, whatever type they claim.
+        raise httpx2.DecodingError("it sent a compressed body, which was not requested", request=response.request)
+    # Bodies of errors and redirects are read as a whole, regardless of their type.
     is_stream = response.is_success and response.headers.get("content-type", "").lower().startswith("text/event-stream")
     if isinstance(response.stream, httpx2.AsyncByteStream):
-        response.stream = _Limited(response.stream, response.request, wire, pace, is_stream=is_stream)
+        response.stream = _Limited(response.stream, response.request, wire, rate_limit, is_stream=is_stream)
 
 
 async def _note_status(wire: Wire, response: httpx2.Response) -> None:
-    """Note that the server does not know the session, or refuses all requests: the package passes the body on only."""
+    """Record that the server does not know the session, or refuses requests; the package only passes the body on."""
     status, request = response.status_code, response.request
     if status == httpx2.codes.NOT_FOUND and request.method == "POST" and _SESSION_ID in request.headers:
         if _NO_SUCH_METHOD not in await response.aread():
             wire.is_forgotten = True
             response.headers["Content-Type"] = "text/plain"
     elif status in {httpx2.codes.UNAUTHORIZED, httpx2.codes.FORBIDDEN}:
-        what = "a key is missing or wrong" if status == httpx2.codes.UNAUTHORIZED else "it does not permit this"
-        wire.refusal = f"it answers with status {status}: {what}; `pawl sources add-mcp` sends one by --secret-header"
+        what = "a key is missing or wrong" if status == httpx2.codes.UNAUTHORIZED else "permission denied"
+        wire.refusal = f"it answers with status {status}: {what}; set one with `pawl sources add-mcp --secret-header`"
 
 
 class _Message(msgspec.Struct):
@@ -256,7 +256,7 @@ class _Message(msgspec.Struct):
 
 
 async def _check_id(wire: Wire, response: httpx2.Response) -> None:
-    """Refuse JSON that answers another request, or none: the package would wait for the right answer for ever."""
+    """Reject JSON with the wrong request id, or none: the package would wait forever for the right one."""
     is_json = response.headers.get("content-type", "").lower().startswith("application/json")
     if response.request.method != "POST" or not response.is_success or not is_json:
         return
@@ -265,27 +265,33 @@ async def _check_id(wire: Wire, response: httpx2.Response) -> None:
             msgspec.json.decode(body, type=_Message).id for body in (response.request.content, await response.aread())
         )
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return  # The package refuses it.
+        return  # The package rejects it.
     if asked is not None and answered != asked:
-        wire.refusal = "it answers a request with JSON that has not the id of the request"
+        wire.refusal = "its JSON answer does not have the id of the request"
         response.headers["Content-Type"] = "text/plain"
 
 
 class _Limited(httpx2.AsyncByteStream):
-    """A body whose one message, or each of whose events, is not too large."""
+    """A body that limits the size of its message, or of each event."""
 
     def __init__(
-        self, stream: httpx2.AsyncByteStream, request: httpx2.Request, wire: Wire, pace: Pace, *, is_stream: bool
+        self,
+        stream: httpx2.AsyncByteStream,
+        request: httpx2.Request,
+        wire: Wire,
+        rate_limit: RateLimit,
+        *,
+        is_stream: bool,
     ) -> None:
         self._stream = stream
         self._is_stream = is_stream
         self._wire = wire
-        self._pace = pace
+        self._rate_limit = rate_limit
         self._request = request
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         size = brackets = 0
-        end = b""  # Of the data before: the end of an event may be cut in two.
+        end = b""  # The end of the previous data: an event's end may be split.
         async for data in self._stream:
             size += 0 if self._is_stream else len(data)
             events = [brackets_in(part) for part in (_EVENT_END.split(end + data) if self._is_stream else [data])]
@@ -295,7 +301,7 @@ class _Limited(httpx2.AsyncByteStream):
                 problem = f"it sent a message of more than {MESSAGE_BYTES_MAX} bytes or {BRACKETS_MAX} brackets"
                 self._wire.end(problem, is_too_large=True)
                 raise httpx2.ReadError(problem, request=self._request)
-            await self._pace.keep(effort(data, len(events) - 1))
+            await self._rate_limit.wait(parse_cost(data, len(events) - 1))
             yield data
 
     async def aclose(self) -> None:

@@ -1,4 +1,4 @@
-"""The registry's end of a process that runs one call."""
+"""The registry's side of a process that runs one call."""
 
 from __future__ import annotations
 
@@ -20,28 +20,31 @@ from pawl.tool_registry.sources.process.messages import (
     Answered,
     Call,
     Cancel,
-    CheckpointSaid,
     GarbledMessage,
+    GetSecret,
     Raised,
+    ReportProgress,
     Returned,
-    Said,
-    SecretAsked,
+    SaveCheckpoint,
     frame,
     read_message,
 )
 
-_MESSAGE_ROOM_BYTES: Final = 1024 * 1024
+_MESSAGE_OVERHEAD_BYTES: Final = 1024 * 1024
 _PROGRESS_INTERVAL_SECONDS: Final = 0.01
 _SETTINGS_PREFIXES: Final = ("PAWL_", "OPENAI_")
+# Grace period of a cancelled tool; half of the executor's, the rest is for killing the process.
 _UNWIND_SECONDS: Final = 0.5
-"""The time that a cancelled tool has to end by itself; half of the executor's, the rest is for killing it."""
 _KILL_SECONDS: Final = 5.0
 
 
 async def spawn(module: str, *arguments: str, **options: Any) -> asyncio.subprocess.Process:
-    """Start the `main` of a module beside this one, with this process's folders of modules and environment.
+    """Start the `main` of a module in a new process, with this process's sys.path and environment.
 
-    It does not get the settings. Raises OSError if the system has no room for another process.
+    The process does not get the registry's settings.
+
+    Raises:
+        OSError: The system cannot start another process.
     """
     program = (
         "import sys; sys.path[:] = sys.argv[1].split(chr(10));"
@@ -60,7 +63,7 @@ async def spawn(module: str, *arguments: str, **options: Any) -> asyncio.subproc
 
 
 class CallProcess:
-    """A process that is ready for one call. `end` it in any case."""
+    """A process that is ready for one call. Always call `end`."""
 
     def __init__(
         self,
@@ -74,10 +77,10 @@ class CallProcess:
 
     @classmethod
     async def start(cls, *, shows_output: bool) -> Self:
-        """Start a process, with this one's folders of modules and environment, but without its settings.
+        """Start a process with this one's sys.path and environment, but without its settings.
 
         Raises:
-            OSError: the system has no room for another one.
+            OSError: The system cannot start another process.
         """
         control, its_control = socket.socketpair()
         channel, its_channel = socket.socketpair()
@@ -102,53 +105,52 @@ class CallProcess:
 
     @property
     def is_alive(self) -> bool:
-        """True if it can still run a call."""
         return self._process.returncode is None
 
     async def converse(self, call: Call, context: ToolContext) -> Answer | None:
-        """Have the call run and return its answer; None if the process ended without one.
+        """Run the call and return its answer; None if the process ended without one.
 
-        When cancelled, the tool is told and has half a second to end.
+        Safe to cancel: the tool is notified and has half a second to end.
 
         Raises:
-            GarbledMessage: the tool has written into the channel.
+            GarbledMessage: The tool wrote into the channel.
         """
         self._writer.write(frame(call))
-        talk = asyncio.ensure_future(self._talk(call.content_bytes_max + _MESSAGE_ROOM_BYTES, context))
-        gone = asyncio.ensure_future(self._process.wait())
+        exchange = asyncio.ensure_future(self._exchange(call.content_bytes_max + _MESSAGE_OVERHEAD_BYTES, context))
+        exited = asyncio.ensure_future(self._process.wait())
         try:
-            await asyncio.wait({talk, gone}, return_when=asyncio.FIRST_COMPLETED)
-            # What was sent before the end may still be on its way.
-            await asyncio.wait({talk}, timeout=_UNWIND_SECONDS)
-            return talk.result() if talk.done() else None
+            await asyncio.wait({exchange, exited}, return_when=asyncio.FIRST_COMPLETED)
+            # Messages sent before the end may still be in transit.
+            await asyncio.wait({exchange}, timeout=_UNWIND_SECONDS)
+            return exchange.result() if exchange.done() else None
         except asyncio.CancelledError:
             self._writer.write(frame(Cancel()))
-            await asyncio.wait({talk}, timeout=_UNWIND_SECONDS)
+            await asyncio.wait({exchange}, timeout=_UNWIND_SECONDS)
             raise
         finally:
-            for task in (talk, gone):
+            for task in (exchange, exited):
                 task.cancel()
-            await asyncio.gather(talk, gone, return_exceptions=True)
+            await asyncio.gather(exchange, exited, return_exceptions=True)
 
-    async def _talk(self, bytes_max: int, context: ToolContext) -> Answer | None:
+    async def _exchange(self, bytes_max: int, context: ToolContext) -> Answer | None:
         loop = asyncio.get_running_loop()
-        said_at = 0.0
+        reported_at = 0.0
         while True:
             match await read_message(self._reader, bytes_max):
-                case SecretAsked() | CheckpointSaid() as question:
+                case GetSecret() | SaveCheckpoint() as question:
                     self._writer.write(frame(await _answered(context, question)))
                     await self._writer.drain()
-                case Said(fraction=fraction, message=message):
+                case ReportProgress(fraction=fraction, message=message):
                     context.progress(fraction, message)
-                    if loop.time() - said_at < _PROGRESS_INTERVAL_SECONDS:
-                        # The worker sends less; a tool that writes into the channel itself does not keep the loop busy.
+                    if loop.time() - reported_at < _PROGRESS_INTERVAL_SECONDS:
+                        # The worker sends less often. A tool that writes into the channel must not flood the loop.
                         await asyncio.sleep(_PROGRESS_INTERVAL_SECONDS)
-                    said_at = loop.time()
+                    reported_at = loop.time()
                 case Returned() | Raised() | None as answer:
                     return answer
 
     async def end(self) -> int | None:
-        """Kill whatever still runs of it; returns how the worker ended, as `os.wait` says it, or None. Idempotent."""
+        """Kill everything of it that still runs; returns the worker's wait status, or None if unknown. Idempotent."""
         status = b""
         with contextlib.suppress(OSError, RuntimeError):
             self._control_writer.write_eof()
@@ -157,21 +159,21 @@ class CallProcess:
                 status = await self._control_reader.read()
                 await self._process.wait()
         if self._process.returncode is None:
-            # The tool has stopped its guard; on Linux the worker dies with it.
+            # The tool has stopped its guard; on Linux, the worker dies with the guard.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, signal.SIGKILL)
             await self._process.wait()
         for writer in (self._control_writer, self._writer):
-            # Not closed: nobody may be there to read what is left.
+            # Aborted, not closed, because the peer may not read the remaining data.
             writer.transport.abort()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
         return int(status) if status.isdigit() else None
 
 
-async def _answered(context: ToolContext, question: SecretAsked | CheckpointSaid) -> Answered:
+async def _answered(context: ToolContext, question: GetSecret | SaveCheckpoint) -> Answered:
     try:
-        if isinstance(question, SecretAsked):
+        if isinstance(question, GetSecret):
             return Answered(value=context.secret(question.name))
         await context.checkpoint(loads(question.content, bytes_max=CHECKPOINT_BYTES_MAX))
     except tuple(ERRORS.values()) as error:

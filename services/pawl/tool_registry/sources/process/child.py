@@ -1,8 +1,7 @@
-"""The process of one call: a guard, and in a group of its own the worker that runs the tool.
+"""The process of one call: a guard, and a worker in its own process group that runs the tool.
 
-The guard forks the worker while it has one thread and nothing of any user, and runs no code of the tool. It kills
-everything that descends from the worker once the worker has ended or the registry has closed the control socket, even
-if the registry died.
+The guard forks the worker while it has one thread and no user data, and runs no tool code. It kills all descendants
+of the worker once the worker has ended or the registry has closed the control socket, even if the registry died.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from pawl.tool_registry.sources.python.guard import Guard
 
 
 def main() -> None:
-    """Run as `PROGRAM CONTROL CHANNEL`, the numbers of two sockets of the registry."""
+    """Run as `PROGRAM CONTROL CHANNEL`, the file descriptors of two sockets to the registry."""
     numbers = [int(number) for number in sys.argv[-2:]]
     _close_all_but(numbers)
     control, channel = (socket.socket(fileno=number) for number in numbers)
     guard = Guard()
-    tool(_practise)
+    tool(_warm_up)
     if not guard.fork():
         control.close()
         null = os.open(os.devnull, os.O_RDONLY)
@@ -39,12 +38,12 @@ def main() -> None:
     os._exit(0)
 
 
-def _practise(times: int = 1) -> None:
-    """Be the first tool of the process, which takes a hundred times as long to make as the next."""
+def _warm_up(times: int = 1) -> None:
+    """Warm up: the first tool of a process takes a hundred times as long to create as the next."""
 
 
 def _close_all_but(numbers: list[int]) -> None:
-    """Close what the start has left open; how much that is depends on the event loop of the registry."""
+    """Close inherited file descriptors; their number depends on the registry's event loop."""
     first = 3
     for number in (*sorted(numbers), os.sysconf("SC_OPEN_MAX")):
         os.closerange(first, number)

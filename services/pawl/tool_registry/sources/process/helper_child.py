@@ -1,4 +1,4 @@
-"""A helper process: runs functions of the registry on what strangers wrote, within limits."""
+"""A helper process: runs registry functions on untrusted data, within limits."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import signal
 import time
 from typing import Any, BinaryIO, Final
 
-from pawl.tool_registry.rules import check  # noqa: F401  # here, so that the first job need not wait for it
+from pawl.tool_registry.rules import check  # noqa: F401  # imported early, so that the first job does not wait for it
 
 MEMORY_BYTES_MAX: Final = 1536 * 1024 * 1024
+# Exit status when a job exceeds its memory.
 OUT_OF_MEMORY: Final = 3
-"""The status that it ends with when a job takes more."""
 _LENGTH_BYTES: Final = 4
 _NICENESS: Final = 5
 
 
 def main() -> None:
-    """Answer requests of the standard input on the standard output until the registry closes it."""
+    """Answer requests from standard input on standard output until the registry closes it."""
     os.nice(_NICENESS)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # The channel is its own, so that nothing else writes into it.
+    # Use duplicates, so that nothing else writes into the channel.
     with os.fdopen(os.dup(0), "rb") as requests, os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)
         while request := _read(requests):
@@ -41,20 +41,20 @@ def _read(requests: BinaryIO) -> bytes:
 
 
 def _answer(request: bytes) -> bytes:
-    """Return the processor time that was used, and what the function returned or raised.
+    """Return the CPU time used, and what the function returned or raised.
 
-    The signal that comes when the time is over is not caught, and ends the process.
+    The signal for exceeding the CPU time is not caught, and ends the process.
     """
     function, arguments, cpu_seconds = pickle.loads(request)  # noqa: S301  # from the registry that started it
     signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
-    began = time.process_time()
+    started = time.process_time()
     found: tuple[bool, Any]
     try:
         found = (True, function(*arguments))
     except MemoryError:
         raise
-    except Exception as error:  # noqa: BLE001  # the registry's to judge
+    except Exception as error:  # noqa: BLE001  # the registry handles it
         found = (False, error)
-    answer = pickle.dumps((time.process_time() - began, *found))
+    answer = pickle.dumps((time.process_time() - started, *found))
     signal.setitimer(signal.ITIMER_PROF, 0)
     return answer

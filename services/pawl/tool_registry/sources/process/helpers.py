@@ -1,4 +1,4 @@
-"""Helper processes, which work out what strangers wrote and are killed when that takes too long."""
+"""Helper processes that process untrusted data, and are killed when that takes too long."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ T = TypeVar("T")
 
 PROCESSES_MAX: Final = 3
 WAITING_MAX: Final = 200
+# Limit per store, for its short jobs and for its long jobs, including the running one.
 WAITING_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Short jobs of a store, or long ones, the one under way among them."""
 
 _LENGTH_BYTES: Final = 4
 _EXIT_SECONDS: Final = 5.0
-# A limit of processor time is what counts. This one is for a process that does not even get to run.
+# The CPU limit ends costly jobs. The wall-clock limit is for a process that gets no CPU time.
 _WALL_FACTOR: Final = 20
 _WALL_SECONDS: Final = 30.0
-# Those of the job itself. Another one may have ended a process between two jobs, as a machine without memory does.
+# Exit statuses caused by the job. Other statuses may come from the machine, such as its out-of-memory killer.
 _LIMITS: Final = (-signal.SIGPROF, OUT_OF_MEMORY)
+# Jobs up to this CPU time are short, like the check of a call. A page or a document may take longer.
 _SHORT_CPU_SECONDS: Final = 1.0
-"""The CPU time up to which a job is short, like the check of a call; a page or a document may take longer."""
 _SLOW_CPU_SECONDS: Final = 0.1
 _SLOW_FOR_SECONDS: Final = 60.0
 
@@ -42,7 +42,7 @@ _log = logs.get_logger(__name__)
 
 @dataclass(slots=True)
 class _Turn:
-    """The place of a store, for its short jobs or for its long ones: one at a time."""
+    """Queue of a store's short jobs, or of its long jobs: one runs at a time."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     waiting: int = 0
@@ -50,12 +50,11 @@ class _Turn:
 
 
 class Helpers:
-    """The Helper port: processes of the registry's own code, one job each at a time.
+    """The Helper port: processes that run the registry's own code, one job each at a time.
 
-    A store has one short and one long job at a time. Long ones, and the short ones of
-    stores that have asked for much lately, leave one process to the others: so no
-    store waits for what another one has written, and no call for a page.
-    A job that nobody waits for any more goes on to its end, which its limit says.
+    A store runs one short and one long job at a time. Long jobs, and short jobs of stores with recent slow
+    jobs, always leave one process free for others. So no store waits for another store's data, and no
+    call waits for a page. A job whose callers have left runs to its end, which its CPU limit bounds.
     """
 
     def __init__(self, *, processes_max: int = PROCESSES_MAX) -> None:
@@ -81,7 +80,7 @@ class Helpers:
         turn = self._turns.get((store_id, is_long), _Turn())
         request = pickle.dumps((function, arguments, cpu_seconds))
         if turn.waiting >= WAITING_MAX or turn.waiting_bytes + len(request) > WAITING_BYTES_MAX:
-            raise Overloaded("too much of this store waits to be checked: try again later")
+            raise Overloaded("too many checks of this store are waiting; try again later")
         self._turns[store_id, is_long] = turn
         turn.waiting += 1
         turn.waiting_bytes += len(request)
@@ -95,7 +94,7 @@ class Helpers:
 
     def _note_slow(self, store_id: StoreId, *, is_long: bool) -> None:
         if is_long:
-            return  # It has left a process to the others anyway, and says nothing of the store's calls.
+            return  # Long jobs already leave a process free, and do not indicate slow calls.
         now = asyncio.get_running_loop().time()
         self._slow_until = {store: until for store, until in self._slow_until.items() if until > now}
         self._slow_until[store_id] = now + _SLOW_FOR_SECONDS
@@ -104,10 +103,10 @@ class Helpers:
         self, store_id: StoreId, turn: _Turn, request: bytes, seconds: float, *, is_long: bool
     ) -> tuple[bool, Any]:
         try:
-            async with turn.lock, contextlib.AsyncExitStack() as places:
+            async with turn.lock, contextlib.AsyncExitStack() as slots:
                 if is_long or self._slow_until.get(store_id, 0.0) > asyncio.get_running_loop().time():
-                    await places.enter_async_context(self._slow_free)
-                await places.enter_async_context(self._free)
+                    await slots.enter_async_context(self._slow_free)
+                await slots.enter_async_context(self._free)
                 return await self._ask(store_id, request, seconds, is_long=is_long)
         finally:
             turn.waiting -= 1
@@ -122,10 +121,10 @@ class Helpers:
             try:
                 answer = await process.ask(request, seconds)
             except TimeoutError:
-                # A costly job ends by its limit of processor time; the machine has none for this one.
+                # The CPU limit would have ended a costly job; the machine gave this one no CPU time.
                 await process.end()
                 self._note_slow(store_id, is_long=is_long)
-                raise DependencyUnavailable("the machine is too busy to check this: try again later") from None
+                raise DependencyUnavailable("the machine is too busy to check this; try again later") from None
             except BaseException:
                 await shield(process.end())
                 raise
@@ -134,12 +133,12 @@ class Helpers:
             status = await process.end()
             _log.warning("helper.ended", store=store_id, status=status)
             if is_new and status > 0 and status not in _LIMITS:
-                raise DependencyUnavailable("no process can be started to check this with: try again later")
+                raise DependencyUnavailable("cannot start a process to check this; try again later")
             if is_new or status in _LIMITS:
                 self._note_slow(store_id, is_long=is_long)
                 raise TooCostly
         self._idle.append(process)
-        # It comes from our own code in a process that we started.
+        # Written by our own code in a process that we started.
         used, is_value, value = pickle.loads(answer)  # noqa: S301
         if used > _SLOW_CPU_SECONDS:
             self._note_slow(store_id, is_long=is_long)
@@ -147,30 +146,30 @@ class Helpers:
 
 
 class _Process:
-    """The registry's end of a helper."""
+    """The registry's side of a helper."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
 
     @classmethod
     async def start(cls) -> Self:
-        """Start one.
+        """Start a helper.
 
         Raises:
-            DependencyUnavailable: the machine has no room for it.
+            DependencyUnavailable: The machine cannot start another process.
         """
         try:
             process = await spawn("helper_child", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE)
         except OSError as error:
             _log.error("helper.not_started", error=error.strerror)
-            raise DependencyUnavailable("no process can be started to check this with: try again later") from None
+            raise DependencyUnavailable("cannot start a process to check this; try again later") from None
         return cls(process)
 
     async def ask(self, request: bytes, seconds: float) -> bytes | None:
         """Return the answer; None if the process has ended.
 
         Raises:
-            TimeoutError: it is late.
+            TimeoutError: The answer is late.
         """
         writer, reader = self._process.stdin, self._process.stdout
         assert writer is not None  # noqa: S101  # it was started with pipes
@@ -185,12 +184,12 @@ class _Process:
         except TimeoutError:
             raise
         except (asyncio.IncompleteReadError, OSError):
-            # To kill a process that has just ended would lose how it did.
+            # Killing a process that has just ended would lose its exit status.
             await within(_EXIT_SECONDS, self._process.wait())
             return None
 
     async def end(self) -> int:
-        """Kill it; returns how it ended."""
+        """Kill the process; returns its exit status."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         if self._process.stdin is not None:

@@ -1,4 +1,4 @@
-"""The messages of the registry and the process of a call: a length in four bytes, then MessagePack."""
+"""Messages between the registry and the process of a call: a four-byte length, then MessagePack."""
 
 from __future__ import annotations
 
@@ -15,46 +15,49 @@ _LENGTH_BYTES: Final = 4
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Run this; sent once, first."""
+    """Run this call; sent once, first."""
 
     import_name: str
+    # The tool folder that contains the module; empty for an installed one.
     folder: str
-    """The folder of tools that the module is in; empty for an installed one."""
     tool_name: str
     arguments: dict[str, Any]
     memory_bytes: int
     cpu_seconds: int
     content_bytes_max: int
+    # The public fields of the tool's context.
     context: dict[str, Any]
-    """The public fields of the tool's context."""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
-    """The result is not wanted any more."""
+    """Cancel the call."""
 
 
 class Answered(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The answer to the oldest question: a secret, or that a checkpoint is kept; `error` names one of ERRORS if not."""
+    """Answer to the oldest request: a secret, or that a checkpoint is saved.
+
+    On failure, `error` names one of ERRORS.
+    """
 
     value: str = ""
     error: str = ""
     text: str = ""
 
 
-class CheckpointSaid(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Keep this, which is JSON."""
+class SaveCheckpoint(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Save a checkpoint; `content` is JSON."""
 
     content: bytes
 
 
-class SecretAsked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The tool asks for a secret."""
+class GetSecret(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Get a secret."""
 
     name: str
 
 
-class Said(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Progress."""
+class ReportProgress(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Report progress."""
 
     fraction: float | None
     message: str
@@ -68,11 +71,10 @@ class Returned(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Raised(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The reason why the tool returned nothing; the last message.
+    """Why the tool returned nothing; the last message.
 
-    `text` is that of a ToolError (TOLD), what JSON has no form for (NOT_JSON), the
-    number of bytes (TOO_LARGE), or the type of an exception (CRASHED, BROKEN: when
-    its module was imported).
+    `text` depends on `kind`: the text of a ToolError (TOLD), why the value is not JSON (NOT_JSON), the number of
+    bytes (TOO_LARGE), or the exception type (CRASHED, or BROKEN for the import of the module).
     """
 
     kind: Literal["TOLD", "UNKNOWN", "NOT_JSON", "TOO_LARGE", "MEMORY", "CRASHED", "BROKEN"]
@@ -81,13 +83,13 @@ class Raised(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 ToProcess: TypeAlias = Call | Cancel | Answered
-ToRegistry: TypeAlias = SecretAsked | CheckpointSaid | Said | Returned | Raised
+ToRegistry: TypeAlias = GetSecret | SaveCheckpoint | ReportProgress | Returned | Raised
 Answer: TypeAlias = Returned | Raised
 
+# Errors that can answer a request of a tool.
 ERRORS: Final[Mapping[str, type[Exception]]] = {
     error.__name__: error for error in (ToolError, SecretNotFound, Superseded, ToolCancelled)
 }
-"""The errors that answer a question of a tool."""
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _to_process: Final[msgspec.msgpack.Decoder[ToProcess]] = msgspec.msgpack.Decoder(ToProcess)
@@ -95,27 +97,27 @@ _to_registry: Final[msgspec.msgpack.Decoder[ToRegistry]] = msgspec.msgpack.Decod
 
 
 class GarbledMessage(Exception):
-    """The bytes that came are no message: the tool wrote into the channel itself."""
+    """The bytes received are not a message: the tool wrote into the channel."""
 
 
 def frame(message: ToProcess | ToRegistry) -> bytes:
-    """Return a message with its length."""
+    """Return a message with its length prefix."""
     body = _encoder.encode(message)
     return len(body).to_bytes(_LENGTH_BYTES, "big") + body
 
 
 def receive(messages: BinaryIO) -> ToProcess | None:
-    """Wait for the next message from the registry; None if there will be none."""
+    """Wait for the next message from the registry; None at the end."""
     count = int.from_bytes(messages.read(_LENGTH_BYTES), "big")
     body = messages.read(count)
     return _to_process.decode(body) if count and len(body) == count else None
 
 
 async def read_message(reader: asyncio.StreamReader, bytes_max: int) -> ToRegistry | None:
-    """Wait for the next message from a process; None if there will be none.
+    """Wait for the next message from a process; None at the end.
 
     Raises:
-        GarbledMessage: it is over `bytes_max`, or no message.
+        GarbledMessage: It is over `bytes_max`, or not a message.
     """
     try:
         count = int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "big")

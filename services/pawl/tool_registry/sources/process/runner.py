@@ -1,4 +1,4 @@
-"""Runs the calls of tools that ask for it in processes of their own, each used once."""
+"""Runs calls of tools with process isolation, each in a fresh process."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from pawl.tool_registry.sources.python.modules import folder_of
 from pawl.tool_registry.sources.python.runner import PythonRunner, PythonWork, uncancelled
 
 _SPARES: Final = 1
+# Results are read up to this size even if too large, because removing secrets may change the size.
 _CONTENT_BYTES_MAX: Final = 2 * RESULT_BYTES_MAX
-"""Of a result that is too large this much is fetched all the same, because taking secrets out may change its size."""
 _MIB: Final = 1024 * 1024
 _CONTEXT_FIELDS: Final = tuple(each.name for each in fields(ToolContext) if not each.name.startswith("_"))
 
@@ -37,10 +37,9 @@ _log = logs.get_logger(__name__)
 class ProcessRunner:
     """Runs the functions of tools.
 
-    At most `processes_max` calls run at a time. Inside its context one process waits
-    ready for the next call, from the end of the first one on. A call ends with its process and with all
-    that descends from it, whatever the tool does; what it may still do to others is
-    what any program of the same user may.
+    At most `processes_max` calls run in processes at a time. After the first call, one idle process is kept ready for
+    the next. When a call ends, its process and all descendants are killed. A tool can still affect other processes as
+    any program of the same user can.
     """
 
     def __init__(self, others: PythonRunner, *, processes_max: int, shows_output: bool = False) -> None:
@@ -63,7 +62,7 @@ class ProcessRunner:
                 await (await self._ready.popleft()).end()
 
     def start(self, tool: Tool[..., Any], arguments: Mapping[str, Any], context: ToolContext) -> PythonWork:
-        """Start a tool; a sync one waits for a free thread first."""
+        """Start a tool; a sync one first waits for a free thread."""
         if tool.process is None:
             return self._others.start(tool, arguments, context)
         return PythonWork(self._run(tool, tool.process, arguments, context))
@@ -77,7 +76,7 @@ class ProcessRunner:
             try:
                 process = await shield(starting)
             except asyncio.CancelledError:
-                # Nothing has run in it: the next call can have it.
+                # Nothing has run in it, so the next call can use it.
                 self._ready.append(starting)
                 raise
             self.processes_busy += 1
@@ -86,26 +85,26 @@ class ProcessRunner:
                 answer = await process.converse(call, context)
             except GarbledMessage:
                 raise ToolError(
-                    f"{tool.name} wrote into the channel of its process{outcome.doubt(tool.definition)}"
+                    f"{tool.name} wrote into its process's channel{outcome.doubt(tool.definition)}"
                 ) from None
             finally:
                 if self._keeps_spares and len(self._ready) < _SPARES:
-                    self._ready.append(self._begin())
+                    self._ready.append(self._spawn())
                 status = await uncancelled(asyncio.ensure_future(process.end()))
                 self.processes_busy -= 1
         if answer is None:
-            raise ToolError(f"{tool.name} {_fate(status, limits)}{outcome.doubt(tool.definition)}")
+            raise ToolError(f"{tool.name} {_describe_exit(status, limits)}{outcome.doubt(tool.definition)}")
         return _value(tool.definition, limits, answer)
 
     def _take(self) -> asyncio.Task[CallProcess]:
-        """Return a process that is ready or starts."""
+        """Return a process that is ready or starting."""
         while self._ready:
-            taken = self._ready.popleft()
-            if not taken.done() or (taken.exception() is None and taken.result().is_alive):
-                return taken
-        return self._begin()
+            process = self._ready.popleft()
+            if not process.done() or (process.exception() is None and process.result().is_alive):
+                return process
+        return self._spawn()
 
-    def _begin(self) -> asyncio.Task[CallProcess]:
+    def _spawn(self) -> asyncio.Task[CallProcess]:
         return asyncio.ensure_future(CallProcess.start(shows_output=self._shows_output))
 
 
@@ -125,7 +124,7 @@ def _call(tool: Tool[..., Any], limits: ProcessLimits, arguments: Mapping[str, A
 
 
 def _value(definition: ToolDefinition, limits: ProcessLimits, answer: Answer) -> Any:
-    """Return what the tool returned, or raise what it raised, as far as that can be passed on."""
+    """Return or raise the tool's answer; invalid values become ToolErrors."""
     if isinstance(answer, Returned):
         try:
             value = loads(answer.content, bytes_max=_CONTENT_BYTES_MAX)
@@ -160,15 +159,15 @@ def _error(definition: ToolDefinition, limits: ProcessLimits, raised: Raised) ->
             return ToolError(outcome.unexpected_text(definition, raised.text))
 
 
-def _fate(status: int | None, limits: ProcessLimits) -> str:
-    """Return what became of a process that gave no answer."""
+def _describe_exit(status: int | None, limits: ProcessLimits) -> str:
+    """Describe how a process without an answer ended."""
     if status is None:
         return "lost its process before it returned"
     if not status & 0x7F:
         return f"ended its process with exit code {status >> 8} before it returned"
     number = status & 0x7F
     if number == signal.SIGXCPU:
-        return f"used more than {limits.cpu_seconds} s of processor time"
+        return f"used more than {limits.cpu_seconds} s of CPU time"
     name = ""
     with contextlib.suppress(ValueError):
         name = f" ({signal.Signals(number).name})"

@@ -1,4 +1,4 @@
-"""Runs the tool of one call in the process of that call, within its limits."""
+"""Runs the tool of one call in the call's process, within its limits."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from pawl.tool_registry.sources.process.messages import (
     Answered,
     Call,
     Cancel,
-    CheckpointSaid,
+    GetSecret,
     Raised,
+    ReportProgress,
     Returned,
-    Said,
-    SecretAsked,
+    SaveCheckpoint,
     ToRegistry,
     frame,
     receive,
@@ -52,19 +52,19 @@ _MESSAGE_CHARACTERS_MAX: Final = 4000
 _TEXT_CHARACTERS_MAX: Final = 8000
 _FRAMES_MAX: Final = 8
 _FRAME_CHARACTERS_MAX: Final = 300
+# Memory beyond the limit that the worker may use to report that the limit was reached.
 _REPORT_BYTES: Final = 32 * 1024 * 1024
-"""The bytes that the worker may allocate beyond the limit, to say that the limit was reached."""
+# Address space beyond the limit, for library code and for what threads reserve but do not use.
 _MAPPED_BYTES: Final = 512 * 1024 * 1024
-"""Address space beyond the limit, for code of libraries and what threads reserve and do not use."""
 _STATM: Final = Path("/proc/self/statm")
 
 
 def run_worker(channel: socket.socket) -> None:
-    """Run the one call that comes over `channel`, send its answer and end the process."""
+    """Run the one call received over `channel`, send its answer and exit."""
     messages = channel.makefile("rb")
     call = receive(messages)
     if isinstance(call, Call):
-        line = _Line(channel, messages)
+        line = _RegistryLine(channel, messages)
         line.start()
         _limit(call)
         line.answer(_answer(call, line))
@@ -73,47 +73,46 @@ def run_worker(channel: socket.socket) -> None:
     os._exit(0)
 
 
-class _Line:
-    """The registry, as the tool's threads reach it."""
+class _RegistryLine:
+    """The connection to the registry, used by the tool's threads."""
 
     def __init__(self, channel: socket.socket, messages: BinaryIO) -> None:
         self._channel = channel
         self._messages = messages
         self._sending = threading.Lock()
         self._asked: deque[Future[Any]] = deque()
-        self._newest: Said | None = None
+        self._newest: ReportProgress | None = None
         self._has_news = threading.Event()
         self.cancelled = threading.Event()
         self.on_cancel: Callable[[], object] = lambda: None
 
     def start(self) -> None:
-        """Begin to listen, and to pass progress on."""
+        """Start receiving messages and sending progress."""
         for target in (self._listen, self._report):
             threading.Thread(target=target, daemon=True).start()
 
     def progress(self, fraction: float | None, message: str) -> None:
-        """Leave progress to be sent; the newest wins."""
-        self._newest = Said(fraction=fraction, message=storable(message[:_MESSAGE_CHARACTERS_MAX]))
+        """Schedule progress to be sent; the newest wins."""
+        self._newest = ReportProgress(fraction=fraction, message=storable(message[:_MESSAGE_CHARACTERS_MAX]))
         self._has_news.set()
 
     def secret(self, name: str) -> str:
-        """Ask the registry for a secret."""
-        value: str = self._ask(SecretAsked(name=name)).result()
+        value: str = self._ask(GetSecret(name=name)).result()
         return value
 
     def save(self, content: bytes) -> Future[None]:
-        """Have the registry keep a checkpoint; done when it has."""
-        return self._ask(CheckpointSaid(content=content))
+        """Save a checkpoint; the future is done once the registry has stored it."""
+        return self._ask(SaveCheckpoint(content=content))
 
-    def _ask(self, question: SecretAsked | CheckpointSaid) -> Future[Any]:
+    def _ask(self, request: GetSecret | SaveCheckpoint) -> Future[Any]:
         asked: Future[Any] = Future()
         with self._sending:
             self._asked.append(asked)
-            self._channel.sendall(frame(question))
+            self._channel.sendall(frame(request))
         return asked
 
     def answer(self, answer: Answer) -> None:
-        """Send the end of the call, after the progress that came before it."""
+        """Send the end of the call, after any pending progress."""
         self._send_newest()
         self._send(answer)
 
@@ -147,7 +146,7 @@ class _Line:
 
 def _settle(asked: Future[Any], answer: Answered) -> None:
     if not asked.set_running_or_notify_cancel():
-        return  # The tool waits no longer.
+        return  # The tool no longer waits.
     if answer.error:
         asked.set_exception(ERRORS[answer.error](answer.text))
     else:
@@ -155,7 +154,7 @@ def _settle(asked: Future[Any], answer: Answered) -> None:
 
 
 def _limit(call: Call) -> None:
-    """Let the kernel hold this process to its limits. Memory counts from here, where nothing of the tool is loaded."""
+    """Set the kernel's limits for this process. Memory counts from here, before any tool code is loaded."""
     _set_limit(resource.RLIMIT_CORE, 0)
     _set_limit(resource.RLIMIT_CPU, call.cpu_seconds, 1)
     if _STATM.exists():
@@ -166,7 +165,7 @@ def _limit(call: Call) -> None:
 
 
 def _set_limit(kind: int, soft: int, reserve: int = 0) -> None:
-    """Set a limit, and one that is `reserve` higher for what the process can grant itself; lower ones stay."""
+    """Set a soft limit, and a hard limit that is `reserve` higher; never raises existing limits."""
     _, before = resource.getrlimit(kind)
     if before != resource.RLIM_INFINITY:
         soft, reserve = min(soft, before), max(0, min(reserve, before - soft))
@@ -174,21 +173,21 @@ def _set_limit(kind: int, soft: int, reserve: int = 0) -> None:
 
 
 def _use_reserve() -> None:
-    """Get the memory that is kept for saying that the limit was reached."""
+    """Raise the soft limits to the hard ones, to report that the limit was reached."""
     for kind in (resource.RLIMIT_DATA, resource.RLIMIT_AS):
         _, hard = resource.getrlimit(kind)
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(kind, (hard, hard))
 
 
-def _answer(call: Call, line: _Line) -> Answer:
+def _answer(call: Call, line: _RegistryLine) -> Answer:
     try:
         tool = _find(call)
     except BaseException as error:  # noqa: BLE001  # the author's code
         return _crash(error, "BROKEN")
     if tool is None:
         return Raised(
-            kind="TOLD", text=f"{call.tool_name} is no name at the top of its module: its own process cannot find it"
+            kind="TOLD", text=f"{call.tool_name} must be a top-level name of its module to run in its own process"
         )
     try:
         bound = tool.bind(call.arguments, _context(call, line))
@@ -211,7 +210,7 @@ def _find(call: Call) -> Tool[..., Any] | None:
     return next((tool for tool in tools if tool.name == call.tool_name), None)
 
 
-async def _awaited(bound: Callable[[], Any], line: _Line) -> Any:
+async def _awaited(bound: Callable[[], Any], line: _RegistryLine) -> Any:
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(bound())
     line.on_cancel = lambda: loop.call_soon_threadsafe(task.cancel)
@@ -236,13 +235,13 @@ def _crash(error: BaseException, kind: Literal["CRASHED", "BROKEN"]) -> Raised:
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         _use_reserve()
         return Raised(kind="MEMORY")
-    traceback.print_exception(error)  # Seen where the output is shown.
+    traceback.print_exception(error)  # Visible if the output is shown.
     frames = traceback.extract_tb(error.__traceback__)[-_FRAMES_MAX:]
-    named = (f"{place.filename}:{place.lineno} {place.name}"[-_FRAME_CHARACTERS_MAX:] for place in frames)
+    named = (f"{each.filename}:{each.lineno} {each.name}"[-_FRAME_CHARACTERS_MAX:] for each in frames)
     return Raised(kind=kind, text=type(error).__name__, frames=tuple(named))
 
 
-def _context(call: Call, line: _Line) -> ToolContext:
+def _context(call: Call, line: _RegistryLine) -> ToolContext:
     return ToolContext(
         **call.context,
         _cancelled=line.cancelled,

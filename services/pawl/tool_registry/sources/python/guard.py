@@ -1,6 +1,6 @@
-"""The guard of a program: the process that forks it, waits for it, and kills everything that descends from it.
+"""The guard of a program: forks it, waits for it, and kills all its descendants.
 
-It imports nothing but the standard library, because guards run in processes that have nothing else.
+Imports only the standard library, because guards run in processes that have nothing else.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _REAP_SECONDS: Final = 0.005
 
 
 def prctl(option: int, value: int) -> None:
-    """Set an attribute of this process; Linux only."""
+    """Set an attribute of this process; no effect except on Linux."""
     if IS_LINUX:
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def descendants() -> list[int]:
-    """Return the processes that descend from this one, those included that lost their parent; Linux only."""
+    """Return the descendants of this process, including orphans; Linux only."""
     found: list[int] = []
     waiting = [os.getpid()]
     while waiting:
@@ -60,7 +60,7 @@ class Guard:
     def fork(self) -> int:
         """Return the process id of a child, and 0 in the child.
 
-        The child has a session and signals of its own, and dies with the guard where the system can see to that.
+        The child has its own session and default signals. On Linux, it dies with the guard.
         """
         self._child = os.fork()
         if self._child:
@@ -79,7 +79,7 @@ class Guard:
     def watch(
         self, control: socket.socket, *, check: Callable[[], str] = lambda: "", tick_seconds: float | None = None
     ) -> str:
-        """Return when the child has ended, the other side has closed `control`, or a `check` at a tick returns a text.
+        """Wait until the child has ended, the peer has closed `control`, or `check` returns a text at a tick.
 
         Returns that text, or an empty one.
         """
@@ -98,21 +98,21 @@ class Guard:
         return ""
 
     def end(self, *, grace_seconds: float = 0.0) -> int:
-        """Kill the child and everything that descends from it, asked to end first; returns the status of the child."""
-        began = time.monotonic()
+        """Kill the child and all descendants, after an optional SIGTERM; returns the status of the child."""
+        started = time.monotonic()
         if not self._child:
             return 0
         if grace_seconds:
             self._signal(signal.SIGTERM)
-        while self._reap() and (passed := time.monotonic() - began) < _KILL_SECONDS:
+        while self._reap() and (passed := time.monotonic() - started) < _KILL_SECONDS:
             if passed >= grace_seconds:
-                # Again and again, because of processes that were started since.
+                # Repeated, because new processes may have started since.
                 self._signal(signal.SIGKILL)
             time.sleep(_REAP_SECONDS)
         return self._status or 0
 
     def _reap(self) -> bool:
-        """Collect the processes that have ended; returns whether there are others."""
+        """Reap ended processes; returns whether others are left."""
         try:
             while True:
                 process, status = os.waitpid(-1, os.WNOHANG)

@@ -1,4 +1,4 @@
-"""Folders of tools as packages, under names that no installed module has."""
+"""Loads modules with tools. Folders are imported as packages under names that no installed module has."""
 
 from __future__ import annotations
 
@@ -23,42 +23,41 @@ _PREFIX: Final = "pawl_tools_"
 
 
 def folder_package(folder: Path) -> tuple[ModuleType, BaseException | None]:
-    """Return the package that a folder is imported as, and what its own `__init__.py` raised, if it did.
+    """Return the package of a folder, and what its `__init__.py` raised, if anything.
 
-    The same for the same folder, in every process. Where `__init__.py` fails, the
-    package is there without it, so that the modules beside it can still be
-    imported.
+    The package name is the same in every process. If `__init__.py` fails, the package is empty, so that the modules
+    beside it can still be imported.
     """
-    place = folder.resolve()
-    name = _PREFIX + hashlib.sha256(str(place).encode()).hexdigest()[:16]
+    path = folder.resolve()
+    name = _PREFIX + hashlib.sha256(str(path).encode()).hexdigest()[:16]
     known = sys.modules.get(name)
     if known is not None:
         return known, None
-    init = place / "__init__.py"
+    init = path / "__init__.py"
     if not init.is_file():
-        return _empty(name, place), None
-    spec = importlib.util.spec_from_file_location(name, init, submodule_search_locations=[str(place)])
+        return _empty(name, path), None
+    spec = importlib.util.spec_from_file_location(name, init, submodule_search_locations=[str(path)])
     if spec is None or spec.loader is None:
         raise TypeError("a Python file always has a loader")
     package = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(package)
     except (Exception, SystemExit) as error:  # noqa: BLE001  # the author's code
-        return _empty(name, place), error
+        return _empty(name, path), error
     return package, None
 
 
 def folder_of(module_name: str) -> Path | None:
-    """Return the folder whose package a module belongs to; None for a module that is imported as usual."""
+    """Return the folder whose package contains a module; None for a module that is imported normally."""
     top = module_name.partition(".")[0]
     if not top.startswith(_PREFIX) or top not in sys.modules:
         return None
     return Path(sys.modules[top].__path__[0])
 
 
-def _empty(name: str, place: Path) -> ModuleType:
+def _empty(name: str, path: Path) -> ModuleType:
     spec = ModuleSpec(name, None, is_package=True)
-    spec.submodule_search_locations = [str(place)]
+    spec.submodule_search_locations = [str(path)]
     package = sys.modules[name] = importlib.util.module_from_spec(spec)
     return package
 
@@ -70,27 +69,26 @@ _log = logs.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolModule:
-    """A module that was to be loaded: its tools by name, or why it could not be."""
+    """A module that has tools or failed to load."""
 
+    # For people: `my_tools.money`, for a file of a folder or a module of a package.
     name: str
-    """As people know it: `my_tools.money`, for a file of a folder and for a module of a package."""
     tools: tuple[Tool[..., Any], ...] = ()
+    # File, line, type and text of the error; empty if the module was loaded.
     error: str = ""
-    """File, line, type and text of what stopped it; empty if nothing did."""
 
 
 def load_modules(entries: Iterable[str]) -> Iterator[ToolModule]:
-    """Import what `entries` name and yield every module that has tools or is broken.
+    """Import `entries` and yield every module that has tools or is broken.
 
-    An entry is a module, a package (all its modules, at any depth), a folder (a
-    path with a slash, or a folder that is no package: every module and package in
-    it) or a file. Modules whose names begin with an underscore or a dot are left
-    to be imported by the others. What a folder holds is imported under a name of
-    its own: it never stands in the way of an installed module of the same name,
-    and its modules import each other as `from . import other`.
+    An entry is a module, a package (all its modules, at any depth), a file, or a folder (every module and package in
+    it). A path with a slash, or a directory that is not a package, is a folder. Modules whose names start with
+    an underscore or a dot are not loaded directly, but others may import them. Folders are imported under
+    unique package names: they never shadow an installed module, and their modules import each other with
+    `from . import other`.
 
-    Any error of a module's own code is caught: one broken module does not stop
-    the others. A tool that several modules have is that of the first.
+    Any error of a module's own code is caught, so one broken module does not affect others. A tool found in several
+    modules belongs to the first.
     """
     seen: set[int] = set()
     for entry in entries:
@@ -121,7 +119,7 @@ def _modules_of(entry: str) -> Iterator[ToolModule]:
         package, _ = folder_package(path.parent)
         yield from _walk(f"{package.__name__}.{path.stem}", path.stem)
     else:
-        yield ToolModule(name=entry, error=f"there is no folder and no Python file {entry}")
+        yield ToolModule(name=entry, error=f"no such folder or Python file: {entry}")
 
 
 def _is_package(name: str) -> bool:
@@ -134,7 +132,7 @@ def _is_package(name: str) -> bool:
 
 
 def _walk(import_name: str, name: str) -> Iterator[ToolModule]:
-    """Yield a module and, if it is a package, those in it."""
+    """Yield a module and, for a package, its modules."""
     try:
         module = importlib.import_module(import_name)
     except (Exception, SystemExit) as error:  # noqa: BLE001  # the author's code
@@ -157,13 +155,13 @@ def _with_tools(name: str, module: ModuleType) -> ToolModule:
 
 def _broken(name: str, error: BaseException) -> ToolModule:
     text = error.msg if isinstance(error, SyntaxError) else str(error)
-    said = f"{type(error).__name__}: {text}".removesuffix(": ")[:_ERROR_CHARACTERS_MAX]
-    place = _place(error)
-    return ToolModule(name=name, error=f"{place}: {said}" if place else said)
+    summary = f"{type(error).__name__}: {text}".removesuffix(": ")[:_ERROR_CHARACTERS_MAX]
+    location = _location(error)
+    return ToolModule(name=name, error=f"{location}: {summary}" if location else summary)
 
 
-def _place(error: BaseException) -> str:
-    """Return file and line of an error: where the module itself led to it."""
+def _location(error: BaseException) -> str:
+    """Return the file and line in the module that led to the error."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     for frame in traceback.extract_tb(error.__traceback__):

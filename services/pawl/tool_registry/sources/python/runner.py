@@ -27,13 +27,13 @@ class TakesTooLong(Exception):
 
 
 class ToolCrashed(Exception):
-    """A tool raised what is no Exception: it tried to end the process, or cancelled itself."""
+    """A tool raised something other than an Exception: it tried to exit the process, or cancelled itself."""
 
 
 class Threads:
-    """Threads that are kept from one job to the next, as many as were ever busy at once; to be used by one loop.
+    """A thread pool that grows to the peak number of concurrent jobs; for one event loop.
 
-    They do not keep the process alive. Those that are busy at `close` end after their jobs.
+    The threads are daemons. Threads that are busy at `close` end after their jobs.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Threads:
         self._is_closed = False
 
     def start(self, function: Callable[[], T]) -> asyncio.Future[T]:
-        """Have a thread call a function; cancelling the future changes nothing but that."""
+        """Run a function in a thread; cancelling the future does not stop the function."""
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[T] = loop.create_future()
         variables = contextvars.copy_context()
@@ -69,8 +69,8 @@ class Threads:
         if self._idle:
             self._idle -= 1
         else:
-            # Starting one costs as much as all else that a small function costs.
-            threading.Thread(target=_do, args=(self._jobs,), name="tool", daemon=True).start()
+            # Reused, because starting a thread costs as much as running a small function.
+            threading.Thread(target=_work, args=(self._jobs,), name="tool", daemon=True).start()
         self._jobs.put(run)
         ended.add_done_callback(self._release)
         return ended
@@ -82,27 +82,25 @@ class Threads:
             self._idle += 1
 
     def close(self) -> None:
-        """Have the threads end; idempotent."""
+        """End the threads; idempotent."""
         self._is_closed = True
         for _ in range(self._idle):
             self._jobs.put(None)
         self._idle = 0
 
 
-def _do(jobs: SimpleQueue[Callable[[], None] | None]) -> None:
+def _work(jobs: SimpleQueue[Callable[[], None] | None]) -> None:
     while (job := jobs.get()) is not None:
         job()
-        del job  # What it refers to is not kept until the next one comes.
+        del job  # Release references before waiting for the next job.
 
 
 class PythonRunner:
     """Runs async tools as tasks and sync ones in at most `threads_max` threads; an async context manager.
 
-    A thread cannot be stopped from outside. One whose result is not wanted any
-    more counts as occupied until its function returns; its context says that it
-    is cancelled. Threads do not keep the process alive. Async tools of the
-    deployment share an event loop apart from the registry's: one that blocks
-    delays the others.
+    A thread cannot be stopped from outside. If its call is cancelled, the tool's context reports that, and the thread
+    counts as busy until its function returns. Threads are daemons. The deployment's async tools share an event loop
+    separate from the registry's: one that blocks delays the others.
     """
 
     def __init__(self, *, threads_max: int) -> None:
@@ -121,14 +119,14 @@ class PythonRunner:
 
     def start(self, tool: Tool[..., Any], arguments: Mapping[str, Any], context: ToolContext) -> PythonWork:
         call = tool.bind(arguments, context)
-        begin: Callable[[], None] = (lambda: None) if tool.marks_start else context.mark_started
+        mark_started: Callable[[], None] = (lambda: None) if tool.marks_start else context.mark_started
         if not tool.is_async:
-            return PythonWork(self._in_thread(call, begin))
+            return PythonWork(self._in_thread(call, mark_started))
         if not tool.on_tool_loop:
-            return PythonWork(self._in_task(call, begin))
-        begin()
-        apart = self._tools.begin(tool.name, lambda: _guarded(call()))
-        return PythonWork(apart.result(), hindrance=lambda: apart.hindrance)
+            return PythonWork(self._in_task(call, mark_started))
+        mark_started()
+        running = self._tools.start(tool.name, lambda: _guarded(call()))
+        return PythonWork(running.result(), hindrance=lambda: running.hindrance)
 
     async def answer(self, tool_name: str, function: Callable[[], T]) -> T:
         try:
@@ -136,7 +134,7 @@ class PythonRunner:
                 await self._free_to_answer.acquire()
                 try:
                     ended = self._threads.start(function)
-                except RuntimeError:  # The system starts no more threads now.
+                except RuntimeError:  # The system cannot start another thread.
                     self._free_to_answer.release()
                     raise
                 ended.add_done_callback(lambda _: self._free_to_answer.release())
@@ -147,16 +145,16 @@ class PythonRunner:
             _log.warning("tool.blocks", tool=tool_name, seconds=tool_loop.BLOCKED_SECONDS)
             raise TakesTooLong(tool_name) from error
 
-    async def _in_task(self, call: Callable[[], Any], begin: Callable[[], None]) -> Any:
-        begin()
+    async def _in_task(self, call: Callable[[], Any], mark_started: Callable[[], None]) -> Any:
+        mark_started()
         return await call()
 
-    async def _in_thread(self, call: Callable[[], Any], begin: Callable[[], None]) -> Any:
+    async def _in_thread(self, call: Callable[[], Any], mark_started: Callable[[], None]) -> Any:
         await self._free.acquire()
-        begin()
+        mark_started()
         try:
             ended = self._threads.start(call)
-        except RuntimeError:  # The system starts no more threads now.
+        except RuntimeError:  # The system cannot start another thread.
             self._free.release()
             raise
 
@@ -167,7 +165,7 @@ class PythonRunner:
         ended.add_done_callback(free)
         self.threads_busy += 1
         with suppress(asyncio.CancelledError):
-            # The second cancel is that of a process that ends.
+            # A second cancellation means that the process is ending.
             await asyncio.wait({ended})
             return ended.result()
         await asyncio.wait({ended})
@@ -175,7 +173,7 @@ class PythonRunner:
 
 
 async def uncancelled(ended: asyncio.Future[T]) -> T:
-    """Wait for what cannot be stopped: cancelling takes effect only when it has ended."""
+    """Wait for something that cannot be stopped; a cancellation takes effect once it has ended."""
     while not ended.done():
         try:
             await asyncio.wait({ended})
@@ -186,23 +184,23 @@ async def uncancelled(ended: asyncio.Future[T]) -> T:
 
 
 class PythonWork:
-    """A tool that runs. `task` ends when the tool has ended; cancelled, if that is how the tool ended."""
+    """A running tool. `task` ends with the tool; it is cancelled if the tool ended with CancelledError."""
 
     def __init__(self, coroutine: Any, *, hindrance: Callable[[], str] = lambda: "") -> None:
         self._hindrance = hindrance
         self.task: asyncio.Task[Any] = asyncio.create_task(_guarded(coroutine))
-        # Marked as retrieved, even if no caller awaits it any more.
+        # Mark it as retrieved, even if no caller awaits it.
         self.task.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     @property
     def hindrance(self) -> str:
-        """The tool that held this one up by blocking the event loop of async tools, as a sentence; empty for none."""
+        """A sentence naming the tool that delayed this one by blocking the event loop; empty for none."""
         return self._hindrance()
 
     async def result(self) -> Any:
-        """Return what the tool returned, or raise what it raised.
+        """Return the tool's value, or raise its error.
 
-        Cancelling this cancels an async tool; a sync one goes on in its thread.
+        Cancelling this cancels an async tool; a sync one continues in its thread.
         """
         try:
             await asyncio.wait({self.task})
@@ -218,5 +216,5 @@ async def _guarded(coroutine: Any) -> Any:
     try:
         return await coroutine
     except (SystemExit, KeyboardInterrupt) as error:
-        # Raised out of a task, these would end the process.
+        # These would end the process if raised from a task.
         raise ToolCrashed(type(error).__name__) from None

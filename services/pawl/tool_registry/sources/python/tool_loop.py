@@ -9,11 +9,10 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Final
 
-from pawl.chassis.process import logs
-from pawl.chassis.process.tasks import start
+from pawl.chassis.process import logs, tasks
 
+# A tool counts as blocking the loop if the loop does not respond for this long.
 BLOCKED_SECONDS: Final = 2.0
-"""The time without an answer of the loop after which a tool counts as blocking it."""
 
 _log = logs.get_logger(__name__)
 
@@ -23,8 +22,8 @@ class LoopCall:
 
     def __init__(self, name: str, loop: asyncio.AbstractEventLoop) -> None:
         self.name = name
+        # A sentence naming the tool that blocked the loop during the call; empty for none.
         self.hindrance = ""
-        """The tool that blocked the loop during the call, as a sentence; empty for none."""
         self.ended: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.task: asyncio.Task[Any] | None = None
         self._loop = loop
@@ -32,7 +31,8 @@ class LoopCall:
     async def result(self) -> Any:
         """Return what the function returns or raises.
 
-        Cancelling this cancels the function and waits for its end; a second cancel, when the process ends, does not.
+        Cancelling this cancels the function and waits for its end; a second cancellation, at process exit, does
+        not wait.
         """
         try:
             await asyncio.wait({self.ended})
@@ -57,9 +57,9 @@ class LoopCall:
 
 
 class ToolLoop:
-    """Runs async functions on an event loop in a thread of its own, which starts with the first of them.
+    """Runs async functions on an event loop in its own thread, which starts with the first call.
 
-    A watchdog names the tool that blocks the loop, in the log and in `hindrance` of each call that it delays.
+    A watchdog logs the tool that blocks the loop, and sets `hindrance` of each call that it delays.
     """
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class ToolLoop:
         self._watching: set[asyncio.Task[None]] = set()
         self._hindrance = ""
 
-    def begin(self, name: str, function: Callable[[], Awaitable[Any]]) -> LoopCall:
+    def start(self, name: str, function: Callable[[], Awaitable[Any]]) -> LoopCall:
         """Start a call of the tool `name`."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
@@ -80,9 +80,9 @@ class ToolLoop:
         call.ended.add_done_callback(lambda _: self._calls.discard(call))
         here = asyncio.get_running_loop()
         context = contextvars.copy_context()
-        self._loop.call_soon_threadsafe(_begin, call, function, here, context=context)
+        self._loop.call_soon_threadsafe(_start, call, function, here, context=context)
         if not self._watching:
-            start(self._watching, self._watch(self._loop), name="tool watchdog")
+            tasks.start(self._watching, self._watch(self._loop), name="tool watchdog")
         return call
 
     def close(self) -> None:
@@ -113,13 +113,13 @@ class ToolLoop:
         names = {call.name for call in self._calls if call.task is blocking} or {call.name for call in self._calls}
         tools = " or ".join(sorted(names))
         _log.warning("tool.blocks", tool=tools, seconds=BLOCKED_SECONDS)
-        self._hindrance = f"{tools} blocks the event loop of async tools: use `def` in place of `async def`, or await"
+        self._hindrance = f"{tools} blocks the event loop of async tools: use `def` instead of `async def`, or await"
         for call in self._calls:
             call.hindrance = self._hindrance
 
 
-def _begin(call: LoopCall, function: Callable[[], Awaitable[Any]], caller: asyncio.AbstractEventLoop) -> None:
-    """Start a call, on the event loop of tools."""
+def _start(call: LoopCall, function: Callable[[], Awaitable[Any]], caller: asyncio.AbstractEventLoop) -> None:
+    """Start a call; runs on the event loop of tools."""
 
     def end(task: asyncio.Task[Any]) -> None:
         with suppress(RuntimeError):  # The loop is closed.

@@ -1,4 +1,4 @@
-"""The frames of workers, checked, and from what a worker answers to what a tool returns or raises."""
+"""Checks frames from workers, and converts their answers to tool results and errors."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _EPOCH_MAX: Final = 2**63 - 1
 
 
 def check_hello(hello: pb.WorkerHello) -> None:
-    """Return if a worker may attach with this first frame, as far as its tools are not concerned.
+    """Check the first frame of a worker, except its tools.
 
     Raises:
-        InvalidField, InvalidId: something in it has no meaning.
+        InvalidField, InvalidId: A field is invalid.
     """
     for field, count, most in (
         ("tools", len(hello.tools), TOOLS_MAX),
@@ -33,7 +33,7 @@ def check_hello(hello: pb.WorkerHello) -> None:
         ("held_calls", len(hello.held_calls), CALLS_MAX),
     ):
         if count > most:
-            raise InvalidField(f"hello.{field}: at most {most}", field=f"hello.{field}")
+            raise InvalidField(f"hello.{field}: at most {most}, got {count}", field=f"hello.{field}")
     check_id(hello.group_name, "hello.group_name")
     check_id(hello.worker_id, "hello.worker_id")
     for call in hello.held_calls:
@@ -42,14 +42,14 @@ def check_hello(hello: pb.WorkerHello) -> None:
 
 
 def check_frame(frame: pb.AttachWorkerRequest) -> None:
-    """Return if a frame has a meaning.
+    """Check a frame of a worker.
 
     Raises:
-        InvalidField, InvalidId
+        InvalidField, InvalidId: A field is invalid.
     """
     kind = frame.WhichOneof("frame")
     if kind is None:
-        raise InvalidField("the frame is empty, or of a kind that this version does not know", field="frame")
+        raise InvalidField("frame: is empty or of an unknown kind", field="frame")
     if kind in {"progress", "checkpoint", "result"}:
         content = getattr(frame, kind)
         check_id(content.call_id, f"{kind}.call_id")
@@ -60,16 +60,16 @@ def check_frame(frame: pb.AttachWorkerRequest) -> None:
 
 def _check_epoch(epoch: int) -> None:
     if epoch > _EPOCH_MAX:
-        raise InvalidField("lease_epoch: is none that was given", field="lease_epoch")
+        raise InvalidField(f"lease_epoch: at most {_EPOCH_MAX}, got {epoch}", field="lease_epoch")
 
 
 def progress_of(report: pb.WorkerProgress) -> Progress:
-    """Return progress as the journal stores it."""
+    """Return progress within its limits."""
     return progress(report.fraction if report.HasField("fraction") else None, report.message)
 
 
 def checkpoint_content(content: bytes) -> bytes:
-    """Return the canonical JSON of a checkpoint; nothing for what is none: it is a fault of one tool of the worker."""
+    """Return a checkpoint as canonical JSON; empty if it is invalid. An invalid one does not end the stream."""
     try:
         return dumps_canonical(loads(content, bytes_max=CHECKPOINT_BYTES_MAX))
     except (InvalidJson, TooLarge):
@@ -77,7 +77,7 @@ def checkpoint_content(content: bytes) -> bytes:
 
 
 def bound(result: pb.WorkerResult) -> None:
-    """Cut a result to a size that is kept; content over the limit stays recognizable as such."""
+    """Truncate a result to the stored size; content over the limit can still be recognized."""
     if result.HasField("error_message"):
         result.error_message = result.error_message[:_ERROR_CHARACTERS_MAX]
     if not result.HasField("content_json"):
@@ -89,15 +89,15 @@ def bound(result: pb.WorkerResult) -> None:
             _inverse(result.inverse)
     except (PawlError, ValueError) as error:
         result.ClearField("inverse")
-        result.error_message = f"the result cannot be passed on: {error}"
+        result.error_message = f"the result is invalid: {error}"
 
 
 def value_of(entry: ToolVersion, result: pb.WorkerResult) -> Any:
-    """Return what a call returned.
+    """Return the value of a call.
 
     Raises:
-        ToolError: it failed, or what it returned cannot be passed on.
-        OutcomeUnknown: the worker does not know.
+        ToolError: It failed, or its value cannot be passed on.
+        OutcomeUnknown: The worker does not know the outcome.
     """
     match result.WhichOneof("outcome"):
         case "content_json":
@@ -121,7 +121,7 @@ def finding_of(entry: ToolVersion, result: pb.WorkerResult) -> ReconcileResult:
 
 
 def late_end(result: pb.WorkerResult) -> tuple[Outcome, bytes]:
-    """Return what a tool came to whose call had ended before, and the canonical JSON of what it returned."""
+    """Return the outcome of a call that had already ended, and the canonical JSON of its value."""
     match result.WhichOneof("outcome"):
         case "content_json":
             try:
@@ -136,15 +136,15 @@ def late_end(result: pb.WorkerResult) -> tuple[Outcome, bytes]:
 
 def _parsed(entry: ToolVersion, result: pb.WorkerResult) -> Any:
     if len(result.content_json) > RESULT_BYTES_MAX:
-        raise ResultTooLarge(f"the result has more than {RESULT_BYTES_MAX} bytes, which is the limit: ask for less")
+        raise ResultTooLarge(f"the result is larger than the limit of {RESULT_BYTES_MAX} bytes; ask for less")
     try:
         return loads(result.content_json, bytes_max=RESULT_BYTES_MAX)
     except InvalidJson as error:
-        raise ToolError(f"{entry.definition.name} returned what cannot be passed on: {error.message}") from None
+        raise ToolError(f"{entry.definition.name} returned an invalid result: {error.message}") from None
 
 
 def _inverse(inverse: call_pb2.Inverse) -> Inverse:
     arguments: Any = loads(inverse.arguments_json or b"{}", bytes_max=ARGUMENTS_BYTES_MAX)
     if not isinstance(arguments, dict) or not can_exist(inverse.tool_name):
-        raise ValueError("an inverse needs the name of a tool, and a JSON object for its arguments")
+        raise ValueError("inverse: needs a tool name, and a JSON object as arguments")
     return Inverse(tool_name=inverse.tool_name, arguments=arguments, summary=inverse.summary)

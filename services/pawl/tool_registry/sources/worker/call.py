@@ -1,4 +1,4 @@
-"""One call for a remote worker, from the side of the execution that asks."""
+"""One call for a remote worker, as the execution that sent it sees it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pawl.tool_registry.sources.worker.store.workers import (
 )
 from pawl.values import EffectClass, Progress
 
-# Before its deadline, a call that nobody has taken ends by itself, so that it is known why.
+# A call that no worker has taken ends this long before its deadline, so that its error can say why.
 _MARGIN_SECONDS_MAX: Final = 0.5
 _MARGIN_PART: Final = 0.1
 
@@ -35,10 +35,10 @@ T = TypeVar("T")
 
 
 class PendingCall:
-    """Waits for the answer to a call that was written down, through the loss of workers.
+    """Waits for the answer to a call, and handles the loss of workers.
 
-    `news` is set by whoever learns that something came for the call, and again and again while its worker is lost:
-    that is believed when it has been so for `silence_seconds`.
+    `news` is set when the call may have changed, and at every poll while its worker looks lost. The worker
+    is treated as lost after `silence_seconds`.
     """
 
     def __init__(
@@ -61,30 +61,30 @@ class PendingCall:
         self._repository = repository
         self._clock = clock
         margin = min(_MARGIN_SECONDS_MAX, call.seconds * _MARGIN_PART)
-        self._give_up_at = clock.monotonic() + call.seconds - margin
+        self._deadline = clock.monotonic() + call.seconds - margin
         self._silence_seconds = silence_seconds
         self._retry = retry
         self._continues = continues
-        self._lost_since = self._looked_at = -math.inf
-        self._may_have_begun = False
+        self._lost_since = self._polled_at = -math.inf
+        self._may_have_started = False
         self._progress: Progress | None = None
 
-    async def answer(self, write_down: Callable[[], Awaitable[None]]) -> pb.WorkerResult:
-        """Write the call down, and return the worker's answer.
+    async def answer(self, record: Callable[[], Awaitable[None]]) -> pb.WorkerResult:
+        """Write the call, and return the worker's answer.
 
-        Safe to cancel: then the worker is told to stop, and this ends when it has. If the call `continues` in another
-        process, the worker keeps it.
+        Safe to cancel: the worker is asked to stop, and this returns when it has stopped. If the call `continues` in
+        another process, the worker keeps it.
 
         Raises:
-            ToolError: no worker took it in time.
-            OutcomeUnknown: the worker was lost, or the record stayed broken, and nobody knows whether the
-                call had its effect.
+            ToolError: No worker took the call in time.
+            OutcomeUnknown: The worker was lost, or the database stayed unavailable, so the call may have had
+                its effect.
         """
         try:
-            await write_down()
+            await record()
             while True:
                 await self._wait_for_news()
-                view = await self._reached(lambda: self._repository.look(self.key, self.call.token))
+                view = await self._with_retry(lambda: self._repository.find(self.key, self.call.token))
                 answer = await self._next(view)
                 if answer is not None:
                     return answer
@@ -97,13 +97,13 @@ class PendingCall:
         except Exception as error:
             if not self._effect.is_journaled:
                 raise
-            raise OutcomeUnknown from error  # The worker may go on with it.
+            raise OutcomeUnknown from error  # The worker may continue with it.
         finally:
             if not self._continues():
                 await self._settle()
 
     async def _wait_for_news(self) -> None:
-        left = self._give_up_at - self._clock.monotonic()
+        left = self._deadline - self._clock.monotonic()
         waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(self.news.wait())]
         if left > 0:
             waits.append(asyncio.ensure_future(self._clock.sleep(left)))
@@ -115,106 +115,106 @@ class PendingCall:
         self.news.clear()
 
     async def _next(self, view: CallView | None) -> pb.WorkerResult | None:
-        """Do what follows from how the call stands; returns the answer if there is one."""
+        """Handle the current state of the call; returns the answer if there is one."""
         if view is None:
-            raise self._gone()
-        self._show(view)
-        is_believed = self._is_believed(view)
+            raise self._superseded()
+        self._report_progress(view)
+        is_confirmed = self._is_loss_confirmed(view)
         if view.is_lost:
-            if not is_believed:
+            if not is_confirmed:
                 return None
-            self._may_have_begun = True
-            await self._go_on_without_worker(view.purpose)
+            self._may_have_started = True
+            await self._handle_loss(view.purpose)
         elif view.state is CallState.DONE:
-            return await self._taken(view)
-        elif view.state is CallState.WAITING and self._clock.monotonic() >= self._give_up_at:
-            if await self._reached(lambda: self._repository.withdraw(self.key, self.call.token)):
-                raise await self._nobody(view.purpose)
-            self.news.set()  # Somebody has taken it in this moment.
+            return await self._read_answer(view)
+        elif view.state is CallState.WAITING and self._clock.monotonic() >= self._deadline:
+            if await self._with_retry(lambda: self._repository.withdraw(self.key, self.call.token)):
+                raise await self._not_taken(view.purpose)
+            self.news.set()  # A worker has just taken it.
         return None
 
-    def _is_believed(self, view: CallView) -> bool:
-        """Return whether a worker is lost that the record calls lost.
+    def _is_loss_confirmed(self, view: CallView) -> bool:
+        """Return whether to treat a worker as lost that the database lists as lost.
 
-        After a jump of the record's clock it says so of all workers until their processes renew their leases, as they
-        do all the time; unless the record is away, as it may be between two looks.
+        If the database clock jumps forward, all workers look lost until their processes renew the leases, which they
+        do at every poll. They cannot while the database is unavailable, so a long gap between polls restarts the wait.
         """
-        now, looked_at = self._clock.monotonic(), self._looked_at
-        self._looked_at = now
+        now, polled_at = self._clock.monotonic(), self._polled_at
+        self._polled_at = now
         if not view.is_lost:
             self._lost_since = -math.inf
-        elif math.isinf(self._lost_since) or now - looked_at > self._silence_seconds / 2:
+        elif math.isinf(self._lost_since) or now - polled_at > self._silence_seconds / 2:
             self._lost_since = now
-        return view.is_given_up or now - self._lost_since >= self._silence_seconds
+        return view.is_dropped or now - self._lost_since >= self._silence_seconds
 
-    async def _taken(self, view: CallView) -> pb.WorkerResult | None:
+    async def _read_answer(self, view: CallView) -> pb.WorkerResult | None:
         answer = view.answer
         if answer is None:
-            raise self._gone()
+            raise self._superseded()
         if self.call.purpose is view.purpose:
             return answer
-        # It was lost, and another worker was asked about it.
+        # The first worker was lost, and this one was asked to reconcile.
         match answer.WhichOneof("outcome"):
             case "content_json":
                 return answer
             case "did_not_happen":
-                self._may_have_begun = False
-                await self._hand_out_again(Purpose.RUN)
+                self._may_have_started = False
+                await self._reassign(Purpose.RUN)
                 return None
             case _:
                 raise OutcomeUnknown
 
-    async def _go_on_without_worker(self, purpose: Purpose) -> None:
+    async def _handle_loss(self, purpose: Purpose) -> None:
         then = after_loss(self._effect, purpose)
         _log.warning("worker.lost", tool=self.call.details.tool_name, call=self.key.call_id, then=then)
         match then:
             case AfterLoss.RUN_ELSEWHERE:
-                await self._hand_out_again(Purpose.RUN)
-            case AfterLoss.ASK:
-                await self._hand_out_again(Purpose.RECONCILE)
+                await self._reassign(Purpose.RUN)
+            case AfterLoss.RECONCILE_ELSEWHERE:
+                await self._reassign(Purpose.RECONCILE)
             case AfterLoss.UNKNOWN:
-                if await self._reached(lambda: self._repository.conclude_lost(self.key, self.call.token)):
+                if await self._with_retry(lambda: self._repository.conclude_lost(self.key, self.call.token)):
                     raise OutcomeUnknown
-                self.news.set()  # It is back, or has answered.
+                self.news.set()  # The worker is back, or has answered.
 
-    async def _hand_out_again(self, purpose: Purpose) -> None:
-        if not await self._reached(lambda: self._repository.hand_out_again(self.key, self.call.token, purpose)):
+    async def _reassign(self, purpose: Purpose) -> None:
+        if not await self._with_retry(lambda: self._repository.reassign(self.key, self.call.token, purpose)):
             self.news.set()
 
-    async def _nobody(self, purpose: Purpose) -> Exception:
-        """Return why the call ends before anybody has taken it."""
+    async def _not_taken(self, purpose: Purpose) -> Exception:
+        """Return the error of a call that no worker has taken."""
         if purpose is Purpose.RECONCILE:
             return OutcomeUnknown()
         call = self.call
-        attached = await self._reached(
+        attached = await self._with_retry(
             lambda: self._repository.is_attached(
                 self.key.store_id, call.group_name, call.details.tool_name, call.definition_hash
             )
         )
-        which = f"of the group {call.group_name!r} that has this tool"
+        which = f"of the group {call.group_name!r} with this tool"
         reason = f"every worker {which} was busy" if attached else f"no worker {which} is attached"
         doubt = "; an earlier attempt may have had its effect" if self._is_in_doubt else ""
         return ToolError(f"{call.details.tool_name} did not run: {reason}{doubt}")
 
     @property
     def _is_in_doubt(self) -> bool:
-        return self._may_have_begun and self._effect is not EffectClass.READ_ONLY
+        return self._may_have_started and self._effect is not EffectClass.READ_ONLY
 
-    def _gone(self) -> Exception:
+    def _superseded(self) -> Exception:
         if self._effect.is_journaled or self.call.purpose is Purpose.RECONCILE:
             return OutcomeUnknown()
-        return ToolError(f"{self.call.details.tool_name} was started again by another execution of the same call")
+        return ToolError(f"{self.call.details.tool_name} was superseded by another execution of the same call")
 
-    def _show(self, view: CallView) -> None:
+    def _report_progress(self, view: CallView) -> None:
         if view.progress is not None and view.progress != self._progress:
             self._progress = view.progress
             self.report(view.progress.fraction, view.progress.message)
 
     async def _stop(self) -> None:
-        """Have the worker stop, and wait until it has, or is lost."""
-        is_held = await self._reached(lambda: self._repository.cancel(self.key, self.call.token))
+        """Ask the worker to stop, and wait until it has, or is lost."""
+        is_held = await self._with_retry(lambda: self._repository.cancel(self.key, self.call.token))
         while is_held:
-            view = await self._reached(lambda: self._repository.look(self.key, self.call.token))
+            view = await self._with_retry(lambda: self._repository.find(self.key, self.call.token))
             if view is None or view.is_lost or view.state is CallState.DONE:
                 return
             await self.news.wait()
@@ -223,16 +223,16 @@ class PendingCall:
     async def _settle(self) -> None:
         try:
             await self._repository.settle(self.key, self.call.token)
-        except Exception as error:  # noqa: BLE001  # it is deleted some time after its deadline
+        except Exception as error:  # noqa: BLE001  # it is deleted a day after its deadline
             _log.warning("worker.call_not_settled", call=self.key.call_id, error=type(error).__name__)
 
-    async def _reached(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Ask the record; raises as `until_answered` does. The deadline of the call ends this by a cancel."""
+    async def _with_retry(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Query with retries; raises as `until_answered` does. The call's deadline ends this by cancellation."""
         return await self._retry.until_answered(ask, call=self.key.call_id)
 
 
 def call_of(entry: ToolVersion, purpose: Purpose, arguments: bytes, context: ToolContext, *, now: float) -> WorkerCall:
-    """Return a call as it is written down; `now` is in seconds since 1970."""
+    """Return the call to write; `now` is in seconds since 1970."""
     details = pb.Invocation(
         purpose=PURPOSES[purpose],
         call_id=context.call_id,

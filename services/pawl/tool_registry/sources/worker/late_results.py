@@ -1,4 +1,4 @@
-"""The record of results that workers bring for calls that have ended without them: each had its effect all the same."""
+"""Audits results that arrive after their call has ended, because the tool had its effect anyway."""
 
 from __future__ import annotations
 
@@ -16,27 +16,26 @@ from pawl.tool_registry.sources.worker.store.workers import PostgresWorkerReposi
 
 
 class LateResults:
-    """Writes each late result to the audit chain, once; nobody waits for it."""
+    """Writes each late result to the audit chain once, in the background."""
 
     def __init__(self, repository: PostgresWorkerRepository, audit: AuditTrail, retry: Retry) -> None:
         self._repository = repository
         self._audit = audit
         self._retry = retry
-        self._telling: dict[tuple[CallKey, int], asyncio.Task[None]] = {}
+        self._writing: dict[tuple[CallKey, int], asyncio.Task[None]] = {}
 
-    def tell(self, key: CallKey, draft: AuditDraft, result: pb.WorkerResult) -> None:
-        """Start to write down what a worker answered; `draft` is the entry, but for the end."""
+    def record(self, key: CallKey, draft: AuditDraft, result: pb.WorkerResult) -> None:
+        """Start writing a late result; `draft` is its audit entry without the end."""
         which = (key, result.lease_epoch)
-        if which not in self._telling:
-            task = asyncio.create_task(self._tell(key, draft, result))
-            self._telling[which] = task
-            task.add_done_callback(lambda _: self._telling.pop(which))
+        if which not in self._writing:
+            task = asyncio.create_task(self._write(key, draft, result))
+            self._writing[which] = task
+            task.add_done_callback(lambda _: self._writing.pop(which))
 
     async def end(self) -> None:
-        """Stop writing."""
-        await tasks.end(list(self._telling.values()))
+        await tasks.end(list(self._writing.values()))
 
-    async def _tell(self, key: CallKey, draft: AuditDraft, result: pb.WorkerResult) -> None:
+    async def _write(self, key: CallKey, draft: AuditDraft, result: pb.WorkerResult) -> None:
         outcome, content = late_end(result)
         entry = replace(
             draft,
@@ -46,4 +45,6 @@ class LateResults:
             result_bytes=len(content),
         )
         await self._retry.until_answered(lambda: self._audit.write([entry]), call=key.call_id)
-        await self._retry.until_answered(lambda: self._repository.mark_told(key, result.lease_epoch), call=key.call_id)
+        await self._retry.until_answered(
+            lambda: self._repository.mark_reported(key, result.lease_epoch), call=key.call_id
+        )

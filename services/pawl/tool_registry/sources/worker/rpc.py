@@ -1,4 +1,4 @@
-"""pawl.tool.v1.WorkerService: programs that run tools of a store."""
+"""pawl.tool.v1.WorkerService: attaches programs that run tools of a store."""
 
 from __future__ import annotations
 
@@ -18,13 +18,11 @@ _HELLO_SECONDS_MAX: Final = 15.0
 
 
 class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
-    """Translates between the wire and the hub."""
-
     def __init__(self, hub: WorkerHub, tools: WorkerTools) -> None:
         self._hub = hub
         self._tools = tools
 
-    async def AttachWorker(  # type: ignore[override]  # a coroutine that writes for itself, as gRPC allows
+    async def AttachWorker(  # type: ignore[override]  # gRPC also allows a coroutine that writes to the context
         self, requests: AsyncIterator[worker_pb2.AttachWorkerRequest], context: Context
     ) -> None:
         caller = require_user()
@@ -32,7 +30,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             async with asyncio.timeout(_HELLO_SECONDS_MAX):
                 first = await anext(aiter(requests), None)
         except TimeoutError:
-            raise DeadlineExceeded("no hello came") from None
+            raise DeadlineExceeded(f"the worker sent no hello within {_HELLO_SECONDS_MAX:g} s") from None
         if first is None or not first.HasField("hello"):
             raise HelloRequired
         check_hello(first.hello)

@@ -1,4 +1,4 @@
-"""Remote workers: who they are, and what follows when one is lost."""
+"""Remote workers: their keys, and what happens to a call when its worker is lost."""
 
 from __future__ import annotations
 
@@ -16,63 +16,59 @@ CALLS_MAX: Final = 256
 
 
 class WorkerKey(NamedTuple):
-    """The key of a worker."""
-
     store_id: StoreId
     group_name: str
     worker_id: WorkerId
 
 
 class Purpose(StrEnum):
-    """The purpose for which a worker gets a call."""
+    """Whether a worker runs a call or answers whether it happened."""
 
     RUN = "RUN"
     RECONCILE = "RECONCILE"
 
 
 class CallState(StrEnum):
-    """The states of a call for a worker."""
-
     WAITING = "WAITING"
     HELD = "HELD"
     DONE = "DONE"
 
 
 class AfterLoss(StrEnum):
-    """The consequence for a call whose worker is lost."""
+    """What happens to a call whose worker is lost."""
 
     RUN_ELSEWHERE = "RUN_ELSEWHERE"
-    ASK = "ASK"
-    """Another worker of the group is asked whether it happened."""
+    # Another worker of the group answers whether the call happened.
+    RECONCILE_ELSEWHERE = "RECONCILE_ELSEWHERE"
     UNKNOWN = "UNKNOWN"
 
 
 def after_loss(effect: EffectClass, purpose: Purpose) -> AfterLoss:
-    """Return what follows for a call that was handed out, if its worker is lost before it answers."""
+    """Return what happens to a call whose worker is lost before it answers."""
     if purpose is Purpose.RECONCILE:
-        return AfterLoss.ASK
+        return AfterLoss.RECONCILE_ELSEWHERE
     match effect:
         case EffectClass.READ_ONLY | EffectClass.IDEMPOTENT:
             return AfterLoss.RUN_ELSEWHERE
         case EffectClass.RECONCILABLE:
-            return AfterLoss.ASK
+            return AfterLoss.RECONCILE_ELSEWHERE
         case EffectClass.AT_MOST_ONCE:
             return AfterLoss.UNKNOWN
 
 
 def source_of(group_name: str) -> str:
-    """Return the source of the tools of a group."""
+    """Return the `source` of a group's tools."""
     return f"{WORKER}:{group_name}"
 
 
 def group_of(source: str) -> str:
-    """Return the group whose tools have that source."""
+    """Return the group whose tools have this `source`."""
     return source.partition(":")[2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attached:
-    """A worker's stream in this process; `tools` are its definitions' hashes by name."""
+    """A worker's stream in this process; `tools` maps names to definition hashes."""
 
     key: WorkerKey
     attachment: str
@@ -80,15 +76,15 @@ class Attached:
 
 
 class NewsKind(StrEnum):
-    """The kinds of news from another process."""
+    """Kind of a notification from another process."""
 
+    # A call waits for a worker; the name is its group.
     WAITING = "WAITING"
-    """A call waits; the name is that of its group."""
+    # A call has progress or an answer.
     CALL = "CALL"
-    """Something came for the execution of a call."""
+    # A call was cancelled.
     CANCEL = "CANCEL"
-    """The result of a call is not wanted any more."""
 
 
+# Arguments: kind, store, and the name of a group or the id of a call.
 Listener = Callable[[NewsKind, StoreId, str], None]
-"""Gets the kind, the store, and the name of a group or the id of a call."""

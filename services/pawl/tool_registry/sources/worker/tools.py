@@ -1,4 +1,4 @@
-"""The tools that a worker brings: checked, and registered in its store."""
+"""Checks the tools that a worker offers, and registers them in its store."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pawl.values import ExecutionContext
 
 
 class WorkerTools:
-    """Registers the tools of workers, but none with the name of a tool that the process has loaded."""
+    """Registers tools of workers. Their names must differ from the tools loaded in this process."""
 
     def __init__(self, repository: PostgresToolRepository, workers: PostgresWorkerRepository, catalog: Catalog) -> None:
         self._repository = repository
@@ -35,16 +35,15 @@ class WorkerTools:
         self._catalog = catalog
 
     async def register(self, caller: Principal, hello: pb.WorkerHello) -> Mapping[str, str]:
-        """Register what is new; returns the hash of each definition of the worker by name.
+        """Register new definitions; returns the hash of each definition of the worker by name.
 
-        A definition that was replaced by another one of the same group is left as it
-        is while a worker has its successor.
+        An older definition does not replace a newer one of the same group while a live worker has the newer one.
 
         Raises:
-            InvalidField, InvalidSchema: a definition cannot be used, or there are too many; nothing is registered.
-            PermissionDenied: the group is another user's, or a definition is laxer than
-                the one before, and the caller no admin.
-            ToolExists: a name is that of another source; nothing is registered, unless
+            InvalidField, InvalidSchema: A definition is invalid, or there are too many; nothing is registered.
+            PermissionDenied: The group is another user's, or a definition is laxer than
+                the one before, and the caller is not an admin.
+            ToolExists: Another source has a tool of that name. Nothing is registered, unless
                 that source registers it at the same time.
         """
         definitions = [convert.DEFINITION.read(message) for message in hello.tools]
@@ -65,11 +64,11 @@ class WorkerTools:
         return hashes
 
     async def _registrant(self, caller: Principal, group_name: str) -> Principal:
-        """Return the owner of the group, with the permissions of the caller."""
+        """Return the owner of the group, with the caller's permissions."""
         owner_id = await self._workers.owner(caller.store_id, group_name, caller.user_id)
         if owner_id != caller.user_id and Role.ADMIN not in caller.roles:
             raise PermissionDenied(
-                f"the group {group_name!r} is another user's: take another name for yours, or attach as an admin"
+                f"the group {group_name!r} belongs to another user; choose another name or attach as an admin"
             )
         return replace(caller, user_id=owner_id)
 
@@ -83,11 +82,11 @@ class WorkerTools:
 
     async def _check(self, store_id: StoreId, definitions: Collection[ToolDefinition]) -> None:
         if not definitions:
-            raise InvalidField("hello.tools: there must be one", field="hello.tools")
+            raise InvalidField("hello.tools: must have at least one tool", field="hello.tools")
         loaded = self._catalog.loaded_names
         names = [definition.name for definition in definitions]
         if len(set(names)) != len(names):
-            raise InvalidField("hello.tools: a name is there twice", field="hello.tools")
+            raise InvalidField("hello.tools: names must be unique", field="hello.tools")
         for definition in definitions:
             if definition.context is not ExecutionContext.BACKEND:
                 raise InvalidField(f"{definition.name}: context: must be BACKEND", field="context")
@@ -95,4 +94,4 @@ class WorkerTools:
             check_definition(definition)
             await self._catalog.check_schema(store_id, definition.arguments_schema)
             if definition.name in loaded:
-                raise ToolExists(f"{definition.name!r} is a tool of the deployment")
+                raise ToolExists(f"{definition.name!r} is the name of a tool of the deployment")

@@ -1,4 +1,4 @@
-"""The workers that are attached to this process, and the calls of its executions for workers anywhere."""
+"""The workers attached to this process, and the calls that its executions send to workers of any process."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ from pawl.values import EffectClass
 
 _SILENT_LEASES: Final = 3
 _HEARTBEATS_PER_LEASE: Final = 3
-_LOOKS_PER_SILENCE: Final = 4
+_POLLS_PER_SILENCE: Final = 4
 _RETRY_SECONDS: Final = 0.3
-# For the last frames of a stream that ends.
+# To send the last frames when a stream ends.
 _FLUSH_SECONDS: Final = 1.0
 
 _log = logs.get_logger(__name__)
@@ -48,8 +48,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
-    """The time for which workers may be silent, and how often the record is looked at when nobody says anything."""
-
     lease_seconds: float = 15.0
     poll_seconds: float = 1.0
     progress_seconds: float = 0.2
@@ -58,16 +56,18 @@ class WorkerOptions:
 
     @property
     def silence_seconds(self) -> float:
-        """The time for which a worker is lost before that is believed: its process renews what lives at every look."""
-        return max(self.lease_seconds / _HEARTBEATS_PER_LEASE, self.poll_seconds * _LOOKS_PER_SILENCE)
+        """How long a worker must look lost before it is treated as lost.
+
+        Its process renews live leases at every poll.
+        """
+        return max(self.lease_seconds / _HEARTBEATS_PER_LEASE, self.poll_seconds * _POLLS_PER_SILENCE)
 
 
 class WorkerHub:
     """Runs the tools of workers; an async context manager. The ToolSource of the kind `worker`.
 
-    All calls are in the record that the replicas share. One for which a worker of
-    this process is free is written down as its own; any other waits, and is claimed
-    by the process that has a free worker.
+    All calls are rows in the database that the replicas share. If a worker of this process has a free
+    slot, the hub writes the call as held by it. Otherwise the call waits until a process with a free worker claims it.
     """
 
     def __init__(
@@ -83,13 +83,13 @@ class WorkerHub:
         self._clock = clock
         self._stopping = stopping
         self._options = options
-        retry = partial(Retry, clock, transient=ANY, event="worker.record_delayed")
+        retry = partial(Retry, clock, transient=ANY, event="worker.database_delayed")
         self._retry = retry(internal_seconds_max=options.internal_seconds_max)
         self._retry_result = retry(internal_seconds_max=options.lease_seconds / _HEARTBEATS_PER_LEASE)
         self._late = LateResults(repository, audit, self._retry)
         self._links: dict[WorkerKey, WorkerLink] = {}
         self._pending: dict[CallKey, PendingCall] = {}
-        self._asking: set[asyncio.Task[Any]] = set()
+        self._answering: set[asyncio.Task[Any]] = set()
         self._progress: dict[CallKey, tuple[WorkerLink, pb.WorkerProgress]] = {}
         self._loops: list[asyncio.Task[None]] = []
         self._is_stopping = False
@@ -97,17 +97,17 @@ class WorkerHub:
     async def __aenter__(self) -> Self:
         loops = (
             self._watch_stop(),
-            self._repeat(self._look_after, self._options.poll_seconds),
-            self._repeat(self._tell_progress, self._options.progress_seconds),
-            self._repeat(self._succeed, self._options.lease_seconds / _HEARTBEATS_PER_LEASE),
+            self._repeat(self._maintain, self._options.poll_seconds),
+            self._repeat(self._report_progress, self._options.progress_seconds),
+            self._repeat(self._register_successors, self._options.lease_seconds / _HEARTBEATS_PER_LEASE),
             self._repeat(self._repository.forget, self._options.forget_seconds),
-            self._repeat(partial(self._repository.listen, self._hear), _RETRY_SECONDS),
+            self._repeat(partial(self._repository.listen, self._on_news), _RETRY_SECONDS),
         )
         self._loops = [asyncio.create_task(loop) for loop in loops]
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await end([*self._loops, *self._asking])
+        await end([*self._loops, *self._answering])
         await self._late.end()
 
     def tool(self, entry: ToolVersion) -> Tool[..., Any]:
@@ -115,25 +115,25 @@ class WorkerHub:
 
     async def _run(self, entry: ToolVersion, arguments: dict[str, Any], context: ToolContext) -> Any:
         call = call_of(entry, Purpose.RUN, dumps_canonical(arguments), context, now=self._clock.now())
-        return value_of(entry, await self._answer(entry, call, context))
+        return value_of(entry, await self._await_answer(entry, call, context))
 
     async def _reconcile(self, entry: ToolVersion, context: ToolContext) -> ReconcileResult:
-        """Continue a call that a worker may still have, or ask another worker about it."""
+        """Continue a call that a worker may still hold, or ask another worker about it."""
         run = call_of(entry, Purpose.RUN, b"", context, now=self._clock.now())
         if await self._retry.until_answered(lambda: self._repository.adopt(run), call=run.key.call_id):
             try:
-                return happened(value_of(entry, await self._answer(entry, run, context, is_written=True)))
+                return happened(value_of(entry, await self._await_answer(entry, run, context, is_written=True)))
             except ToolError as error:
                 return failed(error)
         if entry.definition.effect is EffectClass.AT_MOST_ONCE:
             return cannot_say()
-        question = call_of(entry, Purpose.RECONCILE, b"", context, now=self._clock.now())
-        return finding_of(entry, await self._answer(entry, question, context))
+        query = call_of(entry, Purpose.RECONCILE, b"", context, now=self._clock.now())
+        return finding_of(entry, await self._await_answer(entry, query, context))
 
-    async def _answer(
+    async def _await_answer(
         self, entry: ToolVersion, call: WorkerCall, context: ToolContext, *, is_written: bool = False
     ) -> pb.WorkerResult:
-        """Write a call down, unless it is, and return the answer of a worker."""
+        """Write the call, unless `is_written`, and return the worker's answer."""
         pending = PendingCall(
             call,
             effect=entry.definition.effect,
@@ -148,17 +148,17 @@ class WorkerHub:
         self._pending[pending.key] = pending
         task = asyncio.current_task()
         if task is not None:
-            hold(self._asking, task)
+            hold(self._answering, task)
         try:
-            return await pending.answer(lambda: self._write_down(call, is_written=is_written))
+            return await pending.answer(lambda: self._record(call, is_written=is_written))
         finally:
             if earlier is not None:
                 earlier.news.set()
             if self._pending.get(pending.key) is pending:
                 del self._pending[pending.key]
 
-    async def _write_down(self, call: WorkerCall, *, is_written: bool) -> None:
-        """Write a call down and, if a worker of this process is free, hand it over."""
+    async def _record(self, call: WorkerCall, *, is_written: bool) -> None:
+        """Write the call and, if a worker of this process has a free slot, send it."""
         if is_written:
             self._wake_group(call.key.store_id, call.group_name)
             return
@@ -168,19 +168,19 @@ class WorkerHub:
             await self._retry.until_answered(lambda: self._repository.add(call, None), call=call.key.call_id)
         else:
             with link.reserved(1):
-                epoch = await self._add_held(call, link)
+                epoch = await self._record_held(call, link)
                 if epoch is not None:
                     call.details.lease_epoch = epoch
-                    await self._hand(link, call.details)
+                    await self._send_call(link, call.details)
         if epoch is None:
             self._wake_group(call.key.store_id, call.group_name)
 
-    async def _add_held(self, call: WorkerCall, link: WorkerLink) -> int | None:
+    async def _record_held(self, call: WorkerCall, link: WorkerLink) -> int | None:
         key = call.key
         try:
             return await self._retry.until_answered(lambda: self._repository.add(call, link.worker), call=key.call_id)
         except asyncio.CancelledError:
-            if key.call_id not in link.in_hand:
+            if key.call_id not in link.held_calls:
                 abandon = partial(self._repository.abandon, key, call.token, link.worker.key)
                 await self._retry.until_answered(abandon, call=key.call_id)
             raise
@@ -191,17 +191,17 @@ class WorkerHub:
             for key, link in self._links.items()
             if key[:2] == (call.key.store_id, call.group_name)
             and link.worker.tools.get(call.details.tool_name) == call.definition_hash
-            and link.free
-            and self._is_heard(link)
+            and link.free_slots
+            and self._is_live(link)
         ]
-        return max(links, key=lambda link: link.free, default=None)
+        return max(links, key=lambda link: link.free_slots, default=None)
 
-    def _is_heard(self, link: WorkerLink) -> bool:
-        return self._clock.monotonic() - link.heard_at < self._options.lease_seconds
+    def _is_live(self, link: WorkerLink) -> bool:
+        return self._clock.monotonic() - link.last_frame_at < self._options.lease_seconds
 
-    async def _hand(self, link: WorkerLink, call: pb.Invocation) -> None:
-        if not link.hand(call):
-            # Nothing was sent: it is safe for anybody to get it.
+    async def _send_call(self, link: WorkerLink, call: pb.Invocation) -> None:
+        if not link.send_call(call):
+            # Nothing was sent, so any worker may get it.
             key = CallKey(StoreId(call.store_id), CallId(call.call_id))
             await self._retry.until_answered(
                 lambda: self._repository.put_back(key, call.lease_epoch), call=call.call_id
@@ -215,14 +215,14 @@ class WorkerHub:
         incoming: AsyncIterator[AttachWorkerRequest],
         send: Callable[[AttachWorkerResponse], Awaitable[None]],
     ) -> None:
-        """Attach a worker until its stream ends; returns when it has drained or hung up.
+        """Attach a worker until its stream ends; returns when it has drained or disconnected.
 
         Raises:
-            InvalidField, InvalidSchema, PermissionDenied, ToolExists: its tools cannot be registered.
-            Cancelled: it attached again.
-            DeadlineExceeded: it was silent for three leases.
-            Overloaded: it does not read what it is sent.
-            ShuttingDown: this process is ending; attach again.
+            InvalidField, InvalidSchema, PermissionDenied, ToolExists: Its tools cannot be registered.
+            Cancelled: The worker attached again.
+            DeadlineExceeded: The worker sent nothing for three leases.
+            Overloaded: The worker does not read its stream.
+            ShuttingDown: This process is ending; attach again.
         """
         if self._is_stopping:
             raise ShuttingDown
@@ -232,7 +232,7 @@ class WorkerHub:
         link = WorkerLink(
             worker,
             calls_max=hello.calls_max or 1,
-            heard_at=self._clock.monotonic(),
+            last_frame_at=self._clock.monotonic(),
             register=lambda: tools.register(caller, hello),
         )
         earlier = self._links.get(key)
@@ -240,7 +240,7 @@ class WorkerHub:
             earlier.end(Cancelled("the worker attached again"))
         lease_seconds = self._options.lease_seconds
         held = {CallId(call.call_id): call.lease_epoch for call in hello.held_calls}
-        link.in_hand.update(await self._repository.attach(worker, held=held, lease_seconds=lease_seconds))
+        link.held_calls.update(await self._repository.attach(worker, held=held, lease_seconds=lease_seconds))
         welcome = pb.WorkerWelcome(
             lease_seconds=lease_seconds,
             heartbeat_seconds=lease_seconds / _HEARTBEATS_PER_LEASE,
@@ -248,7 +248,7 @@ class WorkerHub:
         )
         link.send(AttachWorkerResponse(welcome=welcome))
         for call_id, epoch in held.items():
-            if link.in_hand.get(call_id) != epoch:
+            if link.held_calls.get(call_id) != epoch:
                 link.send(cancel(call_id, epoch))
         self._links[key] = link
         _log.info("worker.attached", group=key.group_name, worker=key.worker_id, tools=sorted(hashes))
@@ -269,7 +269,7 @@ class WorkerHub:
             await self._detach(link, tasks)
 
     async def _detach(self, link: WorkerLink, tasks: list[asyncio.Task[None]]) -> None:
-        has_drained = link.is_draining and not link.in_hand
+        has_drained = link.is_draining and not link.held_calls
         link.end(Cancelled("the stream has ended"))
         await end(tasks)
         if self._links.get(link.worker.key) is link:
@@ -278,8 +278,8 @@ class WorkerHub:
         if has_drained:
             try:
                 await self._repository.detach(link.worker)
-                await self._succeed()
-            except Exception as error:  # noqa: BLE001  # it runs out
+                await self._register_successors()
+            except Exception as error:  # noqa: BLE001  # the lease expires instead
                 _log.warning("worker.lease_not_ended", error=type(error).__name__)
 
     async def _read(self, link: WorkerLink, incoming: AsyncIterator[AttachWorkerRequest]) -> None:
@@ -289,10 +289,10 @@ class WorkerHub:
                 async with asyncio.timeout(silence_max):
                     frame = await anext(incoming, None)
             except TimeoutError:
-                raise DeadlineExceeded(f"no frame came for {silence_max:g} s") from None
+                raise DeadlineExceeded(f"the worker sent no frame for {silence_max:g} s") from None
             if frame is None:
                 return
-            link.heard_at = self._clock.monotonic()
+            link.last_frame_at = self._clock.monotonic()
             check_frame(frame)
             match frame.WhichOneof("frame"):
                 case "heartbeat":
@@ -313,41 +313,41 @@ class WorkerHub:
             await send(frame)
 
     async def _feed(self, link: WorkerLink) -> None:
-        """Claim waiting calls for a worker whenever it may get some."""
+        """Claim waiting calls whenever the worker may get some."""
         while True:
             await link.due.wait()
             link.due.clear()
-            while (most := link.free) and self._is_heard(link):
+            while (most := link.free_slots) and self._is_live(link):
                 with link.reserved(most):
                     try:
                         calls = await self._claim(link, most)
-                    except Exception as error:  # noqa: BLE001  # it is looked at again soon
+                    except Exception as error:  # noqa: BLE001  # the next poll retries
                         _log.warning("worker.claim_failed", error=type(error).__name__)
-                        link.doubt(self._clock.monotonic())
+                        link.note_lost_claim(self._clock.monotonic())
                         break
                     for call in calls:
-                        await self._hand(link, call)
+                        await self._send_call(link, call)
                 if len(calls) < most:
                     break
 
     async def _claim(self, link: WorkerLink, most: int) -> Sequence[pb.Invocation]:
-        """Claim calls; if the stream ends in the middle, they are put back, as nothing was sent."""
+        """Claim calls. If the stream ends in the middle, put them back, because nothing was sent."""
         claim = asyncio.ensure_future(self._repository.claim(link.worker, most=most))
         try:
             return await shield(claim)
         except asyncio.CancelledError:
             for call in await claim:
-                await self._hand(link, call)
+                await self._send_call(link, call)
             raise
 
     def _take_progress(self, link: WorkerLink, report: pb.WorkerProgress) -> None:
-        if link.in_hand.get(report.call_id) != report.lease_epoch:
+        if link.held_calls.get(report.call_id) != report.lease_epoch:
             return
         key = CallKey(link.worker.key.store_id, CallId(report.call_id))
         pending = self._pending.get(key)
         if pending is not None:
-            said = progress_of(report)
-            pending.report(said.fraction, said.message)
+            progress = progress_of(report)
+            pending.report(progress.fraction, progress.message)
         else:
             self._progress[key] = (link, report)
 
@@ -355,7 +355,7 @@ class WorkerHub:
         call = CallKey(link.worker.key.store_id, CallId(result.call_id))
         bound(result)
         link.mark_answered(result.call_id, result.lease_epoch)
-        # Nothing is heard of the worker meanwhile. When this gives up it attaches again, and sends the result again.
+        # The worker's frames are not read until then. If this fails, the worker reattaches and resends the result.
         status, late = await self._retry_result.until_answered(
             lambda: self._repository.finish(link.worker.key, result), call=result.call_id
         )
@@ -364,12 +364,12 @@ class WorkerHub:
         if status != pb.RESULT_STATUS_ACCEPTED:
             _log.info("worker.result_refused", call=result.call_id, status=pb.ResultStatus.Name(status))
         if late is not None:
-            self._late.tell(call, late, result)
+            self._late.record(call, late, result)
         self._wake_call(call)
         link.drop(result.call_id, result.lease_epoch)
 
-    def _hear(self, kind: NewsKind, store_id: StoreId, name: str) -> None:
-        """Act on what another process says. What gets lost is found by looking."""
+    def _on_news(self, kind: NewsKind, store_id: StoreId, name: str) -> None:
+        """Act on a notification from another process. Polling finds what notifications miss."""
         match kind:
             case NewsKind.WAITING:
                 self._wake_group(store_id, name)
@@ -390,8 +390,8 @@ class WorkerHub:
         if pending is not None:
             pending.news.set()
 
-    async def _look_after(self) -> None:
-        """Renew the leases of workers that were heard of, and find what nobody told."""
+    async def _maintain(self) -> None:
+        """Renew the leases of live workers, and poll for changes that were not notified."""
         await self._renew()
         await put_back_unsent(self._repository, list(self._links.values()), self._clock.monotonic())
         if self._pending:
@@ -403,7 +403,7 @@ class WorkerHub:
         calls = [
             (key, CallId(call_id), epoch)
             for key, link in self._links.items()
-            for call_id, epoch in link.in_hand.items()
+            for call_id, epoch in link.held_calls.items()
         ]
         if calls:
             for worker, call_id in await self._repository.unwanted(calls):
@@ -412,30 +412,32 @@ class WorkerHub:
 
     async def _renew(self) -> None:
         now = self._clock.monotonic()
-        links = {link.worker.attachment: link for link in self._links.values() if self._is_heard(link)}
+        links = {link.worker.attachment: link for link in self._links.values() if self._is_live(link)}
         if not links:
             return
         seconds = {
-            attachment: self._options.lease_seconds - (now - link.heard_at) for attachment, link in links.items()
+            attachment: self._options.lease_seconds - (now - link.last_frame_at) for attachment, link in links.items()
         }
-        there = await self._repository.renew(seconds)
+        renewed = await self._repository.renew(seconds)
         for attachment, link in links.items():
-            if attachment not in there:
-                link.end(Cancelled("the worker attached again, elsewhere"))
+            if attachment not in renewed:
+                link.end(Cancelled("the worker attached again to another replica"))
 
-    async def _succeed(self) -> None:
-        """Have the tools of workers take the place of definitions that no worker is left for."""
+    async def _register_successors(self) -> None:
+        """Register the tools of attached workers that replace definitions no live worker has."""
         links = [link for link in self._links.values() if not link.is_draining]
         unserved = await self._repository.unserved([link.worker.attachment for link in links]) if links else ()
-        for link in reversed(links):  # The one that attached last is taken for the newest.
+        for link in reversed(links):  # The worker that attached last is considered the newest.
             if link.worker.attachment in unserved:
                 try:
                     await link.register()
                 except PawlError as error:
                     key = link.worker.key
-                    _log.warning("worker.not_current", group=key.group_name, worker=key.worker_id, why=error.message)
+                    _log.warning(
+                        "worker.not_registered", group=key.group_name, worker=key.worker_id, error=error.message
+                    )
 
-    async def _tell_progress(self) -> None:
+    async def _report_progress(self) -> None:
         reports, self._progress = self._progress, {}
         for link, report in reports.values():
             worker, call_id = link.worker.key, CallId(report.call_id)
@@ -452,7 +454,7 @@ class WorkerHub:
             try:
                 await step()
             except DependencyUnavailable:
-                _log.debug("worker.record_unreachable")
+                _log.debug("worker.database_unreachable")
             except Exception:  # noqa: BLE001  # the next round may succeed
                 _log.exception("worker.loop_failed")
             await self._clock.sleep(seconds)

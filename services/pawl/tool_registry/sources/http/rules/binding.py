@@ -1,4 +1,4 @@
-"""The translation of a call into an HTTP request."""
+"""Builds the HTTP request of a call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 
 _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
 _HEADER_VALUE: Final = re.compile(r"[\x21-\x7e]([\x20-\x7e]{0,8190}[\x21-\x7e])?")
-# What belongs to the connection, or is filled in by whoever sends the request.
+# Headers of the connection, or set by the HTTP client.
 _OWN_HEADERS: Final = frozenset(
     {
         "accept-encoding",
@@ -43,39 +43,39 @@ _DOTS: Final = frozenset({"", ".", ".."})
 
 
 class UnusableArgument(Exception):
-    """An argument that has no place in a request; the text is fit for the model."""
+    """An argument cannot be sent in the request; the text is shown to the model."""
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
-    """The place where an argument goes. `style` and `explode` are those of OpenAPI."""
+    """Where an argument goes in the request. `style` and `explode` are OpenAPI's."""
 
     argument: str
     name: str
+    # path, query, header or body.
     place: str
-    """path, query, header or body."""
     style: str
     explode: bool = False
     is_json: bool = False
 
 
 class Binding(msgspec.Struct, frozen=True, kw_only=True):
-    """A request with gaps. Holds names of secrets and no secrets."""
+    """A request template. Holds names of secrets, never their values."""
 
     method: str
+    # With {name} placeholders in path and query.
     url: str
-    """With {name} in path and query where arguments go."""
     placements: list[Placement]
+    # The argument that is the body; empty for none.
     body_argument: str = ""
-    """The argument that is the body; empty if none is."""
+    # JSON, FORM or MULTIPART.
     body_type: str = "application/json"
-    """JSON, FORM or MULTIPART."""
+    # Form fields with a non-default encoding.
     body_fields: list[Placement] = []
-    """The fields of a form that are not sent as usual."""
+    # Where arguments without a placement go: query, body, or empty to drop them.
     rest: str = ""
-    """The place of arguments that have no placement: query, body, or nowhere."""
     headers: dict[str, str] = {}
+    # Secret names by header name.
     secret_headers: dict[str, str] = {}
-    """Name of the header to name of the secret."""
     idempotency_header: str = ""
 
 
@@ -88,31 +88,31 @@ class BuiltRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def may_be_header(name: str) -> bool:
-    """Return whether a source may have a header of that name in its requests."""
+    """Return whether a source may send a header of that name."""
     folded = name.lower()
     is_own = folded in _OWN_HEADERS or folded.startswith("proxy-")
     return _HEADER_NAME.fullmatch(name) is not None and not is_own
 
 
 def may_be_header_value(value: str) -> bool:
-    """Return whether a text can be the value of a header: printable ASCII, without space around it."""
+    """Return whether a text can be a header value: printable ASCII, without surrounding spaces."""
     return _HEADER_VALUE.fullmatch(value) is not None
 
 
 def check_headers(field: str, headers: Mapping[str, str], secret_headers: Mapping[str, str]) -> None:
-    """Return if a source may send these headers.
+    """Validate the headers of a source.
 
     Raises:
-        InvalidField: it may not.
+        InvalidField: A header is invalid.
     """
     names = [*headers, *secret_headers]
     require(len(names) <= _HEADERS_MAX, f"{field}.headers", f"at most {_HEADERS_MAX}, secret ones included")
-    require(len({name.lower() for name in names}) == len(names), f"{field}.headers", "a name comes twice")
+    require(len({name.lower() for name in names}) == len(names), f"{field}.headers", "names must be unique")
     for name in headers:
-        require(may_be_header(name), f"{field}.headers", f"{name[:100]!r} cannot be set")
+        require(may_be_header(name), f"{field}.headers", f"{name[:100]!r} is not an allowed header")
         require(may_be_header_value(headers[name]), f"{field}.headers", f"{name}: must be printable ASCII")
     for name, secret in secret_headers.items():
-        require(may_be_header(name), f"{field}.secret_headers", f"{name[:100]!r} cannot be set")
+        require(may_be_header(name), f"{field}.secret_headers", f"{name[:100]!r} is not an allowed header")
         require(
             1 <= len(secret) <= _SECRET_NAME_CHARACTERS_MAX, f"{field}.secret_headers", f"{name}: must name a secret"
         )
@@ -122,7 +122,7 @@ def build(binding: Binding, arguments: Mapping[str, Any]) -> BuiltRequest:
     """Return the request of a call.
 
     Raises:
-        UnusableArgument: an argument has no place in it, or would lead to another path.
+        UnusableArgument: An argument cannot be sent, or would change the path.
     """
     left = {name: value for name, value in arguments.items() if value is not None}
     body = left.pop(binding.body_argument, None) if binding.body_argument else None
@@ -157,11 +157,11 @@ def build(binding: Binding, arguments: Mapping[str, Any]) -> BuiltRequest:
 
 
 def _packed(binding: Binding, body: Any) -> tuple[str, bytes]:
-    """Return the content type of a body, and its bytes."""
+    """Return the content type and bytes of a body."""
     if binding.body_type not in {FORM, MULTIPART}:
         return binding.body_type, dumps_canonical(body)
     if not isinstance(body, dict):
-        raise UnusableArgument(f"{binding.body_argument} must be an object: it is sent as a form")
+        raise UnusableArgument(f"{binding.body_argument} must be an object, because it is sent as a form")
     given = {placement.name: placement for placement in binding.body_fields}
     fields: list[tuple[str, Any]] = []
     for name, value in body.items():
@@ -174,7 +174,7 @@ def _packed(binding: Binding, body: Any) -> tuple[str, bytes]:
 
 
 def _fields(placement: Placement | None, name: str, value: Any) -> list[tuple[str, Any]]:
-    """Return a field of a form: once for each value of a list, and what is no text as JSON."""
+    """Return a form field: one entry per list item, and non-text values as JSON."""
     if placement is not None and placement.is_json:
         return [(name, value if isinstance(value, dict | list) else dumps_canonical(value).decode())]
     if placement is not None and placement.style == "deepObject":
@@ -203,11 +203,11 @@ def _multipart(fields: list[tuple[str, Any]]) -> tuple[str, bytes]:
 
 
 def _fill(template: str, values: Mapping[str, str]) -> str:
-    """Return the URL with its gaps filled. What fills a gap of the path stays within its segment."""
+    """Return the URL with its placeholders filled. A value in the path stays within its segment."""
 
     def value_of(match: re.Match[str]) -> str:
         if match[1] not in values:
-            raise UnusableArgument(f"{match[1]} is missing, and part of the URL")
+            raise UnusableArgument(f"{match[1]} is missing; it is part of the URL")
         return values[match[1]]
 
     path, mark, query = template.partition("?")
@@ -215,7 +215,7 @@ def _fill(template: str, values: Mapping[str, str]) -> str:
     for segment in path.split("/"):
         filled = PLACEHOLDER.sub(value_of, segment)
         if filled != segment and filled in _DOTS:
-            raise UnusableArgument(f"{segment} of the URL cannot be {filled!r}")
+            raise UnusableArgument(f"{segment} in the URL must not be {filled!r}")
         segments.append(filled)
     return "/".join(segments) + mark + PLACEHOLDER.sub(value_of, query)
 
@@ -233,7 +233,7 @@ def _encoded(value: Any) -> str:
 
 
 def _joined(value: Any, *, explode: bool, text_of: Callable[[Any], str] = _encoded) -> str:
-    """Return the style `simple`, which is also `form` without `explode`."""
+    """Encode in the style `simple`, which equals `form` without `explode`."""
     if isinstance(value, list):
         return ",".join(map(text_of, value))
     if isinstance(value, dict):
@@ -245,7 +245,9 @@ def _joined(value: Any, *, explode: bool, text_of: Callable[[Any], str] = _encod
 def _query(placement: Placement, value: Any) -> list[tuple[str, str]]:
     name = placement.name
     if isinstance(value, list | dict) and len(value) > _QUERY_VALUES_MAX:
-        raise UnusableArgument(f"{placement.argument} has more than {_QUERY_VALUES_MAX} values, and goes into the URL")
+        raise UnusableArgument(
+            f"{placement.argument} has more than {_QUERY_VALUES_MAX} values, which is the limit for the URL"
+        )
     if placement.style == "deepObject" and isinstance(value, dict):
         return [(f"{name}[{part}]", _encoded(item)) for part, item in value.items()]
     if placement.explode and isinstance(value, list):
@@ -258,18 +260,18 @@ def _query(placement: Placement, value: Any) -> list[tuple[str, str]]:
 def _header(placement: Placement, value: Any) -> str:
     text = _joined(value, explode=placement.explode, text_of=_text)
     if not may_be_header_value(text):
-        raise UnusableArgument(f"{placement.argument} must be printable ASCII, because it goes into a header")
+        raise UnusableArgument(f"{placement.argument} must be printable ASCII, because it is sent as a header")
     return text
 
 
 def without_values(url: str) -> str:
-    """Return a URL with the names of its query, and its gaps, but no values: any of them may be a secret."""
+    """Return a URL with query names and placeholders, but no query values, because any value may be a secret."""
     path, mark, query = url.partition("#")[0].partition("?")
-    return path + mark + _QUERY_PART.sub(_name_and_gaps, query)
+    return path + mark + _QUERY_PART.sub(_name_and_placeholders, query)
 
 
-def _name_and_gaps(part: re.Match[str]) -> str:
+def _name_and_placeholders(part: re.Match[str]) -> str:
     name, mark, value = part.group().partition("=")
-    # What stands alone may be a key, too.
-    gaps = "".join(gap.group() for gap in PLACEHOLDER.finditer(value if mark else name))
-    return name + mark + gaps if mark else gaps
+    # A part without `=` may be a key, too.
+    placeholders = "".join(match.group() for match in PLACEHOLDER.finditer(value if mark else name))
+    return name + mark + placeholders if mark else placeholders

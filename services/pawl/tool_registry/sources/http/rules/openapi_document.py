@@ -1,4 +1,4 @@
-"""An OpenAPI document, read: JSON or YAML, with references inside of it and to nowhere else."""
+"""Reads OpenAPI documents: JSON or YAML, with references only within the document."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import yaml
 from pawl.tool_registry.rules.pointers import find
 
 DOCUMENT_BYTES_MAX: Final = 16 * 1024 * 1024
+# Maximum size of a stored document, as given or reduced to the needed operations.
 KEPT_BYTES_MAX: Final = 1024 * 1024
-"""A document that is kept with its source: as it was given, or what is left when all else was taken out."""
 DOCUMENT_DEPTH_MAX: Final = 96
 _REFERENCES_MAX: Final = 16
 _NOTHING: Final = object()
 
 
 class UnusableDocument(Exception):
-    """The document, or a part of it, that cannot be used; the text says why."""
+    """The document, or a part of it, cannot be used; the text says why."""
 
 
 class Document:
@@ -31,14 +31,14 @@ class Document:
         version = str(root.get("openapi", ""))
         if not version.startswith(("3.0", "3.1")):
             raise UnusableDocument('it must have "openapi": "3.0.x" or "3.1.x"')
+        # True for 3.0, whose schemas are not yet JSON Schema.
         self.is_old = version.startswith("3.0")
-        """True if its schemas are of 3.0, which are not yet JSON Schema."""
 
     def follow(self, value: Any) -> Mapping[str, Any]:
-        """Return an object, or what it refers to.
+        """Return an object, following references.
 
         Raises:
-            UnusableDocument: it refers to nothing, to elsewhere or in a circle.
+            UnusableDocument: A reference is missing, external or circular.
         """
         for _ in range(_REFERENCES_MAX):
             if not isinstance(value, Mapping):
@@ -47,24 +47,24 @@ class Document:
             if not isinstance(target, str):
                 return value
             value = self.find(target)
-        raise UnusableDocument("a reference leads in a circle")
+        raise UnusableDocument("a reference is circular")
 
     def find(self, pointer: str) -> Any:
-        """Return what a JSON pointer (`#/components/schemas/Pet`) points to.
+        """Return the target of a JSON pointer (`#/components/schemas/Pet`).
 
         Raises:
-            UnusableDocument: nothing, or it is in another document.
+            UnusableDocument: The target is missing or in another document.
         """
         if not pointer.startswith("#/"):
-            raise UnusableDocument(f"references to other documents are not followed: {pointer[:100]!r}")
+            raise UnusableDocument(f"references to other documents are not supported: {pointer[:100]!r}")
         found = find(self.root, pointer, default=_NOTHING)
         if found is _NOTHING:
-            raise UnusableDocument(f"there is nothing at {pointer[:100]!r}")
+            raise UnusableDocument(f"{pointer[:100]!r} does not exist")
         return found
 
 
 class _Loader(yaml.CSafeLoader if hasattr(yaml, "CSafeLoader") else yaml.SafeLoader):  # type: ignore[misc]
-    """YAML as JSON sees it: no dates, and only true and false are booleans, as in YAML 1.2."""
+    """YAML restricted to JSON types: no dates, and only true and false are booleans, as in YAML 1.2."""
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -75,10 +75,10 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("true|True|TR
 
 
 def read_document(data: bytes) -> Document:
-    """Return a document.
+    """Parse a document.
 
     Raises:
-        UnusableDocument: it is no JSON or YAML, too large, too deep or of another version.
+        UnusableDocument: It is not JSON or YAML, too large, too deep or of another version.
     """
     if len(data) > DOCUMENT_BYTES_MAX:
         raise UnusableDocument(f"it has {len(data)} bytes, the limit is {DOCUMENT_BYTES_MAX}")
@@ -97,25 +97,25 @@ def _read_json(data: bytes) -> Any:
 
 
 def _read_yaml(data: bytes) -> Any:
-    """Return what YAML says. Aliases are refused: with them a short text can stand for an endless one."""
+    """Parse YAML. Aliases are refused: with them, a short text can expand without bound."""
     try:
         depth = 0
         for event in yaml.parse(data, Loader=_Loader):
             if isinstance(event, yaml.AliasEvent):
-                raise UnusableDocument(f"aliases of YAML (*{event.anchor}) are not read")
+                raise UnusableDocument(f"YAML aliases (*{event.anchor}) are not supported")
             if isinstance(event, yaml.CollectionStartEvent):
                 depth += 1
             elif isinstance(event, yaml.CollectionEndEvent):
                 depth -= 1
             if depth > DOCUMENT_DEPTH_MAX:
-                raise UnusableDocument(f"it is deeper than {DOCUMENT_DEPTH_MAX} levels")
+                raise UnusableDocument(f"it is nested more than {DOCUMENT_DEPTH_MAX} levels deep")
         return _text_keys(yaml.load(data, Loader=_Loader))  # noqa: S506  # a safe loader with fewer types
     except (yaml.YAMLError, ValueError, TypeError) as error:
         raise UnusableDocument(f"it is neither JSON nor YAML: {str(error)[:200]}") from None
 
 
 def _text_keys(value: Any) -> Any:
-    """Return `value` with texts for keys: `200:` is a number in YAML."""
+    """Return `value` with string keys: `200:` is a number in YAML."""
     if isinstance(value, dict):
         return {str(key): _text_keys(item) for key, item in value.items()}
     return [_text_keys(item) for item in value] if isinstance(value, list) else value
@@ -126,6 +126,6 @@ def _check_depth(root: Any) -> None:
     while to_visit:
         value, depth = to_visit.pop()
         if depth > DOCUMENT_DEPTH_MAX:
-            raise UnusableDocument(f"it is deeper than {DOCUMENT_DEPTH_MAX} levels")
+            raise UnusableDocument(f"it is nested more than {DOCUMENT_DEPTH_MAX} levels deep")
         children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
         to_visit.extend((child, depth + 1) for child in children)

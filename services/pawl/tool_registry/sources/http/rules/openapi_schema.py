@@ -1,4 +1,4 @@
-"""From schemas of OpenAPI to JSON Schema 2020-12 of arguments."""
+"""Converts OpenAPI schemas to JSON Schema 2020-12."""
 
 from __future__ import annotations
 
@@ -23,14 +23,13 @@ _NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_.-]")
 
 
 class SchemaReader:
-    """Translates the schemas of one operation; what they refer to is gathered in `definitions`.
+    """Converts the schemas of one operation; collects referenced schemas in `definitions`.
 
-    What a schema says beyond types, limits and structure (examples, XML,
-    discriminators, conditions) is left out: the service checks it itself. A part
-    that contains itself is anything where it does so again.
+    Anything beyond types, limits and structure (examples, XML, discriminators, conditions) is left out, because the
+    service validates it. A recursive reference becomes an unconstrained schema.
 
     Raises:
-        UnusableDocument: a schema refers to nothing or elsewhere, or there is too much of it.
+        UnusableDocument: A reference is missing or external, or the schemas are too large.
     """
 
     def __init__(self, document: Document) -> None:
@@ -41,7 +40,7 @@ class SchemaReader:
         self._nodes = 0
 
     def read(self, schema: Any) -> dict[str, Any]:
-        """Return a schema, translated."""
+        """Return the converted schema."""
         self._nodes += 1
         if self._nodes > EXPANDED_NODES_MAX:
             raise UnusableDocument("a schema is too large")
@@ -50,7 +49,7 @@ class SchemaReader:
         target = schema.get("$ref")
         if isinstance(target, str):
             referred = self._refer(target)
-            # In 3.0 nothing beside a reference counts.
+            # In 3.0, siblings of a reference are ignored.
             text = None if self._document.is_old else schema.get("description")
             return {"description": text} | referred if isinstance(text, str) else referred
         found = self._limits(schema)
@@ -94,7 +93,7 @@ class SchemaReader:
         }
         for keyword, limit in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
             if schema.get(keyword) is True and limit in found:
-                # In 3.0 it says of the limit beside it that it does not belong.
+                # In 3.0, it is a boolean that makes the sibling limit exclusive.
                 found[keyword] = found.pop(limit)
         if "const" in schema:
             found["const"] = schema["const"]
@@ -106,13 +105,13 @@ class SchemaReader:
         properties = schema.get("properties")
         given: dict[str, Any] = {}
         if isinstance(properties, Mapping):
-            # What is read-only comes back from the service and is never sent to it.
+            # Read-only properties are never sent to the service.
             given = {name: part for name, part in properties.items() if not _is_read_only(part)}
             found["properties"] = {name: self.read(part) for name, part in given.items()}
         required = schema.get("required")
         if isinstance(required, list):
-            gone = properties.keys() - given.keys() if isinstance(properties, Mapping) else set()
-            if names := dict.fromkeys(name for name in required if isinstance(name, str) and name not in gone):
+            removed = properties.keys() - given.keys() if isinstance(properties, Mapping) else set()
+            if names := dict.fromkeys(name for name in required if isinstance(name, str) and name not in removed):
                 found["required"] = list(names)
 
     def _with_null(self, schema: Mapping[str, Any], found: dict[str, Any]) -> dict[str, Any]:
@@ -125,10 +124,10 @@ class SchemaReader:
 
 
 def describe(text: Any, schema: Mapping[str, Any]) -> str:
-    """Return a description that names the default.
+    """Return a description that mentions the default.
 
-    The default itself is not taken over: then it would be sent where nobody gave
-    it, and many documents have one that does not fit its own schema.
+    The default itself is dropped. Otherwise it would be sent when it was not given, and in many documents it
+    does not match its own schema.
     """
     words = text.strip() if isinstance(text, str) else ""
     default = schema.get("default")
@@ -143,7 +142,7 @@ def _is_read_only(part: Any) -> bool:
 
 
 def _is_usable(keyword: str, value: Any) -> bool:
-    """Return whether a value is one of a keyword, and checked in linear time; others are left to the service."""
+    """Return whether a keyword's value is valid, and checked in linear time; others are left to the service."""
     try:
         compile_schema({"type": "object", "properties": {"a": {keyword: value}}})
     except InvalidSchema:

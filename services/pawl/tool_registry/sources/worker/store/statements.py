@@ -8,7 +8,7 @@ from pawl.tool_registry.rules.registering import WORKER
 
 CHANNEL: Final = "pawl_worker_calls"
 
-# Constants and names of columns only.
+# Constants and column names only.
 # ruff: noqa: S608
 
 
@@ -16,23 +16,25 @@ def _notify(kind: str, store: str, name: str) -> str:
     return f"pg_notify('{CHANNEL}', '{kind} ' || {store} || ' ' || {name})"
 
 
-_WORKER_LIVES: Final = """EXISTS (
+_WORKER_HAS_LEASE: Final = """EXISTS (
     SELECT FROM tool_registry.workers w
     WHERE w.store_id = c.store_id AND w.group_name = c.group_name AND w.worker_id = c.worker_id
     AND w.expires_at > clock_timestamp())"""
-_LOST: Final = f"(c.is_lost OR NOT {_WORKER_LIVES})"
+_LOST: Final = f"(c.is_lost OR NOT {_WORKER_HAS_LEASE})"
 _IS_LOST: Final = f"(c.state = 'HELD' AND {_LOST})"
-# For what is looked up by its key: with `=` a plan made before there are statistics reads all calls in that state.
+# For lookups by key: with `=` and no statistics yet, the planner reads all calls in that state.
 _IS_HELD: Final = "c.state NOT IN ('WAITING', 'DONE')"
 _IS_WAITING: Final = "c.state NOT IN ('HELD', 'DONE')"
-_ASKER_LIVES: Final = """EXISTS (
+_ASKER_HAS_LEASE: Final = """EXISTS (
     SELECT FROM tool_registry.instances i WHERE i.instance_id = c.asker_id AND i.expires_at > clock_timestamp())"""
 _HAS_TOOL: Final = """EXISTS (
     SELECT FROM unnest(w.tool_names, w.tool_hashes) AS t (name, hash) WHERE t.name = {} AND t.hash = {})"""
 _CALL: Final = "c.store_id = $1 AND c.call_id = $2"
 _OWN: Final = f"{_CALL} AND c.token = $3"
 _BY_WORKER: Final = "c.store_id = $1 AND c.group_name = $2 AND c.worker_id = $3"
-_IN_HAND: Final = f"{_BY_WORKER} AND c.call_id = $4 AND c.lease_epoch = $5 AND c.state = 'HELD' AND NOT c.is_lost"
+_HELD_BY_WORKER: Final = (
+    f"{_BY_WORKER} AND c.call_id = $4 AND c.lease_epoch = $5 AND c.state = 'HELD' AND NOT c.is_lost"
+)
 
 HAS_SUCCESSOR: Final = f"""
 SELECT EXISTS (
@@ -109,7 +111,7 @@ SELECT EXISTS (
     WHERE w.store_id = $1 AND w.group_name = $2 AND w.expires_at > clock_timestamp()
     AND {_HAS_TOOL.format("$3", "$4")})
 """
-# The lock keeps the worker from attaching elsewhere in the middle.
+# The lock prevents the worker from attaching to another process during the statement.
 _ME: Final = """SELECT FROM tool_registry.workers w
     WHERE w.attachment = {} AND w.expires_at > clock_timestamp() FOR SHARE"""
 ADD: Final = f"""
@@ -141,12 +143,12 @@ ADDED_BEFORE: Final = f"""
 SELECT CASE WHEN c.worker_id = $4 THEN c.state ELSE 'WAITING' END AS state, c.lease_epoch
 FROM tool_registry.worker_calls c WHERE {_OWN}
 """
-# With the same token once more, an answer to the first time was lost.
+# The token may be stored already, if the answer to an earlier try was lost.
 ADOPT: Final = f"""
 UPDATE tool_registry.worker_calls c SET
     token = $3, asker_id = $7, deadline = clock_timestamp() + make_interval(secs => $6)
 WHERE {_CALL} AND c.group_name = $4 AND c.tool_name = $5 AND c.purpose = 'RUN' AND NOT c.cancel_requested
-AND (c.state <> 'DONE' OR c.answer IS NOT NULL) AND (c.asker_id = $7 OR NOT {_ASKER_LIVES})
+AND (c.state <> 'DONE' OR c.answer IS NOT NULL) AND (c.asker_id = $7 OR NOT {_ASKER_HAS_LEASE})
 RETURNING c.call_id
 """
 CLAIM: Final = f"""
@@ -156,7 +158,7 @@ WITH me AS ({_ME.format("$7")}), due AS (
     AND EXISTS (
         SELECT FROM unnest($4::text[], $5::text[]) AS t (name, hash)
         WHERE t.name = c.tool_name AND t.hash = c.definition_hash)
-    AND {_ASKER_LIVES} AND EXISTS (SELECT FROM me)
+    AND {_ASKER_HAS_LEASE} AND EXISTS (SELECT FROM me)
     ORDER BY c.deadline LIMIT $6 FOR UPDATE OF c SKIP LOCKED)
 UPDATE tool_registry.worker_calls c SET state = 'HELD', lease_epoch = c.lease_epoch + 1, worker_id = $3,
     told_epochs = CASE WHEN c.purpose = 'RECONCILE' THEN c.told_epochs || (c.lease_epoch + 1) ELSE c.told_epochs END
@@ -174,15 +176,15 @@ WITH back AS (
 SELECT {_notify("WAITING", "store_id", "group_name")}, {_notify("CALL", "store_id", "call_id")} FROM back
 """
 REPORT: Final = f"""
-WITH told AS (
-    UPDATE tool_registry.worker_calls c SET progress = $6 WHERE {_IN_HAND} RETURNING c.store_id, c.call_id)
-SELECT {_notify("CALL", "store_id", "call_id")} FROM told
+WITH reported AS (
+    UPDATE tool_registry.worker_calls c SET progress = $6 WHERE {_HELD_BY_WORKER} RETURNING c.store_id, c.call_id)
+SELECT {_notify("CALL", "store_id", "call_id")} FROM reported
 """
-# The lock keeps the call from being handed out again in the middle.
+# The lock prevents the call from being reassigned during the statement.
 KEEP_CHECKPOINT: Final = f"""
 WITH mine AS (
     SELECT c.store_id, c.call_id, c.run_id, c.token, c.attempt FROM tool_registry.worker_calls c
-    WHERE {_IN_HAND} AND NOT c.cancel_requested FOR SHARE)
+    WHERE {_HELD_BY_WORKER} AND NOT c.cancel_requested FOR SHARE)
 INSERT INTO tool_registry.checkpoints (store_id, call_id, run_id, token, attempt, content)
 SELECT store_id, call_id, run_id, token, attempt, $6 FROM mine
 ON CONFLICT (store_id, call_id) DO UPDATE SET
@@ -193,7 +195,7 @@ FINISH: Final = f"""
 WITH finished AS (
     UPDATE tool_registry.worker_calls c SET
         state = 'DONE', answer = $6, is_accepted = NOT c.cancel_requested
-    WHERE {_IN_HAND} RETURNING c.*)
+    WHERE {_HELD_BY_WORKER} RETURNING c.*)
 SELECT is_accepted, CASE WHEN NOT is_accepted AND NOT $5 = ANY (told_epochs) THEN origin END AS late_origin,
     CASE WHEN asker_id <> $7 THEN {_notify("CALL", "store_id", "call_id")} END FROM finished
 """
@@ -205,15 +207,15 @@ WITH known AS (
 SELECT was_accepted AS is_accepted,
     CASE WHEN NOT was_accepted AND NOT $5 = ANY (told_epochs) THEN origin END AS late_origin FROM known
 """
-MARK_TOLD: Final = f"""
+MARK_REPORTED: Final = f"""
 UPDATE tool_registry.worker_calls c SET told_epochs = c.told_epochs || $3::bigint
 WHERE {_CALL} AND NOT $3 = ANY (c.told_epochs)
 """
-LOOK: Final = f"""
-SELECT c.state, c.purpose, c.progress, c.answer, {_IS_LOST} AS is_lost, c.is_lost AS is_given_up
+FIND: Final = f"""
+SELECT c.state, c.purpose, c.progress, c.answer, {_IS_LOST} AS is_lost, c.is_lost AS is_dropped
 FROM tool_registry.worker_calls c WHERE {_OWN}
 """
-HAND_OUT_AGAIN: Final = f"""
+REASSIGN: Final = f"""
 WITH again AS (
     UPDATE tool_registry.worker_calls c SET
         state = 'WAITING', purpose = $4, is_lost = false, progress = NULL, answer = NULL, is_accepted = false,

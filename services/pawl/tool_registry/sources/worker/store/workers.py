@@ -38,20 +38,19 @@ _NEWS_KINDS: Final = {kind.value: kind for kind in NewsKind}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerCall:
-    """A call that some worker of a group is to run."""
+    """A call for any worker of a group."""
 
+    # As sent to the worker, without the epoch.
     details: pb.Invocation
-    """As its worker gets it, but for the epoch."""
     group_name: str
     definition_hash: str
     purpose: Purpose
+    # Until the deadline.
     seconds: float
-    """Until its deadline."""
+    # Unique for each execution.
     token: str
-    """Unique for the execution that asks."""
+    # Audit entry of a late result, without the end; None for a reconciliation.
     late: AuditDraft | None
-    """The audit entry, but for the end, of a result that comes too late; None for a question about an earlier
-    execution."""
 
     @property
     def key(self) -> CallKey:
@@ -61,14 +60,14 @@ class WorkerCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallView:
-    """A call as the execution that asked sees it."""
+    """A call as the execution that sent it sees it."""
 
     state: CallState
     purpose: Purpose
+    # Its worker's lease has expired by the database clock, or the worker reattached without the call.
     is_lost: bool
-    """Its worker's lease is over, by the clock of the record, or it came back without the call."""
-    is_given_up: bool
-    """It came back without the call."""
+    # The worker reattached without the call.
+    is_dropped: bool
     progress: Progress | None
     answer: pb.WorkerResult | None
 
@@ -76,10 +75,9 @@ class CallView:
 class PostgresWorkerRepository:
     """Workers and their calls, durable, in database time. All methods raise DependencyUnavailable.
 
-    Where a call's `token` is an argument, nothing happens to a call that another
-    execution has taken over.
+    Methods with a `token` ignore calls that another execution has taken over.
 
-    `instance_id` is that of the journal: the lease of one is that of the other.
+    `instance_id` must be the journal's: both share its lease.
     """
 
     def __init__(self, database: Database, *, instance_id: str) -> None:
@@ -87,27 +85,27 @@ class PostgresWorkerRepository:
         self._instance_id = instance_id
 
     async def owner(self, store_id: StoreId, group_name: str, user_id: UserId) -> UserId:
-        """Return the owner of a group: `user_id` if the group is new or has no tools. Atomic."""
+        """Return the owner of a group; `user_id` becomes the owner if the group is new or has no tools. Atomic."""
         owner_id: UserId = await self._database.fetchval(
             sql.OWN_GROUP, store_id, group_name, user_id, source_of(group_name)
         )
         return owner_id
 
     async def unserved(self, attachments: Collection[str]) -> Collection[str]:
-        """Return which of these workers have another definition of a tool that no live worker of its group has."""
+        """Return the attachments that offer another definition of a tool whose current one no live worker has."""
         return {row["attachment"] for row in await self._database.fetch(sql.UNSERVED, list(attachments))}
 
     async def has_successor(self, worker: WorkerKey, tool_name: str, definition_hash: str, current_hash: str) -> bool:
-        """Return whether this group registered a definition before, and a live worker has the current one."""
+        """Return whether the group registered `definition_hash` before and another live worker has the current one."""
         hashes = (definition_hash, current_hash)
         return bool(
             await self._database.fetchval(sql.HAS_SUCCESSOR, *worker, tool_name, *hashes, source_of(worker.group_name))
         )
 
     async def attach(self, worker: Attached, *, held: Mapping[CallId, int], lease_seconds: float) -> Mapping[str, int]:
-        """Note a worker's stream, in place of an earlier one; returns the calls that it holds, with their epochs.
+        """Store a worker's stream, replacing an earlier one; returns the calls it holds, with their epochs.
 
-        Calls that it should hold and that are not in `held` are lost. Atomic.
+        Calls that it should hold and that are not in `held` become lost. Atomic.
         """
         tools = worker.tools
         async with self._database.transaction() as connection:
@@ -125,7 +123,7 @@ class PostgresWorkerRepository:
         return {row["call_id"]: row["lease_epoch"] for row in rows}
 
     async def renew(self, seconds: Mapping[str, float]) -> Collection[str]:
-        """Renew leases for so many seconds, by attachment; returns the attachments that are still there."""
+        """Renew leases for `seconds` by attachment; returns the attachments that still exist."""
         rows = await self._database.fetch(sql.RENEW, list(seconds.keys()), list(seconds.values()))
         return {row["attachment"] for row in rows}
 
@@ -134,15 +132,14 @@ class PostgresWorkerRepository:
         await self._database.fetch(sql.DETACH, *worker.key, worker.attachment)
 
     async def is_attached(self, store_id: StoreId, group_name: str, tool_name: str, definition_hash: str) -> bool:
-        """Return whether a live worker of the group has this definition, in whatever process."""
+        """Return whether a live worker of the group has this definition, in any process."""
         return bool(await self._database.fetchval(sql.IS_ATTACHED, store_id, group_name, tool_name, definition_hash))
 
     async def add(self, call: WorkerCall, worker: Attached | None) -> int | None:
-        """Write a call down, held by `worker` if one is given and still attached; returns its epoch then.
+        """Write a call; if `worker` is given and still attached, it holds the call, and the epoch is returned.
 
-        Otherwise the call waits, and there is none. Takes the call over from an
-        earlier execution. The same token again changes nothing. Of a run that was
-        erased nothing is written.
+        Otherwise the call waits, and None is returned. Takes the call over from an earlier execution.
+        Idempotent by token. Does not write calls of erased runs.
         """
         worker_id = "" if worker is None else worker.key.worker_id
         rows = await self._database.fetch(
@@ -169,7 +166,7 @@ class PostgresWorkerRepository:
         return epoch
 
     async def adopt(self, call: WorkerCall) -> bool:
-        """Take over a call that an execution of a dead process asked for, as it stands; False if there is none."""
+        """Take over a call of a dead process's execution, in its current state; False if there is none."""
         rows = await self._database.fetch(
             sql.ADOPT,
             call.key.store_id,
@@ -183,7 +180,7 @@ class PostgresWorkerRepository:
         return bool(rows)
 
     async def claim(self, worker: Attached, *, most: int) -> Sequence[pb.Invocation]:
-        """Take waiting calls for a worker, those with the earliest deadlines; of several processes one gets each."""
+        """Claim waiting calls for a worker, earliest deadline first. Each call goes to one process."""
         tools = worker.tools
         rows = await self._database.fetch(
             sql.CLAIM, *worker.key, list(tools.keys()), list(tools.values()), most, worker.attachment
@@ -191,28 +188,28 @@ class PostgresWorkerRepository:
         return read_each("call", rows, _invocation, itemgetter("call_id"))
 
     async def held(self, attachments: Collection[str]) -> Collection[tuple[str, CallKey, int]]:
-        """Return the calls that attached workers hold, each behind the attachment and before its lease epoch."""
+        """Return the calls that attached workers hold, as (attachment, call, lease epoch)."""
         rows = await self._database.fetch(sql.HELD_BY, list(attachments))
         return [(row["attachment"], CallKey(row["store_id"], row["call_id"]), row["lease_epoch"]) for row in rows]
 
     async def put_back(self, call: CallKey, lease_epoch: int) -> None:
-        """Have a call wait again that was claimed and not sent to its worker."""
+        """Make a call wait again that was claimed but not sent."""
         await self._database.fetch(sql.PUT_BACK, call.store_id, call.call_id, lease_epoch)
 
     async def report(self, worker: WorkerKey, call_id: CallId, lease_epoch: int, progress: Progress) -> None:
-        """Note progress of a call that the worker holds."""
+        """Store progress of a call that the worker holds."""
         await self._database.fetch(sql.REPORT, *worker, call_id, lease_epoch, msgspec.msgpack.encode(progress))
 
     async def keep_checkpoint(self, worker: WorkerKey, call_id: CallId, lease_epoch: int, content: bytes) -> bool:
-        """Keep how far a call is; False if the worker does not hold it, or it is cancelled. Atomic."""
+        """Store a checkpoint; False if the worker does not hold the call, or it is cancelled. Atomic."""
         return bool(await self._database.fetch(sql.KEEP_CHECKPOINT, *worker, call_id, lease_epoch, content))
 
     async def finish(
         self, worker: WorkerKey, result: pb.WorkerResult
     ) -> tuple[pb.ResultStatus.ValueType, AuditDraft | None]:
-        """Note a worker's answer, and return what becomes of it: the same answer again gets the same status.
+        """Store a worker's answer, and return its status. A repeated answer gets the same status.
 
-        With a late one comes its audit entry, but for the end, unless it was written.
+        A late answer comes with its audit entry, without the end, unless that was already written.
         """
         key = (*worker, result.call_id, result.lease_epoch)
         rows = await self._database.fetch(sql.FINISH, *key, result.SerializeToString(), self._instance_id)
@@ -223,38 +220,38 @@ class PostgresWorkerRepository:
         late = rows[0]["late_origin"]
         return status, None if late is None else msgspec.msgpack.decode(late, type=AuditDraft)
 
-    async def mark_told(self, call: CallKey, lease_epoch: int) -> None:
-        """Note that the audit has the late result of this hand-out. Idempotent."""
-        await self._database.fetch(sql.MARK_TOLD, call.store_id, call.call_id, lease_epoch)
+    async def mark_reported(self, call: CallKey, lease_epoch: int) -> None:
+        """Note that the late result of this lease epoch is in the audit chain. Idempotent."""
+        await self._database.fetch(sql.MARK_REPORTED, call.store_id, call.call_id, lease_epoch)
 
-    async def look(self, call: CallKey, token: str) -> CallView | None:
-        """Return how a call stands; None if another execution has taken it over, or it is gone."""
-        rows = await self._database.fetch(sql.LOOK, call.store_id, call.call_id, token)
+    async def find(self, call: CallKey, token: str) -> CallView | None:
+        """Return the state of a call; None if another execution has taken it over, or it was deleted."""
+        rows = await self._database.fetch(sql.FIND, call.store_id, call.call_id, token)
         return _view(rows[0]) if rows else None
 
-    async def hand_out_again(self, call: CallKey, token: str, purpose: Purpose) -> bool:
-        """Have a call wait again that is lost or answered; False if it is neither."""
-        return bool(await self._database.fetch(sql.HAND_OUT_AGAIN, call.store_id, call.call_id, token, purpose.value))
+    async def reassign(self, call: CallKey, token: str, purpose: Purpose) -> bool:
+        """Make a lost or answered call wait again; False if it is neither."""
+        return bool(await self._database.fetch(sql.REASSIGN, call.store_id, call.call_id, token, purpose.value))
 
     async def conclude_lost(self, call: CallKey, token: str) -> bool:
-        """Settle a lost call: what its worker says later is late. False if it is not lost."""
+        """Close a lost call, so that a later answer is late. False if it is not lost."""
         return bool(await self._database.fetch(sql.CONCLUDE_LOST, call.store_id, call.call_id, token))
 
     async def withdraw(self, call: CallKey, token: str) -> bool:
-        """Settle a call that still waits, so that nobody gets it; False if somebody has it."""
+        """Close a call that still waits, so that no worker gets it; False if a worker holds it."""
         return bool(await self._database.fetch(sql.WITHDRAW, call.store_id, call.call_id, token))
 
     async def abandon(self, call: CallKey, token: str, worker: WorkerKey) -> None:
-        """Settle a call that was perhaps written down as held by a worker, and was not sent to it."""
+        """Close a call that may have been written as held by a worker but was not sent."""
         await self._database.fetch(sql.ABANDON, call.store_id, call.call_id, token, worker.worker_id)
 
     async def cancel(self, call: CallKey, token: str) -> bool:
-        """Ask for the end of a call; returns whether a worker has it, whose answer is then to be waited for."""
+        """Request the end of a call; returns whether a worker holds it, whose answer the caller must await."""
         rows = await self._database.fetch(sql.CANCEL, call.store_id, call.call_id, token)
         return any(row["state"] == CallState.HELD for row in rows)
 
     async def settle(self, call: CallKey, token: str) -> None:
-        """Drop arguments and answer of a call that is over. Idempotent."""
+        """Delete arguments and answer of a closed call. Idempotent."""
         await self._database.fetch(sql.SETTLE, call.store_id, call.call_id, token)
 
     async def news(self) -> Collection[CallKey]:
@@ -263,22 +260,22 @@ class PostgresWorkerRepository:
         return [CallKey(row["store_id"], row["call_id"]) for row in rows]
 
     async def waiting_groups(self) -> Collection[tuple[StoreId, str]]:
-        """Return store and name of the groups that calls wait for."""
+        """Return store and name of the groups with waiting calls."""
         return [(row["store_id"], row["group_name"]) for row in await self._database.fetch(sql.WAITING_GROUPS)]
 
     async def unwanted(self, calls: Collection[tuple[WorkerKey, CallId, int]]) -> Collection[tuple[WorkerKey, CallId]]:
-        """Return which of these calls, of workers with their epochs, are cancelled or not theirs any more."""
+        """Return which of these held calls are cancelled, or no longer held by their worker."""
         columns = zip(*((*worker, call_id, epoch) for worker, call_id, epoch in calls), strict=True)
         rows = await self._database.fetch(sql.UNWANTED, *map(list, columns))
         return [(WorkerKey(row["store_id"], row["group_name"], row["worker_id"]), row["call_id"]) for row in rows]
 
     async def forget(self) -> None:
-        """Delete workers and calls that were over ten minutes ago."""
+        """Delete workers and calls a day after they expired."""
         await self._database.fetch(sql.FORGET_CALLS)
         await self._database.fetch(sql.FORGET_WORKERS)
 
     async def listen(self, listener: Listener) -> None:
-        """Tell the listener what other processes say, until the connection breaks or this is cancelled."""
+        """Pass notifications of other processes to the listener, until the connection breaks or this is cancelled."""
 
         def on_notification(_connection: object, _pid: int, _channel: str, payload: object) -> None:
             parts = str(payload).split(" ")
@@ -289,7 +286,7 @@ class PostgresWorkerRepository:
             await connection.add_listener(sql.CHANNEL, on_notification)
             try:
                 while True:
-                    # Notifications come by themselves; a connection that broke says so only when it is used.
+                    # A broken connection is only noticed when it is used.
                     await asyncio.sleep(_PING_SECONDS)
                     await connection.execute("SELECT 1")
             finally:
@@ -298,7 +295,7 @@ class PostgresWorkerRepository:
 
 
 def _invocation(row: asyncpg.Record) -> pb.Invocation:
-    """Return a call as its worker gets it, who may not be the first."""
+    """Return a call as its worker gets it, which need not be the first worker."""
     call = pb.Invocation.FromString(row["details"])
     call.purpose = PURPOSES[Purpose(row["purpose"])]
     call.lease_epoch = row["lease_epoch"]
@@ -314,7 +311,7 @@ def _view(row: asyncpg.Record) -> CallView:
         state=CallState(row["state"]),
         purpose=Purpose(row["purpose"]),
         is_lost=row["is_lost"],
-        is_given_up=row["is_given_up"],
+        is_dropped=row["is_dropped"],
         progress=None if progress is None else msgspec.msgpack.decode(progress, type=Progress),
         answer=None if answer is None else pb.WorkerResult.FromString(answer),
     )
