@@ -1,3 +1,3 @@
-"""Pawl beside what people use instead: the same work, the same machine, the same minute. See docs/performance.md."""
+"""Benchmarks of Pawl and of common alternatives: the same work on the same machine. See docs/performance.md."""
 
-import pawl.chassis  # noqa: F401  # tells gRPC not to act on forks, which it must know before it is imported
+import pawl.chassis  # noqa: F401  # noqa: F401  # disables gRPC's fork handlers, which must happen before gRPC is imported

@@ -102,7 +102,7 @@ def test_the_local_key_is_long_and_goes_with_no_key_file(environment: pytest.Mon
     assert "at least 16" in problems()[0]
     environment.setenv("PAWL_LOCAL_KEY", LOCAL_KEY)
     environment.setenv("PAWL_API_KEYS_FILE", "keys.json")
-    assert problems() == ["PAWL_API_KEYS_FILE: give either it or, for one machine only, PAWL_LOCAL_KEY"]
+    assert problems() == ["PAWL_API_KEYS_FILE: set either it or, on one machine only, PAWL_LOCAL_KEY"]
 
 
 def test_services_start_with_their_key_only_and_by_default_for_this_machine_alone() -> None:
