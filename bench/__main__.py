@@ -127,7 +127,7 @@ def read_arguments() -> tuple[list[Part], Options]:
 
 
 def main() -> None:
-    """Measure what the arguments select."""
+    """Measure the selected parts."""
     parts, options = read_arguments()
     machine = report.machine()
     figures = uvloop.run(run(parts, options, machine))

@@ -40,7 +40,7 @@ async def measure(options: Options) -> list[Figure | NotMeasured]:
             entries, left = await audited.ask(_ENTRIES), await bare.ask(_ENTRIES)
             if left or not entries:
                 raise RuntimeError(f"{left} entries in the suite without an audit log, {entries} in the other")
-        found += [_judged(f"alone, a tool {kind}", alone), _judged(f"{options.at_once} at once, a tool {kind}", crowd)]
+        found += [_judged(f"alone, a tool {kind}", alone), _judged(f"{options.at_once} runs, a tool {kind}", crowd)]
     return found
 
 

@@ -33,7 +33,7 @@ async def measure(options: Options) -> list[Figure | NotMeasured]:
     rates = []
     for number, is_split in ((None, False), *((number, True) for number in (None, *_AT_ONCE))):
         outcomes, completed, at_work = await _burst(count, number, seconds, is_split=is_split)
-        how = f"{_RATE:g} a second" if number is None else f"{number} at once"
+        how = f"{_RATE:g} a second" if number is None else f"{number} concurrent"
         rate = _rate(outcomes)
         milliseconds = [outcome.acknowledged_seconds * 1000 for outcome in outcomes]
         measured = Measured(

@@ -43,7 +43,7 @@ class Load:
     cost: Mapping[str, float]
 
     def minus(self, name: str, other: Load, divided_by: float = 1.0) -> Load:
-        """Return the costs beyond those of `other`, divided into equal parts."""
+        """Return the additional costs compared with `other`, divided into equal parts."""
         return Load(name, {key: (value - other.cost[key]) / divided_by for key, value in self.cost.items()})
 
 
@@ -79,7 +79,7 @@ async def main(count: int) -> None:
     for key in once.cost:
         table.add_row(key, *(f"{load.cost[key]:,.2f}" for load in loads))
     Console().print(table)
-    print(f"{count} runs of each, {_AT_ONCE} at once; load average {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores")
+    print(f"{count} runs of each, {_AT_ONCE} concurrent; load average {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores")
 
 
 if __name__ == "__main__":

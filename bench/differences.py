@@ -14,7 +14,7 @@ _RESAMPLES: Final = 400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """How the times of one kind differ from those of another."""
+    """The difference between the times of two kinds."""
 
     median_seconds: float
     low_seconds: float

@@ -110,7 +110,7 @@ def show(title: str, times: Mapping[str, Sequence[float]]) -> None:
 
 
 class World:
-    """A suite with two stores, and what is refused in it."""
+    """A suite with two stores, and the requests that it refuses."""
 
     def __init__(self, suite: Suite, stack: AsyncExitStack) -> None:
         self._suite = suite

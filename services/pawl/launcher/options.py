@@ -18,9 +18,9 @@ PORT_MAX = 65535
 REPLICAS_MAX = 16
 # Variables that no service reads, only the launcher, clients and examples.
 _OURS = pawl_variables("DATA AGENTS TOOL_ENVIRONMENT ADDRESS API_KEY KEY_IN_CLEAR KEY GATEWAY PROTO")
-# The similarity from which a name counts as a misspelt one.
+# The minimum similarity of a misspelt name.
 _NEAR = 0.82
-# Variables by which Kubernetes tells containers the addresses of services `pawl` and `pawl-...`.
+# Kubernetes sets these variables for services named `pawl` and `pawl-...`.
 _KUBERNETES = re.compile(r"PAWL_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_\w+)=.*|PAWL_(\w+_)?PORT=\w+://.*")
 
 

@@ -56,7 +56,7 @@ _LOCALE: Final = "LC_"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class SuiteContext:
     """What all processes of one suite share. `peers` and `model` are called when a process starts."""
 
     options: SuiteOptions
@@ -71,34 +71,34 @@ def process_name(service: str, replica: int) -> str:
     return service if replica == 0 else f"{service}-{replica}"
 
 
-def service_process(spec: ServiceSpec, replica: int, around: Surroundings) -> ProcessSpec:
+def service_process(spec: ServiceSpec, replica: int, context: SuiteContext) -> ProcessSpec:
     name = process_name(spec.name, replica)
-    address_file = around.folder.run / f"{name}.addresses"
+    address_file = context.folder.run / f"{name}.addresses"
 
     def command(before: Addresses | None) -> Command:
         address_file.unlink(missing_ok=True)
-        return Command(arguments=spec.command, environment=_environment(spec, replica, address_file, before, around))
+        return Command(arguments=spec.command, environment=_environment(spec, replica, address_file, before, context))
 
     async def probe() -> Addresses | None:
         found = _read_addresses(address_file) or {}
-        status = await _status(found, spec, around.options)
-        # A service that serves HTTP to people reports by itself what is unavailable behind it.
+        status = await _status(found, spec, context.options)
+        # An HTTP service is ready without its dependencies: it reports their outage to its users.
         return found if status == HTTPStatus.OK or (status and "http" in found) else None
 
     async def answers() -> bool:
-        return bool(await _status(_read_addresses(address_file) or {}, spec, around.options))
+        return bool(await _status(_read_addresses(address_file) or {}, spec, context.options))
 
     return ProcessSpec(name=name, command=command, probe=probe, answers=answers)
 
 
-def model_process(around: Surroundings) -> ProcessSpec:
-    address_file = around.folder.run / "model.addresses"
+def model_process(context: SuiteContext) -> ProcessSpec:
+    address_file = context.folder.run / "model.addresses"
 
     def command(before: Addresses | None) -> Command:
         address_file.unlink(missing_ok=True)
-        listen = before["http"] if before else address(around.options.port("model"))
+        listen = before["http"] if before else address(context.options.port("model"))
         program = (sys.executable, "-m", "pawl.model_server", "--listen", listen, "--address-file", str(address_file))
-        return Command(arguments=(*program, *around.options.model_arguments), environment=_system(around.options))
+        return Command(arguments=(*program, *context.options.model_arguments), environment=_system(context.options))
 
     async def probe() -> Addresses | None:
         return _read_addresses(address_file)
@@ -107,39 +107,39 @@ def model_process(around: Surroundings) -> ProcessSpec:
 
 
 def _environment(
-    spec: ServiceSpec, replica: int, address_file: Path, before: Addresses | None, around: Surroundings
+    spec: ServiceSpec, replica: int, address_file: Path, before: Addresses | None, context: SuiteContext
 ) -> dict[str, str]:
-    options, before = around.options, before or {}
+    options, before = context.options, before or {}
     chosen = {
         "PAWL_LISTEN": before.get("grpc") or before.get("http") or address(options.port(spec.name, replica)),
-        "PAWL_INTERNAL_LISTEN": before.get("internal") or _internal_listen(spec, replica, around),
+        "PAWL_INTERNAL_LISTEN": before.get("internal") or _internal_listen(spec, replica, context),
         "PAWL_METRICS_LISTEN": before.get("metrics") or address(options.port(f"{spec.name}-metrics", replica)),
         "PAWL_ADDRESS_FILE": str(address_file),
-        "PAWL_DATA": str(around.folder.path),
+        "PAWL_DATA": str(context.folder.path),
         "PAWL_PRIVATE_FILES": _secret_files(options.environment),
-        "PAWL_DATABASE_URL_FILE": str(around.secrets.path(database_url_file(spec.role))),
-        "PAWL_NATS_URL_FILE": str(around.secrets.path(nats_url_file(spec.role))),
-        "PAWL_SERVICE_KEY_FILE": str(around.secrets.path(service_key_file(spec.name))),
-        "PAWL_SERVICE_KEYS_FILE": str(around.secrets.path(SERVICE_KEYS)),
-        **around.peers(spec),
+        "PAWL_DATABASE_URL_FILE": str(context.secrets.path(database_url_file(spec.role))),
+        "PAWL_NATS_URL_FILE": str(context.secrets.path(nats_url_file(spec.role))),
+        "PAWL_SERVICE_KEY_FILE": str(context.secrets.path(service_key_file(spec.name))),
+        "PAWL_SERVICE_KEYS_FILE": str(context.secrets.path(SERVICE_KEYS)),
+        **context.peers(spec),
     }
     given = {name: value for name, value in options.environment.items() if name not in _OWN}
     if not given.get("PAWL_TLS_CERTIFICATE_FILE"):
         given.pop("PAWL_TLS_CA_FILE", None)  # It is only for commands that talk to other suites.
     if not (given.get(_SEAL_KEY) or given.get(f"{_SEAL_KEY}_FILE")):
-        chosen[f"{_SEAL_KEY}_FILE"] = str(around.secrets.path(SEAL_FILE))
+        chosen[f"{_SEAL_KEY}_FILE"] = str(context.secrets.path(SEAL_FILE))
     if not given.get(_PUBLIC_URL) and options.port("gateway"):
         scheme = "https" if given.get("PAWL_TLS_CERTIFICATE_FILE") else "http"
         chosen[_PUBLIC_URL] = f"{scheme}://{address(options.port('gateway'))}"
     if has_owner(options):
-        chosen["PAWL_DATABASE_OWNER_URL_FILE"] = str(around.secrets.path(OWNER_URL))
+        chosen["PAWL_DATABASE_OWNER_URL_FILE"] = str(context.secrets.path(OWNER_URL))
     if not has_keys(options):
-        chosen["PAWL_LOCAL_KEY_FILE"] = str(around.secrets.path(LOCAL_KEY))
+        chosen["PAWL_LOCAL_KEY_FILE"] = str(context.secrets.path(LOCAL_KEY))
     named = options.tool_environment if spec.runs_tools else ()
     return {
         **_system(options),
         **{name: options.environment[name] for name in named if name in options.environment},
-        **_read_by(spec, {**around.model(), **given, **chosen}),
+        **_read_by(spec, {**context.model(), **given, **chosen}),
         **options.service_environment.get(spec.name, {}),
         **options.service_environment.get(process_name(spec.name, replica), {}),
     }
@@ -150,17 +150,17 @@ def _secret_files(environment: Mapping[str, str]) -> str:
     return ",".join(path for name, path in environment.items() if name.endswith("_FILE") and path)
 
 
-def _internal_listen(spec: ServiceSpec, replica: int, around: Surroundings) -> str:
+def _internal_listen(spec: ServiceSpec, replica: int, context: SuiteContext) -> str:
     """Return the listen address for other services: a Unix socket, or a port if certificates are required."""
-    last = _socket(spec, around.options.replicas.get(spec.name, 1) - 1, around)  # All replicas use sockets, or none.
+    last = _socket(spec, context.options.replicas.get(spec.name, 1) - 1, context)  # All replicas use sockets, or none.
     is_possible = len(os.fsencode(last)) <= _SOCKET_PATH_BYTES_MAX and _NOT_IN_SOCKETS.isdisjoint(last)
-    if sys.platform == "win32" or not is_possible or authority_of(spec, around.options) is not None:
+    if sys.platform == "win32" or not is_possible or authority_of(spec, context.options) is not None:
         return address(0)
-    return f"unix:{_socket(spec, replica, around)}"
+    return f"unix:{_socket(spec, replica, context)}"
 
 
-def _socket(spec: ServiceSpec, replica: int, around: Surroundings) -> str:
-    return f"{around.folder.run.absolute()}/{process_name(spec.name, replica)}.sock"
+def _socket(spec: ServiceSpec, replica: int, context: SuiteContext) -> str:
+    return f"{context.folder.run.absolute()}/{process_name(spec.name, replica)}.sock"
 
 
 def _system(options: SuiteOptions) -> dict[str, str]:

@@ -18,16 +18,16 @@ class ServiceSpec:
     command: tuple[str, ...]
     # Its NATS user, and its PostgreSQL role if it has a schema; empty if it calls services as a client does.
     role: str
-    # The variables that it reads, besides those of the system; None for all of Pawl's.
+    # The variables that it reads, besides system variables; None for all of Pawl's.
     reads: frozenset[str] | None = None
-    # True if it runs Python tools, for which the user may name further variables.
+    # True if it runs Python tools; the user may pass further variables to them.
     runs_tools: bool = False
     # The service is started only if this variable is set; empty for always.
     needs: str = ""
 
     @property
     def address_variable(self) -> str:
-        """The variable that tells later services this one's address."""
+        """The variable with this service's address, for services that start later."""
         return f"PAWL_{self.name.replace('-', '_').upper()}_ADDRESS"
 
 

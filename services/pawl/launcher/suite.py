@@ -25,7 +25,7 @@ from pawl.launcher.plan import (
     MODEL_ID,
     OWNER_URL,
     SERVICE_KEYS,
-    Surroundings,
+    SuiteContext,
     authority_of,
     database_url_file,
     has_keys,
@@ -86,12 +86,12 @@ class Suite:
             self.options = dataclasses.replace(self.options, ports={**self.options.ports, "gateway": gateway})
             self._write_service_keys(secrets)
             self._write_local_key(secrets)
-            around = Surroundings(
+            context = SuiteContext(
                 options=self.options, folder=self.folder, secrets=secrets, peers=self._peers, model=self._model
             )
-            await self._start_embedded(around)
+            await self._start_embedded(context)
             for stage in self.options.stages:
-                await self._start_stage(stage, around)
+                await self._start_stage(stage, context)
             self._housekeeping = asyncio.create_task(self._rotate_logs())
         except BaseException:
             await self.stop()
@@ -207,9 +207,9 @@ class Suite:
         }
         check_ports({name: port for name, port in self.options.ports.items() if not replaced.get(name, False)})
 
-    async def _start_embedded(self, around: Surroundings) -> None:
+    async def _start_embedded(self, context: SuiteContext) -> None:
         """Start PostgreSQL, NATS and the model unless they are replaced, and write their URLs."""
-        options, secrets = self.options, around.secrets
+        options, secrets = self.options, context.secrets
         if options.database_url is None:
             port = options.port("postgres") or free_port()
             self._postgres = Postgres(folder=self.folder.postgres, port=port, secrets=secrets)
@@ -219,7 +219,7 @@ class Suite:
             self._nats.prepare()
             self._add(self._nats.spec()).start()
         if options.scripted_model:
-            self._add(model_process(around)).start()
+            self._add(model_process(context)).start()
         if self._postgres is not None:
             await self._postgres.prepare()
             self.process("postgres").start()
@@ -241,9 +241,9 @@ class Suite:
             own = postgres.url_of(role) if postgres and role in ROLES else options.database_url
             secrets.put(database_url_file(role), own or "")
 
-    async def _start_stage(self, stage: tuple[ServiceSpec, ...], around: Surroundings) -> None:
+    async def _start_stage(self, stage: tuple[ServiceSpec, ...], context: SuiteContext) -> None:
         started = [
-            self._add(service_process(spec, replica, around))
+            self._add(service_process(spec, replica, context))
             for spec in stage
             for replica in range(self.options.replicas.get(spec.name, 1))
         ]

@@ -202,7 +202,7 @@ def _vague(match: re.Match[str]) -> Stage:
 def _ask(match: re.Match[str]) -> Stage:
     question = match["question"].strip(" ?\"'")
     options = ("Yes", "No") if match["whether"] else ()
-    return _question(f"{question[:1].upper()}{question[1:]}?", "The request says to ask.", *options)
+    return _question(f"{question[:1].upper()}{question[1:]}?", "The request asks for a question.", *options)
 
 
 def _question(question: str, why: str, *options: str) -> Stage:

@@ -57,7 +57,7 @@ def completion(reply: Reply, envelope: Envelope) -> bytes:
 
 
 def finish_reason(reply: Reply) -> str:
-    """Return the given finish reason, or the one that matches the content."""
+    """Return the given finish reason, or derive it from the content."""
     return reply.finish_reason or ("tool_calls" if reply.tool_calls else "stop")
 
 

@@ -38,7 +38,7 @@ WITH_PEOPLE: Final = frozenset({CallState.AWAITING_APPROVAL, CallState.ASKED, Ca
 
 
 class DecisionKind(IntEnum):
-    """What a person decided about a call."""
+    """A person's decision about a call."""
 
     APPROVE = 1
     EDIT = 2
@@ -107,7 +107,7 @@ class CommandOutcome(IntEnum):
 
 
 class CallResolution(IntEnum):
-    """What an operator found out about a call whose outcome is unknown."""
+    """An operator's finding about a call with an unknown outcome."""
 
     HAPPENED = 1
     RUN_AGAIN = 2

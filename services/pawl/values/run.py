@@ -36,7 +36,7 @@ RESTING: Final[frozenset[int]] = ENDED | {RunState.WAITING, RunState.NEEDS_ATTEN
 
 
 class WaitKind(IntEnum):
-    """What a WAITING run waits for."""
+    """The reason why a run is WAITING."""
 
     TOOL_RESULT = 1
     APPROVAL = 2
@@ -61,7 +61,7 @@ class StopCause(IntEnum):
 
 
 class MessagePolicy(IntEnum):
-    """What a message does while its conversation has an active run."""
+    """The effect of a message while its conversation has an active run."""
 
     QUEUE = 1
     STEER = 2
@@ -70,7 +70,7 @@ class MessagePolicy(IntEnum):
 
 
 class LeaseAction(IntEnum):
-    """What a commit does with the worker's lease."""
+    """The effect of a commit on the worker's lease."""
 
     KEEP = 1
     PARK = 2

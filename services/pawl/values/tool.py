@@ -109,7 +109,7 @@ class RunContext(msgspec.Struct, frozen=True, kw_only=True):
 
     store_id: StoreId
     user_id: UserId
-    # The conversation whose rules apply: for a job the one that it reports to.
+    # The conversation whose rules apply. A job uses the conversation it reports to.
     conversation_id: ConversationId
     run_id: RunId
     # The user's roles when the run was started.

@@ -191,7 +191,7 @@ def test_a_wrong_keys_file_is_one_clear_sentence_without_keys(tmp_path: Path) ->
         (f"[{ENTRY.replace('0123456789abcdef', 'short')}]", "key"),
         (f"[{ENTRY.replace('roles', 'rolls')}]", "unknown field"),
         (f"[{ENTRY.replace('member', 'deployment')}]", "deployment"),
-        (f"[{ENTRY.replace('member', 'veiwer')}]", "beside one of viewer, member"),
+        (f"[{ENTRY.replace('member', 'veiwer')}]", "at least one of viewer, member"),
         ("[", "truncated"),
         (None, "cannot read"),
     ]

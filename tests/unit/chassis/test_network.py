@@ -132,9 +132,7 @@ def test_a_service_that_its_certificate_does_not_name_says_so_at_its_start(
     shown = of(files, clock)()
     for is_called in (True, False):
         tls.check_own(shown, "job-store", is_called=is_called)
-        with pytest.raises(
-            StartError, match=r"^PAWL_TLS_CERTIFICATE_FILE: .*`notifier`.*only `127.0.0.1`, `job-store`"
-        ):
+        with pytest.raises(StartError, match=r"^PAWL_TLS_CERTIFICATE_FILE: .*`notifier`.*`127.0.0.1`, `job-store`"):
             tls.check_own(shown, "notifier", is_called=is_called)
     expired = certificates.write(tmp_path, "late", authority, names=("job-store",), expired=True)
     tls.check_own(of(expired, clock)(), "job-store", is_called=True)  # The next one counts once its files are there.
@@ -142,7 +140,7 @@ def test_a_service_that_its_certificate_does_not_name_says_so_at_its_start(
     assert alone is not None
     tls.check_own(alone(), "notifier", is_called=False)  # Without an authority nobody compares names.
     files.authority.write_bytes(trustme.CA().cert_pem.bytes())
-    with pytest.raises(StartError, match="PAWL_TLS_CERTIFICATE_FILE: is not signed by the authority in PAWL_TLS_CA_FILE"):
+    with pytest.raises(StartError, match="PAWL_TLS_CERTIFICATE_FILE: is not signed by the authority in"):
         tls.check_own(of(files, clock)(), "job-store", is_called=True)
     files.authority.write_bytes(files.authority.read_bytes() + authority.cert_pem.bytes())
     tls.check_own(of(files, clock)(), "job-store", is_called=True)

@@ -70,7 +70,7 @@ def test_a_secret_can_stand_in_a_file_and_in_one_place_only(environment: pytest.
     (tmp_path / "key").write_text("sk-1")
     (tmp_path / "empty").write_text("\n")
     environment.setenv("PAWL_DATABASE_URL_FILE", f"{tmp_path}/url")
-    assert problems() == ["PAWL_DATABASE_URL: give either PAWL_DATABASE_URL or PAWL_DATABASE_URL_FILE, not both"]
+    assert problems() == ["PAWL_DATABASE_URL: set either PAWL_DATABASE_URL or PAWL_DATABASE_URL_FILE, not both"]
     environment.delenv("PAWL_DATABASE_URL")
     environment.setenv("MODEL_API_KEY_FILE", f"{tmp_path}/key")
     settings = read(Settings)

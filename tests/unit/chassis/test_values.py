@@ -96,8 +96,8 @@ def test_what_passes_is_stored_whole_and_what_does_not_is_named(labels: dict[str
 
 
 def test_a_label_that_cannot_be_is_refused_with_the_reason() -> None:
-    rows = [(({key: "x"}), "another key") for key in ("", "Env", "-env", "a" * 64)]
-    rows += [({"pawl.run": "x"}, "Pawl's own"), ({"env": "é" * 129}, "256 bytes")]
+    rows = [(({key: "x"}), "must be 1 to 63") for key in ("", "Env", "-env", "a" * 64)]
+    rows += [({"pawl.run": "x"}, "reserved prefix"), ({"env": "é" * 129}, "256 bytes")]
     rows += [({"env": "a\nb"}, "control character"), ({"env": "a\0b"}, "control character")]
     rows += [({"env": "a\u2028b"}, "line break")]
     assert not_explained(InvalidField, check_labels, rows) == []

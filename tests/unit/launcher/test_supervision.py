@@ -142,7 +142,7 @@ async def test_a_process_that_no_longer_answers_starts_again(
 ) -> None:
     """It speaks HTTPS, as the gateway may, and freezes as soon as it is ready."""
     files = certificates.write(tmp_path, "first", trustme.CA())
-    monkeypatch.setattr(processes, "_ASK_SECONDS", 0.1)
+    monkeypatch.setattr(processes, "_CHECK_SECONDS", 0.1)
     monkeypatch.setattr(processes, "SILENT_SECONDS_MAX", 2.0)
     async with Suite(options(environment=files.environment)) as suite:
         await suite.stop_process("first")

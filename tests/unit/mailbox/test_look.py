@@ -163,7 +163,7 @@ async def test_a_mail_that_is_gone_is_passed_over_and_one_that_is_not_given_now_
 async def test_a_mail_that_is_too_costly_to_read_is_skipped(server: ImapServer) -> None:
     server.add("From: ann@example.com\nContent-Type: text/html\n\n" + "<script>" * 100_000)
     lines = await mailboxes.run_poll(asked_of(server))
-    assert lines[-1] == {"uid": 1, "data": {"refusal": "it is written so that reading it takes too long"}}
+    assert lines[-1] == {"uid": 1, "data": {"refusal": "parsing it takes too long"}}
 
 
 async def test_a_mail_that_breaks_the_parser_stops_no_other(server: ImapServer) -> None:
@@ -179,7 +179,7 @@ async def test_a_mail_that_breaks_the_parser_stops_no_other(server: ImapServer) 
         ("kill -SEGV $$", BLAMED),
         ("exit 1", BLAMED),
         ('printf \'{"uid": 2, "da\'; kill -KILL $$', BLAMED),
-        ("kill -TERM $$", {"error": "cannot be read: the process that reads it ended with -15"}),
+        ("kill -TERM $$", {"error": "cannot be read: the poll process ended with status -15"}),
     ],
 )
 async def test_a_process_that_fails_loses_no_mail_before_the_one_to_blame(

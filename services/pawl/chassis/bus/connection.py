@@ -30,7 +30,7 @@ from pawl.errors import DependencyUnavailable
 _CONNECT_TIMEOUT_SECONDS: Final = 3
 _BACKOFF_SECONDS: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 _PING_INTERVAL_SECONDS: Final = 5
-# nats-py gives up a connection after three PINGs without a PONG.
+# nats-py closes a connection after three PINGs without a PONG.
 _PONG_SECONDS_MAX: Final = 10 * _PING_INTERVAL_SECONDS
 _FLUSH_TIMEOUT_SECONDS: Final = 1.0
 _CRASH_PAUSE_SECONDS: Final = 1.0

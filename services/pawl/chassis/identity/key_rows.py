@@ -195,11 +195,11 @@ class KeyRows:
             await self._read(after_change, used)
         except PawlError as error:
             if not self._is_failing:
-                _log.warning("keys.not_synced", reason=error.message)
+                _log.warning("keys.sync_failed", reason=error.message)
             self._is_failing = True
             return False
         if self._is_failing:
-            _log.info("keys.synced_again")
+            _log.info("keys.sync_recovered")
         self._is_failing = False
         self._fresh_at = started_at
         self._used.difference_update(used)

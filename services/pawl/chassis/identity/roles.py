@@ -1,4 +1,4 @@
-"""Roles, and the table of which callers may call which methods."""
+"""Roles, and the table of the callers of each method."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ NOTIFIER: Final = f"{SERVICE}notifier"
 MAILBOX: Final = f"{SERVICE}mailbox"
 
 _MEMBERS: Final = frozenset({Role.MEMBER, Role.APPROVER, Role.ADMIN, Role.OPERATOR})
-# Roles of people, all of which can read.
+# Roles of people; each can read.
 READERS: Final = _MEMBERS | {Role.VIEWER}
 _OPERATORS: Final = frozenset({Role.ADMIN, Role.OPERATOR})
 ANYBODY: Final = ROLES | {AGENT_LOOP, TOOL_REGISTRY, NOTIFIER, MAILBOX}

@@ -179,7 +179,7 @@ class Service:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        # The loops use what the stack closes.
+        # Stop the loops first, because they use resources of the stack.
         await self.background.__aexit__(*error)
         await self._stack.__aexit__(*error)  # type: ignore[arg-type]  # as given to us
 

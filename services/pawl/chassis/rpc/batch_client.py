@@ -134,13 +134,13 @@ class Line:
         self._state = state
         self._failures = 0
 
-    def lose(self, failure: PawlError) -> None:
+    def record_failure(self, failure: PawlError) -> None:
         """Record that a stream broke or could not be opened; log the first failure after a success."""
         if not self._failures:
             _log.info("rpc.unreachable", address=self.name, detail="; ".join(getattr(failure, "__notes__", ())))
         self._failures += 1
 
-    def find(self) -> None:
+    def record_success(self) -> None:
         """Record that the replica answers; log it after a failure."""
         if self._failures:
             _log.info("rpc.reachable", address=self.name, failures=self._failures)
@@ -263,7 +263,7 @@ class _Stream:
         self._calls: dict[int, Call] = {}
         self._unsent: dict[int, Call] = {}
         self._cancelled: list[int] = []
-        self._something = asyncio.Event()
+        self._has_work = asyncio.Event()
         self._is_leaving = False
         self.is_open = False
 
@@ -279,13 +279,13 @@ class _Stream:
             self._asked_at = asyncio.get_running_loop().time()
         call.stream = self
         self._calls[call.message.id] = self._unsent[call.message.id] = call
-        self._something.set()
+        self._has_work.set()
 
     def forget(self, call: Call) -> None:
         """Stop waiting for a call; cancel it if it is still running."""
         if self._calls.pop(call.message.id, None) is not None and not self._unsent.pop(call.message.id, None):
             self._cancelled.append(call.message.id)
-            self._something.set()
+            self._has_work.set()
         if not self._calls:
             now = asyncio.get_running_loop().time()
             if self.is_silent(now):
@@ -307,7 +307,7 @@ class _Stream:
             if not await self._opens(rpc):
                 failure = DependencyUnavailable("the other side does not answer")
                 self._line.unavailable_until = asyncio.get_running_loop().time() + _SILENT_PAUSE_SECONDS
-                self._line.lose(failure)
+                self._line.record_failure(failure)
                 return
             self.is_open = True
             writers.append(asyncio.get_running_loop().create_task(self._write(rpc), name="batch.write"))
@@ -316,7 +316,7 @@ class _Stream:
         except grpc.aio.AioRpcError as error:
             failure = status.from_rpc_error(error)
             self._line.unavailable_until = asyncio.get_running_loop().time() + _UNAVAILABLE_SECONDS
-            self._line.lose(failure)
+            self._line.record_failure(failure)
         finally:
             timer.cancel()
             self._detach()
@@ -341,10 +341,10 @@ class _Stream:
             await rpc.write(first)
             # Stay open after the last call, because running calls may still be cancelled.
             while not self._is_leaving or self._calls or self._cancelled:
-                await self._something.wait()
+                await self._has_work.wait()
                 if len(self._calls) >= GATHER_CALLS_MIN:
                     await asyncio.sleep(GATHER_SECONDS)
-                self._something.clear()
+                self._has_work.clear()
                 while self._unsent or self._cancelled:
                     await rpc.write(self._next_message())
             await rpc.done_writing()
@@ -361,7 +361,7 @@ class _Stream:
 
     def _take(self, response: batch_pb2.BatchResponse) -> None:
         self._asked_at = None
-        self._line.find()
+        self._line.record_success()
         for reply in response.replies:
             call = self._calls.get(reply.id)
             if call is None:
@@ -371,7 +371,7 @@ class _Stream:
             if reply.last:
                 del self._calls[reply.id]
                 if self._is_leaving and not self._calls:
-                    self._something.set()
+                    self._has_work.set()
                 failure = status.from_failure(reply.failure) if reply.HasField("failure") else None
                 if isinstance(failure, Overloaded):
                     self._line.busy_until = asyncio.get_running_loop().time() + _BUSY_SECONDS
@@ -383,7 +383,7 @@ class _Stream:
         """Start no more calls here; the stream ends when its running calls have ended."""
         self._is_leaving = True
         self._detach()
-        self._something.set()
+        self._has_work.set()
 
     def fail(self, failure: PawlError) -> None:
         """End all calls, but move those that were never sent to another stream."""

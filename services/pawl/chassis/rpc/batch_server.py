@@ -74,14 +74,14 @@ class _Stream:
         self._response_bytes_max = 0
         self._closing = False
         self._ended = False
-        self._something = asyncio.Event()
+        self._has_work = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
 
     def close(self) -> None:
         """Ask the client to start no further calls."""
         self._closing = True
-        self._something.set()
+        self._has_work.set()
 
     async def serve(self, requests: AsyncIterator[batch_pb2.BatchRequest]) -> None:
         """Serve calls until the client has closed its side and all are answered."""
@@ -96,7 +96,7 @@ class _Stream:
                 await asyncio.wait({writer, *self._calls.values()}, return_when=asyncio.FIRST_COMPLETED)
             # Do not cancel a write in progress: gRPC would refuse the next one.
             self._ended = True
-            self._something.set()
+            self._has_work.set()
             await writer
         finally:
             await tasks.end([reader, writer, *self._calls.values()])
@@ -113,10 +113,10 @@ class _Stream:
 
     async def _write(self) -> None:
         while not self._ended or self._replies:
-            await self._something.wait()
+            await self._has_work.wait()
             if len(self._calls) + len(self._replies) >= GATHER_CALLS_MIN:
                 await asyncio.sleep(GATHER_SECONDS)
-            self._something.clear()
+            self._has_work.clear()
             await self._flush()
 
     async def _flush(self) -> None:
@@ -160,7 +160,7 @@ class _Stream:
         self._waiting_bytes += len(reply.response)
         if self._waiting_bytes >= _WAITING_BYTES_MAX:
             self._room.clear()
-        self._something.set()
+        self._has_work.set()
 
 
 def _behaviour(handler: Handler, bytes_max: int) -> Behaviour:

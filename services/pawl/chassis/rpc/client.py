@@ -347,7 +347,7 @@ class _StreamCall:
 
 
 async def _first_answer(method: Any, name: str, request: Any, **special: Any) -> Any:
-    """Return the first answer to a request that is sent again after each second of silence, if that is safe.
+    """Call a method, and if safe send the request again after each second of silence; return the first answer.
 
     Requests that only read or have an id are safe, unless they are long polls. gRPC sends each copy to the next
     replica.

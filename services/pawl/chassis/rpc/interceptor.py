@@ -209,7 +209,7 @@ class Interceptor(grpc.aio.ServerInterceptor):
         except PawlError as error:
             return error
         except Exception:  # noqa: BLE001  # one failure must not keep other calls alive
-            _log.exception("callers.not_checked")
+            _log.exception("callers.check_failed")
             return DependencyUnavailable("the caller cannot be authenticated now: try again")
 
     def stop_calls(self, *, drainable: bool) -> None:

@@ -187,7 +187,7 @@ class RpcServer:
                 await self._interceptor.end_outdated()
                 self._interceptor.failures.report()
             except Exception:  # noqa: BLE001  # retried at the next check
-                _log.exception("callers.not_checked")
+                _log.exception("callers.check_failed")
 
     def _bind(self, listen: str, *, from_services: bool) -> str:
         """Listen at an address; return it with the actual port."""

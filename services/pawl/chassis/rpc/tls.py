@@ -176,7 +176,7 @@ def check_service(right: str, peer: Mapping[str, Iterable[bytes]]) -> None:
     """
     names = services_of(peer)
     if right.removeprefix(SERVICE) not in names:
-        _log.warning("tls.certificate_of_another", key_of=right, certificate_of=sorted(names)[:10])
+        _log.warning("tls.certificate_mismatch", key_of=right, certificate_of=sorted(names)[:10])
         raise Unauthenticated(UNKNOWN) from LoginRefused("certificate")
 
 
