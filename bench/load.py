@@ -65,7 +65,7 @@ class Outcome:
 
 
 def reason(error: grpc.aio.AioRpcError) -> str:
-    """Return the reason of an error, or its code if it has none."""
+    """Return the reason of an error, or else its code."""
     if any(key == _DETAILS_KEY for key, _ in error.trailing_metadata() or ()):
         return from_rpc_error(error).reason
     return f"untyped {error.code().name}"
@@ -163,7 +163,7 @@ async def warm_up(agents: Stub, place: Callable[[int], Owner]) -> None:
 async def peak(agents: Stub, place: Callable[[int], Owner], *, numbers: Sequence[int], seconds: float) -> float:
     """Return the highest rate of completed runs at any of these concurrency levels, with `seconds` for each.
 
-    The first fifth of the time is not counted, nor what ends later. `place` returns the owner of a run.
+    Runs that end in the first fifth of the time, or after it, are not counted. `place` returns the owner of a run.
     """
     rates = []
     for number in numbers:

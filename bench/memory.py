@@ -63,7 +63,7 @@ async def _rest(subject: Pawl) -> list[Figure | NotMeasured]:
     syncs = at_most(
         _REST_MAX_SYNCS,
         code="P9",
-        what="log syncs of PostgreSQL in an idle suite, without those of autovacuum",
+        what="log syncs of PostgreSQL in an idle suite, without autovacuum",
         value=rates.pop("syncs"),
         unit="a second",
         detail={f"{name} a second": rate for name, rate in rates.items()},

@@ -71,7 +71,7 @@ def tool_answer(tool: str, number: int, more: str = "{}") -> list[bytes]:
 
 
 def text_answer(chunks: int) -> list[bytes]:
-    """Return the events of an answer of `chunks` text pieces, the last of which is always the same."""
+    """Return the events of an answer of `chunks` text pieces; the last piece is always the same."""
     pieces = [*(f"word{n} " for n in range(chunks - 1)), "the end"]
     return [delta(role="assistant", content=""), *(delta(content=piece) for piece in pieces), *end("stop")]
 

@@ -62,7 +62,7 @@ async def measure(options: Options) -> list[Figure | NotMeasured]:
 
 
 async def _quiet(subject: Pawl, rate: float, seconds: float) -> list[Outcome]:
-    """Offer runs of all stores, and return those of the quiet ones."""
+    """Offer runs of all stores; return the outcomes of quiet stores."""
     found = await load.at_rate(rate, seconds, lambda number, due: load.play(subject.agents, place(number), due))
     return [outcome for outcome in found if outcome.place.store != _NOISY]
 

@@ -44,7 +44,7 @@ async def _figures(subjects: Mapping[str, Pawl], options: Options, at_once: int)
 
 def _figure(way: str, at_once: int, slices: list[Slice], one: list[Slice]) -> Figure:
     """Return the cost of a way; two replicas of each are judged."""
-    what = f"CPU a run with {way}, {at_once} at once, as a multiple of one of each"
+    what = f"CPU a run with {way}, {at_once} concurrent, relative to one of each"
     times = shown(ratios(slices, one, CPU))
     detail = {"runs a second, times": shown(ratios(slices, one, RATE))["value"]} | cpu_by_process(slices)
     if way == _ALL:

@@ -1,4 +1,4 @@
-"""What is measured: Pawl and its alternatives. Each does the same runs against the same model server."""
+"""The subjects: Pawl and its alternatives. Each does the same runs against the same model server."""
 
 from __future__ import annotations
 
