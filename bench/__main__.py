@@ -1,4 +1,4 @@
-"""`python -m bench`: measures Pawl against its targets and beside its peers; prints tables, writes bench/results."""
+"""`python -m bench`: measures Pawl against its targets and its peers; prints tables and writes bench/results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bench.options import Options
 from bench.processes import others_cpu_seconds
 
 _REASON_MAX: Final = 300
-# Far more than any part takes: one that hangs keeps no other from being measured.
+# Far more than any part needs, so that a part that hangs does not block the others.
 _PART_SECONDS_MAX: Final = 3600.0
 
 Measure = Callable[[Options], Awaitable[list[Figure | NotMeasured]]]
@@ -29,7 +29,7 @@ Measure = Callable[[Options], Awaitable[list[Figure | NotMeasured]]]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What is measured together. `module` has `async def measure(options)`, which starts and stops what it needs."""
+    """Figures measured together. `module` has `async def measure(options)`, which starts and stops what it needs."""
 
     codes: tuple[str, ...]
     module: str
@@ -60,20 +60,19 @@ CODES: Final = tuple(dict.fromkeys(code for part in PARTS for code in part.codes
 
 
 def chosen_parts(codes: Sequence[str]) -> list[Part]:
-    """Return the parts that measure these figures; all for none."""
+    """Return the parts that measure these figures; all parts for an empty list."""
     return [part for part in PARTS if not codes or set(part.codes) & set(codes)]
 
 
 def shortened(error: Exception) -> str:
-    """Return in a line what went wrong; the whole of it is on standard error."""
+    """Return the error in one line; the traceback is on standard error."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:_REASON_MAX]
 
 
 async def run(parts: Sequence[Part], options: Options, machine: report.Machine) -> list[Figure | NotMeasured]:
-    """Measure the parts one after the other; one that fails says so and stops no other.
+    """Measure the parts in sequence; a part that fails is reported and does not stop the others.
 
-    How many cores other programs used meanwhile is added to what is known of the machine: ratios stand that, times of
-    one run alone do not.
+    The machine record gets the cores used by other programs. Ratios are robust against such load, single times are not.
     """
     found: list[Figure | NotMeasured] = []
     for part in parts:
@@ -83,7 +82,7 @@ async def run(parts: Sequence[Part], options: Options, machine: report.Machine) 
             measure: Measure = importlib.import_module(part.module).measure
             async with asyncio.timeout(_PART_SECONDS_MAX + options.soak_seconds):
                 found += await measure(options)
-        except Exception as error:  # noqa: BLE001  # whatever it is, the other parts are worth measuring
+        except Exception as error:  # noqa: BLE001  # measure the other parts after any error
             traceback.print_exc()
             found += [NotMeasured(code=code, why=shortened(error)) for code in part.codes]
         took = time.monotonic() - began
@@ -94,16 +93,19 @@ async def run(parts: Sequence[Part], options: Options, machine: report.Machine) 
 
 
 def read_arguments() -> tuple[list[Part], Options]:
-    """Return what the command line chooses."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("figures", nargs="*", help=f"of {', '.join(CODES)}; default: all")
-    parser.add_argument("--subjects", help=f"of the comparison, with commas between: {', '.join(SUBJECTS)}")
-    parser.add_argument("--turns", type=int, help="how often those that are compared take turns; default 12")
-    parser.add_argument("--runs", type=int, default=64, help="runs of each in a turn, a quarter if alone; default 64")
-    parser.add_argument("--at-once", type=int, default=32, help="runs at once in the comparison; default 32")
-    parser.add_argument("--sync-milliseconds", type=float, default=4.0, help="more on the slow disk; default 4")
-    parser.add_argument("--soak-seconds", type=float, help="how long memory is watched; default 180")
-    parser.add_argument("--quick", action="store_true", help="short forms of everything, peers only if named")
+    parser.add_argument("--subjects", help=f"subjects of the comparison, separated by commas: {', '.join(SUBJECTS)}")
+    parser.add_argument("--turns", type=int, help="turns of each subject in the comparison; default 12")
+    parser.add_argument(
+        "--runs", type=int, default=64, help="runs of a subject per turn, a quarter of it if sequential; default 64"
+    )
+    parser.add_argument("--at-once", type=int, default=32, help="concurrent runs in the comparison; default 32")
+    parser.add_argument(
+        "--sync-milliseconds", type=float, default=4.0, help="added to each sync on the slow disk; default 4"
+    )
+    parser.add_argument("--soak-seconds", type=float, help="duration of the memory test; default 180")
+    parser.add_argument("--quick", action="store_true", help="short forms of all parts; peers only if named")
     given = parser.parse_args()
     if unknown := set(given.figures) - set(CODES):
         parser.error(f"no such figure: {', '.join(sorted(unknown))}")
@@ -125,7 +127,7 @@ def read_arguments() -> tuple[list[Part], Options]:
 
 
 def main() -> None:
-    """Measure what the arguments choose."""
+    """Measure the selected parts."""
     parts, options = read_arguments()
     machine = report.machine()
     figures = uvloop.run(run(parts, options, machine))

@@ -1,7 +1,7 @@
-"""P12: the part of a run's CPU that the audit log takes, alone and in a crowd.
+"""P12: the part of a run's CPU that the audit log takes, with one run and with many.
 
-Two suites stand side by side. The registry of one loads a module that lets nothing into the log; what its runs cost
-less, over all processes, is what the log costs, what PostgreSQL does for it included.
+Two suites run side by side. The registry of one loads a module that disables the audit log. The cost of the log is the
+difference in CPU over all processes, including PostgreSQL.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TOOLS: Final = {"that only reads": "look_up", "with effects": "reserve"}
 
 
 async def measure(options: Options) -> list[Figure | NotMeasured]:
-    """Compare a Pawl with one that keeps no audit log, for a tool that only reads and for one with effects."""
+    """Compare Pawl with and without the audit log, for a read-only tool and for one with effects."""
     found: list[Figure | NotMeasured] = []
     for kind, tool in _TOOLS.items():
         async with AsyncExitStack() as stack:
@@ -39,8 +39,8 @@ async def measure(options: Options) -> list[Figure | NotMeasured]:
             crowd = await take_turns(subjects, options.turns, runs=options.runs, at_once=options.at_once)
             entries, left = await audited.ask(_ENTRIES), await bare.ask(_ENTRIES)
             if left or not entries:
-                raise RuntimeError(f"{left} entries where none should be, {entries} where they should")
-        found += [_judged(f"alone, a tool {kind}", alone), _judged(f"{options.at_once} at once, a tool {kind}", crowd)]
+                raise RuntimeError(f"{left} entries in the suite without an audit log, {entries} in the other")
+        found += [_judged(f"alone, a tool {kind}", alone), _judged(f"{options.at_once} runs, a tool {kind}", crowd)]
     return found
 
 

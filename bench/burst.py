@@ -1,8 +1,8 @@
-"""P6: how soon StartRun is acknowledged when many come together, while 200 runs are at work.
+"""P6: how soon StartRun is acknowledged in a burst, while 200 runs are active.
 
-Clients and runs have processes of their own (PAWL_ROLE), and for comparison one together. A store may have 200 runs at
-work, and has as many more that wait before the burst begins, so that those of the burst queue behind them. Each burst
-has a fresh Pawl, so that none begins on the backlog of another.
+Clients and runs have separate processes (PAWL_ROLE), and for comparison one process. A store may have 200 active runs,
+and as many more are queued before the burst starts, so that runs of the burst queue behind them. Each burst uses a new
+Pawl without a backlog.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 from bench import load
 from bench.figures import Figure, Measured, NotMeasured, at_least, at_most
-from bench.load import Outcome, Place
+from bench.load import Outcome, Owner
 from bench.options import Options
 from bench.percentiles import percentile
 from bench.world import pawl
@@ -27,13 +27,13 @@ _COUNT: Final = "SELECT count(*) FROM job_store.runs WHERE state = $1"
 
 
 async def measure(options: Options) -> list[Figure | NotMeasured]:
-    """Send a burst at 500 a second, whatever is answered, and some with so many requests open at once."""
+    """Send a burst at 500 requests/s regardless of answers, and some with a fixed number of open requests."""
     count, seconds = options.count(2000, 1000), options.seconds(20, 10)
     found: list[Figure | NotMeasured] = []
     rates = []
     for number, is_split in ((None, False), *((number, True) for number in (None, *_AT_ONCE))):
         outcomes, completed, at_work = await _burst(count, number, seconds, is_split=is_split)
-        how = f"{_RATE:g} a second" if number is None else f"{number} at once"
+        how = f"{_RATE:g} a second" if number is None else f"{number} concurrent"
         rate = _rate(outcomes)
         milliseconds = [outcome.acknowledged_seconds * 1000 for outcome in outcomes]
         measured = Measured(
@@ -46,7 +46,7 @@ async def measure(options: Options) -> list[Figure | NotMeasured]:
                 "p50, ms": percentile(milliseconds, 0.5),
                 "acknowledged, /s": rate,
                 "runs completed meanwhile": completed,
-                "runs at work before and after, the fewer": at_work,
+                "active runs before and after, the smaller number": at_work,
                 "refused": float(sum(load.refusals(outcomes).values())),
             },
         )
@@ -63,11 +63,11 @@ async def measure(options: Options) -> list[Figure | NotMeasured]:
 async def _burst(
     count: int, number: int | None, seconds: float, *, is_split: bool
 ) -> tuple[list[Outcome], float, float]:
-    """Send `count` requests, and return what became of them, how many runs completed and how many were at work.
+    """Send `count` requests; return their outcomes, the number of completed runs and of active ones.
 
-    They go `number` at once, for at most so many seconds, or all at the rate of the target.
+    Keep `number` requests open for at most the given time, or send all at the target rate.
     """
-    place = Place()
+    place = Owner()
     async with pawl(environment=_LIMITS, is_split=is_split) as (subject, _):
         await subject.run(64, 32)
 
@@ -86,7 +86,7 @@ async def _burst(
 
 
 def _rate(outcomes: Sequence[Outcome]) -> float:
-    """Return the acknowledgements a second, from the first request to the last acknowledgement."""
+    """Return acknowledgements per second, from the first request to the last acknowledgement."""
     taken = [outcome for outcome in outcomes if not outcome.refusal]
     if not taken:
         return 0.0

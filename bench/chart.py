@@ -1,4 +1,4 @@
-"""The chart of a measurement: SVG with text elements, which any browser shows and a diff can read."""
+"""Draws the chart of a measurement: SVG with text elements, which browsers show and diffs can read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STYLE: Final = "text{font:13px sans-serif;fill:#222}.title{font-weight:bold}.sm
 
 
 def draw(points: Sequence[Point], caption: str) -> str | None:
-    """Return the picture, bars for what is compared; None if there is nothing to draw."""
+    """Return the chart with bars for compared points; None without any."""
     parts: list[str] = []
     height = _TITLE
     for title in dict.fromkeys(point.title for point in points):
@@ -38,7 +38,7 @@ def draw(points: Sequence[Point], caption: str) -> str | None:
 
 
 def _bars(points: Sequence[Point], top: int) -> list[str]:
-    """Return a bar for each point, and its spread as a thin line."""
+    """Return a bar for each point, with its spread as a thin line."""
     most = max((point.spread[1] if point.spread else point.value) for point in points) or 1.0
     scale = (_WIDTH - _LEFT - _RIGHT) / most
     found = [_text(16, top + 16, points[0].title, "title")]

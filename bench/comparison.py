@@ -1,7 +1,8 @@
-"""P1 and P2: the same runs by Pawl and by what people use instead, side by side against the same model server.
+"""P1 and P2: the same runs by Pawl and by common alternatives, side by side against the same model server.
 
-Three times: one run alone, many at once, and alone on a disk that takes longer to sync. The last is only for Pawl and
-for the hand-written loop, which has no disk. The CPU of Pawl's client counts: the others have theirs within.
+There are three settings: one run at a time, many concurrent runs, and one at a time on a slower disk. The last one is
+only for Pawl and the hand-written loop, which uses no disk. The CPU of Pawl's client is included, because the others
+run their client in the same process.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def _with_effects(data: Path, model_url: str) -> Pawl:
     return Pawl(data, model_url, name="Pawl, a tool with effects", start=start_request("reserve"))
 
 
-# In the order in which they take turns: those that are judged by each other are neighbours.
+# In turn order: subjects that are compared with each other are neighbours.
 SUBJECTS: Final[dict[str, Callable[[Path, str], Subject]]] = {
     "floor": _peer("raw floor", "handwritten/floor.py"),
     "pawl-effects": _with_effects,
@@ -49,7 +50,7 @@ Slices = Mapping[str, Sequence[Slice]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A bound on what Pawl shows, as a multiple of what `beside` shows in the same turn."""
+    """A bound on a figure of Pawl, as a multiple of the figure of `beside` in the same turn."""
 
     code: str
     load: str
@@ -80,7 +81,7 @@ _COLUMNS: Final = (
 
 
 async def measure(options: Options) -> list[Figure | NotMeasured]:
-    """Compare the chosen subjects. What Pawl is judged by has to be among them."""
+    """Compare the chosen subjects. They must include those that Pawl's targets refer to."""
     missing: list[NotMeasured] = []
     subjects: dict[str, Subject] = {}
     async with AsyncExitStack() as stack:
@@ -107,7 +108,7 @@ async def measure(options: Options) -> list[Figure | NotMeasured]:
 
 
 def judged(names: Mapping[str, str], seen: Mapping[str, Slices]) -> list[Figure | NotMeasured]:
-    """Return Pawl beside its targets."""
+    """Return Pawl's figures with their targets."""
     found: list[Figure | NotMeasured] = []
     for target in TARGETS:
         slices, pair = seen[target.load], ("pawl", target.beside)
@@ -129,7 +130,7 @@ def judged(names: Mapping[str, str], seen: Mapping[str, Slices]) -> list[Figure 
 
 
 def points(names: Mapping[str, str], seen: Mapping[str, Slices]) -> list[Point]:
-    """Return what each subject showed: first as multiples of the hand-written loop, then in numbers."""
+    """Return the figures of each subject: first as multiples of the hand-written loop, then as numbers."""
     multiples, numbers = list[Point](), list[Point]()
     for code, load, what, value, unit in _COLUMNS:
         for name, slices in seen[load].items():

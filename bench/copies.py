@@ -1,7 +1,7 @@
-"""Very many runs, made by SQL: copies of one real conversation under new ids.
+"""Creates very many runs by SQL: copies of one real conversation under new ids.
 
-The rows are copied as they are, also the ids inside of their opaque columns, so a copy can be claimed, loaded, answered
-and driven to its end like the original. Its log is not copied: a copy has no events from before.
+All rows are copied, including the ids in opaque columns, so a copy can be claimed, loaded, answered and completed like
+the original. Its log is not copied: a copy has no earlier events.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Final
 
 import asyncpg
 
-# The statements are made from constants and from ids that were checked.
+# The statements contain only constants and validated ids.
 # ruff: noqa: S608
 
 _TABLES: Final = ("conversations", "messages", "runs", "calls")
 _ID: Final = re.compile(r"[a-z]+_[0-9a-z]{26,32}")
-# So many digits of an id become the number of the copy. The rest, random, keeps the ids of one row apart.
+# How many digits of an id hold the number of the copy. The random rest keeps the ids of one copy distinct.
 _NUMBER_DIGITS: Final = 8
 
 _COLUMNS: Final = """
@@ -33,29 +33,29 @@ UNION SELECT call_id FROM job_store.calls WHERE store_id = $1 AND conversation_i
 
 
 def copied_id(original: str, number: int) -> str:
-    """Return the id that stands for `original` in the copy of that number, of the same length."""
+    """Return the id that replaces `original` in the copy with that number; it has the same length."""
     prefix, _, digits = original.partition("_")
     return f"{prefix}_{number:0{_NUMBER_DIGITS}}{digits[_NUMBER_DIGITS:]}"
 
 
 def copied_store(number: int, stores: int) -> str:
-    """Return the store of the copy of that number, if the copies are spread over so many stores."""
+    """Return the store of the copy with that number, for copies spread over this many stores."""
     return f"copy-{number % stores:06}"
 
 
 async def copy_conversation(
     connection: asyncpg.Connection, store_id: str, run_id: str, *, count: int, stores: int, users: int = 1
 ) -> None:
-    """Copy the conversation of a run `count` times, over so many stores and users, and count the rows anew (ANALYZE).
+    """Copy the conversation of a run `count` times over several stores and users, and run ANALYZE.
 
-    Copies have the numbers 1 to `count`, and `copied_id` and `copied_store` say where they are. All of them or none.
+    Copies are numbered from 1 to `count`; see `copied_id` and `copied_store`. Atomic.
     """
     conversation_id = await connection.fetchval(
         "SELECT conversation_id FROM job_store.runs WHERE store_id = $1 AND run_id = $2", store_id, run_id
     )
     ids = [record["id"] for record in await connection.fetch(_IDS, store_id, conversation_id)]
     if odd := [name for name in ids if not _ID.fullmatch(name)]:
-        raise ValueError(f"these ids cannot be told from other text: {odd}")
+        raise ValueError(f"these ids cannot be distinguished from other text: {odd}")
     async with connection.transaction():
         for table in _TABLES:
             columns = [record["column_name"] for record in await connection.fetch(_COLUMNS, table)]
@@ -67,20 +67,20 @@ async def copy_conversation(
 
 
 async def forget_all(connection: asyncpg.Connection) -> None:
-    """Remove every run and conversation."""
+    """Delete all runs and conversations."""
     await connection.execute("TRUNCATE job_store.runs, job_store.messages, job_store.calls")
     await connection.execute("TRUNCATE job_store.conversations, job_store.conversation_words")
     await connection.execute("TRUNCATE job_store.commands, job_store.events, job_store.requests, job_store.outbox")
 
 
 def _copy(table: str, columns: Sequence[str], ids: Sequence[str]) -> str:
-    """Return the statement that copies the rows of one table as text, with other ids in it."""
+    """Return the statement that copies the rows of one table as text with replaced ids."""
     row = "original.row"
     for name in ids:
         prefix, _, digits = name.partition("_")
         copy = f"'{prefix}_' || lpad(n::text, {_NUMBER_DIGITS}, '0') || '{digits[_NUMBER_DIGITS:]}'"
         row = f"replace({row}, '{name}', {copy})"
-        # Opaque columns stand in the text as hexadecimal digits.
+        # Opaque columns appear in the text as hexadecimal digits.
         row = f"replace({row}, '{name.encode().hex()}', encode(convert_to({copy}, 'UTF8'), 'hex'))"
     row = f"""regexp_replace({row}, '"store_id":"[^"]*"', '"store_id":"copy-' || lpad((n % $4)::text, 6, '0') || '"')"""
     row = f"""regexp_replace({row}, '"user_id":"[^"]*"', '"user_id":"user-' || (n / $4 % $5)::text || '"')"""

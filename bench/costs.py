@@ -1,7 +1,7 @@
-"""`python -m bench.costs`: what a run, one more round and one more piece of output cost. `bench.plan` works with it.
+"""`python -m bench.costs`: the cost of a run, of one more round and of one more piece of output, for `bench.plan`.
 
-Three loads that differ in one thing each: an answer at once, the same after three rounds with a call, and the answer at
-20 ms a chunk. Costs are the differences, a run, over all processes of Pawl.
+Three loads that differ in one aspect each: an immediate answer, the same after three rounds with a call, and the answer
+at 20 ms per chunk. Costs are the differences per run, over all processes of Pawl.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bench.world import pawl
 _TOOL_ROUNDS: Final = 3
 _CHUNK_MILLISECONDS: Final = 20
 _AT_ONCE: Final = 16
-# After a load, what was written settles: relays, notifications, the size of tables.
+# After a load, wait for pending work: relays, notifications, table sizes.
 _SETTLE_SECONDS: Final = 2.0
 
 _EVENTS: Final = "SELECT count(*) FROM job_store.events"
@@ -37,36 +37,35 @@ _QUERIES: Final = {"events": _EVENTS, "WAL, bytes": _WAL, "transactions": TRANSA
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one run of a load cost, by name: milliseconds of CPU by process, then the rest."""
+    """The costs of one run of a load by name: CPU milliseconds by process, then the rest."""
 
     name: str
     cost: Mapping[str, float]
 
     def minus(self, name: str, other: Load, divided_by: float = 1.0) -> Load:
-        """Return what this costs more than `other`, in equal parts."""
+        """Return the additional costs compared with `other`, divided into equal parts."""
         return Load(name, {key: (value - other.cost[key]) / divided_by for key, value in self.cost.items()})
 
 
-async def _look(subject: Pawl) -> dict[str, float]:
+async def _sample(subject: Pawl) -> dict[str, float]:
     found = {f"{name}, ms": seconds * 1000 for name, seconds in cpu_seconds(subject.processes()).items()}
     found |= {name: float(await subject.ask(query)) for name, query in _QUERIES.items()}
     return found | {"stays, bytes": float(await subject.ask(_SIZE))}
 
 
 async def measure(name: str, count: int, *, tool_rounds: float = 0, chunk_milliseconds: float = 0) -> Load:
-    """Do `count` runs, 16 at once, after some that are not counted."""
+    """Do `count` runs, 16 concurrently, after a warm-up."""
     async with pawl(tool_rounds=tool_rounds, chunk_milliseconds=chunk_milliseconds) as (subject, _):
         await subject.run(_AT_ONCE * 4, _AT_ONCE)
         await asyncio.sleep(_SETTLE_SECONDS)
-        before = await _look(subject)
+        before = await _sample(subject)
         await subject.run(count, _AT_ONCE)
         await asyncio.sleep(_SETTLE_SECONDS)
-        after = await _look(subject)
+        after = await _sample(subject)
     return Load(name, {key: (after[key] - before[key]) / count for key in before})
 
 
 async def main(count: int) -> None:
-    """Measure and print."""
     once = await measure("a run with one round", count)
     rounds = await measure("with three more rounds", count, tool_rounds=_TOOL_ROUNDS)
     slow = await measure("with the answer at 20 ms a chunk", count, chunk_milliseconds=_CHUNK_MILLISECONDS)
@@ -80,7 +79,7 @@ async def main(count: int) -> None:
     for key in once.cost:
         table.add_row(key, *(f"{load.cost[key]:,.2f}" for load in loads))
     Console().print(table)
-    print(f"{count} runs of each, {_AT_ONCE} at once; load average {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores")
+    print(f"{count} runs of each, {_AT_ONCE} concurrent; load average {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What many who wait cost: idle `Session` streams, and parked runs (P7)."""
+"""P7: the cost of many idle `Session` streams and parked runs."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ _KEY_VARIABLE: Final = "PAWL_BENCH_KEY"
 _HELD: Final = re.compile(r"^pawl_agent_loop_runs_held(?:\{.*\})? (\S+)$", re.MULTILINE)
 
 
-# The crowd, a process of its own.
+# The idle clients, in a separate process.
 
 
 async def crowd(address: str, streams: int, per_connection: int) -> None:
-    """Hold so many idle sessions open, each of a client of its own, until standard input ends.
+    """Keep this many idle sessions open, each as its own client, until standard input ends.
 
     Prints a line once all are open, and at the end how many still are.
     """
@@ -72,7 +72,7 @@ async def crowd(address: str, streams: int, per_connection: int) -> None:
 
 
 class _Session:
-    """A client that only shows that it lives."""
+    """A client that only sends heartbeats."""
 
     def __init__(self, stub: Any, number: int) -> None:
         self._stub = stub
@@ -92,7 +92,7 @@ class _Session:
         self.is_open = True
 
     async def live(self) -> None:
-        """Give the signs of life that a client owes, not all clients at once."""
+        """Send the required heartbeats, spread over the clients."""
         await asyncio.sleep(_HEARTBEAT_SECONDS * (self._number % 100) / 100)
         for frame in itertools.count(1):
             heartbeat = session_pb2.ClientHeartbeat()
@@ -109,7 +109,7 @@ class _Session:
 
 @asynccontextmanager
 async def _crowd(address: str, key: str, streams: int, per_connection: int) -> AsyncIterator[None]:
-    """Have so many sessions open; raises RuntimeError at the end if any of them was cut."""
+    """Keep this many sessions open; raises RuntimeError at the end if any was closed."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "bench.crowds", address, str(streams), str(per_connection)),
         stdin=asyncio.subprocess.PIPE,
@@ -127,17 +127,17 @@ async def _crowd(address: str, key: str, streams: int, per_connection: int) -> A
         async with asyncio.timeout(_DEADLINE_SECONDS):
             left = int(await process.stdout.readline())
         if left != streams:
-            raise RuntimeError(f"{streams - left} of {streams} idle sessions were cut")
+            raise RuntimeError(f"{streams - left} of {streams} idle sessions were closed")
     finally:
         process.stdin.close()
         await process.wait()
 
 
-# The suite beside it.
+# The suite.
 
 
 def roomy_suite(data: Path) -> Suite:
-    """The whole suite with the scripted model, and room for the crowd."""
+    """Return a suite with the scripted model and limits for that many clients."""
     return Suite(
         SuiteOptions(
             data=data,
@@ -164,7 +164,7 @@ def _agent_loop_mib(suite: Suite) -> float:
 
 
 async def _idle(suite: Suite, seconds: float) -> dict[str, float]:
-    """Let so much time pass; returns the CPU of each process, in milliseconds a second."""
+    """Wait; return the CPU of each process, in milliseconds per second."""
     before = cpu_seconds(_processes(suite))
     await asyncio.sleep(seconds)
     after = cpu_seconds(_processes(suite))
@@ -172,8 +172,6 @@ async def _idle(suite: Suite, seconds: float) -> dict[str, float]:
 
 
 class _User:
-    """A user of one store."""
-
     def __init__(self, agents: Any, store_id: str) -> None:
         self._agents = agents
         self._metadata = (("pawl-store", store_id), ("pawl-user", USER))
@@ -194,7 +192,7 @@ class _User:
                 await asyncio.sleep(0.02)
 
     async def answer(self, run: run_pb2.Run) -> None:
-        """Answer the question that a run waits for."""
+        """Answer the pending question of a run."""
         decision = types_pb2.CallDecision(
             run_id=run.run_id, call_id=run.pending_calls[0].call_id, kind=call_pb2.DECISION_KIND_ANSWER, answer="Yes"
         )
@@ -204,14 +202,13 @@ class _User:
 
 @asynccontextmanager
 async def acting(suite: Suite, store_id: str) -> AsyncIterator[_User]:
-    """Give the user of a store."""
     address = suite.endpoints.addresses("agent-loop")[0]
     async with open_channel(address, service_key=suite.local_key, deadline_seconds=_DEADLINE_SECONDS) as channel:
         yield _User(AgentServiceStub(channel), store_id)
 
 
 async def warm(suite: Suite) -> None:
-    """Let every part have worked before its memory is taken for what it needs."""
+    """Use every part once before memory is measured."""
     async with acting(suite, "warm") as user:
         for _ in range(_WARM_RUNS):
             await user.until((await user.start("what is 17 * 23")).run_id, run_pb2.RUN_STATE_COMPLETED)
@@ -221,7 +218,7 @@ async def warm(suite: Suite) -> None:
 
 
 async def _streams(suite: Suite, per_connection: int, seconds: float) -> dict[str, float]:
-    """Return what idle sessions cost a fresh agent-loop: memory in MiB, and CPU in milliseconds a second."""
+    """Return the cost of idle sessions for a new agent-loop: memory in MiB, and CPU in milliseconds per second."""
     await suite.stop_process("agent-loop")
     await suite.start_process("agent-loop")
     await warm(suite)
@@ -239,7 +236,7 @@ async def _idle_sessions(suite: Suite, *, quick: bool) -> Figure:
     together = await _streams(suite, 100, seconds)
     return Figure(
         code="P7",
-        what=f"memory of agent-loop for {STREAMS:,} idle Session streams, each on a connection of its own",
+        what=f"memory of agent-loop for {STREAMS:,} idle Session streams, each on its own connection",
         value=alone["growth"],
         unit="MiB",
         target=f"at most {STREAMS_MIB_MAX:.0f} MiB",
@@ -248,8 +245,8 @@ async def _idle_sessions(suite: Suite, *, quick: bool) -> Figure:
             "before them, MiB": alone["before"],
             "a stream, KiB": alone["growth"] * 1024 / STREAMS,
             "CPU, ms a second": alone["cpu"],
-            "with 100 streams a connection, MiB": together["growth"],
-            "CPU with 100 streams a connection, ms a second": together["cpu"],
+            "with 100 streams per connection, MiB": together["growth"],
+            "CPU with 100 streams per connection, ms/s": together["cpu"],
         },
     )
 
@@ -259,25 +256,25 @@ async def _idle_sessions(suite: Suite, *, quick: bool) -> Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Seen:
-    """The suite at rest."""
+    """The state of an idle suite."""
 
     agent_loop_mib: float
     runs_held: float
     cpu: Mapping[str, float]
 
 
-async def _look(suite: Suite, seconds: float) -> _Seen:
+async def _sample(suite: Suite, seconds: float) -> _Seen:
     cpu = await _idle(suite, seconds)
     url = f"http://{suite.endpoints.services['agent-loop'][0].metrics}/metrics"
     page = await asyncio.to_thread(_read, url)
     held = _HELD.search(page)
     if held is None:
-        raise RuntimeError("agent-loop does not say how many runs it holds")
+        raise RuntimeError("agent-loop does not report how many runs it holds")
     return _Seen(agent_loop_mib=_agent_loop_mib(suite), runs_held=float(held[1]), cpu=cpu)
 
 
 def _read(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=10) as response:  # noqa: S310  # a service of ours
+    with urllib.request.urlopen(url, timeout=10) as response:  # noqa: S310  # one of our services
         page: bytes = response.read()
     return page.decode()
 
@@ -286,14 +283,14 @@ async def _parked_runs(suite: Suite, *, quick: bool) -> Figure:
     runs, seconds = (10_000, 5.0) if quick else (100_000, 30.0)
     await warm(suite)
     async with acting(suite, "original") as user:
-        parked = await user.until((await user.start("ask me whether to go on")).run_id, run_pb2.RUN_STATE_WAITING)
-    before = await _look(suite, seconds)
+        parked = await user.until((await user.start("ask me whether to continue")).run_id, run_pb2.RUN_STATE_WAITING)
+    before = await _sample(suite, seconds)
     connection = await asyncpg.connect(suite.database_url)
     try:
         await copy_conversation(connection, "original", parked.run_id, count=runs, stores=_STORES)
     finally:
         await connection.close()
-    after = await _look(suite, seconds)
+    after = await _sample(suite, seconds)
     number = runs // 2
     async with acting(suite, copied_store(number, _STORES)) as user:
         copy = await user.until(copied_id(parked.run_id, number), run_pb2.RUN_STATE_WAITING)
@@ -302,10 +299,10 @@ async def _parked_runs(suite: Suite, *, quick: bool) -> Figure:
     growth = after.agent_loop_mib - before.agent_loop_mib
     return Figure(
         code="P7",
-        what=f"memory of agent-loop for {runs:,} parked runs, one of which then goes on to its end",
+        what=f"memory of agent-loop for {runs:,} parked runs, one of which then completes",
         value=growth,
         unit="MiB",
-        target=f"no task, and at most {PARKED_MIB_MAX:.0f} MiB, within which the memory of an idle process moves",
+        target=f"no task, and at most {PARKED_MIB_MAX:.0f} MiB, the usual variation of an idle process",
         met=after.runs_held == 0 and growth <= PARKED_MIB_MAX,
         detail={"runs that the worker holds": after.runs_held}
         | {f"CPU of {name} before, ms a second": value for name, value in before.cpu.items()}
@@ -314,7 +311,6 @@ async def _parked_runs(suite: Suite, *, quick: bool) -> Figure:
 
 
 async def measure(options: argparse.Namespace) -> list[Figure | NotMeasured]:
-    """Measure P7."""
     with tempfile.TemporaryDirectory(prefix="pawl-bench-") as name:
         data = Path(name)
         data.chmod(0o755)

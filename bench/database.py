@@ -1,4 +1,4 @@
-"""The database of a suite on this machine: asked, and made slower."""
+"""Access to the database of a suite on this machine, and a way to slow it down."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pawl.launcher.suite import Suite
 
 @asynccontextmanager
 async def connect(suite: Suite, *, superuser: bool = False) -> AsyncIterator[asyncpg.Connection]:
-    """Connect to it as the services do, or as its superuser."""
+    """Connect like the services, or as the superuser."""
     url = suite.database_url
     if superuser:
         password = (suite.folder.path / "secrets" / "postgres-superuser").read_text(encoding="utf-8").strip()
@@ -25,10 +25,10 @@ async def connect(suite: Suite, *, superuser: bool = False) -> AsyncIterator[asy
 
 
 async def slow_disk(suite: Suite, milliseconds: float) -> None:
-    """Let PostgreSQL sleep before each flush of its log.
+    """Make PostgreSQL sleep before each flush of its log.
 
-    It does so while it holds the lock of the log, as a slow fsync would, and with `commit_siblings` of 0 also for a
-    lone commit. Unlike with a slow fsync, what is written to the log meanwhile belongs to the same flush.
+    It sleeps while holding the log's lock, like a slow fsync. With `commit_siblings` of 0 that includes lone commits.
+    Unlike a slow fsync, the flush includes what is written to the log during the sleep.
     """
     async with connect(suite, superuser=True) as connection:
         await connection.execute("ALTER SYSTEM SET commit_siblings = 0")

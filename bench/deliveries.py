@@ -1,7 +1,7 @@
-"""P14: 200 webhook deliveries a second to a receiver that answers, while another one hangs.
+"""P14: 200 webhook deliveries per second to a receiver that answers, while another receiver hangs.
 
-Events of the life cycle are published as job-store does: half are of a user whose receiver answers, and half of one of
-the same store whose receiver never does. How long after an event its delivery arrives, and that each does.
+Life-cycle events are published as job-store does. Half of them belong to a user whose receiver answers, half to a user
+of the same store whose receiver never answers. Measured are the delay of deliveries and their completeness.
 """
 
 from __future__ import annotations
@@ -38,19 +38,18 @@ _P99_MAX_SECONDS: Final = 1.0
 
 
 class _Receiver:
-    """Takes webhooks at one port: of paths other than `/hangs` it notes when each came, by the id of its event."""
+    """Receives webhooks on one port, and records when each event arrived, except on the path `/hangs`."""
 
     def __init__(self) -> None:
         self.arrived: dict[str, float] = {}
         self.times = 0
         self._came: dict[str, asyncio.Event] = {}
 
-    def came(self, event_id: str) -> asyncio.Event:
-        """Return what is set when the delivery of an event has come."""
+    def arrival(self, event_id: str) -> asyncio.Event:
+        """Return the event that is set when the delivery arrives."""
         return self._came.setdefault(event_id, asyncio.Event())
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Take one request."""
         try:
             head = await reader.readuntil(b"\r\n\r\n")
             length = int(head.lower().partition(b"content-length:")[2].split(maxsplit=1)[0])
@@ -61,7 +60,7 @@ class _Receiver:
             self.times += 1
             event_id = json.loads(body)["data"]["event_id"]
             self.arrived.setdefault(event_id, time.monotonic())
-            self.came(event_id).set()
+            self.arrival(event_id).set()
             writer.write(b"HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n")
             await writer.drain()
         except (OSError, asyncio.IncompleteReadError):
@@ -79,7 +78,7 @@ async def _receiver() -> AsyncIterator[tuple[_Receiver, int]]:
 
 
 async def measure(options: Options) -> list[Figure | NotMeasured]:
-    """Publish events at a steady rate, and see when their deliveries arrive."""
+    """Publish events at a constant rate and record when their deliveries arrive."""
     seconds = options.seconds(60, 20)
     async with _receiver() as (receiver, port), scratch() as folder:
         egress = folder / "egress.json"
@@ -91,7 +90,7 @@ async def measure(options: Options) -> list[Figure | NotMeasured]:
             began = time.monotonic()
             for each in published:
                 left = began + _PATIENCE_SECONDS - time.monotonic()
-                await within(max(0.0, left), receiver.came(each).wait())
+                await within(max(0.0, left), receiver.arrival(each).wait())
     late = [receiver.arrived[each] - at for each, at in published.items() if each in receiver.arrived]
     what = f"{_RATE} webhook deliveries a second beside a receiver that hangs, from the event on: p99"
     p99 = percentile(late, 0.99)
@@ -105,7 +104,7 @@ async def measure(options: Options) -> list[Figure | NotMeasured]:
     lost = float(len(published) - len(late) + receiver.times - len(late))
     return [
         at_most(_P99_MAX_SECONDS, code="P14", what=what, value=p99, unit="s", detail=detail),
-        at_most(0, code="P14", what="of these, lost, or delivered twice", value=lost, unit=""),
+        at_most(0, code="P14", what="lost or duplicate deliveries", value=lost, unit=""),
     ]
 
 
@@ -117,7 +116,10 @@ async def _hook(subject: Pawl, user: str, url: str) -> None:
 
 
 async def _publish(subject: Pawl, seconds: float) -> dict[str, float]:
-    """Publish events for both; returns when each of those for whose receiver answers was. The others begin earlier."""
+    """Publish events for both users; return publish times by event for the receiver that answers.
+
+    The hanging receiver's events start first.
+    """
     url = subject.suite.nats_url("job_store")
     assert url is not None
     client = await nats.connect(url)

@@ -1,4 +1,4 @@
-"""Telling two kinds apart by how long they take."""
+"""Statistical comparison of the durations of two kinds of calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _RESAMPLES: Final = 400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """How the times of a kind differ from those of another."""
+    """The difference between the times of two kinds."""
 
     median_seconds: float
     low_seconds: float
@@ -24,7 +24,7 @@ class Difference:
 
 
 def difference(times: Sequence[float], reference: Sequence[float]) -> Difference:
-    """Compare two kinds: their medians by resampling, and the chance of the longer by Mann and Whitney's test."""
+    """Compare two kinds: medians by resampling, and the probability of longer times by the Mann-Whitney test."""
     chooser = random.Random(1)
 
     def median(of: Sequence[float]) -> float:
@@ -44,7 +44,7 @@ def difference(times: Sequence[float], reference: Sequence[float]) -> Difference
 
 
 def _longer(times: Sequence[float], reference: Sequence[float]) -> float:
-    """Return the number of pairs of which the first is longer; equal ones count half."""
+    """Return how many pairs have a longer first time; equal pairs count half."""
     ordered = sorted([(each, 1) for each in times] + [(each, 0) for each in reference])
     pairs, below, at = 0.0, 0, 0
     while at < len(ordered):

@@ -1,4 +1,4 @@
-"""An environment for each peer, made from its lock the first time and kept beside this folder."""
+"""Virtual environments of peers, created from their lock files on first use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ENVIRONMENTS: Final = Path(__file__).parent.parent / ".bench"
 
 
 class Unavailable(Exception):
-    """A peer cannot be installed here; the message says why."""
+    """A peer cannot be installed here; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class Environment:
 
 
 async def prepare(peer: Path) -> Environment:
-    """Return the environment of the peer in that folder, installed anew if its lock has changed.
+    """Return the environment of the peer in that folder, reinstalled if its lock has changed.
 
     Raises:
         Unavailable: it cannot be installed.
@@ -36,7 +36,7 @@ async def prepare(peer: Path) -> Environment:
     stamp = folder / "installed"
     wanted = lock + (package.read_text(encoding="utf-8") if package.exists() else "")
     if not stamp.exists() or stamp.read_text(encoding="utf-8") != wanted:
-        print(f"Installing {peer.name} for the comparison, which happens once ...", file=sys.stderr)
+        print(f"Installing {peer.name} for the comparison (only once) ...", file=sys.stderr)
         await _run(sys.executable, "-m", "venv", "--clear", str(folder))
         pip = (str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
         await _run(*pip, "--require-hashes", "-r", str(peer / "requirements.txt"))
@@ -58,7 +58,7 @@ async def _run(*command: str) -> None:
             *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
         )
     except FileNotFoundError:
-        raise Unavailable(f"{command[0]} is not on this machine") from None
+        raise Unavailable(f"{command[0]} is not installed on this machine") from None
     output, _ = await process.communicate()
     if process.returncode:
         raise Unavailable(output.decode(errors="replace").strip()[-500:])

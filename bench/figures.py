@@ -1,4 +1,4 @@
-"""A measured figure, beside the target that Pawl has set itself."""
+"""Measured figures and their targets."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import Required, TypedDict, Unpack
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One figure. `target` is a bound in words; `met` says whether `value` is within it, None if there is no bound.
+    """One figure. `target` is a bound in words; `met` is whether `value` is within it, None without a bound.
 
-    `spread` has the smallest and largest value where it was measured several times, or the quartiles where it was
-    measured often; `detail` has what else was seen.
-    `bound` is the bound as a number in `unit`, where the target is one.
+    `spread` is the range of several measurements, or the quartiles of many; `detail` holds other observations. `bound`
+    is the bound as a number in `unit`, if there is one.
     """
 
     code: str
@@ -28,26 +27,26 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point(Figure):
-    """The same figure of one among several, `series`, which a table shows together. Multiples have no unit."""
+    """The same figure for one of several `series`, shown together in a table. Multiples have no unit."""
 
     series: str
 
     @property
     def title(self) -> str:
-        """What it is, with its unit if it has one."""
+        """The name of the figure with its unit, if any."""
         return f"{self.what}, {self.unit}" if self.unit else self.what
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotMeasured:
-    """What could not be measured here, and why."""
+    """A figure that could not be measured here, and the reason."""
 
     code: str
     why: str
 
 
 class Measured(TypedDict, total=False):
-    """What a figure with a bound is made of; see `Figure`."""
+    """The parts of a figure with a bound; see `Figure`."""
 
     code: Required[str]
     what: Required[str]
@@ -58,12 +57,12 @@ class Measured(TypedDict, total=False):
 
 
 def at_most(bound: float, **measured: Unpack[Measured]) -> Figure:
-    """Return a figure that should not be over `bound`."""
+    """Return a figure that should not exceed `bound`."""
     return _bounded("at most", bound, measured, met=measured["value"] <= bound)
 
 
 def at_least(bound: float, **measured: Unpack[Measured]) -> Figure:
-    """Return a figure that should not be under `bound`."""
+    """Return a figure that should not be below `bound`."""
     return _bounded("at least", bound, measured, met=measured["value"] >= bound)
 
 

@@ -1,4 +1,4 @@
-"""P16: what the gateway costs at rest and with 2,000 tabs, and how much later than gRPC a browser has an event."""
+"""P16: the gateway's cost when idle and with 2,000 tabs, and how much later than gRPC a browser gets events."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _LINE_BYTES_MAX: Final = 2**20
 
 
 async def measure(options: Options) -> list[Figure | NotMeasured]:
-    """Look at the gateway at rest, then with tabs; then compare what two watchers of the same runs see."""
+    """Measure the gateway idle, then with tabs; then compare two watchers of the same runs."""
     async with scratch() as data, crowds.roomy_suite(data / "suite") as suite:
         await crowds.warm(suite)
         idle = await _rest(suite, options.seconds(30, 10))
@@ -43,7 +43,7 @@ async def measure(options: Options) -> list[Figure | NotMeasured]:
         await _later(subject)
         later = [ms for _ in range(options.count(20, 6)) for ms in await _later(subject)]
     if not later:
-        return [idle, tabs, NotMeasured(code=_CODE, why="no output came while both watched")]
+        return [idle, tabs, NotMeasured(code=_CODE, why="no output arrived while both were watching")]
     return [idle, tabs, *(_latency(later, part, name) for part, name in ((0.5, "p50"), (0.99, "p99")))]
 
 
@@ -51,7 +51,7 @@ def _latency(later: Sequence[float], part: float, name: str) -> Figure:
     return at_most(
         _LATER_MAX_MS,
         code=_CODE,
-        what=f"an output event in POST /stream, later than by gRPC: {name}",
+        what=f"delay of an output event in POST /stream after gRPC: {name}",
         value=percentile(later, part),
         unit="ms",
         spread=(min(later), max(later)),
@@ -59,7 +59,7 @@ def _latency(later: Sequence[float], part: float, name: str) -> Figure:
     )
 
 
-# At rest, and with tabs.
+# Idle, and with tabs.
 
 
 def _processes(suite: Suite) -> dict[str, int]:
@@ -72,7 +72,7 @@ def _gateway(suite: Suite) -> dict[str, int]:
 
 
 async def _busy(suite: Suite, seconds: float) -> dict[str, float]:
-    """Let time pass; returns the CPU of each process, in milliseconds a second."""
+    """Wait; return the CPU of each process, in milliseconds per second."""
     before = cpu_seconds(_processes(suite))
     await asyncio.sleep(seconds)
     after = cpu_seconds(_processes(suite))
@@ -96,10 +96,10 @@ async def _rest(suite: Suite, seconds: float) -> Figure:
 
 
 async def _tabs(suite: Suite, idle: Figure, seconds: float) -> Figure:
-    """Open tabs that show a run which waits for its user, and look at the gateway once all have its log."""
+    """Open tabs that show a waiting run, and measure the gateway once all have its log."""
     opening, tabs = asyncio.Semaphore(_OPENING_MAX), list[asyncio.StreamWriter]()
     async with crowds.acting(suite, _STORE) as user:
-        run = await user.until((await user.start("ask me whether to go on")).run_id, run_pb2.RUN_STATE_WAITING)
+        run = await user.until((await user.start("ask me whether to continue")).run_id, run_pb2.RUN_STATE_WAITING)
 
     async def open_one() -> asyncio.Task[None]:
         async with opening:
@@ -123,7 +123,7 @@ async def _tabs(suite: Suite, idle: Figure, seconds: float) -> Figure:
     return at_most(
         _TABS_MAX_MIB,
         code=_CODE,
-        what=f"resident memory of the gateway with {_TABS:,} tabs, each one POST /stream on a connection of its own",
+        what=f"resident memory of the gateway with {_TABS:,} tabs, each one POST /stream on its own connection",
         value=whole,
         unit="MiB",
         detail={
@@ -133,11 +133,11 @@ async def _tabs(suite: Suite, idle: Figure, seconds: float) -> Figure:
     )
 
 
-# The same events by both ways.
+# The same events over both protocols.
 
 
 async def _later(subject: Pawl) -> list[float]:
-    """Do one run; returns by how many milliseconds each output event came later by HTTP than by gRPC."""
+    """Do one run; return how many milliseconds later each output event arrived by HTTP than by gRPC."""
     run_id = (await subject.agents.StartRun(START)).run.run_id
     async with asyncio.timeout(_PATIENCE_SECONDS):
         by_grpc, by_http = await asyncio.gather(_by_grpc(subject, run_id), _by_http(subject.suite, run_id))
@@ -164,7 +164,7 @@ async def _by_http(suite: Suite, run_id: str) -> dict[int, float]:
     return seen
 
 
-# A browser, without what a library for HTTP would add.
+# A minimal browser, without the overhead of an HTTP library.
 
 
 def _watch_run(run_id: str) -> Mapping[str, Any]:

@@ -1,9 +1,9 @@
-"""`python -m bench.guesses`: the time that refusals take which must not tell what there is.
+"""`python -m bench.guesses`: whether the time of refusals reveals what exists.
 
-In each group the calls go over one connection to a service of a running suite, in random order, and all are refused
-with the same words. Printed is how far each kind is from the first of its group: the difference of the medians with the
-interval in which it is by 95 %, and the chance that a call of it takes longer, 0.5 where nothing can be told, with the
-probability of one so far from that by luck alone.
+In each group the calls use one connection to a service of a running suite, in random order, and all are refused with
+the same message. For each kind it prints the difference of its median from the group's first kind, with a 95 %
+confidence interval. It also prints the probability that a call of it takes longer (0.5 if they are indistinguishable),
+with its p-value.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from pawl.launcher import Suite, SuiteOptions
 from pawl.notify.v1 import notify_pb2
 from pawl.notify.v1.notify_pb2_grpc import NotifyServiceStub
 
+# Calls of each kind, used in rotation.
 _POOL: Final = 40
-"""So many of each kind there are, and are called in turn."""
+# Failed logins from one address before lookups are refused.
 _FAILURES_AT_ONCE: Final = 30
-"""Beyond so many from one address a failed login is held off: nobody is asked about it."""
 _EXPIRY_SECONDS: Final = 3.0
 _AGENT: Final = "/pawl.agent.v1.AgentService"
 _ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
@@ -67,20 +67,20 @@ class Kind:
 
 
 async def refusal(call: Call) -> tuple[float, str]:
-    """Return how long a call took to be refused, and in what words."""
+    """Return how long the refusal took, and its message."""
     began = time.perf_counter()
     try:
         await call()
     except grpc.aio.AioRpcError as error:
         return time.perf_counter() - began, f"{error.code().name}: {error.details()}"
-    raise RuntimeError("a call that is to be refused was answered")
+    raise RuntimeError("a call that should be refused was answered")
 
 
 async def take(kinds: Sequence[Kind], count: int) -> dict[str, list[float]]:
-    """Make so many calls of each kind, in random order, and return how long they took.
+    """Make this many calls of each kind in random order; return how long they took.
 
     Raises:
-        RuntimeError: they are refused in different words.
+        RuntimeError: the messages differ.
     """
     turns = [kind for kind in kinds for _ in range(count)]
     random.shuffle(turns)
@@ -91,12 +91,12 @@ async def take(kinds: Sequence[Kind], count: int) -> dict[str, list[float]]:
         times[kind.name].append(seconds)
         words.add(said)
     if len(words) > 1:
-        raise RuntimeError(f"they are told apart by their words: {sorted(words)}")
+        raise RuntimeError(f"their messages differ: {sorted(words)}")
     return times
 
 
 def show(title: str, times: Mapping[str, Sequence[float]]) -> None:
-    """Print the kinds of a group, beside the first of them."""
+    """Print the kinds of a group compared with the first one."""
     table = Table("", "calls", "median", "difference", "95 % of it", "longer", "by luck", title=title)
     reference = next(iter(times.values()))
     for name, each in times.items():
@@ -110,7 +110,7 @@ def show(title: str, times: Mapping[str, Sequence[float]]) -> None:
 
 
 class World:
-    """A suite with two stores, and what is refused in it."""
+    """A suite with two stores, and the requests that it refuses."""
 
     def __init__(self, suite: Suite, stack: AsyncExitStack) -> None:
         self._suite = suite
@@ -121,26 +121,26 @@ class World:
         return (self._suite.process(service).addresses or {})["grpc"]
 
     async def channel(self, service: str) -> grpc.aio.Channel:
-        """Return the one connection to a service."""
+        """Return the single connection to a service."""
         if service not in self._channels:
             opened = grpc.aio.insecure_channel(self.address(service))
             self._channels[service] = await self._stack.enter_async_context(opened)
         return self._channels[service]
 
     async def credentials(self) -> dict[str, list[str]]:
-        """Return secrets of keys by how they came to count for nothing."""
+        """Return key secrets by the reason why they are invalid."""
         stub: Any = KeyServiceStub(await self.channel("job-store"))
 
         async def make(expire_time: Timestamp | None = None) -> key_pb2.CreateKeyResponse:
             key = key_pb2.Key(name="k", store_id="acme", user_id="ann", roles=["member"], expire_time=expire_time)
             made: key_pb2.CreateKeyResponse = await stub.CreateKey(
-                key_pb2.CreateKeyRequest(key=key), metadata=shown("olga")
+                key_pb2.CreateKeyRequest(key=key), metadata=identity("olga")
             )
             return made
 
         revoked = [await make() for _ in range(_POOL)]
         for each in revoked:
-            await stub.RevokeKey(key_pb2.RevokeKeyRequest(key_id=each.key.key_id), metadata=shown("olga"))
+            await stub.RevokeKey(key_pb2.RevokeKeyRequest(key_id=each.key.key_id), metadata=identity("olga"))
         expired = []
         for _ in range(_POOL):
             soon = Timestamp()
@@ -150,28 +150,28 @@ class World:
         await asyncio.sleep(_EXPIRY_SECONDS)
         return {
             "no such key": unknown,
-            "a key that was revoked": [each.secret for each in revoked],
-            "a key that has expired": [each.secret for each in expired],
+            "revoked key": [each.secret for each in revoked],
+            "expired key": [each.secret for each in expired],
             "a wrong checksum": [f"{each[:-1]}{'a' if each[-1] != 'a' else 'b'}" for each in unknown],
         }
 
     async def run_ids(self, user: str) -> list[str]:
-        """Return ids of runs of a user that have ended."""
+        """Return ids of ended runs of a user."""
         stub: Any = AgentServiceStub(await self.channel("agent-loop"))
         found = []
         for _ in range(_POOL):
-            started = await stub.StartRun(agent_pb2.StartRunRequest(text="who are you?"), metadata=shown(user))
-            async for _ in stub.WatchRun(agent_pb2.WatchRunRequest(run_id=started.run.run_id), metadata=shown(user)):
+            started = await stub.StartRun(agent_pb2.StartRunRequest(text="who are you?"), metadata=identity(user))
+            async for _ in stub.WatchRun(agent_pb2.WatchRunRequest(run_id=started.run.run_id), metadata=identity(user)):
                 pass
             found.append(started.run.run_id)
         return found
 
     async def notification_ids(self, user: str) -> list[str]:
-        """Return ids in the inbox of a user, once there are enough."""
+        """Return ids in a user's inbox, once there are enough."""
         stub: Any = NotifyServiceStub(await self.channel("notifier"))
         while True:
             request = notify_pb2.ListNotificationsRequest(page_size=_POOL)
-            answer = await stub.ListNotifications(request, metadata=shown(user))
+            answer = await stub.ListNotifications(request, metadata=identity(user))
             if len(answer.notifications) == _POOL:
                 return [each.notification_id for each in answer.notifications]
             await asyncio.sleep(0.1)
@@ -181,21 +181,21 @@ class World:
         stub: Any = KeyServiceStub(await self.channel("job-store"))
         key = key_pb2.Key(name="k", store_id=store_id, user_id="eve", roles=["member"])
         request = key_pb2.CreateKeyRequest(key=key)
-        return [(await stub.CreateKey(request, metadata=shown("olga"))).key.key_id for _ in range(_POOL)]
+        return [(await stub.CreateKey(request, metadata=identity("olga"))).key.key_id for _ in range(_POOL)]
 
 
-def shown(user: str) -> Metadata:
-    """Return how a user says who calls."""
+def identity(user: str) -> Metadata:
+    """Return the metadata that identify a user."""
     return (("authorization", f"Bearer key-of-{user}-0123456789"),)
 
 
 def like(ids: Sequence[str]) -> list[str]:
-    """Return ids that nothing has, and that look like these."""
+    """Return unused ids that look like these."""
     return [each[:-12] + "".join(random.choices(_ALPHABET, k=12)) for each in ids]
 
 
 def calling(channel: grpc.aio.Channel, method: str, requests: Sequence[Message], metadata: Metadata) -> list[Call]:
-    """Return calls of a method that are to be refused."""
+    """Return calls of a method that should be refused."""
     begin: Any = channel.unary_stream(method)
 
     def one(raw: bytes) -> Call:
@@ -208,14 +208,14 @@ def calling(channel: grpc.aio.Channel, method: str, requests: Sequence[Message],
 
 
 def logins(channel: grpc.aio.Channel, credentials: Sequence[str]) -> list[Call]:
-    """Return calls that show these."""
+    """Return calls with these credentials."""
     method, asked = f"{_AGENT}/ListRuns", agent_pb2.ListRunsRequest()
     return [calling(channel, method, [asked], (("authorization", f"Bearer {each}"),))[0] for each in credentials]
 
 
 @asynccontextmanager
 async def from_other_addresses(address: str) -> AsyncIterator[str]:
-    """Give an address at which each connection is passed on as one of another address of this machine."""
+    """Yield the address of a proxy that forwards each connection from another local address."""
     host, _, port = address.rpartition(":")
     count = 0
 
@@ -236,8 +236,8 @@ async def from_other_addresses(address: str) -> AsyncIterator[str]:
         yield f"127.0.0.1:{listener.sockets[0].getsockname()[1]}"
 
 
-async def looked_for(address: str, secrets_of: Mapping[str, Sequence[str]], count: int) -> dict[str, list[float]]:
-    """Return the times of logins that others are asked about, because few have failed from where they come."""
+async def lookups(address: str, secrets_of: Mapping[str, Sequence[str]], count: int) -> dict[str, list[float]]:
+    """Return the times of logins that need a lookup, because few from their address have failed."""
     times: dict[str, list[float]] = {name: [] for name in secrets_of}
     each = _FAILURES_AT_ONCE // len(secrets_of) - 1
 
@@ -257,7 +257,7 @@ async def looked_for(address: str, secrets_of: Mapping[str, Sequence[str]], coun
 
 
 async def objects(world: World, count: int) -> None:
-    """Measure what a user is told about what belongs to others."""
+    """Measure refusals for objects of other users."""
     bobs, eves = await world.run_ids("bob"), await world.run_ids("eve")
     runs = {"no such run": like(bobs), "of another user": bobs, "of another store": eves}
     key_ids, told = await world.key_ids("other"), await world.notification_ids("bob")
@@ -283,14 +283,13 @@ async def objects(world: World, count: int) -> None:
     for service, method, ids_of, request in groups:
         channel = await world.channel(service)
         kinds = [
-            Kind(name=name, calls=calling(channel, method, [request(each) for each in ids], shown("ann")))
+            Kind(name=name, calls=calling(channel, method, [request(each) for each in ids], identity("ann")))
             for name, ids in ids_of.items()
         ]
         show(method.rpartition("/")[2], await take(kinds, count))
 
 
-async def main(count: int, looks: int) -> None:
-    """Measure and print."""
+async def main(count: int, lookups_count: int) -> None:
     async with scratch() as data, AsyncExitStack() as stack:
         keys = [{"key": f"key-of-{name}-0123456789", "user_id": name, **more} for name, more in _USERS.items()]
         (data / "keys.json").write_text(json.dumps(keys))
@@ -299,8 +298,8 @@ async def main(count: int, looks: int) -> None:
         world = World(await stack.enter_async_context(Suite(options)), stack)
         found = await world.credentials()
         looked = {name: pool for name, pool in found.items() if name != "a wrong checksum"}
-        times = await looked_for(world.address("agent-loop"), looked, looks)
-        show("Keys that others are asked about", times)
+        times = await lookups(world.address("agent-loop"), looked, lookups_count)
+        show("Keys that need a lookup", times)
         channel = await world.channel("agent-loop")
         kinds = [Kind(name=name, calls=logins(channel, pool)) for name, pool in found.items()]
         await take(kinds, _FAILURES_AT_ONCE)
@@ -312,6 +311,6 @@ async def main(count: int, looks: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m bench.guesses", description=__doc__)
     parser.add_argument("--calls", type=int, default=3000, help="calls of each kind")
-    parser.add_argument("--looks", type=int, default=600, help="logins of each kind that others are asked about")
+    parser.add_argument("--lookups", type=int, default=600, help="logins of each kind that need a lookup")
     given = parser.parse_args()
-    asyncio.run(main(given.calls, given.looks))
+    asyncio.run(main(given.calls, given.lookups))

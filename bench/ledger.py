@@ -1,4 +1,4 @@
-"""What job-store can take: durable events a second on a slow disk (P5), and claims beside very many runs (P8)."""
+"""The capacity of job-store: durable events per second on a slow disk (P5), and claims beside very many runs (P8)."""
 
 from __future__ import annotations
 
@@ -41,21 +41,18 @@ CLAIM_RATIO_MAX: Final = 2.0
 EVENTS_PER_COMMIT: Final = 4
 _OWNERS: Final = (4, 8, 12, 16, 24, 32, 48, 64, 96, 192)
 _TURNS: Final = 3
-# The limits that hold by default.
-_PLACES: Final = 20
+# The default limits.
+_SLOTS: Final = 20
 _PLACES_OF_A_USER: Final = 5
 _LEASE_SECONDS: Final = 300.0
 _CLAIMED_AT_ONCE_MAX: Final = 64
 _KEY_VARIABLE: Final = "PAWL_BENCH_SERVICE_KEY"
-# Of ten pieces of a model's output, as one event brings them.
-_TEXT: Final = "and so it goes on, word by word, as a model talks "
+# Ten pieces of model output, as one event contains them.
+_TEXT: Final = "and so it continues, word by word, as models write "
 
 
 class JobStore:
-    """A job-store with its PostgreSQL and NATS and nothing else, as a user and a worker see it; a context manager.
-
-    It is called as agent-loop calls it, whose key is `service_key`.
-    """
+    """A job-store with only its PostgreSQL and NATS, used as agent-loop does with `service_key`; a context manager."""
 
     def __init__(self, data: Path, **settings: str) -> None:
         self.service_key = secrets.token_hex(32)
@@ -86,28 +83,27 @@ class JobStore:
 
     @property
     def address(self) -> str:
-        """Where it listens."""
         return self.suite.endpoints.addresses("job-store")[0]
 
     def processes(self) -> dict[str, int]:
-        """Return the process ids of what is counted."""
+        """Return the process ids of the measured processes."""
         found = {name: self.suite.pid(name) for name in ("job-store", "postgres", "nats")}
         return {name: pid for name, pid in found.items() if pid is not None}
 
     async def submit(self, store_id: str, user_id: str = "ann") -> str:
-        """Queue a run; returns its id."""
+        """Queue a run; return its id."""
         request = pb.SubmitMessageRequest(
             store_id=store_id, user_id=user_id, text="Hello.", policy=pb.MESSAGE_POLICY_QUEUE
         )
         return (await self.stub.SubmitMessage(request)).run.run_id
 
     async def claim(self, runs_max: int = 1) -> Sequence[pb.ClaimedRun]:
-        """Claim so many runs."""
+        """Claim this many runs."""
         request = pb.ClaimRunsRequest(worker_id="bench", runs_max=runs_max, lease_seconds=_LEASE_SECONDS)
         return (await self.stub.ClaimRuns(request)).runs
 
     async def complete(self, run: pb.ClaimedRun) -> None:
-        """End a claimed run."""
+        """Complete a claimed run."""
         await self.stub.CommitRun(_step(run, "a", state=run_pb2.RUN_STATE_COMPLETED))
 
 
@@ -115,14 +111,14 @@ def _step(run: pb.ClaimedRun, commit_id: str, **fields: Any) -> pb.CommitRunRequ
     return pb.CommitRunRequest(store_id=run.store_id, run_id=run.run_id, epoch=run.epoch, commit_id=commit_id, **fields)
 
 
-# Durable events a second.
+# Durable events per second.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What one load showed. Latencies are those of single commits, in milliseconds; CPU in cores.
+    """The result of one load. Latencies are those of single commits, in milliseconds; CPU is in cores.
 
-    `foreign_cores` is what the rest of the machine used meanwhile: if that is much, the figures say little.
+    `foreign_cores` is the CPU that other programs used; if it is large, the figures mean little.
     """
 
     owners: int
@@ -158,7 +154,7 @@ class Generator:
         await self._process.wait()
 
     async def commit(self, owners: int, seconds: float, *, events: int = EVENTS_PER_COMMIT) -> Load:
-        """Let `owners` runs commit so many events a step, step after step, for `seconds` after a second to warm up."""
+        """Let `owners` runs commit this many events per step for `seconds`, after a second of warm-up."""
         await self._ask(owners, 1.0, events)
         ours, machine = cpu_seconds(self._store.processes()), machine_cpu_seconds()
         answer = await self._ask(owners, seconds, events)
@@ -181,7 +177,7 @@ class Generator:
 
 
 async def generate(address: str, service_key: str) -> None:
-    """Be the load generator: a line [owners, events, seconds] on standard input is one load."""
+    """Run the load generator: each line [owners, events, seconds] on standard input is one load."""
     numbers = itertools.count(1)
     owners: list[pb.ClaimedRun] = []
     async with open_channel(address, service_key=service_key, deadline_seconds=60) as channel:
@@ -193,7 +189,7 @@ async def generate(address: str, service_key: str) -> None:
 
 
 async def _more_owners(stub: Any, count: int) -> list[pb.ClaimedRun]:
-    """Start so many runs and claim them."""
+    """Start this many runs and claim them."""
     for _ in range(count):
         await stub.SubmitMessage(
             pb.SubmitMessageRequest(store_id="bench", user_id="ann", text="Hi.", policy=pb.MESSAGE_POLICY_QUEUE)
@@ -233,7 +229,7 @@ async def _load(
 
 
 async def _injected(store: JobStore, generator: Generator) -> tuple[float, float]:
-    """Slow the disk down, and make sure that a lone commit shows it; returns its milliseconds before and after."""
+    """Slow the disk down and check the effect on a lone commit; return its milliseconds before and after."""
     took: dict[float, list[float]] = {0.0: [], FSYNC_MILLISECONDS: []}
     for _ in range(_TURNS):
         for milliseconds, found in took.items():
@@ -246,9 +242,9 @@ async def _injected(store: JobStore, generator: Generator) -> tuple[float, float
 
 
 async def _highest(generator: Generator, loads: Sequence[Load], seconds: float, repetitions: int) -> list[Load]:
-    """Return the load with most events a second whose p99 is in time, several times.
+    """Return several measurements of the load with the most events per second whose p99 is within the limit.
 
-    If there is none: the load with the lowest p99, once.
+    Without such a load, return the one with the lowest p99 once.
     """
     fit = [load for load in loads if load.p99 < COMMIT_P99_MILLISECONDS_MAX]
     for load in sorted(fit, key=lambda load: load.events_per_second, reverse=True):
@@ -259,7 +255,7 @@ async def _highest(generator: Generator, loads: Sequence[Load], seconds: float, 
 
 
 async def _events_per_second(data: Path, *, quick: bool) -> Figure:
-    """P5: the highest rate of durable events at which a commit is answered in time."""
+    """P5: the highest rate of durable events with commits answered in time."""
     seconds, levels, repetitions = (2.0, _OWNERS[1:7:2], 1) if quick else (5.0, _OWNERS, 3)
     async with (
         JobStore(data, PAWL_ACTIVE_RUNS_PER_STORE="10000", PAWL_ACTIVE_RUNS_PER_USER="10000") as store,
@@ -273,7 +269,7 @@ async def _events_per_second(data: Path, *, quick: bool) -> Figure:
     rates = [load.events_per_second if p99 < COMMIT_P99_MILLISECONDS_MAX else 0.0 for load in best]
     return Figure(
         code="P5",
-        what="durable events a second with 2 ms more for each fsync, at the highest load with p99 of a commit in time",
+        what="durable events/s with 2 ms added to each fsync, at the highest load whose commit p99 is within the limit",
         value=statistics.median(rates),
         unit="events/s",
         target=f"at least {EVENTS_PER_SECOND_MIN:,.0f} at p99 under {COMMIT_P99_MILLISECONDS_MAX:.0f} ms",
@@ -287,8 +283,8 @@ async def _events_per_second(data: Path, *, quick: bool) -> Figure:
             "cores of job-store, PostgreSQL and NATS": statistics.median(load.cores for load in best),
             "cores of the load generator": statistics.median(load.generator_cores for load in best),
             "cores of the rest of the machine": statistics.median(load.foreign_cores for load in best),
-            "events/s with one event a commit": single.events_per_second,
-            "p99 with one event a commit, ms": single.p99,
+            "events/s with one event per commit": single.events_per_second,
+            "p99 with one event per commit, ms": single.p99,
             "lone commit, ms": lone,
             "lone commit on the slow disk, ms": lone_slow,
         }
@@ -301,7 +297,7 @@ async def _events_per_second(data: Path, *, quick: bool) -> Figure:
 
 
 async def _claim_seconds(store: JobStore, probe: str | None) -> float:
-    """Return how long a claim of one run takes: of one that was just put into the store `probe`, or of any."""
+    """Return how long a claim of one run takes: a run just added to the store `probe`, or any run."""
     run_id = await store.submit(probe) if probe else None
     began = time.monotonic()
     claimed = await store.claim()
@@ -314,7 +310,7 @@ async def _claim_seconds(store: JobStore, probe: str | None) -> float:
 
 
 async def _compare(empty: JobStore, full: JobStore, probe: str | None, claims: int) -> dict[str, float]:
-    """Claim in turns beside nothing and beside many runs; whatever else the machine does slows both."""
+    """Claim in turns beside no runs and beside many, so that other load on the machine affects both."""
     times: tuple[list[float], list[float]] = ([], [])
     for number in range(claims + claims // 10):
         pair = await _claim_seconds(empty, "probe"), await _claim_seconds(full, probe)
@@ -330,28 +326,28 @@ async def _compare(empty: JobStore, full: JobStore, probe: str | None, claims: i
     }
 
 
-async def _places_taken(store: JobStore, runs: int) -> str | None:
-    """One store has all runs, and its places are taken by many users."""
+async def _slots_taken(store: JobStore, runs: int) -> str | None:
+    """One store has all runs, and its slots are taken by many users."""
     await _copies(store, runs, stores=1, users=100)
-    await _take(store, _PLACES)
+    await _take(store, _SLOTS)
     return "probe"
 
 
 async def _user_at_limit(store: JobStore, runs: int) -> str | None:
-    """One user has all runs of the one store, and as many of them run as may."""
+    """One user has all runs of the one store, and the maximum of active ones."""
     await _copies(store, runs, stores=1)
     await _take(store, _PLACES_OF_A_USER)
     return "probe"
 
 
 async def _due(store: JobStore, runs: int) -> str | None:
-    """1,000 stores have runs that are due, and these get claimed."""
+    """1,000 stores have due runs, which are claimed."""
     await _copies(store, runs, stores=1000, users=10)
     return None
 
 
 async def _parked(store: JobStore, runs: int) -> str | None:
-    """1,000 stores have runs that wait for their users, until tomorrow."""
+    """1,000 stores have runs that wait for their users until tomorrow."""
     await _copies(store, runs, stores=1000, users=10)
     async with connect(store.suite) as connection:
         await connection.execute(
@@ -371,14 +367,14 @@ async def _copies(store: JobStore, runs: int, *, stores: int, users: int = 1) ->
         await connection.execute("VACUUM ANALYZE job_store.runs")
 
 
-async def _take(store: JobStore, places: int) -> None:
-    """Claim as many runs as there are places, and make sure that there are no more."""
-    if (claimed := len(await store.claim(_CLAIMED_AT_ONCE_MAX))) != places:
-        raise RuntimeError(f"claimed {claimed} runs where there are {places} places")
+async def _take(store: JobStore, slots: int) -> None:
+    """Claim as many runs as there are slots, and check that there are no more."""
+    if (claimed := len(await store.claim(_CLAIMED_AT_ONCE_MAX))) != slots:
+        raise RuntimeError(f"claimed {claimed} runs but there are {slots} slots")
 
 
 _CASES: Final[dict[str, Callable[[JobStore, int], Awaitable[str | None]]]] = {
-    "of a store whose places are taken": _places_taken,
+    "of a store whose slots are taken": _slots_taken,
     "of a user at the limit": _user_at_limit,
     "due in 1,000 stores": _due,
     "parked in 1,000 stores": _parked,
@@ -397,7 +393,7 @@ async def _claims(data: Path, *, quick: bool) -> list[Figure]:
             figures.append(
                 Figure(
                     code="P8",
-                    what=f"claim p99 beside {runs:,} runs {name}, of that beside none",
+                    what=f"claim p99 beside {runs:,} runs {name}, relative to none",
                     value=ratio,
                     unit="times",
                     target=f"at most {CLAIM_RATIO_MAX:.0f} times",
@@ -409,7 +405,6 @@ async def _claims(data: Path, *, quick: bool) -> list[Figure]:
 
 
 async def measure(options: argparse.Namespace) -> list[Figure | NotMeasured]:
-    """Measure P5 and P8."""
     with tempfile.TemporaryDirectory(prefix="pawl-bench-") as name:
         data = Path(name)
         data.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Clients of Pawl that do runs: so many at once, or so many a second whatever becomes of them."""
+"""Clients of Pawl that do runs: a fixed number concurrently, or at a fixed rate regardless of their outcome."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ Stub: TypeAlias = "agent_pb2_grpc.AgentServiceAsyncStub"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Whose run it is. With the key of a suite on this machine it is whom the client names."""
+class Owner:
+    """The store and user of a run. With a suite's local key the client names them."""
 
     store: str = "local"
     user: str = "me"
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What says so on a call."""
+        """The metadata for calls."""
         return (("pawl-store", self.store), ("pawl-user", self.user))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of a request for a run, in seconds of the monotonic clock.
+    """The outcome of a request for a run; times are seconds of the monotonic clock.
 
     `began` is when it was due. `answered` is when StartRun was acknowledged (`accepted`) or refused. `ended` is when
-    the client knew that the run had completed; None if it did not wait for that, or the run did not. `refusal` is the
-    reason of a refusal, `untyped CODE` where the error carried none, and `ended as STATE` for a run that failed.
+    the client saw the run complete; None if it did not wait or the run did not complete. `refusal` is the reason of a
+    refusal, `untyped CODE` for an error without one, or `ended as STATE` for a run that failed.
     """
 
-    place: Place
+    place: Owner
     began: float
     answered: float
     accepted: bool
@@ -55,24 +55,24 @@ class Outcome:
 
     @property
     def is_typed(self) -> bool:
-        """Whether a refusal carried a reason that a program can act on. A run that failed is no such refusal."""
+        """Whether a refusal has a reason that a program can act on; False for a failed run."""
         return self.refusal.removeprefix("watch: ").isupper()
 
     @property
     def acknowledged_seconds(self) -> float:
-        """How long the answer to StartRun took, counted from when it was due."""
+        """The time from when the request was due to the answer of StartRun."""
         return self.answered - self.began
 
 
 def reason(error: grpc.aio.AioRpcError) -> str:
-    """Return what programs branch on in an error, or its code if it carries no reason."""
+    """Return the reason of an error, or else its code."""
     if any(key == _DETAILS_KEY for key, _ in error.trailing_metadata() or ()):
         return from_rpc_error(error).reason
     return f"untyped {error.code().name}"
 
 
-async def start(agents: Stub, place: Place, due: float) -> tuple[Outcome, str]:
-    """Ask for a run; returns what became of that, and the id of the run, empty if it was refused."""
+async def start(agents: Stub, place: Owner, due: float) -> tuple[Outcome, str]:
+    """Request a run; return the outcome and the id of the run, empty if it was refused."""
     try:
         answer = await agents.StartRun(START, metadata=place.metadata, timeout=_DEADLINE_SECONDS)
     except grpc.aio.AioRpcError as error:
@@ -80,8 +80,8 @@ async def start(agents: Stub, place: Place, due: float) -> tuple[Outcome, str]:
     return Outcome(place=place, began=due, answered=time.monotonic(), accepted=True), answer.run.run_id
 
 
-async def play(agents: Stub, place: Place, due: float) -> Outcome:
-    """Ask for a run and watch it to its end."""
+async def play(agents: Stub, place: Owner, due: float) -> Outcome:
+    """Request a run and watch it to its end."""
     outcome, run_id = await start(agents, place, due)
     if not run_id:
         return outcome
@@ -102,9 +102,9 @@ async def play(agents: Stub, place: Place, due: float) -> Outcome:
 async def at_once(
     number: int, work: Callable[[float], Awaitable[T]], *, seconds: float = math.inf, count: int = sys.maxsize
 ) -> list[T]:
-    """Do the work `number` times at once, and again as soon as one is done, `count` times or for so many seconds.
+    """Keep `number` pieces of work running, `count` in total or for a number of seconds.
 
-    `work` gets the time at which it begins. Returns when all that has begun is done.
+    `work` receives its start time. Returns when all started work is done.
     """
     found: list[T] = []
     numbers = iter(range(count))
@@ -123,16 +123,16 @@ async def at_once(
 
 
 async def at_rate(rate: float, seconds: float, work: Callable[[int, float], Awaitable[T]]) -> list[T]:
-    """Begin the work `rate` times a second, however long each takes; `work` gets its number and when it was due.
+    """Start work `rate` times per second regardless of duration; `work` receives its number and due time.
 
-    Returns when all are done. Where this process cannot keep the rate, the delay counts as time that the work took.
+    Returns when all is done. If this process cannot keep the rate, the delay counts as time of the work.
     """
     began = time.monotonic()
     async with asyncio.TaskGroup() as group:
         tasks = []
         for number in range(int(rate * seconds)):
             due = began + number / rate
-            # A sleep of nothing lets the others on, so that no burst starves those under way.
+            # Sleep even for 0 seconds, so that a burst does not starve running work.
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             tasks.append(group.create_task(_call(work, number, due)))
     return [task.result() for task in tasks]
@@ -143,27 +143,27 @@ async def _call(work: Callable[[int, float], Awaitable[T]], number: int, due: fl
 
 
 def refusals(outcomes: Sequence[Outcome]) -> dict[str, int]:
-    """Return how many were refused, or did not complete, for each reason."""
+    """Return the number of refused or incomplete runs by reason."""
     return dict(Counter(outcome.refusal for outcome in outcomes if outcome.refusal))
 
 
 def durations(outcomes: Sequence[Outcome]) -> list[float]:
-    """Return how many seconds each completed run took, from when it was due."""
+    """Return the seconds that each completed run took from its due time."""
     return [outcome.ended - outcome.began for outcome in outcomes if outcome.ended is not None]
 
 
-async def warm_up(agents: Stub, place: Callable[[int], Place]) -> None:
-    """Do some runs, few at once, so that nothing is done for the first time in what is measured."""
+async def warm_up(agents: Stub, place: Callable[[int], Owner]) -> None:
+    """Do some runs with low concurrency, so that first-time costs are not measured."""
     turns = iter(range(sys.maxsize))
     found = await at_once(8, lambda due: play(agents, place(next(turns)), due), count=64)
     if refused := refusals(found):
         raise RuntimeError(f"runs did not complete: {refused}")
 
 
-async def peak(agents: Stub, place: Callable[[int], Place], *, numbers: Sequence[int], seconds: float) -> float:
-    """Return the most runs a second that complete with any of these numbers at once, `seconds` for each.
+async def peak(agents: Stub, place: Callable[[int], Owner], *, numbers: Sequence[int], seconds: float) -> float:
+    """Return the highest rate of completed runs at any of these concurrency levels, with `seconds` for each.
 
-    The first fifth of the time is not counted, and what ends after it is not either. `place` says whose a run is.
+    Runs that end in the first fifth of the time, or after it, are not counted. `place` returns the owner of a run.
     """
     rates = []
     for number in numbers:

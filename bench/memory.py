@@ -1,4 +1,4 @@
-"""P9: what a suite costs that does nothing, after a warm-up, and whether its memory grows under load."""
+"""P9: the cost of an idle suite after a warm-up, and whether its memory grows under load."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 from bench import load
 from bench.figures import Figure, NotMeasured, at_most
-from bench.load import Outcome, Place
+from bench.load import Outcome, Owner
 from bench.options import Options
 from bench.processes import cpu_seconds, proportional_mib, resident_mib, whole_mib
 from bench.subjects import SYNCS, TRANSACTIONS, Pawl
@@ -22,17 +22,17 @@ _AT_ONCE: Final = 16
 _SETTLE_SECONDS: Final = 5.0
 _REST_MAX_MIB: Final = 300.0
 _REST_MAX_SYNCS: Final = 0.5
-# What the warm-up left to do is done by then.
+# By then the follow-up work of the warm-up is done.
 _TAIL_SECONDS: Final = 20.0
-# By its end connections are closed that the warm-up has opened.
+# By then connections opened by the warm-up are closed.
 _REST_SECONDS: Final = 60.0
-# Autovacuum looks after the tables of the warm-up for minutes, with more syncs than all others have at rest.
+# Autovacuum works on tables of the warm-up for minutes, with more syncs than all other idle processes together.
 _REST_SYNCS: Final = f"{SYNCS} AND backend_type <> 'autovacuum worker'"
 _SERVICES: Final = ("agent-loop", "tool-registry", "job-store", "notifier")
 
 
 async def measure(options: Options) -> list[Figure | NotMeasured]:
-    """Warm up, look at the idle services, then let them work and look every second."""
+    """Warm up, measure the idle services, then let them work and sample every second."""
     async with pawl() as (subject, _):
         await subject.run(options.count(300, 100), _AT_ONCE)
         await asyncio.sleep(_SETTLE_SECONDS)
@@ -53,7 +53,7 @@ async def measure(options: Options) -> list[Figure | NotMeasured]:
 
 
 async def _rest(subject: Pawl) -> list[Figure | NotMeasured]:
-    """Let the suite do nothing for a while, and say what it does to the disk and takes of the memory."""
+    """Let the suite idle; return its disk syncs and memory."""
     await asyncio.sleep(_TAIL_SECONDS)
     before = await _counts(subject)
     await asyncio.sleep(_REST_SECONDS)
@@ -63,7 +63,7 @@ async def _rest(subject: Pawl) -> list[Figure | NotMeasured]:
     syncs = at_most(
         _REST_MAX_SYNCS,
         code="P9",
-        what="syncs of PostgreSQL's log by a suite that does nothing, without those of autovacuum",
+        what="log syncs of PostgreSQL in an idle suite, without autovacuum",
         value=rates.pop("syncs"),
         unit="a second",
         detail={f"{name} a second": rate for name, rate in rates.items()},
@@ -71,7 +71,7 @@ async def _rest(subject: Pawl) -> list[Figure | NotMeasured]:
     whole = at_most(
         _REST_MAX_MIB,
         code="P9",
-        what="memory of a suite that does nothing, PostgreSQL and NATS included, shared pages counted once",
+        what="memory of an idle suite including PostgreSQL and NATS, shared pages counted once",
         value=sum(memory.values()),
         unit="MiB",
         detail=memory,
@@ -85,18 +85,18 @@ async def _counts(subject: Pawl) -> dict[str, float]:
     return counts | cpu
 
 
+# Seconds since the start, completed runs, and MiB of each service.
 Samples = list[tuple[float, int, Mapping[str, float]]]
-"""Seconds since the begin, completed runs, and MiB of each service."""
 
 
 async def _soak(subject: Pawl, seconds: float) -> tuple[Samples, int]:
-    """Keep so many runs going; returns the samples and how many runs completed."""
+    """Keep a number of runs active; return the samples and how many runs completed."""
     completed = 0
     services = {name: pid for name, pid in subject.processes().items() if name in _SERVICES}
 
     async def play(due: float) -> Outcome:
         nonlocal completed
-        outcome = await load.play(subject.agents, Place(), due)
+        outcome = await load.play(subject.agents, Owner(), due)
         completed += outcome.ended is not None
         return outcome
 
@@ -118,7 +118,7 @@ async def _soak(subject: Pawl, seconds: float) -> tuple[Samples, int]:
 
 
 def _growth(samples: Samples, runs: int, seconds: float) -> list[Figure | NotMeasured]:
-    """Judge the growth of the last two thirds, if there were enough runs for it; tell it otherwise."""
+    """Judge the growth over the last two thirds if there were enough runs; otherwise only report it."""
     late = [sample for sample in samples if sample[0] > seconds / 3]
     an_hour = {name: slope([(at / 3600, mib[name]) for at, _, mib in late]) for name in _SERVICES}
     by_runs = {name: slope([(done / 1000, mib[name]) for _, done, mib in late]) for name in _SERVICES}
@@ -126,9 +126,9 @@ def _growth(samples: Samples, runs: int, seconds: float) -> list[Figure | NotMea
     detail = {"runs": float(runs)}
     detail |= {f"{name}, MiB an hour": value for name, value in an_hour.items()}
     detail |= {f"{name}, MiB a 1,000 runs": value for name, value in by_runs.items()}
-    what = f"growth of the service that grows most, last two thirds of {seconds:g} s ({worst})"
+    what = f"largest growth of a service, last two thirds of {seconds:g} s ({worst})"
     if runs < _RUNS_OF_A_SOAK:
-        why = f"the soak was short: {runs:,} of {_RUNS_OF_A_SOAK:,} runs; --soak-seconds makes it longer"
+        why = f"the test was too short: {runs:,} of {_RUNS_OF_A_SOAK:,} runs; use a longer --soak-seconds"
         growth = Figure(code="P9", what=what, value=an_hour[worst], unit="MiB/h", detail=detail)
         return [growth, NotMeasured(code="P9", why=why)]
     bound = _GROWTH_MAX_MIB_AN_HOUR
@@ -136,7 +136,7 @@ def _growth(samples: Samples, runs: int, seconds: float) -> list[Figure | NotMea
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
-    """Return how fast y grows with x over all (x, y), by least squares; 0 where x does not change."""
+    """Return the least-squares slope of (x, y); 0 if x does not change."""
     if not points:
         return 0.0
     middle_x = sum(x for x, _ in points) / len(points)

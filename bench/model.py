@@ -1,14 +1,14 @@
-"""The model server of the benchmarks: canned bytes, so that what it costs is the same for everybody and small.
+"""The model server of the benchmarks: canned responses, so that its cost is small and the same for all subjects.
 
-`python -m bench.model --port 0` prints its URL. It answers streamed chat completions: as long as the request has fewer
-tool results than `--tool-rounds`, with one call of the first tool that it names; then with an answer of `--chunks`
-chunks. With `--interval` the calls go on in the background, again after so many seconds, `--stop-after` times. It keeps
-no state between requests. With `--chunk-milliseconds` the pieces of an answer go one by one: the role at once, the
-first output one interval later, and what ends the answer in one piece, an interval after the last output.
+`python -m bench.model --port 0` prints its URL. It answers streamed chat completions. While a request has fewer tool
+results than `--tool-rounds`, it answers with one call of the first tool in the request; then with an answer of
+`--chunks` chunks. With `--interval` the calls are repeated in the background at that interval, `--stop-after` times. It
+keeps no state between requests. With `--chunk-milliseconds` the pieces of an answer are sent one by one: the role
+immediately, the first output one interval later, and the end of the answer an interval after the last output.
 
-`GET /times` gives, for each request that was answered since the last `GET /times`, when its last byte came and when the
-first bytes of its answer, the first output and the last bytes went, in seconds on the clock that all processes of a
-machine share. Each is read just before the bytes are handed to the system.
+`GET /times` returns, for each request answered since the last `GET /times`, when its last byte arrived, and when the
+first bytes of the answer, the first output and the last bytes were sent. Times are seconds on the machine's monotonic
+clock, read just before the bytes are passed to the system.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _HEAD: Final = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-
 _END: Final = b"0\r\n\r\n"
 _END_EVENTS: Final = 3
 
+# For each request: arrival, first bytes, first output, last bytes.
 Times = list[tuple[float, float, float, float]]
-"""For each request: arrived, first bytes, first output, last bytes."""
 
 
 def event(choices: list[dict[str, Any]], **more: object) -> bytes:
@@ -58,7 +58,7 @@ def end(finish: str) -> list[bytes]:
 
 
 def tool_answer(tool: str, number: int, more: str = "{}") -> list[bytes]:
-    """Return the events of an answer that asks for one call, its arguments in fragments, with `more` of them."""
+    """Return the events of an answer with one call, its arguments in fragments and including `more`."""
     arguments = json.dumps({"key": f"item-{number}"} | json.loads(more))
     first = {"index": 0, "id": f"call_{number}", "type": "function", "function": {"name": tool, "arguments": ""}}
     fragments = [arguments[at : at + 6] for at in range(0, len(arguments), 6)]
@@ -71,25 +71,25 @@ def tool_answer(tool: str, number: int, more: str = "{}") -> list[bytes]:
 
 
 def text_answer(chunks: int) -> list[bytes]:
-    """Return the events of an answer of `chunks` pieces of text, the last of which is the same in each."""
+    """Return the events of an answer of `chunks` text pieces; the last piece is always the same."""
     pieces = [*(f"word{n} " for n in range(chunks - 1)), "the end"]
     return [delta(role="assistant", content=""), *(delta(content=piece) for piece in pieces), *end("stop")]
 
 
 def tool_name(request: bytes) -> bytes:
-    """Return the name of the first function in a request, empty if there is none."""
+    """Return the name of the first function in a request, or an empty text."""
     named = _TOOL_NAME.search(request)
     return named[1] if named else b""
 
 
 @functools.cache
 def answers(tool: bytes, tool_rounds: int, chunks: int, more: str = "{}") -> list[list[bytes]]:
-    """Return the answers to requests with no tool result, with one, and so on."""
+    """Return the answers to requests with zero, one and more tool results."""
     return [*(tool_answer(tool.decode(), number, more) for number in range(1, tool_rounds + 1)), text_answer(chunks)]
 
 
 def series(interval: float, stop_after: int, *, delay_first: bool) -> str:
-    """Return the arguments by which a call is made again and again, as JSON; none without an interval."""
+    """Return the arguments of a repeated call as JSON; empty without an interval."""
     if not interval:
         return "{}"
     said = {"_executeAsync": True, "_interval": interval, "_stopAfter": stop_after, "_delayFirst": delay_first}
@@ -97,7 +97,7 @@ def series(interval: float, stop_after: int, *, delay_first: bool) -> str:
 
 
 class Model(asyncio.Protocol):
-    """One connection. Requests on it come one after the other."""
+    """One connection, whose requests are answered in sequence."""
 
     def __init__(self, answers: Callable[[bytes], list[list[bytes]]], chunk_seconds: float, times: Times) -> None:
         self._answers = answers
@@ -171,7 +171,6 @@ async def serve(port: int, *, tool_rounds: int, chunks: int, chunk_seconds: floa
 
 
 def main() -> None:
-    """Serve until killed."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--tool-rounds", type=int, default=3)

@@ -1,6 +1,6 @@
-"""What one model call costs its client in CPU: the openai client, its bare stream, and Pawl's.
+"""The client's CPU cost of one model call: with the openai client, its raw stream, and Pawl's client.
 
-`python -m bench.model_calls` prints CPU microseconds a call, the least of several turns taken one after the other.
+`python -m bench.model_calls` prints CPU microseconds per call, the minimum of several turns.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from pawl.agent_loop.model.request import ModelRequest
 
 _USER: Final = {"role": "user", "content": "What is under item-1?"}
 _TOOL: Final = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}
-# With as many tool results as this, the server writes its long answer.
-_TOLD: Final = {"role": "tool", "tool_call_id": "call_1", "content": "42"}
-ANSWERS: Final = {"1 tool call": (_USER,), "100 chunks": (_USER, _TOLD)}
+# With this many tool results, the server writes its long answer.
+_RESULT: Final = {"role": "tool", "tool_call_id": "call_1", "content": "42"}
+ANSWERS: Final = {"1 tool call": (_USER,), "100 chunks": (_USER, _RESULT)}
 
 Call = Callable[[tuple[Any, ...]], Awaitable[int]]
 
 
 def handwritten(client: openai.AsyncOpenAI) -> Call:
-    """Return a call as the client's documentation shows it."""
+    """Return a call as shown in the client's documentation."""
 
     async def call(messages: tuple[Any, ...]) -> int:
         stream = await client.chat.completions.create(
@@ -49,7 +49,7 @@ def handwritten(client: openai.AsyncOpenAI) -> Call:
 
 
 def bare(client: openai.AsyncOpenAI) -> Call:
-    """Return a call that takes only the bytes from the client."""
+    """Return a call that uses only the client's byte stream."""
 
     async def call(messages: tuple[Any, ...]) -> int:
         body = {"model": "canned", "messages": messages, "tools": [_TOOL], "stream": True}
@@ -82,7 +82,7 @@ def pawl(model: OpenAiModel) -> Call:
 
 
 async def cpu_microseconds(call: Call, messages: tuple[Any, ...], *, count: int, at_once: int) -> float:
-    """Return what each of `count` calls cost, `at_once` of them open at any time."""
+    """Return the cost of each of `count` calls, `at_once` of them concurrently."""
 
     async def caller() -> None:
         for _ in range(count // at_once):

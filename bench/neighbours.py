@@ -1,7 +1,7 @@
-"""P10, too: one store that offers 100 times its share, and what the others notice of it.
+"""P10: one store that offers 100 times its share, and its effect on other stores.
 
-Fifty stores offer half of the peak together, each its fiftieth. Then the same again, while one of them offers 100
-times its part on top: with that Pawl is asked for one and a half times what it can do.
+Fifty stores together offer half of the peak, each a fiftieth of it. Then one of them additionally offers 100 times its
+share, which makes the total load one and a half times the capacity of Pawl.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final
 
 from bench import load
 from bench.figures import Figure, NotMeasured, at_most
-from bench.load import Outcome, Place
+from bench.load import Outcome, Owner
 from bench.options import Options
 from bench.overload import DEFAULT_LIMITS, PEAK_AT_ONCE, STORES, place
 from bench.percentiles import percentile
@@ -25,7 +25,7 @@ _NOISY: Final = place(0).store
 
 
 async def measure(options: Options) -> list[Figure | NotMeasured]:
-    """Measure the runs of the quiet stores without the noise and with it."""
+    """Measure the runs of the quiet stores with and without the noisy one."""
     seconds = options.seconds(40, 15)
     async with pawl(environment=DEFAULT_LIMITS, is_split=True) as (subject, _):
         await load.warm_up(subject.agents, place)
@@ -44,7 +44,7 @@ async def measure(options: Options) -> list[Figure | NotMeasured]:
         at_most(
             _TIMES_NORMAL_MAX,
             code="P10",
-            what=f"p99 of the other stores beside one at {_TIMES_SHARE:g} times its share, of their normal p99",
+            what=f"p99 of other stores beside one at {_TIMES_SHARE:g} times its share, relative to their normal p99",
             value=percentile(disturbed, 0.99) / percentile(normal, 0.99),
             unit="",
             detail={
@@ -62,11 +62,11 @@ async def measure(options: Options) -> list[Figure | NotMeasured]:
 
 
 async def _quiet(subject: Pawl, rate: float, seconds: float) -> list[Outcome]:
-    """Offer runs of all stores, and return those of the quiet ones."""
+    """Offer runs of all stores; return the outcomes of quiet stores."""
     found = await load.at_rate(rate, seconds, lambda number, due: load.play(subject.agents, place(number), due))
     return [outcome for outcome in found if outcome.place.store != _NOISY]
 
 
 async def _noisy(subject: Pawl, number: int, due: float) -> Outcome:
-    """Ask for a run of the noisy store and go away: whoever sends so many watches none of them."""
-    return (await load.start(subject.agents, Place(store=_NOISY, user=place(number * STORES).user), due))[0]
+    """Request a run of the noisy store without watching it."""
+    return (await load.start(subject.agents, Owner(store=_NOISY, user=place(number * STORES).user), due))[0]

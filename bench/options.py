@@ -1,4 +1,4 @@
-"""What one may choose about a benchmark."""
+"""Options of a benchmark."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """`turns`, `runs`, `at_once` and `subjects` are those of what is compared in turn; `quick` asks for short forms.
+    """`turns`, `runs`, `at_once` and `subjects` are for the comparison; `quick` selects short forms.
 
-    `sync_milliseconds` is how much longer the slow disk of the comparison takes for a sync.
+    `sync_milliseconds` is added to each sync on the slow disk of the comparison.
     """
 
     subjects: tuple[str, ...]
@@ -22,13 +22,13 @@ class Options:
 
     @property
     def runs_alone(self) -> int:
-        """Return how many runs a subject does in a turn where it does one after the other."""
+        """Return how many sequential runs a subject does per turn."""
         return max(5, self.runs // 4)
 
     def seconds(self, whole: float, short: float) -> float:
-        """Return how long something lasts: `whole`, or `short` where a short form was asked for."""
+        """Return a duration: `short` in the quick form, else `whole`."""
         return short if self.quick else whole
 
     def count(self, whole: int, short: int) -> int:
-        """Return how often something is done, as `seconds` does."""
+        """Return a count: `short` in the quick form, else `whole`."""
         return short if self.quick else whole

@@ -1,8 +1,7 @@
-"""P10: three times as many runs as Pawl can do, from many stores; what is refused, how, and how soon it is over.
+"""P10: three times as many runs as Pawl can do, from many stores: what is refused, and how soon Pawl recovers.
 
-The limits of active runs are the defaults, and each store may queue ten seconds' worth of its part of the peak, as an
-operator would set it: whatever waits longer than that helps nobody. Clients and runs have processes of their own
-(PAWL_ROLE).
+The limits of active runs are the defaults. Each store may queue ten seconds of its part of the peak, as an operator
+would configure it, because longer waits help no user. Clients and runs have separate processes (PAWL_ROLE).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any, Final
 
 from bench import load
 from bench.figures import Figure, NotMeasured, at_least, at_most
-from bench.load import Outcome, Place
+from bench.load import Outcome, Owner
 from bench.options import Options
 from bench.percentiles import percentile
 from bench.subjects import Pawl
@@ -36,7 +35,7 @@ _REFUSED_MAX_MS: Final = 250.0
 _RECOVERY_MAX_SECONDS: Final = 30.0
 _RECOVERY_PATIENCE_SECONDS: Final = 120.0
 _NORMAL_TIMES_ALONE: Final = 2.0
-_PROBES: Final = Place(store="probe")
+_PROBES: Final = Owner(store="probe")
 _TERMINAL_FROM: Final = 10  # States of runs, see the ledger's tables.
 _COMPLETED: Final = """
     SELECT count(*) FROM job_store.runs WHERE state = $1 AND store_id <> 'probe' AND end_time >= $2 AND end_time < $3
@@ -44,14 +43,14 @@ _COMPLETED: Final = """
 _OPEN: Final = "SELECT count(*) FROM job_store.runs WHERE state < $1 AND store_id <> 'probe'"
 
 
-def place(number: int) -> Place:
-    """Return whose the run of that number is: the stores take turns, and so do their users."""
-    return Place(store=f"store-{number % STORES}", user=f"user-{number // STORES % _USERS}")
+def place(number: int) -> Owner:
+    """Return the owner of the run with that number: stores and their users rotate."""
+    return Owner(store=f"store-{number % STORES}", user=f"user-{number // STORES % _USERS}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Seen:
-    """What an overload showed. `recovered` is None if it was not over when nobody wanted to wait any longer."""
+    """The result of an overload. `recovered` is None if it was not over within the time limit."""
 
     outcomes: Sequence[Outcome]
     completed_per_second: float
@@ -61,7 +60,7 @@ class _Seen:
 
 
 async def measure(options: Options) -> list[Figure | NotMeasured]:
-    """Find the peak, then offer three times of it for a while and wait until everything is as before."""
+    """Find the peak, then offer three times the peak for a while and wait for recovery."""
     async with pawl(environment=DEFAULT_LIMITS, is_split=True) as (subject, _):
         await load.warm_up(subject.agents, place)
         peak = await load.peak(subject.agents, place, numbers=PEAK_AT_ONCE, seconds=options.seconds(15, 8))
@@ -75,7 +74,7 @@ async def measure(options: Options) -> list[Figure | NotMeasured]:
 
 
 async def _overload(subject: Pawl, rate: float, seconds: float) -> _Seen:
-    """Offer `rate` runs a second for so long, then do single runs until one takes as long as before."""
+    """Offer `rate` runs per second, then do single runs until one takes its normal time."""
     probes = await load.at_once(1, lambda due: load.play(subject.agents, _PROBES, due), count=20)
     alone = percentile(load.durations(probes), 0.5)
     began: datetime = await subject.ask("SELECT clock_timestamp()")
@@ -96,7 +95,7 @@ async def _overload(subject: Pawl, rate: float, seconds: float) -> _Seen:
 
 
 async def _recover(subject: Pawl, alone_seconds: float) -> tuple[float | None, float | None]:
-    """Return after how many seconds nothing was left of the overload, and after how many a run took its normal time."""
+    """Return the seconds until the backlog was empty, and until a single run took its normal time."""
     began = time.monotonic()
     drained: float | None = None
     while (now := time.monotonic()) < began + _RECOVERY_PATIENCE_SECONDS:
@@ -115,7 +114,7 @@ def _goodput(seen: _Seen, peak: float, seconds: float, queue: int) -> Figure:
     return at_least(
         _GOODPUT_MIN,
         code="P10",
-        what=f"goodput at {_TIMES_PEAK:g} times the peak for {seconds:g} s, as a part of the peak",
+        what=f"goodput at {_TIMES_PEAK:g} times the peak for {seconds:g} s, relative to the peak",
         value=seen.completed_per_second / peak,
         unit="",
         detail={
@@ -130,10 +129,10 @@ def _goodput(seen: _Seen, peak: float, seconds: float, queue: int) -> Figure:
 
 
 def _refusals(outcomes: Sequence[Outcome]) -> list[Figure | NotMeasured]:
-    """Say how many were refused, why, and how soon. A refusal without a reason is one that no program can act on."""
+    """Count refusals by reason and time. Programs cannot act on a refusal without a reason."""
     refused = [outcome for outcome in outcomes if outcome.refusal]
     if not refused:
-        return [NotMeasured(code="P10", why="nothing was refused, so there is no refusal to look at")]
+        return [NotMeasured(code="P10", why="nothing was refused")]
     untyped = sum(not outcome.is_typed for outcome in refused)
     at_start = [outcome.acknowledged_seconds * 1000 for outcome in outcomes if not outcome.accepted]
     accepted = [outcome.acknowledged_seconds * 1000 for outcome in outcomes if outcome.accepted]
@@ -170,7 +169,7 @@ def _recovery(seen: _Seen) -> Figure | NotMeasured:
     return at_most(
         _RECOVERY_MAX_SECONDS,
         code="P10",
-        what=f"recovery: no backlog, and a run alone takes at most {_NORMAL_TIMES_ALONE:g} times its normal time",
+        what=f"recovery: no backlog, and a single run takes at most {_NORMAL_TIMES_ALONE:g} times its normal time",
         value=seen.recovered_seconds,
         unit="s",
         detail={"backlog gone, s": seen.drained_seconds, "run alone before, ms": seen.alone_seconds * 1000},

@@ -1,7 +1,7 @@
-"""`python -m bench.plan`: what 10, 1,000 and 1,000,000 active runs need, worked out from what one run costs.
+"""`python -m bench.plan`: the resources for 10, 1,000 and 1,000,000 active runs, calculated from the cost of one run.
 
-Nothing is measured here. What was measured is in `MEASURED`, what is assumed is in `Mix`, and the rest is arithmetic
-and a simulation of many databases (see `shards`), the same for the same seed.
+Nothing is measured here. `MEASURED` holds measurements and `Mix` assumptions; the rest is arithmetic and a seeded
+simulation of many databases (see `shards`).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _COMMITS: Final = 30_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What one piece of work costs.
+    """The cost of one piece of work.
 
     `cpu_ms`: milliseconds of one core by process. `commits`: operations of the ledger, `events` of the log.
-    `database_bytes`: rows and indexes that stay; `wal_bytes`: written to PostgreSQL's log.
+    `database_bytes`: rows and indexes that are kept; `wal_bytes`: bytes written to PostgreSQL's log.
     """
 
     cpu_ms: Mapping[str, float]
@@ -43,10 +43,10 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What was measured.
+    """Measured costs.
 
-    `run`: one that answers at once, watched by one client. `tool_round`: one more round, with one call. `output`: one
-    more piece of an answer, shown as it comes. `stream_kib`: memory of agent-loop for a stream.
+    `run`: one with an immediate answer and one watching client. `tool_round`: one more round with one call. `output`:
+    one more piece of an answer, shown as it arrives. `stream_kib`: memory of agent-loop per stream.
     """
 
     run: Cost
@@ -55,6 +55,8 @@ class Costs:
     stream_kib: float
 
 
+# Differences between runs with one answer, with one answer at 20 ms per chunk, and with three more rounds; 16
+# concurrent runs. The two cores were busy with other work, so CPU is rather too high.
 MEASURED: Final = Costs(
     run=Cost(
         cpu_ms={
@@ -93,22 +95,18 @@ MEASURED: Final = Costs(
     ),
     stream_kib=59.4,
 )
-"""Differences between runs of one answer, of one answer at 20 ms a chunk, and of three more rounds; 16 at once.
-
-The two cores were busy with other work, so CPU is rather too high than too low.
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
-    """What is assumed about the work.
+    """Assumptions about the work.
 
-    An active run is one that has not ended. `parked_share` of them wait for somebody and do nothing; the others make
-    `rounds_per_minute` each. A run has `rounds_per_run`, the last of which answers. A round brings `outputs_per_round`
-    pieces of output, each its own commit. A run is watched by `watchers_per_run`, parked or not. A commit makes
-    `nats_messages_per_commit`: it is published once, and delivered to an agent-loop that has a watcher. A database has
-    `database_cores`, and a disk that takes `fsync_ms`. No process is planned to be busier than `utilisation_max`, as a
-    share of one core for a service. A replica of agent-loop drives and serves as many as its default settings let it.
+    An active run is one that has not ended. `parked_share` of them wait and do nothing; the others make
+    `rounds_per_minute` each. A run has `rounds_per_run`, the last of which answers. A round has `outputs_per_round`
+    pieces of output, each with its own commit. A run has `watchers_per_run`, parked or not. A commit makes
+    `nats_messages_per_commit`: it is published once, and delivered to an agent-loop with a watcher. A database has
+    `database_cores`, and a disk with `fsync_ms`. No process is planned to exceed `utilisation_max`, for a service as a
+    share of one core. A replica of agent-loop drives and serves as many runs as its default settings allow.
     """
 
     rounds_per_minute: float = 4.0
@@ -126,7 +124,7 @@ class Mix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """What so many active runs need. Rates are per second; a day is one at this rate."""
+    """The resources for a number of active runs. Rates are per second; a day is one at this rate."""
 
     active_runs: int
     rounds: float
@@ -142,7 +140,7 @@ class Fleet:
 
 
 def plan(active_runs: int, mix: Mix, costs: Costs) -> Fleet:
-    """Return what so many active runs of that mix need."""
+    """Return the resources for a number of active runs of that mix."""
     driven = active_runs * (1 - mix.parked_share)
     rounds = driven * mix.rounds_per_minute / 60
     runs = rounds / mix.rounds_per_run
@@ -156,7 +154,7 @@ def plan(active_runs: int, mix: Mix, costs: Costs) -> Fleet:
 
     commits = total(lambda cost: cost.commits)
     streams = active_runs * mix.watchers_per_run
-    # A service is one Python process with one thread for Python: a core each.
+    # A service is one Python process with one Python thread, so it uses one core.
     replicas = {name: max(1, math.ceil(cores(name) / mix.utilisation_max)) for name in _SERVICES}
     replicas["agent-loop"] = max(
         replicas["agent-loop"],
@@ -179,7 +177,7 @@ def plan(active_runs: int, mix: Mix, costs: Costs) -> Fleet:
 
 
 def shard_of(fleet: Fleet, mix: Mix) -> Shard:
-    """Return a database of the plan as the simulation knows it."""
+    """Return a database of the plan for the simulation."""
     return Shard(
         cores=mix.database_cores,
         commit_cpu_ms=fleet.database_cores / fleet.commits * 1000,
@@ -187,11 +185,11 @@ def shard_of(fleet: Fleet, mix: Mix) -> Shard:
     )
 
 
-# The tables.
+# Tables.
 
 
 def fleet_table(fleets: Sequence[Fleet]) -> Table:
-    """Return what each number of runs needs."""
+    """Return the resources for each number of runs."""
     table = Table("", *(f"{fleet.active_runs:,} active runs" for fleet in fleets), title="What is needed")
     rows = {
         "rounds a second": [f"{fleet.rounds:,.1f}" for fleet in fleets],
@@ -217,7 +215,7 @@ def _latency(shard: Shard, commits: float, seed: int) -> str:
 
 
 def hottest_table(shard: Shard, commits: float, counts: Sequence[int], exponents: Sequence[float], seed: int) -> Table:
-    """Return how busy the hottest shard is, by how many there are and how unequal the stores."""
+    """Return the load of the hottest shard, by number of shards and inequality of stores."""
     table = Table(
         *("shards", "Zipf exponent", "largest store", "mean busy"),
         *("hottest by hash", "p99, ms", "hottest by directory", "p99, ms", "stores in the directory"),
@@ -239,7 +237,7 @@ def hottest_table(shard: Shard, commits: float, counts: Sequence[int], exponents
 
 
 def giant_table(shard: Shard, commits: float, count: int, seed: int) -> Table:
-    """Return what one store does that is as large as so many shards' shares."""
+    """Return the effect of one store as large as several shards' shares."""
     table = Table(
         *("largest store, of a shard's share", "its commits/s", "hottest shard", "p99, ms", "next hottest", "p99, ms"),
         title=f"One store that outgrows its shard, of {count}; others with exponent 0.6, placed by directory",
@@ -259,7 +257,7 @@ def giant_table(shard: Shard, commits: float, count: int, seed: int) -> Table:
 
 
 def moves_table(counts: Sequence[tuple[int, int]], exponent: float) -> Table:
-    """Return how many stores move, and how much of the load, when shards are added."""
+    """Return how many stores, and how much load, move when shards are added."""
     table = Table(
         *("from", "to", "by hash: stores", "load", "hottest", "by directory: stores", "load", "hottest"),
         title=f"What moves when shards are added; exponent {exponent:g}; hottest: of the mean",

@@ -9,7 +9,7 @@ import psutil
 
 
 def cpu_seconds(roots: Mapping[str, int]) -> dict[str, float]:
-    """Return the CPU time that each root and its descendants have used, and those of them that ended."""
+    """Return the CPU time of each root and its descendants, including ended ones."""
     return {name: sum(map(_cpu, _tree(pid))) for name, pid in roots.items()}
 
 
@@ -25,7 +25,7 @@ def machine_cpu_seconds() -> float:
 
 
 def whole_mib(roots: Mapping[str, int]) -> dict[str, float]:
-    """Return the memory of each root and its descendants, what they share with others included, in MiB."""
+    """Return the memory of each root and its descendants in MiB, including shared memory."""
     return {name: sum(map(_resident, _tree(pid))) / 2**20 for name, pid in roots.items()}
 
 

@@ -1,9 +1,9 @@
 """How soon all runs continue after everything was killed: `python -m bench.recovery`.
 
-`pawl up` with its own settings and two replicas of each service works on 200 runs, half of them in a call of a tool,
-half in an answer of the model. Then the launcher and every process below it are killed with SIGKILL, PostgreSQL and
-NATS included, and `pawl up` is started again. The clock runs from there until the last run has taken a step: until its
-next owner has written something to its log, by the time of that commit.
+`pawl up` with default settings and two replicas of each service works on 200 runs, half of them in a tool call, half in
+a model answer. Then SIGKILL ends the launcher and all its processes, including PostgreSQL and NATS, and `pawl up` is
+started again. The time runs from that start until the last run has taken a step: until its next owner has committed to
+its log, by the time of that commit.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ B = TypeVar("B")
 
 GOAL_SECONDS = 15.0
 
-# As many at once as a store and a user may have active with the settings that Pawl ships.
+# As many active runs as the default settings allow per store and user.
 _STORES, _USERS, _RUNS_PER_USER = 10, 4, 5
 _AT_ONCE = 16
 _PATIENCE_SECONDS = 90.0
@@ -51,7 +51,7 @@ _STREAMING = "count to 200 very slowly"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """What was measured. Seconds count from the second start of `pawl up`."""
+    """The result. Seconds count from the second start of `pawl up`."""
 
     runs: int
     processes_killed: int
@@ -67,22 +67,22 @@ class _Active:
     run: run_pb2.Run
 
 
-async def measure(folder: Path, tell: Callable[[str], None]) -> Recovery:
+async def measure(folder: Path, report: Callable[[str], None]) -> Recovery:
     """Measure in an empty folder.
 
     Raises:
-        TimeoutError: something was not ready, or some run did not go on, within a minute and a half.
+        TimeoutError: a process was not ready, or a run did not continue, within a minute and a half.
     """
     async with _up(folder) as (process, endpoints), _agents(endpoints) as stubs:
         started = await _start_runs(stubs)
         active = await _each(partial(_active, stubs), started)
-        tell(f"{len(active)} runs are active")
+        report(f"{len(active)} runs are active")
         killed = await _kill_everything(process.pid)
-    tell(f"{killed} processes are killed")
+    report(f"{killed} processes are killed")
     begin_time = time.time()
     async with _up(folder) as (_, endpoints), _agents(endpoints) as stubs:
         ready_seconds = time.time() - begin_time
-        tell(f"everything is ready again after {ready_seconds:.1f} s")
+        report(f"everything is ready again after {ready_seconds:.1f} s")
         steps = await _each(partial(_step_time, stubs, begin_time), active)
     after = [step - begin_time for step in steps]
     return Recovery(
@@ -97,7 +97,7 @@ async def measure(folder: Path, tell: Callable[[str], None]) -> Recovery:
 
 @asynccontextmanager
 async def _up(folder: Path) -> AsyncIterator[tuple[asyncio.subprocess.Process, Endpoints]]:
-    """Run `pawl up` on a data folder; gives its endpoints when every process is ready."""
+    """Run `pawl up` on a data folder; yield its endpoints when every process is ready."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PAWL_", "OPENAI_"))}
     environment |= {
         "PAWL_LOCAL_KEY": LOCAL_KEY,
@@ -151,7 +151,7 @@ async def _start_runs(stubs: Sequence[Stub]) -> list[_Active]:
 
 
 async def _active(stubs: Sequence[Stub], started: _Active) -> _Active:
-    """Return the run as soon as it is in the middle of something."""
+    """Return the run once it is in the middle of a call or an answer."""
     found: list[run_pb2.Run] = []
 
     async def is_active() -> bool:
@@ -164,11 +164,11 @@ async def _active(stubs: Sequence[Stub], started: _Active) -> _Active:
 
 
 async def _kill_everything(launcher_pid: int) -> int:
-    """Kill the launcher and all that it started, in one go; returns how many processes that were."""
+    """Kill the launcher and all its processes together; return how many there were."""
     launcher = psutil.Process(launcher_pid)
     processes = [launcher, *launcher.children(recursive=True)]
     for process in processes:
-        # PostgreSQL's own end when it is gone, and may be faster.
+        # PostgreSQL's processes end on their own when it is killed, maybe earlier.
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
 
@@ -202,7 +202,7 @@ async def _step_time(stubs: Sequence[Stub], begin_time: float, active: _Active) 
 
 
 async def _each(work: Callable[[A], Awaitable[B]], items: Sequence[A]) -> list[B]:
-    """Do the work for each, some at a time."""
+    """Do the work for each item with limited concurrency."""
     gate = asyncio.Semaphore(_AT_ONCE)
 
     async def bounded(item: A) -> B:
@@ -213,7 +213,7 @@ async def _each(work: Callable[[A], Awaitable[B]], items: Sequence[A]) -> list[B
 
 
 def main() -> int:
-    """Measure in a temporary folder; 1 if the last run took longer than the goal."""
+    """Measure in a temporary folder; return 1 if the last run took longer than the target."""
     with tempfile.TemporaryDirectory(prefix="pawl-recovery-") as folder:
         found = asyncio.run(measure(Path(folder), print))
     print(msgspec.json.format(msgspec.json.encode(found)).decode())

@@ -31,7 +31,7 @@ Machine = dict[str, str | float]
 
 
 def machine() -> Machine:
-    """Return what the figures depend on, as it is before the measurement begins."""
+    """Return the conditions of the measurement at its start."""
     return {
         "cores": os.cpu_count() or 0,
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
@@ -39,14 +39,14 @@ def machine() -> Machine:
         "kernel": platform.release(),
         "architecture": platform.machine(),
         "load_average_at_start": round(os.getloadavg()[0], 2),
-        # Each Pawl that is measured was asked for it when it had started.
+        # Each measured Pawl checks it at its start.
         "postgresql_fsync": "on",
         "sync_milliseconds": round(_sync_milliseconds(), 2),
     }
 
 
 def _sync_milliseconds() -> float:
-    """Return how long the disk that data is kept on takes to sync a page, of many the median."""
+    """Return the median time that the data disk takes to sync a page."""
     took = []
     with tempfile.TemporaryFile(buffering=0) as file:
         for _ in range(_SYNCS):
@@ -60,9 +60,9 @@ def _sync_milliseconds() -> float:
 def write(
     found: Sequence[Figure | NotMeasured], machine: Machine, options: Options, *, whole: bool
 ) -> tuple[Path, ...]:
-    """Write all figures and, if there is something to draw, the chart; returns the files.
+    """Write all figures, and the chart if there is anything to draw; return the files.
 
-    Only a `whole` measurement gets the date alone for a name, so that a look at one part overwrites no record.
+    Only a `whole` measurement is named by the date alone, so that a partial one overwrites no record.
     """
     now = datetime.now(UTC)
     result = {
@@ -85,7 +85,7 @@ def write(
 
 
 def show(found: Sequence[Figure | NotMeasured], machine: Machine) -> None:
-    """Print the table of figures, the comparison, and what could not be measured."""
+    """Print the figures, the comparison, and what could not be measured."""
     console = Console()
     if not console.is_terminal:
         console.width = _FILE_WIDTH
@@ -115,12 +115,11 @@ def show(found: Sequence[Figure | NotMeasured], machine: Machine) -> None:
 
 
 def in_order(figures: Sequence[Figure]) -> list[Figure]:
-    """Return the figures in the order of the targets."""
     return sorted(figures, key=lambda figure: int(figure.code.removeprefix("P")))
 
 
 def rows(figures: Sequence[Figure]) -> list[tuple[str, str, str, str, str]]:
-    """Return a row for each figure, in the order of the targets: code, what, value, target, verdict."""
+    """Return a row per figure, in target order: code, what, value, target, verdict."""
     return [(f.code, f.what, measured(f), f.target, verdict(f)) for f in in_order(figures)]
 
 
@@ -130,7 +129,7 @@ def measured(figure: Figure) -> str:
 
 
 def verdict(figure: Figure) -> str:
-    """Return whether the target is met, how far away it is, and whether it is in doubt; empty where there is none."""
+    """Return whether the target is met, by how much, and whether that is in doubt; empty without a target."""
     if figure.met is None:
         return ""
     word = "met" if figure.met else "MISSED"
@@ -141,14 +140,14 @@ def verdict(figure: Figure) -> str:
 
 
 def number(value: float) -> str:
-    """Return a number with as many places as one can read."""
+    """Return a number with a readable number of digits."""
     if abs(value) >= _THOUSANDS_FROM or value == int(value):
         return f"{value:,.0f}"
     return f"{value:.3g}" if abs(value) < 1 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"  # noqa: PLR2004
 
 
 def caption(machine: Machine) -> str:
-    """Return the machine in a line."""
+    """Return the machine in one line."""
     return (
         f"{machine['cores']} cores, Python {machine['python']}, Linux {machine['kernel']}, "
         f"fsync {machine['postgresql_fsync']}, a sync takes {machine['sync_milliseconds']} ms, "
@@ -161,7 +160,7 @@ def _detail(figure: Figure) -> str:
 
 
 def _pivot(title: str, points: Sequence[Point]) -> Table:
-    """Return a table with a row for each series and a column for each figure."""
+    """Return a table with a row per series and a column per figure."""
     columns = list(dict.fromkeys(point.title for point in points))
     cells = {(point.series, point.title): point for point in points}
     table = Table("", *columns, title=title)

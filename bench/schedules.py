@@ -1,9 +1,9 @@
 """P13: 100,000 schedules, 500 of which are due in the same second, with two replicas of agent-loop and of job-store.
 
-How long after that second the last of their runs is made, whether each is made once, and how long StartRun takes in the
-five seconds from then on beside what it takes otherwise. The worker that drives runs, a process of its own, is stopped
-meanwhile: 500 runs at once are more than a small machine can do, whoever starts them. With the worker is shown, too.
-The schedules that are due are of 500 users of 50 stores.
+Measured are when the last of their runs is created, whether each is created once, and how long StartRun takes in the
+following five seconds compared with normal. The worker, a separate process, is stopped during this: 500 concurrent runs
+are more than a small machine can do, regardless of schedules. The figures with the worker are shown too. The due
+schedules belong to 500 users of 50 stores.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pawl.event.v1 import schedule_pb2
 _SCHEDULES: Final = 100_000
 _DUE: Final = 500
 _OF_A_USER: Final = 100
-# No divisor in common with the number of stores, so that all of them have some.
+# Coprime with the number of stores, so that all of them get some.
 _STEP: Final = 199
 _SECONDS_MAX: Final = 5.0
 _TIMES_P99_MAX: Final = 2.0
@@ -41,7 +41,7 @@ _AHEAD_SECONDS: Final = 2.0
 _PATIENCE_SECONDS: Final = 60.0
 _LABEL: Final = "scheduled"
 
-# Copies of one schedule, each of a user who has a hundred, due in the course of the year after the next hour.
+# Copies of one schedule. Each user has a hundred, due over the year after the next hour.
 _COPY: Final = """
 INSERT INTO job_store.schedules
 SELECT (r).*
@@ -51,7 +51,7 @@ FROM job_store.schedules AS s, generate_series(1, $1::int) AS n, jsonb_populate_
     'claim_at', now() + interval '1 hour' + n * interval '5 minutes'
 )) AS r
 """
-# One schedule each of so many users, due at the same time.
+# One schedule each of this many users, due at the same time.
 _MAKE_DUE: Final = """
 UPDATE job_store.schedules SET user_id = 'user-' || substr(schedule_id, 5), due_time = $2, claim_at = $2
 WHERE schedule_id IN (SELECT 'sch_' || n * $3 FROM generate_series(1, $1::int) AS n)
@@ -64,7 +64,7 @@ FROM job_store.runs WHERE labels LIKE '%' || $1 || '%' AND create_time >= $2
 
 @dataclass(slots=True, kw_only=True)
 class _Seen:
-    """StartRun before some bursts and beside them, how long these took, and runs too few or too many."""
+    """StartRun before and during bursts, how long these took, and missing or duplicate runs."""
 
     quiet: list[Outcome] = field(default_factory=list)
     beside: list[Outcome] = field(default_factory=list)
@@ -91,7 +91,7 @@ class _Seen:
 
 
 async def measure(options: Options) -> list[Figure | NotMeasured]:
-    """Make schedules due together some times, while StartRun is asked for at a steady rate."""
+    """Make schedules due together several times, while StartRun is called at a constant rate."""
     replicas = {"agent-loop": 3, "job-store": 2}
     async with pawl(environment=DEFAULT_LIMITS, is_split=True, replicas=replicas) as (subject, _):
         await load.warm_up(subject.agents, place)
@@ -112,15 +112,15 @@ async def measure(options: Options) -> list[Figure | NotMeasured]:
     if refused := load.refusals([*alone.quiet, *alone.beside]):
         return [NotMeasured(code="P13", why=f"runs were refused: {refused}")]
     took = [*alone.took, *driven.took]
-    last = f"{_DUE} of {_SCHEDULES} schedules due in the same second: the last run is made, the slowest time"
-    times = "StartRun acknowledged meanwhile, p99, of its p99 otherwise"
+    last = f"{_DUE} of {_SCHEDULES} schedules due in the same second: delay of the last run, slowest burst"
+    times = "StartRun acknowledged during the burst, p99, relative to its normal p99"
     detail = {"fastest time, s": min(took), "times": float(len(took))}
     return [
         at_most(_SECONDS_MAX, code="P13", what=last, value=max(took), unit="s", detail=detail),
         at_most(
             0,
             code="P13",
-            what="of these, runs that were not made, or made twice",
+            what="missing or duplicate runs of these",
             value=float(alone.wrong + driven.wrong),
             unit="",
         ),
@@ -136,7 +136,7 @@ async def measure(options: Options) -> list[Figure | NotMeasured]:
 
 
 async def _schedules(subject: Pawl) -> None:
-    """Make one schedule as its user does, and copies of it."""
+    """Create one schedule as its user does, and copies of it."""
     definition = schedule_pb2.ScheduleDefinition(
         name="copied", text="Look up three items.", cron="0 9 * * *", time_zone="Europe/Berlin", labels={_LABEL: "it"}
     )
@@ -156,7 +156,7 @@ async def _starts(subject: Pawl, seconds: float) -> list[Outcome]:
 
 
 async def _burst(subject: Pawl, seen: _Seen) -> None:
-    """Have schedules due a moment from now, and see what becomes of them, and of StartRun before and from then on."""
+    """Make schedules due shortly, and measure their runs, and StartRun before and after the due time."""
     seen.quiet += await _starts(subject, _SECONDS_MAX)
     async with connect(subject.suite) as connection:
         due = await connection.fetchval("SELECT date_trunc('second', now()) + $1 * interval '1 second'", _AHEAD_SECONDS)
@@ -170,7 +170,7 @@ async def _burst(subject: Pawl, seen: _Seen) -> None:
 
 
 async def _made(subject: Pawl, due: object) -> tuple[int, int, float]:
-    """Return how many runs were made of those that are due, for how many users, and when the last one was made."""
+    """Return how many runs the due schedules created, for how many users, and when the last one was created."""
     until = time.monotonic() + _PATIENCE_SECONDS
     while True:
         async with connect(subject.suite) as connection:
@@ -181,7 +181,7 @@ async def _made(subject: Pawl, due: object) -> tuple[int, int, float]:
 
 
 async def _rest(subject: Pawl) -> None:
-    """Wait until no run goes on."""
+    """Wait until no run is active."""
     until = time.monotonic() + _PATIENCE_SECONDS
     while True:
         if not await subject.ask("SELECT count(*) FROM job_store.runs WHERE state < 10") or time.monotonic() > until:

@@ -1,9 +1,9 @@
-"""P15: series that go on for long: when their iterations begin, what they cost while they are parked, and what is kept.
+"""P15: long series: when their iterations start, their cost while parked, and what is stored.
 
-* One series of half a second: how late each iteration begins.
-* 10,000 parked series, of which nothing is due, and then one a second: the CPU of all processes.
-* A notice of a job in a conversation in which nothing goes on: from the end of the job to the model's request.
-* As many iterations as go into some minutes, by the steps of a worker and without its waits: rows, size and claims.
+* One series of half a second: the delay of each iteration.
+* 10,000 parked series, none due, and then one due per second: the CPU of all processes.
+* A job notice in an idle conversation: from the end of the job to the model's request.
+* As many iterations as fit into some minutes, by the steps of a worker without its waits: rows, size and claims.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SELECT extract(epoch FROM coalesce(start_time, create_time))::float8 AS begun FR
 WHERE run_id = $1 AND round > $2 ORDER BY round
 """
 _ENDED: Final = "SELECT extract(epoch FROM max(end_time))::float8 FROM job_store.runs WHERE reports_to <> ''"
-# Copies report to nobody's conversation: each would count there. So many come after each other, a second apart.
+# Copies report to a conversation that does not exist, or each would count there. They are due a second apart.
 _SPREAD: Final = """
 WITH numbered AS (SELECT store_id, run_id, row_number() OVER (ORDER BY run_id) AS n FROM job_store.runs
                   WHERE reports_to <> '' AND store_id LIKE 'copy-%')
@@ -63,7 +63,7 @@ SELECT (SELECT count(*) FROM job_store.calls WHERE run_id = $1)
 
 
 async def measure(options: Options) -> list[Figure | NotMeasured]:
-    """Measure them one after the other, each with a suite of its own."""
+    """Measure all of them in sequence, each with its own suite."""
     return [
         *await _lateness(options.count(120, 40)),
         *await _parked(options),
@@ -79,14 +79,14 @@ async def _lateness(iterations: int) -> list[Figure | NotMeasured]:
         async with connect(subject.suite) as connection:
             (job,) = await connection.fetch(_JOB)
             first = run_pb2.Run.FromString(job["options"]).job.begin_time.ToNanoseconds() / 1e9
-            # The first is begun with the job, and finds all as it is after a start.
+            # The first one starts with the job, under the conditions of a new process.
             begun = [record["begun"] - first for record in await connection.fetch(_BEGUN, job["run_id"], 1)]
     late = [seconds % _INTERVAL_SECONDS * 1000 for seconds in begun]
     return [
         at_most(
             _LATE_MAX_MS,
             code=_CODE,
-            what=f"iterations of a series of {_INTERVAL_SECONDS} s begin so late, p99",
+            what=f"delay of iterations of a series of {_INTERVAL_SECONDS} s, p99",
             value=percentile(late, 0.99),
             unit="ms",
             detail={
@@ -127,26 +127,26 @@ async def _parked(options: Options) -> list[Figure | NotMeasured]:
         at_most(
             _CORE_MAX_PERCENT,
             code=_CODE,
-            what=f"{_PARKED:,} parked series, one iteration a second in total: CPU of all processes over that of none",
+            what=f"{_PARKED:,} parked series, one iteration/s in total: CPU of all processes above that without series",
             value=sum(going.values()) - sum(none.values()),
             unit="% of a core",
             detail=_over(none, going)
-            | {"iterations a second": made / seconds, "of none, % of a core": sum(none.values())},
+            | {"iterations/s": made / seconds, "without series, % of a core": sum(none.values())},
         ),
         at_most(
             _CORE_MAX_PERCENT,
             code=_CODE,
-            what="the same while none is due",
+            what="the same with none due",
             value=sum(parked.values()) - sum(none.values()),
             unit="% of a core",
-            detail={"agent-loop grows, MiB": held - memory}
+            detail={"growth of agent-loop, MiB": held - memory}
             | {f"{name}, % of a core": value - none[name] for name, value in parked.items()},
         ),
     ]
 
 
 def _over(none: Mapping[str, float], used: Mapping[str, float]) -> dict[str, float]:
-    """Return by how much more each process used."""
+    """Return how much more each process used."""
     return {f"{name}, % of a core": each - none[name] for name, each in used.items()}
 
 
@@ -171,7 +171,7 @@ async def _notices(count: int) -> list[Figure | NotMeasured]:
         at_most(
             _NOTICE_MAX_MS,
             code=_CODE,
-            what="a notice to the model's request, in a conversation in which nothing goes on, p99",
+            what="from a job notice to the model's request, in an idle conversation, p99",
             value=percentile(waits, 0.99),
             unit="ms",
             detail={"p50, ms": percentile(waits, 0.5), "notices": count},
@@ -180,7 +180,7 @@ async def _notices(count: int) -> list[Figure | NotMeasured]:
 
 
 async def _next_request(server: ModelServer) -> float:
-    """Return when the next request came, by the clock of the machine."""
+    """Return when the next request arrived, on the machine's clock."""
     async with asyncio.timeout(_PATIENCE_SECONDS):
         while True:
             if requests := await server.requests():
@@ -197,8 +197,8 @@ async def _until(subject: Pawl, query: str, wanted: int) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Look:
-    """What a series has come to after so many iterations; the claims are those since the look before."""
+class _Sample:
+    """The state of a series after a number of iterations; claims are those since the previous sample."""
 
     iterations: int
     rows: int
@@ -217,7 +217,7 @@ async def _long(seconds: float) -> list[Figure | NotMeasured]:
         at_most(
             _TIMES_MAX,
             code=_CODE,
-            what=f"{what}: a claim, of what it took at {first.iterations:,}, p50",
+            what=f"{what}: a claim relative to one at {first.iterations:,}, p50",
             value=last.claim_p50 / first.claim_p50,
             unit="",
             detail={"p50, ms": last.claim_p50, "p99, ms": last.claim_p99, "at first p99, ms": first.claim_p99},
@@ -225,14 +225,14 @@ async def _long(seconds: float) -> list[Figure | NotMeasured]:
         at_most(
             _TIMES_MAX,
             code=_CODE,
-            what=f"{what}: the most rows of calls and events, of those after {first.iterations:,}",
+            what=f"{what}: largest number of call and event rows, relative to {first.iterations:,}",
             value=max(look.rows for look in looks[4:]) / max(look.rows for look in looks[:4]),
             unit="",
             detail={"rows": last.rows},
         ),
         Figure(
             code=_CODE,
-            what=f"{what}: the ledger grows by so much for each, as life-cycle events are kept for a day",
+            what=f"{what}: growth of the ledger per iteration, as life-cycle events are kept for a day",
             value=each,
             unit="KiB",
             detail={
@@ -243,17 +243,17 @@ async def _long(seconds: float) -> list[Figure | NotMeasured]:
     ]
 
 
-async def _iterate(store: JobStore, seconds: float) -> Sequence[_Look]:
-    """Make iterations for so long, and look at what there is from time to time."""
-    await _begin(store)
-    looks, claims, number = list[_Look](), list[float](), 0
+async def _iterate(store: JobStore, seconds: float) -> Sequence[_Sample]:
+    """Make iterations for that long, with occasional samples."""
+    await _start(store)
+    looks, claims, number = list[_Sample](), list[float](), 0
     began = time.monotonic()
     while time.monotonic() - began < seconds:
         number += 1
         claims.append(await _one(store, number) * 1000)
         if number % 250 == 0:
             async with connect(store.suite) as connection:
-                look = _Look(
+                look = _Sample(
                     iterations=number,
                     rows=await connection.fetchval(_ROWS, "run_series"),
                     size_mib=await connection.fetchval(_SIZE),
@@ -265,8 +265,8 @@ async def _iterate(store: JobStore, seconds: float) -> Sequence[_Look]:
     return looks
 
 
-async def _begin(store: JobStore) -> None:
-    """Let a run begin the series and end."""
+async def _start(store: JobStore) -> None:
+    """Let a run start the series and end."""
     await store.submit("bench")
     (run,) = await store.claim()
     call = call_pb2.Call(
@@ -286,7 +286,7 @@ async def _begin(store: JobStore) -> None:
 
 
 async def _one(store: JobStore, number: int) -> float:
-    """Claim the series, begin an iteration, end it and park until the next, which is due at once."""
+    """Claim the series, start an iteration, end it, and park until the next one, which is due immediately."""
     began = time.monotonic()
     request = pb.ClaimRunsRequest(worker_id="bench", runs_max=1, lease_seconds=30, background_runs_max=1)
     (run,) = (await store.stub.ClaimRuns(request)).runs

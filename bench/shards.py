@@ -1,4 +1,4 @@
-"""A simulation of many databases: stores spread over shards, and how commits fare on each. Pure and seeded."""
+"""A simulation of many databases: stores spread over shards, and the latency of commits on each. Pure and seeded."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+# The shard of each store. Stores and shards are numbered from 0.
 Placement = Mapping[int, int]
-"""The shard of each store. Stores and shards are numbers from 0."""
 
 _CHOICES: Final = 2
 
 
 def zipf_weights(stores: int, exponent: float) -> list[float]:
-    """Return each store's part of all load, the largest first; they add up to 1. 0 makes all alike."""
+    """Return each store's part of the total load, the largest first; the sum is 1. Exponent 0 makes all equal."""
     weights = [rank**-exponent for rank in range(1, stores + 1)]
     total = math.fsum(weights)
     return [weight / total for weight in weights]
 
 
 def with_largest(weights: Sequence[float], largest: float) -> list[float]:
-    """Return the weights with the first at `largest`, the others scaled so that all still add up to 1."""
+    """Return the weights with the first at `largest`, the others scaled so that the sum is still 1."""
     factor = (1 - largest) / math.fsum(weights[1:])
     return [largest, *(weight * factor for weight in weights[1:])]
 
 
 def loads(placement: Placement, weights: Sequence[float], shards: int) -> list[float]:
-    """Return the part of all load that each shard has."""
+    """Return each shard's part of the total load."""
     found = [0.0] * shards
     for store, shard in placement.items():
         found[shard] += weights[store]
@@ -38,20 +38,20 @@ def loads(placement: Placement, weights: Sequence[float], shards: int) -> list[f
 
 
 def moved(before: Placement, after: Placement) -> list[int]:
-    """Return the stores that are elsewhere."""
+    """Return the stores whose shard has changed."""
     return [store for store, shard in after.items() if before[store] != shard]
 
 
-# Placement without a directory: everybody can work out where a store is.
+# Placement without a directory: any process can calculate a store's shard.
 
 
 def preferences(store: int, shards: int, count: int) -> list[int]:
-    """Return the `count` shards that rendezvous hashing prefers for a store, the first one first."""
+    """Return the `count` shards that rendezvous hashing prefers for a store, best first."""
     return heapq.nlargest(count, range(shards), key=lambda shard: (_score(store, shard), shard))
 
 
 def rendezvous(stores: int, shards: int) -> dict[int, int]:
-    """Place each store on the shard with the highest hash of the two. Takes no account of how large stores are."""
+    """Place each store on the shard with the highest hash of the two, regardless of the store's size."""
     return {store: preferences(store, shards, 1)[0] for store in range(stores)}
 
 
@@ -59,15 +59,15 @@ def _score(store: int, shard: int) -> bytes:
     return hashlib.blake2b(store.to_bytes(8, "big") + shard.to_bytes(8, "big"), digest_size=8).digest()
 
 
-# Placement with a directory of the stores that are not where rendezvous hashing has them.
+# Placement with a directory of stores that are not on their rendezvous shard.
 
 
 def bounded(weights: Sequence[float], shards: int, *, slack: float) -> dict[int, int]:
     """Place stores, the largest first, on the first of their two preferred shards that stays within the bound.
 
     The bound is the mean load of a shard, times 1 + `slack`. A store that fits on neither goes to the emptiest shard.
-    So no shard has more than the bound, or than the mean and its own largest store, whichever is more. The first
-    choice comes first, and not the emptier of the two, because all who are there need no entry in the directory.
+    So no shard has more than the bound, or than the mean plus its largest store, whichever is more. The first choice is
+    preferred over the emptier one, because stores on it need no directory entry.
     """
     bound = (1 + slack) / shards
     found = [0.0] * shards
@@ -84,10 +84,9 @@ def bounded(weights: Sequence[float], shards: int, *, slack: float) -> dict[int,
 
 
 def grown(placement: Placement, weights: Sequence[float], shards: int, *, slack: float) -> dict[int, int]:
-    """Return the placement after shards were added: stores leave those that are over the bound, and no others.
+    """Return the placement after adding shards: stores leave only shards over the bound.
 
-    From a shard over the bound the largest stores move that the emptiest shard can take within the bound, until it is
-    within it or none fits.
+    From such a shard the largest stores move that fit on the emptiest shard, until it is within the bound or none fits.
     """
     bound = (1 + slack) / shards
     found = loads(placement, weights, shards)
@@ -112,10 +111,10 @@ def grown(placement: Placement, weights: Sequence[float], shards: int, *, slack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """A database: `cores` of them, the CPU that a commit takes, and what a commit waits for the disk besides.
+    """A database: its `cores`, the CPU of a commit, and its disk wait.
 
-    `commit_cpu_ms` is the mean of a lognormal distribution whose deviation is `variation` times the mean. `disk_ms`
-    is added to each commit; disks are taken to do what they are asked for at once.
+    `commit_cpu_ms` is the mean of a lognormal distribution whose deviation is `variation` times the mean. `disk_ms` is
+    added to each commit; disks are assumed to handle requests concurrently.
     """
 
     cores: int
@@ -124,14 +123,14 @@ class Shard:
     variation: float = 1.0
 
     def utilisation(self, commits_per_second: float) -> float:
-        """Return the part of its cores that so many commits take; over 1 it cannot keep up."""
+        """Return the part of its cores that this many commits use; above 1 it cannot keep up."""
         return commits_per_second * self.commit_cpu_ms / 1000 / self.cores
 
 
 def simulate(shard: Shard, commits_per_second: float, *, commits: int, seed: int) -> list[float]:
-    """Return the latencies in milliseconds of so many commits, which come by chance and are served in their order.
+    """Return the latencies in milliseconds of this many commits with random arrival, served in order.
 
-    Commits do not get cheaper when many wait, as those of the real job-store do: what it says is rather too slow.
+    Unlike in job-store, commits do not become cheaper when many wait, so the results are pessimistic.
     """
     source = random.Random(seed)
     sigma = math.sqrt(math.log(1 + shard.variation**2))

@@ -1,7 +1,7 @@
-"""Subjects side by side: all stay up and take turns in short slices, so that what slows the machine slows them all.
+"""Side-by-side measurement: all subjects stay up and take turns in short slices, so that other load affects them all.
 
-A slice alone says little. The ratio of two slices of one turn does, and its median over all turns more: figures are
-medians, and their spread is the quartiles.
+A single slice means little. The ratio of two slices of one turn is better, and its median over all turns is the figure;
+its spread is the quartiles.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from bench.subjects import Subject
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """What one subject showed in one turn. `cpu` is by process, in milliseconds a run; `client` that of this process.
+    """The result of one subject in one turn. `cpu` is by process, `client` is this process, in milliseconds per run.
 
-    Those that are driven by a program of their own have their client in that, and next to nothing in this process.
+    Subjects with a driver program include the client there, and use almost no CPU in this process.
     """
 
     cpu: Mapping[str, float]
@@ -32,26 +32,26 @@ class Slice:
 
     @property
     def cpu_milliseconds(self) -> float:
-        """CPU of all processes, a run."""
+        """CPU of all processes per run."""
         return sum(self.cpu.values())
 
 
 Value = Callable[[Slice], float]
-CPU: Final[Value] = lambda one: one.cpu_milliseconds  # noqa: E731  # so that all look alike
+CPU: Final[Value] = lambda one: one.cpu_milliseconds  # noqa: E731  # consistent with the next line
 CPU_AND_CLIENT: Final[Value] = lambda one: one.cpu_milliseconds + one.client  # noqa: E731
 P50: Final[Value] = lambda one: one.p50_milliseconds  # noqa: E731
 RATE: Final[Value] = lambda one: one.runs_per_second  # noqa: E731
 
 
 class Shown(TypedDict):
-    """The part of a figure that is measured."""
+    """The measured part of a figure."""
 
     value: float
     spread: tuple[float, float]
 
 
 async def take_turns(subjects: Mapping[str, Subject], turns: int, *, runs: int, at_once: int) -> dict[str, list[Slice]]:
-    """Let each do `runs` runs, `at_once` at a time, in every turn; every other turn goes backwards."""
+    """Let each subject do `runs` runs per turn, `at_once` concurrently; every other turn uses the reverse order."""
     found: dict[str, list[Slice]] = {name: [] for name in subjects}
     order = list(subjects)
     for _ in range(turns):
@@ -75,16 +75,16 @@ async def _slice(subject: Subject, runs: int, at_once: int) -> Slice:
 
 
 def shown(values: Sequence[float]) -> Shown:
-    """Return the median of the values and their quartiles."""
+    """Return the median and the quartiles of the values."""
     return Shown(value=statistics.median(values), spread=(percentile(values, 0.25), percentile(values, 0.75)))
 
 
 def ratios(ours: Sequence[Slice], theirs: Sequence[Slice], value: Value) -> list[float]:
-    """Return how many times the other's each value is, slice by slice."""
+    """Return the ratio of the values, slice by slice."""
     return [value(our) / value(their) for our, their in zip(ours, theirs, strict=True)]
 
 
 def cpu_by_process(slices: Sequence[Slice]) -> dict[str, float]:
-    """Return the median of each process and of the client, in milliseconds a run."""
+    """Return the median of each process and of the client, in milliseconds per run."""
     parts = {name: statistics.median(one.cpu[name] for one in slices) for name in slices[0].cpu}
     return parts | {"client": statistics.median(one.client for one in slices)}

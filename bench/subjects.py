@@ -1,4 +1,4 @@
-"""What is measured: Pawl, and what people use instead. Each does the same runs against the same model server."""
+"""The subjects: Pawl and its alternatives. Each does the same runs against the same model server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _DEADLINE_SECONDS: Final = 120.0
 
 
 def start_request(tool: str) -> agent_pb2.StartRunRequest:
-    """Return a request for the run that is measured. The model is told of one tool, as by the peers, and calls it."""
+    """Return the request for a measured run. As with the peers, the model gets one tool and calls it."""
     return agent_pb2.StartRunRequest(text=QUESTION, options=run_pb2.RunOptions(tool_names=[tool]))
 
 
@@ -52,11 +52,11 @@ class Subject(Protocol):
     async def __aexit__(self, *_: object) -> None: ...
 
     async def run(self, count: int, at_once: int) -> list[float]:
-        """Do `count` runs, `at_once` at any time; returns the seconds that each took."""
+        """Do `count` runs, `at_once` concurrently; return the seconds that each took."""
         ...
 
     def processes(self) -> Mapping[str, int]:
-        """Return the process ids of what is counted, by name."""
+        """Return the process ids of the measured processes by name."""
         ...
 
 
@@ -75,7 +75,7 @@ class Pawl:
         is_split: bool = False,
         stages: tuple[tuple[ServiceSpec, ...], ...] = STAGES,
     ) -> None:
-        """With `is_split` clients have an agent-loop of their own, and another one drives the runs."""
+        """Start Pawl; with `is_split`, clients and runs have separate agent-loops."""
         self.name = name
         self._start = start
         self._is_split = is_split
@@ -91,7 +91,7 @@ class Pawl:
                 "PAWL_MODEL": "canned",
                 "PAWL_TOOLS": "bench.tools",
                 "PAWL_LOG_LEVEL": "warning",
-                # One user brings them all.
+                # One user starts them all.
                 "PAWL_ACTIVE_RUNS_PER_STORE": "1000",
                 "PAWL_ACTIVE_RUNS_PER_USER": "1000",
                 "PYTHONPATH": str(PEERS.parent.parent),
@@ -137,14 +137,14 @@ class Pawl:
         return {name: pid for name, pid in found.items() if pid is not None}
 
     async def ask(self, query: str, *values: object) -> Any:
-        """Return the first value that the database answers."""
+        """Return the first value of a database query."""
         async with connect(self.suite) as connection:
             return await connection.fetchval(query, *values)
 
     async def _check_fsync(self) -> None:
         for setting in ("fsync", "synchronous_commit"):
             if await self.ask(f"SHOW {setting}") != "on":
-                raise RuntimeError(f"PostgreSQL runs without {setting}: what is measured would not be durable")
+                raise RuntimeError(f"PostgreSQL runs without {setting}: the measured commits would not be durable")
 
     async def _one(self) -> None:
         run = (await self.agents.StartRun(self._start)).run
@@ -165,7 +165,7 @@ def _name_and_replica(name: str) -> tuple[str, int]:
 
 
 class Peer:
-    """A program in bench/peers, with the environment of its folder. With `database` it gets a PostgreSQL of its own."""
+    """A program in bench/peers with its folder's environment. With `database` it gets its own PostgreSQL."""
 
     def __init__(self, name: str, program: str, data: Path, model_url: str, *, database: bool = False) -> None:
         self.name = name
@@ -225,6 +225,6 @@ class Peer:
         assert self._process.stdout is not None
         line = await self._process.stdout.readline()
         if not line:
-            print(f"{self.name} ended; its complaint stands above.", file=sys.stderr)
+            print(f"{self.name} ended; see its error above.", file=sys.stderr)
             raise RuntimeError(f"{self.name} ended")
         return line.decode()

@@ -1,4 +1,4 @@
-"""The tools of the benchmark, as the tool-registry of Pawl loads them."""
+"""The tools of the benchmark, loaded by Pawl's tool-registry."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ def look_up(key: Annotated[str, "The key of the item"]) -> dict[str, str]:
 
 @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT)
 def reserve(key: Annotated[str, "The key of the item"]) -> dict[str, str]:
-    """Reserve an item by its key. As much work as `look_up`, and never done before its intent is durable."""
+    """Reserve an item by its key. As much work as `look_up`, but only after its intent is durable."""
     return {"key": key, "value": f"value of {key}"}

@@ -1,4 +1,4 @@
-"""A module that the registry loads as tools and that stops it from writing its audit log: to see what that costs."""
+"""A tool module that disables the registry's audit log, to measure the log's cost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pawl.tool_registry.audit.rules import AuditDraft
 
 
 async def _write(self: AuditTrail, drafts: Sequence[AuditDraft]) -> None:
-    """Write nothing."""
+    pass
 
 
 AuditTrail.write = _write  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""What a client sees of one run, and when."""
+"""When a client receives the output of one run."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pawl.event.v1 import run_pb2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """Of one run: when the client held each output event, by round, in seconds of the monotonic clock."""
+    """When the client received each output event of a run, by round, in seconds of the monotonic clock."""
 
     output: dict[int, list[float]] = field(default_factory=dict)
 
 
 async def watch(pawl: Pawl) -> Seen:
-    """Do one run and note when its output comes.
+    """Do one run and record when its output arrives.
 
     Raises:
         RuntimeError: it did not complete.

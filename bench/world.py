@@ -1,4 +1,4 @@
-"""What a part of the benchmark needs around it: the model server, and Pawl in front of it."""
+"""The environment of a benchmark: the model server and a Pawl."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pawl.launcher.services import STAGES, ServiceSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """When a request reached the model server and its answer left it, in seconds of the machine's monotonic clock."""
+    """When a request arrived and when its answer was sent, in seconds of the machine's monotonic clock."""
 
     arrived: float
     first_bytes: float
@@ -34,7 +34,7 @@ class ModelServer:
     url: str
 
     async def requests(self) -> list[Request]:
-        """Return the requests that it has answered since this was last asked, in the order of their arrival."""
+        """Return the requests answered since the last call, in order of arrival."""
         parts = urllib.parse.urlsplit(self.url)
         reader, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=2**26)
         try:
@@ -50,7 +50,7 @@ class ModelServer:
 
 @asynccontextmanager
 async def model_server(**options: float) -> AsyncIterator[ModelServer]:
-    """Run the canned model server with these options of its command line."""
+    """Run the canned model server with these command-line options."""
     arguments = [f"--{name.replace('_', '-')}={value:g}" for name, value in options.items()]
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "bench.model", *arguments, stdout=asyncio.subprocess.PIPE
@@ -65,7 +65,7 @@ async def model_server(**options: float) -> AsyncIterator[ModelServer]:
 
 @asynccontextmanager
 async def scratch() -> AsyncIterator[Path]:
-    """Give an empty folder that PostgreSQL's own account can reach into."""
+    """Yield an empty folder that PostgreSQL's account can traverse."""
     with tempfile.TemporaryDirectory(prefix="pawl-bench-") as folder:
         Path(folder).chmod(0o755)
         yield Path(folder)
@@ -80,7 +80,7 @@ async def pawl(
     stages: tuple[tuple[ServiceSpec, ...], ...] = STAGES,
     **model: float,
 ) -> AsyncIterator[tuple[Pawl, ModelServer]]:
-    """Run a fresh Pawl, whole and with fsync, and the model server that it asks."""
+    """Run a new Pawl with fsync and its model server."""
     async with (
         scratch() as data,
         model_server(**model) as server,

@@ -1,8 +1,4 @@
-"""Exit with 0 if the service at the given address says that it is serving; a container's health check.
-
-healthcheck.py 127.0.0.1:7601 agent-loop: the name is what to look for in its certificate, if it has one. The gateway
-is asked over HTTP.
-"""
+"""A container's health check: exits with 0 if the service at the given address is serving."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ TIMEOUT_SECONDS = 3
 
 
 def open_channel(address: str, name: str) -> grpc.Channel:
-    """Return a channel over TLS if the service has a certificate, which is checked by its authority or by itself."""
+    """Return a channel, over TLS if the service has a certificate, verified by its authority or by itself."""
     certificate = os.environ.get("PAWL_TLS_CERTIFICATE_FILE")
     if not certificate:
         return grpc.insecure_channel(address)
@@ -29,7 +25,7 @@ def open_channel(address: str, name: str) -> grpc.Channel:
 
 
 def ask_page(address: str) -> int:
-    """Ask for the page of the gateway, in the same container: its certificate has another name."""
+    """Check the gateway over HTTP. Its certificate does not name the container, so it is not verified."""
     connection: http.client.HTTPConnection
     if os.environ.get("PAWL_TLS_CERTIFICATE_FILE"):
         context = ssl.create_default_context()
@@ -46,12 +42,12 @@ def ask_page(address: str) -> int:
 
 
 def main(address: str, name: str) -> int:
-    """Ask the standard health service about the whole server."""
+    """Return 0 if the whole server is serving, else 1."""
     if name == "gateway":
         return ask_page(address)
     with open_channel(address, name) as channel:
         try:
-            # The published types of this stub leave its methods out.
+            # The published type stubs lack the methods of this stub.
             check = health_pb2_grpc.HealthStub(channel).Check  # type: ignore[attr-defined]
             answer = check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_SECONDS)
         except grpc.RpcError as error:

@@ -1,8 +1,8 @@
 #!/bin/sh
-# Makes two roles for each service: <service>_owner, which owns and creates its schema, and <service>, which
-# works in it with the rights that the owner grants. None may touch anything else. PostgreSQL's image runs this once,
-# when it makes its files. With an older volume, stop the services and run it by hand as a superuser: roles that are there
-# keep their passwords, and what services own in this database goes to the owners.
+# Creates two roles per service: <service>_owner, which creates and owns its schema, and <service>, which uses it with the
+# privileges that the owner grants. Neither can access anything else. PostgreSQL's image runs this once, when it creates its
+# files. With an older volume, stop the services and run it by hand as a superuser: existing roles keep their passwords,
+# and objects that services own in this database go to the owners.
 set -eu
 for service in job_store tool_registry notifier; do
     upper=$(printf %s "$service" | tr '[:lower:]' '[:upper:]')

@@ -1,8 +1,7 @@
 """The closed set of errors that a Pawl service returns.
 
-One concrete class per reason of `pawl.error.v1.ErrorReason`, each below the
-class of its kind. The chassis maps a kind to a gRPC code in one place, and turns
-a reason that comes from a peer back into the same class.
+There is one concrete class for each reason of `pawl.error.v1.ErrorReason`, below the class of its kind. The chassis
+maps kinds to gRPC codes in one place, and turns a reason reported by a peer back into the same class.
 
     PawlError
       InvalidArgument: MalformedRequest, InvalidField, InvalidId, InvalidJson, InvalidSchema, InvalidArguments,
@@ -27,7 +26,7 @@ a reason that comes from a peer back into the same class.
       Cancelled
       Internal
 
-The docstring of a concrete class is its message where the raiser gives none.
+The first sentence of a class docstring is the default message of the error.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _WORDS_MEET: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
 class Kind(StrEnum):
-    """The remedy that a caller has for an error, named like the gRPC code it becomes."""
+    """The category of an error, which decides what a caller can do about it. Values are gRPC code names."""
 
     INVALID_ARGUMENT = "INVALID_ARGUMENT"
     NOT_FOUND = "NOT_FOUND"
@@ -62,12 +61,13 @@ class Kind(StrEnum):
 
 
 class PawlError(Exception):
-    """An error that a caller may see. Its message must not hold a secret.
+    """An error that a caller may see. Its message must not contain a secret.
 
-    `kind` fixes the gRPC code, `reason` is what programs branch on, `metadata`
-    are the values that the reason promises (`InvalidField(..., field="name")`).
-    A class below this one is a kind and has its name: NOT_FOUND is NotFound. The
-    reason of a class below a kind is its name: RUN_NOT_FOUND of RunNotFound.
+    `kind` determines the gRPC code, and programs branch on `reason`. `metadata` holds the values that the reason
+    promises: `InvalidField(..., field="name")`.
+
+    Names are derived from classes. A direct subclass is a kind: NotFound is NOT_FOUND. A subclass of a kind is a
+    reason: RunNotFound is RUN_NOT_FOUND.
     """
 
     kind: ClassVar[Kind]
@@ -90,7 +90,7 @@ class PawlError(Exception):
 
     @classmethod
     def restore(cls, message: str, reason: str, metadata: Mapping[str, str]) -> Self:
-        """Return the error that a peer reported, also for a reason this version does not know."""
+        """Return the error that a peer reported, even if this version does not know its reason."""
         error = cls(message, **metadata)
         error.reason = reason or cls.reason
         return error
@@ -102,7 +102,7 @@ def _first_sentence(error: type[PawlError]) -> str:
 
 
 class InvalidArgument(PawlError):
-    """The request is wrong whatever the state is; sending it again does not help."""
+    """The request is invalid regardless of state. Sending it again does not help."""
 
 
 class MalformedRequest(InvalidArgument):
@@ -110,7 +110,7 @@ class MalformedRequest(InvalidArgument):
 
 
 class InvalidField(InvalidArgument):
-    """A field is missing, out of range or of the wrong form. Metadata `field` names it."""
+    """A field is missing, out of range or malformed. Metadata `field` names it."""
 
 
 class InvalidId(InvalidArgument):
@@ -118,7 +118,7 @@ class InvalidId(InvalidArgument):
 
 
 class InvalidJson(InvalidArgument):
-    """JSON bytes are not strict JSON. The message says where and why."""
+    """JSON bytes are not strict JSON. The message gives the reason and the position."""
 
 
 class InvalidSchema(InvalidArgument):
@@ -126,11 +126,11 @@ class InvalidSchema(InvalidArgument):
 
 
 class InvalidArguments(InvalidArgument):
-    """Edited arguments do not fit the tool's schema. The message lists every violation."""
+    """Edited arguments do not match the tool's schema. The message lists every violation."""
 
 
 class InvalidPageToken(InvalidArgument):
-    """A page token was not made by this method for this filter."""
+    """The page token was not issued by this method for this filter."""
 
 
 class DigestRequired(InvalidArgument):
@@ -142,15 +142,15 @@ class HelloRequired(InvalidArgument):
 
 
 class InvalidHistory(InvalidArgument):
-    """A history cannot be imported. The message lists every fault, with the position of its message."""
+    """A history cannot be imported. The message lists every problem with the position of its message."""
 
 
 class UnsupportedPart(InvalidArgument):
-    """The models of the deployment do not take a part of the message. Metadata `part` names its kind."""
+    """The models of this deployment do not support a part of the message. Metadata `part` names its kind."""
 
 
 class NotFound(PawlError):
-    """There is no such thing, or none that the caller may see."""
+    """The object does not exist, or the caller may not see it."""
 
 
 class RunNotFound(NotFound):
@@ -210,7 +210,7 @@ class TriggerNotFound(NotFound):
 
 
 class CompletionNotFound(NotFound):
-    """The token completes no call of this store. Look whether it is whole."""
+    """The token completes no call of this store. Check that it is not truncated."""
 
 
 class Unimplemented(PawlError):
@@ -222,7 +222,7 @@ class MethodNotFound(Unimplemented):
 
 
 class AlreadyExists(PawlError):
-    """The name or request id is taken by something else."""
+    """The name or request id is already in use."""
 
 
 class RequestIdReused(AlreadyExists):
@@ -230,15 +230,15 @@ class RequestIdReused(AlreadyExists):
 
 
 class ToolExists(AlreadyExists):
-    """A tool of that name is registered with another definition. Set `replace` to put this one in its place."""
+    """A tool of that name is registered with another definition. Set `replace` to replace it."""
 
 
 class SourceExists(AlreadyExists):
-    """A source of that name is there with another configuration. Set `replace` to put this one in its place."""
+    """A source of that name exists with another configuration. Set `replace` to replace it."""
 
 
 class ConversationExists(AlreadyExists):
-    """You have a conversation with this key: metadata `conversation_id`. Go on there, or choose another key."""
+    """You have a conversation with this key: metadata `conversation_id`. Continue it, or choose another key."""
 
 
 class ScheduleExists(AlreadyExists):
@@ -250,7 +250,7 @@ class TriggerExists(AlreadyExists):
 
 
 class FailedPrecondition(PawlError):
-    """The state does not allow the request; read it again before another attempt."""
+    """The current state does not allow the request. Read the state again before retrying."""
 
 
 class RunEnded(FailedPrecondition):
@@ -258,42 +258,42 @@ class RunEnded(FailedPrecondition):
 
 
 class RunNotEnded(FailedPrecondition):
-    """The run has not ended: only one that has can be undone."""
+    """The run has not ended. Only an ended run can be undone."""
 
 
 class NoTokenBudget(FailedPrecondition):
-    """The run has no token budget of its own, so there is nothing to add to."""
+    """The run has no token budget of its own, so no tokens can be added."""
 
 
 class CallNotPending(FailedPrecondition):
-    """The call is not waiting for what was sent."""
+    """The call is not waiting for this input."""
 
 
 class AlreadyDecided(FailedPrecondition):
-    """The call was decided before, by another decision."""
+    """The call already has another decision."""
 
 
 class GrantNotOffered(FailedPrecondition):
-    """The call is decided by itself: no series can be granted with it."""
+    """The call is not part of a series, so it offers no grant."""
 
 
 class DigestMismatch(FailedPrecondition):
-    """The digest does not match the call as it is now.
+    """The digest does not match the current call.
 
     Read the call again and show it to the person again.
     """
 
 
 class IllegalTransition(FailedPrecondition):
-    """The state tables do not allow the transition."""
+    """The state machine does not allow the transition."""
 
 
 class ConversationBusy(FailedPrecondition):
-    """The conversation has an active run and the policy asked for is REJECT."""
+    """The conversation has an active run and the message policy is REJECT."""
 
 
 class RunOfAnotherUser(FailedPrecondition):
-    """The active run of the conversation is of another user: a message neither enters nor interrupts it. Queue it."""
+    """The active run belongs to another user, so a message cannot steer or interrupt it. Queue the message instead."""
 
 
 class DeadlinePassed(FailedPrecondition):
@@ -305,47 +305,47 @@ class ApprovalRequired(FailedPrecondition):
 
 
 class AttentionNotNeeded(FailedPrecondition):
-    """The run does not wait for an operator, or not for this."""
+    """The run does not need an operator's attention, or not for this reason."""
 
 
 class SourceChanged(FailedPrecondition):
-    """The source describes its tools differently from what was shown: look at the changes again."""
+    """The source's tool definitions differ from those that were reviewed. Review the changes again."""
 
 
 class AgentCycle(FailedPrecondition):
-    """The agents to which an agent delegates lead back to it."""
+    """The agents that an agent delegates to lead back to it."""
 
 
 class ForkPointOpen(FailedPrecondition):
-    """The conversation cannot be forked there. Metadata `before` and `after` are the nearest numbers where it can."""
+    """The conversation cannot be forked there. Metadata `before` and `after` are the nearest positions where it can."""
 
 
 class ConversationErased(FailedPrecondition):
-    """The conversation was erased: it takes no messages, and nothing of it can be read. Begin another one."""
+    """The conversation was erased: it takes no messages, and none of it can be read. Start another conversation."""
 
 
 class TriggerPaused(FailedPrecondition):
-    """The trigger is paused and takes no events. Deliver it again later."""
+    """The trigger is paused and takes no events. Deliver the event again later."""
 
 
 class Unreadable(FailedPrecondition):
-    """The stored row cannot be read: it is damaged. Delete it."""
+    """The stored row is damaged and cannot be read. Delete it."""
 
 
 class OutOfRange(PawlError):
-    """A position lies beyond the end."""
+    """A position is beyond the end."""
 
 
 class SeqBeyondEnd(OutOfRange):
-    """The position is beyond the end of the log. Metadata `last_seq` says where the log ends."""
+    """The position is beyond the end of the log. Metadata `last_seq` is the last position."""
 
 
 class Aborted(PawlError):
-    """The caller works on an old view; it must read again or stop."""
+    """The caller's view of the state is out of date. It must read again or stop."""
 
 
 class LeaseLost(Aborted):
-    """The caller no longer holds the lease of the run. Stop working on it: somebody else does."""
+    """The caller no longer holds the lease of the run. Stop working on it: another worker has it."""
 
 
 class InboxChanged(Aborted):
@@ -364,22 +364,22 @@ class TooLarge(ResourceExhausted):
 
 
 class Overloaded(ResourceExhausted):
-    """Too many calls or streams at once. Try again later."""
+    """Too many concurrent calls or streams. Try again later."""
 
 
 class QueueFull(ResourceExhausted):
-    """The conversation's queue of waiting messages, the inbox of the run, or the queue of the store is full.
+    """The conversation's message queue, the run's inbox or the store's queue is full.
 
-    The same request may be sent again later.
+    Retry the same request later.
     """
 
 
 class TokenCeiling(ResourceExhausted):
-    """The run's token budget may not become that large. Add fewer tokens."""
+    """The run's token budget would exceed its maximum. Add fewer tokens."""
 
 
 class PastTooLong(ResourceExhausted):
-    """The past of the fork would have more than 64 parts. Fork an earlier conversation, or at an earlier message."""
+    """The fork's history would have more than 64 segments. Fork an earlier conversation, or at an earlier message."""
 
 
 class TooManyJobs(ResourceExhausted):
@@ -387,17 +387,17 @@ class TooManyJobs(ResourceExhausted):
 
 
 class SlowConsumer(ResourceExhausted):
-    """The watcher fell behind. Metadata `resume_after_seq` says where to attach again."""
+    """The watcher fell behind. Metadata `resume_after_seq` is the position to resume from."""
 
 
 class Unauthenticated(PawlError):
-    """No credential, or one that is not known."""
+    """The credential is missing or unknown."""
 
     reason = "UNAUTHENTICATED"
 
 
 class SessionExpired(Unauthenticated):
-    """The session of a browser is over. Log in again."""
+    """The browser session has expired. Log in again."""
 
 
 class PermissionDenied(PawlError):
@@ -407,38 +407,38 @@ class PermissionDenied(PawlError):
 
 
 class BadSignature(PermissionDenied):
-    """The webhook shows no signature, or key, of the trigger that it is for."""
+    """The webhook has no valid signature or key of its trigger."""
 
 
 class WebhookTooOld(PermissionDenied):
-    """The time of the webhook is more than five minutes from now. Send it again, signed anew."""
+    """The webhook's timestamp is more than five minutes off. Sign and send it again."""
 
 
 class ForeignOrigin(PermissionDenied):
-    """A page of another origin made the request, with the session of this one."""
+    """A page of another origin made the request with this session."""
 
 
 class ForeignHost(PermissionDenied):
-    """The gateway does not answer to the host that was asked for."""
+    """The gateway does not serve the requested host."""
 
 
 class Unavailable(PawlError):
-    """Nothing was changed, or the same request id is safe to send again, later."""
+    """Nothing was changed, or the same request id is safe to send again later."""
 
 
 class DependencyUnavailable(Unavailable):
     """A service, the database or the bus cannot be reached.
 
-    Nothing was changed, or it is safe to send the same request id again.
+    Nothing was changed, or the same request id is safe to send again.
     """
 
 
 class SourceUnreachable(Unavailable):
-    """A source of tools does not answer, or not as it should. Look at the source, then try again."""
+    """The tool source does not answer, or its answer is invalid. Check the source, then try again."""
 
 
 class ShuttingDown(Unavailable):
-    """The process is shutting down. Send again: another replica will answer."""
+    """The process is shutting down. Retry: another replica will answer."""
 
 
 class DeadlineExceeded(PawlError):
@@ -459,10 +459,10 @@ class Internal(PawlError):
     reason = "INTERNAL"
 
 
+# The class of each kind, for reasons that this version does not know.
 by_kind: Mapping[Kind, type[PawlError]] = MappingProxyType({error.kind: error for error in PawlError.__subclasses__()})
-"""The class of each kind, for a reason that this version does not know."""
 
+# Every concrete error class by its reason.
 by_reason: Mapping[str, type[PawlError]] = MappingProxyType(
     {error.reason: error for kind in by_kind.values() for error in (kind, *kind.__subclasses__()) if error.reason}
 )
-"""Every concrete error by its reason."""

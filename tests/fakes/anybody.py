@@ -14,7 +14,7 @@ class Anybody(KeyAuthenticator):
     """Takes everybody for the user whom the metadata name, who may also do what other services may."""
 
     async def authenticate(
-        self, metadata: Mapping[str, str], *, source: str, may_look: Callable[[], bool] = lambda: True
+        self, metadata: Mapping[str, str], *, source: str, may_look_up: Callable[[], bool] = lambda: True
     ) -> Principal:
         principal = local_principal(metadata)
         return replace(principal, rights=principal.rights | {AGENT_LOOP, MAILBOX, TOOL_REGISTRY})

@@ -14,7 +14,7 @@ from typing import Final
 import asyncpg
 import psutil
 
-from pawl.chassis.db.kept import KeptConnections
+from pawl.chassis.db.idle import IdleConnections
 
 _SETTLE_SECONDS_MAX: Final = 60.0
 # Of tool-registry, which listens for the calls of workers on one that has run nothing else.
@@ -77,7 +77,7 @@ async def _close_connections() -> None:
     everything = gc.get_objects()
     pools = [found for found in everything if type(found) is asyncpg.Pool and not found.is_closing()]
     # As far as their pool knows, what these hold is in use.
-    kept = [found for found in everything if type(found) is KeptConnections]
+    kept = [found for found in everything if type(found) is IdleConnections]
     del everything
     while True:
         for pool in pools:

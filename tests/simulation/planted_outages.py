@@ -10,8 +10,8 @@ _RETRY = "pawl.chassis.rpc.retry"
 
 _TRANSIENT = (
     _RETRY,
-    "TRANSIENT: Final = (*AWAY, Internal)",
-    "TRANSIENT: Final = AWAY",
+    "TRANSIENT: Final = (*UNAVAILABLE, Internal)",
+    "TRANSIENT: Final = UNAVAILABLE",
 )
 
 _FORGETS = """\

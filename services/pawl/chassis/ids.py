@@ -1,6 +1,6 @@
-"""Ids: their kinds, their one form, and where new ones come from.
+"""Id types, their format, and their generation.
 
-Each kind is a type of its own, so that mypy refuses one where another is expected; at run time all are strings.
+Each kind of id is its own type, so that mypy rejects a mix-up; at run time all are strings.
 """
 
 from __future__ import annotations
@@ -28,36 +28,34 @@ SessionId = NewType("SessionId", str)
 CredentialId = NewType("CredentialId", str)
 KeyId = NewType("KeyId", str)
 
+# The agent of runs that name none.
 DEFAULT_AGENT: Final = "default"
-"""The agent of runs that name none."""
 
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 
+# Prefix of the names of a user's drafts. No agent of a store has such a name.
 DRAFT: Final = "draft/"
-"""The beginning of the names by which runs name drafts of their user; no name of an agent of the store has it."""
 
-# Crockford's base 32 in lower case: it sorts like the number it writes.
+# Crockford's base 32 in lower case: its text sorts like the number.
 _DIGITS: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 _RANDOM_BITS: Final = 80
 _LENGTH: Final = 26
 
 
 class RunKey(msgspec.Struct, frozen=True, order=True, gc=False):
-    """The key of a run: ids are unique within a store."""
+    """The key of a run: ids are unique only within a store."""
 
     store_id: StoreId
     run_id: RunId
 
 
 class CallKey(msgspec.Struct, frozen=True, order=True, gc=False):
-    """The key of a call."""
-
     store_id: StoreId
     call_id: CallId
 
 
 def is_id(value: str) -> bool:
-    """Return whether `value` may stand in a subject, a path or a key: ^[A-Za-z0-9_-]{1,64}$."""
+    """Return whether `value` is safe in a subject, path or key: ^[A-Za-z0-9_-]{1,64}$."""
     return _ID.fullmatch(value) is not None
 
 
@@ -88,10 +86,10 @@ def check_id(value: str, field: Literal["credential_id"], *, optional: bool = ..
 @overload
 def check_id(value: str, field: str, *, optional: bool = ...) -> str: ...
 def check_id(value: str, field: str, *, optional: bool = False) -> str:
-    """Return `value` if it is an id, or empty and `optional`; the name of the field says of which kind.
+    """Return `value` if it is an id, or empty and `optional`. The field name determines the type.
 
     Raises:
-        InvalidId: it is not; the metadata names the field.
+        InvalidId: the value is not an id; the metadata names the field.
     """
     if not is_id(value) and (value or not optional):
         raise InvalidId(f"{field} must match ^[A-Za-z0-9_-]{{1,64}}$", field=field)
@@ -99,7 +97,7 @@ def check_id(value: str, field: str, *, optional: bool = False) -> str:
 
 
 def check_agent_name(value: str, field: str, *, optional: bool = False) -> str:
-    """Return `value` if it is the name of an agent, or of a draft (`draft/NAME`).
+    """Return `value` if it is the name of an agent or of a draft (`draft/NAME`).
 
     Raises:
         InvalidId: it is neither; the metadata names the field.
@@ -110,11 +108,10 @@ def check_agent_name(value: str, field: str, *, optional: bool = False) -> str:
 
 
 class IdSource:
-    """Makes ids like `run_01j5k6m7n8p9q0r1s2t3v4w5x6`: a prefix and 26 digits.
+    """Generates ids like `run_01j5k6m7n8p9q0r1s2t3v4w5x6`: a prefix and 26 digits.
 
-    The digits are a ULID: 48 bits of milliseconds, 80 bits of randomness. Ids of
-    one source sort in the order they were made, also within a millisecond and
-    when the clock steps back. Not safe to share between threads.
+    The digits are a ULID: 48 bits of milliseconds, 80 bits of randomness. Ids of one source sort in the order they were
+    made, even within a millisecond and when the clock steps back. Not thread-safe.
     """
 
     def __init__(self, clock: Clock, random_bits: Callable[[int], int] = secrets.randbits) -> None:
@@ -123,7 +120,7 @@ class IdSource:
         self._last = 0
 
     def new(self, prefix: str) -> str:
-        """Return a fresh id that starts with `prefix` and an underscore."""
+        """Return a new id that starts with `prefix` and an underscore."""
         milliseconds = int(self._clock.now() * 1000)
         if milliseconds > self._last >> _RANDOM_BITS:
             # The top random bit stays free, so that adding one never reaches the time.
@@ -133,7 +130,7 @@ class IdSource:
         return f"{prefix}_{_base32(self._last)}"
 
 
-# Ids are made on hot paths: two digits at a time.
+# Ids are made on hot paths, so encode two digits at a time.
 _PAIRS: Final = tuple(high + low for high in _DIGITS for low in _DIGITS)
 
 

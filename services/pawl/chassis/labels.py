@@ -1,4 +1,4 @@
-"""Labels: pairs of texts by which users find their things again."""
+"""Labels: key-value pairs that users attach to things to find them again."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from pawl.errors import InvalidField
 
 LABELS_MAX: Final = 16
 VALUE_BYTES_MAX: Final = 256
+# Prefix of keys that users may not set.
 RESERVED: Final = "pawl."
-"""Keys that begin so are not for users."""
 
 _KEY: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}", re.ASCII)
 _SHOWN: Final = 80
-# Control characters, and what ends a line or a paragraph.
+# Control characters, and line and paragraph separators.
 _REFUSED: Final = frozenset({"Cc", "Zl", "Zp"})
 
 
 def check_labels(labels: Mapping[str, str], field: str = "labels") -> dict[str, str]:
-    """Return labels that a thing may have, or that may be looked for.
+    """Return valid labels, to set or to search for.
 
     Raises:
-        InvalidField: it may not: `field` says where, the message which label and why.
+        InvalidField: `field` names the field, the message the label and the problem.
     """
     if len(labels) > LABELS_MAX:
-        raise InvalidField(f"{field}: at most {LABELS_MAX} labels, and there are {len(labels)}", field=field)
+        raise InvalidField(f"{field}: at most {LABELS_MAX} labels, got {len(labels)}", field=field)
     for key, value in labels.items():
         problem = _problem(key, value)
         if problem:
@@ -36,15 +36,14 @@ def check_labels(labels: Mapping[str, str], field: str = "labels") -> dict[str, 
 
 
 def has_all(labels: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
-    """Return whether all wanted pairs are among the labels."""
     return wanted.items() <= labels.items()
 
 
 def _problem(key: str, value: str) -> str:
     if _KEY.fullmatch(key) is None:
-        return "has another key than 1 to 63 of a-z, 0-9, `_`, `.` and `-`, of which the first is a letter or a digit"
+        return "must be 1 to 63 of a-z, 0-9, `_`, `.` and `-`, and start with a letter or a digit"
     if key.startswith(RESERVED):
-        return f"begins with {RESERVED}, which is Pawl's own"
+        return f"starts with the reserved prefix {RESERVED}"
     if len(value.encode()) > VALUE_BYTES_MAX:
         return f"has a value of more than {VALUE_BYTES_MAX} bytes"
     if any(unicodedata.category(each) in _REFUSED for each in value):

@@ -1,9 +1,7 @@
-"""The one parser of JSON that comes from outside: tool arguments, results, files.
+"""The strict JSON parser for untrusted input: tool arguments, results, files.
 
-Stricter than RFC 8259, so that every reader of the same bytes sees the same
-value: what parsers disagree about is refused (duplicate keys, NaN, lone
-surrogates, integers beyond 64 bits), and so is what later stores cannot hold
-(NUL, deep nesting).
+It is stricter than RFC 8259, so that all readers see the same value. It rejects input that parsers disagree about
+(duplicate keys, NaN, lone surrogates, integers beyond 64 bits) and values that stores cannot hold (NUL, deep nesting).
 """
 
 from __future__ import annotations
@@ -20,10 +18,10 @@ from pawl.errors import InvalidJson, TooLarge
 
 JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, JsonValue] | None"
 
+# Levels of arrays and objects; a scalar has depth 0.
 DEPTH_MAX: Final = 32
-"""Levels of arrays and objects; a scalar alone has depth 0."""
+# Arrays and objects. Each costs every reader a hundred times as much as its two bytes.
 CONTAINERS_MAX: Final = 25_000
-"""Arrays and objects. Each costs a hundred times as much as its two bytes, for everybody who looks at the value."""
 INTEGER_MIN: Final = -(2**63)
 INTEGER_MAX: Final = 2**64 - 1
 
@@ -36,13 +34,13 @@ _encode: Final = msgspec.json.Encoder(order="sorted").encode
 
 
 def loads(data: bytes, *, bytes_max: int) -> JsonValue:
-    """Parse exactly one JSON value, UTF-8, with nothing but white space around it.
+    """Parse exactly one JSON value in UTF-8; only white space may surround it.
 
     A number without fraction and exponent is an int, any other a float.
 
     Raises:
-        TooLarge: `data` is over `bytes_max`.
-        InvalidJson: `data` is not strict JSON; the message says where and why.
+        TooLarge: `data` is longer than `bytes_max`.
+        InvalidJson: `data` is not strict JSON; the message gives the reason and the position.
     """
     if len(data) > bytes_max:
         raise TooLarge(f"JSON of {len(data)} bytes is over the limit of {bytes_max}")
@@ -61,27 +59,25 @@ def loads(data: bytes, *, bytes_max: int) -> JsonValue:
     except msgspec.DecodeError as error:
         raise InvalidJson(str(error).removeprefix("JSON is malformed: ")) from None
     keys = _count_keys(value)
-    # The decoder keeps the last of two equal keys. Then the value has fewer keys
-    # than the text has colons outside strings; colons in strings can only add.
+    # The decoder keeps the last of two equal keys, so the value has fewer keys than the text has colons outside
+    # strings. Colons inside strings only add to the count.
     if data.count(b":") != keys and _STRING.sub(b"", data).count(b":") != keys:
         raise InvalidJson("an object has the same key twice")
-    # The decoder refuses lone surrogates and numbers out of range itself. The rest
-    # is rare enough to look for in the bytes first.
+    # The decoder rejects lone surrogates and numbers out of range. The rest is rare, so search the bytes first.
     if b"\\u0000" in data or _LONG_NUMBER.search(data):
         _check(value)
     return value
 
 
 def dumps_canonical(value: JsonValue) -> bytes:
-    """Return the one text of `value`: equal values give equal bytes, in every process.
+    """Return the canonical text of `value`: equal values give equal bytes in every process.
 
-    Like RFC 8785: UTF-8, no white space, keys sorted, only the escapes JSON
-    needs. Unlike it, keys sort by code point, integers keep all their digits
-    (up to 64 bits) and a float is always written as one (`1.0`, the shortest
-    text that reads back the same), so 1 and 1.0 are two values.
+    Like RFC 8785: UTF-8, no white space, sorted keys, only the escapes that JSON requires. Unlike it, keys sort by code
+    point, integers keep all their digits (up to 64 bits), and a float is always written as one (`1.0`, the shortest
+    text that reads back the same). So 1 and 1.0 are different values.
 
     Raises:
-        InvalidJson: `value` holds what `loads` would refuse.
+        InvalidJson: `value` holds something that `loads` would refuse.
     """
     _check(value)
     return _encode(value)
@@ -92,7 +88,7 @@ _TOO_DEEP: Final = f"nested deeper than {DEPTH_MAX} levels"
 
 
 def _levels(value: JsonValue) -> Iterator[list[Any]]:
-    """Return the arrays and objects of each level, from the outside in; raises InvalidJson where there are too many."""
+    """Yield the arrays and objects of each level, outermost first. Raises InvalidJson beyond the limits."""
     level: list[Any] = [value] if type(value) in _CONTAINERS else []
     depth = count = 0
     while level:
@@ -106,17 +102,17 @@ def _levels(value: JsonValue) -> Iterator[list[Any]]:
 
 
 def _items(level: list[Any]) -> Iterator[Any]:
-    """Return what is in arrays and objects."""
+    """Return the items of arrays and objects."""
     return chain.from_iterable(each.values() if type(each) is dict else each for each in level)
 
 
 def _count_keys(value: JsonValue) -> int:
-    """Return the number of keys in `value`, at all levels; raises InvalidJson."""
+    """Return the number of keys at all levels. Raises InvalidJson."""
     return sum(len(each) for level in _levels(value) for each in level if type(each) is dict)
 
 
 def _check(value: JsonValue) -> None:
-    """Raise InvalidJson unless `value` is one that `loads` could return."""
+    """Raise InvalidJson unless `loads` could return `value`."""
     _check_scalars([value])
     for level in _levels(value):
         _check_scalars(list(_items(level)))
@@ -127,8 +123,7 @@ def _check(value: JsonValue) -> None:
 
 
 def _check_scalars(items: list[Any]) -> None:
-    # Subclasses (an IntEnum, a str with its own rules) are not what a reader would
-    # get back, so types are compared, not tested with isinstance.
+    # A subclass (an IntEnum, a str subclass) would not round-trip, so compare types instead of using isinstance.
     kinds = set(map(type, items))
     if unknown := kinds - _KINDS:
         raise InvalidJson(f"a value of type {min(kind.__name__ for kind in unknown)} is not JSON")
@@ -143,7 +138,7 @@ def _check_scalars(items: list[Any]) -> None:
 
 
 def storable(text: str) -> str:
-    """Return `text` as stores can hold it: without NUL, surrogate pairs joined, U+FFFD for each lone surrogate.
+    """Return `text` as stores can hold it: NUL removed, surrogate pairs joined, U+FFFD for each lone surrogate.
 
     Text that needs no change is returned as the same object.
     """

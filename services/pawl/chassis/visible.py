@@ -1,6 +1,6 @@
-"""Text as people see it, the same in the terminal, AG-UI, webhooks and mails: marks in untrusted text, and expiry.
+"""Makes untrusted text safe to show, the same in the terminal, AG-UI, webhooks and mails.
 
-web/console/src/visible.ts does the same; both are tested with tests/golden/visible.json.
+web/console/src/visible.ts does the same; tests/golden/visible.json tests both.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import unicodedata
 from datetime import datetime
 from typing import Final
 
-# Control and format characters, blank letters, variation selectors and tags hide from the reader or steer a terminal.
-# Joiners stay in emoji and in the scripts that spell with them.
+# Control and format characters, blank letters, variation selectors and tags can hide text or control a terminal.
+# Joiners are kept in emoji and in scripts that need them for spelling.
 _PICTURE: Final = r"\u2190-\u27bf\u2b00-\u2bff\U0001f000-\U0001faff"
 _JOINED: Final = r"[\u0620-\u08ff\u0900-\u109f]"
+# Characters that do not show. Matches of the first group are legitimate and are kept.
 HIDDEN: Final = re.compile(
     rf"((?<=[{_PICTURE}\ufe0f])\u200d(?=[{_PICTURE}])|(?<=[{_PICTURE}\u00a9\u00ae\u2122])\ufe0f|"
     rf"(?<={_JOINED})[\u200c\u200d](?={_JOINED}))|"
@@ -22,23 +23,22 @@ HIDDEN: Final = re.compile(
     r"\u200b-\u200f\u2028-\u202e\u2060-\u206f\u2800\u3164\ud800-\udfff\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb"
     r"\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
-"""Hidden characters. Those of the first group are part of what is seen."""
+# The host of a URL or an e-mail address.
 HOST: Final = re.compile(r"""(?:(?<=//)|(?<=@))[^\s/?#@:"'<>()\[\]{},;\\]+""")
-"""The host of a URL or of an address."""
 _UNFINISHED_MARK: Final = re.compile(r"<[^<>\s]{0,300}$")
 
 
 def visible(text: str) -> str:
-    """Return `text` with hidden characters as <U+202E> and its ASCII name behind a host that is not ASCII.
+    """Return `text` with hidden characters as <U+202E>, and the ASCII form after each non-ASCII host.
 
-    Tabs and line breaks stay. A text that was returned is returned unchanged.
+    Tabs and line breaks are kept. Idempotent.
     """
     shown = HIDDEN.sub(lambda found: found[1] or f"<U+{ord(found[0]):04X}>", text.replace("\r\n", "\n"))
     return shown if shown.isascii() else HOST.sub(_with_ascii_name, shown)
 
 
 def shortened(text: str, bytes_max: int) -> str:
-    """Return `text`, or its beginning and "..." within `bytes_max` bytes. No character and no mark is cut in two."""
+    """Return `text`, or its start and "..." within `bytes_max` bytes. Never splits a character or a mark."""
     data = text.encode(errors="replace")
     if len(data) <= bytes_max:
         return text
@@ -46,7 +46,7 @@ def shortened(text: str, bytes_max: int) -> str:
 
 
 def undecided(until: datetime | None = None) -> str:
-    """Return what an approval's card says about a request that nobody decides in time."""
+    """Return the text of an approval card about what happens without a decision."""
     by = "in time" if until is None else f"by {until:%Y-%m-%d %H:%M} UTC"
     return f"If nobody decides {by}, it is escalated, or the call does not run."
 

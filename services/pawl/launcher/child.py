@@ -1,7 +1,7 @@
 """Prepares a child process and then becomes its program: `python -I -S child.py PARENT SIGNAL UID:GID PROGRAM ARGS...`.
 
-This runs between fork and exec, in a program of its own, because code that runs in the forked copy of a threaded
-process may deadlock. It needs the standard library only and starts in a few milliseconds.
+It runs between fork and exec as its own program, because code in the forked copy of a threaded process may deadlock. It
+uses only the standard library and starts in a few milliseconds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str]) -> None:
-    """Drops root if told to, ties this process to its parent's life where the system can, and executes the program."""
+    """Switch the user if requested, tie this process to its parent (on Linux), and run the program."""
     parent, death_signal, account, program = int(arguments[0]), int(arguments[1]), arguments[2], arguments[3:]
     os.umask(0o077)
     if account != "-":
@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> None:
         # After the change of user, which would clear it.
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, death_signal, 0, 0, 0)
     if os.getppid() != parent:
-        # The parent was gone before the signal was asked for.
+        # The parent ended before the death signal was set.
         os._exit(1)
     os.execv(program[0], program)  # noqa: S606 - no shell is the point
 

@@ -1,4 +1,4 @@
-"""The data folder: its layout, its version, and what is wrong with it if it cannot be used."""
+"""The data folder: its layout, version and lock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pawl.chassis.rpc.replicas import FILE_NAME, Endpoints
 
 
 def write_private(path: Path, text: str, *, durable: bool = False) -> None:
-    """Write a file of mode 0600 whole or not at all; with `durable`, so that a power cut leaves it."""
+    """Write a file of mode 0600 atomically; with `durable`, it survives a power failure."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.unlink(missing_ok=True)
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -30,7 +30,7 @@ def write_private(path: Path, text: str, *, durable: bool = False) -> None:
 
 
 class SecretFiles:
-    """A folder with one secret per file: mode 0700 and 0600, whatever it was when found."""
+    """A folder with one secret per file. Modes are always set to 0700 and 0600."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -38,11 +38,11 @@ class SecretFiles:
         directory.chmod(0o700)
 
     def path(self, name: str) -> Path:
-        """Return the file of a secret."""
+        """Return the path of a secret."""
         return self._directory / name
 
     def get(self, name: str) -> str:
-        """Returns a secret; makes it the first time it is asked for."""
+        """Return a secret; create it on first use."""
         path = self.path(name)
         if not path.exists():
             self.put(name, secrets.token_urlsafe(32))
@@ -50,16 +50,16 @@ class SecretFiles:
         return path.read_text(encoding="utf-8").strip()
 
     def remove(self, name: str) -> None:
-        """Forgets a secret."""
+        """Delete a secret."""
         self.path(name).unlink(missing_ok=True)
 
     def put(self, name: str, value: str) -> None:
-        """Write a secret whole or not at all."""
+        """Write a secret atomically."""
         write_private(self.path(name), f"{value}\n", durable=True)
 
 
+# The version of the layout below. Clusters and schemas have their own versions.
 VERSION = "1"
-"""Of the layout below. Clusters and schemas have versions of their own."""
 
 _VERSION_FILE = "VERSION"
 _LOCK_FILE = "lock"
@@ -69,18 +69,18 @@ _FREE_BYTES_MIN: Final = 32 * 1024 * 1024
 
 
 def problem_of(folder: Path) -> str:
-    """Return why nothing can run in a data folder, as a sentence; empty if something can."""
+    """Return why nothing can run in a data folder, as a sentence; empty if it is usable."""
     try:
         free = shutil.disk_usage(folder).free
     except OSError as error:
-        return f"The data folder {folder} cannot be used any more ({error.strerror}): Pawl stops."
+        return f"The data folder {folder} is no longer usable ({error.strerror}): Pawl stops."
     if free < _FREE_BYTES_MIN:
-        return f"The disk of the data folder {folder} is full ({free >> 20} MiB are free): make room, or Pawl stops."
+        return f"The disk of the data folder {folder} is full ({free >> 20} MiB free): make room, or Pawl will stop."
     return ""
 
 
 class DataFolder:
-    """One data folder, held by this process from `open` to `close`."""
+    """One data folder, locked by this process from `open` to `close`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -93,7 +93,7 @@ class DataFolder:
         self._lock: int | None = None
 
     def open(self) -> SecretFiles:
-        """Makes the folder if need be, takes its lock and returns its secrets. Raises StartError if that fails."""
+        """Create the folder if necessary, lock it and return its secrets. Raises StartError if that fails."""
         try:
             self._make()
             self._acquire()
@@ -111,13 +111,13 @@ class DataFolder:
             raise
 
     def close(self) -> None:
-        """Release the lock. Idempotent; the kernel does it too when the process ends, however it ends."""
+        """Release the lock. Idempotent; the kernel also releases it when the process ends."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     def _acquire(self) -> None:
-        """Take the lock and note this process in its file. Raises StartError if another process holds it."""
+        """Take the lock and record this process in its file. Raises StartError if another process holds it."""
         descriptor = os.open(self.path / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -125,7 +125,8 @@ class DataFolder:
             holder = os.read(descriptor, 32).decode("ascii", "replace").strip() or "unknown"
             os.close(descriptor)
             raise StartError(
-                f"Pawl already runs on {self.path} (process {holder}). Stop it, or choose another folder with --data."
+                f"Pawl is already running on {self.path} (process {holder}). Stop it, or choose another folder with"
+                " --data."
             ) from None
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"{os.getpid()}\n".encode())
@@ -134,8 +135,8 @@ class DataFolder:
     def _make(self) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
         if {entry.name for entry in self.path.iterdir()} - {_LOCK_FILE} and not (self.path / _VERSION_FILE).exists():
-            raise StartError(f"{self.path} is not empty and no data folder of Pawl. Choose another one with --data.")
-        # PostgreSQL does not run as root: then its account has to pass here on its way to its own folder.
+            raise StartError(f"{self.path} is not empty and not a data folder of Pawl. Choose another one with --data.")
+        # PostgreSQL does not run as root, so its account must be able to traverse this folder.
         self.path.chmod(0o711 if os.geteuid() == 0 else 0o700)
 
     def _check_version(self) -> None:
@@ -152,10 +153,10 @@ class DataFolder:
 
 
 def write_endpoints(endpoints: Endpoints) -> None:
-    """Writes the file whole or not at all."""
+    """Write the file atomically."""
     write_private(Path(endpoints.data) / FILE_NAME, json.dumps(msgspec.to_builtins(endpoints), indent=2) + "\n")
 
 
 def remove_endpoints(data: Path) -> None:
-    """Says that no suite runs there any more."""
+    """Record that the suite on this data folder has stopped."""
     (data / FILE_NAME).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Log files of the processes: written by them, rotated by size."""
+"""Log files of processes: written by them, rotated by size."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _TAIL_BYTES = 8192
 class LogFile:
     """The log of one process, which appends to it directly: no line is lost when the launcher dies.
 
-    Rotation copies and empties the file; a line that is written at that very moment may be lost.
+    Rotation copies and truncates the file; a line written at that moment may be lost.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._began = 0
+        self._start = 0
 
     def open(self) -> BinaryIO:
-        """Opens it for a new process to append to."""
+        """Open the file for a new process to append to."""
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        self._began = os.fstat(descriptor).st_size
+        self._start = os.fstat(descriptor).st_size
         return os.fdopen(descriptor, "wb")
 
     def rotate(self) -> None:
-        """Moves the content to `.1` (and `.1` to `.2`, and so on) if there is too much of it."""
+        """Move the content to `.1` (and `.1` to `.2`, and so on) if it is too large."""
         if not self.path.exists() or self.path.stat().st_size <= SIZE_MAX_BYTES:
             return
         for generation in range(GENERATIONS - 1, 0, -1):
@@ -43,17 +43,17 @@ class LogFile:
         shutil.copy2(self.path, self.path.with_name(f"{self.path.name}.1"))
         os.truncate(self.path, 0)
 
-    def told(self, event: str) -> Iterator[dict[str, Any]]:
-        """Yield the JSON log lines of that event that the newest process has written."""
+    def events(self, event: str) -> Iterator[dict[str, Any]]:
+        """Yield the JSON log lines with that event from the newest process."""
         with self.path.open("rb") as file:
-            file.seek(self._began)
+            file.seek(self._start)
             for line in file:
                 if event.encode() in line:
                     with contextlib.suppress(msgspec.MsgspecError):
                         yield msgspec.json.decode(line, type=dict[str, Any])
 
     def last_line(self) -> str:
-        """The last line that was written, its message only if it is a JSON log line, or a note that there is none."""
+        """Return the last line, or the message of a JSON log line, or a note that the log is empty."""
         lines = [line.strip() for line in self._tail().splitlines() if line.strip()]
         if not lines:
             return f"it wrote nothing to {self.path}"

@@ -1,7 +1,4 @@
-"""The embedded NATS: the real nats-server, with JetStream and one user per service.
-
-Its default is no authentication at all. Here each user may do what its service does and nothing else.
-"""
+"""The embedded NATS: the real nats-server with JetStream, and one user per service with only the rights it needs."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ _READ_STREAM = ("$JS.API.INFO", f"$JS.API.STREAM.INFO.{LIFECYCLE_STREAM}", "$JS.
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Rights:
-    """The subjects that a user may publish on and subscribe to; what is not listed is refused."""
+    """The subjects that a user may publish and subscribe to; others are refused."""
 
     publish: tuple[str, ...] = ()
     subscribe: tuple[str, ...] = ()
@@ -57,8 +54,8 @@ USERS: Mapping[str, Rights] = {
         subscribe=("pawl.v1.*.lifecycle.>", _NOTIFICATIONS, "pawl.internal.v1.viewers", _INBOX),
     ),
     "tool_registry": Rights(),
-    # For outside: sees everything, changes nothing. A consumer would be a change (it can be told to publish anywhere),
-    # so the past is read message by message.
+    # For external subscribers: read-only. Creating a consumer counts as a change, because it can be set to publish to
+    # any subject, so history is read message by message.
     "subscriber": Rights(
         publish=(
             *_READ_STREAM,
@@ -71,7 +68,7 @@ USERS: Mapping[str, Rights] = {
 
 
 def program() -> Path:
-    """The nats-server program. Raises StartError if the wheel is not installed."""
+    """Return the path of nats-server. Raises StartError if it is not installed."""
     installed = Path(sysconfig.get_path("scripts")) / "nats-server"
     found = installed if installed.exists() else shutil.which("nats-server")
     if found is None:
@@ -91,25 +88,24 @@ class Nats:
 
     @property
     def url(self) -> str:
-        """The address at which it listens, without credentials."""
+        """The server address without credentials."""
         return f"nats://{address(self.port)}"
 
     def url_of(self, user: str) -> str:
-        """Return the URL by which that user connects, password included."""
+        """Return the URL of that user, including the password."""
         return f"nats://{user}:{self.secrets.get(f'nats-{user}')}@{address(self.port)}"
 
     def prepare(self) -> None:
-        """Writes the configuration anew."""
+        """Write the configuration."""
         self.folder.mkdir(mode=0o700, exist_ok=True)
         write_private(self._config_path, json.dumps(self.config(), indent=2, ensure_ascii=False))
 
     def spec(self) -> ProcessSpec:
-        """Return the process to run."""
         command = Command(arguments=(str(program()), "--config", str(self._config_path)), environment={})
         return ProcessSpec(name="nats", command=lambda _: command, probe=self._probe)
 
     def config(self) -> dict[str, Any]:
-        """The configuration; nats-server reads JSON, but no characters that are written as their numbers."""
+        """Return the configuration as JSON. nats-server reads JSON, but no Unicode escapes."""
         users = [
             {
                 "user": name,
@@ -128,7 +124,7 @@ class Nats:
                 "max_memory_store": 64 << 20,
                 "max_file_store": 4 << 30,
             },
-            # The system account has no users, so nobody can reach $SYS.
+            # The system account has no users, so no client can reach $SYS.
             "system_account": "SYS",
             "accounts": {"SYS": {}, "PAWL": {"jetstream": "enabled", "users": users}},
         }
@@ -138,7 +134,7 @@ class Nats:
         return self.folder / "nats.conf"
 
     async def _probe(self) -> Addresses | None:
-        """Return its addresses once it greets, which it does only when JetStream is up."""
+        """Return the address once the server sends its greeting, which means that JetStream is ready."""
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(_PROBE_TIMEOUT_SECONDS):
                 reader, writer = await asyncio.open_connection(HOST, self.port)

@@ -1,4 +1,4 @@
-"""The choices that a user has, from flags and the environment."""
+"""The options of a suite, from flags and the environment."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from pawl.launcher.services import STAGES, ServiceSpec, pawl_variables
 
 PORT_MAX = 65535
 REPLICAS_MAX = 16
+# Variables that no service reads, only the launcher, clients and examples.
 _OURS = pawl_variables("DATA AGENTS TOOL_ENVIRONMENT ADDRESS API_KEY KEY_IN_CLEAR KEY GATEWAY PROTO")
-"""The variables that no service reads: the launcher's, and those of clients and examples."""
+# The minimum similarity of a misspelt name.
 _NEAR = 0.82
-"""The likeness from which on a name is taken for a mistyped one of ours."""
+# Kubernetes sets these variables for services named `pawl` and `pawl-...`.
 _KUBERNETES = re.compile(r"PAWL_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_\w+)=.*|PAWL_(\w+_)?PORT=\w+://.*")
-"""The variables by which Kubernetes tells each container the addresses of services `pawl` and `pawl-...`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteOptions:
-    """The choices for a suite. Default: embedded servers, the scripted model, one replica each, free ports everywhere.
+    """Options of a suite. Defaults: embedded servers, the scripted model, one replica each, free ports everywhere.
 
-    `ports` maps the names of DEFAULT_PORTS to numbers; what is missing, or 0, takes a free port. Of `environment`
-    each service gets what it reads, and what runs Python tools the variables that `tool_environment` names;
-    `service_environment` is added to that of one, or of one replica (`agent-loop-1`), as it is. `agents` is a folder
-    of agents to be saved once it runs. `local_key` is the key of callers on this machine; without it the data folder's
-    own.
+    `ports` maps names of DEFAULT_PORTS to numbers; missing or 0 means a free port. Each service gets the variables of
+    `environment` that it reads; the process that runs Python tools also gets those in `tool_environment`.
+    `service_environment` adds variables to one service, or to one replica (`agent-loop-1`). `agents` is a folder of
+    agents to save once the suite runs. `local_key` is the key for callers on this machine; by default the data folder
+    has one.
     """
 
     data: Path
@@ -52,7 +52,7 @@ class SuiteOptions:
     agents: Path | None = None
 
     def port(self, name: str, replica: int = 0) -> int:
-        """The port chosen for one replica; 0 for a free one."""
+        """Return the port of one replica; 0 for a free one."""
         return self.ports.get(name, 0) if replica == 0 else 0
 
 
@@ -63,29 +63,29 @@ def read_options(
     ports: Sequence[str] = (),
     replicas: Sequence[str] = (),
 ) -> SuiteOptions:
-    """Return the choices in the flags of `pawl up` and the environment.
+    """Return the options from the flags of `pawl up` and the environment.
 
-    `data` wins over PAWL_DATA (default `.pawl`). `ports` are `name=number`, where the name `all` stands for every one
-    that is not named; `replicas` are `service=count`. PAWL_DATABASE_URL and PAWL_NATS_URL, or the files that
-    PAWL_DATABASE_URL_FILE and PAWL_NATS_URL_FILE name, replace the embedded servers (PAWL_DATABASE_OWNER_URL goes with
-    the first), PAWL_LOCAL_KEY or PAWL_LOCAL_KEY_FILE the key; OPENAI_API_KEY or OPENAI_BASE_URL the scripted model.
+    `data` overrides PAWL_DATA (default `.pawl`). `ports` are `name=number`; the name `all` applies to all ports not
+    named. `replicas` are `service=count`. PAWL_DATABASE_URL (with PAWL_DATABASE_OWNER_URL) and PAWL_NATS_URL replace
+    the embedded servers, PAWL_LOCAL_KEY the key; each can be a file named by the variable with the suffix `_FILE`.
+    OPENAI_API_KEY or OPENAI_BASE_URL replace the scripted model.
 
-    Raises StartError with one sentence about the first mistake; unknown PAWL_ variables are one mistake.
+    Raises StartError with one sentence about the first mistake, such as unknown PAWL_ variables.
     """
     if unknown := unknown_of(environment):
         named = (f"{name} (did you mean {near}?)" if near else name for name, near in unknown.items())
-        raise StartError(f"there is no such setting: {', '.join(named)}")
+        raise StartError(f"unknown setting: {', '.join(named)}")
     chosen = _pairs("--port", ports, (*DEFAULT_PORTS, "all"), 0, PORT_MAX)
     services = [spec.name for stage in STAGES for spec in stage]
     copies = _pairs("--replicas", replicas, services, 1, REPLICAS_MAX)
     database_url, owner_url = _secret(environment, "PAWL_DATABASE_URL"), _secret(environment, "PAWL_DATABASE_OWNER_URL")
     if owner_url and not database_url:
         raise StartError(
-            "PAWL_DATABASE_OWNER_URL: give PAWL_DATABASE_URL too; the embedded PostgreSQL has its own owner."
+            "PAWL_DATABASE_OWNER_URL: requires PAWL_DATABASE_URL; the embedded PostgreSQL has its own owner."
         )
     if environment.get("PAWL_TLS_CERTIFICATE_FILE") and not environment.get("PAWL_TLS_CA_FILE"):
         raise StartError(
-            "PAWL_TLS_CERTIFICATE_FILE: give PAWL_TLS_CA_FILE too, the authority by which services check each other."
+            "PAWL_TLS_CERTIFICATE_FILE: requires PAWL_TLS_CA_FILE, the authority that services verify each other with."
         )
     base = dict.fromkeys(DEFAULT_PORTS, chosen.pop("all")) if "all" in chosen else DEFAULT_PORTS
     return SuiteOptions(
@@ -104,9 +104,9 @@ def read_options(
 
 
 def unknown_of(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that are no setting, each with the nearest one, if one is near; limits are in a file.
+    """Return the unknown PAWL_ variables, each with a similar known one or an empty text.
 
-    Those that PAWL_TOOL_ENVIRONMENT names are of tools.
+    Limits of runs are not variables but fields of a file. Variables in PAWL_TOOL_ENVIRONMENT belong to tools.
     """
     ours = {name for stage in STAGES for spec in stage for name in spec.reads or ()} | _OURS
     known = {each for name in ours for each in (name, f"{name}_FILE")} | {*_of_tools(environment)}
@@ -133,9 +133,9 @@ def _pairs(source: str, texts: Sequence[str], names: Sequence[str], low: int, hi
     for text in texts:
         name, _, number = text.partition("=")
         if name not in names:
-            raise StartError(f"{source}: there is no {name!r}; choose from {', '.join(names)}.")
+            raise StartError(f"{source}: unknown name {name!r}; choose from {', '.join(names)}.")
         if not number.isdecimal() or not low <= int(number) <= high:
-            raise StartError(f"{source}: {name} must be a number from {low} to {high}, not {number!r}.")
+            raise StartError(f"{source}: {name} must be a number from {low} to {high}, got {number!r}.")
         found[name] = int(number)
     return found
 

@@ -1,7 +1,7 @@
-"""Processes that an earlier launcher left behind: noted in files while they run, stopped at the next start.
+"""Processes left behind by an earlier launcher: recorded in files while they run, stopped at the next start.
 
-On Linux the kernel stops them as soon as the launcher dies; they may still be at it, or hang. Elsewhere this is the
-only way to find them.
+On Linux the kernel signals them when the launcher dies, but they may still be stopping, or hang. On other systems the
+records are the only way to find them.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ _POLL_SECONDS = 0.05
 
 
 def note(directory: Path, name: str, pid: int) -> None:
-    """Records that this process runs."""
+    """Record a running process."""
     write_private(directory / f"{name}.json", json.dumps({"pid": pid, "started": started(pid)}))
 
 
 def forget(directory: Path, name: str) -> None:
-    """Removes the record."""
+    """Remove the record of a process."""
     (directory / f"{name}.json").unlink(missing_ok=True)
 
 
 async def stop_all(directory: Path) -> list[str]:
-    """Stops every recorded process that still runs and removes the records. Returns the names of those it stopped.
+    """Stop every recorded process that still runs and remove the records. Return the names of the stopped ones.
 
-    Call it only under the lock of the data folder: then no launcher is in charge of them. A number that now belongs to
-    another process is recognised by its start time and left alone.
+    Call it only while holding the lock of the data folder, so that no other launcher owns them. A process id that now
+    belongs to another process is recognised by its start time and left alone.
     """
     stopped: list[str] = []
     for record in sorted(directory.glob("*.json")):
@@ -49,7 +49,7 @@ async def stop_all(directory: Path) -> list[str]:
 
 
 async def end(pid: int, since: str, *, first: signal.Signals = signal.SIGTERM) -> None:
-    """Asks a process that is not our child to end, waits, and kills it if it does not."""
+    """Ask a process that is not our child to end, wait, and kill it if it does not."""
     for number in (first, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
@@ -60,7 +60,7 @@ async def end(pid: int, since: str, *, first: signal.Signals = signal.SIGTERM) -
 
 
 def started(pid: int) -> str | None:
-    """Return the start time of a process, in whatever form the system tells; None if there is none of that number."""
+    """Return a system-specific start time of a process, or None if it does not exist."""
     stat = Path(f"/proc/{pid}/stat")
     if Path("/proc/self/stat").exists():
         try:

@@ -1,4 +1,4 @@
-"""The processes that a service needs: for each replica a command, an environment and a readiness check."""
+"""The processes of a service: for each replica a command, an environment and a readiness check."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ from pawl.launcher.processes import Addresses, Command, ProcessSpec
 from pawl.launcher.services import ServiceSpec, pawl_variables
 
 MODEL_ID = "pawl-scripted"
+# The file with the digests of all service keys.
 SERVICE_KEYS = "service-keys.json"
-"""The name of the file with the digests of the keys that services show."""
+# The secret with the PostgreSQL URL of the role that owns the schemas.
 OWNER_URL = "database-owner.url"
-"""The name of the secret that holds the PostgreSQL URL of the role that owns the schemas."""
 _SEAL_KEY: Final = "PAWL_GATEWAY_SEAL_KEY"
 _PUBLIC_URL: Final = "PAWL_PUBLIC_URL"
 _HEALTH_SECONDS = 2.0
 _HEALTH_REQUEST: Final = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-# Of the 104 or 108 that systems have room for.
+# Systems allow 104 or 108 bytes.
 _SOCKET_PATH_BYTES_MAX: Final = 100
-# A comma parts addresses, and gRPC reads a path as that of a URL.
+# A comma separates addresses, and gRPC parses the path as part of a URL.
 _NOT_IN_SOCKETS: Final = frozenset(",%#?")
 
-# Set by the launcher for each process, or true for one process only: not inherited from its own environment.
+# The launcher sets these for each process, so they are not inherited from its own environment.
 _OWN = pawl_variables(
     "LISTEN INTERNAL_LISTEN METRICS_LISTEN ADDRESS_FILE DATABASE_URL DATABASE_URL_FILE DATABASE_OWNER_URL"
     " DATABASE_OWNER_URL_FILE NATS_URL NATS_URL_FILE LOCAL_KEY LOCAL_KEY_FILE SERVICE_KEY SERVICE_KEY_FILE"
     " SERVICE_KEYS_FILE"
 )
 _OURS: Final = ("PAWL_", "OPENAI_")
-# What any program may need to run at all. Proxies are not among it: their URLs may hold passwords.
+# What any program may need. Proxy variables are not included: their URLs may hold passwords.
 _SYSTEM_VARIABLES: Final = (
     "PATH HOME USER LOGNAME LANG LANGUAGE TZ TMPDIR TEMP TMP LD_LIBRARY_PATH DYLD_LIBRARY_PATH SSL_CERT_FILE"
     " SSL_CERT_DIR PYTHONPATH PYTHONHOME PYTHONUTF8 PYTHONUNBUFFERED PYTHONWARNINGS PYTHONDEVMODE"
@@ -56,8 +56,8 @@ _LOCALE: Final = "LC_"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """The things that the processes of one suite share. `peers` and `model` are asked when a process starts."""
+class SuiteContext:
+    """What all processes of one suite share. `peers` and `model` are called when a process starts."""
 
     options: SuiteOptions
     folder: DataFolder
@@ -67,40 +67,38 @@ class Surroundings:
 
 
 def process_name(service: str, replica: int) -> str:
-    """The name of a process in logs and files: `agent-loop`, then `agent-loop-1`."""
+    """Return the name of a process in logs and files: `agent-loop`, then `agent-loop-1`."""
     return service if replica == 0 else f"{service}-{replica}"
 
 
-def service_process(spec: ServiceSpec, replica: int, around: Surroundings) -> ProcessSpec:
-    """One replica of a service."""
+def service_process(spec: ServiceSpec, replica: int, context: SuiteContext) -> ProcessSpec:
     name = process_name(spec.name, replica)
-    address_file = around.folder.run / f"{name}.addresses"
+    address_file = context.folder.run / f"{name}.addresses"
 
     def command(before: Addresses | None) -> Command:
         address_file.unlink(missing_ok=True)
-        return Command(arguments=spec.command, environment=_environment(spec, replica, address_file, before, around))
+        return Command(arguments=spec.command, environment=_environment(spec, replica, address_file, before, context))
 
     async def probe() -> Addresses | None:
         found = _read_addresses(address_file) or {}
-        status = await _status(found, spec, around.options)
-        # What speaks HTTP to people says itself what is unavailable behind it.
+        status = await _status(found, spec, context.options)
+        # An HTTP service is ready without its dependencies: it reports their outage to its users.
         return found if status == HTTPStatus.OK or (status and "http" in found) else None
 
     async def answers() -> bool:
-        return bool(await _status(_read_addresses(address_file) or {}, spec, around.options))
+        return bool(await _status(_read_addresses(address_file) or {}, spec, context.options))
 
     return ProcessSpec(name=name, command=command, probe=probe, answers=answers)
 
 
-def model_process(around: Surroundings) -> ProcessSpec:
-    """The scripted model server."""
-    address_file = around.folder.run / "model.addresses"
+def model_process(context: SuiteContext) -> ProcessSpec:
+    address_file = context.folder.run / "model.addresses"
 
     def command(before: Addresses | None) -> Command:
         address_file.unlink(missing_ok=True)
-        listen = before["http"] if before else address(around.options.port("model"))
+        listen = before["http"] if before else address(context.options.port("model"))
         program = (sys.executable, "-m", "pawl.model_server", "--listen", listen, "--address-file", str(address_file))
-        return Command(arguments=(*program, *around.options.model_arguments), environment=_system(around.options))
+        return Command(arguments=(*program, *context.options.model_arguments), environment=_system(context.options))
 
     async def probe() -> Addresses | None:
         return _read_addresses(address_file)
@@ -109,66 +107,66 @@ def model_process(around: Surroundings) -> ProcessSpec:
 
 
 def _environment(
-    spec: ServiceSpec, replica: int, address_file: Path, before: Addresses | None, around: Surroundings
+    spec: ServiceSpec, replica: int, address_file: Path, before: Addresses | None, context: SuiteContext
 ) -> dict[str, str]:
-    options, before = around.options, before or {}
+    options, before = context.options, before or {}
     chosen = {
         "PAWL_LISTEN": before.get("grpc") or before.get("http") or address(options.port(spec.name, replica)),
-        "PAWL_INTERNAL_LISTEN": before.get("internal") or _internal_listen(spec, replica, around),
+        "PAWL_INTERNAL_LISTEN": before.get("internal") or _internal_listen(spec, replica, context),
         "PAWL_METRICS_LISTEN": before.get("metrics") or address(options.port(f"{spec.name}-metrics", replica)),
         "PAWL_ADDRESS_FILE": str(address_file),
-        "PAWL_DATA": str(around.folder.path),
+        "PAWL_DATA": str(context.folder.path),
         "PAWL_PRIVATE_FILES": _secret_files(options.environment),
-        "PAWL_DATABASE_URL_FILE": str(around.secrets.path(database_url_file(spec.role))),
-        "PAWL_NATS_URL_FILE": str(around.secrets.path(nats_url_file(spec.role))),
-        "PAWL_SERVICE_KEY_FILE": str(around.secrets.path(service_key_file(spec.name))),
-        "PAWL_SERVICE_KEYS_FILE": str(around.secrets.path(SERVICE_KEYS)),
-        **around.peers(spec),
+        "PAWL_DATABASE_URL_FILE": str(context.secrets.path(database_url_file(spec.role))),
+        "PAWL_NATS_URL_FILE": str(context.secrets.path(nats_url_file(spec.role))),
+        "PAWL_SERVICE_KEY_FILE": str(context.secrets.path(service_key_file(spec.name))),
+        "PAWL_SERVICE_KEYS_FILE": str(context.secrets.path(SERVICE_KEYS)),
+        **context.peers(spec),
     }
     given = {name: value for name, value in options.environment.items() if name not in _OWN}
     if not given.get("PAWL_TLS_CERTIFICATE_FILE"):
-        given.pop("PAWL_TLS_CA_FILE", None)  # It is for commands that talk to other suites.
+        given.pop("PAWL_TLS_CA_FILE", None)  # It is only for commands that talk to other suites.
     if not (given.get(_SEAL_KEY) or given.get(f"{_SEAL_KEY}_FILE")):
-        chosen[f"{_SEAL_KEY}_FILE"] = str(around.secrets.path(SEAL_FILE))
+        chosen[f"{_SEAL_KEY}_FILE"] = str(context.secrets.path(SEAL_FILE))
     if not given.get(_PUBLIC_URL) and options.port("gateway"):
         scheme = "https" if given.get("PAWL_TLS_CERTIFICATE_FILE") else "http"
         chosen[_PUBLIC_URL] = f"{scheme}://{address(options.port('gateway'))}"
     if has_owner(options):
-        chosen["PAWL_DATABASE_OWNER_URL_FILE"] = str(around.secrets.path(OWNER_URL))
+        chosen["PAWL_DATABASE_OWNER_URL_FILE"] = str(context.secrets.path(OWNER_URL))
     if not has_keys(options):
-        chosen["PAWL_LOCAL_KEY_FILE"] = str(around.secrets.path(LOCAL_KEY))
+        chosen["PAWL_LOCAL_KEY_FILE"] = str(context.secrets.path(LOCAL_KEY))
     named = options.tool_environment if spec.runs_tools else ()
     return {
         **_system(options),
         **{name: options.environment[name] for name in named if name in options.environment},
-        **_read_by(spec, {**around.model(), **given, **chosen}),
+        **_read_by(spec, {**context.model(), **given, **chosen}),
         **options.service_environment.get(spec.name, {}),
         **options.service_environment.get(process_name(spec.name, replica), {}),
     }
 
 
 def _secret_files(environment: Mapping[str, str]) -> str:
-    """Return the files that variables of any service name, to be hidden from the programs of sources."""
+    """Return the files named by variables of any service, to hide them from programs of tool sources."""
     return ",".join(path for name, path in environment.items() if name.endswith("_FILE") and path)
 
 
-def _internal_listen(spec: ServiceSpec, replica: int, around: Surroundings) -> str:
-    """Return where other services call one: a socket in a folder of the owner's, unless it is to show a certificate."""
-    last = _socket(spec, around.options.replicas.get(spec.name, 1) - 1, around)  # All replicas have sockets, or none.
+def _internal_listen(spec: ServiceSpec, replica: int, context: SuiteContext) -> str:
+    """Return the listen address for other services: a Unix socket, or a port if certificates are required."""
+    last = _socket(spec, context.options.replicas.get(spec.name, 1) - 1, context)  # All replicas use sockets, or none.
     is_possible = len(os.fsencode(last)) <= _SOCKET_PATH_BYTES_MAX and _NOT_IN_SOCKETS.isdisjoint(last)
-    if sys.platform == "win32" or not is_possible or authority_of(spec, around.options) is not None:
+    if sys.platform == "win32" or not is_possible or authority_of(spec, context.options) is not None:
         return address(0)
-    return f"unix:{_socket(spec, replica, around)}"
+    return f"unix:{_socket(spec, replica, context)}"
 
 
-def _socket(spec: ServiceSpec, replica: int, around: Surroundings) -> str:
-    return f"{around.folder.run.absolute()}/{process_name(spec.name, replica)}.sock"
+def _socket(spec: ServiceSpec, replica: int, context: SuiteContext) -> str:
+    return f"{context.folder.run.absolute()}/{process_name(spec.name, replica)}.sock"
 
 
 def _system(options: SuiteOptions) -> dict[str, str]:
-    """Return what a program needs of the environment of this process, and of what is added to it.
+    """Return the system variables that any program gets.
 
-    Children import the same Pawl as this process, wherever it is started from.
+    Children import the same Pawl as this process, independent of the working directory.
     """
     outer = {**os.environ, **options.environment}
     found = {name: value for name, value in outer.items() if name in _SYSTEM or name.startswith(_LOCALE)}
@@ -177,7 +175,7 @@ def _system(options: SuiteOptions) -> dict[str, str]:
 
 
 def _read_by(spec: ServiceSpec, variables: Mapping[str, str]) -> dict[str, str]:
-    """Return those variables that a service reads, in the form of a file too."""
+    """Return the variables that a service reads, including their `_FILE` forms."""
     if spec.reads is None:
         return {name: value for name, value in variables.items() if name.startswith(_OURS)}
     return {
@@ -188,27 +186,27 @@ def _read_by(spec: ServiceSpec, variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def has_keys(options: SuiteOptions) -> bool:
-    """Return whether callers have keys of their own; else the key of this machine is for all of them."""
+    """Return whether callers have keys of their own; otherwise all use the local key."""
     return bool(options.environment.get("PAWL_API_KEYS_FILE"))
 
 
 def has_owner(options: SuiteOptions) -> bool:
-    """Return whether another role than the services' owns the schemas."""
+    """Return whether the schemas are owned by a role other than the services' own."""
     return options.database_url is None or options.database_owner_url is not None
 
 
 def service_key_file(service: str) -> str:
-    """The name of the secret that a service shows to the others."""
+    """Return the name of the secret with a service's key."""
     return f"service-key-{service}"
 
 
 def nats_url_file(user: str) -> str:
-    """The name of the secret that holds the NATS URL of a user, credentials included."""
+    """Return the name of the secret with a user's NATS URL, including credentials."""
     return f"nats-{user}.url"
 
 
 def database_url_file(role: str) -> str:
-    """The name of the secret that holds the PostgreSQL URL of a service's role, password included."""
+    """Return the name of the secret with the PostgreSQL URL of a service's role, including the password."""
     return f"database-{role}.url"
 
 
@@ -222,9 +220,9 @@ def _read_addresses(path: Path) -> dict[str, str] | None:
 
 
 def authority_of(spec: ServiceSpec, options: SuiteOptions) -> Path | None:
-    """Return the certificates by which to check that of a service; None if it has none, and speaks no TLS.
+    """Return the file that verifies a service's certificate; None without TLS.
 
-    Where services are not told of an authority, that is the certificate itself.
+    Without PAWL_TLS_CA_FILE it is the certificate itself.
     """
     variables = {**options.environment, **options.service_environment.get(spec.name, {})}
     certificate = variables.get("PAWL_TLS_CERTIFICATE_FILE")
@@ -232,7 +230,7 @@ def authority_of(spec: ServiceSpec, options: SuiteOptions) -> Path | None:
 
 
 async def _status(found: Addresses, spec: ServiceSpec, options: SuiteOptions) -> int:
-    """Return the HTTP status of `/healthz`; 0 without an answer: the kernel takes connections of a frozen process."""
+    """Return the HTTP status of `/healthz`; 0 without an answer, as from a frozen process."""
     context = None
     if authority_of(spec, options) is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

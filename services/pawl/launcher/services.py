@@ -1,4 +1,4 @@
-"""The suite as data: its services, in the order in which they start."""
+"""The services of the suite as data, in start order."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ import sys
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSpec:
-    """One service: how to run it and what to give it.
+    """One service: how to run it and which variables it gets.
 
-    The process must take its settings from the environment, write its addresses (`metrics`, and `grpc` or `http`) to
-    the file named by PAWL_ADDRESS_FILE, and serve `/healthz` at that of `metrics`.
+    The process must read its settings from the environment, write its addresses (`metrics`, and `grpc` or `http`) to
+    the file PAWL_ADDRESS_FILE, and serve `/healthz` at its metrics address.
     """
 
     name: str
     command: tuple[str, ...]
+    # Its NATS user, and its PostgreSQL role if it has a schema; empty if it calls services as a client does.
     role: str
-    """Its user of NATS, and its role of PostgreSQL if it has a schema; empty if it calls as a client does."""
+    # The variables that it reads, besides system variables; None for all of Pawl's.
     reads: frozenset[str] | None = None
-    """The variables that it reads, apart from those of the system; None for all of Pawl's."""
+    # True if it runs Python tools; the user may pass further variables to them.
     runs_tools: bool = False
-    """True if it runs Python tools, for which a user may name further variables."""
+    # The service is started only if this variable is set; empty for always.
     needs: str = ""
-    """The variable without which it is not started; empty for none."""
 
     @property
     def address_variable(self) -> str:
-        """The variable by which later services learn where this one listens."""
+        """The variable with this service's address, for services that start later."""
         return f"PAWL_{self.name.replace('-', '_').upper()}_ADDRESS"
 
 
 def pawl_variables(names: str) -> frozenset[str]:
-    """Return the variables of these names, which are given without `PAWL_`."""
+    """Return full variable names from names without `PAWL_`."""
     return frozenset(f"PAWL_{name}" for name in names.split())
 
 
@@ -45,7 +45,7 @@ _NATS = pawl_variables("NATS_URL")
 _SERVICE_KEY = pawl_variables("SERVICE_KEY")
 _SERVICE_KEYS = pawl_variables("SERVICE_KEYS_FILE")
 _INTERNAL = _SERVICE_KEYS | pawl_variables("INTERNAL_LISTEN")
-# The URL of a proxy may hold a password, so it goes to the one process that calls the model server through it.
+# A proxy URL may hold a password, so only the process that calls the model server gets it.
 _PROXIES = frozenset(
     ["http_proxy", "https_proxy", "all_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"]
 )
@@ -86,7 +86,6 @@ _READS = {
 
 
 def service(name: str) -> ServiceSpec:
-    """One of Pawl's own services."""
     package = name.replace("-", "_")
     return ServiceSpec(
         name=name,
@@ -98,10 +97,10 @@ def service(name: str) -> ServiceSpec:
     )
 
 
+# A stage starts when all earlier ones are ready, and gets their addresses. Stopping reverses the order.
 STAGES: tuple[tuple[ServiceSpec, ...], ...] = (
     (service("job-store"),),
     (service("tool-registry"), service("notifier")),
     (service("agent-loop"),),
     (service("gateway"), service("mailbox")),
 )
-"""A stage starts when everything before it is ready, and knows the addresses of all that. Stopping goes backwards."""

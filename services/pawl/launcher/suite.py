@@ -1,4 +1,4 @@
-"""The suite as one object: what `pawl up` runs, and what tests run in their own event loop."""
+"""The suite as one object, for `pawl up` and for tests in their own event loop."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pawl.launcher.plan import (
     MODEL_ID,
     OWNER_URL,
     SERVICE_KEYS,
-    Surroundings,
+    SuiteContext,
     authority_of,
     database_url_file,
     has_keys,
@@ -48,9 +48,10 @@ _log = logs.get_logger(__name__)
 
 
 class Suite:
-    """Starts everything on entering, in order and each part ready before the next; stops it in reverse on leaving.
+    """Starts everything in order on entry, and stops it in reverse on exit.
 
-    A part that dies is started again. `stop` is idempotent; a start that fails or is cancelled stops what it started.
+    A process that dies is restarted. `stop` is idempotent; a start that fails or is cancelled stops what it has
+    started.
     """
 
     def __init__(self, options: SuiteOptions) -> None:
@@ -74,30 +75,30 @@ class Suite:
         await self.stop()
 
     async def start(self) -> None:
-        """Returns when every part is ready. Raises StartError with one sentence if that cannot be."""
+        """Return when every process is ready. Raises StartError with one sentence if that fails."""
         secrets = self._secrets = self.folder.open()
         try:
             for name in await orphans.stop_all(self.folder.run):
                 _log.warning("process.orphan_stopped", process=name)
             self._check_ports()
-            # Who starts before the gateway is told where it will be.
+            # Services that start before the gateway get its address.
             gateway = self.options.port("gateway") or free_port()
             self.options = dataclasses.replace(self.options, ports={**self.options.ports, "gateway": gateway})
-            self._settle_service_keys(secrets)
-            self._settle_local_key(secrets)
-            around = Surroundings(
+            self._write_service_keys(secrets)
+            self._write_local_key(secrets)
+            context = SuiteContext(
                 options=self.options, folder=self.folder, secrets=secrets, peers=self._peers, model=self._model
             )
-            await self._start_embedded(around)
+            await self._start_embedded(context)
             for stage in self.options.stages:
-                await self._start_stage(stage, around)
+                await self._start_stage(stage, context)
             self._housekeeping = asyncio.create_task(self._rotate_logs())
         except BaseException:
             await self.stop()
             raise
 
     async def stop(self) -> None:
-        """Stops everything in the reverse order of the start, and lets go of the data folder."""
+        """Stop everything in reverse order, and release the data folder."""
         if self._housekeeping is not None:
             self._housekeeping.cancel()
             await asyncio.gather(self._housekeeping, return_exceptions=True)
@@ -109,11 +110,11 @@ class Suite:
             self.folder.close()
             self._secrets = None
 
-    # Where things are.
+    # Addresses and credentials.
 
     @property
     def endpoints(self) -> Endpoints:
-        """The addresses at which everything listens at this moment."""
+        """The current addresses of everything that listens."""
         specs = [spec for stage in self.options.stages for spec in stage]
         return Endpoints(
             launcher_pid=os.getpid(),
@@ -128,53 +129,53 @@ class Suite:
 
     @property
     def broken_tools(self) -> list[str]:
-        """The modules of PAWL_TOOLS that could not be loaded, with the error of each."""
-        told = (entry for process in self._processes.values() for entry in process.log.told("tool.module_broken"))
-        return list(dict.fromkeys(f"{entry.get('tool_module')}: error: {entry.get('error')}" for entry in told))
+        """The modules of PAWL_TOOLS that could not be loaded, each with its error."""
+        entries = (entry for process in self._processes.values() for entry in process.log.events("tool.module_broken"))
+        return list(dict.fromkeys(f"{entry.get('tool_module')}: error: {entry.get('error')}" for entry in entries))
 
     @property
     def database_url(self) -> str:
-        """The URL of PostgreSQL, password included: of the embedded one as the role that owns everything in it."""
+        """The URL of PostgreSQL, including the password; for the embedded one that of the owner."""
         return self._secret_files.get("database.url")
 
     def nats_url(self, user: str = SUBSCRIBER) -> str:
-        """Return the URL by which that user reaches NATS, password included."""
+        """Return the NATS URL of that user, including the password."""
         return self._secret_files.get(nats_url_file(user))
 
     @property
     def local_key(self) -> str:
-        """The key for callers on this machine, of suites without keys of their own."""
+        """The key for callers on this machine, if they have no keys of their own."""
         return self._secret_files.get(LOCAL_KEY)
 
     def process(self, name: str, replica: int = 0) -> Process:
-        """One process: a service, or `postgres`, `nats`, `model`. Raises KeyError if there is none of that name."""
+        """Return one process: a service, or `postgres`, `nats`, `model`. Raises KeyError if it does not exist."""
         return self._processes[process_name(name, replica)]
 
     def pid(self, name: str, replica: int = 0) -> int | None:
-        """Its process id; None while it is down."""
+        """Return its process id; None while it is down."""
         return self.process(name, replica).pid
 
-    # What tests do to it.
+    # Control by tests.
 
     def kill(self, name: str, replica: int = 0, number: signal.Signals = signal.SIGKILL) -> None:
-        """Sends a signal to a process, which is started again if it dies of it; one that is down is killed already."""
+        """Send a signal to a process, which is restarted if it dies. SIGKILL to a process that is down does nothing."""
         with contextlib.suppress(*((ProcessLookupError,) if number == signal.SIGKILL else ())):
             self.process(name, replica).send_signal(number)
 
     async def wait_ready(self, name: str, replica: int = 0) -> None:
-        """Returns when that process is ready, after a kill: when its next incarnation is."""
+        """Return when that process is ready; after a kill, when it has restarted."""
         await self.process(name, replica).wait_ready(self.options.ready_seconds)
 
     async def stop_process(self, name: str, replica: int = 0) -> None:
-        """Stops a process in good order and leaves it down until `start_process`."""
+        """Stop a process in order and leave it down until `start_process`."""
         await self.process(name, replica).stop()
 
     async def start_process(self, name: str, replica: int = 0) -> None:
-        """Starts a process that was stopped, on the same addresses, and returns when it is ready."""
+        """Start a stopped process on the same addresses, and return when it is ready."""
         self.process(name, replica).start()
         await self.wait_ready(name, replica)
 
-    # How it is put together.
+    # Implementation.
 
     @property
     def _secret_files(self) -> SecretFiles:
@@ -182,14 +183,14 @@ class Suite:
             raise RuntimeError("the suite is not started")
         return self._secrets
 
-    def _settle_service_keys(self, secrets: SecretFiles) -> None:
-        """Make a key for each service, and the file by which the others know it."""
+    def _write_service_keys(self, secrets: SecretFiles) -> None:
+        """Create a key for each service, and the file with their digests."""
         names = [spec.name for stage in self.options.stages for spec in stage]
         keys = {name: secrets.get(service_key_file(name)) for name in names}
         digests = {name: [hashlib.sha256(key.encode()).hexdigest()] for name, key in keys.items()}
         secrets.put(SERVICE_KEYS, msgspec.json.encode(digests).decode())
 
-    def _settle_local_key(self, secrets: SecretFiles) -> None:
+    def _write_local_key(self, secrets: SecretFiles) -> None:
         if has_keys(self.options):
             secrets.remove(LOCAL_KEY)
         elif self.options.local_key:
@@ -206,9 +207,9 @@ class Suite:
         }
         check_ports({name: port for name, port in self.options.ports.items() if not replaced.get(name, False)})
 
-    async def _start_embedded(self, around: Surroundings) -> None:
-        """Starts PostgreSQL, NATS and the model, but for those that are replaced, and writes how to reach them."""
-        options, secrets = self.options, around.secrets
+    async def _start_embedded(self, context: SuiteContext) -> None:
+        """Start PostgreSQL, NATS and the model unless they are replaced, and write their URLs."""
+        options, secrets = self.options, context.secrets
         if options.database_url is None:
             port = options.port("postgres") or free_port()
             self._postgres = Postgres(folder=self.folder.postgres, port=port, secrets=secrets)
@@ -218,7 +219,7 @@ class Suite:
             self._nats.prepare()
             self._add(self._nats.spec()).start()
         if options.scripted_model:
-            self._add(model_process(around)).start()
+            self._add(model_process(context)).start()
         if self._postgres is not None:
             await self._postgres.prepare()
             self.process("postgres").start()
@@ -228,7 +229,7 @@ class Suite:
         await asyncio.gather(*(self.wait_ready(name) for name in self._processes))
 
     def _put_database_urls(self, secrets: SecretFiles) -> None:
-        """Write how each service reaches PostgreSQL, and who owns its schema."""
+        """Write the PostgreSQL URL of each service and of the schema owner."""
         options, postgres = self.options, self._postgres
         url = options.database_url or (postgres.url if postgres else "")
         secrets.put("database.url", url)
@@ -240,9 +241,9 @@ class Suite:
             own = postgres.url_of(role) if postgres and role in ROLES else options.database_url
             secrets.put(database_url_file(role), own or "")
 
-    async def _start_stage(self, stage: tuple[ServiceSpec, ...], around: Surroundings) -> None:
+    async def _start_stage(self, stage: tuple[ServiceSpec, ...], context: SuiteContext) -> None:
         started = [
-            self._add(service_process(spec, replica, around))
+            self._add(service_process(spec, replica, context))
             for spec in stage
             for replica in range(self.options.replicas.get(spec.name, 1))
         ]
@@ -261,7 +262,7 @@ class Suite:
         return process
 
     def _peers(self, asking: ServiceSpec) -> Mapping[str, str]:
-        """The addresses of the services that start before the one that asks."""
+        """Return the addresses of services that start before this one."""
         found: dict[str, str] = {}
         for stage in self.options.stages:
             if asking in stage:
@@ -271,12 +272,12 @@ class Suite:
         return found
 
     def _addresses(self, spec: ServiceSpec, *, to_services: bool) -> list[str]:
-        """Return where others reach each replica: services at a port of their own, where they show certificates."""
+        """Return the address of each replica: for services the internal one, if there is one."""
         names = [process_name(spec.name, number) for number in range(self.options.replicas.get(spec.name, 1))]
         return [(to_services and self._address(name, "internal")) or self._address(name, "grpc") for name in names]
 
     def _model(self) -> Mapping[str, str]:
-        """Return the variables by which services reach the scripted model, if it is used."""
+        """Return the variables for the scripted model, if it is used."""
         address = self._address("model", "http")
         if not address:
             return {}

@@ -1,4 +1,4 @@
-"""`pawl up`: the suite in the foreground, until a signal ends it."""
+"""`pawl up`: runs the suite in the foreground until a signal."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from pawl.launcher.options import SuiteOptions
 from pawl.launcher.suite import Suite
 
 _NEXT = (
-    ("see it in your browser", "console"),
-    ("talk to it", "chat"),
+    ("open the console", "console"),
+    ("chat", "chat"),
     ("start a run and watch it", 'run "what is 17 * 23"'),
-    ("see what waits for you", "inbox"),
+    ("see pending approvals", "inbox"),
 )
 
-# Callers have keys of their own, so there is none that commands find.
-_NO_KEY: Final = ("first give your key", "export PAWL_API_KEY=KEY")
+# Callers have their own keys, so commands cannot find one.
+_NO_KEY: Final = ("set your key first", "export PAWL_API_KEY=KEY")
 
 
 def show(endpoints: Endpoints, *, console: Console | None = None) -> None:
-    """Print the screen; a terminal shows the commands in bold."""
+    """Print the start screen; a terminal shows the commands in bold."""
     console = console or Console()
     console.print(Text("Pawl is running", "bold"))
     for name, address, note in rows(endpoints):
@@ -47,9 +47,9 @@ def show(endpoints: Endpoints, *, console: Console | None = None) -> None:
 
 
 def rows(endpoints: Endpoints) -> list[tuple[str, str, str]]:
-    """Return what listens, and where: name, address, note."""
+    """Return everything that listens: name, address, note."""
     http = "https" if endpoints.authority else "http"
-    # First what speaks HTTP: that is where people go.
+    # HTTP addresses first: people open those.
     services = sorted(endpoints.services.items(), key=lambda each: (not any(one.http for one in each[1]), each[0]))
     found = [
         (
@@ -70,7 +70,7 @@ def rows(endpoints: Endpoints) -> list[tuple[str, str, str]]:
 
 
 def commands(endpoints: Endpoints) -> list[tuple[str, str]]:
-    """Return the usual next wishes, with the command for each as it can be typed in another terminal in this folder."""
+    """Return common next steps, each with a command to run in another terminal in this folder."""
     found = Path(endpoints.data) == Path(".pawl").resolve()
     suite = "" if found else f" --data {shlex.quote(endpoints.data)}"
     program = _program()
@@ -81,13 +81,13 @@ def commands(endpoints: Endpoints) -> list[tuple[str, str]]:
     return [
         *([] if has_key else [_NO_KEY]),
         *((purpose, f"{program}{suite} {command}") for purpose, command in _NEXT),
-        *([("hear every event", listen)] if endpoints.nats else []),
-        *([("the key for programs", f"cat {shlex.quote(str(key))}")] if has_key else []),
+        *([("watch all events", listen)] if endpoints.nats else []),
+        *([("key for programs", f"cat {shlex.quote(str(key))}")] if has_key else []),
     ]
 
 
 def _program() -> str:
-    """`pawl` where the shell finds it, else the path by which it was started."""
+    """Return `pawl` if the shell finds it, otherwise the path by which it was started."""
     started = Path(sys.argv[0])
     if started.name != "pawl" or not started.is_file():
         return "pawl"
@@ -97,32 +97,32 @@ def _program() -> str:
 
 
 _CANNOT_START = 2
-_LOOK_SECONDS = 2.0
+_POLL_SECONDS = 2.0
 
 
 async def _nothing(_: SuiteOptions) -> None:
-    """Do nothing."""
+    pass
 
 
 def up(options: SuiteOptions, when_ready: Callable[[SuiteOptions], Awaitable[None]] = _nothing) -> int:
-    """Runs the suite until SIGTERM, SIGINT or SIGHUP, then stops it in order; does `when_ready` once it answers.
+    """Run the suite until SIGTERM, SIGINT or SIGHUP, then stop it in order; call `when_ready` once it is ready.
 
-    Returns the exit code: 0 after an orderly stop, 2 with one sentence on standard error if it could not start.
+    Return the exit code: 0 after an orderly stop, 2 with one sentence on standard error if it could not start.
     """
     logs.configure(service="launcher", instance_id=str(os.getpid()), level="info", log_format="auto")
     try:
-        asyncio.run(run_until_told(Suite(options), when_ready))
+        asyncio.run(run_until_signal(Suite(options), when_ready))
     except StartError as error:
         print(error, file=sys.stderr)
         return _CANNOT_START
     return 0
 
 
-async def run_until_told(suite: Suite, when_ready: Callable[[SuiteOptions], Awaitable[None]]) -> None:
+async def run_until_signal(suite: Suite, when_ready: Callable[[SuiteOptions], Awaitable[None]]) -> None:
     """Run a suite until a signal, then stop it.
 
     Raises:
-        StartError: it could not start, or its data folder is gone.
+        StartError: it could not start, or its data folder has been removed.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -130,17 +130,17 @@ async def run_until_told(suite: Suite, when_ready: Callable[[SuiteOptions], Awai
         loop.add_signal_handler(number, stop.set)
     print(f"Starting in {suite.options.data} ...", flush=True)
     starting = asyncio.create_task(suite.start())
-    told = asyncio.create_task(stop.wait())
-    tasks: list[asyncio.Future[Any]] = [starting, told]
+    stopping = asyncio.create_task(stop.wait())
+    tasks: list[asyncio.Future[Any]] = [starting, stopping]
     try:
-        await asyncio.wait({starting, told}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             starting.result()
             show(suite.endpoints)
             for line in suite.broken_tools:
                 print(f"PAWL_TOOLS: {line}", flush=True)
             tasks.append(asyncio.ensure_future(when_ready(suite.options)))
-            await _wait(told, suite.options.data)
+            await _wait(stopping, suite.options.data)
             print("Stopping.", flush=True)
     except StartError as error:
         raise StartError(problem_of(suite.options.data) or str(error)) from None
@@ -151,17 +151,17 @@ async def run_until_told(suite: Suite, when_ready: Callable[[SuiteOptions], Awai
         await suite.stop()
 
 
-async def _wait(told: asyncio.Task[bool], data: Path) -> None:
-    """Return after a signal; say once what is wrong with the disk.
+async def _wait(stopping: asyncio.Task[bool], data: Path) -> None:
+    """Return after a signal; report a disk problem once.
 
     Raises:
-        StartError: the data folder is gone.
+        StartError: the data folder has been removed.
     """
-    said = ""
-    while not (await asyncio.wait({told}, timeout=_LOOK_SECONDS))[0]:
+    reported = ""
+    while not (await asyncio.wait({stopping}, timeout=_POLL_SECONDS))[0]:
         problem = problem_of(data)
         if problem and not data.exists():
             raise StartError(problem)
-        if problem and not said:
+        if problem and not reported:
             print(problem, file=sys.stderr, flush=True)
-        said = problem
+        reported = problem

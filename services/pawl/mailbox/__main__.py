@@ -27,7 +27,6 @@ def parse_passwords(content: bytes) -> dict[str, dict[str, str]]:
 
 
 async def main(stop: asyncio.Event) -> None:
-    """Run until `stop`."""
     settings = load(MailboxSettings)
     async with Service("mailbox", settings) as service:
         mailboxes = Mailboxes(

@@ -1,4 +1,4 @@
-"""Parses one mail: whether it counts, and what it says. All of it was written by untrusted senders."""
+"""Parses one mail and decides whether it may fire the trigger. All of it is untrusted."""
 
 from __future__ import annotations
 
@@ -12,51 +12,51 @@ from typing import Any, Final, cast
 TEXT_BYTES_MAX: Final = 128 * 1024
 PARTS_MAX: Final = 100
 ATTACHMENTS_MAX: Final = 20
+# A longer thread is assumed to be two programs that answer each other.
 THREAD_MAILS_MAX: Final = 40
-"""A longer thread is taken for two programs that answer each other."""
 _HEADER_CHARACTERS_MAX: Final = 998
 _RESULTS_MAX: Final = 8192
 _FILE_NAME_CHARACTERS_MAX: Final = 90
 _BULK: Final = frozenset({"bulk", "list", "junk", "auto_reply"})
 _TEXTS: Final = frozenset({"text/plain", "text/markdown", "text/csv", "text/calendar", "application/json"})
 
-# Of an address only what everybody reads alike: no comments, no quotes, no groups, no lists.
+# Only addresses that every parser reads alike: no comments, quotes, groups or lists.
 _ADDRESS: Final = re.compile(r"[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]{1,64}@[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63}){0,10}")
 _FROM: Final = re.compile(
     rf"""\s*(?:(?:"[^"\\<>]*"[ \t]*|[^"<>,;:@\\()]*)<(?P<angle>{_ADDRESS.pattern})>|(?P<bare>{_ADDRESS.pattern}))\s*"""
 )
 _MESSAGE_ID: Final = re.compile(r"<[!-;=?-~]{1,250}>")
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
-# Readers disagree about lines that are no header and about a carriage return alone: one ends the line or the headers.
+# Parsers disagree about lines that are not headers and about a lone carriage return, so both are refused.
 _HEADERS: Final = re.compile(
     rb"(?:From [^\r\n]*\r?\n)?(?:[!-9;-~]+:[^\r\n]*(?:\r?\n|\Z)(?:[ \t][^\r\n]*(?:\r?\n|\Z))*)*(?:\r?\n|\Z)"
 )
 
 
 def read_mail(raw: bytes, is_cut: bool, *, own: str, authserv_id: str, senders: Sequence[str]) -> dict[str, Any]:  # noqa: FBT001
-    """Return `refusal`, why a mail does not count, or its data with the texts of its attachments.
+    """Return the data of a mail with its attachment texts, or `refusal`: the reason why it does not count.
 
-    `own` is the address of the mailbox. With `is_cut`, `raw` is only the beginning of the mail.
+    `own` is the address of the mailbox. With `is_cut`, `raw` is only the first part of the mail.
     """
     try:
         message = message_from_bytes(raw, policy=policy.default)
         found = _raw(message, "From")
         match = _FROM.fullmatch(re.sub(r"[\r\n]", "", found[0])) if len(found) == 1 else None
         sender = (match["angle"] or match["bare"]).lower() if match else ""
-        refusal = "" if _HEADERS.match(raw) else "its headers can be read in two ways"
+        refusal = "" if _HEADERS.match(raw) else "its headers are ambiguous"
         refusal = refusal or _automatic(message) or _unwanted(message, sender, own, authserv_id, senders)
         return {"refusal": refusal} if refusal else {"from": sender, **_headers(message), **_contents(message, is_cut)}
-    except Exception:  # noqa: BLE001  # whatever one mail does, those after it are read
-        return {"refusal": "it is written so that it cannot be read"}
+    except Exception:  # noqa: BLE001  # one bad mail must not block the following ones
+        return {"refusal": "it cannot be parsed"}
 
 
 def _raw(message: EmailMessage, name: str) -> list[str]:
-    """Return the values of a header as they came."""
+    """Return the unparsed values of a header."""
     return [str(value)[:_RESULTS_MAX] for each, value in message.raw_items() if each.lower() == name.lower()]
 
 
 def _automatic(message: EmailMessage) -> str:
-    """Return why a program, not a person, seems to have sent a mail (RFC 3834); else nothing."""
+    """Return why a program seems to have sent the mail (RFC 3834), or an empty text."""
     if message.get_content_type() == "multipart/report":
         return "it is automatic: multipart/report"
     for name in ("List-Id", "X-Autoreply", "X-Autorespond"):
@@ -74,7 +74,7 @@ def _automatic(message: EmailMessage) -> str:
 
 
 def _unwanted(message: EmailMessage, sender: str, own: str, authserv_id: str, senders: Sequence[str]) -> str:
-    """Return why the sender of a mail may not fire the trigger; else nothing."""
+    """Return why the sender may not fire the trigger, or an empty text."""
     if not sender:
         return "its sender is not one plain address"
     if sender == own.lower():
@@ -83,28 +83,28 @@ def _unwanted(message: EmailMessage, sender: str, own: str, authserv_id: str, se
     if senders and not {sender, f"@{domain}"} & {each.lower() for each in senders}:
         return f"{sender} is not among the senders"
     if authserv_id and not _passes(message, authserv_id.lower(), domain):
-        return f"{authserv_id} does not say that {domain} has passed DMARC"
+        return f"{authserv_id} does not report a DMARC pass for {domain}"
     return ""
 
 
 def _passes(message: EmailMessage, authserv_id: str, domain: str) -> bool:
-    """Return whether the receiving server says that the sender's domain has passed DMARC (RFC 8601, RFC 7489).
+    """Return whether the receiving server reports a DMARC pass for the sender's domain (RFC 8601, RFC 7489).
 
-    Only the topmost of its results counts: those below may have come along with the mail.
+    Only its topmost result counts: the sender may have forged those below.
     """
     for value in _raw(message, "Authentication-Results"):
         name, *results = _without_comments(value).lower().split(";")
         if name.split()[:1] != [authserv_id]:
             continue
         about = [each for each in results if re.match(r"\s*dmarc\s*(/\s*1\s*)?=|\s*dmarc$", each)]
-        said = re.findall(r"([a-z.]+)\s*(?:/\s*1\s*)?=\s*([^\s=]+)", "".join(about))
-        verdicts, domains = ({value for each, value in said if each == name} for name in ("dmarc", "header.from"))
+        pairs = re.findall(r"([a-z.]+)\s*(?:/\s*1\s*)?=\s*([^\s=]+)", "".join(about))
+        verdicts, domains = ({value for each, value in pairs if each == name} for name in ("dmarc", "header.from"))
         return len(about) == 1 and verdicts == {"pass"} and domains <= {domain}
     return False
 
 
 def _without_comments(text: str) -> str:
-    """Return a structured header without what is in brackets or quotes; nothing if they do not close."""
+    """Return a structured header without comments and quoted strings; an empty text if one is not closed."""
     kept: list[str] = []
     depth, is_quoted = 0, False
     for piece in re.findall(r"\\.|.", text, re.DOTALL):
@@ -124,21 +124,20 @@ def _ids(message: EmailMessage, *names: str) -> list[str]:
 def _headers(message: EmailMessage) -> dict[str, str]:
     own, thread = _ids(message, "Message-ID"), _ids(message, "References", "In-Reply-To", "Message-ID")
     addresses = getattr(_parsed(message, "From"), "addresses", ())
-    told = {name.lower(): str(_parsed(message, name)) for name in ("To", "Cc", "Subject", "Date")}
-    told |= {"from_name": addresses[0].display_name if addresses else "", "message_id": own[0] if own else ""}
+    fields = {name.lower(): str(_parsed(message, name)) for name in ("To", "Cc", "Subject", "Date")}
+    fields |= {"from_name": addresses[0].display_name if addresses else "", "message_id": own[0] if own else ""}
     if thread:
-        told["thread"] = thread[0]
-    return {name: _clean(value)[:_HEADER_CHARACTERS_MAX] for name, value in told.items()}
+        fields["thread"] = thread[0]
+    return {name: _clean(value)[:_HEADER_CHARACTERS_MAX] for name, value in fields.items()}
 
 
 def _parsed(message: EmailMessage, name: str) -> object:
-    """Return a header as people read it. Bytes without an encoding are UTF-8 (RFC 6532)."""
+    """Return a decoded header. Bytes without an encoding are UTF-8 (RFC 6532)."""
     value = next(iter(_raw(message, name)), "")[: 4 * _HEADER_CHARACTERS_MAX]
     return policy.default.header_fetch_parse(name, value.encode("utf-8", "surrogateescape").decode("utf-8", "replace"))
 
 
 def _contents(message: EmailMessage, is_cut: bool) -> dict[str, Any]:  # noqa: FBT001
-    """Return the text and the attachments of a mail."""
     texts: dict[str, list[str]] = {"text/plain": [], "text/html": []}
     attachments: list[dict[str, Any]] = []
     left_out = 0
@@ -160,7 +159,7 @@ def _contents(message: EmailMessage, is_cut: bool) -> dict[str, Any]:  # noqa: F
 
 
 def _leaves(part: EmailMessage) -> Iterator[EmailMessage]:
-    """Yield the parts without parts, in order. A mail in a mail is a file."""
+    """Yield the leaf parts in order. An attached mail counts as a file."""
     if part.get_content_maintype() == "multipart" and part.is_multipart():
         for each in cast("list[EmailMessage]", part.get_payload()):
             yield from _leaves(each)
@@ -171,12 +170,12 @@ def _leaves(part: EmailMessage) -> Iterator[EmailMessage]:
 def _attachment(part: EmailMessage, kind: str, is_cut: bool) -> dict[str, Any]:  # noqa: FBT001
     name = re.sub(r"[^\w. -]", "_", _clean(part.get_filename() or "")).strip(". _")[-_FILE_NAME_CHARACTERS_MAX:]
     payload = part.get_payload(decode=True)
-    told: dict[str, Any] = {"name": name or "unnamed", "type": kind}
-    if isinstance(payload, bytes):  # A mail in a mail is not.
-        told["size_bytes"] = len(payload)
+    described: dict[str, Any] = {"name": name or "unnamed", "type": kind}
+    if isinstance(payload, bytes):  # Not for an attached mail.
+        described["size_bytes"] = len(payload)
     if kind in _TEXTS and not is_cut:
-        return {**told, "text": _text(part)} if payload else told
-    return {**told, "left_out": "the mail is too large" if kind in _TEXTS else "it is no text"}
+        return {**described, "text": _text(part)} if payload else described
+    return {**described, "left_out": "the mail is too large" if kind in _TEXTS else "it is not text"}
 
 
 def _text(part: EmailMessage) -> str:
@@ -192,7 +191,7 @@ def _clean(text: str) -> str:
 
 
 def _words(page: str) -> str:
-    """Return the words of a page."""
+    """Return the text of an HTML page."""
     page = re.sub(r"(?is)<(script|style|head|title)\b.*?</\1\s*>", "", page)
     page = re.sub(r"(?i)<(?:br|p|div|tr|li|h[1-3]|table|blockquote)\b[^<>]*>", "\n", re.sub(r"\s+", " ", page))
     return html.unescape(re.sub(r"<[^<>]*>", "", page))

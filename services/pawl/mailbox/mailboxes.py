@@ -1,4 +1,4 @@
-"""Reads the mailboxes that this process leases, and delivers each mail to its trigger."""
+"""Polls the mailboxes that this process leases, and delivers each mail to its trigger."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ from pawl.chassis.ids import StoreId
 from pawl.chassis.process import logs
 from pawl.chassis.process.tasks import end
 from pawl.chassis.rpc.client import translated
-from pawl.chassis.rpc.shares import Places
+from pawl.chassis.rpc.fairness import FairSlots
 from pawl.errors import InvalidField, PawlError, TooLarge, TriggerPaused
 from pawl.event.v1.trigger_pb2 import LeasedMailbox, MailboxSource, MailPosition
 from pawl.job.v1 import triggers_pb2, triggers_pb2_grpc
-from pawl.mailbox.look import Unreadable
+from pawl.mailbox.poll import Unreadable
 from pawl.tool.v1 import document_pb2, document_pb2_grpc
 
+# The time between two calls of LeaseMailboxes.
 LEASE_SECONDS: Final = 5.0
-"""The time between two calls of LeaseMailboxes."""
-LOOKS_MAX: Final = 16
-"""Looks at the same time, of which a store has its share."""
-LOOK_SECONDS: Final = 60.0
+# Concurrent polls; each store has a quota.
+POLLS_MAX: Final = 16
+POLL_SECONDS_MAX: Final = 60.0
 _LINE_BYTES_MAX: Final = 16 * 1024 * 1024
 _POLL_SECONDS: Final = 60
 _BACKOFF_SECONDS_MAX: Final = 3600
+# The longest pause after another service failed.
 _INTERRUPTED_SECONDS_MAX: Final = 300
-"""The longest pause after a problem of another service."""
 _DOUBLINGS_MAX: Final = 10
 _SETTINGS: Final = ("PAWL_", "OPENAI_")
+# Signals that stop a process from outside: the mail is not the cause.
 _STOPS: Final = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGTERM})
-"""Signals that stop a process from outside: no mail is to blame."""
 
+# Store, id and generation of a trigger.
 _Key: TypeAlias = tuple[str, str, int]
-"""The store, id and generation of a trigger."""
 
 _log = logs.get_logger(__name__)
 
 
 class Mailboxes:
-    """The mailboxes of one process. A slow server delays mailboxes of its own store only."""
+    """The mailboxes of one process. A slow server delays only mailboxes of the same store."""
 
     def __init__(
         self,
@@ -74,16 +74,16 @@ class Mailboxes:
         self._egress = egress
         self._reader_id = reader_id
         self._failures = failures
-        self._places = Places(LOOKS_MAX)
+        self._slots = FairSlots(POLLS_MAX)
         self._readers: dict[_Key, asyncio.Task[None]] = {}
+        # Consecutive interrupted readers of a mailbox since the last progress.
         self._interrupted: dict[_Key, int] = {}
-        """Readers of a mailbox that failed one after the other, since the last progress."""
 
     async def run(self) -> None:
-        """Lease mailboxes and read them until cancelled.
+        """Lease mailboxes and poll them until cancelled.
 
         Raises:
-            PawlError: leases cannot be renewed now. No mailbox is read then.
+            PawlError: the leases cannot be renewed, so no mailbox may be polled.
         """
         try:
             while True:
@@ -104,12 +104,15 @@ class Mailboxes:
                 self._readers[key] = asyncio.create_task(self._read(mailbox), name="mailbox")
 
     async def _read(self, mailbox: LeasedMailbox) -> None:
-        """Read one mailbox until its trigger changes or another service fails. Wait then; a lease starts again."""
+        """Poll one mailbox until its trigger changes or another service fails, then pause.
+
+        The next lease starts it again.
+        """
         try:
             await self._read_forever(mailbox)
         except PawlError as error:
             _log.warning("mailbox.interrupted", store=mailbox.store_id, reason=error.reason)
-        except Exception:  # noqa: BLE001  # one mailbox stops no other
+        except Exception:  # noqa: BLE001  # one mailbox must not stop the others
             _log.exception("mailbox.interrupted", store=mailbox.store_id)
         self._failures.inc()
         key = _key(mailbox)
@@ -122,7 +125,7 @@ class Mailboxes:
         while True:
             has_more = False
             try:
-                has_more = await self._look(mailbox)
+                has_more = await self._poll(mailbox)
             except Unreadable as error:
                 _log.warning("mailbox.unreadable", store=mailbox.store_id, reason=str(error))
                 await self._report(mailbox, reason=str(error))
@@ -136,14 +139,14 @@ class Mailboxes:
             seconds = (mailbox.mailbox.poll_seconds or _POLL_SECONDS) * 2 ** min(failures, _DOUBLINGS_MAX)
             await asyncio.sleep(0 if has_more else min(seconds, _BACKOFF_SECONDS_MAX))
 
-    async def _look(self, mailbox: LeasedMailbox) -> bool:
+    async def _poll(self, mailbox: LeasedMailbox) -> bool:
         """Deliver the next mails; return whether there are more.
 
         Raises:
-            Unreadable: the mailbox cannot be read, not even one mail.
+            Unreadable: the mailbox cannot be read.
             PawlError: a mail cannot be delivered now.
         """
-        lines = await self._lines(mailbox.store_id, await self._asked(mailbox))
+        lines = await self._lines(mailbox.store_id, await self._poll_request(mailbox))
         start, error, has_more = MailPosition(), "", False
         start.CopyFrom(mailbox.position)
         for line in lines:
@@ -158,11 +161,11 @@ class Mailboxes:
             raise Unreadable(f"{mailbox.mailbox.host}:{mailbox.mailbox.port} {error}")
         return has_moved and (has_more or bool(error))
 
-    async def _asked(self, mailbox: LeasedMailbox) -> dict[str, Any]:
-        """Return what a look needs.
+    async def _poll_request(self, mailbox: LeasedMailbox) -> dict[str, Any]:
+        """Return the input of the poll process.
 
         Raises:
-            Unreadable: there is no password, or the deployment does not allow the host.
+            Unreadable: the password is missing, or the deployment does not allow the host.
         """
         source, store_id = mailbox.mailbox, StoreId(mailbox.store_id)
         password = self._passwords().get(store_id, {}).get(source.password_secret, "")
@@ -193,20 +196,17 @@ class Mailboxes:
         }
 
     async def _lines(self, store_id: str, asked: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the lines of a process that reads the mailbox.
-
-        The process is started once there is room for it.
-        """
-        await self._places.enter(store_id)
-        work = asyncio.create_task(looked(asked), name="look")
-        self._places.leave_after(work, store_id)
+        """Return the output lines of a poll process, which starts once a slot is free."""
+        await self._slots.enter(store_id)
+        work = asyncio.create_task(run_poll(asked), name="poll")
+        self._slots.leave_after(work, store_id)
         return await work
 
     async def _deliver(self, mailbox: LeasedMailbox, uid: int, data: dict[str, Any]) -> None:
-        """Deliver a mail, its attachments first. Safe to repeat.
+        """Deliver a mail after its attachments. Idempotent.
 
         Raises:
-            TriggerPaused: the trigger has changed or pauses.
+            TriggerPaused: the trigger has changed or is paused.
         """
         position = MailPosition(uid_validity=mailbox.position.uid_validity, uid=uid)
         event_id = f"{_folder_id(mailbox.mailbox)}.{position.uid_validity}.{uid}"
@@ -229,7 +229,7 @@ class Mailboxes:
         self._interrupted.pop(_key(mailbox), None)
 
     async def _keep(self, mailbox: LeasedMailbox, name: str, text: str) -> dict[str, str]:
-        """Make a document of an attachment; return what to say about it."""
+        """Store an attachment as a document; return the fields that describe it."""
         request = document_pb2.PutDocumentRequest(owner=document_pb2.DOCUMENT_OWNER_USER, name=name, text=text)
         try:
             await self._documents.PutDocument(request, metadata=self._metadata(mailbox))
@@ -252,26 +252,27 @@ class Mailboxes:
         return key, ("pawl-store", mailbox.store_id), ("pawl-user", mailbox.user_id)
 
 
-async def looked(asked: dict[str, Any]) -> list[dict[str, Any]]:
-    """Run `look` in a process of its own; return its lines.
+async def run_poll(asked: dict[str, Any]) -> list[dict[str, Any]]:
+    """Run `poll` in a subprocess and return its output lines.
 
-    If the process fails while it parses a mail, the last line refuses that mail. After another failure it has `error`.
+    If the subprocess fails while it parses a mail, the last line refuses that mail. After another failure the last line
+    has an `error`.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_SETTINGS)}
-    program = (sys.executable, "-m", "pawl.mailbox.look")
+    program = (sys.executable, "-m", "pawl.mailbox.poll")
     process = await asyncio.create_subprocess_exec(
         *program, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=environment, limit=_LINE_BYTES_MAX
     )
-    assert process.stdin is not None  # noqa: S101  # it was started with pipes
+    assert process.stdin is not None  # noqa: S101  # started with pipes
     assert process.stdout is not None  # noqa: S101
     lines: list[dict[str, Any]] = []
     try:
-        async with asyncio.timeout(LOOK_SECONDS):
+        async with asyncio.timeout(POLL_SECONDS_MAX):
             process.stdin.write(json.dumps(asked).encode())
             process.stdin.close()
             async for line in process.stdout:
-                if line.endswith(b"\n"):  # A process that is killed may leave half a line.
-                    lines.append(json.loads(line))  # noqa: PERF401  # those before a timeout count
+                if line.endswith(b"\n"):  # A killed process may leave half a line.
+                    lines.append(json.loads(line))  # noqa: PERF401  # lines before a timeout count
             status = await process.wait()
     except TimeoutError:
         return [*lines, {"error": "did not answer in time"}]
@@ -283,9 +284,9 @@ async def looked(asked: dict[str, Any]) -> list[dict[str, Any]]:
         return lines
     is_slow = status == -signal.SIGXCPU
     if lines and "uid" in lines[-1] and "data" not in lines[-1] and -status not in _STOPS:
-        refusal = f"it is written so that {'reading it takes too long' if is_slow else 'it cannot be read'}"
+        refusal = f"{'parsing it takes too long' if is_slow else 'it cannot be parsed'}"
         return [*lines, {**lines[-1], "data": {"refusal": refusal}}]
-    ended = f"cannot be read: the process that reads it ended with {status}"
+    ended = f"cannot be read: the poll process ended with status {status}"
     return [*lines, {"error": "takes too long to read" if is_slow else ended}]
 
 
@@ -294,6 +295,6 @@ def _key(mailbox: LeasedMailbox) -> _Key:
 
 
 def _folder_id(source: MailboxSource) -> str:
-    """Return an id of the folder: another one may number its mails in the same way."""
+    """Return an id of the folder, because UIDs of another folder may overlap."""
     named = json.dumps([source.host, source.port, source.plaintext, source.username, source.folder])
     return hashlib.sha256(named.encode()).hexdigest()[:8]

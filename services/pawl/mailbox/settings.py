@@ -1,4 +1,4 @@
-"""The settings of the mailbox reader."""
+"""Settings of the mailbox reader."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _USAGE_ERROR = 2
 
 
 def main() -> int:
-    """Serves until SIGTERM or SIGINT. Returns 2 with one sentence if it cannot start."""
+    """Serve until SIGTERM or SIGINT. Return 2 and print one sentence if the server cannot start."""
     options = _parser().parse_args()
     logs.configure(service="model-server", instance_id=str(os.getpid()), level=options.log_level, log_format="auto")
     try:
@@ -50,7 +50,7 @@ async def _serve(options: argparse.Namespace, script: Script) -> None:
 
 
 def _write_whole(path: Path, text: str) -> None:
-    """Writes the file so that a reader sees nothing or all of it."""
+    """Write the file atomically: readers see all of it or nothing."""
     draft = path.with_name(f"{path.name}.{os.getpid()}")
     draft.write_text(text)
     draft.replace(path)
@@ -69,13 +69,13 @@ def _parser() -> argparse.ArgumentParser:
         description="A scripted model server with the OpenAI chat-completions protocol. No language model inside.",
     )
     add = parser.add_argument
-    add("--listen", type=_listen, default="127.0.0.1:7622", metavar="HOST:PORT", help="port 0 takes a free one")
-    add("--script", type=Path, metavar="FILE", help="what to answer instead of following the rules; JSON")
-    add("--address-file", type=Path, metavar="FILE", help='where to write {"http": "host:port"} once it listens')
+    add("--listen", type=_listen, default="127.0.0.1:7622", metavar="HOST:PORT", help="port 0: any free port")
+    add("--script", type=Path, metavar="FILE", help="a JSON script of answers that replaces the rules")
+    add("--address-file", type=Path, metavar="FILE", help='write {"http": "host:port"} here when listening')
     add(
         "--require-reasoning-echo",
         action="store_true",
-        help="refuse a tool-call message that does not carry its reasoning back",
+        help="refuse assistant tool-call messages without their reasoning_content",
     )
     add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     return parser

@@ -1,6 +1,6 @@
-"""HTTP/1.1 over asyncio and h11: enough of a server to answer well, and to misbehave on purpose.
+"""A small HTTP/1.1 server over asyncio and h11 that can also misbehave on purpose.
 
-A general framework would protect us from sending half a body or resetting a connection; here those are features.
+A general framework would prevent truncated bodies and connection resets; here those are features.
 """
 
 from __future__ import annotations
@@ -22,13 +22,11 @@ _SERVER = [("server", "pawl-scripted")]
 
 
 class ClientGoneError(Exception):
-    """The client closed the connection before the answer was complete."""
+    """The client closed the connection before the response was complete."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One request, read whole."""
-
     method: str
     path: str
     body: bytes
@@ -38,7 +36,7 @@ Handler = Callable[[Request, "Connection"], Awaitable[None]]
 
 
 class Connection:
-    """One client connection: reads requests one after the other and hands each to a handler, which answers on it."""
+    """One client connection: reads requests in sequence and passes each to a handler."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -46,26 +44,25 @@ class Connection:
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=_READ_BYTES)
 
     async def send(self, status: int, headers: dict[str, str], body: bytes) -> None:
-        """Sends a whole response."""
+        """Send a complete response."""
         await self.start(status, {**headers, "content-length": str(len(body))})
         await self.write(body)
         await self.finish()
 
     async def start(self, status: int, headers: dict[str, str]) -> None:
-        """Sends the head of a response; without a content length the body goes out in HTTP chunks."""
+        """Send the response head. Without a content length the body is sent chunked."""
         reason, fields = _PHRASES.get(status, "Unknown"), [*_SERVER, *headers.items()]
         await self._put(self._h11.send(h11.Response(status_code=status, headers=fields, reason=reason.encode())))
 
     async def write(self, *pieces: bytes) -> None:
-        """Sends pieces of the body, each as an HTTP chunk of its own, in one write to the socket."""
+        """Send pieces of the body in one write to the socket, each as its own HTTP chunk."""
         await self._put(b"".join(self._h11.send(h11.Data(data=piece)) or b"" for piece in pieces))
 
     async def finish(self) -> None:
-        """Ends the response."""
         await self._put(self._h11.send(h11.EndOfMessage()))
 
     async def pause(self, seconds: float | None) -> None:
-        """Waits for a time, or forever with None. Raises ClientGoneError as soon as the client leaves."""
+        """Wait, or forever with None. Raises ClientGoneError as soon as the client disconnects."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while await self._read():
@@ -73,16 +70,16 @@ class Connection:
             raise ClientGoneError
 
     def reset(self) -> None:
-        """Aborts the connection, so that the client sees a reset instead of an end."""
+        """Abort the connection with a TCP reset."""
         self._writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._writer.transport.abort()
 
     def close(self) -> None:
-        """Closes the connection, whatever was promised in the head of the response."""
+        """Close the connection, even in the middle of a response."""
         self._writer.close()
 
     async def serve(self, handler: Handler) -> None:
-        """Serves requests until the connection ends, and closes it."""
+        """Serve requests until the connection ends, then close it."""
         try:
             while (request := await self._next_request()) is not None:
                 await handler(request, self)
@@ -117,7 +114,7 @@ class Connection:
                     return None
 
     async def _read(self) -> bytes:
-        """Read what comes next; empty at the end."""
+        """Read the next bytes; empty at the end."""
         try:
             data = await self._reader.read(_READ_BYTES)
         except ConnectionError:
@@ -126,7 +123,7 @@ class Connection:
         return data
 
     async def _put(self, data: bytes | None) -> None:
-        """Send bytes. Waits until the client keeps up."""
+        """Send bytes, waiting while the client is slow."""
         self._writer.write(data or b"")
         try:
             await self._writer.drain()

@@ -1,7 +1,7 @@
-"""The requests in a prompt: a few sentence patterns, recognised without any understanding.
+"""Recognises the requests in a prompt by a few sentence patterns.
 
-A prompt is split at "then" and ";" into stages, done one after the other, and a stage at "and" into parts done side
-by side, provided that every part is recognised alone.
+"then" and ";" split a prompt into sequential stages. "and" splits a stage into concurrent parts if every part is
+recognised alone.
 """
 
 from __future__ import annotations
@@ -48,14 +48,13 @@ _ALSO = {
 }
 
 
-def zone_of(place: str) -> str | None:
-    """The IANA zone of a city or zone name ("Oslo", "new york", "Europe/Oslo"); None if it is not known."""
-    return _zones().get(" ".join(place.lower().replace("_", " ").split()))
+def zone_of(name: str) -> str | None:
+    """Return the IANA zone of a city or zone name ("Oslo", "new york", "Europe/Oslo"); None if unknown."""
+    return _zones().get(" ".join(name.lower().replace("_", " ").split()))
 
 
 @functools.cache
 def _zones() -> dict[str, str]:
-    """City and zone names in lower case."""
     zones: dict[str, str] = {}
     for zone in sorted(zoneinfo.available_timezones()):
         spoken = zone.lower().replace("_", " ")
@@ -77,24 +76,24 @@ COUNT_MAX = 10_000
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class UseTool:
-    """Needs a tool. `wish` completes "I was asked to ...". A name that ends in `*` stands for the first that fits."""
+    """Needs a tool; `task` completes "I was asked to ...". A name that ends in `*` matches the first such prefix."""
 
     tool: str
-    wish: str
+    task: str
     values: Mapping[str, Any]
     wants_results: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Say:
-    """Needs no tool: a text, at a given pace."""
+    """Needs no tool: a text, sent at a given pace."""
 
     text: str
     chunk_delay: float = 0.0
 
 
+# A part of a stage.
 Intent = UseTool | Say
-"""A part of a stage."""
 Stage = tuple[Intent, ...]
 
 _THEN = re.compile(r"\s*(?:;|,?\s*\b(?:and\s+)?then\b)[,:]?\s*", re.IGNORECASE)
@@ -120,7 +119,7 @@ _STORY = (
 
 
 def stages_of(prompt: str) -> list[Stage]:
-    """Return the requests, stage by stage. Never empty: what is not recognised is something to talk about."""
+    """Return the requests by stage, never empty: an unrecognised prompt becomes a reply that says so."""
     return [_stage(part) for part in _THEN.split(prompt.strip()) if part.strip(" .!?,")] or [(_unknown(prompt),)]
 
 
@@ -136,7 +135,7 @@ def _unknown(text: str) -> Say:
 
 
 def _recognise(text: str) -> Stage:
-    """Return what a text asks for; empty if that is not known."""
+    """Return the intents of a text; empty if it is not recognised."""
     words = re.sub(r"^(?:please|can you|could you|would you)\s+", "", text.strip(), flags=re.IGNORECASE)
     for pattern, build in _PATTERNS:
         match = pattern.fullmatch(words.rstrip(" ."))
@@ -149,21 +148,21 @@ def _sum(match: re.Match[str]) -> Stage:
     expression = match["sum"].strip(" ?=").replace("^", "**").replace(",", "")
     if not _SUM.fullmatch(expression) or not re.search(r"[+\-*/%]|^\d+$", expression):
         return ()
-    return (UseTool(tool="calculate", wish=f"work out {expression}", values={"expression": expression}),)
+    return (UseTool(tool="calculate", task=f"work out {expression}", values={"expression": expression}),)
 
 
 def _time(match: re.Match[str]) -> Stage:
-    place = (match["place"] or "UTC").strip(" ?")
-    zone = zone_of(place)
+    city = (match["place"] or "UTC").strip(" ?")
+    zone = zone_of(city)
     if zone is None:
-        return _question(f"Which time zone is {place} in?", f"I do not know where {place} is.")
-    return (UseTool(tool="get_current_time", wish=f"say what time it is in {place}", values={"timezone": zone}),)
+        return _question(f"Which time zone is {city} in?", f"I do not know where {city} is.")
+    return (UseTool(tool="get_current_time", task=f"say what time it is in {city}", values={"timezone": zone}),)
 
 
 def _email(match: re.Match[str]) -> Stage:
     to, rest = match["to"], (match["rest"] or "").strip()
     if not to:
-        return _question("To which address?", f'"{match[0]}" names none.')
+        return _question("To which address?", f'"{match[0]}" does not contain an address.')
     if rest.startswith("about "):
         subject, _, body = rest.removeprefix("about ").partition(":")
         body = body.strip() or f"This is about {subject}."
@@ -172,16 +171,16 @@ def _email(match: re.Match[str]) -> Stage:
         subject = " ".join(body.split()[:6])
     values = {"to": to, "subject": subject, "body": body}
     wants_results = _RESULTS.fullmatch(body) is not None
-    return (UseTool(tool="send_email", wish=f"e-mail {to}", values=values, wants_results=wants_results),)
+    return (UseTool(tool="send_email", task=f"e-mail {to}", values=values, wants_results=wants_results),)
 
 
 def _task(match: re.Match[str]) -> Stage:
     title, project = match["title"].strip(" \"'"), match["project"]
     values = {"title": title} | ({"project": project} if project else {})
-    task = UseTool(tool="create_task", wish=f'add the task "{title}"', values=values)
+    task = UseTool(tool="create_task", task=f'add the task "{title}"', values=values)
     names = [name for name in re.split(r"\s*,\s*(?:and\s+)?|\s+and\s+", match["subtasks"] or "") if name]
     subtasks = (
-        UseTool(tool="add_subtask", wish=f'add the subtask "{name}"', values={"parent": title, "title": name})
+        UseTool(tool="add_subtask", task=f'add the subtask "{name}"', values={"parent": title, "title": name})
         for name in names
     )
     return (task, *subtasks)
@@ -189,27 +188,27 @@ def _task(match: re.Match[str]) -> Stage:
 
 def _show(match: re.Match[str]) -> Stage:
     what = match["what"].strip()
-    return (UseTool(tool="show*", wish=f"show {what}", values={"title": what, "text": what}),)
+    return (UseTool(tool="show*", task=f"show {what}", values={"title": what, "text": what}),)
 
 
 def _vague(match: re.Match[str]) -> Stage:
     if re.search(r"\d", match[0]):
         return ()
     options = ("Tonight at 19:00", "Tomorrow at 19:00", "Another time")
-    why = "The request leaves out when and what."
+    why = "The request does not say when and what."
     return _question(f"You asked to {match[0]}. What do you have in mind?", why, *options)
 
 
 def _ask(match: re.Match[str]) -> Stage:
     question = match["question"].strip(" ?\"'")
     options = ("Yes", "No") if match["whether"] else ()
-    return _question(f"{question[:1].upper()}{question[1:]}?", "I was told to ask.", *options)
+    return _question(f"{question[:1].upper()}{question[1:]}?", "The request asks for a question.", *options)
 
 
 def _question(question: str, why: str, *options: str) -> Stage:
     kind = "confirmation" if options == ("Yes", "No") else "clarification"
     values = {"question": question, "why": why, "kind": kind, "options": list(options)}
-    return (UseTool(tool="ask_user", wish=f'ask "{question}"', values=values),)
+    return (UseTool(tool="ask_user", task=f'ask "{question}"', values=values),)
 
 
 def _direct(match: re.Match[str]) -> Stage:
@@ -220,7 +219,7 @@ def _direct(match: re.Match[str]) -> Stage:
         values = json.loads(text or "{}")
     except ValueError:
         return ()
-    return (UseTool(tool=name, wish=f"call {name}", values=values),)
+    return (UseTool(tool=name, task=f"call {name}", values=values),)
 
 
 def _in_background(match: re.Match[str]) -> Stage:

@@ -1,4 +1,4 @@
-"""A chat-completions request: its form as OpenAI has it, and what the rest of this package reads from it."""
+"""Chat-completions requests in OpenAI's format, and what this package reads from them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# What jobs report: a line that says so, and an array of JSON.
+# Job notices: a header line, then a JSON array.
 _NOTICES = re.compile(r"^\[Pawl tells [^\n]*:\]\n(\[[^\n]*\])\n*", re.MULTILINE)
-# Lines that are quoted, and the one in brackets that says whose they are; and what came from outside.
+# Quoted lines after a header in brackets that names the source, and events from outside.
 _QUOTED = re.compile(r"^\[[^\n]*:\]\n(?:> [^\n]*(?:\n|\Z))+\n*|\{\"event\":\{\"source\":[^\n]*$", re.MULTILINE)
 
 Name = Annotated[str, msgspec.Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
@@ -24,7 +24,7 @@ ImageAddress = Annotated[
 
 
 class RefusedRequest(Exception):
-    """The request breaks the protocol; the client gets this as an error in OpenAI's shape."""
+    """The request violates the protocol; the client gets an error in OpenAI's format."""
 
     def __init__(self, message: str, *, code: str | None = None, status: int = 400) -> None:
         super().__init__(message)
@@ -33,73 +33,55 @@ class RefusedRequest(Exception):
         self.status = status
 
     def body(self) -> dict[str, Any]:
-        """The error object as OpenAI sends it."""
+        """Return the error object as OpenAI sends it."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"  # noqa: PLR2004
         return {"error": {"message": self.message, "type": kind, "param": None, "code": self.code}}
 
 
 class TextPart(msgspec.Struct, tag_field="type", tag="text"):
-    """A part of a message that is text."""
-
     text: str
 
 
 class ImageUrl(msgspec.Struct):
-    """The address of an image, or the image itself in base64."""
+    """The URL of an image, or the image itself as a data URL."""
 
     url: ImageAddress
 
 
 class ImagePart(msgspec.Struct, tag_field="type", tag="image_url"):
-    """A part of a message that is an image."""
-
     image_url: ImageUrl
 
 
 class Function(msgspec.Struct):
-    """The function that a call names, and its arguments as JSON."""
-
     name: Name
     arguments: str
 
 
 class Call(msgspec.Struct):
-    """A tool call of the model."""
-
     type: Literal["function"]
     id: Annotated[str, msgspec.Meta(min_length=1)]
     function: Function
 
 
 class System(msgspec.Struct, tag_field="role", tag="system"):
-    """The instructions."""
-
     content: str | list[TextPart]
 
 
 class Developer(msgspec.Struct, tag_field="role", tag="developer"):
-    """The instructions, as newer models have them."""
-
     content: str | list[TextPart]
 
 
 class User(msgspec.Struct, tag_field="role", tag="user"):
-    """A message of the user."""
-
     content: str | list[TextPart | ImagePart]
 
 
 class Assistant(msgspec.Struct, tag_field="role", tag="assistant"):
-    """An answer of the model."""
-
     content: str | list[TextPart] | None = None
     tool_calls: Annotated[tuple[Call, ...], msgspec.Meta(min_length=1)] = ()
     reasoning_content: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class ToolMessage(msgspec.Struct, tag_field="role", tag="tool"):
-    """The result of a tool call."""
-
     tool_call_id: str
     content: str | list[TextPart]
 
@@ -108,7 +90,7 @@ Message: TypeAlias = System | Developer | User | Assistant | ToolMessage
 
 
 class Parameters(msgspec.Struct):
-    """The JSON Schema of a tool's arguments, as far as it is read."""
+    """The JSON Schema of a tool's arguments, as far as this server reads it."""
 
     type: Literal["object"] = "object"
     properties: dict[str, Any] = {}
@@ -116,21 +98,17 @@ class Parameters(msgspec.Struct):
 
 
 class Tool(msgspec.Struct):
-    """A tool that the model may call."""
-
     name: Name
     parameters: Parameters = msgspec.field(default_factory=Parameters)
 
 
 class OfferedTool(msgspec.Struct):
-    """A tool as a request offers it."""
-
     type: Literal["function"]
     function: Tool
 
 
 class Form(msgspec.Struct):
-    """The form of the answer: a JSON Schema with a name."""
+    """The answer format: a named JSON Schema."""
 
     name: Name
     schema: dict[str, Any] = {}
@@ -138,33 +116,25 @@ class Form(msgspec.Struct):
 
 
 class ResponseFormat(msgspec.Struct):
-    """The kind of answer that is asked for."""
-
     type: Literal["text", "json_object", "json_schema"]
     json_schema: Form | None = None
 
 
 class ForcedFunction(msgspec.Struct):
-    """The name of a tool that must be called."""
-
     name: str
 
 
 class ToolChoice(msgspec.Struct):
-    """The tool that must be called."""
-
     function: ForcedFunction
 
 
 class StreamOptions(msgspec.Struct):
-    """What a stream has beside the answer."""
-
     include_usage: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """One tool call made since the last user message, with what came back (None: nothing yet)."""
+    """A tool call since the last user message, with its result; None if there is no result yet."""
 
     name: str
     content: str | None
@@ -172,7 +142,7 @@ class Result:
 
 
 class ChatRequest(msgspec.Struct, kw_only=True):
-    """One model call. `strict.check_request` says what else OpenAI would refuse."""
+    """One model call. `strict.check_request` checks the other rules of OpenAI."""
 
     model: Annotated[str, msgspec.Meta(min_length=1)]
     messages: Annotated[tuple[Message, ...], msgspec.Meta(min_length=1)]
@@ -185,60 +155,59 @@ class ChatRequest(msgspec.Struct, kw_only=True):
 
     @property
     def prompt(self) -> str:
-        """The text of the last user message, without what it quotes of others and what jobs report; empty if none."""
+        """The text of the last user message without quotes and job notices; empty if there is none."""
         position = self._last_user()
         return "" if position is None else _QUOTED.sub("", _NOTICES.sub("", text_of(self.messages[position])))
 
     @property
     def notices(self) -> list[Mapping[str, Any]]:
-        """The notices of jobs that came with the last user message or after it, in order."""
+        """The job notices since the last user message, in order."""
         since = self.messages[self._last_user() or 0 :]
         texts = (text_of(message) for message in since if isinstance(message, User))
         return [notice for text in texts for array in _NOTICES.findall(text) for notice in _read_notices(array)]
 
     @property
     def since_prompt(self) -> tuple[Message, ...]:
-        """The messages after the last one of the user."""
         position = self._last_user()
         return self.messages if position is None else self.messages[position + 1 :]
 
     @property
     def asks_title(self) -> bool:
-        """True if it is to name a conversation."""
+        """True if the request asks for a conversation title."""
         systems = (message for message in self.messages if isinstance(message, System))
         return any(text_of(message).startswith("Write a title for the conversation") for message in systems)
 
     @property
     def round(self) -> int:
-        """The number of answers of the model since the last user message."""
+        """How many times the model has answered since the last user message."""
         return sum(isinstance(message, Assistant) for message in self.since_prompt)
 
     @property
     def forced_tool(self) -> str | None:
-        """The tool that the caller insists on, if it names one."""
+        """The tool that the caller requires, or None."""
         return self.tool_choice.function.name if isinstance(self.tool_choice, ToolChoice) else None
 
     @property
     def answer_schema(self) -> Mapping[str, Any] | None:
-        """The JSON Schema that the answer is to fit, if one is asked for."""
+        """The JSON Schema of the requested answer, or None."""
         form = self.response_format.json_schema if self.response_format else None
         return form.schema if form else None
 
     @property
     def offered(self) -> list[Tool]:
-        """The tools that may be called: none where the caller forbids them."""
+        """The tools that may be called; none if `tool_choice` is "none"."""
         return [] if self.tool_choice == "none" else [tool.function for tool in self.tools]
 
     def tool(self, name: str) -> Tool | None:
-        """The offered tool of that name; one that ends in `*` is the first that begins so."""
+        """Return an offered tool by name, or None. A name that ends in `*` matches the first tool with that prefix."""
         if name.endswith("*"):
             return next((tool for tool in self.offered if tool.name.startswith(name[:-1])), None)
         return next((tool for tool in self.offered if tool.name == name), None)
 
     def results(self) -> list[Result]:
-        """The tool calls since the last user message, in order, each with its result.
+        """Return the tool calls since the last user message, in order, with their results.
 
-        A call's result is looked for before the next assistant message only, because ids may come again later.
+        A result is searched only up to the next assistant message, because ids may repeat later.
         """
         found: list[Result] = []
         messages = self.since_prompt
@@ -257,7 +226,7 @@ class ChatRequest(msgspec.Struct, kw_only=True):
         return next((i for i in range(last, -1, -1) if self._is_prompt(i)), None)
 
     def _is_prompt(self, position: int) -> bool:
-        """Return whether a message begins something new: notices amid the calls for a prompt do not."""
+        """Return whether a message starts a new prompt. Job notices between tool calls do not."""
         message = self.messages[position]
         if not isinstance(message, User):
             return False
@@ -266,12 +235,12 @@ class ChatRequest(msgspec.Struct, kw_only=True):
 
 
 def calls_of(message: Message) -> tuple[Call, ...]:
-    """The tool calls of a message; only answers of the model have any."""
+    """Return the tool calls of a message; only assistant messages have any."""
     return message.tool_calls if isinstance(message, Assistant) else ()
 
 
 def text_of(message: Message) -> str:
-    """The text of a message, whether it is given as a string or in parts, each of which begins a line."""
+    """Return the text of a message; text parts are joined by newlines."""
     if isinstance(message.content, str):
         return message.content
     return "\n".join(part.text for part in message.content or () if isinstance(part, TextPart) and part.text)
@@ -285,10 +254,10 @@ def _read_notices(array: str) -> list[dict[str, Any]]:
 
 
 def read_request(data: bytes) -> ChatRequest:
-    """Read the body of POST /v1/chat/completions.
+    """Parse the body of POST /v1/chat/completions.
 
     Raises:
-        RefusedRequest: it has another shape.
+        RefusedRequest: the body is invalid.
     """
     try:
         return msgspec.json.decode(data, type=ChatRequest)

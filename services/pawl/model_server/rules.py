@@ -1,7 +1,7 @@
-"""The rules: which reply the prompt, the offered tools and the results so far call for. Pure, and without memory.
+"""Rules that choose a reply from the prompt, the offered tools and the results so far. Pure and stateless.
 
-Stages with tools take one round each. What was already done is read from the messages, so the same messages always give
-the same reply, whoever asks and however often.
+Each stage with tools takes one round. The rules read from the messages what is done, so the same messages always get
+the same reply.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DEPTH_MAX = 16
 
 
 def filled(schema: Any, text: str, depth: int = _DEPTH_MAX) -> Any:
-    """Return a value with all that the schema names, and `text` for each text. References are not followed."""
+    """Return a value for a schema, with `text` for every string. References are not followed."""
     if not isinstance(schema, dict) or not depth:
         return text
     for name in ("const", "default"):
@@ -48,45 +48,44 @@ def filled(schema: Any, text: str, depth: int = _DEPTH_MAX) -> Any:
     return text[: schema.get("maxLength")]
 
 
-_TELLING = ("result", "answer", "text", "time", "message")
+_SUMMARY_KEYS = ("result", "answer", "text", "time", "message")
 _TEXT_MAX = 2_000
 
 
 def describe(content: str | None) -> str:
-    """A result in a few words."""
+    """Return a result in a few words."""
     if content is None:
         return "nothing yet"
     value = _parse(content)
     for _ in range(2):
         if isinstance(value, dict):
-            value = next((value[key] for key in _TELLING if value.get(key) is not None), value)
+            value = next((value[key] for key in _SUMMARY_KEYS if value.get(key) is not None), value)
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text[:_TEXT_MAX]
 
 
 def job_id(content: str | None) -> str:
-    """Return the id of the job that continues the call, if the result says so; else an empty text."""
+    """Return the id of the job that continues the call, or an empty text."""
     value = _field(content, "result") or _parse(content or "")
     return str(value.get("job_id", "")) if isinstance(value, dict) else ""
 
 
-def told(notice: Mapping[str, Any]) -> str:
-    """Return the words for a notice of a job."""
+def notice_text(notice: Mapping[str, Any]) -> str:
     job = f"The job {notice.get('job_id')} ({notice.get('tool')})"
-    said = notice.get("error") or describe(json.dumps(notice["result"]) if "result" in notice else None)
+    outcome = notice.get("error") or describe(json.dumps(notice["result"]) if "result" in notice else None)
     if "iteration" in notice:
-        return f"{job}, iteration {notice['iteration']}: {said}."
-    return f"{job} has ended, {str(notice.get('state')).lower()}: {said}."
+        return f"{job}, iteration {notice['iteration']}: {outcome}."
+    return f"{job} has ended, {str(notice.get('state')).lower()}: {outcome}."
 
 
 def note(content: str | None) -> str:
-    """Return what came along with the result, in brackets: that a reviewer edited the call, for example."""
+    """Return the result's note in brackets, for example that a reviewer edited the call."""
     text = _field(content, "note")
     return f" ({text})" if text else ""
 
 
 def failure(content: str | None) -> str | None:
-    """Return why the call failed, if the result says that it did."""
+    """Return the error of a failed call, or None."""
     error = _field(content, "error")
     if isinstance(error, dict):
         error = error.get("message", error)
@@ -106,11 +105,10 @@ def _parse(content: str) -> Any:
 
 
 def reply_for(request: ChatRequest) -> Reply:
-    """The reply to a request."""
     if request.asks_title:
         return Reply(text=f'"About: {request.prompt.partition(":")[2].strip().partition(chr(10))[0]}"')
     if request.notices and not request.prompt.strip():
-        return Reply(reasoning="Jobs have reported something.", text="\n\n".join(map(told, request.notices)))
+        return Reply(reasoning="Jobs have reported something.", text="\n\n".join(map(notice_text, request.notices)))
     stages = stages_of(request.prompt)
     done = _done(stages, request.results())
     first_open = max(done, default=-1) + 1
@@ -122,7 +120,7 @@ def reply_for(request: ChatRequest) -> Reply:
     forced = request.tool(request.forced_tool or "")
     if forced is not None and request.round == 0:
         call = ToolCall(name=forced.name, arguments=_fit(forced, {}, request.prompt))
-        return Reply(reasoning=f"I was told to call {forced.name}.", tool_calls=(call,))
+        return Reply(reasoning=f"The request requires a call of {forced.name}.", tool_calls=(call,))
     return _final_reply(request, stages, done, first_open)
 
 
@@ -142,7 +140,7 @@ def _call_reply(
 def _final_reply(
     request: ChatRequest, stages: Sequence[Stage], done: Mapping[int, Sequence[Result]], first_open: int
 ) -> Reply:
-    parts = [told(notice) for notice in request.notices]
+    parts = [notice_text(notice) for notice in request.notices]
     delay = 0.0
     for number, stage in enumerate(stages):
         if number in done:
@@ -161,7 +159,7 @@ def _final_reply(
 
 
 def _done(stages: Sequence[Stage], results: Sequence[Result]) -> dict[int, list[Result]]:
-    """Assigns each round of calls so far to the stage it was made for, by the names of the tools."""
+    """Assign each round of calls to its stage by tool names."""
     done: dict[int, list[Result]] = {}
     position = 0
     for round_number in sorted({result.round for result in results}):
@@ -185,11 +183,11 @@ def _calls(stage: Stage, request: ChatRequest, so_far: str) -> Iterator[ToolCall
         tool = request.tool(intent.tool) if isinstance(intent, UseTool) else None
         if isinstance(intent, UseTool) and tool is not None:
             values = {**intent.values, "body": so_far} if intent.wants_results and so_far else intent.values
-            yield ToolCall(name=tool.name, arguments=_fit(tool, values, intent.wish))
+            yield ToolCall(name=tool.name, arguments=_fit(tool, values, intent.task))
 
 
 def _fit(tool: Tool, values: Mapping[str, Any], text: str) -> dict[str, Any]:
-    """Return those values that the tool declares, those of the background, and what else it requires."""
+    """Return the values that the tool declares, the background parameters, and defaults for what else it requires."""
     declared = tool.parameters.properties
     fitted = {name: value for name, value in values.items() if not declared or name in declared or name[0] == "_"}
     for name, value in fitted.items():
@@ -207,27 +205,27 @@ def _outcomes(stage: Stage, results: Sequence[Result]) -> Iterator[str]:
         intent = next((each for each in wanted if _is_for(result.name, each)), None)
         if intent is not None:
             wanted.remove(intent)
-        yield _outcome(result, intent.wish if intent else f"call {result.name}") + note(result.content)
+        yield _outcome(result, intent.task if intent else f"call {result.name}") + note(result.content)
 
 
-def _outcome(result: Result, wish: str) -> str:
+def _outcome(result: Result, task: str) -> str:
     refused = failure(result.content)
     if refused is not None:
-        return f"I could not {wish} ({result.name}): {refused}"
+        return f"I could not {task} ({result.name}): {refused}"
     job = job_id(result.content)
     if job:
-        return f"I have begun in the background to {wish}, with the job {job}."
-    said = describe(result.content)
+        return f"I started to {task} in the background, as the job {job}."
+    text = describe(result.content)
     if result.name == "calculate":
-        return f"{wish.removeprefix('work out ')} = {said}."
+        return f"{task.removeprefix('work out ')} = {text}."
     if result.name == "ask_user":
-        return f'You answered "{said}"; I have no rule that does more with it.'
-    return f"I was asked to {wish}; {result.name} says: {said}"
+        return f'You answered "{text}"; I have no rule that uses the answer.'
+    return f"I was asked to {task}; {result.name} returned: {text}"
 
 
 def _not_offered(intent: UseTool, request: ChatRequest) -> str:
     if intent.tool == "ask_user":
         return str(intent.values["question"])
     if not request.offered:
-        return f"I could not {intent.wish}: no tools are offered for this answer."
-    return f"I could not {intent.wish}: the tool {intent.tool} is not offered to me."
+        return f"I could not {intent.task}: no tools are offered for this answer."
+    return f"I could not {intent.task}: the tool {intent.tool} is not offered to me."

@@ -1,12 +1,8 @@
-"""The script: what the server shall say instead of following its rules, and how often.
+"""Scripted answers that replace the rules, including faults.
 
-Steps are tried from the top; the first that matches and is not used up gives the reply. A request that no step takes
-goes to the rules.
-
-The parts of one answer, faults included: the vocabulary shared by the rules, the script file and the wire.
-
-These are values without behaviour. `wire` turns a `Reply` into bytes, `server` sends them. The same types validate the
-script file, so a misspelt field is reported with its place instead of being ignored.
+Steps are tried in order; the first that matches and is not used up gives the reply. Without a matching step the rules
+answer. The types here describe replies for the rules, the script file and the wire format. They reject unknown fields,
+so a misspelt field is reported with its position.
 """
 
 from __future__ import annotations
@@ -28,10 +24,10 @@ Seconds = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One tool call as it goes over the wire.
+    """A tool call of the model.
 
-    `arguments` may be a JSON object (sent as its compact text) or a string, which is sent exactly as written: that is
-    how to send invalid JSON, or nothing at all.
+    `arguments` is a JSON object, sent as compact text, or a string, sent unchanged. A string can be invalid JSON or
+    empty.
     """
 
     name: str
@@ -39,11 +35,11 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What goes wrong, after some chunks of a stream; before the headers with 0.
+    """A fault after some chunks of a stream; with 0, before the response head.
 
-    `status` answers with an HTTP error instead: `body` is any JSON, or text sent unchanged. `hang` falls silent,
-    `reset` aborts the connection, `drop` closes it in the middle of the HTTP body. `truncate` ends the body cleanly,
-    but without finish reason, usage and `[DONE]`. `garble` sends a chunk that is not JSON and continues. `error_object`
+    `status` answers with an HTTP error: `body` is any JSON, or text sent unchanged. `hang` stops sending, `reset`
+    resets the connection, `drop` closes it in the middle of the HTTP body. `truncate` ends the body cleanly, but
+    without finish reason, usage and `[DONE]`. `garble` sends a chunk that is not JSON and continues. `error_object`
     sends an error inside the stream and ends it. `empty_stream` ends without a chunk.
     """
 
@@ -57,8 +53,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class Reply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One answer of the model.
 
-    Sent in this order: role, reasoning, text, tool calls, finish reason, usage, `[DONE]`. `finish_reason` defaults to
-    what fits the content; any text may be given. `chunk_characters` is the length of each piece of text and arguments.
+    Parts are sent in this order: role, reasoning, text, tool calls, finish reason, usage, `[DONE]`. `finish_reason`
+    defaults to the one that matches the content. Text and arguments are sent in pieces of `chunk_characters`.
     """
 
     text: str = ""
@@ -70,19 +66,19 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     fault: Fault | None = None
 
 
+# How many distinct requests are counted; the oldest are dropped first.
 REQUESTS_COUNTED_MAX = 10_000
-"""The number of different requests remembered to count repetitions; the oldest are forgotten first."""
 
 
 class ScriptError(ValueError):
-    """The script cannot be used. The text says what is wrong and where."""
+    """The script is invalid. The message gives the problem and its position."""
 
 
 class When(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The requests that a step is for. Everything that is given must hold.
+    """Conditions of a step; all must hold.
 
-    `user_contains` looks for a piece of text in the last user message, ignoring case. `round` counts the assistant
-    messages after it: 0 is the first model call for this prompt, 1 the call with the first results.
+    `user_contains` must occur in the last user message, ignoring case. `round` is the number of assistant messages
+    after it: 0 is the first model call for the prompt, 1 the call with the first results.
     """
 
     user_contains: str = ""
@@ -90,10 +86,10 @@ class When(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A reply and when to give it.
+    """A reply with its conditions.
 
-    `times` limits how often, for each distinct list of messages: with 2, each request fails twice and its third attempt
-    gets the next step, however many conversations run at once. Without `when` and `times` a step is used once in all.
+    `times` limits its uses for each distinct list of messages: with 2, the third attempt of a request gets the next
+    step. Without `when` and `times` a step is used once.
     """
 
     reply: Reply
@@ -102,13 +98,11 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A whole script file."""
-
     steps: tuple[Step, ...] = ()
 
 
 def parse_script(text: bytes | str) -> Script:
-    """Reads a script from JSON. Raises ScriptError with the place of the first mistake."""
+    """Parse a script. Raises ScriptError with the position of the first mistake."""
     try:
         return msgspec.json.decode(text, type=Script)
     except msgspec.MsgspecError as error:
@@ -116,7 +110,7 @@ def parse_script(text: bytes | str) -> Script:
 
 
 def load_script(path: Path) -> Script:
-    """Reads a script file. Raises ScriptError, also when the file cannot be read."""
+    """Read a script file. Raises ScriptError, also if the file cannot be read."""
     try:
         return parse_script(path.read_bytes())
     except OSError as error:
@@ -126,24 +120,24 @@ def load_script(path: Path) -> Script:
 
 
 class Player:
-    """Plays one script: chooses the step for a request and counts its uses."""
+    """Chooses the step for each request and counts uses."""
 
     def __init__(self, script: Script) -> None:
         self.script = script
         self._uses: OrderedDict[tuple[int, str], int] = OrderedDict()
 
     def choose(self, request: ChatRequest) -> Reply | None:
-        """Returns the reply of the first step that takes this request and counts the use; None if there is none."""
+        """Return the reply of the first matching step and count the use; None without a match."""
         for number, step in enumerate(self.script.steps):
             if matches(step.when, request) and self._use(number, step, request):
                 return step.reply
         return None
 
     def _use(self, number: int, step: Step, request: ChatRequest) -> bool:
-        once_in_all = step.when is None and step.times is None
-        if step.times is None and not once_in_all:
+        is_once = step.when is None and step.times is None
+        if step.times is None and not is_once:
             return True
-        counted = "" if once_in_all else hashlib.sha256(msgspec.json.encode(request.messages)).hexdigest()
+        counted = "" if is_once else hashlib.sha256(msgspec.json.encode(request.messages)).hexdigest()
         used = self._uses.get((number, counted), 0)
         if used >= (step.times or 1):
             return False
@@ -154,7 +148,7 @@ class Player:
 
 
 def matches(when: When | None, request: ChatRequest) -> bool:
-    """Return whether a step with this condition is meant for this request."""
+    """Return whether the conditions of a step hold for this request."""
     if when is None:
         return True
     is_asked = when.user_contains.lower() in request.prompt.lower()

@@ -1,4 +1,4 @@
-"""The server itself: routes, the choice between script and rules, the record of requests, and the faults."""
+"""The HTTP routes of the model server, its record of requests, and its faults."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _log = logs.get_logger(__name__)
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Recorded:
-    """A model call as it came in, and how it ended.
+    """A model call and its outcome.
 
-    `outcome` is `open` while it is answered, then `complete`, `refused`, `fault` (as the script demanded) or
-    `client_gone`. `body` is the parsed JSON, or None if it was none.
+    `outcome` is `open` until answered, then `complete`, `refused`, `fault` (scripted) or `client_gone`. `body` is the
+    parsed JSON, or None if the body was not JSON.
     """
 
     number: int
@@ -46,8 +46,8 @@ class Recorded:
 class ModelServer:
     """A running model server: `async with ModelServer(script=...) as server`, then use `server.base_url`.
 
-    Leaving the context closes every connection, hanging ones included. `script` may be replaced at any time with
-    `play`; `requests` holds the last calls. It refuses what OpenAI would refuse.
+    Leaving the context closes all connections. `play` replaces the script at any time; `requests` holds the latest
+    calls. The server refuses requests that OpenAI would refuse.
     """
 
     def __init__(
@@ -80,17 +80,16 @@ class ModelServer:
 
     @property
     def address(self) -> str:
-        """The address at which it listens, as host:port."""
+        """The listening address as host:port."""
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"{host}:{self._port}"
 
     @property
     def base_url(self) -> str:
-        """The base URL for an OpenAI client."""
         return f"http://{self.address}/v1"
 
     def play(self, script: Script) -> None:
-        """Replaces the script and forgets what was counted; answers under way are not affected."""
+        """Replace the script and reset its counts; answers in progress are not affected."""
         self._player = Player(script)
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,6 +1,6 @@
-"""Refuses what OpenAI refuses, so that a history that real providers would reject fails in tests too.
+"""Refuses requests that OpenAI refuses, so that tests catch histories that real providers would reject.
 
-The wording follows the errors of OpenAI's API for chat completions.
+The wording follows the errors of OpenAI's chat-completions API.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _TOOL_MESSAGE_ORPHANED = (
 
 
 def check_request(request: ChatRequest, *, reasoning_echo: bool = False) -> None:
-    """Check what the form of a request does not say.
+    """Check rules beyond the request's schema.
 
-    With `reasoning_echo` also a tool-call message that does not carry its `reasoning_content` back is refused, as some
-    DeepSeek models do.
+    With `reasoning_echo`, also refuse assistant tool-call messages without `reasoning_content`, as some DeepSeek models
+    do.
 
     Raises:
-        RefusedRequest: OpenAI would refuse it.
+        RefusedRequest: OpenAI would refuse the request.
     """
     _check_tools(request)
     if request.response_format is not None:
@@ -91,7 +91,7 @@ def _check_answer(message: Assistant, *, reasoning_echo: bool) -> None:
 
 
 def _check_results(messages: Sequence[Message]) -> None:
-    """Each tool call is followed by exactly one tool message with its id before any other message."""
+    """Require exactly one tool message per tool call before any other message."""
     expected: list[str] = []
     answered: set[str] = set()
     for message in (*messages, None):

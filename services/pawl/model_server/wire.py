@@ -1,4 +1,4 @@
-"""Turns a reply into the bytes of the protocol: server-sent events, or one JSON document."""
+"""Encodes a reply as server-sent events or as one JSON document."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DONE = b"data: [DONE]\n\n"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope:
-    """The data that one answer needs beside its content."""
+    """The metadata of one answer."""
 
     completion_id: str
     created_unix_seconds: int
@@ -28,13 +28,13 @@ class Envelope:
 
 
 def event(payload: Any) -> bytes:
-    """One server-sent event; text is sent as it is."""
+    """Return one server-sent event; text is sent unchanged."""
     data = payload.encode() if isinstance(payload, str) else msgspec.json.encode(payload)
     return b"data: " + data + b"\n\n"
 
 
 def stream_events(reply: Reply, envelope: Envelope) -> list[bytes]:
-    """The events of a streamed answer from the first chunk to the last, without `[DONE]`."""
+    """Return the events of a streamed answer, without `[DONE]`."""
     choices = [[_choice(delta)] for delta in _deltas(reply, envelope)]
     payloads = [_chunk(envelope, each) for each in (*choices, [_choice({}, finish_reason(reply))])]
     if envelope.include_usage:
@@ -43,7 +43,7 @@ def stream_events(reply: Reply, envelope: Envelope) -> list[bytes]:
 
 
 def completion(reply: Reply, envelope: Envelope) -> bytes:
-    """The answer as one JSON document."""
+    """Return the answer as one JSON document."""
     message: dict[str, Any] = {"role": "assistant", "content": reply.text or None, "refusal": None}
     if reply.reasoning:
         message["reasoning_content"] = reply.reasoning
@@ -57,23 +57,23 @@ def completion(reply: Reply, envelope: Envelope) -> bytes:
 
 
 def finish_reason(reply: Reply) -> str:
-    """The finish reason as given, or the one that fits the content."""
+    """Return the given finish reason, or derive it from the content."""
     return reply.finish_reason or ("tool_calls" if reply.tool_calls else "stop")
 
 
 def arguments_text(call: ToolCall) -> str:
-    """The arguments as they are sent: an object as compact JSON, text untouched."""
+    """Return the arguments as text: an object as compact JSON, a string unchanged."""
     if isinstance(call.arguments, str):
         return call.arguments
     return json.dumps(call.arguments, ensure_ascii=False, separators=(",", ":"))
 
 
 def usage(reply: Reply, envelope: Envelope) -> dict[str, Any]:
-    """Token counts, estimated at four characters a token, since there is no tokenizer here."""
+    """Return token counts, estimated at four characters per token."""
     prompt = -(-envelope.prompt_characters // 4)
     reasoning = -(-len(reply.reasoning) // 4)
-    said = len(reply.text) + sum(len(call.name) + len(arguments_text(call)) for call in reply.tool_calls)
-    completed = reasoning + -(-said // 4)
+    characters = len(reply.text) + sum(len(call.name) + len(arguments_text(call)) for call in reply.tool_calls)
+    completed = reasoning + -(-characters // 4)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completed,
@@ -94,7 +94,7 @@ def _deltas(reply: Reply, envelope: Envelope) -> Iterator[dict[str, Any]]:
 
 
 def _call(envelope: Envelope, number: int, name: str, arguments: str) -> dict[str, Any]:
-    # The id is unique over all answers, because it contains that of the answer.
+    # The completion id makes the call id unique across answers.
     identity = f"call_{envelope.completion_id.removeprefix('chatcmpl-')}_{number}"
     return {"id": identity, "type": "function", "function": {"name": name, "arguments": arguments}}
 

@@ -1,4 +1,6 @@
-"""Everything that a tool is written with: `from pawl.tools import tool`.
+"""The public API for writing tools.
+
+    from pawl.tools import tool
 
     @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
     async def get_weather(city: Annotated[str, "for example Oslo"], days: int = 1) -> dict[str, str]:

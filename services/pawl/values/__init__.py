@@ -1,4 +1,4 @@
-"""What the services speak of, each value once: runs, calls, commands and tools. Pure; no protobuf, no I/O."""
+"""Values that all services share: runs, calls, commands and tools. Pure; no protobuf, no I/O."""
 
 from pawl.values.call import (
     SETTLED,

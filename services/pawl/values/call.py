@@ -1,4 +1,4 @@
-"""The states of tool calls, and what people are asked about them. Numbers are those of pawl.event.v1."""
+"""States of tool calls, and questions to people. Numbers match pawl.event.v1."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from pawl.chassis.ids import CallId
 
 
 class CallState(IntEnum):
-    """The states of a tool call."""
-
     PROPOSED = 1
     AWAITING_APPROVAL = 2
     OFFERED = 3
@@ -30,18 +28,17 @@ class CallState(IntEnum):
 
     @property
     def is_terminal(self) -> bool:
-        """True if the state never changes again."""
         return self >= CallState.SUCCEEDED
 
 
+# These states never change; a call in one of them has its result.
 SETTLED: Final[frozenset[int]] = frozenset(state for state in CallState if state.is_terminal)
-"""The states that never change; a call in one of them has its result."""
+# The call waits for a person or for a front end.
 WITH_PEOPLE: Final = frozenset({CallState.AWAITING_APPROVAL, CallState.ASKED, CallState.OFFERED})
-"""States in which a call waits for a person, or for a front end."""
 
 
 class DecisionKind(IntEnum):
-    """The kinds of decision that a person makes about a call."""
+    """A person's decision about a call."""
 
     APPROVE = 1
     EDIT = 2
@@ -50,41 +47,39 @@ class DecisionKind(IntEnum):
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True):
-    """The iterations of a job, of which a call is one.
+    """The series of job iterations that a call belongs to.
 
-    `digest` is that of the grant that covers or would cover them, `grant_call_id` the call with which it was given;
-    both are empty without one.
+    `digest` identifies the grant that covers the iterations, or the one to ask for. `grant_call_id` is the call whose
+    approval gave the grant. Both are empty without a grant.
     """
 
     digest: str = ""
     interval_seconds: float
     iterations_max: int
     end_time: float | None = None
+    # Used by the registry only.
     grant_call_id: CallId = CallId("")
-    """For the registry alone."""
 
 
 class QuestionKind(StrEnum):
-    """The kinds of question, by what they want."""
-
     CLARIFICATION = "clarification"
     PERMISSION = "permission"
     CONFIRMATION = "confirmation"
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """A question of a call to a person, its reason, and the answers to choose from; free text is always an answer."""
+    """A call's question to a person, with its reason and suggested answers. Free text is always accepted."""
 
     question: str
     why: str = ""
     kind: QuestionKind = QuestionKind.CLARIFICATION
     options: tuple[str, ...] = ()
+    # Used when the deadline passes.
     default_answer: str = ""
-    """The answer after the deadline."""
+    # 0 means the run's default.
     timeout_seconds: float = 0.0
-    """The time for which it waits; 0 means as long as the run says."""
+    # The JSON Schema of the answer; empty accepts any answer.
     answer_schema_json: bytes = b""
-    """The schema that an answer must meet; empty if any will do."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,7 +91,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CommandOutcome(IntEnum):
-    """The final word on a command."""
+    """The final outcome of a command."""
 
     ACCEPTED = 1
     DUPLICATE = 2
@@ -107,12 +102,12 @@ class CommandOutcome(IntEnum):
 
     @property
     def is_taken(self) -> bool:
-        """True if the command is in effect, now or since before."""
+        """True if the command is in effect, from this request or an earlier one."""
         return self in {CommandOutcome.ACCEPTED, CommandOutcome.DUPLICATE}
 
 
 class CallResolution(IntEnum):
-    """The finding of an operator about a call in doubt."""
+    """An operator's finding about a call with an unknown outcome."""
 
     HAPPENED = 1
     RUN_AGAIN = 2
@@ -120,7 +115,7 @@ class CallResolution(IntEnum):
 
 
 class DecisionRight(IntEnum):
-    """The right of a user to decide about calls."""
+    """Which calls a user may decide."""
 
     OWN_RUNS = 1
     STORE = 2

@@ -1,4 +1,4 @@
-"""The states of runs and what moves them. Numbers are those of pawl.event.v1 and pawl.job.v1."""
+"""States of runs and the values that change them. Numbers match pawl.event.v1 and pawl.job.v1."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from typing import Final
 
 import msgspec
 
+# The largest token count; larger ones are capped.
 TOKENS_MAX: Final = 2**53
-"""Most tokens that are counted."""
 
 
 class RunState(IntEnum):
-    """The states of a run."""
-
     QUEUED = 1
     RUNNING = 2
     WAITING = 3
@@ -28,18 +26,17 @@ class RunState(IntEnum):
 
     @property
     def is_terminal(self) -> bool:
-        """True if the state never changes again."""
         return self >= RunState.COMPLETED
 
 
+# A set of int, because the `state` of a message may be a member too.
 ENDED: Final[frozenset[int]] = frozenset(state for state in RunState if state.is_terminal)
-"""The states that never change, which a `state` of a message can be one of, too."""
+# The run has ended, or waits for a person, a program or a time.
 RESTING: Final[frozenset[int]] = ENDED | {RunState.WAITING, RunState.NEEDS_ATTENTION}
-"""States in which a run waits for a person, a program or a time, or has ended."""
 
 
 class WaitKind(IntEnum):
-    """The things that a WAITING run can wait for."""
+    """The reason why a run is WAITING."""
 
     TOOL_RESULT = 1
     APPROVAL = 2
@@ -54,7 +51,7 @@ class WaitKind(IntEnum):
 
 
 class StopCause(IntEnum):
-    """The cause for which a run was asked to stop."""
+    """Why a run was asked to stop."""
 
     USER = 1
     SUPERSEDED = 2
@@ -64,7 +61,7 @@ class StopCause(IntEnum):
 
 
 class MessagePolicy(IntEnum):
-    """The effect of a message while a run of its conversation is active."""
+    """The effect of a message while its conversation has an active run."""
 
     QUEUE = 1
     STEER = 2
@@ -73,7 +70,7 @@ class MessagePolicy(IntEnum):
 
 
 class LeaseAction(IntEnum):
-    """The effect of a commit on the lease of its worker."""
+    """The effect of a commit on the worker's lease."""
 
     KEEP = 1
     PARK = 2
@@ -81,7 +78,7 @@ class LeaseAction(IntEnum):
 
 
 class Overlap(IntEnum):
-    """What a schedule or a trigger does when it is due while its last run is active."""
+    """What a schedule or a trigger does when it fires while its last run is active."""
 
     SKIP = 1
     QUEUE = 2
@@ -90,9 +87,9 @@ class Overlap(IntEnum):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """The usage of model calls; `model_calls` counts failed attempts too.
+    """Token usage of model calls; `model_calls` includes failed attempts.
 
-    `estimated_tokens` are those of the input and output tokens that the model server did not report.
+    `estimated_tokens` are the input and output tokens that the model server did not report.
     """
 
     input_tokens: int = 0
@@ -104,11 +101,11 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total_tokens(self) -> int:
-        """The tokens that count against the budget: cached input and reasoning are parts of input and output."""
+        """Tokens that count against the budget. Input and output include cached input and reasoning."""
         return self.input_tokens + self.output_tokens
 
     def __add__(self, other: Usage) -> Usage:
-        """Return the sum, up to what the ledger counts."""
+        """Return the sum, capped at TOKENS_MAX."""
         return self._with_each(lambda one, more: min(one + more, TOKENS_MAX), other)
 
     def __sub__(self, other: Usage) -> Usage:

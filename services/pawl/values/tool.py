@@ -1,4 +1,4 @@
-"""Tools and the execution of calls. Meanings are those of pawl.tool.v1."""
+"""Tools and the execution of calls. Meanings match pawl.tool.v1."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pawl.values.call import Answer, Series
 
 
 class ExecutionContext(StrEnum):
-    """The places where a tool can run."""
+    """Where a tool runs."""
 
     BACKEND = "BACKEND"
     FRONTEND = "FRONTEND"
@@ -21,7 +21,7 @@ class ExecutionContext(StrEnum):
 
 
 class Category(StrEnum):
-    """The degrees of harm that a tool can do; all but SAFE need an approval."""
+    """How harmful a tool is; all but SAFE need an approval."""
 
     SAFE = "SAFE"
     SENSITIVE = "SENSITIVE"
@@ -29,7 +29,7 @@ class Category(StrEnum):
 
 
 class EffectClass(StrEnum):
-    """The class of a tool's effect: what may be done when nobody knows whether a call had it."""
+    """The kind of side effect. It decides whether a call with an unknown outcome may run again."""
 
     READ_ONLY = "READ_ONLY"
     IDEMPOTENT = "IDEMPOTENT"
@@ -38,20 +38,20 @@ class EffectClass(StrEnum):
 
     @property
     def is_journaled(self) -> bool:
-        """True if executions are written down before they begin."""
+        """True if executions are recorded before they start."""
         return self in (EffectClass.RECONCILABLE, EffectClass.AT_MOST_ONCE)
 
 
+# From least to most harmful.
 SEVERITY: Final = tuple(Category)
-"""The categories, the least harmful first."""
+# From the class that needs the least caution to the one that needs the most.
 CAUTION: Final = tuple(EffectClass)
-"""The classes, the one that asks for the least caution first."""
+# Calls of these classes may run again without checking whether they ran before.
 REPEATABLE: Final = frozenset({EffectClass.READ_ONLY, EffectClass.IDEMPOTENT})
-"""Classes whose calls may run again without asking whether they ran before."""
 
 
 class OfferFallback(StrEnum):
-    """The fate of a front-end call that nobody ran in time."""
+    """What happens to a front-end call that no client ran in time."""
 
     FAIL = "FAIL"
     BACKEND_TOOL = "BACKEND_TOOL"
@@ -59,7 +59,7 @@ class OfferFallback(StrEnum):
 
 
 class JobReports(StrEnum):
-    """The iterations of a job that are reported to its conversation. Its end is reported except with NONE."""
+    """Which iterations of a job are reported to its conversation. The end is always reported, except with NONE."""
 
     EVERY = "EVERY"
     CHANGE = "CHANGE"
@@ -69,9 +69,10 @@ class JobReports(StrEnum):
 
 
 class ReportPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """The iterations of a tool's jobs that are reported to conversations, unless the job says otherwise.
+    """A tool's default for reporting job iterations to conversations. A job can override it.
 
-    With EVERY each of so many, 0 for each; with DIGEST those of so many seconds together.
+    `report_iterations` goes with EVERY: report each of that many, or all if 0. `report_seconds` goes with DIGEST:
+    report the iterations of that many seconds together.
     """
 
     reports: JobReports
@@ -80,7 +81,7 @@ class ReportPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Disposition(StrEnum):
-    """The ways in which a call is treated."""
+    """How the registry treats a call."""
 
     RUN = "RUN"
     APPROVE = "APPROVE"
@@ -91,42 +92,42 @@ class Disposition(StrEnum):
 
 
 class Outcome(StrEnum):
-    """The ways in which an execution ends."""
+    """How an execution ended."""
 
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"
     CANCELLED = "CANCELLED"
     UNKNOWN = "UNKNOWN"
+    # Not an end: the tool asks a person something.
     INPUT_REQUIRED = "INPUT_REQUIRED"
-    """It has not ended: the tool asks a person something."""
+    # Not an end: the tool has returned, and an outside system completes the call.
     AWAITING_COMPLETION = "AWAITING_COMPLETION"
-    """It has not ended: its tool has, and somebody outside completes it."""
 
 
 class RunContext(msgspec.Struct, frozen=True, kw_only=True):
-    """The run that calls are about, and on whose behalf."""
+    """The run that calls belong to, and its user."""
 
     store_id: StoreId
     user_id: UserId
+    # The conversation whose rules apply. A job uses the conversation it reports to.
     conversation_id: ConversationId
-    """The conversation whose rules hold: for a job the one that it reports to."""
     run_id: RunId
+    # The user's roles when the run was started.
     user_roles: frozenset[str] = frozenset()
-    """Those that the user had when the run was started."""
+    # How many people must approve each gated call of the run; 0 means one.
     approvals_required: int = 0
-    """People who must approve each gated call of the run; 0 means one."""
+    # Empty if unknown.
     agent_name: str = ""
-    """The agent of the run; empty if it is not known."""
+    # The credential that started the run.
     credential_id: CredentialId = CredentialId("")
-    """The credential that started the run."""
+    # The delegate that started the run for the user, if any.
     delegate_user_id: UserId = UserId("")
-    """The user of the delegate that started it for the user; empty for none."""
+    # True if the run is a job.
     in_background: bool = False
-    """True if the run is a job."""
 
 
 class Execution(msgspec.Struct, frozen=True, kw_only=True):
-    """A call to be run. The registry knows it by its id, whoever asks and however often."""
+    """A call to execute. The registry identifies it by its id, so repeated requests are idempotent."""
 
     call_id: CallId
     tool_name: str
@@ -136,23 +137,23 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     unknowns_resolved: int = 0
     timeout_seconds: float = 0.0
     approved_digest: str = ""
+    # The rule that decided about the call.
     rule_id: str = ""
-    """The rule that the verdict on the call named."""
+    # Answers so far to the tool's questions.
     answers: tuple[Answer, ...] = ()
-    """The answers so far to the questions that its tool has asked."""
+    # The series whose grant covers the call.
     series: Series | None = None
-    """The series whose grant covers the call."""
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """A report of a tool while it runs: how far from 0 to 1 if known, and a text for people."""
+    """Progress of a running tool: a fraction from 0 to 1 if known, and a text for people."""
 
     fraction: float | None = None
     message: str = ""
 
 
 class ReadTimeouts(msgspec.Struct, frozen=True, kw_only=True):
-    """The seconds that a run gives a call whose tool has no timeout, and the most that it gives to any."""
+    """A run's timeouts for reads: the default for tools without one, and the maximum for all."""
 
     timeout_seconds: float
     timeout_seconds_max: float

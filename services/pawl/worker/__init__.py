@@ -1,12 +1,14 @@
-"""Runs tools of a store outside of the registry, which it attaches to: see docs/guides/tools.md.
+"""Runs tools in a process of your own, attached to the tool registry.
 
-worker = Worker("127.0.0.1:7602", name="billing", api_key=...)
+    worker = Worker("127.0.0.1:7602", name="billing", api_key=...)
 
-@worker.tool(category="SAFE", effect="IDEMPOTENT")
-async def charge(amount: int, context: CallContext) -> dict[str, int]:
-'''Charge an amount.'''
+    @worker.tool(category="SAFE", effect="IDEMPOTENT")
+    async def charge(amount: int, context: CallContext) -> dict[str, int]:
+        '''Charge an amount.'''
 
-asyncio.run(worker.run())
+    asyncio.run(worker.run())
+
+See docs/guides/tools.md.
 """
 
 import pawl.chassis  # noqa: F401  # before gRPC is imported

@@ -1,4 +1,4 @@
-"""A function as a tool: its definition, and how a call of it is made."""
+"""Wraps a Python function as a tool: its definition and its calls."""
 
 from __future__ import annotations
 
@@ -22,52 +22,51 @@ from pawl.tool.v1 import tool_pb2, worker_pb2
 Category = Literal["SAFE", "SENSITIVE", "DESTRUCTIVE"]
 EffectClass = Literal["READ_ONLY", "IDEMPOTENT", "RECONCILABLE", "AT_MOST_ONCE"]
 
+# Returned by a `reconcile` function if the call had no effect and can no longer have one.
 DID_NOT_HAPPEN: Final = object()
-"""The value that a `reconcile` function returns if the call had no effect and can have none any more."""
 
 
 class ToolError(Exception):
-    """An error whose text is for the model, so it holds no secret. Of any other the model learns the type only."""
+    """An error whose text the model sees, so it must not contain a secret. Of other errors it sees only the type."""
 
 
 class OutcomeUnknown(Exception):
-    """Nobody knows whether the call had its effect."""
+    """It is unknown whether the call had its effect."""
 
 
 class Superseded(ToolError):
-    """The call was cancelled, or is another worker's by now. Let it pass."""
+    """The call was cancelled or moved to another worker. Let this exception propagate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallContext:
-    """The call that a function serves; a parameter annotated with this class gets it. Safe in any thread."""
+    """The call that a function serves. A parameter annotated with this class receives it. Thread-safe."""
 
     store_id: str
     user_id: str
     conversation_id: str
     run_id: str
+    # Also the idempotency key: the same for every execution of the call.
     call_id: str
-    """Also the idempotency key: the same for every execution of the call."""
     attempt: int
     deadline: datetime
+    # Reports progress: a fraction from 0 to 1 or None, and a text for people.
     progress: Callable[[float | None, str], None]
-    """Says how far it is, from 0 to 1 if known, and what it does, for people."""
+    # Set when the result is no longer wanted; async functions are cancelled as well.
     cancelled: threading.Event = field(default_factory=threading.Event)
-    """Set when the result is not wanted any more; async functions are cancelled besides."""
+    # The newest value that an earlier execution saved with `checkpoint`, or None.
     last_checkpoint: Any = None
-    """The newest value that earlier executions of this call have kept by `checkpoint`; None if they kept none."""
     _save: Callable[[bytes], Future[None]] = kept
 
     def checkpoint(self, value: Any) -> Handover:
-        """Keep how far the call is: an execution that begins it again finds the newest value in `last_checkpoint`.
+        """Save progress, so that the next execution finds the newest value in `last_checkpoint`.
 
-        To be awaited in an async function; in a sync one it returns when the value is
-        kept, which survives the end of every process then. It is JSON of at most 16 KiB.
+        Await it in an async function; in a sync function it returns once the value is saved. A saved value survives the
+        end of any process. It is JSON of at most 16 KiB.
 
         Raises:
-            Superseded: the call was cancelled, or is another worker's by now.
-            ToolError: the value is no JSON that the registry takes, is too large, or the registry keeps no
-                checkpoints yet.
+            Superseded: the call was cancelled or moved to another worker.
+            ToolError: the value is not strict JSON, is too large, or the registry does not support checkpoints.
         """
         try:
             content = dumps_canonical(msgspec.to_builtins(value, str_keys=True))
@@ -77,7 +76,7 @@ class CallContext:
 
 
 class Function:
-    """A function with its definition; parameters may be of any type that msgspec makes a schema of."""
+    """A function with its definition. Parameters may have any type that msgspec can describe by a JSON Schema."""
 
     def __init__(self, function: Callable[..., Any], reconcile: Callable[..., Any] | None, **options: Any) -> None:
         self.function, self.reconcile = function, reconcile
@@ -101,7 +100,7 @@ class Function:
         )
 
     def bind(self, call: worker_pb2.Invocation, context: CallContext) -> Callable[[], Any]:
-        """Return the call that is asked for, with what its parameters are, or that of `reconcile`."""
+        """Return a function that makes the call, or its reconciliation."""
         if call.purpose == worker_pb2.INVOCATION_PURPOSE_RECONCILE:
             reconcile = self.reconcile
             if reconcile is None:

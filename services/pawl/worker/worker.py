@@ -1,4 +1,4 @@
-"""A program that runs tools of a store: attaches, runs calls, comes back after a break, drains."""
+"""A worker process: attaches to the registry, runs calls, reconnects and drains."""
 
 from __future__ import annotations
 
@@ -43,28 +43,28 @@ from pawl.worker.function import (
 )
 
 _CONTENT_BYTES_MAX: Final = 1024 * 1024 + 1
-# More would be cut by the registry, or not fit into a message, and so break the stream.
+# The registry would truncate longer text, or the message would not fit and break the stream.
 _TEXT_CHARACTERS_MAX: Final = 64 * 1024
 _BACKOFF_SECONDS: Final = (0.1, 0.5, 1.0, 2.0, 5.0)
 _UNSENT_MAX: Final = 1000
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
-# It goes on where the same hello may be taken later; any other error is for whoever runs the worker.
+# The worker reconnects after these codes. The operator has to fix any other error.
 _PASSING: Final = {"UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "INTERNAL", "UNKNOWN"}
 _NEXT: Final = {
     "UNAUTHENTICATED": "See PAWL_API_KEY, or `api_key` of the Worker.",
     "PERMISSION_DENIED": "See PAWL_API_KEY, or `api_key` of the Worker: the key must have the role of a worker.",
-    "UNIMPLEMENTED": "The address must be that of tool-registry, for example 127.0.0.1:7602.",
+    "UNIMPLEMENTED": "The address must be the tool-registry's, for example 127.0.0.1:7602.",
 }
-# What gRPC says of a connection on which the two sides do not agree about TLS.
+# What gRPC reports when only one side uses TLS, or the certificate is not trusted.
 _OF_TLS: Final = {
-    "CERTIFICATE_VERIFY_FAILED": "The certificate there is of another authority than `authority` or PAWL_TLS_CA_FILE.",
-    "WRONG_VERSION_NUMBER": "No TLS is spoken there: leave out `authority` and PAWL_TLS_CA_FILE.",
+    "CERTIFICATE_VERIFY_FAILED": "The certificate of the server is not signed by `authority` or PAWL_TLS_CA_FILE.",
+    "WRONG_VERSION_NUMBER": "The server does not use TLS: remove `authority` and PAWL_TLS_CA_FILE.",
 }
-_MAYBE_TLS: Final = "If TLS is spoken there, give `authority` or PAWL_TLS_CA_FILE."
-# A suite that starts listens a moment before it says where.
+_MAYBE_TLS: Final = "If the server uses TLS, set `authority` or PAWL_TLS_CA_FILE."
+# A suite listens a moment before it writes its address and key.
 _KEYLESS_MAX: Final = 5
 
-_TOO_LARGE: Final = "a checkpoint of {} bytes is over the {} that the registry keeps: keep less"
+_TOO_LARGE: Final = "a checkpoint of {} bytes exceeds the limit of {}: save less"
 
 Call = tuple[str, int]
 Request = worker_pb2.AttachWorkerRequest
@@ -72,8 +72,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _log = logs.get_logger(__name__)
 
+# The running workers of each event loop, which has one handler per signal.
 _running_on: Final[dict[asyncio.AbstractEventLoop, set[Worker]]] = {}
-"""The workers that run on each event loop, which has one handler for a signal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +84,14 @@ class _Running:
 
 
 class AttachError(grpc.aio.AioRpcError):
-    """The refusal of a worker, in one sentence."""
+    """The registry refused the worker. The text is one sentence."""
 
     def __init__(self, error: grpc.aio.AioRpcError, address: str, group_name: str) -> None:
         code, details = error.code(), error.details()
         super().__init__(code, error.initial_metadata(), error.trailing_metadata(), details)
         self._sentence = (
-            f"{address} does not take the worker {group_name!r}: {details or code.name}"
-            f" ({code.name}). {_NEXT.get(code.name, 'See its tools and its name.')}"
+            f"{address} refused the worker {group_name!r}: {details or code.name}"
+            f" ({code.name}). {_NEXT.get(code.name, 'Check its name and its tools.')}"
         )
 
     def __str__(self) -> str:
@@ -99,11 +99,11 @@ class AttachError(grpc.aio.AioRpcError):
 
 
 class Worker:
-    """Has tools of the group `name`; `calls_max` of their calls run at once, sync functions in threads.
+    """Runs the tools of the group `name`, at most `calls_max` calls concurrently; sync functions run in threads.
 
-    Without `api_key` it takes PAWL_API_KEY, else that of the suite whose data folder is PAWL_DATA or `.pawl`. With
-    `authority` or PAWL_TLS_CA_FILE, a file with the certificates by which to check the registry's, it speaks TLS;
-    without TLS it sends the key beyond this machine only with `key_in_clear` or PAWL_KEY_IN_CLEAR=1.
+    Without `api_key` the worker uses PAWL_API_KEY, or the key of the suite whose data folder is PAWL_DATA or `.pawl`.
+    With `authority` or PAWL_TLS_CA_FILE, a file of CA certificates, it connects over TLS. Without TLS it sends the key
+    to other machines only if `key_in_clear` or PAWL_KEY_IN_CLEAR=1 is set.
     """
 
     def __init__(
@@ -143,19 +143,17 @@ class Worker:
     ) -> Callable[[F], F]:
         """Make a tool of a function; `options` are further fields of pawl.tool.v1.ToolDefinition.
 
-        Name, description and schema come from the function's name, docstring and
-        types. `reconcile` goes with the effect RECONCILABLE: it gets the CallContext,
-        and returns what the call returned, or DID_NOT_HAPPEN, or raises.
-        `reports` says what is told of its jobs, as a model does: "end", or
-        {"every": 10}.
+        Name, description and schema come from the function's name, docstring and types. `reconcile` is required with
+        the effect RECONCILABLE: it receives the CallContext, and returns the result of the call or DID_NOT_HAPPEN, or
+        raises. `reports` selects the job iterations that are reported: "end" or {"every": 10}, for example.
 
         Raises:
-            ValueError: `reconcile` and effect do not go together.
-            InvalidField: `reports` is something else.
-            TypeError: a parameter has no type, or one that has no schema.
+            ValueError: `reconcile` and `effect` do not match.
+            InvalidField: `reports` has another form.
+            TypeError: a parameter has no type, or a type without a schema.
         """
         if (reconcile is not None) != (effect == "RECONCILABLE"):
-            raise ValueError("reconcile goes with the effect RECONCILABLE, and only there")
+            raise ValueError("reconcile must be given with the effect RECONCILABLE, and only then")
         enums = {"category": f"TOOL_CATEGORY_{category}", "effect_class": f"EFFECT_CLASS_{effect}"}
         if reports:
             policy = job_reports.read(reports)
@@ -169,16 +167,16 @@ class Worker:
         return make
 
     def drain(self) -> None:
-        """Take no new calls; `run` returns when those in hand are done. Idempotent; SIGTERM and SIGINT do it too."""
+        """Take no new calls; `run` returns when the running ones are done. Idempotent; SIGTERM does it too."""
         self._is_draining = True
         self._outgoing.put_nowait(Request(drain=worker_pb2.WorkerDrain()))
 
     async def run(self) -> None:
-        """Run calls until `drain`; a broken stream is opened again, and keeps its calls.
+        """Run calls until `drain`. A broken stream is reopened and keeps its calls.
 
         Raises:
-            AttachError: the registry does not want this worker: its key, its tools.
-            KeyInClear: the key would go there unencrypted.
+            AttachError: the registry refuses this worker because of its key or its tools.
+            KeyInClear: the key would be sent unencrypted.
         """
         loop, failures = asyncio.get_running_loop(), 0
         running = _running_on.setdefault(loop, set())
@@ -186,7 +184,7 @@ class Worker:
         for number in _SIGNALS:
             with suppress(NotImplementedError, RuntimeError, ValueError):  # Not in the main thread, or on Windows.
                 loop.add_signal_handler(number, _drain, running)
-        self._credential()  # One that may not be sent is no reason to connect.
+        self._credential()  # Fail before connecting if the key must not be sent.
         try:
             name = tls.server_name(self._address, "tool-registry")
             async with open_channel(self._address, tls=self._certificates, server_name=name) as channel:
@@ -199,7 +197,7 @@ class Worker:
                             raise AttachError(error, self._address, self._group_name) from None
                         self._log_broken(error.code().name, error.details() or "")
                     except TimeoutError:
-                        self._log_broken("SILENT", "the registry says nothing any more")
+                        self._log_broken("SILENT", "no message from the registry")
                     failures = 0 if self._heard_at > heard_at else failures + 1
                     if time.monotonic() - self._heard_at > self._lease_seconds:
                         self._stop_reconcilable()
@@ -231,7 +229,7 @@ class Worker:
         _log.warning("worker.stream_broken", address=self._address, code=code, detail=detail, **more)
 
     def _credential(self) -> tuple[tuple[str, str], ...]:
-        """Look for the key anew: the suite may start after this worker, and others may listen there after its end."""
+        """Find the key again each time: the suite may start later, or another process may listen there."""
         addresses = [address.strip() for address in self._address.split(",")]
         key = self._api_key or find_key(addresses, environment=os.environ)
         self._has_key = key is not None
@@ -249,7 +247,7 @@ class Worker:
             tools=[function.definition for function in self._functions.values()],
             held_calls=[worker_pb2.HeldCall(call_id=key, lease_epoch=epoch) for key, epoch in held.items()],
         )
-        with suppress(asyncio.InvalidStateError):  # It broke at once: whoever reads learns why.
+        with suppress(asyncio.InvalidStateError):  # The stream broke immediately: reading raises the error.
             await stream.write(Request(hello=hello))
         writer: asyncio.Task[None] | None = None
         try:
@@ -280,13 +278,13 @@ class Worker:
             frame = await within(heartbeat_seconds, self._outgoing.get())
             if frame is None:
                 frame = Request(heartbeat=worker_pb2.WorkerHeartbeat())
-            with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # Whoever reads learns it too.
+            with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # Reading raises the error too.
                 await stream.write(frame)
 
     def _take(self, frame: worker_pb2.AttachWorkerResponse) -> None:
         kind = frame.WhichOneof("frame")
         if kind == "invocation":
-            self._begin(frame.invocation)
+            self._start(frame.invocation)
         elif kind == "receipt":
             self._results.pop((frame.receipt.call_id, frame.receipt.lease_epoch), None)
         elif kind == "checkpoint":
@@ -296,15 +294,15 @@ class Worker:
         elif kind == "cancel":
             self._stop(frame.cancel.call_id, before=frame.cancel.lease_epoch + 1)
 
-    def _begin(self, call: worker_pb2.Invocation) -> None:
+    def _start(self, call: worker_pb2.Invocation) -> None:
         loop = asyncio.get_running_loop()
         key = (call.call_id, call.lease_epoch)
 
         def progress(fraction: float | None, message: str) -> None:
             if self._outgoing.qsize() > _UNSENT_MAX:
-                return  # Nobody takes it; a newer one follows.
-            said = storable(message[:_TEXT_CHARACTERS_MAX])
-            report = worker_pb2.WorkerProgress(call_id=key[0], lease_epoch=key[1], fraction=fraction, message=said)
+                return  # The stream is stuck; newer progress follows.
+            text = storable(message[:_TEXT_CHARACTERS_MAX])
+            report = worker_pb2.WorkerProgress(call_id=key[0], lease_epoch=key[1], fraction=fraction, message=text)
             loop.call_soon_threadsafe(lambda: self._outgoing.put_nowait(Request(progress=report)))
 
         def save(content: bytes) -> Future[None]:
@@ -324,9 +322,9 @@ class Worker:
         )
         function = self._functions[call.tool_name]
         earlier = [running.task for other, running in self._running.items() if other[0] == call.call_id]
-        begun = _Running(loop.create_task(self._outcome(call, function, context, earlier)), context, function)
-        self._running[key] = begun
-        begun.task.add_done_callback(lambda task: self._end(key, task))
+        started = _Running(loop.create_task(self._outcome(call, function, context, earlier)), context, function)
+        self._running[key] = started
+        started.task.add_done_callback(lambda task: self._end(key, task))
 
     def _send_checkpoint(self, key: Call, content: bytes, saved: Future[None]) -> None:
         if key not in self._running:
@@ -370,11 +368,12 @@ class Worker:
         )
         if value is DID_NOT_HAPPEN:
             return {"did_not_happen": worker_pb2.DidNotHappen()}
-        # A result that is too large is refused by its beginning; all of it might not fit into a message.
+        # A result over the limit is truncated just beyond it, for the registry to refuse: all of it may not fit a
+        # message.
         return {"content_json": msgspec.json.encode(value)[:_CONTENT_BYTES_MAX]}
 
     def _stop(self, call_id: str, *, before: int) -> None:
-        """Stop what runs of a call that was handed out before that epoch."""
+        """Stop executions of a call from before that epoch."""
         for (other, epoch), running in self._running.items():
             if other == call_id and epoch < before:
                 running.context.cancelled.set()
@@ -382,7 +381,7 @@ class Worker:
                     running.task.cancel()
 
     def _stop_reconcilable(self) -> None:
-        """Stop what another worker may be asked about, now that the lease is gone."""
+        """Stop reconcilable calls after the lease has expired: another worker may be asked about their outcome."""
         for (call_id, epoch), running in self._running.items():
             if running.function.definition.effect_class == call_pb2.EFFECT_CLASS_RECONCILABLE:
                 self._stop(call_id, before=epoch + 1)
@@ -395,8 +394,8 @@ def _drain(workers: Collection[Worker]) -> None:
 
 def _settle(saved: Future[None], *, is_kept: bool) -> None:
     if not saved.set_running_or_notify_cancel():
-        return  # The function waits no longer.
+        return  # The function no longer waits.
     if is_kept:
         saved.set_result(None)
     else:
-        saved.set_exception(Superseded("the call was cancelled, or is another worker's by now: this one stops"))
+        saved.set_exception(Superseded("the call was cancelled or moved to another worker"))

@@ -123,7 +123,7 @@ async def test_a_delegate_decides_nothing(
     for call in refused:
         error = await failure(call)
         assert isinstance(error, PermissionDenied)
-        assert "key or token of their own" in error.message
+        assert "their own key or token" in error.message
     assert not ledger.commands
     if for_whom:
         cancel = agent_pb2.CancelRunRequest(run_id="run_1")

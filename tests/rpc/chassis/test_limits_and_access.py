@@ -331,8 +331,8 @@ class Failing(KeyAuthenticator):
         super().__init__(services=lambda: {digest_of(SERVICE_KEY): service_principal(service)})
         self._looks = looks
 
-    async def authenticate(self, *_: Any, may_look: Callable[[], bool] = lambda: True, **__: Any) -> Principal:
-        self._looks.append(may_look())
+    async def authenticate(self, *_: Any, may_look_up: Callable[[], bool] = lambda: True, **__: Any) -> Principal:
+        self._looks.append(may_look_up())
         raise Unauthenticated("no")
 
 
@@ -355,18 +355,18 @@ async def test_only_the_gateway_names_the_client_whose_login_failed(
 async def test_only_so_many_wait_for_a_look_and_those_who_are_known_are_let_in(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(login_failures, "LOOKING_MAX", 3)
+    monkeypatch.setattr(login_failures, "LOOKUPS_MAX", 3)
     asked, answered, many = asyncio.Semaphore(0), asyncio.Event(), 100
 
     class Slow(KeyAuthenticator):
         """Knows bob, and looks long for anybody else."""
 
         async def authenticate(
-            self, metadata: Mapping[str, str], *, may_look: Callable[[], bool] = lambda: True, **_: Any
+            self, metadata: Mapping[str, str], *, may_look_up: Callable[[], bool] = lambda: True, **_: Any
         ) -> Principal:
             if metadata.get("authorization") == f"Bearer {BOB}":
                 return user_principal(ACME, UserId("bob"), frozenset())
-            if may_look() and may_look():
+            if may_look_up() and may_look_up():
                 asked.release()
                 await answered.wait()
             raise DependencyUnavailable("nobody can tell")

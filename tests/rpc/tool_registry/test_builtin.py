@@ -345,7 +345,7 @@ async def test_what_cannot_or_may_not_be_read_is_said(reader: tuple[Registry, We
     rows += [
         (f"{url}/image", context(), "image/png is not text"),
         (f"{url}/none", context(), "status 404"),
-        (f"{url}/inside", context(), "169.254.169.254 is not an address"),
+        (f"{url}/inside", context(), "169.254.169.254 is not an allowed address"),
     ]
     for number, (target, who, says) in enumerate(rows):
         assert says or server.connections == 0

@@ -236,14 +236,14 @@ async def test_a_private_server_is_reached_only_by_the_store_it_is_opened_for(
         url = f"http://127.0.0.1:{web.port}/mcp"
         async with guarded(database_url, tmp_path, web.port, store="other") as mcp:
             await unreachable(mcp, url)
-            assert "is not an address that may be reached" in await unreachable(mcp, "http://127.0.0.1/mcp")
+            assert "is not an allowed address" in await unreachable(mcp, "http://127.0.0.1/mcp")
         assert web.connections == 0, "nothing was sent, and no connection opened"
         async with guarded(database_url, tmp_path, web.port) as mcp:
             await mcp.add(config(url), who="admin")
             assert content(await mcp.run("web.do")) == "done"
         async with guarded(database_url, tmp_path) as mcp:  # The rules have changed since the source was added.
             result = await mcp.run("web.do", call="closed")
-            assert (outcome(result), "may not be reached" in failure(result)) == ("FAILED TOOL_ERROR", True)
+            assert (outcome(result), "is not allowed" in failure(result)) == ("FAILED TOOL_ERROR", True)
             checked = await mcp.check("web")
             assert checked.source.state == source_pb2.SOURCE_STATE_UNREACHABLE
 

@@ -210,7 +210,7 @@ async def test_a_worker_that_cannot_attach_says_where_and_why(
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await Worker(registry.address, name="billing", api_key="key-of-ann-of-acme").run()
     assert error.value.code() is grpc.StatusCode.PERMISSION_DENIED
-    assert str(error.value).startswith(f"{registry.address} does not take the worker 'billing': ")
+    assert str(error.value).startswith(f"{registry.address} refused the worker 'billing': ")
     with capture_logs() as logs:  # Without a key it tries again, since the suite may start later.
         keyless = asyncio.create_task(Worker(registry.address, name="billing").run())
         await until(lambda: [line for line in logs if line.get("code") == "UNAUTHENTICATED"])
@@ -218,7 +218,7 @@ async def test_a_worker_that_cannot_attach_says_where_and_why(
     server = grpc.aio.server()
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
-    with pytest.raises(AttachError, match=f"{address} does not take .* must be that of tool-registry"):
+    with pytest.raises(AttachError, match=f"{address} refused .* must be the tool-registry"):
         await Worker(address, name="billing", api_key=KEY).run()
     await server.stop(None)
     opened: list[str] = []
@@ -263,4 +263,4 @@ async def test_functions_have_checkpoints_of_their_earlier_executions(registry: 
         assert content(await registry.run("build")) is None
         assert content(await registry.run("build", earlier_attempts=1)) == {"at": 1}
         too_large = await registry.run("measure", call="other")
-        assert "over the 16384 that the registry keeps" in content(too_large)["error"]
+        assert "exceeds the limit of 16384" in content(too_large)["error"]

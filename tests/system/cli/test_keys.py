@@ -44,6 +44,6 @@ def test_what_cannot_be_a_key_is_refused_in_a_sentence(pawl: CommandLine) -> Non
         ("create ann --role member --in-store acme", "only operators of a store"),
         ("create ann --role member --for soon", "no duration like"),
         ("revoke key_x", "`pawl keys list`"),
-        ("bootstrap --database-url postgresql://127.0.0.1:1/nothing", "no database answers"),
+        ("bootstrap --database-url postgresql://127.0.0.1:1/nothing", "no database answered"),
     ):
         assert says in pawl.refuse("keys", *arguments.split()), arguments

@@ -44,7 +44,7 @@ def test_what_cannot_be_a_source_is_refused_in_a_sentence(pawl: CommandLine) -> 
         ("add-http x --openapi https://a.example/ --method GET", "--method does not go with --openapi"),
         ("add-http x --endpoint https://a.example/ --arguments @/no/such/file", "cannot be read"),
         ("add-http x --endpoint http://127.0.0.1:9/ --method GET --description d", "be reached"),
-        ("add-http x --openapi http://169.254.169.254/", "not an address that may be reached"),
+        ("add-http x --openapi http://169.254.169.254/", "not an allowed address"),
         ("add-http x --openapi http://127.0.0.1:9/", "be reached"),
         ("add-mcp x --url http://127.0.0.1:9/mcp", "egress is not allowed: port 9 of 127.0.0.1"),
         ("add-mcp x --url http://127.0.0.1:9/ --env A=b", "--env does not go with --url"),

@@ -123,7 +123,7 @@ async def test_tools_and_the_audit_of_their_calls_are_seen(open_page: NewPage) -
 async def test_a_job_is_paused_resumed_and_stopped(open_page: NewPage) -> None:
     page = await open_page(user="watcher")
     await say(page, "in the background, every 300 seconds, 5 times: what is 6 * 7")
-    await expect(page.locator(".turn").first).to_contain_text("I have begun in the background", timeout=90_000)
+    await expect(page.locator(".turn").first).to_contain_text("I started to", timeout=90_000)
     await page.get_by_role("link", name="Background", exact=True).click()
     await page.get_by_role("row", name=re.compile("calculate")).get_by_role("link").first.click()
     await page.get_by_role("button", name="Pause").click()

@@ -115,7 +115,7 @@ async def test_a_cluster_of_another_version_or_with_other_secrets_is_refused_and
     _, _, port = (suite.endpoints.postgres or "").rpartition(":")
     secrets = SecretFiles(tmp_path / "secrets")
     other = Postgres(folder=tmp_path / "cluster", port=int(port), secrets=secrets, account=None)
-    with pytest.raises(StartError, match=r"does not take the password in .*postgres-superuser"):
+    with pytest.raises(StartError, match=r"rejects the password in .*postgres-superuser"):
         await other.spec().probe()
     other.folder.mkdir()
     (other.folder / "PG_VERSION").write_text("16\n")

@@ -88,7 +88,10 @@ def test_a_second_launcher_is_refused_in_a_sentence_and_ctrl_c_stops_everything_
             _, errors = second.communicate(timeout=SECONDS)
         assert (second.returncode, errors.strip()) == (
             2,
-            f"Pawl already runs on {data} (process {process.pid}). Stop it, or choose another folder with --data.",
+            (
+                f"Pawl is already running on {data} (process {process.pid})."
+                " Stop it, or choose another folder with --data."
+            ),
         )
         pids = children(data)
         process.send_signal(signal.SIGINT)

@@ -130,9 +130,9 @@ async def test_a_database_with_the_certificate_of_another_is_refused_by_a_senten
 ) -> None:
     url, files = database
     foreign = certificates.write(tmp_path, "foreign", trustme.CA())
-    with pytest.raises(StartError, match="PAWL_DATABASE_URL: the certificate of the database is not accepted"):
+    with pytest.raises(StartError, match="PAWL_DATABASE_URL: the certificate of the database is not trusted"):
         await _database(url, "verify-full", foreign.authority).__aenter__()
-    with pytest.raises(StartError, match="PAWL_DATABASE_URL: the certificate of the database is not accepted"):
+    with pytest.raises(StartError, match="PAWL_DATABASE_URL: the certificate of the database is not trusted"):
         await _database(url.replace("127.0.0.1", "localhost"), "verify-full", files.authority).__aenter__()
     with pytest.raises(StartError, match="PAWL_DATABASE_URL: "):
         await _database(url, "verify-full", tmp_path / "missing", start_timeout_seconds=1).__aenter__()

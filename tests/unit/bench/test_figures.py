@@ -12,7 +12,7 @@ from bench import comparison, load, report
 from bench.comparison import ALONE, CROWD, SLOW
 from bench.differences import difference
 from bench.figures import Figure, NotMeasured, at_least, at_most
-from bench.load import Outcome, Place
+from bench.load import Outcome, Owner
 from bench.slices import CPU, Slice, ratios, shown
 
 
@@ -59,7 +59,7 @@ def test_a_small_shift_among_chance_is_seen_by_many() -> None:
 
 
 def outcome(refusal: str = "", *, ended: float | None = None) -> Outcome:
-    return Outcome(place=Place(), began=1.0, answered=1.5, accepted=not refusal, ended=ended, refusal=refusal)
+    return Outcome(place=Owner(), began=1.0, answered=1.5, accepted=not refusal, ended=ended, refusal=refusal)
 
 
 async def test_as_many_are_done_as_were_asked_for_and_never_more_at_once() -> None:

@@ -191,7 +191,7 @@ def test_a_wrong_keys_file_is_one_clear_sentence_without_keys(tmp_path: Path) ->
         (f"[{ENTRY.replace('0123456789abcdef', 'short')}]", "key"),
         (f"[{ENTRY.replace('roles', 'rolls')}]", "unknown field"),
         (f"[{ENTRY.replace('member', 'deployment')}]", "deployment"),
-        (f"[{ENTRY.replace('member', 'veiwer')}]", "beside one of viewer, member"),
+        (f"[{ENTRY.replace('member', 'veiwer')}]", "at least one of viewer, member"),
         ("[", "truncated"),
         (None, "cannot read"),
     ]
@@ -282,7 +282,7 @@ async def test_keys_of_a_file_that_is_gone_count_for_a_minute_and_then_no_more(
         assert keys() == (there if second < 60 else {})
         assert own() == there, "what a service itself shows stays as it was"
     told = [line for line in "".join(capfd.readouterr()).splitlines() if "PAWL_API_KEYS_FILE" in line]
-    assert ["still_counts=True" in line for line in told if "file.not_read_again" in line] == [True, False]
+    assert ["old_content_used=True" in line for line in told if "file.not_reloaded" in line] == [True, False]
     away.rename(path)
     await clock.advance(1.0)
     assert keys() == there, "it is back, the very same"

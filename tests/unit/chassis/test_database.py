@@ -13,7 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from pawl.chassis.db.database import Database
-from pawl.chassis.db.kept import KeptConnections, Lent
+from pawl.chassis.db.idle import IdleConnections, PooledConnection
 from pawl.chassis.process.start import StartError
 from pawl.errors import DependencyUnavailable
 from pawl.launcher.ports import free_port
@@ -78,13 +78,13 @@ async def test_faults_of_the_server_are_unavailable_and_the_next_statement_works
 async def test_while_the_server_is_away_one_line_says_so_and_no_caller_opens_a_session(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    takes, take, port = list[float](), KeptConnections.take, free_port()
+    takes, take, port = list[float](), IdleConnections.take, free_port()
 
-    async def counted(kept: KeptConnections, deadline: float) -> Lent:
+    async def counted(kept: IdleConnections, deadline: float) -> PooledConnection:
         takes.append(deadline)
         return await take(kept, deadline)
 
-    monkeypatch.setattr(KeptConnections, "take", counted)
+    monkeypatch.setattr(IdleConnections, "take", counted)
     async with forwarding(database_url, port, pump) as url:
         database = await Database(url, application_name="test").__aenter__()
         await use(database)
@@ -154,9 +154,9 @@ async def _read_only(url: str) -> AsyncIterator[None]:
 async def test_a_database_that_takes_no_writes_is_unavailable_and_its_sessions_are_not_kept(database_url: str) -> None:
     async with _read_only(database_url):
         database = await Database(database_url, application_name="test", connections_max=1).__aenter__()
-        with pytest.raises(DependencyUnavailable, match="takes no writes"):
+        with pytest.raises(DependencyUnavailable, match="is read-only"):
             await database.ping()
-        with pytest.raises(DependencyUnavailable, match="takes no writes"):
+        with pytest.raises(DependencyUnavailable, match="is read-only"):
             async with database.transaction() as connection:
                 await connection.execute("CREATE TABLE t (n integer)")
     # The pool may have opened the next session before the database took writes again.

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from pawl.chassis.db.database import Database
 from pawl.chassis.db.durability import require_durable
-from pawl.chassis.db.kept import KeptConnections, Lent, is_lost
+from pawl.chassis.db.idle import IdleConnections, PooledConnection, is_lost
 from pawl.chassis.process.start import StartError
 from tests import servers
 from tests.poll import PATIENCE_SECONDS, until
@@ -27,14 +27,14 @@ class World:
 
     def __init__(self, pool: asyncpg.Pool[asyncpg.Record]) -> None:
         self.pool = pool
-        self.kept = KeptConnections(pool)
+        self.kept = IdleConnections(pool)
 
-    async def take(self) -> Lent:
+    async def take(self) -> PooledConnection:
         connection = await self.kept.take(asyncio.get_running_loop().time() + PATIENCE_SECONDS)
         assert await connection.fetchval("SELECT 1") == 1
         return connection
 
-    async def give(self, connection: Lent, *, generation: int | None = None, is_fit: bool = True) -> None:
+    async def give(self, connection: PooledConnection, *, generation: int | None = None, is_fit: bool = True) -> None:
         generation = self.kept.generation if generation is None else generation
         await self.kept.give(connection, generation=generation, is_fit=is_fit)
 

@@ -131,9 +131,9 @@ async def test_who_fails_too_often_keeps_nobody_at_his_address_from_a_new_key() 
         made = token(private=NEW, iat=now, exp=now + 600)
         for _ in range(100):
             with pytest.raises(TokenRefused):
-                await world.issuers.credential(made, may_look=lambda: False)
+                await world.issuers.credential(made, may_look_up=lambda: False)
         await world.clock.advance(10)
-        assert (await world.issuers.credential(made, may_look=lambda: False)).user_id == "ann"
+        assert (await world.issuers.credential(made, may_look_up=lambda: False)).user_id == "ann"
         assert world.fetches == 2
         await world.clock.advance(60)
         assert world.fetches == 2
@@ -233,7 +233,7 @@ async def test_the_log_says_why_a_token_was_refused_and_never_the_token() -> Non
     with structlog.testing.capture_logs() as logged, pytest.raises(Unauthenticated):
         await known.authenticate({"authorization": f"Bearer {made}"}, source="")
     with structlog.testing.capture_logs() as throttled, pytest.raises(Unauthenticated):
-        await known.authenticate({"authorization": f"Bearer {made}"}, source="", may_look=lambda: False)
+        await known.authenticate({"authorization": f"Bearer {made}"}, source="", may_look_up=lambda: False)
     assert throttled == [], "who fails too often fills no log"
     assert [(line["event"], "audience" in line["reason"]) for line in logged] == [("token.refused", True)]
     assert not any(part in str(logged) for part in made.split("."))

@@ -84,7 +84,7 @@ async def found(rows: KeyRows, secret: str, clock: ManualClock) -> KeyGrant | No
 
 async def is_live(rows: KeyRows, number: int) -> bool:
     """Return whether a key is known, without a look."""
-    return await rows.find(SECRETS[number], may_look=lambda: False) is not None
+    return await rows.find(SECRETS[number], may_look_up=lambda: False) is not None
 
 
 @given(st.binary(min_size=32, max_size=32), st.integers(min_value=0, max_value=53), st.characters(codec="ascii"))
@@ -156,15 +156,15 @@ async def test_who_fails_too_often_causes_no_look(rows: KeyRows, source: Source,
     source.changes = [grant(0)]
     await clock.advance(2)
     before = len(source.syncs)
-    assert await rows.find(UNKNOWN_SECRET, may_look=lambda: False) is None
-    assert await rows.find(SECRETS[0], may_look=lambda: False) == grant(0)
+    assert await rows.find(UNKNOWN_SECRET, may_look_up=lambda: False) is None
+    assert await rows.find(SECRETS[0], may_look_up=lambda: False) == grant(0)
     assert len(source.syncs) == before
     source.is_down = True
     await clock.advance(60)
     before = len(source.syncs)
     for secret in (SECRETS[0], UNKNOWN_SECRET):
         with pytest.raises(DependencyUnavailable):
-            await rows.find(secret, may_look=lambda: False)
+            await rows.find(secret, may_look_up=lambda: False)
     assert len(source.syncs) == before
 
 

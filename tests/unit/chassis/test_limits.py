@@ -18,7 +18,7 @@ from pawl.chassis.identity.login_failures import LoginFailures, LoginRefused, ki
 from pawl.chassis.ids import KeyId, StoreId, UserId
 from pawl.chassis.process.metrics import Metrics
 from pawl.chassis.rpc import limits as rpc_limits
-from pawl.chassis.rpc.limits import Arrivals, Crowd
+from pawl.chassis.rpc.limits import AnonymousCalls, Arrivals
 from pawl.chassis.rpc.retry import ANY, TRANSIENT, Retry, pause_seconds
 from pawl.errors import (
     DeadlineExceeded,
@@ -72,7 +72,7 @@ def test_counts_of_the_latest_sources_are_kept_up_to_a_bound(monkeypatch: pytest
     failed, _ = failures(ManualClock())
     for number in [number for number in range(5) for _ in range(30)]:
         failed.note(f"source {number}", (), "/m")
-    assert [failed.may_look(f"source {number}", "") for number in range(5)] == [True, True, False, False, False]
+    assert [failed.may_look_up(f"source {number}", "") for number in range(5)] == [True, True, False, False, False]
 
 
 async def test_beyond_a_rate_a_source_causes_no_look_and_no_line_but_one_a_minute() -> None:
@@ -84,8 +84,8 @@ async def test_beyond_a_rate_a_source_causes_no_look_and_no_line_but_one_a_minut
             failed.note(HERE, shown, "/m")
         told = len(lines)
         assert told < 50
-        assert not failed.may_look(HERE, "Bearer another")
-        assert failed.may_look("10.0.0.2", "Bearer another")
+        assert not failed.may_look_up(HERE, "Bearer another")
+        assert failed.may_look_up("10.0.0.2", "Bearer another")
         failed.report()
         assert len(lines) == told
         await clock.advance(60)
@@ -93,7 +93,7 @@ async def test_beyond_a_rate_a_source_causes_no_look_and_no_line_but_one_a_minut
         failed.report()
     assert [line["event"] for line in lines] == ["login.failed"] * told + ["login.failures_throttled"]
     assert lines[-1]["count"] == 1000 - told
-    assert failed.may_look(HERE, "Bearer another")
+    assert failed.may_look_up(HERE, "Bearer another")
     assert metrics.registry.get_sample_value("pawl_test_login_failures_total", {"kind": "unknown"}) == 1000
 
 
@@ -182,7 +182,7 @@ class Ended:
 
 
 def test_who_holds_most_of_a_full_room_makes_room_for_the_next() -> None:
-    crowd, alone, many, late = Crowd(10), Ended(), [Ended() for _ in range(50)], Ended()
+    crowd, alone, many, late = AnonymousCalls(10), Ended(), [Ended() for _ in range(50)], Ended()
     crowd.enter(alone, "a")
     for call in many:
         crowd.enter(call, "b")
@@ -196,7 +196,7 @@ def test_who_holds_most_of_a_full_room_makes_room_for_the_next() -> None:
 
 
 def test_a_connection_has_few_calls_without_a_key_also_in_an_empty_room() -> None:
-    crowd = Crowd(4000)
+    crowd = AnonymousCalls(4000)
     for connection in "abcdefghij":
         calls = [Ended() for _ in range(400)]
         for call in calls:

@@ -20,7 +20,7 @@ from pawl.chassis.process.http_server import HttpServer, Response, application
 from pawl.chassis.process.start import StartError
 from pawl.chassis.process.tasks import shield
 from pawl.chassis.rpc import tls
-from pawl.chassis.rpc.replicas import CALLS_MAX, Standing, choose, key_of, preference
+from pawl.chassis.rpc.replicas import CALLS_MAX, ReplicaHealth, choose, key_of, preference
 from pawl.chassis.rpc.tls import Tls, services_of
 from pawl.job.v1 import ledger_pb2, schedules_pb2
 from pawl.tool.v1 import execution_pb2
@@ -84,14 +84,14 @@ def test_files_that_cannot_be_used_are_named_at_the_start(
         (missing, files.key, None, f"PAWL_TLS_CERTIFICATE_FILE: cannot read {missing}"),
         (files.certificate, missing, None, f"cannot read {missing}"),
         (files.certificate, files.key, missing, f"cannot read {missing}"),
-        (files.certificate, other.key, None, "PAWL_TLS_KEY_FILE are no certificate with its key"),
-        (nonsense, files.key, None, "PAWL_TLS_KEY_FILE are no certificate with its key"),
-        (files.certificate, files.key, nonsense, "PAWL_TLS_CA_FILE has no certificates"),
+        (files.certificate, other.key, None, "it does not match PAWL_TLS_KEY_FILE"),
+        (nonsense, files.key, None, "it does not match PAWL_TLS_KEY_FILE"),
+        (files.certificate, files.key, nonsense, "PAWL_TLS_CA_FILE has no PEM certificates"),
     ):
         with pytest.raises(StartError, match=says) as caught:
             tls.of_service(certificate, key, ca, clock=clock)
         assert "nonsense\n" not in str(caught.value)
-    with pytest.raises(StartError, match="PAWL_TLS_CA_FILE has no certificates"):
+    with pytest.raises(StartError, match="PAWL_TLS_CA_FILE has no PEM certificates"):
         tls.of_client(nonsense, clock)
     with pytest.raises(StartError, match=f"PAWL_TLS_CA_FILE: cannot use {missing}"):
         tls.of_bus(missing, None, None)
@@ -106,9 +106,9 @@ def test_whom_others_call_needs_its_dns_name_and_who_only_calls_either_of_two() 
         ([("DNS", "job-store")], False, ""),
         ([("URI", SPIFFE_ID), ("DNS", "job-store")], True, ""),
         ([("URI", SPIFFE_ID)], False, ""),
-        ([("URI", SPIFFE_ID)], True, f"has not the DNS name `job-store`, only `{SPIFFE_ID}`"),
-        ([("IP Address", "job-store")], True, "has not the DNS name `job-store`, only `job-store`"),
-        ([], True, "has not the DNS name `job-store`, only none"),
+        ([("URI", SPIFFE_ID)], True, f"lacks the DNS name `job-store`; it has `{SPIFFE_ID}`"),
+        ([("IP Address", "job-store")], True, "lacks the DNS name `job-store`; it has `job-store`"),
+        ([], True, "lacks the DNS name `job-store`; it has none"),
         (
             [("URI", f"{SPIFFE_ID}/2"), ("DNS", "a")],
             False,
@@ -132,9 +132,7 @@ def test_a_service_that_its_certificate_does_not_name_says_so_at_its_start(
     shown = of(files, clock)()
     for is_called in (True, False):
         tls.check_own(shown, "job-store", is_called=is_called)
-        with pytest.raises(
-            StartError, match=r"^PAWL_TLS_CERTIFICATE_FILE: .*`notifier`.*only `127.0.0.1`, `job-store`"
-        ):
+        with pytest.raises(StartError, match=r"^PAWL_TLS_CERTIFICATE_FILE: .*`notifier`.*`127.0.0.1`, `job-store`"):
             tls.check_own(shown, "notifier", is_called=is_called)
     expired = certificates.write(tmp_path, "late", authority, names=("job-store",), expired=True)
     tls.check_own(of(expired, clock)(), "job-store", is_called=True)  # The next one counts once its files are there.
@@ -142,7 +140,7 @@ def test_a_service_that_its_certificate_does_not_name_says_so_at_its_start(
     assert alone is not None
     tls.check_own(alone(), "notifier", is_called=False)  # Without an authority nobody compares names.
     files.authority.write_bytes(trustme.CA().cert_pem.bytes())
-    with pytest.raises(StartError, match="PAWL_TLS_CERTIFICATE_FILE: is not of the authority in PAWL_TLS_CA_FILE"):
+    with pytest.raises(StartError, match="PAWL_TLS_CERTIFICATE_FILE: is not signed by the authority in"):
         tls.check_own(of(files, clock)(), "job-store", is_called=True)
     files.authority.write_bytes(files.authority.read_bytes() + authority.cert_pem.bytes())
     tls.check_own(of(files, clock)(), "job-store", is_called=True)
@@ -205,7 +203,7 @@ class HangingNames:
 
 
 async def looked_up(lookups: Lookups, store: str, host: str) -> Sequence[str]:
-    return await shield(await lookups.begin(store, host, 80))
+    return await shield(await lookups.start(store, host, 80))
 
 
 async def test_a_store_whose_names_hang_leaves_half_to_the_others() -> None:
@@ -225,20 +223,20 @@ async def test_a_store_whose_names_hang_leaves_half_to_the_others() -> None:
 
 names = st.integers(min_value=1, max_value=200).map("10.0.0.{}:7603".format)
 standings = st.builds(
-    Standing,
+    ReplicaHealth,
     name=names,
     is_connected=st.booleans(),
-    is_away=st.booleans(),
+    is_unavailable=st.booleans(),
     is_busy=st.booleans(),
     calls=st.integers(min_value=0, max_value=2 * CALLS_MAX),
 )
 replicas = st.lists(standings, min_size=1, max_size=6, unique_by=lambda replica: replica.name)
-well = replicas.map(lambda many: [Standing(name=one.name) for one in many])
+well = replicas.map(lambda many: [ReplicaHealth(name=one.name) for one in many])
 
 
 @given(st.text(), replicas, st.randoms())
 def test_all_callers_prefer_the_same_in_whatever_order_they_know_them(
-    key: str, known: list[Standing], chance: Random
+    key: str, known: list[ReplicaHealth], chance: Random
 ) -> None:
     mixed = list(known)
     chance.shuffle(mixed)
@@ -250,20 +248,20 @@ def test_all_callers_prefer_the_same_in_whatever_order_they_know_them(
 
 
 @given(st.text(), well, st.integers(min_value=0, max_value=5))
-def test_one_that_goes_moves_only_its_own_stores(key: str, known: list[Standing], gone: int) -> None:
+def test_one_that_goes_moves_only_its_own_stores(key: str, known: list[ReplicaHealth], gone: int) -> None:
     assume(len(known) > 1)
     at = choose(key, known)
     left = [one for number, one in enumerate(known) if number != gone % len(known)]
     if at != gone % len(known):
         assert left[choose(key, left)] == known[at]
-    away = [replace(one, is_away=number == gone % len(known)) for number, one in enumerate(known)]
+    away = [replace(one, is_unavailable=number == gone % len(known)) for number, one in enumerate(known)]
     assert away[choose(key, away)].name == left[choose(key, left)].name
 
 
 @given(st.text(), replicas)
-def test_none_is_chosen_while_a_better_one_is_there(key: str, known: list[Standing]) -> None:
+def test_none_is_chosen_while_a_better_one_is_there(key: str, known: list[ReplicaHealth]) -> None:
     at = known[choose(key, known)]
-    reached = [one for one in known if one.is_connected and not one.is_away]
+    reached = [one for one in known if one.is_connected and not one.is_unavailable]
     free = [one for one in reached if not one.is_busy and one.calls < CALLS_MAX]
     if free:
         assert at in free
@@ -272,13 +270,13 @@ def test_none_is_chosen_while_a_better_one_is_there(key: str, known: list[Standi
         assert at.calls == min(one.calls for one in reached if one.is_busy == at.is_busy)
         assert not at.is_busy or all(one.is_busy for one in reached)
     else:
-        assert not at.is_away or all(one.is_away for one in known)
+        assert not at.is_unavailable or all(one.is_unavailable for one in known)
         # One that is silent may be slow; one that cannot be reached serves nobody.
-        assert at.is_connected or not at.is_away or not any(one.is_connected for one in known)
+        assert at.is_connected or not at.is_unavailable or not any(one.is_connected for one in known)
 
 
 @given(st.text(), well)
-def test_a_few_calls_more_or_less_move_nothing(key: str, known: list[Standing]) -> None:
+def test_a_few_calls_more_or_less_move_nothing(key: str, known: list[ReplicaHealth]) -> None:
     at = choose(key, known)
     assert choose(key, [replace(one, calls=CALLS_MAX - 1) for one in known]) == at
     full = [replace(one, calls=CALLS_MAX if number == at else 0) for number, one in enumerate(known)]

@@ -290,7 +290,7 @@ async def test_a_cancellation_that_got_lost_is_noticed() -> None:
 
 
 async def test_a_task_that_loses_a_cancellation_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(tasks, "_CANCEL_AGAIN_SECONDS", 0.01)
     losses = 3
 
     async def stubborn() -> None:

@@ -70,7 +70,7 @@ def test_a_secret_can_stand_in_a_file_and_in_one_place_only(environment: pytest.
     (tmp_path / "key").write_text("sk-1")
     (tmp_path / "empty").write_text("\n")
     environment.setenv("PAWL_DATABASE_URL_FILE", f"{tmp_path}/url")
-    assert problems() == ["PAWL_DATABASE_URL: give either PAWL_DATABASE_URL or PAWL_DATABASE_URL_FILE, not both"]
+    assert problems() == ["PAWL_DATABASE_URL: set either PAWL_DATABASE_URL or PAWL_DATABASE_URL_FILE, not both"]
     environment.delenv("PAWL_DATABASE_URL")
     environment.setenv("MODEL_API_KEY_FILE", f"{tmp_path}/key")
     settings = read(Settings)
@@ -102,7 +102,7 @@ def test_the_local_key_is_long_and_goes_with_no_key_file(environment: pytest.Mon
     assert "at least 16" in problems()[0]
     environment.setenv("PAWL_LOCAL_KEY", LOCAL_KEY)
     environment.setenv("PAWL_API_KEYS_FILE", "keys.json")
-    assert problems() == ["PAWL_API_KEYS_FILE: give either it or, for one machine only, PAWL_LOCAL_KEY"]
+    assert problems() == ["PAWL_API_KEYS_FILE: set either it or, on one machine only, PAWL_LOCAL_KEY"]
 
 
 def test_services_start_with_their_key_only_and_by_default_for_this_machine_alone() -> None:

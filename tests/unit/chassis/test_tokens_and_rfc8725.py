@@ -177,8 +177,8 @@ def test_a_wrong_file_of_providers_is_one_clear_sentence(tmp_path: Path) -> None
         (ENTRY | {"roles": {"claim": "r"}}, "map"),
         (ENTRY | {"roles": {"claim": "r", "map": {"guests": []}}}, "length >= 1"),
         (ENTRY | {"roles": {"claim": "r", "map": {}, "default": []}}, "length >= 1"),
-        (ENTRY | {"roles": {"claim": "r", "map": {"guests": ["veiwer"]}}}, "beside one of viewer, member"),
-        (ENTRY | {"roles": {"claim": "r", "map": {}, "default": ["veiwer"]}}, "beside one of viewer, member"),
+        (ENTRY | {"roles": {"claim": "r", "map": {"guests": ["veiwer"]}}}, "at least one of viewer, member"),
+        (ENTRY | {"roles": {"claim": "r", "map": {}, "default": ["veiwer"]}}, "at least one of viewer, member"),
         ({"issuer": ISSUER}, "audience"),
     ]
     wrong = [([entry], f"^PAWL_OIDC_FILE: .*{says}") for entry, says in rows]

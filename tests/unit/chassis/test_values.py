@@ -23,8 +23,8 @@ from pawl.chassis.ids import (
     is_id,
 )
 from pawl.chassis.labels import LABELS_MAX, check_labels, has_all
+from pawl.chassis.rpc.fairness import FairQueue, FairSlots
 from pawl.chassis.rpc.parts import in_parts
-from pawl.chassis.rpc.shares import Places, Shares
 from pawl.chassis.strict_json import JsonValue, dumps_canonical, loads
 from pawl.chassis.visible import shortened, visible
 from pawl.errors import InvalidField, InvalidId, InvalidJson, Kind, NotFound, RunNotFound, TooLarge, by_kind, by_reason
@@ -96,8 +96,8 @@ def test_what_passes_is_stored_whole_and_what_does_not_is_named(labels: dict[str
 
 
 def test_a_label_that_cannot_be_is_refused_with_the_reason() -> None:
-    rows = [(({key: "x"}), "another key") for key in ("", "Env", "-env", "a" * 64)]
-    rows += [({"pawl.run": "x"}, "Pawl's own"), ({"env": "é" * 129}, "256 bytes")]
+    rows = [(({key: "x"}), "must be 1 to 63") for key in ("", "Env", "-env", "a" * 64)]
+    rows += [({"pawl.run": "x"}, "reserved prefix"), ({"env": "é" * 129}, "256 bytes")]
     rows += [({"env": "a\nb"}, "control character"), ({"env": "a\0b"}, "control character")]
     rows += [({"env": "a\u2028b"}, "line break")]
     assert not_explained(InvalidField, check_labels, rows) == []
@@ -106,7 +106,7 @@ def test_a_label_that_cannot_be_is_refused_with_the_reason() -> None:
 def test_there_are_at_most_sixteen() -> None:
     most = {f"k{number}": "" for number in range(LABELS_MAX)}
     assert check_labels(most) == most
-    with pytest.raises(InvalidField, match="at most 16 labels, and there are 17"):
+    with pytest.raises(InvalidField, match="at most 16 labels, got 17"):
         check_labels(most | {"k": ""})
 
 
@@ -264,8 +264,8 @@ def test_what_could_not_be_read_back_is_not_written() -> None:
 ITEMS = st.lists(st.tuples(st.sampled_from("abcd"), st.integers()))
 
 
-def filled(items: list[tuple[str, int]]) -> Shares[str, tuple[str, int]]:
-    shares = Shares[str, tuple[str, int]]()
+def filled(items: list[tuple[str, int]]) -> FairQueue[str, tuple[str, int]]:
+    shares = FairQueue[str, tuple[str, int]]()
     for item in items:
         shares.put(item[0], item)
     return shares
@@ -295,7 +295,7 @@ def test_between_two_of_a_key_each_other_key_that_waits_has_its_turn(items: list
 
 
 async def test_a_key_has_half_of_the_places_that_others_leave_and_each_is_free_when_its_work_has_ended() -> None:
-    places = Places(8)
+    places = FairSlots(8)
     works = {key: [asyncio.get_running_loop().create_future() for _ in range(9)] for key in "abcd"}
     entering = []
     for key, started in works.items():

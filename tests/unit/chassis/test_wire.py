@@ -290,19 +290,19 @@ def test_one_of_several() -> None:
 
 
 def test_a_field_of_one_side_only_is_refused_unless_it_is_named() -> None:
-    with pytest.raises(TypeError, match="summary is a field of the message only"):
+    with pytest.raises(TypeError, match="summary is only in the message"):
         STRICT.struct(struct("Short", tool_name=str, arguments=bytes), call_pb2.Inverse)
 
-    with pytest.raises(TypeError, match="depth is a field of the struct only"):
+    with pytest.raises(TypeError, match="depth is only in the struct"):
         STRICT.struct(More, run_pb2.RunAbove)
     assert STRICT.struct(More, run_pb2.RunAbove, Exceptions(of_struct=("depth",))).read(run_pb2.RunAbove()).depth == 4
-    with pytest.raises(TypeError, match="the exception depth is no field"):
+    with pytest.raises(TypeError, match="the exception depth is not a field"):
         STRICT.struct(Above, run_pb2.RunAbove, Exceptions(of_struct=("depth",)))
 
 
 def test_a_type_that_does_not_fit_is_refused() -> None:
     for hint in (int, bytes, float, bool, Kind, Above, tuple[str, ...]):
-        with pytest.raises(TypeError, match="run_id is no"):
+        with pytest.raises(TypeError, match="run_id is not"):
             STRICT.struct(struct("Wrong", run_id=hint, conversation_id=str), run_pb2.RunAbove)
     rest = set(execution_pb2.ResolveToolsRequest.DESCRIPTOR.fields_by_name) - {"pinned_versions"}
     with pytest.raises(TypeError, match="pinned_versions is a map"):

@@ -97,7 +97,7 @@ def test_an_error_says_what_to_do_next(monkeypatch: pytest.MonkeyPatch, tmp_path
         (ConversationExists("there is one"), "`pawl conversations show --key`"),
         (Unauthenticated("the key is not known"), "PAWL_API_KEY"),
         (
-            Unauthenticated("no key was sent: it goes"),
+            Unauthenticated("no key was sent: send it"),
             f"There is no .pawl in {tmp_path}, so no key was found. Set",
         ),
         (Internal("internal error err_1"), "The log of the service"),

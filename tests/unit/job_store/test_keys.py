@@ -131,7 +131,7 @@ def test_no_store_named_is_the_governors_own() -> None:
         (with_fields(ORDINARY, roles=frozenset({"delegate"})), PermissionDenied, "delegate"),
         (with_fields(ORDINARY, roles=frozenset({"deployment"})), InvalidField, "created with a deployment key"),
         (with_fields(ORDINARY, roles=frozenset()), PermissionDenied, "may decide its own calls"),
-        (with_fields(ORDINARY, roles=frozenset({"veiwer"})), InvalidField, "beside one of viewer, member"),
+        (with_fields(ORDINARY, roles=frozenset({"veiwer"})), InvalidField, "at least one of viewer, member"),
         (with_fields(ORDINARY, store_id=StoreId("other")), PermissionDenied, "only operators of a store"),
         (with_fields(ORDINARY, user_id=UserId("")), InvalidId, "user_id"),
         (with_fields(ORDINARY, decides_for_users=True), InvalidField, "requires the role delegate"),

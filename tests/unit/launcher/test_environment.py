@@ -12,7 +12,7 @@ import pytest
 
 from pawl.launcher.folder import DataFolder, SecretFiles
 from pawl.launcher.options import SuiteOptions, read_options
-from pawl.launcher.plan import Surroundings, model_process, service_process
+from pawl.launcher.plan import SuiteContext, model_process, service_process
 from pawl.launcher.services import STAGES, ServiceSpec
 
 SECRETS: Mapping[str, frozenset[str]] = {
@@ -42,13 +42,13 @@ def options(data: Path) -> SuiteOptions:
     return read_options({**PLAIN, **{name: "hush" for name in SECRETS if name not in _MADE}}, data=data)
 
 
-def around(folder: Path, chosen: SuiteOptions) -> Surroundings:
+def context(folder: Path, chosen: SuiteOptions) -> SuiteContext:
     secrets = SecretFiles(folder / "secrets")
-    return Surroundings(options=chosen, folder=DataFolder(folder), secrets=secrets, peers=lambda _: {}, model=dict)
+    return SuiteContext(options=chosen, folder=DataFolder(folder), secrets=secrets, peers=lambda _: {}, model=dict)
 
 
 def environment_of(spec: ServiceSpec, folder: Path, chosen: SuiteOptions) -> Mapping[str, str]:
-    return service_process(spec, 0, around(folder, chosen)).command(None).environment
+    return service_process(spec, 0, context(folder, chosen)).command(None).environment
 
 
 def test_a_secret_reaches_the_services_that_need_it_and_no_other_process(
@@ -62,7 +62,7 @@ def test_a_secret_reaches_the_services_that_need_it_and_no_other_process(
         needed = {name for name in SECRETS if spec.name in SECRETS[name]}
         assert {name for name in SECRETS if name in found} == needed, spec.name
         assert (found["PATH"], found["LC_ALL"], found["PAWL_LOG_LEVEL"]) == ("/bin", "C", "debug")
-    found = model_process(around(tmp_path, options(tmp_path))).command(None).environment
+    found = model_process(context(tmp_path, options(tmp_path))).command(None).environment
     assert "hush" not in found.values()
     assert not [name for name in found if name.startswith(("PAWL_", "OPENAI_"))]
 
@@ -117,7 +117,7 @@ def test_replicas_have_addresses_of_one_kind(folder: Path) -> None:
     room = 100 - len(f"{folder}//run/job-store.sock")
     folder = folder / ("a" * room)
     folder.mkdir()
-    chosen = around(folder, SuiteOptions(data=folder, replicas={"job-store": 2}))
+    chosen = context(folder, SuiteOptions(data=folder, replicas={"job-store": 2}))
     found = [service_process(STAGES[0][0], number, chosen).command(None).environment for number in range(2)]
     assert all(has_port(environment) for environment in found)
 

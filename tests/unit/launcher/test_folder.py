@@ -47,7 +47,7 @@ def test_a_replaced_secret_is_private_and_leaves_no_draft(tmp_path: Path) -> Non
 def test_two_launchers_cannot_hold_one_folder(tmp_path: Path) -> None:
     first, second = DataFolder(tmp_path), DataFolder(tmp_path)
     first.open()
-    with pytest.raises(StartError, match=rf"already runs on .* \(process {os.getpid()}\)"):
+    with pytest.raises(StartError, match=rf"is already running on .* \(process {os.getpid()}\)"):
         second.open()
     first.close()
     second.open()
@@ -79,7 +79,7 @@ def test_a_folder_of_another_version_is_refused_and_left_alone(tmp_path: Path) -
 def test_a_folder_full_of_something_else_is_refused_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "holiday.jpg").touch()
     before = mode(tmp_path)
-    with pytest.raises(StartError, match="is not empty and no data folder of Pawl"):
+    with pytest.raises(StartError, match="is not empty and not a data folder of Pawl"):
         DataFolder(tmp_path).open()
     assert mode(tmp_path) == before
     assert [path.name for path in tmp_path.iterdir()] == ["holiday.jpg"]
@@ -93,6 +93,6 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
 
 def test_a_full_disk_and_a_missing_folder_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert problem_of(tmp_path) == ""
-    assert "cannot be used any more (No such file or directory)" in problem_of(tmp_path / "gone")
+    assert "is no longer usable (No such file or directory)" in problem_of(tmp_path / "gone")
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=5 * 2**20))
-    assert problem_of(tmp_path).startswith(f"The disk of the data folder {tmp_path} is full (5 MiB are free)")
+    assert problem_of(tmp_path).startswith(f"The disk of the data folder {tmp_path} is full (5 MiB free)")

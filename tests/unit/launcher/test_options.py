@@ -50,22 +50,22 @@ def test_servers_can_be_replaced_by_variable_or_file(tmp_path: Path) -> None:
 
 
 MISTAKES: list[tuple[dict[str, str], list[str], list[str], str]] = [
-    ({"PAWL_DATABASE_OWNER_URL": "x"}, [], [], "PAWL_DATABASE_OWNER_URL: give PAWL_DATABASE_URL too"),
-    ({"PAWL_TLS_CERTIFICATE_FILE": "x"}, [], [], "PAWL_TLS_CERTIFICATE_FILE: give PAWL_TLS_CA_FILE too"),
-    ({}, ["agentloop=1"], [], "--port: there is no 'agentloop'; choose from gateway, agent-loop,"),
-    ({}, ["nats=70000"], [], "--port: nats must be a number from 0 to 65535, not '70000'"),
+    ({"PAWL_DATABASE_OWNER_URL": "x"}, [], [], "PAWL_DATABASE_OWNER_URL: requires PAWL_DATABASE_URL"),
+    ({"PAWL_TLS_CERTIFICATE_FILE": "x"}, [], [], "PAWL_TLS_CERTIFICATE_FILE: requires PAWL_TLS_CA_FILE"),
+    ({}, ["agentloop=1"], [], "--port: unknown name 'agentloop'; choose from gateway, agent-loop,"),
+    ({}, ["nats=70000"], [], "--port: nats must be a number from 0 to 65535, got '70000'"),
     ({}, ["nats"], [], "--port: nats must be a number"),
-    ({}, [], ["agent-loop=0"], "--replicas: agent-loop must be a number from 1 to 16, not '0'"),
-    ({"PAWL_NATS_URL": "a", "PAWL_NATS_URL_FILE": "b"}, [], [], "PAWL_NATS_URL: give either"),
-    ({"PAWL_EGRES_FILE": "x"}, [], [], "there is no such setting: PAWL_EGRES_FILE (did you mean PAWL_EGRESS_FILE?)"),
+    ({}, [], ["agent-loop=0"], "--replicas: agent-loop must be a number from 1 to 16, got '0'"),
+    ({"PAWL_NATS_URL": "a", "PAWL_NATS_URL_FILE": "b"}, [], [], "PAWL_NATS_URL: set either"),
+    ({"PAWL_EGRES_FILE": "x"}, [], [], "unknown setting: PAWL_EGRES_FILE (did you mean PAWL_EGRESS_FILE?)"),
     (
         {"PAWL_OF_NOBODY": "x", "PAWL_ALSO": "y"},
         [],
         [],
-        "there is no such setting: PAWL_ALSO, PAWL_OF_NOBODY",
+        "unknown setting: PAWL_ALSO, PAWL_OF_NOBODY",
     ),
-    ({"PAWL_ROUNDS_MAX": "9"}, [], [], "there is no such setting: PAWL_ROUNDS_MAX (did you mean PAWL_LIMITS_FILE?)"),
-    ({"PAWL_PORT": "7600"}, [], [], "there is no such setting: PAWL_PORT"),
+    ({"PAWL_ROUNDS_MAX": "9"}, [], [], "unknown setting: PAWL_ROUNDS_MAX (did you mean PAWL_LIMITS_FILE?)"),
+    ({"PAWL_PORT": "7600"}, [], [], "unknown setting: PAWL_PORT"),
     ({"PAWL_NATS_URL_FILE": "/absent"}, [], [], "PAWL_NATS_URL_FILE: cannot read /absent: No such file"),
 ]
 

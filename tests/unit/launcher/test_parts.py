@@ -42,10 +42,10 @@ def test_ports_that_are_taken_or_given_twice_are_named_in_one_sentence_with_the_
             check_ports({"gateway": ports[0], "nats": ports[1], "model": free_port()})
     assert str(caught.value) == (
         f"Port {ports[0]} for gateway is already in use. Port {ports[1]} for nats is already in use."
-        " Choose others with --port NAME=NUMBER; --port all=0 takes a free one for each."
+        " Choose others with --port NAME=NUMBER; --port all=0 uses free ports."
     )
     check_ports({"gateway": ports[0], "nats": ports[1], "model": free_port()})
-    with pytest.raises(StartError, match=rf"Port {ports[0]} for nats cannot be that of agent-loop"):
+    with pytest.raises(StartError, match=rf"Port {ports[0]} for nats is also chosen for agent-loop"):
         check_ports({"agent-loop": ports[0], "nats": ports[0]})
 
 
@@ -150,10 +150,10 @@ def test_the_screen_says_what_listens_where_and_what_to_do_next(tmp_path: Path) 
 
 def test_the_screen_says_first_that_commands_need_a_key_where_they_find_none(tmp_path: Path) -> None:
     here = endpoints(tmp_path)
-    assert commands(here)[0] == ("first give your key", "export PAWL_API_KEY=KEY")
+    assert commands(here)[0] == ("set your key first", "export PAWL_API_KEY=KEY")
     SecretFiles(Path(here.secrets)).put("local-key", "k")
     assert "export" not in str(commands(here))
-    assert commands(here)[-1][0] == "the key for programs"
+    assert commands(here)[-1][0] == "key for programs"
 
 
 def test_nats_reads_its_configuration_whatever_the_folder_is_called(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from pawl.chassis.process.start import StartError
 from pawl.chassis.rpc.replicas import read_endpoints
 from pawl.launcher import Suite, SuiteOptions, orphans, processes
 from pawl.launcher.services import ServiceSpec
-from pawl.launcher.up import run_until_told
+from pawl.launcher.up import run_until_signal
 from tests import certificates
 from tests.poll import until
 
@@ -142,7 +142,7 @@ async def test_a_process_that_no_longer_answers_starts_again(
 ) -> None:
     """It speaks HTTPS, as the gateway may, and freezes as soon as it is ready."""
     files = certificates.write(tmp_path, "first", trustme.CA())
-    monkeypatch.setattr(processes, "_ASK_SECONDS", 0.1)
+    monkeypatch.setattr(processes, "_CHECK_SECONDS", 0.1)
     monkeypatch.setattr(processes, "SILENT_SECONDS_MAX", 2.0)
     async with Suite(options(environment=files.environment)) as suite:
         await suite.stop_process("first")
@@ -195,11 +195,11 @@ async def test_a_suite_whose_data_folder_is_gone_ends_with_one_sentence(options:
     async def note(_: SuiteOptions) -> None:
         ready.set()
 
-    running = asyncio.create_task(run_until_told(suite, note))
+    running = asyncio.create_task(run_until_signal(suite, note))
     await asyncio.wait_for(ready.wait(), 120)
     pids = [suite.pid(name) for name in ("first", "second")]
     shutil.rmtree(suite.folder.path)
     suite.kill("first")
-    with pytest.raises(StartError, match=r"data folder .* cannot be used any more"):
+    with pytest.raises(StartError, match=r"data folder .* is no longer usable"):
         await asyncio.wait_for(running, 120)
     assert not alive(*pids)

@@ -14,12 +14,12 @@ import pytest_asyncio
 import trustme
 
 from pawl.mailbox import mailboxes
-from pawl.mailbox.look import LINE_BYTES_MAX, MAIL_BYTES_MAX
+from pawl.mailbox.poll import LINE_BYTES_MAX, MAIL_BYTES_MAX
 from tests.fakes.imap_server import ImapServer
 from tests.tables import for_each
 
 MAIL = "From: Ann <ann@example.com>\nSubject: hi {}\n\nhello"
-BLAMED = {"uid": 2, "data": {"refusal": "it is written so that it cannot be read"}}
+BLAMED = {"uid": 2, "data": {"refusal": "it cannot be parsed"}}
 
 
 def asked_of(server: ImapServer, **fields: Any) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def asked_of(server: ImapServer, **fields: Any) -> dict[str, Any]:
 
 async def look(server: ImapServer, uid: int = 0, **fields: Any) -> tuple[list[int], str, bool]:
     """The UIDs of the mails that a look finds, what is wrong, and whether there are more."""
-    lines = await mailboxes.looked(asked_of(server, uid=uid, **fields))
+    lines = await mailboxes.run_poll(asked_of(server, uid=uid, **fields))
     uids = [line["uid"] for line in lines if "data" in line]
     return uids, lines[-1].get("error", ""), lines[-1].get("has_more", False)
 
@@ -87,13 +87,13 @@ async def test_what_is_wrong_is_said_without_the_password(server: ImapServer, mo
         if capability:
             server.says["CAPABILITY"] = capability
         _, error, _ = await look(server, password="wrong-pass")
-        assert error == "does not let the user in with this password"
+        assert error == "refuses the user name or password"
     assert (await look(server, folder="Spam"))[1] == "has no folder Spam"
     for username in ("EXAMPLE\\ann", 'ann"(1)', "{3}"):
         async with ImapServer(username=username) as other:
             other.says["CAPABILITY"] = server.says["CAPABILITY"]
             assert (await look(other, username=username))[1] == "", username
-    monkeypatch.setattr(mailboxes, "LOOK_SECONDS", 1.0)
+    monkeypatch.setattr(mailboxes, "POLL_SECONDS_MAX", 1.0)
     server.says["greeting"] = b""
     assert (await look(server))[1] == "did not answer in time"
 
@@ -157,13 +157,13 @@ async def test_a_mail_that_is_gone_is_passed_over_and_one_that_is_not_given_now_
     assert await look(server) == ([13], "", False), "however many are gone"
     for said in (b"NO [UNAVAILABLE] later", b"NO not now"):
         server.says = {"UID FETCH 2 ": b"TAG " + said + b"\r\n"}
-        assert await look(server) == ([1], "does not give the mail 2", False), said
+        assert await look(server) == ([1], "refuses to send the mail 2", False), said
 
 
 async def test_a_mail_that_is_too_costly_to_read_is_skipped(server: ImapServer) -> None:
     server.add("From: ann@example.com\nContent-Type: text/html\n\n" + "<script>" * 100_000)
-    lines = await mailboxes.looked(asked_of(server))
-    assert lines[-1] == {"uid": 1, "data": {"refusal": "it is written so that reading it takes too long"}}
+    lines = await mailboxes.run_poll(asked_of(server))
+    assert lines[-1] == {"uid": 1, "data": {"refusal": "parsing it takes too long"}}
 
 
 async def test_a_mail_that_breaks_the_parser_stops_no_other(server: ImapServer) -> None:
@@ -179,7 +179,7 @@ async def test_a_mail_that_breaks_the_parser_stops_no_other(server: ImapServer) 
         ("kill -SEGV $$", BLAMED),
         ("exit 1", BLAMED),
         ('printf \'{"uid": 2, "da\'; kill -KILL $$', BLAMED),
-        ("kill -TERM $$", {"error": "cannot be read: the process that reads it ended with -15"}),
+        ("kill -TERM $$", {"error": "cannot be read: the poll process ended with status -15"}),
     ],
 )
 async def test_a_process_that_fails_loses_no_mail_before_the_one_to_blame(
@@ -192,4 +192,4 @@ async def test_a_process_that_fails_loses_no_mail_before_the_one_to_blame(
     program.write_text(f"#!/bin/sh\ncat > {tmp_path}/asked\n{shown}{end}\n")
     program.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(program))
-    assert await mailboxes.looked({}) == [*lines, last]
+    assert await mailboxes.run_poll({}) == [*lines, last]

@@ -215,7 +215,7 @@ async def test_text_attachments_become_documents_of_the_user(server: ImapServer)
 
 async def test_why_a_mailbox_cannot_be_read_is_reported(server: ImapServer) -> None:
     for fields, reason in (
-        ({"password_secret": "wrong"}, "does not let the user in with this password"),
+        ({"password_secret": "wrong"}, "refuses the user name or password"),
         ({"password_secret": "no"}, "no usable password 'no'"),
         ({"folder": "Spam"}, "has no folder Spam"),
     ):

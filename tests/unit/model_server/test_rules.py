@@ -175,7 +175,7 @@ def test_started_job_is_named_and_job_notices_are_repeated_in_words() -> None:
     prompt = "in the background: what is 6 * 7"
     begun = answered(ask(prompt), '{"result": {"job_id": "run_1", "state": "RUNNING"}, "note": "It goes on."}')
     last = ask(prompt, after=begun)
-    assert last.text == "I have begun in the background to work out 6 * 7, with the job run_1. (It goes on.)"
+    assert last.text == "I started to work out 6 * 7 in the background, as the job run_1. (It goes on.)"
     said, notices = {"role": "assistant", "content": last.text}, {"role": "user", "content": NOTICES}
     turn = ask(prompt, after=(*begun, said, notices))
     assert (turn.tool_calls, turn.text) == ((), TOLD)

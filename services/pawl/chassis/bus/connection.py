@@ -1,12 +1,11 @@
-"""NATS: a connection that need not be there.
+"""NATS: a connection that may be missing.
 
-Nothing here waits for the server or fails because of it: NATS carries wake-ups
-and live events, never the record. Without it Pawl is slower, not wrong.
+Nothing here waits for the server or fails because of it: NATS carries wake-ups and live events, never the record.
+Without it Pawl is slower, not wrong.
 
-nats-py's own reconnecting is switched off. It does not cover the first connect,
-ends for good when the server refuses a login once (as one that is restarting may
-do), and dies silently of an unexpected error. Instead each connection is a new
-client, made by one loop here that also subscribes again.
+nats-py's own reconnecting is switched off. It does not cover the first connect, stops for good after one refused login
+(as a restarting server may send), and dies silently after an unexpected error. Instead a loop here makes a new client
+for each connection, and subscribes again.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ from pawl.errors import DependencyUnavailable
 _CONNECT_TIMEOUT_SECONDS: Final = 3
 _BACKOFF_SECONDS: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 _PING_INTERVAL_SECONDS: Final = 5
-# After three PINGs without a PONG nats-py gives a connection up.
+# nats-py closes a connection after three PINGs without a PONG.
 _PONG_SECONDS_MAX: Final = 10 * _PING_INTERVAL_SECONDS
 _FLUSH_TIMEOUT_SECONDS: Final = 1.0
 _CRASH_PAUSE_SECONDS: Final = 1.0
-# The server counts the headers of a message too.
+# The server's limit includes the headers of a message.
 _HEADER_BYTES: Final = 1024
 
 _log = logs.get_logger(__name__)
@@ -44,11 +43,11 @@ Hook = Callable[[], Awaitable[None]]
 
 
 async def flush(client: Client) -> None:
-    """Return when the server has taken all that was sent before: messages, and interest in subjects.
+    """Return when the server has received all messages and subscriptions sent before.
 
-    nats-py's own `flush` writes its PING ahead of what the client still gathers, so what was sent just before may
-    reach the server after the PONG, or never. And a PONG that nobody waits for any more ends its reading: so the
-    waiting goes on when the caller's ends, until the PONG comes or the connection is given up.
+    nats-py's own `flush` writes its PING ahead of buffered data, so that data may reach the server after the PONG, or
+    never. A PONG that is no longer awaited ends nats-py's reader. So the wait continues when the caller is cancelled,
+    until the PONG arrives or the connection is lost.
     """
     await tasks.shield(_flushed(client))
 
@@ -60,10 +59,10 @@ async def _flushed(client: Client) -> None:
 
 
 class _Client(Client):
-    """Never speaks in the clear where the URL says `tls://`, whatever greets it there, and says when it is lost.
+    """Never sends plaintext where the URL has `tls://`, and always reports a lost connection.
 
-    nats-py believes the greeting, which anybody may send who sits in between, and sends the password. On a connection
-    that is lost it tries to send what is pending, and where that raises it tells nobody that it has closed.
+    nats-py trusts the server's greeting, which a man in the middle can forge, and would send the password. On a lost
+    connection it tries to send buffered data, and if that raises, it never reports that it has closed.
     """
 
     async def _process_op_err(self, e: Exception) -> None:
@@ -77,23 +76,22 @@ class _Client(Client):
 
 
 class Bus:
-    """A connection to NATS; an async context manager that returns at once.
+    """A connection to NATS; an async context manager that does not wait for the connection.
 
-    `url` is one or several `nats://user:password@host:port` with commas between;
-    without one nothing is ever connected. `name` shows in NATS monitoring. With `tls://`
-    nothing is said before the server has shown a certificate for its host; what each connection
-    checks that by, and shows itself, is made by `tls`, or else the authorities that the system trusts.
+    `url` is one or several `nats://user:password@host:port` separated by commas; None disables the bus. `name` shows in
+    NATS monitoring. With `tls://` nothing is sent before the server has shown a valid certificate for its host. `tls`
+    makes the context of each connection; the default trusts the system's authorities.
     """
 
     def __init__(
         self, url: str | None, *, name: str, metrics: Metrics, tls: Callable[[], ssl.SSLContext] | None = None
     ) -> None:
+        # False if there is no NATS server at all; nothing will ever be sent.
         self.is_configured = url is not None
-        """True if there is a NATS at all; without one nothing will ever be sent."""
+        # Counts connections; a new number may mean another server.
         self.connection_number = 0
-        """The number of the present or last connection; another number may mean another server."""
+        # The largest payload with a few headers, as announced on the last connection.
         self.payload_bytes_max = DEFAULT_MAX_PAYLOAD_SIZE - _HEADER_BYTES
-        """The largest payload that the server takes beside a few headers, as it said on the last connection."""
         self._url = url
         self._name = name
         self._tls = tls
@@ -119,15 +117,15 @@ class Bus:
 
     @property
     def connected(self) -> bool:
-        """True while messages are going out and coming in."""
+        """True while messages can be sent and received."""
         return self._connected.is_set()
 
     async def wait_connected(self) -> None:
-        """Return as soon as the bus is connected, which may be never."""
+        """Return once the bus is connected, which may be never."""
         await self._connected.wait()
 
     async def ping(self) -> None:
-        """Return if connected; at the start, once the first attempt has succeeded or failed.
+        """Check the connection; at start, wait for the first attempt.
 
         Raises:
             DependencyUnavailable: not connected.
@@ -138,9 +136,9 @@ class Bus:
             raise DependencyUnavailable("NATS is not connected")
 
     async def publish(self, subject: str, data: bytes) -> None:
-        """Publish, at most once; never waits, never raises for the server's sake.
+        """Publish at most once. Never waits, and never raises because of the server.
 
-        Dropped, and counted, while not connected or when too much is waiting.
+        Messages are dropped, and counted, while not connected or when the outbox is full.
         """
         if self.connected:
             self._outbox.put(subject, data)
@@ -150,19 +148,18 @@ class Bus:
     async def publish_all(
         self, messages: Iterable[tuple[str, bytes, Mapping[str, str]]], *, timeout_seconds: float = 5.0
     ) -> None:
-        """Publish (subject, data, headers) one after the other; on return the server has them all.
+        """Publish (subject, data, headers) in order; on return the server has them all.
 
-        Those that are larger than it takes are dropped, and counted.
+        Messages over the server's size limit are dropped and counted.
 
         Raises:
-            DependencyUnavailable: not connected, or lost in the middle; some may
-                have been published.
+            DependencyUnavailable: not connected, or the connection was lost; some messages may have been published.
         """
         client, count = self._connected_client(), 0
         try:
             for subject, data, headers in messages:
                 if len(data) > self.payload_bytes_max:
-                    # It never can be sent, and the next ones can.
+                    # It can never be sent, but the next ones can.
                     self._outbox.refuse(subject, "MaxPayloadError")
                     continue
                 await client.publish(subject, data, headers=dict(headers))
@@ -176,8 +173,8 @@ class Bus:
     async def subscribe(self, subject: str, callback: Callback) -> Subscription:
         """Call `callback` with subject and data of each message on `subject`, one at a time, in order.
 
-        Holds over all later connections; what is published between two is missed.
-        What the callback raises is logged.
+        The subscription survives reconnects; messages published in between are missed. Exceptions of the callback are
+        logged.
         """
         subscription = Subscription(subject, callback, self._subscriptions.discard)
         self._subscriptions.add(subscription)
@@ -190,17 +187,17 @@ class Bus:
         return subscription
 
     def on_connected(self, hook: Hook) -> None:
-        """Run `hook` in a task of its own on each connection, the present one too.
+        """Run `hook` in its own task on each connection, including the current one.
 
-        It is cancelled when the connection is lost, so it may consume until then;
-        it is run again after a pause if it raises.
+        The hook is cancelled when the connection is lost, so it may consume until then. If it raises, it runs again
+        after a pause.
         """
         self._hooks.append(hook)
         if self.connected:
             self._start_hook(hook)
 
     def jetstream(self) -> JetStreamContext:
-        """Return JetStream on the present connection; ask again after it is lost.
+        """Return JetStream of the current connection; call again after a reconnect.
 
         Raises:
             DependencyUnavailable: not connected.
@@ -226,7 +223,7 @@ class Bus:
                 if failures == 0:
                     _log.warning("bus.unreachable", error=str(error) or type(error).__name__)
                 failures += 1
-            except Exception:  # noqa: BLE001  # whatever the client library does, try again
+            except Exception:  # noqa: BLE001  # retry whatever the client library raises
                 _log.exception("bus.failed")
                 failures += 1
             finally:
@@ -240,7 +237,7 @@ class Bus:
             closed.set()
 
         async def on_error(error: Exception) -> None:
-            # Each failed attempt comes here too, and is reported by the loop.
+            # Failed attempts arrive here too; the loop reports them.
             _log.debug("bus.error", error=str(error) or type(error).__name__)
 
         async with asyncio.timeout(_CONNECT_TIMEOUT_SECONDS):
@@ -259,7 +256,7 @@ class Bus:
             )
 
     async def _use(self, client: Client, closed: asyncio.Event) -> None:
-        """Work with a fresh connection until it is lost."""
+        """Work with a new connection until it is lost."""
         self._client = client
         self.connection_number += 1
         self.payload_bytes_max = max(0, client.max_payload - _HEADER_BYTES)
@@ -289,7 +286,7 @@ class Bus:
             self._outbox.clear()
 
     async def _drain(self, client: Client) -> None:
-        """Give what was published before the stop a moment to go out."""
+        """Give messages published before the stop a moment to be sent."""
         if client.is_closed:
             return
         try:
@@ -309,7 +306,7 @@ class Bus:
             async with asyncio.timeout(_FLUSH_TIMEOUT_SECONDS):
                 await client.close()
         except (nats.errors.Error, OSError, TimeoutError, AssertionError) as error:
-            # A client that never got as far as a connection cannot close it.
+            # A client that never connected cannot close.
             _log.debug("bus.close_failed", error=type(error).__name__)
 
     def _start_hook(self, hook: Hook) -> None:
@@ -317,7 +314,7 @@ class Bus:
             while True:
                 try:
                     await hook()
-                except Exception:  # noqa: BLE001  # a crashed consumer is started again
+                except Exception:  # noqa: BLE001  # restart a crashed consumer
                     _log.exception("bus.hook_failed")
                     await asyncio.sleep(_CRASH_PAUSE_SECONDS)
                 else:

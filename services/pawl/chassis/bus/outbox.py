@@ -1,4 +1,4 @@
-"""The messages that wait to be written to NATS, bounded in number and bytes."""
+"""Messages waiting to be written to NATS, bounded in number and bytes."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _log = logs.get_logger(__name__)
 
 
 class Outbox:
-    """Takes messages without waiting, and sends them in order on the connection there is.
+    """Accepts messages without waiting, and sends them in order on the current connection.
 
-    nats-py's own publish may wait for the network, and swallows a cancellation
-    that comes meanwhile; so it is called here, in a task of its own.
+    nats-py's publish may wait for the network, and swallows a cancellation during that. So it is called in its own
+    task.
     """
 
     def __init__(self, metrics: Metrics) -> None:
@@ -34,7 +34,7 @@ class Outbox:
         self._dropped = metrics.counter("bus_dropped_total", "Messages not published.", ("cause",))
 
     def put(self, subject: str, data: bytes) -> None:
-        """Queue a message; dropped and counted if too much is waiting."""
+        """Queue a message, or drop and count it if the outbox is full."""
         if self.messages.full() or self._queued_bytes + len(data) > BYTES_MAX:
             self._dropped.labels("full").inc()
             return
@@ -42,16 +42,16 @@ class Outbox:
         self.messages.put_nowait((subject, data))
 
     def drop(self) -> None:
-        """Count a message that came while there was no connection."""
+        """Count a message that was published without a connection."""
         self._dropped.labels("disconnected").inc()
 
     def refuse(self, subject: str, error: str) -> None:
-        """Count a message that can never be sent."""
+        """Count and log a message that can never be sent."""
         self._dropped.labels("refused").inc()
         _log.warning("bus.refused", subject=subject, error=error)
 
     def clear(self) -> None:
-        """Drop what is waiting: it was meant for a connection that is lost."""
+        """Drop waiting messages: their connection is lost."""
         while not self.messages.empty():
             self.messages.get_nowait()
             self.messages.task_done()
@@ -59,7 +59,7 @@ class Outbox:
         self._queued_bytes = 0
 
     async def send(self, client: Client) -> None:
-        """Hand messages to `client` as they come; returns when it is closed."""
+        """Send messages to `client` as they arrive; return when it is closed."""
         while True:
             subject, data = await self.messages.get()
             self._queued_bytes -= len(data)
@@ -69,7 +69,7 @@ class Outbox:
                 self.drop()
                 return
             except (nats.errors.Error, ValueError) as error:
-                # This message cannot be sent (too large, bad subject); the next one may.
+                # This message cannot be sent (too large, bad subject), but the next one may.
                 self.refuse(subject, type(error).__name__)
             else:
                 self.published.inc()
@@ -77,12 +77,12 @@ class Outbox:
                 self.messages.task_done()
 
 
+# Receives the subject and the data of a message.
 Callback = Callable[[str, bytes], Awaitable[None]]
-"""Takes the subject and the data of a message."""
 
 
 class Subscription:
-    """Interest in a subject that outlives connections."""
+    """A subscription that survives reconnects."""
 
     def __init__(self, subject: str, callback: Callback, forget: Callable[[Subscription], object]) -> None:
         self.subject = subject
@@ -91,14 +91,14 @@ class Subscription:
         self._current: NatsSubscription | None = None
 
     async def unsubscribe(self) -> None:
-        """Get no more messages. Idempotent."""
+        """Receive no more messages. Idempotent."""
         self._forget(self)
         current, self._current = self._current, None
         if current is not None:
             try:
                 await current.unsubscribe()
             except nats.errors.Error:
-                return  # The connection is gone, and the subscription with it.
+                return  # The subscription ended with the connection.
 
     async def establish(self, client: Client) -> None:
         """Subscribe on a new connection."""

@@ -1,4 +1,4 @@
-"""PostgreSQL: a pool that is there when the process starts, and errors that say so when it is not."""
+"""PostgreSQL: a connection pool that waits for the server at start, and errors for outages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from asyncpg.pool import PoolConnectionProxy
 
 from pawl.chassis.db import schema as schemas
 from pawl.chassis.db.heartbeat import Heartbeat
-from pawl.chassis.db.kept import UNUSED_SECONDS_MAX, KeptConnections, Lent, PoolConnection, is_lost
+from pawl.chassis.db.idle import UNUSED_SECONDS_MAX, IdleConnections, PoolConnection, PooledConnection, is_lost
 from pawl.chassis.db.rights import Rights
 from pawl.chassis.process import logs
 from pawl.chassis.process.start import StartError
@@ -26,12 +26,12 @@ Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record] | PoolConnectionProx
 _CONNECT_TIMEOUT_SECONDS: Final = 5.0
 _BACKOFF_SECONDS: Final = (0.1, 0.2, 0.5, 1.0, 2.0)
 _ACQUIRE_TIMEOUT_SECONDS: Final = 4.0
-# One connection in so many is for what is urgent.
+# One of this many connections is reserved for urgent work.
 _RESERVED_PART: Final = 3
 _CLOSE_TIMEOUT_SECONDS: Final = 2.0
 
-# Each statement of Pawl looks rows up by an index, so one plan fits all arguments. Left to itself the server plans many
-# of them anew each time, and keeps those that it made for empty tables.
+# Every statement of Pawl looks rows up by an index, so one plan fits all arguments. By default the server would re-plan
+# many statements each time, and keep plans made for empty tables.
 _PLANNING: Final = {
     "plan_cache_mode": "force_generic_plan",
     "enable_seqscan": "off",
@@ -40,13 +40,13 @@ _PLANNING: Final = {
     "jit": "off",
 }
 
-# The server is there and says no: waiting for it at the start does not help.
+# The server refuses the login: waiting at start does not help.
 _REFUSALS: Final = (
     asyncpg.InvalidAuthorizationSpecificationError,
     asyncpg.InvalidCatalogNameError,
     asyncpg.InsufficientPrivilegeError,
 )
-# The connection is gone, or the server is going or full.
+# The connection is lost, or the server is stopping or full.
 _UNREACHABLE: Final = (
     OSError,
     TimeoutError,
@@ -54,11 +54,11 @@ _UNREACHABLE: Final = (
     asyncpg.OperatorInterventionError,
     asyncpg.InsufficientResourcesError,
 )
-# The server takes no sessions: it is down, starting or stopping.
+# The server accepts no sessions: it is down, starting or stopping.
 _REFUSING: Final = (ConnectionRefusedError, FileNotFoundError, asyncpg.CannotConnectNowError)
-# A session broke. If the server has gone, the heartbeat says so, once.
+# A session broke. If the server is gone, the heartbeat logs it once.
 _BROKEN: Final = (OSError, asyncpg.PostgresConnectionError, asyncpg.OperatorInterventionError)
-# The session is of no more use: the server takes no writes, cannot read its files, or has let go of it.
+# The session is no longer usable: the server is read-only, cannot read its files, or has ended the session.
 _UNFIT: Final = (
     asyncpg.ReadOnlySQLTransactionError,
     asyncpg.IdleInTransactionSessionTimeoutError,
@@ -67,7 +67,7 @@ _UNFIT: Final = (
 # The schema has changed: the next attempt plans the statement again.
 _OUTDATED: Final = (asyncpg.InvalidCachedStatementError, asyncpg.OutdatedSchemaCacheError)
 _UNUSABLE: Final = (*_UNREACHABLE, *_UNFIT, *_OUTDATED)
-# Whatever goes wrong while a session is opened, no statement has left.
+# When opening a session fails, no statement has been sent.
 _NO_SESSION: Final = (*_UNREACHABLE, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 
 _log = logs.get_logger(__name__)
@@ -76,9 +76,8 @@ _log = logs.get_logger(__name__)
 class Database:
     """A pool of connections to PostgreSQL; an async context manager.
 
-    Entering waits up to `start_timeout_seconds` for the server. Statements are
-    cut off by the server after `statement_timeout_seconds`. `variable` is where the
-    URL comes from, for whoever has to mend it.
+    Entering waits up to `start_timeout_seconds` for the server. The server cancels statements after
+    `statement_timeout_seconds`. Errors name `variable` as the source of the URL.
     """
 
     def __init__(
@@ -98,7 +97,7 @@ class Database:
         self._statement_timeout_seconds = statement_timeout_seconds
         self._start_timeout_seconds = start_timeout_seconds
         self._pool: asyncpg.Pool[asyncpg.Record] | None = None
-        self._kept: KeptConnections | None = None
+        self._kept: IdleConnections | None = None
         self._held: set[Connection] = set()
         self._cut_short: set[int] = set()
         self._ordinary = asyncio.Semaphore(connections_max - connections_max // _RESERVED_PART)
@@ -106,7 +105,7 @@ class Database:
 
     async def __aenter__(self) -> Self:
         self._pool = await self._connect()
-        self._kept = KeptConnections(self._pool)
+        self._kept = IdleConnections(self._pool)
         await self._heartbeat.__aenter__()
         return self
 
@@ -125,23 +124,21 @@ class Database:
 
     @asynccontextmanager
     async def acquire(self, *, urgent: bool = False) -> AsyncIterator[Connection]:
-        """Give a connection outside a transaction: each statement commits by itself.
+        """Lend a connection outside a transaction: each statement commits on its own.
 
-        The block should do nothing else than talk to the database: a TimeoutError
-        or OSError in it is taken for the database's. A third of the connections is
-        there for `urgent` ones alone: what keeps runs alive does not wait for reads.
+        The block should only talk to the database: a TimeoutError or OSError in it counts as the database's. A third of
+        the connections is reserved for `urgent` work, so that keeping runs alive does not wait for reads.
 
         Raises:
-            DependencyUnavailable: the server cannot be reached or used, stopped in
-                the middle, or a statement ran into its timeout. A statement that was
-                on its way may or may not have been carried out.
+            DependencyUnavailable: the server is unreachable, unusable or stopped, or a statement timed out. A
+                statement in progress may or may not have been executed.
         """
         kept = self._kept
         if kept is None:
             raise DependencyUnavailable("the database is closed")
         deadline = asyncio.get_running_loop().time() + _ACQUIRE_TIMEOUT_SECONDS
-        async with nullcontext() if urgent else _place(self._ordinary, deadline):
-            # Of before it is taken: all may be expired while it is being opened.
+        async with nullcontext() if urgent else _slot(self._ordinary, deadline):
+            # Read before taking a connection: all may expire while it is being opened.
             generation = kept.generation
             connection = await self._take(kept, deadline)
             try:
@@ -152,43 +149,42 @@ class Database:
 
     @asynccontextmanager
     async def transaction(self, *, urgent: bool = False) -> AsyncIterator[Connection]:
-        """Give a connection inside a transaction: committed at the end, rolled back on any exception.
+        """Lend a connection inside a transaction: committed at the end, rolled back on any exception.
 
         Raises:
-            DependencyUnavailable: as with `acquire`; if raised while committing,
-                the transaction may have been committed.
+            DependencyUnavailable: as `acquire`. If raised during the commit, the transaction may have been committed.
         """
         async with self.acquire(urgent=urgent) as connection, connection.transaction():
             yield connection
 
     @asynccontextmanager
     async def snapshot(self) -> AsyncIterator[Connection]:
-        """Give a connection that reads the database as it is at one moment, and writes nothing; raises as `acquire`."""
+        """Lend a connection with a read-only snapshot of the database. Raises like `acquire`."""
         async with self.acquire() as connection, connection.transaction(isolation="repeatable_read", readonly=True):
             yield connection
 
     async def fetch(self, statement: str, *arguments: Any, urgent: bool = False) -> list[asyncpg.Record]:
-        """Return the rows of one statement, which commits by itself; raises as `acquire`."""
+        """Return the rows of one statement, which commits on its own. Raises like `acquire`."""
         async with self.acquire(urgent=urgent) as connection:
             return await connection.fetch(statement, *arguments)
 
     async def fetchrow(self, statement: str, *arguments: Any, urgent: bool = False) -> asyncpg.Record | None:
-        """Return the first row of one statement, None without one; as `fetch`."""
+        """Return the first row of one statement, or None. Like `fetch`."""
         async with self.acquire(urgent=urgent) as connection:
             return await connection.fetchrow(statement, *arguments)
 
     async def fetchval(self, statement: str, *arguments: Any, urgent: bool = False) -> Any:
-        """Return the first value of the first row of one statement, None without one; as `fetch`."""
+        """Return the first column of the first row of one statement, or None. Like `fetch`."""
         async with self.acquire(urgent=urgent) as connection:
             return await connection.fetchval(statement, *arguments)
 
     async def execute(self, statement: str, *arguments: Any, urgent: bool = False) -> str:
-        """Run one statement and return its command tag; as `fetch`."""
+        """Run one statement and return its command tag. Like `fetch`."""
         async with self.acquire(urgent=urgent) as connection:
             return await connection.execute(statement, *arguments)
 
     async def ping(self) -> None:
-        """Return if the server answers and takes writes; needs no connection of the pool.
+        """Check that the server answers and accepts writes. Uses no connection of the pool.
 
         Raises:
             DependencyUnavailable: it does not.
@@ -197,8 +193,8 @@ class Database:
             raise DependencyUnavailable("the database is closed")
         await self._heartbeat.check()
 
-    async def _take(self, kept: KeptConnections, deadline: float) -> Lent:
-        if self._heartbeat.is_away:
+    async def _take(self, kept: IdleConnections, deadline: float) -> PooledConnection:
+        if self._heartbeat.is_unavailable:
             raise DependencyUnavailable(self._heartbeat.failure)
         try:
             return await kept.take(deadline)
@@ -208,8 +204,8 @@ class Database:
             raise _unavailable(error) from error
 
     @asynccontextmanager
-    async def _lent(self, kept: KeptConnections, connection: Lent, generation: int) -> AsyncIterator[None]:
-        """Take the connection back at the end, and drop one that is of no more use."""
+    async def _lent(self, kept: IdleConnections, connection: PooledConnection, generation: int) -> AsyncIterator[None]:
+        """Return the connection to the pool at the end; terminate it if it is no longer usable."""
         server_pid = connection.get_server_pid()
         self._held.add(connection)
         is_fit = False
@@ -220,7 +216,7 @@ class Database:
             self._cut_short.add(server_pid)
             raise
         except asyncpg.InterfaceError as error:
-            # Also what asyncpg says about wrong arguments: that is no outage.
+            # asyncpg raises it for wrong arguments too, which is not an outage.
             if is_lost(connection):
                 raise asyncpg.ConnectionDoesNotExistError(str(error)) from error
             raise
@@ -231,31 +227,31 @@ class Database:
         except _OUTDATED:
             raise
         except asyncpg.InternalClientError as error:
-            # The server has said goodbye while nobody asked it anything, and has not hung up yet.
+            # The server has announced the end of the session but not closed the connection yet.
             connection.terminate()
             raise asyncpg.ConnectionDoesNotExistError(str(error)) from error
         finally:
             self._held.discard(connection)
-            # One that cannot be taken back is dropped, and the work on it is done.
+            # A connection that cannot be returned is terminated; its work is done.
             with suppress(*_NO_SESSION):
                 await kept.give(connection, generation=generation, is_fit=is_fit)
 
     def _cut(self) -> None:
-        """Have those who wait for a server that does not answer wait no longer."""
+        """Terminate the connections that wait for a server that does not answer."""
         for connection in self._held:
-            # One of before, whose holder has not noticed yet.
+            # An old connection whose user has not noticed the loss yet.
             with suppress(asyncpg.InterfaceError):
                 connection.terminate()
 
     async def _renew(self) -> None:
-        """Give out none of the sessions that are open now again."""
+        """Stop reusing all sessions that are open now."""
         if self._kept is not None:
             await self._kept.expire()
 
     async def create_schema(self, schema: str, sql: str | None = None, rights: Rights | None = None) -> bool:
-        """Create `schema` from the service's `schema.sql`, or from `sql`, unless it exists; returns whether it did.
+        """Create `schema` from `sql` or the service's `schema.sql`, unless it exists; return whether it was created.
 
-        Atomic, and safe to call from several processes at once. `rights` are granted to another role.
+        Atomic, and safe to call from several processes concurrently. `rights` are granted to another role.
 
         Raises:
             StartError: another version created the schema, or the pool's role may not create it.
@@ -264,13 +260,12 @@ class Database:
         async with self.acquire(urgent=True) as connection:
             return await schemas.create(connection, schema, schemas.read(schema) if sql is None else sql, rights)
 
-    async def _take_back(self, connection: Connection) -> None:
-        """Take a connection back into the pool, without a round trip as a rule.
+    async def _reset(self, connection: Connection) -> None:
+        """Reset a connection that returns to the pool, usually without a round trip.
 
-        Nobody changes the state of a session for longer than a transaction, and
-        asyncpg rolls back what is open when it takes one back. But a statement goes
-        out in two halves. For one that is cancelled between them the server waits
-        for the end, and whatever came next would belong to it.
+        No session state outlives a transaction, and asyncpg rolls back an open one. But a statement is sent in two
+        halves. After a cancellation between them the server waits for the second half, and would take the next
+        statement for it.
         """
         server_pid = connection.get_server_pid()
         if server_pid in self._cut_short:
@@ -294,7 +289,7 @@ class Database:
                     timeout=_CONNECT_TIMEOUT_SECONDS,
                     command_timeout=self._statement_timeout_seconds + 1,
                     max_inactive_connection_lifetime=UNUSED_SECONDS_MAX,
-                    reset=self._take_back,
+                    reset=self._reset,
                     connection_class=PoolConnection,
                     server_settings={
                         "application_name": self._application_name,
@@ -307,7 +302,7 @@ class Database:
                 raise StartError(f"{self._variable}: the database refuses: {error}") from None
             except ssl.SSLCertVerificationError as error:
                 raise StartError(
-                    f"{self._variable}: the certificate of the database is not accepted: {error.verify_message}"
+                    f"{self._variable}: the certificate of the database is not trusted: {error.verify_message}"
                 ) from None
             except (ValueError, asyncpg.exceptions.ClientConfigurationError) as error:
                 raise StartError(f"{self._variable}: {error}") from None
@@ -315,7 +310,7 @@ class Database:
                 pause = _BACKOFF_SECONDS[min(attempt, len(_BACKOFF_SECONDS) - 1)]
                 if loop.time() + pause > deadline:
                     raise StartError(
-                        f"{self._variable}: no database answers after {self._start_timeout_seconds:g} s"
+                        f"{self._variable}: no database answered within {self._start_timeout_seconds:g} s"
                         f" ({type(error).__name__}): is PostgreSQL running at that address?"
                     ) from None
                 if attempt == 0:
@@ -325,29 +320,29 @@ class Database:
 
 
 class DatabaseAdapter:
-    """An adapter that stands on a database, and on nothing else."""
+    """Base class of adapters that only need a database."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
 
 def affected(tag: str) -> int:
-    """Return the number of rows of a command tag like `INSERT 0 3` or `DELETE 3`."""
+    """Return the row count of a command tag like `INSERT 0 3` or `DELETE 3`."""
     return int(tag.rpartition(" ")[2])
 
 
 @asynccontextmanager
-async def _place(places: asyncio.Semaphore, deadline: float) -> AsyncIterator[None]:
+async def _slot(slots: asyncio.Semaphore, deadline: float) -> AsyncIterator[None]:
     try:
-        # Where one is free nobody waits, and it needs no timer.
-        async with asyncio.timeout_at(deadline) if places.locked() else nullcontext():
-            await places.acquire()
+        # With a free slot there is no wait and no need for a timer.
+        async with asyncio.timeout_at(deadline) if slots.locked() else nullcontext():
+            await slots.acquire()
     except TimeoutError as error:
         raise _unavailable(error) from error
     try:
         yield
     finally:
-        places.release()
+        slots.release()
 
 
 def _unavailable(error: Exception) -> DependencyUnavailable:
@@ -357,7 +352,7 @@ def _unavailable(error: Exception) -> DependencyUnavailable:
     if is_slow:
         return DependencyUnavailable("the database did not answer in time")
     if isinstance(error, asyncpg.ReadOnlySQLTransactionError):
-        return DependencyUnavailable("the database takes no writes")
+        return DependencyUnavailable("the database is read-only")
     return DependencyUnavailable("the database cannot be reached or used")
 
 
@@ -366,11 +361,11 @@ T = TypeVar("T")
 
 
 def read_each(kind: str, rows: Iterable[R], read: Callable[[R], T], id_of: Callable[[R], object]) -> list[T]:
-    """Return what `read` makes of each row. A row for which it raises is logged with its id and left out."""
+    """Return the result of `read` for each row. Rows for which it raises are logged with their id and skipped."""
     found: list[T] = []
     for row in rows:
         try:
             found.append(read(row))
-        except Exception:  # noqa: BLE001  # the other rows are read
+        except Exception:  # noqa: BLE001  # read the other rows
             _log.exception("row.unreadable", kind=kind, id=id_of(row))
     return found

@@ -1,4 +1,4 @@
-"""A check that a PostgreSQL keeps what it has acknowledged, also when the power goes."""
+"""Checks that PostgreSQL settings keep acknowledged commits after a power failure."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pawl.chassis.db.database import Database
 from pawl.chassis.process import logs
 from pawl.chassis.process.start import StartError
 
-# What an `off` of each setting costs. Every other value waits for the disk of this server at least.
+# The risk when each setting is `off`. Every other value waits at least for this server's disk.
 _COSTS: Final = {
     "fsync": "a power cut or a crash of the operating system can lose anything and leave the files corrupt",
-    "full_page_writes": "a power cut in the middle of a write can leave half-written pages that recovery cannot mend",
-    "synchronous_commit": "a crash loses the last commits, though they were acknowledged",
+    "full_page_writes": "a power cut in the middle of a write can leave half-written pages that recovery cannot repair",
+    "synchronous_commit": "a crash loses the last commits, although they were acknowledged",
 }
-# Where a value comes from, as pg_settings says it, and what to do there.
+# Where a value is set, as pg_settings reports it, and how to remove it.
 _REMEDIES: Final = {
-    "client": "take it out of PAWL_DATABASE_URL",
+    "client": "remove it from PAWL_DATABASE_URL",
     "database": "ALTER DATABASE ... RESET it",
     "user": "ALTER ROLE ... RESET it",
     "database user": "ALTER ROLE ... IN DATABASE ... RESET it",
@@ -28,12 +28,10 @@ _log = logs.get_logger(__name__)
 
 
 async def require_durable(database: Database, *, unsafe_allowed: bool) -> None:
-    """Return if a commit of a session of this pool is durable before it is acknowledged.
+    """Check that commits of this pool are durable before they are acknowledged.
 
-    Looks at the values that hold in a session, so also at those that were set for
-    the role, the database or in the URL. What is changed later is not noticed.
-    With `unsafe_allowed`, a database that fails is used all the same, and the log
-    says so.
+    Checks the values in effect in a session, including those set for the role, the database or in the URL. Later
+    changes are not noticed. With `unsafe_allowed`, a failed check only logs a warning.
 
     Raises:
         StartError: fsync, full_page_writes or synchronous_commit is off.
@@ -51,7 +49,7 @@ async def require_durable(database: Database, *, unsafe_allowed: bool) -> None:
     )
     if not unsafe_allowed:
         raise StartError(
-            f"PAWL_DATABASE_URL: this database does not keep what it acknowledges: {found}."
-            " Where that does not matter, set PAWL_DATABASE_UNSAFE=true."
+            f"PAWL_DATABASE_URL: this database can lose acknowledged commits: {found}."
+            " To accept that, set PAWL_DATABASE_UNSAFE=true."
         )
     _log.warning("database.unsafe", problem=found)

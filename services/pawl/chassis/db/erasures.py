@@ -1,4 +1,4 @@
-"""Erasures of conversations, for the services that keep something of them: job-store says what is to be erased."""
+"""Erases conversations in services that store parts of them. job-store lists what to erase."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _log = logs.get_logger(__name__)
 
 
 ErasurePart: TypeAlias = pb.ListErasuresResponse
-# Some runs and calls of a conversation that is erased.
+# Some runs and calls of an erased conversation.
 
 
 class ErasureWork:
-    """Has `erase` remove what a service keeps of conversations, and tells job-store when it has. All of it repeats."""
+    """Runs `erase` for each conversation to erase, and confirms to job-store. All steps are idempotent."""
 
     def __init__(
         self, job_store: grpc.aio.Channel, erase: Callable[[ErasurePart], Awaitable[None]], clock: Clock
@@ -35,18 +35,18 @@ class ErasureWork:
         self._clock = clock
 
     async def run(self) -> None:
-        """Look for something to erase every five seconds."""
+        """Poll for erasures every five seconds."""
         while True:
             try:
                 await self.sweep()
             except PawlError as error:
                 _log.debug("erasures.postponed", reason=error.reason)
-            except Exception:  # noqa: BLE001  # it is tried again
+            except Exception:  # noqa: BLE001  # retried at the next poll
                 _log.exception("erasures.failed")
             await self._clock.sleep(_POLL_SECONDS)
 
     async def sweep(self) -> None:
-        """Erase all that is to be erased now. A conversation that cannot be erased waits for the next sweep, alone."""
+        """Erase everything that is due. A conversation that cannot be erased waits for the next sweep."""
         failed: set[tuple[str, str]] = set()
         with translating():
             async for part in self._stub.ListErasures(pb.ListErasuresRequest(), timeout=_DEADLINE_SECONDS):
@@ -58,7 +58,7 @@ class ErasureWork:
                     if part.last:
                         done = pb.ConfirmErasureRequest(store_id=part.store_id, conversation_id=part.conversation_id)
                         await translated(self._stub.ConfirmErasure(done))
-                except Exception as error:  # noqa: BLE001  # one conversation holds up no other
+                except Exception as error:  # noqa: BLE001  # one conversation must not block others
                     log = _log.info if isinstance(error, Unavailable) else _log.exception
                     log("erasures.not_erased", store=key[0], conversation=key[1], error=type(error).__name__)
                     failed.add(key)

@@ -1,4 +1,4 @@
-"""A look at PostgreSQL every second, on a session that nothing else uses."""
+"""Checks PostgreSQL every second on its own session."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pawl.errors import DependencyUnavailable
 Session: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
 _INTERVAL_SECONDS: Final = 1.0
-# An answer may take two of these. A process that was held up itself finds the answer after the first.
+# An answer may take two windows. A process that was itself delayed finds the answer after the first.
 _WINDOW_SECONDS: Final = 1.25
 
 _UNREACHED: Final = "the database cannot be reached"
@@ -24,11 +24,10 @@ _log = logs.get_logger(__name__)
 
 
 class Heartbeat:
-    """Says whether the server answers and takes writes; an async context manager that looks until its end.
+    """Reports whether the server answers and accepts writes; an async context manager that checks until its exit.
 
-    `on_frozen` is called after each look that got no answer at all: sessions that
-    wait will wait on. `on_read_only` is called after each that found a server
-    that takes no writes, as a standby and an old primary do.
+    It calls `on_frozen` after each check without any answer: waiting sessions would wait on. It calls `on_read_only`
+    after each check that finds a read-only server, such as a standby or an old primary.
     """
 
     def __init__(
@@ -42,37 +41,37 @@ class Heartbeat:
         self._on_frozen = on_frozen
         self._on_read_only = on_read_only
         self._session: Session | None = None
-        self._look: asyncio.Task[None] | None = None
+        self._check: asyncio.Task[None] | None = None
         self._task: asyncio.Task[None] | None = None
-        self._looked_at = float("-inf")
+        self._checked_at = float("-inf")
+        # The problem of the server; empty if none is known.
         self.failure = ""
-        """What is wrong with the server; empty if nothing is known to be."""
-        self.is_away = False
-        """True if the server did not answer, or took no session, when it was last asked: the next look asks again."""
+        # True if the last check got no answer or no session; the next check clears it.
+        self.is_unavailable = False
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.get_running_loop().create_task(self._repeat(), name="database.heartbeat")
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await tasks.end([task for task in (self._task, self._look) if task is not None])
+        await tasks.end([task for task in (self._task, self._check) if task is not None])
         self._forget()
 
     async def check(self) -> None:
-        """Return if the server can be used, after a look of now.
+        """Check that the server is usable now.
 
         Raises:
-            DependencyUnavailable: it cannot.
+            DependencyUnavailable: it is not.
         """
-        if self._look is None or self._look.done():
-            self._look = asyncio.get_running_loop().create_task(self._look_once(), name="database.look")
-        await tasks.shield(self._look)
+        if self._check is None or self._check.done():
+            self._check = asyncio.get_running_loop().create_task(self._check_once(), name="database.check")
+        await tasks.shield(self._check)
         if self.failure:
             raise DependencyUnavailable(self.failure)
 
     def note_refused(self) -> None:
-        """Note that the server has refused a session: until the next look nobody else need ask for one."""
-        self._note(_UNREACHED, is_away=True)
+        """Record that the server refused a session: no other session is tried until the next check."""
+        self._note(_UNREACHED, is_unavailable=True)
 
     async def _repeat(self) -> None:
         while True:
@@ -80,15 +79,15 @@ class Heartbeat:
                 await self.check()
             except DependencyUnavailable as error:
                 _log.debug("database.unusable", error=error.message)
-            except Exception:  # noqa: BLE001  # without looks, nobody would learn that the server is back
-                _log.exception("database.look_failed")
-            # Health looks too, and what it has seen is as good.
+            except Exception:  # noqa: BLE001  # without checks the server's return would go unnoticed
+                _log.exception("database.check_failed")
+            # A check by the health monitor counts too.
             pause = _INTERVAL_SECONDS
             while pause > 0:
                 await asyncio.sleep(pause)
-                pause = self._looked_at + _INTERVAL_SECONDS - asyncio.get_running_loop().time()
+                pause = self._checked_at + _INTERVAL_SECONDS - asyncio.get_running_loop().time()
 
-    async def _look_once(self) -> None:
+    async def _check_once(self) -> None:
         asking = asyncio.get_running_loop().create_task(self._ask())
         try:
             done, _ = await asyncio.wait({asking}, timeout=_WINDOW_SECONDS)
@@ -100,13 +99,13 @@ class Heartbeat:
             if not asking.done():
                 self._forget()
                 await tasks.end([asking])
-        self._note(failure, is_away=is_frozen or failure == _UNREACHED)
-        self._looked_at = asyncio.get_running_loop().time()
+        self._note(failure, is_unavailable=is_frozen or failure == _UNREACHED)
+        self._checked_at = asyncio.get_running_loop().time()
         if is_frozen:
             self._on_frozen()
 
     async def _ask(self) -> str:
-        """Return what is wrong with the server, or an empty text."""
+        """Return the problem of the server, or an empty text."""
         try:
             if self._session is None or self._session.is_closed():
                 self._session = await self._connect()
@@ -115,15 +114,15 @@ class Heartbeat:
         except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError):
             self._forget()
             return _UNREACHED
-        # A new session may find the server that has taken over.
+        # A new session may reach the server that has taken over.
         self._forget()
         await self._on_read_only()
-        return "the database takes no writes"
+        return "the database is read-only"
 
-    def _note(self, failure: str, *, is_away: bool) -> None:
+    def _note(self, failure: str, *, is_unavailable: bool) -> None:
         if failure and failure != self.failure:
             _log.warning("database.lost", error=failure)
-        self.failure, self.is_away = failure, is_away
+        self.failure, self.is_unavailable = failure, is_unavailable
 
     def _forget(self) -> None:
         session, self._session = self._session, None

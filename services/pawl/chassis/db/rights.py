@@ -1,7 +1,7 @@
-"""The rights of a service's role on a schema that another role owns: what it needs at work, and nothing more.
+"""Privileges of a service's role on a schema that another role owns.
 
-Granted at every start, so that they hold for new tables too. A role that has these rights, and no
-other, reads and writes rows; of tables that only grow it reads and adds them. It makes, changes and drops nothing.
+They are granted at every start, so that they cover new tables. The role can read and write rows, and in append-only
+tables read and insert them. It cannot create, alter or drop anything.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {role};
 REVOKE INSERT, UPDATE, DELETE ON {schema}.schema_version FROM {role}
 """
 _PROTECT: Final = "REVOKE UPDATE, DELETE ON {table} FROM {role}"
-# Who owns the table, its schema or the database may do anything, or give himself the right to.
+# The owner of the table, its schema or the database can do anything, or grant it to itself.
 _CHANGEABLE: Final = """
 SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     JOIN pg_database d ON d.datname = current_database()
@@ -43,9 +43,9 @@ class Rights:
 
 
 async def give(connection: Connection, schema: str, rights: Rights) -> None:
-    """Give the role its rights on `schema`, and take away others; idempotent, all or nothing.
+    """Grant the role its privileges on `schema` and revoke others. Idempotent and atomic.
 
-    The connection is that of the owner. If the role itself is the owner, nothing happens.
+    The connection must be the owner's. Does nothing if the role itself is the owner.
     """
     if await connection.fetchval("SELECT current_user") == rights.role:
         return
@@ -57,10 +57,10 @@ async def give(connection: Connection, schema: str, rights: Rights) -> None:
 
 
 async def role_of(database: Database) -> str:
-    """Return the role of the sessions of this pool."""
+    """Return the role of this pool's sessions."""
     return str(await database.fetchval("SELECT current_user"))
 
 
 async def changeable(database: Database, schema: str, tables: Collection[str]) -> list[str]:
-    """Return those of the tables whose rows the role of this pool could change or remove, or have changed."""
+    """Return those of the tables whose rows the role of this pool can change or remove."""
     return [row["relname"] for row in await database.fetch(_CHANGEABLE, schema, list(tables))]

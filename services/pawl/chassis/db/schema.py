@@ -30,14 +30,13 @@ _log = logs.get_logger(__name__)
 
 
 def read(schema: str) -> str:
-    """Return the text of a service's `schema.sql`."""
     return (resources.files(f"pawl.{schema}") / "schema.sql").read_text(encoding="utf-8")
 
 
 async def create(connection: Connection, schema: str, sql: str, rights: Rights | None = None) -> bool:
-    """Create the schema unless it exists, and grant `rights` on it; returns whether it was created.
+    """Create the schema unless it exists, and grant `rights` on it; return whether it was created.
 
-    Atomic, and safe to call from several processes at once.
+    Atomic, and safe to call from several processes concurrently.
 
     Raises:
         StartError: another version created the schema, or the connection's role may not create it.
@@ -56,7 +55,7 @@ async def create(connection: Connection, schema: str, sql: str, rights: Rights |
                 await database_rights.give(connection, schema, rights)
     except (asyncpg.InsufficientPrivilegeError, asyncpg.UndefinedObjectError) as error:
         raise StartError(
-            f"schema {schema}: {error}: PAWL_DATABASE_OWNER_URL, or PAWL_DATABASE_URL without it, must be of the role"
+            f"schema {schema}: {error}: PAWL_DATABASE_OWNER_URL, or PAWL_DATABASE_URL without it, must use the role"
             " that owns this schema (deploy/postgres-roles.sh makes such roles)"
         ) from error
     if created:
@@ -82,7 +81,7 @@ async def _exists(connection: Connection, schema: str, version: str) -> bool:
 
 
 async def _create(connection: Connection, schema: str, sql: str, version: str) -> None:
-    # Where an administrator has created the schema, the role may lack the right to create one.
+    # An administrator may have created the schema for a role without the privilege.
     if not await connection.fetchval("SELECT to_regnamespace($1) IS NOT NULL", schema):
         await connection.execute(f"CREATE SCHEMA {schema}")
     await connection.execute(f"CREATE TABLE {schema}.schema_version (version text NOT NULL)")

@@ -1,7 +1,7 @@
-"""The addresses of the public internet, those that are not, and those that are nobody's business at all.
+"""Classifies IP addresses as public, private or never reachable, and looks up names.
 
-From the IANA registries of special-purpose addresses (RFC 6890) as of 2026. The
-tables are our own because those of Python differ from version to version.
+The ranges are from the IANA registries of special-purpose addresses (RFC 6890) as of 2026. Python's own tables differ
+between versions.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from typing import Final, TypeAlias
 
 from aiohappyeyeballs import AddrInfoType as AddressInfo
 
-from pawl.chassis.rpc.shares import Places
+from pawl.chassis.rpc.fairness import FairSlots
 
 Address: TypeAlias = IPv4Address | IPv6Address
 Network: TypeAlias = IPv4Network | IPv6Network
 
 
 class Reach(StrEnum):
-    """The reach of an address: whether requests may be sent to it."""
+    """Whether requests may be sent to an address."""
 
+    # Public internet addresses.
     PUBLIC = "PUBLIC"
-    """Anybody's server."""
+    # Loopback and private networks: reachable only if the deployment allows them.
     PRIVATE = "PRIVATE"
-    """This machine, or one of the network that it is in: only where the deployment says so."""
+    # Cloud metadata, link-local, multicast, reserved and tunnelled addresses. No setting allows them.
     NEVER = "NEVER"
-    """Metadata of clouds, link-local, multicast, reserved and tunnelled addresses: nothing that is said opens them."""
 
 
 _PRIVATE: Final = tuple(
@@ -63,12 +63,12 @@ _NEVER: Final = tuple(
             "203.0.113.0/24",
             "224.0.0.0/4",
             "240.0.0.0/4",
-            # Metadata that hides among addresses of other kinds.
+            # Metadata addresses inside other ranges.
             "100.100.100.200/32",
             "168.63.129.16/32",
             "fd00:ec2::254/128",
             "fd20:ce::254/128",
-            # Of 2000::/3, which is what there is of public IPv6.
+            # Exceptions within 2000::/3, the public IPv6 range.
             "2001::/23",  # IETF protocols, with Teredo
             "2001:db8::/32",
             "2002::/16",  # 6to4
@@ -81,17 +81,16 @@ _NAT64: Final = IPv6Network("64:ff9b::/96")
 
 
 def plain_address(text: str) -> Address:
-    """Return an address that a resolver gave, an IPv4 address inside an IPv6 one (`::ffff:1.2.3.4`) as what it is.
+    """Return an address from a resolver; an IPv4-mapped IPv6 address (`::ffff:1.2.3.4`) becomes IPv4.
 
     Raises:
-        ValueError: it is no address.
+        ValueError: the text is not an address.
     """
     address = ip_address(text)
     return (address.ipv4_mapped or address) if isinstance(address, IPv6Address) else address
 
 
 def reach_of(address: Address) -> Reach:
-    """Return who an address belongs to."""
     if isinstance(address, IPv6Address):
         if address.ipv4_mapped is not None:
             return reach_of(address.ipv4_mapped)
@@ -110,28 +109,28 @@ def reach_of(address: Address) -> Reach:
 
 
 def can_be_opened(network: Network) -> bool:
-    """Return whether a deployment may name a network as one that may be reached."""
+    """Return whether a deployment may allow requests to a network."""
     if any(network.version == other.version and network.subnet_of(other) for other in _NEVER):  # type: ignore[arg-type]
         return False
     return any(network.version == other.version and network.subnet_of(other) for other in _PRIVATE)  # type: ignore[arg-type]
 
 
+# Concurrent name lookups.
 AT_ONCE_MAX: Final = 128
-"""Names that are looked up at the same time."""
 
+# Resolves host and port to addresses, the preferred ones first; raises OSError if there are none.
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-"""From host and port to addresses, the preferred ones first; raises OSError if there are none."""
 
 
 async def look_up(host: str, port: int) -> Sequence[AddressInfo]:
-    """Return what the operating system knows of a host, as `socket.getaddrinfo` does.
+    """Return the addresses of a host, like `socket.getaddrinfo`.
 
-    Each call has a thread of its own, which does not keep the process alive: uvloop has two for all names.
+    Each call uses its own daemon thread, because uvloop has only two threads for all lookups.
 
     Raises:
-        OSError: there is no such host.
+        OSError: the host does not exist.
     """
-    # As bytes, for which there is nothing to be encoded by rules of its own.
+    # As bytes, which getaddrinfo does not encode again.
     loop, name = asyncio.get_running_loop(), host.encode("ascii")
     answer: asyncio.Future[Sequence[AddressInfo]] = loop.create_future()
 
@@ -139,7 +138,7 @@ async def look_up(host: str, port: int) -> Sequence[AddressInfo]:
         settle: Callable[[], None]
         try:
             settle = partial(answer.set_result, socket.getaddrinfo(name, port, type=socket.SOCK_STREAM))
-        except Exception as error:  # noqa: BLE001  # whatever it is, it is for whoever waits
+        except Exception as error:  # noqa: BLE001  # the caller gets any error
             settle = partial(answer.set_exception, error)
         with suppress(RuntimeError):  # The loop is closed.
             loop.call_soon_threadsafe(lambda: None if answer.done() else settle())
@@ -149,23 +148,23 @@ async def look_up(host: str, port: int) -> Sequence[AddressInfo]:
 
 
 async def resolve_by_system(host: str, port: int) -> list[str]:
-    """Return the addresses of a host as the operating system knows them."""
+    """Return the addresses of a host according to the operating system."""
     return [str(sockaddr[0]) for *_, sockaddr in await look_up(host, port)]
 
 
 class Lookups:
-    """Look-ups, so many at once, which cannot be stopped, and of which each key (a store) has its share."""
+    """Limits concurrent lookups, which cannot be cancelled. Each key (a store) has a quota."""
 
     def __init__(self, resolve: Resolve = resolve_by_system, *, at_once_max: int = AT_ONCE_MAX) -> None:
         self._resolve = resolve
-        self._places = Places(at_once_max)
+        self._slots = FairSlots(at_once_max)
 
-    async def begin(self, key: Hashable, host: str, port: int) -> asyncio.Future[Sequence[str]]:
+    async def start(self, key: Hashable, host: str, port: int) -> asyncio.Future[Sequence[str]]:
         """Start a lookup and return it; it continues if the caller is cancelled.
 
-        Waits while the key has its share. Safe to cancel until it returns.
+        Waits while the key has used its quota. Safe to cancel until it returns.
         """
-        await self._places.enter(key)
+        await self._slots.enter(key)
         lookup = asyncio.ensure_future(self._resolve(host, port))
-        self._places.leave_after(lookup, key)
+        self._slots.leave_after(lookup, key)
         return lookup

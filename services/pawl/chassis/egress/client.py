@@ -1,4 +1,4 @@
-"""Requests into the world: judged, limited in time and bytes, with redirects that are judged each."""
+"""Outbound requests: checked against the rules, limited in time and bytes, each redirect checked again."""
 
 from __future__ import annotations
 
@@ -28,17 +28,16 @@ _GZIP: Final = 16 + zlib.MAX_WBITS
 
 
 class CodingError(Exception):
-    """A body that is not packed as its header says, or in a way that was not asked for."""
+    """A body does not match its Content-Encoding, or has a coding that was not requested."""
 
 
 class Unpacker:
-    """Unpacks a body while it comes in, and stops as soon as it is longer than wanted.
+    """Decompresses a body as it arrives, and stops once it is too long.
 
-    Of a small body that unpacks to a huge one, no more than `bytes_max` + 1 bytes
-    are ever made.
+    A decompression bomb yields at most `bytes_max` + 1 bytes.
 
     Raises:
-        CodingError: the coding is not gzip, or the body is broken.
+        CodingError: the coding is not gzip, or the body is corrupt.
     """
 
     def __init__(self, coding: str, *, bytes_max: int) -> None:
@@ -47,16 +46,16 @@ class Unpacker:
         coding = coding.strip().lower()
         self._is_packed = coding in ("gzip", "x-gzip")
         if not self._is_packed and coding not in ("", "identity"):
-            raise CodingError("the body is packed in a way that was not asked for")
+            raise CodingError("the content encoding of the body was not requested")
         self._inflate: zlib._Decompress | None = None
 
     @property
     def is_full(self) -> bool:
-        """True if the body is longer than wanted."""
+        """True if the body exceeds `bytes_max`."""
         return len(self.body) > self._bytes_max
 
     def feed(self, part: bytes) -> None:
-        """Unpack the next part."""
+        """Decompress the next part."""
         if not self._is_packed:
             self.body += part[: self._bytes_max + 1 - len(self.body)]
             return
@@ -66,85 +65,85 @@ class Unpacker:
             try:
                 self.body += self._inflate.decompress(part, self._bytes_max + 1 - len(self.body))
             except zlib.error:
-                raise CodingError("the packed body is broken") from None
+                raise CodingError("the compressed body is corrupt") from None
             if self._inflate.eof:
-                # RFC 1952, 2.2: a gzip file is any number of members, one after the other. Some are padded with NULs.
+                # RFC 1952, 2.2: a gzip file may have several members. Some servers pad it with NULs.
                 part, self._inflate = self._inflate.unused_data.lstrip(b"\0"), None
             else:
                 part = self._inflate.unconsumed_tail
 
     def end(self) -> None:
-        """Say that nothing more comes."""
+        """Check that the body is complete."""
         if self._inflate is not None:
-            raise CodingError("the packed body ends in the middle")
+            raise CodingError("the compressed body is truncated")
 
 
 REDIRECTS_MAX: Final = 5
 
 
 class RequestFailed(Exception):
-    """No response came, or none that can be read. The text is fit for the model."""
+    """No usable response arrived. The message may be shown to the model."""
 
     def __init__(self, message: str, *, was_sent: bool, lookup: asyncio.Future[Sequence[str]] | None = None) -> None:
         super().__init__(message)
+        # True if the server may have received the request, so its effect is unknown.
         self.was_sent = was_sent
-        """True if the server may have had the request: then nobody knows what it did."""
+        # A lookup that may still be running, because its thread cannot be stopped.
         self.lookup = lookup
-        """The look-up of a name, if it may go on: its thread cannot be stopped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboundRequest:
-    """A request. Redirects are followed for GET and HEAD only: nothing else is sent twice."""
+    """A request. Redirects are followed only for GET and HEAD; other requests are never sent twice."""
 
     url: str
     method: str = "GET"
+    # A redirect to another origin gets only Accept and Accept-Language.
     headers: Mapping[str, str] = field(default_factory=dict)
-    """Another origin gets none of them but Accept and Accept-Language."""
     body: bytes | None = None
+    # The total, including lookups, redirects and the body.
     timeout_seconds: float = 20.0
-    """For all of it: names, redirects and the body."""
+    # The limit of the body, both compressed and decompressed; with 0 the body is not read.
     bytes_max: int = 1024 * 1024
-    """Bytes of the body, as sent and as unpacked; with 0 nothing of it is waited for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboundResponse:
-    """A response, whatever its status."""
+    """A response of any status."""
 
     status: int
+    # The final URL after redirects.
     url: str
-    """The URL that it came from, after redirects."""
+    # The header unchanged; empty if absent.
     content_type: str
-    """The header as it is; empty without one."""
     body: bytes
+    # True if the body was longer than `bytes_max`.
     is_cut: bool
-    """True if the body was longer than asked for."""
+    # The header unchanged; empty if absent.
     retry_after: str = ""
-    """The header as it is; empty without one."""
 
 
 class Egress(Protocol):
-    """The way out into the world: what fetches anything on behalf of a store does it here."""
+    """Outbound HTTP on behalf of a store. Everything that fetches URLs for a store uses it."""
 
     def check(self, store_id: StoreId, url: str, *, with_secrets: bool = False) -> None:
-        """Return if the rules allow a URL, as far as can be said without asking for its addresses.
+        """Check a URL against the rules, as far as possible without resolving its host.
 
-        Secrets may go there over https, or where the deployment has opened the host.
+        Secrets may be sent over https, or to a host that the deployment allows explicitly.
 
         Raises:
-            EgressRefused: they do not.
+            EgressRefused: the rules do not allow the URL.
         """
 
     async def send(self, store_id: StoreId, request: OutboundRequest) -> OutboundResponse:
-        """Send a request, follow its redirects, and return the response, whatever its status.
+        """Send a request, follow its redirects, and return a response of any status.
 
-        Each hop is judged by its host and by all addresses that this has, and the
-        connection goes to one of those. Safe to cancel.
+        Each hop is checked by its host and all addresses of that host, and connects to one of those addresses. Safe to
+        cancel.
 
         Raises:
-            EgressRefused: the request, or one that a redirect asked for, must not be sent.
-            RequestFailed: no response came, or none that can be read.
+            EgressRefused: the request or a redirect is not allowed.
+            RequestFailed: no usable response arrived.
         """
 
 
@@ -155,16 +154,16 @@ _FOLLOWED: Final = frozenset({"GET", "HEAD"})
 _FOR_ANY_ORIGIN: Final = frozenset({"accept", "accept-language"})
 
 _LOG_SECONDS: Final = 60.0
-# Refusals of which the log has the time: each is a warning once a minute.
+# How many refusals are remembered, to log each as a warning once a minute.
 _LOGGED_MAX: Final = 1000
 
 _log = logs.get_logger(__name__)
 
 
 class GuardedEgress:
-    """The Egress port. Without an entry for a store or `*` in `rules`, the public internet may be reached.
+    """Implements Egress. A store without rules (its own or `*`) may reach the public internet.
 
-    Cookies are neither kept nor sent, and proxies of the environment are not used.
+    Cookies are neither kept nor sent, and environment proxies are not used.
     """
 
     def __init__(
@@ -182,11 +181,11 @@ class GuardedEgress:
     def transport(self, store_id: StoreId, *, with_secrets: bool = False) -> GuardedTransport:
         """Return a transport for clients that make their own requests on behalf of a store.
 
-        One `with_secrets` goes over https, or to what the deployment has opened by its name.
+        With `with_secrets` it allows only https, or hosts that the deployment allows explicitly.
         """
         rules = rules_of(self._rules, store_id)
-        begin_lookup = partial(self._lookups.begin, store_id)
-        return GuardedTransport(rules, begin_lookup=begin_lookup, tls=self._tls, with_secrets=with_secrets)
+        start_lookup = partial(self._lookups.start, store_id)
+        return GuardedTransport(rules, start_lookup=start_lookup, tls=self._tls, with_secrets=with_secrets)
 
     def check(self, store_id: StoreId, url: str, *, with_secrets: bool = False) -> None:
         rules, target = rules_of(self._rules, store_id), read_target(url)
@@ -195,10 +194,10 @@ class GuardedEgress:
             rules.check_secrets(target)
 
     async def locate(self, store_id: StoreId, url: str) -> tuple[Target, Sequence[Address]]:
-        """Return the target of a URL and its addresses, for what speaks no HTTP and sends a password there.
+        """Return the target of a URL and its addresses, for non-HTTP protocols that send a password.
 
         Raises:
-            EgressRefused: the deployment does not name it, it must not be reached, or no secret sent to it.
+            EgressRefused: the deployment does not name the host, or it must not be reached or get secrets.
         """
         target = read_target(url)
         rules_of(self._rules, store_id).check_named(target)
@@ -224,10 +223,10 @@ class GuardedEgress:
         except (httpx2.ConnectError, httpx2.ConnectTimeout):
             raise RequestFailed(f"{sent.authority} cannot be connected to", was_sent=False) from None
         except httpx2.LocalProtocolError:
-            raise RequestFailed("the request cannot be written down", was_sent=False) from None
+            raise RequestFailed("the request is not valid HTTP", was_sent=False) from None
         except (httpx2.HTTPError, CodingError):
-            # Their texts may quote what was sent, and so a secret.
-            raise RequestFailed(f"{sent.authority} did not answer as it should", was_sent=sent.is_sent) from None
+            # The library's messages may quote the request, and with it a secret.
+            raise RequestFailed(f"{sent.authority} sent an invalid response", was_sent=sent.is_sent) from None
 
     async def _follow(self, transport: GuardedTransport, request: OutboundRequest, sent: _Sent) -> OutboundResponse:
         target = read_target(request.url)
@@ -247,20 +246,20 @@ class GuardedEgress:
                 raise RequestFailed(f"more than {REDIRECTS_MAX} redirects, the last to {location[:200]}", was_sent=True)
             following = _join(target, location)
             if following.origin != target.origin:
-                # For good: an origin that a redirect leads back to was not asked by the caller.
+                # Permanently: the caller did not choose an origin that a later redirect leads back to.
                 headers = {name: value for name, value in headers.items() if name.lower() in _FOR_ANY_ORIGIN}
             target = following
 
 
 class _Sent:
-    """The progress of a request: the host that it is for, and whether it went out."""
+    """The progress of a request: its current host, and whether it was sent."""
 
     def __init__(self) -> None:
         self.authority = "the host"
         self.is_sent = False
 
     async def trace(self, event: str, _: object) -> None:
-        """Note that the request goes out; httpcore says so."""
+        """Note when httpcore starts to send the request."""
         self.is_sent = self.is_sent or event.endswith("send_request_headers.started")
 
 
@@ -268,7 +267,7 @@ def _join(target: Target, location: str) -> Target:
     try:
         return read_target(urljoin(target.url, location))
     except ValueError:
-        raise EgressRefused("a redirect to what is not a URL") from None
+        raise EgressRefused("a redirect to an invalid URL") from None
 
 
 def _as_sent(request: OutboundRequest, target: Target, headers: Mapping[str, str], sent: _Sent) -> httpx2.Request:
@@ -286,7 +285,7 @@ def _as_sent(request: OutboundRequest, target: Target, headers: Mapping[str, str
 
 
 async def _read(request: OutboundRequest, target: Target, response: httpx2.Response) -> OutboundResponse:
-    """Read the body as far as it is wanted, unpacking as it comes."""
+    """Read the body up to its limit, decompressing as it arrives."""
     answered = OutboundResponse(
         status=response.status_code,
         url=target.url,
@@ -317,10 +316,10 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_egress_file(path: Path | None) -> dict[str, EgressRules]:
-    """Return the rules of each store, `*` for all that have none of their own; none without a file.
+    """Return the rules by store, with `*` for all other stores; empty without a file.
 
     Raises:
-        StartError: the file cannot be read, or has an entry that cannot be used.
+        StartError: the file cannot be read, or has an invalid entry.
     """
     if path is None:
         return {}

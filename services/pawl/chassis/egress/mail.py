@@ -1,4 +1,4 @@
-"""Mail over SMTP: the server of the deployment, as settings name it, and messages to it."""
+"""Mail over SMTP: the server from the settings, and sending messages to it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ import aiosmtplib
 from pydantic import AfterValidator, SecretStr
 
 _SCHEMES: Final = {"smtp": 25, "smtp+starttls": 587, "smtps": 465}
+# Start of an encoded word (RFC 2047). Headers with untrusted text must not contain one: the email package decodes it,
+# including line breaks, and writes the result.
 ENCODED: Final = "=?"
-"""The beginning of an encoded word (RFC 2047), which no header may have that others wrote: the email package decodes
-it, line breaks included, and writes what it gives."""
 _GOODBYE_SECONDS: Final = 1.0
 _SENDER: Final = re.compile(r"[^\s<>@\"(),:;\\]+@[A-Za-z0-9.-]+")
 
 
 class _MessageIds(UnstructuredHeader, BaseHeader):
-    """A header of message ids, one on each line. The library encodes long lines, and no mail program reads those."""
+    """A header of message ids, one per line. The library would encode long lines, which mail programs cannot read."""
 
     def fold(self, *, policy: Policy) -> str:
         return f"{self.name}: " + f"{policy.linesep} ".join(str(self).split()) + policy.linesep
@@ -34,33 +34,31 @@ class _MessageIds(UnstructuredHeader, BaseHeader):
 _headers = HeaderRegistry()
 for _name in ("in-reply-to", "references"):
     _headers.map_to_type(_name, _MessageIds)
+# The policy of outgoing messages: any server can transport them.
 POLICY: Final = SMTP.clone(cte_type="7bit", header_factory=_headers)
-"""The policy of messages that we write: any server can carry them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmtpServer:
-    """The server that takes mail."""
-
     host: str
     port: int
     username: str | None
     password: str | None
     use_tls: bool
+    # None: use it if the server offers it.
     start_tls: bool | None
-    """None: if the server offers it."""
 
     async def send(
         self, message: EmailMessage | bytes, *, sender: str | None = None, recipients: Sequence[str], seconds: float
     ) -> Mapping[str, object]:
-        """Hand on a message over a connection of its own; returns the recipients that were refused, if others were not.
+        """Send a message over a new connection; return the recipients that were refused, if others were accepted.
 
-        That takes `seconds` at most; what a server does that has taken it changes nothing. Without `sender` the message
-        says who sends it.
+        It takes at most `seconds`. Errors after the server has accepted the message are ignored. `sender` defaults to
+        that of the message.
 
         Raises:
-            aiosmtplib.SMTPException: it was not taken, or the connection broke, perhaps after it was.
-            TimeoutError: the time was over, perhaps after it was taken.
+            aiosmtplib.SMTPException: the message was refused, or the connection broke, perhaps after acceptance.
+            TimeoutError: the time was over, perhaps after acceptance.
         """
         client = aiosmtplib.SMTP(
             hostname=self.host,
@@ -86,10 +84,10 @@ class SmtpServer:
 
 
 def read_smtp_url(url: str) -> SmtpServer:
-    """Return the server of `smtp://`, `smtp+starttls://` or `smtps://[user:password@]host[:port]`.
+    """Parse `smtp://`, `smtp+starttls://` or `smtps://[user:password@]host[:port]`.
 
     Raises:
-        ValueError: the URL has another form; the message does not repeat it.
+        ValueError: the URL has another form. The message does not contain the URL.
     """
     parts = urlsplit(url)
     if parts.scheme not in _SCHEMES or not parts.hostname or parts.path.strip("/"):
@@ -116,8 +114,8 @@ def _check_sender(value: str) -> str:
     return value
 
 
+# The URL of an SMTP server; None for no server.
 SmtpUrl = Annotated[SecretStr | None, AfterValidator(_check_smtp_url)]
-"""The URL of a server, as `read_smtp_url` takes it; None if there is none."""
 
+# A bare sender address.
 SenderAddress = Annotated[str, AfterValidator(_check_sender)]
-"""A bare address, from which mail is sent."""

@@ -1,8 +1,7 @@
-"""The rules of what a deployment may reach: a URL is taken apart, its host and its addresses are judged.
+"""Rules for outbound requests: parses URLs and checks hosts and addresses.
 
-A URL is read more strictly than RFC 3986 asks for. What readers of URLs disagree
-about (user names, percent signs and odd numbers in a host) is refused, so that
-nobody further on can see another host than the one that was judged.
+URLs are parsed more strictly than RFC 3986 requires. Anything that parsers disagree about (user names, percent signs
+and odd numbers in a host) is refused, so that no later parser sees a different host.
 """
 
 from __future__ import annotations
@@ -29,53 +28,52 @@ _LABEL: Final = re.compile(r"[a-z0-9_-]{1,63}")
 _NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _PORT: Final = re.compile(r"[0-9]{1,5}")
 _WHITE_OR_CONTROL: Final = re.compile(r"[\x00-\x20\x7f-\xa0\\]")
-# What may stand in a target as it is; all else is percent-encoded. "%" may, because what is encoded stays as it is.
+# Characters of a target that are not percent-encoded. "%" is one, because existing encodings are kept.
 _TARGET_SAFE: Final = "%/:@!$&'()*+,;=-._~?[]|^`{}"
-# U+3002 is the full stop of IDNA (RFC 3490, 3.1) that NFKC leaves alone.
+# The full stop of IDNA (RFC 3490, 3.1) that NFKC does not replace.
 _IDEOGRAPHIC_STOP: Final = "\u3002"
 
 
 class EgressRefused(Exception):
-    """A request that must not be sent. The text is fit for the model: it holds no address that a name has."""
+    """A request that must not be sent. The message may be shown to the model: it contains no resolved addresses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A URL, taken apart. `host` is a name in ASCII and small letters, or an address as text."""
+    """A parsed URL. `host` is a lower-case ASCII name, or an address as text."""
 
     scheme: str
     host: str
     port: int
+    # Path and query, in ASCII.
     target: str
-    """Path and query, in ASCII."""
+    # Set if the host is an address.
     address: Address | None
-    """The host, where it is an address."""
 
     @property
     def authority(self) -> str:
-        """Host and port as in the header Host: without the port that goes without saying."""
+        """Host and port as in the Host header; the default port is left out."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == PORTS[self.scheme] else f"{host}:{self.port}"
 
     @property
     def origin(self) -> str:
-        """Scheme, host and port."""
         return f"{self.scheme}://{self.authority}"
 
     @property
     def url(self) -> str:
-        """The URL, without a fragment."""
+        """The URL without its fragment."""
         return self.origin + self.target
 
 
 def read_target(url: str) -> Target:
-    """Return a URL taken apart.
+    """Parse a URL.
 
     Raises:
-        EgressRefused: it is no http or https URL, or one that can be read in two ways.
+        EgressRefused: the URL is invalid, ambiguous, or neither http nor https.
     """
     if len(url) > URL_CHARACTERS_MAX:
-        raise EgressRefused(f"a URL may have {URL_CHARACTERS_MAX} characters")
+        raise EgressRefused(f"a URL may have at most {URL_CHARACTERS_MAX} characters")
     if _WHITE_OR_CONTROL.search(url):
         raise EgressRefused("a URL must not have white space, backslashes or control characters")
     try:
@@ -85,12 +83,12 @@ def read_target(url: str) -> Target:
         raise EgressRefused("this is not a URL") from None
     scheme = parts.scheme.lower()
     if scheme not in PORTS:
-        raise EgressRefused("a URL must begin with http:// or https://")
+        raise EgressRefused("a URL must start with http:// or https://")
     if "@" in parts.netloc:
         raise EgressRefused("a URL must not have a user name or password")
     host, address, port = _read_authority(parts.netloc)
     path = parts.path or "/"
-    # urlsplit drops an empty query, which is all the same to servers.
+    # urlsplit drops an empty query, which makes no difference to servers.
     target = quote(f"{path}?{parts.query}" if parts.query else path, safe=_TARGET_SAFE)
     return Target(
         scheme=scheme, host=host, port=PORTS[scheme] if port is None else port, target=target, address=address
@@ -112,7 +110,7 @@ def _read_authority(text: str) -> tuple[str, Address | None, int | None]:
 def _read_port(text: str) -> int | None:
     if not text:
         return None
-    # isascii, because \d and int() know the digits of all scripts.
+    # isascii, because \d and int() accept digits of all scripts.
     if not (text.isascii() and _PORT.fullmatch(text)) or not 1 <= int(text) <= _PORT_MAX:
         raise EgressRefused(f"the port of a URL must be 1 to {_PORT_MAX}")
     return int(text)
@@ -122,14 +120,14 @@ def _read_ipv6(text: str) -> Address:
     try:
         address = IPv6Address(text)
     except ValueError:
-        raise EgressRefused("what is in brackets is not an IPv6 address") from None
+        raise EgressRefused("the host in brackets is not an IPv6 address") from None
     if address.scope_id is not None:
         raise EgressRefused("an address must not have a zone")
     return address.ipv4_mapped or address
 
 
 def _read_host(text: str) -> tuple[str, Address | None]:
-    """Return a host as it is asked for, and the address that it is, if it is one."""
+    """Return the normalised host, and its address if it is one."""
     host = unicodedata.normalize("NFKC", text).replace(_IDEOGRAPHIC_STOP, ".").lower()
     if not host.isascii():
         try:
@@ -142,8 +140,8 @@ def _read_host(text: str) -> tuple[str, Address | None]:
         raise EgressRefused("the host of the URL is not a name")
     if not _NUMBER.fullmatch(labels[-1]):
         return host, None
-    # WHATWG URL, 3.5: a host that ends in a number is an IPv4 address. There are many ways to write one (0x7f.1,
-    # 2130706433, 0177.0.0.1), which readers take for different addresses; one of them is enough.
+    # WHATWG URL, 3.5: a host that ends in a number is an IPv4 address. Parsers read unusual notations (0x7f.1,
+    # 2130706433, 0177.0.0.1) as different addresses, so only the standard one is accepted.
     try:
         address = IPv4Address(host)
     except ValueError:
@@ -152,30 +150,29 @@ def _read_host(text: str) -> tuple[str, Address | None]:
 
 
 def no_address(target: Target) -> EgressRefused:
-    """Return the refusal of a host for its addresses.
+    """Return the refusal of a host because of its addresses.
 
-    It is the same for a name that does not exist: who asks need not learn which
-    names the network of the deployment has.
+    It is the same for a name that does not exist, so that callers cannot probe which names the deployment's network
+    has.
     """
     if target.address is not None:
-        problem = f"{target.authority} is not an address that may be reached"
+        problem = f"{target.authority} is not an allowed address"
     else:
-        problem = f"{target.authority} has no address that may be reached"
+        problem = f"{target.authority} has no allowed address"
     allowing = f'{{"*": {{"private": ["{target.authority}"]}}}}'
-    return EgressRefused(f"{problem}; to allow it, the deployment has {allowing} in the file of PAWL_EGRESS_FILE")
+    return EgressRefused(f"{problem}; to allow it, put {allowing} into the file of PAWL_EGRESS_FILE")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostPattern:
-    """`example.com`, `*.example.com` (what is below it), each with or without a port."""
+    """`example.com` or `*.example.com` (subdomains only), optionally with a port."""
 
     name: str
     is_below: bool = False
+    # None means 80 and 443.
     port: int | None = None
-    """None means 80 and 443."""
 
     def matches(self, target: Target) -> bool:
-        """Return whether a target is meant."""
         if target.port not in (PORTS.values() if self.port is None else (self.port,)):
             return False
         return target.host.endswith(f".{self.name}") if self.is_below else target.host == self.name
@@ -183,14 +180,14 @@ class HostPattern:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """An exception for something private that may be reached: a network at the usual ports, or a host at one port."""
+    """An allowed private target: a network at ports 80 and 443, or a host at one port."""
 
     network: Network | None = None
     host: str = ""
     port: int | None = None
 
     def admits(self, target: Target, address: Address) -> bool:
-        """Return whether an address of a target is meant."""
+        """Return whether this allows an address of a target."""
         if self.port is not None and target.port != self.port:
             return False
         if self.network is None:
@@ -201,63 +198,63 @@ class Opening:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EgressRules:
-    """The places that a store may reach. Without any: the public internet at ports 80 and 443."""
+    """What a store may reach. By default the public internet at ports 80 and 443."""
 
+    # If set, only these hosts are allowed.
     hosts: tuple[HostPattern, ...] | None = None
-    """If there are any, only these."""
     openings: tuple[Opening, ...] = ()
 
     def check_target(self, target: Target) -> None:
-        """Return if the host may be asked for; what can be refused without its addresses is.
+        """Check the host of a request, as far as possible without its addresses.
 
         Raises:
-            EgressRefused: it may not.
+            EgressRefused: the rules do not allow it.
         """
         is_opened = self._opens(target)
         is_listed = any(pattern.matches(target) for pattern in self.hosts or ())
         if self.hosts is not None and not is_listed and not is_opened:
-            raise EgressRefused(f"{target.authority} is not among the hosts that may be reached")
+            raise EgressRefused(f"{target.authority} is not among the allowed hosts")
         may_have_port = (
             is_listed or is_opened or target.port in PORTS.values() or any(o.port == target.port for o in self.openings)
         )
         if not may_have_port:
-            raise EgressRefused(f"port {target.port} of {target.host} may not be reached")
+            raise EgressRefused(f"port {target.port} of {target.host} is not allowed")
         if target.address is not None:
             self.check_addresses(target, [target.address])
 
     def check_secrets(self, target: Target) -> None:
-        """Return if secrets may be sent to a target: over https, or to what the deployment has opened by its name.
+        """Check that secrets may be sent to a target: over https, or to an explicitly allowed host.
 
         Raises:
             EgressRefused: they may not.
         """
         if target.scheme != "https" and not self._opens(target):
-            raise EgressRefused(f"secrets are not sent to {target.authority} over http, where others can read them")
+            raise EgressRefused(f"secrets are not sent to {target.authority} over unencrypted http")
 
     def check_named(self, target: Target) -> None:
-        """Return if the deployment names the target, by its host and port.
+        """Check that the deployment allows the target explicitly, by host and port.
 
         Raises:
-            EgressRefused: it does not; the public internet as a whole does not count.
+            EgressRefused: it does not. The default access to the public internet does not count.
         """
         if not any(pattern.matches(target) for pattern in self.hosts or ()) and not self._opens(target):
             raise EgressRefused(f"{target.authority} is not named in the file of PAWL_EGRESS_FILE")
 
     def _opens(self, target: Target) -> bool:
-        """Return whether an opening names the target, which a name inside an opened network does not."""
+        """Return whether an opening names the target. A host name inside an opened network does not count."""
         if any(opening.host == target.host and opening.port == target.port for opening in self.openings):
             return True
         address = target.address
         return address is not None and any(opening.admits(target, address) for opening in self.openings)
 
     def check_addresses(self, target: Target, addresses: Sequence[Address]) -> None:
-        """Return if every address of a target may be connected to, and there is one.
+        """Check that all addresses of a target may be reached, and that there is at least one.
 
-        One that may not be is enough to refuse them all: a name with a public and a
-        private address is a trap or a mistake, and which one would be taken is chance.
+        One forbidden address refuses them all: a name with a public and a private address is an attack or a mistake,
+        and which one a client uses is random.
 
         Raises:
-            EgressRefused: one may not.
+            EgressRefused: an address is not allowed, or there is none.
         """
         has_usual_port = target.port in PORTS.values() or any(pattern.matches(target) for pattern in self.hosts or ())
         for address in addresses:
@@ -272,10 +269,10 @@ class EgressRules:
 
 
 def read_rules(hosts: Iterable[str] | None, private: Iterable[str]) -> EgressRules:
-    """Return the rules that a deployment has written.
+    """Parse the rules of a deployment.
 
     Raises:
-        ValueError: an entry cannot be used; the text says which and why.
+        ValueError: an entry is invalid; the message names it and the problem.
     """
     return EgressRules(
         hosts=None if hosts is None else tuple(map(_read_pattern, hosts)),
@@ -292,7 +289,7 @@ def _read_pattern(text: str) -> HostPattern:
         ) from None
     is_below = text.startswith("*.")
     if is_below and address is not None:
-        raise ValueError(f"hosts: {text!r}: there is nothing below an address")
+        raise ValueError(f"hosts: {text!r}: an address has no subdomains")
     return HostPattern(name=host, is_below=is_below, port=port)
 
 
@@ -303,7 +300,7 @@ def _read_opening(text: str) -> Opening:
         except ValueError as error:
             raise ValueError(f"private: {text!r} is not a network: {error}") from None
         if not can_be_opened(network):
-            raise ValueError(f"private: {text!r} is not inside a private network, or cannot be opened")
+            raise ValueError(f"private: {text!r} is not inside a private network, or cannot be allowed")
         return Opening(network=network)
     try:
         host, address, port = _read_authority(text)
@@ -314,10 +311,10 @@ def _read_opening(text: str) -> Opening:
     if address is None:
         return Opening(host=host, port=port)
     if not can_be_opened(ip_network(address)):
-        raise ValueError(f"private: {text!r} is not a private address, or cannot be opened")
+        raise ValueError(f"private: {text!r} is not a private address, or cannot be allowed")
     return Opening(network=ip_network(address), port=port)
 
 
 def rules_of(rules: Mapping[str, EgressRules], store_id: StoreId) -> EgressRules:
-    """Return the rules of a store: its own, or those of `*`, or none."""
+    """Return the rules of a store: its own, those of `*`, or the defaults."""
     return rules.get(store_id) or rules.get("*") or EgressRules()

@@ -1,4 +1,4 @@
-"""The one way out: a transport that resolves a name, judges its addresses and connects to one of those."""
+"""An HTTP transport that resolves a name once, checks all its addresses and connects to one of them."""
 
 from __future__ import annotations
 
@@ -15,31 +15,29 @@ from pawl.chassis.egress.addresses import Address, plain_address
 from pawl.chassis.egress.policy import EgressRules, Target, no_address, read_target
 from pawl.chassis.process.tasks import shield
 
+# How many addresses of a host are tried in turn.
 ADDRESSES_MAX: Final = 4
-"""Addresses of a host that are tried, one after the other."""
+# Per address.
 CONNECT_SECONDS: Final = 5.0
-"""For each of them."""
 
-BeginLookup = Callable[[str, int], Awaitable[asyncio.Future[Sequence[str]]]]
-"""Begins to look up a host; see `Lookups.begin`."""
+# Starts to look up a host; see `Lookups.start`.
+StartLookup = Callable[[str, int], Awaitable[asyncio.Future[Sequence[str]]]]
 
+# The most 1xx responses before the final one.
 INFORMATIONAL_MAX: Final = 10
-"""Answers of the statuses 100 to 199 before the one that counts."""
 
 
 class GuardedTransport(httpx2.AsyncBaseTransport):
-    """Sends a request if the rules allow its host and every address that the host has.
+    """Sends a request if the rules allow its host and all addresses of that host.
 
-    The name is resolved once, and the connection goes to an address that was
-    judged: a name that means something else a moment later is not asked again.
-    The name stays what certificates are checked against and what the header Host
-    says. Connections are not kept, because one that was opened for a name must
-    not serve another of the same address. Proxies of the environment are not used.
+    The name is resolved once and the connection uses a checked address, which prevents DNS rebinding. Certificates and
+    the Host header still use the name. Connections are not reused, because one that was opened for a name must not
+    serve another name of the same address. Environment proxies are not used.
 
-    A client over it must not follow redirects on trust: each request that it
-    makes of one is judged here, but what headers go along is its own affair.
+    A client on top must not follow redirects blindly: each request is checked here, but which headers it sends is the
+    client's responsibility.
 
-    Raises, beside the errors of httpx2:
+    Raises, in addition to the errors of httpx2:
         EgressRefused: nothing was sent, and no connection opened.
     """
 
@@ -47,16 +45,16 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         self,
         rules: EgressRules,
         *,
-        begin_lookup: BeginLookup,
+        start_lookup: StartLookup,
         tls: ssl.SSLContext,
         with_secrets: bool = False,
     ) -> None:
         self._rules = rules
         self._with_secrets = with_secrets
-        self._begin_lookup = begin_lookup
+        self._start_lookup = start_lookup
         self._tls = tls
+        # The last lookup. It continues when the request is cancelled, because its thread cannot be stopped.
         self.lookup: asyncio.Future[Sequence[str]] | None = None
-        """The last look-up of a name, which goes on when the request is cancelled: its thread cannot be stopped."""
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         target = read_target(str(request.url))
@@ -65,14 +63,14 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
             try:
                 return await self._send(request, target, address)
             except (httpx2.ConnectError, httpx2.ConnectTimeout):
-                continue  # Nothing was sent yet, so the next one may be tried.
+                continue  # Nothing was sent yet, so the next address can be tried.
         return await self._send(request, target, last)
 
     async def addresses(self, target: Target) -> list[Address]:
-        """Return addresses of a target that may be connected to, the preferred ones first; one at least.
+        """Return at least one allowed address of a target, the preferred ones first.
 
         Raises:
-            EgressRefused: it must not be.
+            EgressRefused: the target is not allowed.
         """
         self._rules.check_target(target)
         if self._with_secrets:
@@ -85,7 +83,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         if target.address is not None:
             return [target.address]
         try:
-            self.lookup = lookup = await self._begin_lookup(target.host, target.port)
+            self.lookup = lookup = await self._start_lookup(target.host, target.port)
             return list(dict.fromkeys(map(plain_address, await shield(lookup))))
         except (OSError, ValueError):
             raise no_address(target) from None
@@ -122,21 +120,21 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
 
 
 class _OneRequest(httpx2.AsyncHTTPTransport):
-    """A transport for one request, without proxies of the environment."""
+    """A transport for one request, without environment proxies."""
 
     def __init__(self, tls: ssl.SSLContext) -> None:
         self._pool = _Pool(ssl_context=tls, max_connections=1, max_keepalive_connections=0)
 
 
 class _Pool(httpcore2.AsyncConnectionPool):
-    """The connection of one request."""
+    """A pool with a single connection."""
 
     def create_connection(self, origin: httpcore2.Origin) -> _Connection:
         return _Connection(origin, ssl_context=self._ssl_context)
 
 
 class _Connection(httpcore2.AsyncHTTPConnection):
-    """A connection that speaks HTTP/1.1, for one request."""
+    """An HTTP/1.1 connection for one request."""
 
     async def handle_async_request(self, request: httpcore2.Request) -> httpcore2.Response:
         try:
@@ -149,7 +147,7 @@ class _Connection(httpcore2.AsyncHTTPConnection):
 
 
 class _Http11(httpcore2.AsyncHTTP11Connection):
-    """Ends after too many informational answers, which httpcore reads without a bound and without a pause."""
+    """Stops after too many 1xx responses, which httpcore would read without limit and without yielding."""
 
     _informational = 0
 
@@ -157,7 +155,7 @@ class _Http11(httpcore2.AsyncHTTP11Connection):
         event = await super()._receive_event(timeout)
         self._informational += isinstance(event, h11.InformationalResponse)
         if self._informational > INFORMATIONAL_MAX:
-            raise httpcore2.RemoteProtocolError(f"more than {INFORMATIONAL_MAX} informational answers")
+            raise httpcore2.RemoteProtocolError(f"more than {INFORMATIONAL_MAX} informational responses")
         return event
 
 

@@ -1,9 +1,9 @@
 """Authentication: from the credential of a request to a Principal.
 
-The credential is metadata `authorization: Bearer <key>`, and nobody calls without
-one. Store, user and roles come from it and from nothing else, but for two that say for
-whom they call: the local key, to whose owner the whole suite belongs, and a delegate, which
-acts for users of its store. A service has a key of its own, and names store and user in its requests or metadata.
+The credential is the metadata `authorization: Bearer <key>`, which every call must have. It alone determines store,
+user and roles, with two exceptions that may name another user: the local key, whose owner owns the whole suite, and a
+delegate, which acts for users of its store. A service has its own key, and names store and user in its requests or
+metadata.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from pawl.chassis.identity.roles import AGENT_LOOP, OWN_ROLES_GO_BESIDE, ROLES_O
 from pawl.chassis.ids import CredentialId, StoreId, UserId, check_id, is_id
 from pawl.errors import PermissionDenied, Unauthenticated
 
-WHO_CALLS: Final = ("authorization", "pawl-store", "pawl-user", "pawl-roles")
-"""The metadata that say who calls."""
+# The metadata that identify the caller.
+IDENTITY_METADATA: Final = ("authorization", "pawl-store", "pawl-user", "pawl-roles")
+# Metadata with the gateway's service key, in addition to the caller's credential.
 GATEWAY_KEY: Final = "pawl-gateway-key"
-"""The metadata with the service key of the gateway, beside the credential of the caller."""
+# Metadata with the address of the gateway's client, in gRPC's format; ignored without GATEWAY_KEY.
 CLIENT_ADDRESS: Final = "pawl-client-address"
-"""The metadata with the address of the gateway's client, in gRPC's format; ignored without GATEWAY_KEY."""
+# Metadata with the user for whom agent-loop forwards a call. Other callers may not send it.
 FOR_USER: Final = "pawl-for-user-bin"
-"""The metadata with the user for whom agent-loop forwards a call. Anybody else who sends it is refused."""
+# The id of the local key.
 LOCAL_CREDENTIAL: Final = CredentialId("local")
-"""The id of the local key."""
-_DECIDES_NOTHING: Final = (
-    "a delegate does not decide: have the person do it with a key or token of their own,"
-    " or use a key of a delegate that says `decides_for_users`"
+# The error for a delegate that tries to decide for a person.
+_CANNOT_DECIDE: Final = (
+    "a delegate cannot decide: let the person decide with their own key or token,"
+    " or use a delegate key with `decides_for_users`"
 )
-"""The answer to a delegate that would say yes in place of a person."""
 KEY_LENGTH_MAX: Final = 8192
 _ROLES_NAMED_MAX: Final = 32
 
@@ -47,18 +47,19 @@ class Principal:
     store_id: StoreId = StoreId("")
     user_id: UserId = UserId("")
     roles: frozenset[str] = frozenset()
+    # The id of the credential, which may be used for many users; never the secret.
     credential_id: CredentialId = CredentialId("")
-    """The credential itself, which may stand for many users; never the secret."""
+    # The user of the delegate that acts for `user_id`; empty without a delegate.
     delegate_user_id: UserId = UserId("")
-    """The user of the delegate that acts for `user_id`; empty if nobody does."""
+    # Other users responsible for the call: the delegate, and the creators of its key. Matters where several people must
+    # agree.
     people: frozenset[UserId] = frozenset()
-    """Other users whose act it is, too, where several people are needed: of the delegate, and makers of its key."""
+    # False for a delegate that may not decide, neither for others nor for itself.
     decides: bool = True
-    """False for a delegate that decides nothing, for those it acts for and for itself."""
+    # The caller's entries in `roles.CALLERS`.
     rights: frozenset[str] = frozenset()
-    """The callers of `roles.CALLERS` that it is."""
+    # Unix time at which the credential expires; None for never.
     expires_at: float | None = None
-    """The time of day, in seconds since 1970, from which on its credential counts no more; None for never."""
 
 
 def user_principal(
@@ -70,7 +71,7 @@ def user_principal(
     delegate_user_id: UserId = UserId(""),
     decides: bool = True,
 ) -> Principal:
-    """Return the principal of a user of a store, or of the deployment, by its roles."""
+    """Return the principal of a user of a store, or of the deployment, depending on the roles."""
     return Principal(
         store_id=StoreId("") if Role.DEPLOYMENT in roles else store_id,
         user_id=user_id,
@@ -83,16 +84,16 @@ def user_principal(
 
 
 def service_principal(name: str) -> Principal:
-    """Return the principal of one of Pawl's own services, by its name such as `agent-loop`."""
+    """Return the principal of a Pawl service by its name, such as `agent-loop`."""
     right = f"service:{name}"
     return Principal(is_service=True, credential_id=CredentialId(right), rights=frozenset({right}))
 
 
 def acting_for(service: Principal, metadata: Mapping[str, str]) -> Principal:
-    """Return a service that acts for the store and user in the metadata, or for none without `pawl-store`.
+    """Return a service acting for the store and user in the metadata; unchanged without `pawl-store`.
 
     Raises:
-        InvalidId: the named store or user cannot exist.
+        InvalidId: the store or user is not a valid id.
     """
     if "pawl-store" not in metadata:
         return service
@@ -105,7 +106,7 @@ _current: ContextVar[Principal] = ContextVar("pawl_principal")
 
 
 def current_principal() -> Principal:
-    """Return who called the RPC that this task serves.
+    """Return the caller of the RPC that this task serves.
 
     Raises:
         Unauthenticated: the task serves no RPC.
@@ -125,7 +126,7 @@ def require_user() -> Principal:
     """Return the calling user.
 
     Raises:
-        PermissionDenied: somebody else called, who has no store.
+        PermissionDenied: the caller has no store.
     """
     principal = current_principal()
     if not principal.store_id:
@@ -134,10 +135,10 @@ def require_user() -> Principal:
 
 
 def require_decider() -> Principal:
-    """Return the calling user, who may say yes to what people are asked about.
+    """Return the calling user, who must be allowed to decide.
 
     Raises:
-        PermissionDenied: it is a delegate that decides nothing, or nobody of a store.
+        PermissionDenied: the caller is a delegate that may not decide, or has no store.
     """
     principal = require_user()
     check_decides(principal)
@@ -145,25 +146,25 @@ def require_decider() -> Principal:
 
 
 def check_decides(principal: Principal) -> None:
-    """Return if a caller decides anything at all: to reject is a decision, too.
+    """Check that a caller may decide; rejecting is a decision too.
 
     Raises:
-        PermissionDenied: it is a delegate that does not.
+        PermissionDenied: the caller is a delegate that may not decide.
     """
     if not principal.decides:
-        raise PermissionDenied(_DECIDES_NOTHING)
+        raise PermissionDenied(_CANNOT_DECIDE)
 
 
 def check_may_call(principal: Principal, callers: frozenset[str] | None) -> None:
-    """Return if a caller is among those who may call a method; `callers` is None for a method that nobody may call.
+    """Check that a caller may call a method; `callers` is None for a method without callers.
 
     Raises:
-        PermissionDenied: it is not.
+        PermissionDenied: it may not.
     """
     if callers is not None and not callers.isdisjoint(principal.rights):
         return
     if not principal.rights:
-        raise PermissionDenied(f"none of the roles of this call is Pawl's: {OWN_ROLES_GO_BESIDE}")
+        raise PermissionDenied(f"this call has none of Pawl's roles: {OWN_ROLES_GO_BESIDE}")
     if roles := sorted(ROLES_OF_A_STORE & (callers or frozenset())):
         one_of = "one of the roles" if len(roles) > 1 else "the role"
         raise PermissionDenied(f"this needs {one_of} {', '.join(roles)}")
@@ -176,10 +177,10 @@ def for_user(user: Principal) -> tuple[tuple[str, bytes], ...]:
 
 
 def named_user(metadata: Iterable[tuple[str, str | bytes]]) -> Principal | None:
-    """Return the user whom the metadata of a forwarded call name, without asking who sent them; None for nobody.
+    """Return the user named in the metadata of a forwarded call, or None. Does not check who sent them.
 
     Raises:
-        PermissionDenied: they name nobody who can be a user.
+        PermissionDenied: the metadata do not name exactly one valid user.
     """
     values = [value for name, value in metadata if name == FOR_USER]
     if not values:
@@ -194,17 +195,17 @@ def named_user(metadata: Iterable[tuple[str, str | bytes]]) -> Principal | None:
 
 
 def acting_user(caller: Principal, metadata: Iterable[tuple[str, str | bytes]], *, forwarded: bool) -> Principal:
-    """Return for whom a call acts: the caller, or for a method that takes `forwarded` calls the user that they name.
+    """Return the principal of a call: the caller, or for `forwarded` methods the user named in the metadata.
 
     Raises:
-        PermissionDenied: a user is named to another method or by another caller than agent-loop, or none is named.
+        PermissionDenied: the metadata name a user but the method or caller does not allow that, or name none.
     """
     named = [item for item in metadata if item[0] == FOR_USER]
     if not named and not forwarded:
         return caller
     if not forwarded or AGENT_LOOP not in caller.rights:
         raise PermissionDenied(
-            f"this method takes no `{FOR_USER}` from you: only agent-loop sends it, to forward calls"
+            f"this method does not accept `{FOR_USER}` from you: only agent-loop sends it, to forward calls"
         )
     user = named_user(named)
     if user is None:
@@ -215,43 +216,43 @@ def acting_user(caller: Principal, metadata: Iterable[tuple[str, str | bytes]], 
 
 
 class Authenticator(Protocol):
-    """Turns the metadata of a request into a Principal."""
+    """Converts the metadata of a request to a Principal."""
 
     async def authenticate(
-        self, metadata: Mapping[str, str], *, source: str, may_look: Callable[[], bool] = lambda: True
+        self, metadata: Mapping[str, str], *, source: str, may_look_up: Callable[[], bool] = lambda: True
     ) -> Principal:
-        """Return who calls; `source` is the address of the caller.
+        """Return the caller; `source` is its network address.
 
-        What is known here is found at no cost. Else `may_look` is asked whether to look
-        further, where others know more; if not, it counts as unknown.
+        Locally known credentials cost nothing. For others `may_look_up` decides whether to ask elsewhere; if it returns
+        False, the credential counts as unknown.
 
         Raises:
-            Unauthenticated: no credential, or one that is not known.
-            PermissionDenied: the metadata name somebody else for whom the credential may not act.
-            InvalidId: the metadata name a store or user that cannot exist.
-            Unavailable: who it is cannot be told now.
+            Unauthenticated: the credential is missing or unknown.
+            PermissionDenied: the credential may not act for the user or store in the metadata.
+            InvalidId: the metadata contain an invalid store or user.
+            Unavailable: the credential cannot be checked now.
         """
 
     def client_of(self, metadata: Mapping[str, str]) -> str:
-        """Return the address of the client for whom the gateway calls, in gRPC's format; empty for none."""
+        """Return the address of the gateway's client, in gRPC's format; empty if the gateway did not send one."""
 
 
-def check_said_once(metadata: Iterable[tuple[str, str | bytes]]) -> None:
-    """Return if a call does not say twice who calls: readers before this one may have believed the other.
+def check_not_repeated(metadata: Iterable[tuple[str, str | bytes]]) -> None:
+    """Check that no identity metadata is repeated: an earlier reader may have used the other value.
 
     Raises:
-        Unauthenticated: it does.
+        Unauthenticated: a name is repeated.
     """
-    named = Counter(name for name, _ in metadata if name in WHO_CALLS)
+    named = Counter(name for name, _ in metadata if name in IDENTITY_METADATA)
     if twice := [name for name, times in named.items() if times > 1]:
         raise Unauthenticated(f"send the metadata `{twice[0]}` once")
 
 
 def check_still(principal: Principal, again: Principal) -> None:
-    """Return if whoever called as `principal` is `again` the same, with no less.
+    """Check that a caller authenticated `again` has the same identity and no fewer rights.
 
     Raises:
-        Unauthenticated: the credential stands for somebody else by now, or for less.
+        Unauthenticated: the credential now has another identity or fewer rights.
     """
     same = (principal.store_id, principal.user_id, principal.people) == (again.store_id, again.user_id, again.people)
     if not same or not principal.roles <= again.roles or not principal.rights <= again.rights:
@@ -264,11 +265,11 @@ def bearer_key(metadata: Mapping[str, str]) -> str:
     """Return the key of `authorization: Bearer <key>`.
 
     Raises:
-        Unauthenticated: there is none, or one of another form or size.
+        Unauthenticated: the key is missing, malformed or too long.
     """
     header = metadata.get("authorization")
     if header is None:
-        raise Unauthenticated("no key was sent: it goes into the metadata `authorization: Bearer <key>`")
+        raise Unauthenticated("no key was sent: send it in the metadata `authorization: Bearer <key>`")
     scheme, _, key = header.partition(" ")
     key = key.strip()
     if scheme.lower() != "bearer" or not key or len(key) > KEY_LENGTH_MAX:
@@ -277,48 +278,48 @@ def bearer_key(metadata: Mapping[str, str]) -> str:
 
 
 class Credential(msgspec.Struct, frozen=True, kw_only=True):
-    """The rights that a key or token brings, whatever its kind."""
+    """The rights of a key or token of any kind."""
 
+    # The id in the audit log; never the secret.
     credential_id: CredentialId
-    """Its name in the audit; never the secret."""
+    # Empty for the deployment.
     store_id: StoreId
-    """Empty for the deployment's."""
     user_id: UserId
+    # May include roles that Pawl does not know.
     roles: frozenset[str]
-    """Known ones and others."""
+    # The users who created it, and the keys with which it was created.
     maker_user_ids: frozenset[UserId] = frozenset()
-    """The users who made it, and the keys with which it was made."""
+    # True if a delegate may decide for the users it acts for.
     decides_for_users: bool = False
-    """True if a delegate may decide for those it acts for."""
+    # Unix time at which it expires.
     expire_time: float | None = None
-    """The end of its validity, in seconds since 1970."""
 
 
 def principal_of(credential: Credential, metadata: Mapping[str, str]) -> Principal:
-    """Return who calls with a credential: its user, or for a delegate whom `pawl-user` names, with `pawl-roles`.
+    """Return the caller: the credential's user, or for a delegate the user in `pawl-user` with `pawl-roles`.
 
-    A delegate hands on `member`, or `viewer` if that is all it has, unless `pawl-roles` names others
-    of its roles, with commas between.
+    A delegate passes on `member`, or `viewer` if it is not a member, unless `pawl-roles` lists other roles of its own,
+    separated by commas.
 
     Raises:
-        PermissionDenied: somebody else is named, or roles are, and it is no delegate; or roles are that it has not.
-        InvalidId: the named user cannot exist.
+        PermissionDenied: a user or roles are named and the caller is not a delegate, or it lacks one of the roles.
+        InvalidId: the named user is not a valid id.
     """
     store_id, user_id, roles = credential.store_id, credential.user_id, credential.roles
     if metadata.get("pawl-store", store_id) != store_id:
-        raise PermissionDenied("the metadata `pawl-store` names another store than that of the key: leave it out")
+        raise PermissionDenied("the metadata `pawl-store` names a store other than the key's: remove it")
     named = metadata.get("pawl-user")
     if "pawl-roles" in metadata and (named is None or Role.DELEGATE not in roles):
-        raise PermissionDenied("the metadata `pawl-roles` is for a delegate that names a user: leave it out")
+        raise PermissionDenied("the metadata `pawl-roles` is only for delegates that name a user: remove it")
     decides = Role.DELEGATE not in roles or credential.decides_for_users
     if Role.DELEGATE in roles:
         own = roles - {Role.DELEGATE, Role.DEPLOYMENT}
         if named is not None:
             user_id = check_id(named, "pawl-user")
-            own = _handed_on(own, metadata.get("pawl-roles"))
+            own = _delegated_roles(own, metadata.get("pawl-roles"))
         roles = own or frozenset({Role.DELEGATE})
     elif named not in (None, user_id):
-        raise PermissionDenied(f"this key has not the role delegate: it does not act for {named!r:.80}")
+        raise PermissionDenied(f"this key lacks the role delegate, so it cannot act for {named!r:.80}")
     principal = user_principal(
         store_id,
         user_id,
@@ -335,27 +336,27 @@ def principal_of(credential: Credential, metadata: Mapping[str, str]) -> Princip
 
 
 def local_principal(metadata: Mapping[str, str]) -> Principal:
-    """Return who calls with the local key: `me` of the store `local`, or who is named, with every role of a store.
+    """Return the caller for the local key: `me` of the store `local` by default, with every role of a store.
 
     Raises:
-        InvalidId: the named store or user cannot exist.
-        PermissionDenied: `pawl-roles` names what is no role of a store.
+        InvalidId: the named store or user is not a valid id.
+        PermissionDenied: `pawl-roles` contains an unknown role.
     """
     store_id = check_id(metadata.get("pawl-store", "local"), "pawl-store")
     user_id = check_id(metadata.get("pawl-user", "me"), "pawl-user")
     named = metadata.get("pawl-roles")
     everything = frozenset[str](ROLES_OF_A_STORE - {Role.DELEGATE})
-    roles = everything if named is None else _handed_on(everything, named)
+    roles = everything if named is None else _delegated_roles(everything, named)
     return user_principal(store_id, user_id, roles, credential_id=LOCAL_CREDENTIAL)
 
 
-def _handed_on(own: frozenset[str], named: str | None) -> frozenset[str]:
+def _delegated_roles(own: frozenset[str], named: str | None) -> frozenset[str]:
     if named is None:
         return own & {Role.MEMBER} or own & {Role.VIEWER} or own
     wanted = frozenset(role.strip() for role in named.split(",", _ROLES_NAMED_MAX))
     if not wanted <= own:
         raise PermissionDenied(
             f"`pawl-roles` names {', '.join(map(repr, sorted(wanted - own)))[:200]}:"
-            " a key hands on roles that it has itself, and no others"
+            " a key can pass on only its own roles"
         )
     return wanted

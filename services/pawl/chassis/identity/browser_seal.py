@@ -1,4 +1,4 @@
-"""Codes that log a browser in once: made by who holds the seal of the gateways, on the machine that they run on."""
+"""One-time login codes for browsers, made by a process on the gateway's machine that holds the seal key."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from typing import Final
 import msgspec
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 
+# The file name of the gateways' seal key in the secrets of a data folder.
 SEAL_FILE: Final = "gateway-seal.key"
-"""The name of the secret by which the gateways of a data folder seal."""
+# How long a code is valid.
 CODE_SECONDS: Final = 120.0
-"""The time for which a code can be used."""
 
 
 class Code(msgspec.Struct, frozen=True, kw_only=True):
-    """The login that a code stands for."""
+    """The content of a login code."""
 
+    # The API key of the new session.
     key: str
-    """The key of the session that it gives."""
+    # The address of the only gateway that accepts the code.
     gateway: str
-    """The address of the one gateway at which it counts."""
+    # Unix time.
     end_time: float
-    """Unix seconds."""
     nonce: str
 
 
 def close(seal_keys: str, code: Code) -> str:
-    """Return a code as text."""
+    """Seal a code as text."""
     return box(seal_keys, "code").encrypt(msgspec.json.encode(code)).decode()
 
 
 def read(seal_keys: str, text: str) -> Code | None:
-    """Return what a text stands for; None if it is no code of this deployment."""
+    """Return the code in a text; None if this deployment did not seal it."""
     try:
         return msgspec.json.decode(box(seal_keys, "code").decrypt(text.encode()), type=Code)
     except (InvalidToken, msgspec.DecodeError, UnicodeEncodeError):
@@ -41,7 +41,7 @@ def read(seal_keys: str, text: str) -> Code | None:
 
 
 def box(seal_keys: str, purpose: str) -> MultiFernet:
-    """Return what seals for one purpose. The first of several keys (commas between) seals; each of them opens."""
+    """Return the encryption for one purpose. The first comma-separated key encrypts; any of them decrypts."""
     keys = [key for each in seal_keys.split(",") if (key := each.strip())]
     digests = [hashlib.sha256(f"pawl gateway {purpose}\n{key}".encode()).digest() for key in keys]
     return MultiFernet([Fernet(base64.urlsafe_b64encode(digest)) for digest in digests])

@@ -1,4 +1,4 @@
-"""The credentials that a process knows: the local key, keys of services, those of a file and of rows, and tokens."""
+"""The credentials that a process accepts: the local key, service keys, API keys and tokens."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ from pawl.errors import Unauthenticated
 if TYPE_CHECKING:
     from pawl.chassis.identity.issuers import Issuers
 
+# The only error for all rejected keys, so that it does not reveal which keys exist.
 UNKNOWN: Final = "the key is not known here: it is wrong, has expired or was revoked"
-"""The one answer to every key that is not accepted, so that it does not tell which exist."""
 
+# Prefix of the ids of keys in a file.
 _FILE: Final = "file-"
-"""The beginning of the ids of keys that stand in a file."""
+# Prefix of the ids of keys in job-store.
 _ROW: Final = "key_"
-"""The same for keys that are rows."""
-_LOOK_SECONDS: Final = 1.0
+_POLL_SECONDS: Final = 1.0
 _GONE_SECONDS: Final = 60.0
-_TELL_SECONDS: Final = 60.0
+_REPORT_SECONDS: Final = 60.0
 
 _log = logs.get_logger(__name__)
 T = TypeVar("T")
@@ -55,7 +55,7 @@ _Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One entry of PAWL_API_KEYS_FILE. One with the role `deployment` has no store."""
+    """One entry of PAWL_API_KEYS_FILE. A key with the role `deployment` has no store."""
 
     key: Annotated[str, msgspec.Meta(min_length=16, max_length=4096)]
     store_id: _Id | None = None
@@ -65,7 +65,7 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def __post_init__(self) -> None:
         if (Role.DEPLOYMENT in self.roles) == (self.store_id is not None):
-            raise ValueError("a key has a `store_id`, or the role deployment and none")
+            raise ValueError("a key must have either a `store_id` or the role deployment")
         if not rights(self.roles):
             raise ValueError(OWN_ROLES_GO_BESIDE)
 
@@ -74,7 +74,7 @@ def parse_keys(content: bytes) -> dict[bytes, Credential]:
     """Return the credentials of an API keys file by digest: a JSON list of {key, store_id, user_id, roles}.
 
     Raises:
-        ValueError: it has another form or names a key twice.
+        ValueError: the file has another form or a key twice.
     """
     entries = msgspec.json.decode(content, type=list[ApiKey])
     found = {}
@@ -93,27 +93,27 @@ def parse_keys(content: bytes) -> dict[bytes, Credential]:
 
 
 def parse_service_keys(content: bytes) -> dict[bytes, Principal]:
-    """Return the services by digest of their keys, from JSON {name: [SHA-256 of a key, in hexadecimal]}.
+    """Return services by key digest, from JSON {name: [SHA-256 of a key, in hexadecimal]}.
 
     Raises:
-        ValueError: it has another form, or one key for two services.
+        ValueError: the file has another form, or two services share a key.
     """
     services = msgspec.json.decode(content, type=dict[str, list[_Sha256]])
     named = {(digest, name) for name, digests in services.items() for digest in digests}
     found = {bytes.fromhex(digest): service_principal(name) for digest, name in named}
     if len(found) != len(named):
-        raise ValueError("it has one key for two services")
+        raise ValueError("two services have the same key")
     return found
 
 
 class WatchedFile(Generic[T]):
-    """The content of a file, read again within a second of a change; what cannot be parsed changes nothing.
+    """The parsed content of a file, reloaded within a second of a change.
 
-    A change of a file `beside` it counts too: `parse` reads those itself. A file that is gone changes nothing
-    either; but a minute after it was last seen `without` counts, the content that stands for it, if there is one.
+    If new content is invalid, the old one stays. Changes of the files in `beside` count too; `parse` reads them itself.
+    If the file is deleted, the content stays, or with `without` is replaced by that content after a minute.
 
     Raises:
-        StartError: the first content cannot be used.
+        StartError: the first content is invalid.
     """
 
     def __init__(
@@ -132,8 +132,8 @@ class WatchedFile(Generic[T]):
         self._parse = parse
         self._clock = clock
         self._without = None if without is None else parse(without)
-        self._looked_at = self._there_at = clock.monotonic()
-        self._told_at = float("-inf")
+        self._checked_at = self._seen_at = clock.monotonic()
+        self._reported_at = float("-inf")
         try:
             self._seen = self._state()
             self._content = parse(path.read_bytes())
@@ -143,60 +143,60 @@ class WatchedFile(Generic[T]):
             raise StartError(f"{variable}: {path}: {error}") from None
 
     def __call__(self) -> T:
-        """Return what the file says."""
-        if self._clock.monotonic() - self._looked_at >= _LOOK_SECONDS:
-            self._look()
-        return self._content if self._without is None or self._still_counts else self._without
+        """Return the current content."""
+        if self._clock.monotonic() - self._checked_at >= _POLL_SECONDS:
+            self._check()
+        return self._content if self._without is None or self._is_still_valid else self._without
 
     @property
-    def _still_counts(self) -> bool:
-        return self._looked_at - self._there_at < _GONE_SECONDS
+    def _is_still_valid(self) -> bool:
+        return self._checked_at - self._seen_at < _GONE_SECONDS
 
-    def _look(self) -> None:
-        self._looked_at = self._clock.monotonic()
+    def _check(self) -> None:
+        self._checked_at = self._clock.monotonic()
         try:
             state = self._state()
             content = self._path.read_bytes() if state != self._seen else None
-            self._there_at = self._looked_at
+            self._seen_at = self._checked_at
             if content is not None:
                 self._content, self._seen = self._parse(content), state
-                _log.info("file.read_again", variable=self._variable, path=str(self._path))
+                _log.info("file.reloaded", variable=self._variable, path=str(self._path))
         except (OSError, ValueError, msgspec.MsgspecError) as error:
-            self._tell(str(error))
+            self._report(str(error))
         else:
-            self._told_at = float("-inf")
+            self._reported_at = float("-inf")
 
-    def _tell(self, reason: str) -> None:
-        if self._looked_at - self._told_at >= _TELL_SECONDS:
-            self._told_at = self._looked_at
-            counts = self._without is None or self._still_counts
-            about = {"variable": self._variable, "path": str(self._path), "still_counts": counts}
-            _log.error("file.not_read_again", **about, reason=reason)
+    def _report(self, reason: str) -> None:
+        if self._checked_at - self._reported_at >= _REPORT_SECONDS:
+            self._reported_at = self._checked_at
+            is_valid = self._without is None or self._is_still_valid
+            about = {"variable": self._variable, "path": str(self._path), "old_content_used": is_valid}
+            _log.error("file.not_reloaded", **about, reason=reason)
 
     def _state(self) -> list[tuple[int, ...]]:
         paths = (self._path, *self._beside)
         stats = [path.stat() for path in paths]
         for path, mode in zip(paths, (stat.st_mode for stat in stats), strict=True):
-            if not (S_ISREG(mode) or S_ISDIR(mode)):  # a pipe: who reads it waits, and with him all of the process
-                raise OSError(errno.EINVAL, "it is no file but a pipe or device", str(path))
-        # Who writes a file may set the first of its times, and no rights to read it change the second alone.
+            if not (S_ISREG(mode) or S_ISDIR(mode)):  # reading a pipe could block the whole process
+                raise OSError(errno.EINVAL, "it is a pipe or device, not a file", str(path))
+        # Programs may set mtime, and lost read permission changes only ctime.
         return [(stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino) for stat in stats]
 
 
 def parse_service_key(content: bytes) -> str:
-    """Return the key of a service that the content of a file is.
+    """Return the service key in a file's content.
 
     Raises:
-        ValueError: it is none, or none that can be shown in a header.
+        ValueError: the content is not a key that can be sent in a header.
     """
     key = parse_secret(content)
     if not (key.isascii() and key.isprintable()):
-        raise ValueError("it is no key: it has other characters than the printable ones of ASCII")
+        raise ValueError("a key may contain only printable ASCII characters")
     return key
 
 
 def service_key(settings: ServiceSettings, clock: Clock) -> Callable[[], str] | None:
-    """Return what a service shows to the others; if it is given as a file, what that says at the moment.
+    """Return a getter of the key that a service sends to others; a key file is reloaded when it changes.
 
     Raises:
         StartError: the file cannot be used.
@@ -207,10 +207,9 @@ def service_key(settings: ServiceSettings, clock: Clock) -> Callable[[], str] | 
 
 
 class KeyAuthenticator:
-    """Knows users by API keys and tokens, services by their keys, and whoever owns this machine by the local key.
+    """Authenticates users by API keys and tokens, services by their keys, and the machine's owner by the local key.
 
-    Keys are looked up by their SHA-256, known ones and others alike, so the time an
-    answer takes tells nothing about them.
+    All keys are looked up by their SHA-256, so that response times reveal nothing about them.
     """
 
     def __init__(
@@ -229,7 +228,7 @@ class KeyAuthenticator:
         self._local_digest = None if local_key is None else digest_of(local_key)
 
     async def authenticate(
-        self, metadata: Mapping[str, str], *, source: str, may_look: Callable[[], bool] = lambda: True
+        self, metadata: Mapping[str, str], *, source: str, may_look_up: Callable[[], bool] = lambda: True
     ) -> Principal:
         key = bearer_key(metadata)
         digest = digest_of(key)
@@ -239,9 +238,9 @@ class KeyAuthenticator:
             return acting_for(service, metadata)
         if credential := self._keys().get(digest):
             return principal_of(credential, metadata)
-        if self._rows is not None and (row := await self._rows.find(key, may_look=may_look)):
+        if self._rows is not None and (row := await self._rows.find(key, may_look_up=may_look_up)):
             return principal_of(row, metadata)
-        if self._issuers and (token := await self._token(self._issuers, key, may_look)):
+        if self._issuers and (token := await self._token(self._issuers, key, may_look_up)):
             return principal_of(token, metadata)
         raise Unauthenticated(UNKNOWN) from self._why_not(digest)
 
@@ -255,29 +254,29 @@ class KeyAuthenticator:
             return LoginRefused("unknown")
         return LoginRefused("revoked" if ended.is_revoked else "expired", KeyId(ended.credential_id))
 
-    async def _token(self, issuers: Issuers, text: str, may_look: Callable[[], bool]) -> Credential | None:
-        """Return the credential that a token is, None if the text has not the form of one."""
+    async def _token(self, issuers: Issuers, text: str, may_look_up: Callable[[], bool]) -> Credential | None:
+        """Return the credential of a token, or None if the text is not a token."""
         from pawl.chassis.identity.tokens import TokenRefused, is_token  # noqa: PLC0415  # loaded with the issuers
 
         if not is_token(text):
             return None
         try:
-            return await issuers.credential(text, may_look=may_look)
+            return await issuers.credential(text, may_look_up=may_look_up)
         except TokenRefused as refused:
-            if may_look():
+            if may_look_up():
                 _log.info("token.refused", reason=str(refused))
             raise Unauthenticated(UNKNOWN) from LoginRefused("token")
 
 
 def read_issuers(settings: ServiceSettings, clock: Clock) -> Issuers | None:
-    """Return the issuers of tokens that the settings name; somebody must `run` them.
+    """Return the token issuers of the settings, or None; the caller must `run` them.
 
     Raises:
-        StartError: the file of them cannot be used.
+        StartError: the file cannot be used.
     """
     if settings.oidc_file is None:
         return None
-    # They bring cryptography and HTTP along: 10 MB, which those who have no tokens do without.
+    # They import cryptography and HTTP (10 MB), which processes without tokens avoid.
     from pawl.chassis.identity.issuers import Issuers  # noqa: PLC0415
     from pawl.chassis.identity.tokens import parse_providers  # noqa: PLC0415
 
@@ -295,9 +294,10 @@ def _file_keys(settings: ServiceSettings, clock: Clock) -> Callable[[], Mapping[
 def gone(
     settings: ServiceSettings, clock: Clock, rows: Callable[[], KeyRows | None] = lambda: None
 ) -> Callable[[Principal], bool]:
-    """Return a predicate: the API key of a principal, of the file or of the rows, is not in force any more.
+    """Return a predicate: whether the API key of a principal is no longer valid.
 
-    It is not there, or is of somebody else, or has lost a role that the principal has. What is not known is in force.
+    That is the case if the key was removed, belongs to another user, or lost a role that the principal has. Unknown
+    keys count as valid.
 
     Raises:
         StartError: the file cannot be used.
@@ -319,7 +319,7 @@ def gone(
 
 
 def _gives(credential: Credential, principal: Principal) -> bool:
-    """Return whether a credential may give a principal now."""
+    """Return whether a credential now gives at least the rights of a principal."""
     whose = principal.delegate_user_id or principal.user_id
     if credential.user_id != whose or credential.store_id not in {StoreId(""), principal.store_id}:
         return False
@@ -331,7 +331,7 @@ def _gives(credential: Credential, principal: Principal) -> bool:
 def authenticator(
     settings: ServiceSettings, *, rows: KeyRows | None = None, issuers: Issuers | None = None
 ) -> Authenticator:
-    """Return what the settings ask for, beside keys that are rows, and tokens.
+    """Return the authenticator for the settings, with the given key rows and token issuers.
 
     Raises:
         StartError: a file of keys cannot be used.

@@ -1,4 +1,4 @@
-"""The issuers of tokens: their public keys as they publish them, through rotation and outage."""
+"""The public keys of token issuers, through key rotation and outages."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ from pawl.errors import DependencyUnavailable
 
 _REFRESH_SECONDS: Final = 300.0
 _RETRY_SECONDS: Final = 30.0
-_AT_ONCE_MAX: Final = 3
-_AT_ONCE_SECONDS: Final = 30.0
-"""The time in which so many fetches from an issuer begin at most, however many ask for keys that nobody has seen."""
-_LOOK_SECONDS: Final = 10.0
+_BURST_MAX: Final = 3
+# At most _BURST_MAX fetches from an issuer start in this time, however many tokens have unknown keys.
+_BURST_SECONDS: Final = 30.0
+_POLL_SECONDS: Final = 10.0
 _OUTAGE_SECONDS_MAX: Final = 24 * 3600.0
 _FETCH_SECONDS_MAX: Final = 5.0
 _WELL_KNOWN: Final = "/.well-known/openid-configuration"
 
 _log = logs.get_logger(__name__)
 
+# Returns the keys of an issuer, from its URL and, if known, the URL of its keys; raises FetchFailed.
 FetchKeys = Callable[[str, str | None], Awaitable[tuple[PublicKey, ...]]]
-"""Return the keys of an issuer, by its own URL and, if that is known, the URL of its keys; raises FetchFailed."""
 
 
 class FetchFailed(Exception):
-    """The keys of an issuer cannot be had now."""
+    """The keys of an issuer cannot be fetched now."""
 
 
 class Description(msgspec.Struct, frozen=True):
-    """An issuer's description of itself (OpenID Connect Discovery 1.0, section 4), as far as tokens are checked."""
+    """The part of an issuer's metadata (OpenID Connect Discovery 1.0, section 4) that token checks need."""
 
     issuer: str
     jwks_uri: Annotated[str, msgspec.Meta(max_length=1024)]
@@ -62,7 +62,7 @@ D = TypeVar("D", bound=Description)
 
 
 class KeyFetcher:
-    """Fetches the keys of issuers over HTTP: no redirects, and with limits of size and time."""
+    """Fetches issuers' keys over HTTP without redirects, and with limits on size and time."""
 
     def __init__(self) -> None:
         self._tls = httpx2.create_ssl_context()
@@ -80,18 +80,18 @@ class KeyFetcher:
 
 
 def open_client(tls: ssl.SSLContext) -> httpx2.AsyncClient:
-    """Return a client for what issuers serve."""
-    # Over http it is this machine that is asked: a proxy of the environment could answer in its place.
+    """Return an HTTP client for issuers."""
+    # Plain http is only for this machine, so an environment proxy must not answer instead.
     here = {"http://": None}
     return httpx2.AsyncClient(verify=tls, headers={"accept-encoding": "identity"}, mounts=here)
 
 
 async def describe(client: httpx2.AsyncClient, issuer: str, kind: type[D]) -> D:
-    """Return what an issuer says of itself.
+    """Return the metadata of an issuer.
 
     Raises:
-        FetchFailed: it does not, or what it says cannot be believed.
-        httpx2.HTTPError, httpx2.InvalidURL, msgspec.MsgspecError: as they say.
+        FetchFailed: the response is an error or cannot be trusted.
+        httpx2.HTTPError, httpx2.InvalidURL, msgspec.MsgspecError: the request or decoding failed.
     """
     found = msgspec.json.decode(await _get(client, issuer.removesuffix("/") + _WELL_KNOWN), type=kind)
     if found.issuer != issuer:
@@ -110,10 +110,10 @@ async def _get(client: httpx2.AsyncClient, url: str) -> bytes:
 
 
 async def read_at_most(response: httpx2.Response, bytes_max: int) -> bytes:
-    """Return the body of an answer.
+    """Return the body of a response.
 
     Raises:
-        FetchFailed: it has more than `bytes_max`.
+        FetchFailed: the body has more than `bytes_max` bytes.
     """
     content = bytearray()
     async for part in response.aiter_raw():
@@ -124,9 +124,9 @@ async def read_at_most(response: httpx2.Response, bytes_max: int) -> bytes:
 
 
 class IssuerKeys:
-    """The keys of one issuer. One that it no longer publishes counts no more from the next fetch on.
+    """The keys of one issuer. A key that is no longer published is invalid from the next fetch on.
 
-    While the issuer cannot be reached, the keys that it had go on for a day.
+    While the issuer is unreachable, its last keys are used for up to a day.
     """
 
     def __init__(self, issuer: str, jwks_url: str | None, *, fetch: FetchKeys, clock: Clock) -> None:
@@ -136,50 +136,50 @@ class IssuerKeys:
         self._clock = clock
         self._keys: tuple[PublicKey, ...] = ()
         self._fetched_at: float | None = None
-        self._began_at: deque[float] = deque(maxlen=_AT_ONCE_MAX)
+        self._started_at: deque[float] = deque(maxlen=_BURST_MAX)
         self._is_down = False
         self._is_wanted = False
         self._fetching: asyncio.Task[None] | None = None
 
-    async def fitting(self, token: Token, *, may_look: Callable[[], bool]) -> list[PublicKey]:
-        """Return the keys that a token may be signed with; where none is known, after a look at the issuer if allowed.
+    async def fitting(self, token: Token, *, may_look_up: Callable[[], bool]) -> list[PublicKey]:
+        """Return the keys that may have signed a token. If none is known, fetch them from the issuer if allowed.
 
         Raises:
-            DependencyUnavailable: the issuer cannot be asked, so nobody knows.
+            DependencyUnavailable: the issuer cannot be asked.
         """
         found = fitting(self._keys, token)
         if not found or self._is_outdated():
-            await self.look(may_look)
+            await self.refresh_if_allowed(may_look_up)
             found = fitting(self._keys, token)
         if self._is_outdated() or (self._is_down and not found):
             raise DependencyUnavailable("the token cannot be checked now, its issuer does not answer: try again later")
         return found
 
-    async def look(self, may_look: Callable[[], bool]) -> bool:
-        """Return whether the keys are those of now, after a look at the issuer if allowed; else it comes soon.
+    async def refresh_if_allowed(self, may_look_up: Callable[[], bool]) -> bool:
+        """Fetch the keys if allowed and return whether they are current; otherwise the next poll fetches them.
 
-        So who fails too often keeps nobody at his address from the keys of a rotation.
+        So a client with too many failures does not keep others at its address from newly rotated keys.
         """
-        if may_look():
+        if may_look_up():
             return await self.refresh()
         self._is_wanted = True
         return False
 
     async def refresh(self) -> bool:
-        """Return once the keys are those of now. False, at once, if the issuer has been asked too often lately."""
-        if self._fetching is None and len(self._began_at) == _AT_ONCE_MAX and self._since(0) < _AT_ONCE_SECONDS:
+        """Fetch the keys and return True; return False immediately if the issuer was asked too often."""
+        if self._fetching is None and len(self._started_at) == _BURST_MAX and self._since(0) < _BURST_SECONDS:
             return False
         await self._join_fetch()
         return True
 
     async def keep_fresh(self) -> None:
-        """Fetch the keys if that is due: every five minutes, sooner after a failure or for a key that was missed."""
+        """Fetch the keys when due: every five minutes, sooner after a failure or an unknown key."""
         is_soon = self._is_down or self._is_wanted
-        if not self._began_at or self._since(-1) >= (_RETRY_SECONDS if is_soon else _REFRESH_SECONDS):
+        if not self._started_at or self._since(-1) >= (_RETRY_SECONDS if is_soon else _REFRESH_SECONDS):
             await self._join_fetch()
 
     async def close(self) -> None:
-        """End a fetch that is under way."""
+        """Cancel a fetch in progress."""
         if self._fetching is not None:
             await tasks.end([self._fetching])
 
@@ -187,19 +187,19 @@ class IssuerKeys:
         return self._fetched_at is None or self._clock.monotonic() - self._fetched_at > _OUTAGE_SECONDS_MAX
 
     def _since(self, which: int) -> float:
-        """Return how long ago one of the last fetches began."""
-        return self._clock.monotonic() - self._began_at[which]
+        """Return the time since one of the last fetches started."""
+        return self._clock.monotonic() - self._started_at[which]
 
     async def _join_fetch(self) -> None:
-        """Return after one fetch, which all who wait share, and which goes on when they leave."""
+        """Wait for one fetch that all callers share and that continues when they are cancelled."""
         if self._fetching is None:
-            self._began_at.append(self._clock.monotonic())
+            self._started_at.append(self._clock.monotonic())
             self._is_wanted = False
             self._fetching = asyncio.get_running_loop().create_task(self._fetch_keys(), name="issuers.fetch")
         await tasks.shield(self._fetching)
 
     async def _fetch_keys(self) -> None:
-        began_at = self._began_at[-1]
+        started_at = self._started_at[-1]
         try:
             keys = await self._fetch(self._issuer, self._jwks_url)
         except FetchFailed as error:
@@ -208,13 +208,13 @@ class IssuerKeys:
         else:
             if self._is_down or [key.key_id for key in keys] != [key.key_id for key in self._keys]:
                 _log.info("issuer.keys", issuer=self._issuer, key_ids=[key.key_id for key in keys])
-            self._keys, self._fetched_at, self._is_down = keys, began_at, False
+            self._keys, self._fetched_at, self._is_down = keys, started_at, False
         finally:
             self._fetching = None
 
 
 class Issuers:
-    """Knows callers by tokens of the providers that a file names now."""
+    """Authenticates callers by tokens of the currently configured providers."""
 
     def __init__(
         self, providers: Callable[[], Sequence[Provider]], *, clock: Clock, fetch: FetchKeys | None = None
@@ -224,38 +224,38 @@ class Issuers:
         self._fetch = fetch or KeyFetcher()
         self._keys: dict[tuple[str, str | None], IssuerKeys] = {}
 
-    async def credential(self, text: str, *, may_look: Callable[[], bool] = lambda: True) -> Credential:
-        """Return the credential that a token is; `may_look` is asked before its issuer is, for keys that are not known.
+    async def credential(self, text: str, *, may_look_up: Callable[[], bool] = lambda: True) -> Credential:
+        """Return the credential of a token; `may_look_up` is asked before fetching unknown keys from its issuer.
 
         Raises:
-            TokenRefused: it does not count.
-            DependencyUnavailable: its issuer cannot be asked for the keys.
+            TokenRefused: the token is not valid.
+            DependencyUnavailable: the keys cannot be fetched from the issuer.
         """
         token = read_token(text)
         provider = provider_of(self._providers(), token)
         check_claims(provider, token, self._clock.now())
         keys = self._keys_of(provider)
-        found = await keys.fitting(token, may_look=may_look)
+        found = await keys.fitting(token, may_look_up=may_look_up)
         is_good = is_signed(token, found)
         may_be_new = found and not is_good and token.key_id is None
-        if may_be_new and await keys.look(may_look):
-            is_good = is_signed(token, await keys.fitting(token, may_look=may_look))
+        if may_be_new and await keys.refresh_if_allowed(may_look_up):
+            is_good = is_signed(token, await keys.fitting(token, may_look_up=may_look_up))
         if not is_good:
             raise TokenRefused("the signature is wrong" if found else "its issuer has no such key")
         return credential_of(provider, token.claims)
 
     async def run(self) -> None:
-        """Keep the keys of all issuers fresh, until cancelled."""
+        """Keep the keys of all issuers fresh until cancelled."""
         try:
             while True:
                 await asyncio.gather(*(self._keys_of(provider).keep_fresh() for provider in self._providers()))
-                await self._clock.sleep(_LOOK_SECONDS)
+                await self._clock.sleep(_POLL_SECONDS)
         finally:
             for keys in self._keys.values():
                 await keys.close()
 
     def _keys_of(self, provider: Provider) -> IssuerKeys:
-        place = (provider.issuer, provider.jwks_url)
-        if place not in self._keys:
-            self._keys[place] = IssuerKeys(*place, fetch=self._fetch, clock=self._clock)
-        return self._keys[place]
+        key = (provider.issuer, provider.jwks_url)
+        if key not in self._keys:
+            self._keys[key] = IssuerKeys(*key, fetch=self._fetch, clock=self._clock)
+        return self._keys[key]

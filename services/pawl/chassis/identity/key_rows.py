@@ -1,4 +1,4 @@
-"""API keys that are rows of job-store: the form of their secrets, and the snapshot that each process keeps of them."""
+"""API keys stored in job-store: the format of their secrets, and each process's snapshot of them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from pawl.chassis.process.clock import Clock
 from pawl.errors import DependencyUnavailable, PawlError
 
 SECRET_BYTES: Final = 32
+# How many used keys one sync reports.
 USES_MAX: Final = 1000
-"""Most keys that one call says were used."""
 
+# How many expired or revoked keys are remembered for the audit; the oldest are dropped first.
 ENDED_MAX: Final = 10_000
-"""Most keys that have ended and are remembered, so that the audit has them: the first ones give way."""
 
 _SYNC_SECONDS: Final = 2.0
-_SYNC_AT_ONCE_SECONDS: Final = 0.5
+_SYNC_INTERVAL_SECONDS_MIN: Final = 0.5
 _STALE_SECONDS: Final = 60.0
 _USE_SECONDS: Final = 60.0
 _DIGITS: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -36,14 +36,14 @@ _log = logs.get_logger(__name__)
 
 
 def digest_of(key: str) -> bytes:
-    """Return the digest under which a key is looked up and kept: SHA-256. Keys are random, so it needs no salt."""
+    """Return the SHA-256 under which a key is stored. Keys are random, so it needs no salt."""
     return hashlib.sha256(key.encode()).digest()
 
 
 def secret_of(random: bytes) -> str:
-    """Return the secret of 32 random bytes: `pawl_`, 43 characters of base64url, and 6 of a checksum.
+    """Return the secret for 32 random bytes: `pawl_`, 43 characters of base64url, and a checksum of 6.
 
-    By its form scanners find one that was published, and garbage is refused without a look.
+    The format lets secret scanners find leaked keys, and lets malformed keys be refused without a lookup.
     """
     if len(random) != SECRET_BYTES:
         raise ValueError(f"a secret is made of {SECRET_BYTES} bytes")
@@ -52,7 +52,7 @@ def secret_of(random: bytes) -> str:
 
 
 def is_secret(text: str) -> bool:
-    """Return whether a text has the form of a secret, its checksum included."""
+    """Return whether a text has the format of a secret, including the checksum."""
     return _SECRET.fullmatch(text) is not None and _checksum(text[:-_CHECKSUM_LENGTH]) == text[-_CHECKSUM_LENGTH:]
 
 
@@ -65,14 +65,14 @@ def _checksum(text: str) -> str:
 
 
 class KeyGrant(Credential, frozen=True, kw_only=True):
-    """A key: the rights that it gives, with its id as `credential_id`, and the digest by which it is found."""
+    """A key: its rights, its id as `credential_id`, and its digest."""
 
     digest: bytes
     is_revoked: bool
 
 
 class KeyChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """Keys that have changed, in order of their last change, and the change after which to go on."""
+    """Changed keys in order of their last change, and the change from which to continue."""
 
     keys: Sequence[KeyGrant]
     last_change: int
@@ -80,26 +80,24 @@ class KeyChanges(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeySource(Protocol):
-    """The keys that there are."""
+    """A source of API keys."""
 
     async def sync_keys(self, after_change: int, used_key_ids: Sequence[str]) -> KeyChanges:
-        """Return the keys that have changed since a change, 0 for all; note which were used.
+        """Return the keys that have changed after a change, 0 for all; record which keys were used.
 
-        A `last_change` before `after_change` says that the keys
-        are those of an older database.
+        A `last_change` smaller than `after_change` means that the database is an older one.
 
         Raises:
-            PawlError: they cannot be had now.
+            PawlError: the keys cannot be read now.
         """
 
 
 class KeyRows:
-    """A snapshot of the keys, brought up to date every 2 s by `run`.
+    """A snapshot of the keys, updated every 2 s by `run`.
 
-    A key that is not in it is looked for at once before it is refused: so a new
-    one is known at once everywhere. All who wait for that share one look, and
-    there is one each half second at most. Without news for 60 s no key is taken,
-    since any may have been revoked.
+    Before an unknown key is refused, the snapshot is updated, so that a new key works immediately everywhere.
+    Concurrent callers share one update, and there is at most one per half second. Without an update for 60 s all keys
+    are refused, because any may have been revoked.
     """
 
     def __init__(self, source: KeySource, clock: Clock) -> None:
@@ -108,7 +106,7 @@ class KeyRows:
         self._by_digest: dict[bytes, KeyGrant] = {}
         self._ended: dict[bytes, KeyGrant] = {}
         self._last_change = 0
-        self._began_at = float("-inf")
+        self._started_at = float("-inf")
         self._fresh_at = float("-inf")
         self._is_failing = False
         self._lock = asyncio.Lock()
@@ -117,26 +115,26 @@ class KeyRows:
         self._reported: dict[str, float] = {}
 
     async def run(self) -> None:
-        """Keep the snapshot up to date, for ever."""
+        """Keep the snapshot up to date until cancelled."""
         while True:
             async with self._lock:
                 await self._sync()
             await self._clock.sleep(_SYNC_SECONDS)
 
-    async def find(self, secret: str, *, may_look: Callable[[], bool] = lambda: True) -> KeyGrant | None:
-        """Return the key with that secret, None if there is none that is in force; counts as its use.
+    async def find(self, secret: str, *, may_look_up: Callable[[], bool] = lambda: True) -> KeyGrant | None:
+        """Return the valid key with that secret, or None; counts as a use.
 
-        `may_look` is asked before a look for what the snapshot cannot tell.
+        `may_look_up` is asked before an update for an unknown key.
 
         Raises:
-            DependencyUnavailable: it cannot be told now.
+            DependencyUnavailable: the key cannot be checked now.
         """
         if not is_secret(secret):
             return None
         digest = digest_of(secret)
         found = self._in_force(self._known(digest))
         if found is None or self.is_stale:
-            if (may_look() and not await self._sync_at_once()) or self.is_stale:
+            if (may_look_up() and not await self._sync_now()) or self.is_stale:
                 raise DependencyUnavailable("keys cannot be checked now: try again")
             found = self._in_force(self._known(digest))
         if found is not None:
@@ -149,17 +147,17 @@ class KeyRows:
         return None if self._in_force(found) else found
 
     def in_force(self, key_id: str) -> KeyGrant | None:
-        """Return the key with that id; None if it is not in force."""
+        """Return the valid key with that id, or None."""
         found = next((grant for grant in self._by_digest.values() if grant.credential_id == key_id), None)
         return self._in_force(found)
 
     @property
     def is_stale(self) -> bool:
-        """True if the snapshot is too old for any key to be accepted."""
+        """True if the snapshot is too old to accept any key."""
         return self._clock.monotonic() - self._fresh_at >= _STALE_SECONDS
 
     def _known(self, digest: bytes) -> KeyGrant | None:
-        # By a clock that was wrong a key may have ended too early.
+        # With a wrong clock a key may have been moved to the ended ones too early.
         return self._by_digest.get(digest) or self._ended.get(digest)
 
     def _in_force(self, grant: KeyGrant | None) -> KeyGrant | None:
@@ -167,20 +165,20 @@ class KeyRows:
             return None
         return None if grant.expire_time is not None and grant.expire_time <= self._clock.now() else grant
 
-    async def _sync_at_once(self) -> bool:
-        """Return whether the snapshot is up to date, as of a moment after this call."""
+    async def _sync_now(self) -> bool:
+        """Update the snapshot after this call and return whether that succeeded."""
         if self._next is None:
             self._next = asyncio.get_running_loop().create_task(self._sync_next(), name="keys.sync")
         return await tasks.shield(self._next)
 
     async def _sync_next(self) -> bool:
         try:
-            wait_seconds = self._began_at + _SYNC_AT_ONCE_SECONDS - self._clock.monotonic()
+            wait_seconds = self._started_at + _SYNC_INTERVAL_SECONDS_MIN - self._clock.monotonic()
             if wait_seconds > 0:
                 await self._clock.sleep(wait_seconds)
             await self._lock.acquire()
         finally:
-            # Whoever comes from here on may mean a key that is newer than this look.
+            # Later callers may need a key that is newer than this update.
             self._next = None
         try:
             return await self._sync()
@@ -188,42 +186,42 @@ class KeyRows:
             self._lock.release()
 
     async def _sync(self) -> bool:
-        began_at = self._began_at = self._clock.monotonic()
-        # After a long silence the database may be another one, an older copy for example.
-        is_anew = self.is_stale
-        used = self._uses_to_report(began_at)
-        after_change = 0 if is_anew else self._last_change
+        started_at = self._started_at = self._clock.monotonic()
+        # After a long outage the database may be another one, for example an older copy.
+        is_full = self.is_stale
+        used = self._uses_to_report(started_at)
+        after_change = 0 if is_full else self._last_change
         try:
             await self._read(after_change, used)
         except PawlError as error:
             if not self._is_failing:
-                _log.warning("keys.not_synced", reason=error.message)
+                _log.warning("keys.sync_failed", reason=error.message)
             self._is_failing = True
             return False
         if self._is_failing:
-            _log.info("keys.synced_again")
+            _log.info("keys.sync_recovered")
         self._is_failing = False
-        self._fresh_at = began_at
+        self._fresh_at = started_at
         self._used.difference_update(used)
-        self._reported.update(dict.fromkeys(used, began_at))
+        self._reported.update(dict.fromkeys(used, started_at))
         return True
 
     async def _read(self, after_change: int, used: Sequence[str]) -> None:
-        """Bring the snapshot up to date; it changes when all is read."""
-        is_anew = after_change == 0
+        """Update the snapshot; it changes once everything has been read."""
+        is_full = after_change == 0
         found: list[KeyGrant] = []
         has_more = True
         while has_more:
             changes = await self._source.sync_keys(after_change, used)
             used = ()
             if changes.last_change < after_change:
-                after_change, is_anew, found = 0, True, []
+                after_change, is_full, found = 0, True, []
             else:
                 found += changes.keys
                 after_change, has_more = changes.last_change, changes.has_more
-        if is_anew:
+        if is_full:
             self._by_digest, self._ended = {}, {}
-        if found or is_anew:
+        if found or is_full:
             self._apply(found)
         self._last_change = after_change
 

@@ -1,4 +1,4 @@
-"""API keys over the wire: how all services but job-store hear of them."""
+"""Syncs API keys from job-store to the other services."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pawl.identity.v1 import key_sync_pb2 as pb
 from pawl.identity.v1.key_sync_pb2_grpc import KeySyncServiceStub
 
 _DEADLINE_SECONDS: Final = 3.0
-_WIRE: Final = Translator(lambda unknown: ValueError(f"{unknown.value} is none of ours"))
+_WIRE: Final = Translator(lambda unknown: ValueError(f"{unknown.value} is unknown"))
 _WIRE.struct(
     KeyGrant,
     pb.KeyGrant,
@@ -25,7 +25,7 @@ CHANGES: Final = _WIRE.struct(KeyChanges, pb.SyncKeysResponse)
 
 
 class KeySyncClient:
-    """The KeySource port, on a channel to job-store."""
+    """A KeySource over a channel to job-store."""
 
     def __init__(self, job_store: grpc.aio.Channel) -> None:
         self._stub = KeySyncServiceStub(job_store)

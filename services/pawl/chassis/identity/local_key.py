@@ -1,4 +1,4 @@
-"""The key that a client shows: that of a suite on one machine goes to that suite only, another one over TLS only."""
+"""Chooses the key that a client sends: a suite's local key only to that suite, other keys remotely only over TLS."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from pawl.chassis.process.settings import is_loopback, split_address
 from pawl.chassis.process.start import StartError
 from pawl.chassis.rpc.replicas import read_endpoints
 
+# The file name in the secrets folder.
 LOCAL_KEY = "local-key"
-"""The name of its file in the folder of secrets."""
+# The variable that lets a client send its key unencrypted to other machines.
 IN_CLEAR: Final = "PAWL_KEY_IN_CLEAR"
-"""The variable with which a client sends its key unencrypted beyond this machine."""
+# The files in which Linux lists listening sockets.
 LISTENERS: Final = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
-"""The files in which Linux says who listens."""
 
 _LISTEN: Final = "0A"
-# Fields of a line of those tables.
+# Column numbers in these files.
 _LOCAL_ADDRESS, _STATE, _USER = 1, 3, 7
 
 
 class KeyInClear(StartError):
-    """A key would go over a network unencrypted: give the authority of the certificates there."""
+    """A key would be sent over a network unencrypted."""
 
     def __init__(self, address: str) -> None:
         super().__init__(
-            f"The key would go to {address} unencrypted, and whoever hears it could call with it. Give the file with"
-            " the certificates of its authority, to speak TLS: --ca FILE or PAWL_TLS_CA_FILE, `authority` of a Worker"
+            f"The key would be sent to {address} unencrypted, where others could read and use it. To use TLS, give the"
+            " file of the server's certificate authority: --ca FILE or PAWL_TLS_CA_FILE, or `authority` of a Worker"
             " or a Client."
-            " Or, in a private network in which nobody else listens, say that it may:"
-            f" --key-in-clear or {IN_CLEAR}=1, `key_in_clear` of a Worker or a Client."
+            " To send it anyway, in a private network only, use"
+            f" --key-in-clear or {IN_CLEAR}=1, or `key_in_clear` of a Worker or a Client."
         )
 
 
 def check_hidden(addresses: Iterable[str], *, speaks_tls: bool, in_clear: bool) -> None:
-    """Return if a key may be sent to these addresses.
+    """Check that a key may be sent to these addresses.
 
     Raises:
-        KeyInClear: one of them is beyond this machine, without TLS, and `in_clear` does not allow it.
-        ValueError: one is no address.
+        KeyInClear: one is on another machine, without TLS, and `in_clear` is False.
+        ValueError: one is not an address.
     """
     beyond = [address for address in addresses if not (speaks_tls or in_clear or is_loopback(address))]
     if beyond:
@@ -51,13 +51,11 @@ def check_hidden(addresses: Iterable[str], *, speaks_tls: bool, in_clear: bool) 
 
 
 def find_key(addresses: Iterable[str], *, data: Path | None = None, environment: Mapping[str, str]) -> str | None:
-    """Return the key to send to these addresses now: PAWL_API_KEY, else that of the suite that listens on all of them.
+    """Return the key to send to these addresses now: PAWL_API_KEY, or the key of the suite that listens on all of them.
 
-    The suite is the one that runs on `data`, else on PAWL_DATA, else on `.pawl`.
-    Its key is for it alone: there is none for other addresses, none once its
-    launcher has ended, and none while a process of another user than the key's
-    listens at one of them, who could have taken the port of a service that is down.
-    So ask anew for each call. Where the machine has no LISTENERS, users are not compared.
+    The suite runs on `data`, PAWL_DATA or `.pawl`, in this order. Its key is returned only for its own addresses, while
+    its launcher runs. It is not returned if another user's process listens at one of them, which could have taken the
+    port of a stopped service. So call this again for each request. Systems without LISTENERS do not compare users.
     """
     given = environment.get("PAWL_API_KEY")
     if given:
@@ -79,10 +77,10 @@ def find_key(addresses: Iterable[str], *, data: Path | None = None, environment:
 
 
 def users_at(address: str, tables: Iterable[str]) -> set[int]:
-    """Return the ids of the users whose processes may get a connection to an address, by /proc/net/tcp and tcp6.
+    """Return the ids of users whose processes may accept connections at an address, from /proc/net/tcp and tcp6.
 
     Raises:
-        ValueError: it is not an IP address and a port.
+        ValueError: the text is not an IP address and a port.
     """
     host, port = split_address(address)
     wanted = ipaddress.ip_address(host)
@@ -90,29 +88,29 @@ def users_at(address: str, tables: Iterable[str]) -> set[int]:
     for line in (line for table in tables for line in table.splitlines()[1:]):
         fields = line.split()
         text, _, number = fields[_LOCAL_ADDRESS].partition(":")
-        if fields[_STATE] == _LISTEN and int(number, 16) == port and _takes(_read_host(text), wanted):
+        if fields[_STATE] == _LISTEN and int(number, 16) == port and _accepts(_read_host(text), wanted):
             found.add(int(fields[_USER]))
     return found
 
 
 def _read_host(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """Read an address as the tables have it: in words of four bytes, each in the order of the machine."""
+    """Parse an address of these files: words of four bytes in the machine's byte order."""
     words = [int(text[start : start + 8], 16) for start in range(0, len(text), 8)]
     address = ipaddress.ip_address(b"".join(word.to_bytes(4, sys.byteorder) for word in words))
     return getattr(address, "ipv4_mapped", None) or address
 
 
-def _takes(
+def _accepts(
     listening: ipaddress.IPv4Address | ipaddress.IPv6Address, wanted: ipaddress.IPv4Address | ipaddress.IPv6Address
 ) -> bool:
-    """Return whether a listener gets connections to an address; one at `::` may take those of IPv4 as well."""
+    """Return whether a listener accepts connections to an address; one at `::` may accept IPv4 too."""
     if listening.is_unspecified:
         return listening.version >= wanted.version
     return listening == wanted
 
 
 def _listening(data: Path) -> set[str]:
-    """Return the addresses on this machine at which the suite of that folder says that it listens; none if it ended."""
+    """Return the loopback addresses of the suite on that data folder; empty if its launcher has ended."""
     endpoints = read_endpoints(data)
     if endpoints is None:
         return set()

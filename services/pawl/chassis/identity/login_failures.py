@@ -1,7 +1,7 @@
-"""Failed logins: a counter by kind, a log line, and a limit by the minute.
+"""Failed logins: a counter by kind, log lines, and limits per minute.
 
-Logins that succeed never come here. The limit bounds what a failed login may cost: a lookup of an unknown
-credential, and a log line.
+The limits bound the cost of failed logins: lookups of unknown credentials, and log lines. Successful logins are not
+counted.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from urllib.parse import unquote
 
 import prometheus_client
 
-from pawl.chassis.identity.auth import bearer_key, check_said_once
+from pawl.chassis.identity.auth import bearer_key, check_not_repeated
 from pawl.chassis.ids import KeyId
 from pawl.chassis.process import logs
 from pawl.chassis.process.clock import Clock
 from pawl.errors import Overloaded, Unauthenticated
 
+# How many sources and keys have failure counts; the oldest are dropped first.
 ENTRIES_MAX: Final = 4096
-"""The sources and keys whose failures are counted: the oldest give way."""
-LOOKING_MAX: Final = 1000
-"""Unknown callers that wait for a lookup at the same time."""
+# Concurrent lookups of unknown callers.
+LOOKUPS_MAX: Final = 1000
 
 NO_KEY: Final = KeyId("")
 _SOURCE_MAX: Final = 30
@@ -39,7 +39,7 @@ Metadata = Sequence[tuple[str, str | bytes]]
 
 
 class LoginRefused(Exception):
-    """The cause of an Unauthenticated, which callers do not see; `key_id` is of a key that has ended."""
+    """The cause of an Unauthenticated error, hidden from callers; `key_id` is an expired or revoked key."""
 
     def __init__(self, kind: str, key_id: KeyId = NO_KEY) -> None:
         super().__init__(kind)
@@ -48,10 +48,10 @@ class LoginRefused(Exception):
 
 
 def kind_of(metadata: Metadata) -> str:
-    """Return why the metadata of a refused call name no known caller: absent, repeated, malformed or unknown."""
+    """Return why the metadata of a refused call identify no caller: absent, repeated, malformed or unknown."""
     texts = {name: value for name, value in metadata if isinstance(value, str)}
     try:
-        check_said_once(metadata)
+        check_not_repeated(metadata)
     except Unauthenticated:
         return "repeated"
     try:
@@ -62,7 +62,7 @@ def kind_of(metadata: Metadata) -> str:
 
 
 def source_of(peer: str) -> str:
-    """Return the address that gRPC names: without its port, and of IPv6 the network that one customer has."""
+    """Return the address in a gRPC peer without its port; for IPv6 the /64 network, which one customer has."""
     kind, _, rest = unquote(peer).partition(":")
     if kind not in {"ipv4", "ipv6"}:
         return kind
@@ -83,34 +83,34 @@ class LoginFailures:
         self._counter = counter
         self._clock = clock
         self._failed = Counter[str]()
-        self._began_at = clock.monotonic()
-        self._looking: set[object] = set()
-        self._untold = 0
+        self._started_at = clock.monotonic()
+        self._lookups: set[object] = set()
+        self._unlogged = 0
 
-    def may_look(self, source: str, authorization: str) -> bool:
-        """Return whether a lookup of an unknown credential may cost something."""
+    def may_look_up(self, source: str, authorization: str) -> bool:
+        """Return whether a lookup of an unknown credential is within the limits."""
         self.report()
         return self._failed[source] < _SOURCE_MAX and self._failed[_short(authorization)] < _KEY_MAX
 
-    def look(self, call: object, source: str, authorization: str) -> bool:
-        """Return whether a call may wait for a lookup of its caller; it counts as waiting until `end_look`.
+    def start_lookup(self, call: object, source: str, authorization: str) -> bool:
+        """Return whether a call may look up its caller; it counts as waiting until `end_lookup`.
 
         Raises:
-            Overloaded: too many wait for that.
+            Overloaded: too many calls are waiting for lookups.
         """
-        if not self.may_look(source, authorization):
+        if not self.may_look_up(source, authorization):
             return False
-        if call not in self._looking and len(self._looking) >= LOOKING_MAX:
-            raise Overloaded(f"{LOOKING_MAX} callers are being looked up: try again later")
-        self._looking.add(call)
+        if call not in self._lookups and len(self._lookups) >= LOOKUPS_MAX:
+            raise Overloaded(f"{LOOKUPS_MAX} callers are being looked up: try again later")
+        self._lookups.add(call)
         return True
 
-    def end_look(self, call: object) -> None:
-        """Remove a call from those that wait, if it is one."""
-        self._looking.discard(call)
+    def end_lookup(self, call: object) -> None:
+        """Remove a call from the waiting ones. Idempotent."""
+        self._lookups.discard(call)
 
     def note(self, source: str, metadata: Metadata, method: str, cause: BaseException | None = None) -> None:
-        """Count a login that failed, and log it unless there are too many. The cause is that of its error."""
+        """Count a failed login, and log it unless there are too many. `cause` is the cause of its error."""
         self.report()
         kind, key, key_id = kind_of(metadata), "", NO_KEY
         if kind == "unknown":
@@ -118,29 +118,29 @@ class LoginFailures:
             if isinstance(cause, LoginRefused):
                 kind, key_id = cause.kind, cause.key_id
         self._counter.labels(kind).inc()
-        # One program with an old key, which tries again and again, holds up nothing else from its address.
+        # A program that keeps retrying an old key must not block others at its address.
         if (not key or self._spend(key, _KEY_MAX)) and self._spend(source, _SOURCE_MAX):
             known = {"key_id": key_id} if key_id else {}
             _log.warning("login.failed", kind=kind, source=source, key=key, method=method, **known)
         else:
-            self._untold += 1
+            self._unlogged += 1
 
-    def may_tell(self, source: str) -> bool:
-        """Return whether the log may have one more line of a caller who could not be checked."""
+    def may_log(self, source: str) -> bool:
+        """Return whether another caller at this source that could not be checked may be logged."""
         self.report()
         return self._spend(f"unchecked {source}", _SOURCE_MAX)
 
     def report(self) -> None:
-        """Once a minute, log how many failures had no line of their own, and count anew."""
-        if self._clock.monotonic() - self._began_at < _WINDOW_SECONDS:
+        """Once a minute, log how many failures were not logged, and reset the counts."""
+        if self._clock.monotonic() - self._started_at < _WINDOW_SECONDS:
             return
-        if self._untold:
-            _log.warning("login.failures_throttled", count=self._untold)
+        if self._unlogged:
+            _log.warning("login.failures_throttled", count=self._unlogged)
         self._failed.clear()
-        self._began_at, self._untold = self._clock.monotonic(), 0
+        self._started_at, self._unlogged = self._clock.monotonic(), 0
 
     def _spend(self, name: str, most: int) -> bool:
-        """Count one failure; returns whether it is within the limit."""
+        """Count one failure; return whether it is within the limit."""
         if self._failed[name] >= most:
             return False
         self._failed[name] += 1
@@ -150,5 +150,5 @@ class LoginFailures:
 
 
 def _short(authorization: str) -> str:
-    """Return so much of a digest that one key is told from another, and nothing is learnt about it."""
+    """Return a digest long enough to tell keys apart, but too short to reveal them."""
     return hashlib.sha256(authorization.encode()).hexdigest()[:_KEY_CHARACTERS]

@@ -1,4 +1,4 @@
-"""The roles of callers, and the one table of who may call which method."""
+"""Roles, and the table of the callers of each method."""
 
 from __future__ import annotations
 
@@ -8,47 +8,47 @@ from typing import Final
 
 
 class Role(StrEnum):
-    """The rights of a credential; it has any number of them, and may do what each of them may."""
+    """A role of a credential. A credential may have several, and has the rights of each."""
 
+    # Read-only.
     VIEWER = "viewer"
-    """Reads, and nothing else."""
+    # Starts runs and steers its own. Credentials without roles have the rights of a member.
     MEMBER = "member"
-    """Starts runs and steers its own. A credential without roles calls what a member does."""
+    # A member who also decides gated calls of the whole store.
     APPROVER = "approver"
-    """A member who also decides gated calls of the whole store."""
+    # An approver who also manages agents, tools, rules and documents of the store.
     ADMIN = "admin"
-    """An approver who also governs the agents, tools, rules and documents of the store."""
+    # A member who also repairs runs of the store, reads its audit log and manages its keys.
     OPERATOR = "operator"
-    """A member who also mends runs of the store, reads its audit and governs its keys."""
+    # A program that runs tools of the store.
     WORKER = "worker"
-    """A program that runs tools of the store."""
+    # A program that acts for users of the store with its other roles.
     DELEGATE = "delegate"
-    """A program that acts for the users of the store, with the roles that it has beside this one."""
+    # A program that only delivers webhooks, tool results and e-mail events from outside to the store.
     GATEWAY = "gateway"
-    """A program that brings triggers, calls and e-mails of the store what comes from outside, and does nothing else."""
+    # Manages the keys of all stores. It has no store and reads no contents.
     DEPLOYMENT = "deployment"
-    """Governs the keys of all stores. It has no store of its own and reads no contents."""
 
 
 ROLES: Final = frozenset(Role)
 ROLES_OF_A_STORE: Final = ROLES - {Role.DEPLOYMENT}
+# The error for roles that give no rights.
 OWN_ROLES_GO_BESIDE: Final = (
-    f"a role of your own goes beside one of {', '.join(role for role in Role if role is not Role.DEPLOYMENT)}"
+    f"custom roles require at least one of {', '.join(role for role in Role if role is not Role.DEPLOYMENT)}"
 )
-"""The answer to roles that give no rights."""
+# Roles that decide gated calls of all users of their store.
 APPROVERS: Final = frozenset({Role.APPROVER, Role.ADMIN})
-"""The roles that decide gated calls of all users of their store."""
+# Prefix of callers that are services.
 SERVICE: Final = "service:"
-"""The beginning of the callers that are services."""
 AGENT_LOOP: Final = f"{SERVICE}agent-loop"
 TOOL_REGISTRY: Final = f"{SERVICE}tool-registry"
 NOTIFIER: Final = f"{SERVICE}notifier"
 MAILBOX: Final = f"{SERVICE}mailbox"
 
 _MEMBERS: Final = frozenset({Role.MEMBER, Role.APPROVER, Role.ADMIN, Role.OPERATOR})
+# Roles of people; each can read.
 READERS: Final = _MEMBERS | {Role.VIEWER}
-"""The roles of people: each of them reads, and some do more."""
-_MENDERS: Final = frozenset({Role.ADMIN, Role.OPERATOR})
+_OPERATORS: Final = frozenset({Role.ADMIN, Role.OPERATOR})
 ANYBODY: Final = ROLES | {AGENT_LOOP, TOOL_REGISTRY, NOTIFIER, MAILBOX}
 
 _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
@@ -62,7 +62,7 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
         " PreviewUndo GetUndoReport",
         _MEMBERS: "StartRun Session LeaseCall SubmitToolResults Decide DecideCalls SendMessage CancelRun TopUpRun"
         " UndoRun UndoCall",
-        _MENDERS: "ResolveCall",
+        _OPERATORS: "ResolveCall",
         ROLES: "WhoAmI",
     },
     "pawl.agent.v1.ConversationService": {
@@ -70,7 +70,7 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
         _MEMBERS: "UpdateConversation ForkConversation ImportConversation EraseConversation",
     },
     "pawl.agent.v1.JobService": {READERS: "GetJob ListJobs", _MEMBERS: "StartJob StopJob StopJobs PauseJob ResumeJob"},
-    "pawl.agent.v1.OperatorService": {_MENDERS: "ListAttention RedriveRun EndRun EndJobs"},
+    "pawl.agent.v1.OperatorService": {_OPERATORS: "ListAttention RedriveRun EndRun EndJobs"},
     "pawl.agent.v1.ScheduleService": {
         READERS: "GetSchedule ListSchedules",
         _MEMBERS: "CreateSchedule UpdateSchedule PauseSchedule ResumeSchedule TriggerSchedule"
@@ -119,7 +119,7 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
         READERS: "GetPreferences",
         _MEMBERS: "UpdatePreferences MuteConversation UnmuteConversation",
     },
-    "pawl.tool.v1.AuditService": {_MENDERS: "ListAudit VerifyAudit GetToolAnalytics"},
+    "pawl.tool.v1.AuditService": {_OPERATORS: "ListAudit VerifyAudit GetToolAnalytics"},
     "pawl.tool.v1.CompletionService": {_MEMBERS | {Role.GATEWAY}: "CompleteCall"},
     "pawl.tool.v1.DocumentService": {
         READERS: "ListDocuments GetDocument",
@@ -137,7 +137,7 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
         _MEMBERS: "EraseMemories",
     },
     "pawl.tool.v1.RuleService": {READERS: "ListRules", _MEMBERS: "CreateRule RevokeRule"},
-    "pawl.tool.v1.SourceService": {_MENDERS: "AddSource RemoveSource ListSources CheckSource ApproveSource"},
+    "pawl.tool.v1.SourceService": {_OPERATORS: "AddSource RemoveSource ListSources CheckSource ApproveSource"},
     "pawl.tool.v1.ToolService": {
         READERS | {Role.WORKER}: "GetTool ListTools",
         (Role.MEMBER, Role.ADMIN): "RegisterTool",
@@ -156,13 +156,13 @@ def _rows() -> Iterator[tuple[str, frozenset[str]]]:
                 yield f"/{service}/{method}", frozenset(callers)
 
 
+# The roles and services that may call each method, by full method name. Unlisted methods have no callers.
 CALLERS: Final[Mapping[str, frozenset[str]]] = dict(_rows())
-"""The roles and services that may call each method, by its full name. What is not here, nobody may call."""
 
 
 def rights(roles: Collection[str]) -> frozenset[str]:
-    """Return the roles that count in CALLERS for a credential with `roles`: without any, those of a member.
+    """Return the entries of CALLERS for a credential with these roles; no roles mean member.
 
-    Of roles that are all unknown, a misspelt one for example, there are none.
+    Unknown roles, such as misspelt ones, give no rights.
     """
     return ROLES.intersection(roles) if roles else frozenset({Role.MEMBER})

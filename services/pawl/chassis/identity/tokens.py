@@ -1,6 +1,6 @@
-"""The rules of tokens (JWT, RFC 7519 and 9068): which are accepted, and who calls with one.
+"""Validation of tokens (JWT, RFC 7519 and 9068) by the rules of RFC 8725.
 
-Everything here is pure: `issuers` has the keys and the time. The rules are those of RFC 8725.
+Everything here is pure; `issuers` provides the keys and the time.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from pawl.chassis.ids import CredentialId, UserId, is_id
 from pawl.chassis.process.settings import is_loopback
 from pawl.errors import InvalidJson, TooLarge
 
+# The size limit of a key set and of an issuer's metadata.
 KEYS_BYTES_MAX: Final = 512 * 1024
-"""Bytes of the largest set of keys, and of the largest description of an issuer."""
 
 _KEYS_MAX: Final = 100
 _TIME_MAX: Final = 253402300799  # The last second of the year 9999, which a Timestamp can hold.
+# How many keys with the same id are tried for one signature.
 _TRIED_MAX: Final = 4
-"""The most keys that one signature is checked with, where several have its key id."""
 _TEXT_LENGTH_MAX: Final = 1024
 _RSA_BITS: Final = range(2048, 8192 + 1)
 _DIGEST_PREFIX: Final = "sha256-"
 _TYPES: Final = frozenset({"jwt", "application/jwt", "at+jwt", "application/at+jwt"})
-# `crit` and `b64` change how a token is to be read, `enc` and `zip` belong to encrypted ones, `cty` to nested ones.
+# `crit` and `b64` change how a token is read; `enc` and `zip` belong to encrypted tokens, `cty` to nested ones.
 _REFUSED_HEADERS: Final = ("crit", "b64", "enc", "zip", "cty")
 
 Algorithm = Literal[
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519", "Ed448"
 ]
 _ALGORITHMS: Final[tuple[Algorithm, ...]] = get_args(Algorithm)
-# What a set of keys may say of one; what belongs to a certificate or to a private key is not for us.
+# The public parameters of a JWK by type. Certificate and private parameters are ignored.
 _PUBLIC: Final = {
     "RSA": frozenset({"n", "e"}),
     "EC": frozenset({"crv", "x", "y"}),
@@ -53,36 +53,36 @@ _PUBLIC: Final = {
 _ABOUT: Final = frozenset({"kty", "kid", "use", "alg", "key_ops"})
 
 _Id = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
-# None at all would be more than a role: such a caller decides about its own runs.
+# An empty list would mean more rights than a role: such a caller decides about its own runs.
 _Roles: TypeAlias = Annotated[list[_Id], msgspec.Meta(min_length=1)]
 _Text = Annotated[str, msgspec.Meta(min_length=1, max_length=_TEXT_LENGTH_MAX)]
+# The name of a claim, or its path through nested claims.
 _Claim: TypeAlias = _Text | Annotated[tuple[_Text, ...], msgspec.Meta(min_length=1, max_length=8)]
-"""The name of a claim, or its path through objects that are claims."""
 
 
 class TokenRefused(Exception):
-    """A token does not count. The text is for the log: the caller is not told why."""
+    """The token is not valid. The message is for the log; the caller gets no reason."""
 
 
 class StoreOf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The store of a token: one for all of the issuer, or by a claim."""
+    """The store of a token: the same for the whole issuer, or from a claim."""
 
     claim: _Claim | None = None
     value: _Id | None = None
 
     def __post_init__(self) -> None:
         if (self.claim is None) == (self.value is None):
-            raise ValueError("`store` has either a `claim` or a `value`")
+            raise ValueError("`store` must have either a `claim` or a `value`")
 
 
 class UserOf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The user of a token, by a claim."""
+    """The user of a token, from a claim."""
 
     claim: _Claim
 
 
 class RolesOf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The roles of a token: those that `map` has for the values of a claim, else `default`, else it is refused."""
+    """The roles of a token: `map` applied to a claim, or `default`. Without either the token is refused."""
 
     claim: _Claim
     map: dict[str, _Roles]
@@ -91,13 +91,13 @@ class RolesOf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def __post_init__(self) -> None:
         given = (*self.map.values(), self.default or ())
         if any(Role.DEPLOYMENT in roles for roles in given):
-            raise ValueError("nobody gets the role deployment by a token: make a key for it")
+            raise ValueError("tokens cannot have the role deployment: create a key for it")
         if not all(map(rights, given)):
             raise ValueError(f"for each value of the claim, {OWN_ROLES_GO_BESIDE}")
 
 
 class Provider(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One entry of PAWL_OIDC_FILE: an issuer whose tokens for one audience count, and who calls with them."""
+    """One entry of PAWL_OIDC_FILE: an issuer and audience whose tokens are accepted, and how claims map to callers."""
 
     issuer: _Text
     audience: _Text
@@ -116,7 +116,7 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublicKey:
-    """A key of an issuer, and the algorithms whose signatures it checks."""
+    """An issuer's key, and the algorithms it can verify."""
 
     key_id: str | None
     algorithms: frozenset[str]
@@ -125,7 +125,7 @@ class PublicKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Token:
-    """The parts of a token, of which nothing is proven yet."""
+    """The parts of a token that is not yet verified."""
 
     algorithm: str
     key_id: str | None
@@ -138,7 +138,7 @@ def parse_providers(content: bytes) -> tuple[Provider, ...]:
     """Return the providers of PAWL_OIDC_FILE, a JSON list.
 
     Raises:
-        ValueError: it has another form, or names an issuer twice for one audience.
+        ValueError: the file has another form, or an issuer twice for one audience.
     """
     providers = tuple(msgspec.json.decode(content, type=list[Provider]))
     if len({(provider.issuer, provider.audience) for provider in providers}) != len(providers):
@@ -147,7 +147,7 @@ def parse_providers(content: bytes) -> tuple[Provider, ...]:
 
 
 def is_safe_url(url: str) -> bool:
-    """Return whether what a URL gives can be believed: over https, or without it from this machine."""
+    """Return whether content of a URL can be trusted: it uses https, or http on this machine."""
     try:
         parts = urlsplit(url)
         is_here = is_loopback(f"{parts.hostname}:{parts.port or 80}")
@@ -158,35 +158,35 @@ def is_safe_url(url: str) -> bool:
 
 
 def is_token(key: str) -> bool:
-    """Return whether the credential of a call has the form of a token: three parts with dots between."""
+    """Return whether a credential has the form of a token: three parts separated by dots."""
     return key.count(".") == 2  # noqa: PLR2004  # see above
 
 
 def read_token(text: str) -> Token:
-    """Return the parts of a token, to find out with which provider and key it is to be checked.
+    """Parse a token without verifying it.
 
     Raises:
-        TokenRefused: it is too long, malformed, encrypted, nested, or asks to be read in another way.
+        TokenRefused: the token is too long, malformed, encrypted, nested, or changes how it must be read.
     """
     if len(text) > KEY_LENGTH_MAX or not is_token(text):
-        raise TokenRefused("it is no token, or too long")
+        raise TokenRefused("it is not a token, or too long")
     parts = text.encode().split(b".")
     header, claims, signature = map(_decode, parts)
     head, body = _object(header, "header"), _object(claims, "claims")
     if found := [name for name in _REFUSED_HEADERS if name in head]:
         raise TokenRefused(f"the header has {found[0]}")
-    if "events" in body:  # a logout token, say: it tells something of a user, and does not speak for one
+    if "events" in body:  # for example a logout token, which is about a user but does not authenticate one
         raise TokenRefused("it is a security event")
     algorithm, key_id, kind = head.get("alg"), head.get("kid"), head.get("typ", "JWT")
     if not isinstance(algorithm, str) or not isinstance(key_id, str | None):
-        raise TokenRefused("alg or kid of the header is no text")
+        raise TokenRefused("alg or kid of the header is not a string")
     if not isinstance(kind, str) or kind.lower() not in _TYPES:
-        raise TokenRefused("typ of the header is of another kind of token")
+        raise TokenRefused("typ of the header is another kind of token")
     return Token(algorithm=algorithm, key_id=key_id, claims=body, signed=b".".join(parts[:2]), signature=signature)
 
 
 def provider_of(providers: Iterable[Provider], token: Token) -> Provider:
-    """Return the first provider whose issuer and audience a token names, and whose algorithms it keeps to.
+    """Return the first provider that matches a token's issuer and audience and allows its algorithm.
 
     Raises:
         TokenRefused: there is none.
@@ -196,16 +196,16 @@ def provider_of(providers: Iterable[Provider], token: Token) -> Provider:
     for provider in providers:
         if provider.issuer == issuer and provider.audience in audiences:
             if token.algorithm not in provider.algorithms:
-                raise TokenRefused("the algorithm is not one of its provider's")
+                raise TokenRefused("the provider does not allow the algorithm")
             return provider
-    raise TokenRefused("no provider is for its issuer and audience")
+    raise TokenRefused("no provider matches its issuer and audience")
 
 
 def check_claims(provider: Provider, token: Token, now: float) -> None:
-    """Return if the claims of a token hold now: issuer, audience, subject, times.
+    """Check the claims of a token: issuer, audience, subject, times.
 
     Raises:
-        TokenRefused: they do not.
+        TokenRefused: a claim is invalid.
     """
     expected = JWTClaimsRegistry(
         now=int(now),
@@ -224,10 +224,10 @@ def check_claims(provider: Provider, token: Token, now: float) -> None:
 
 
 def parse_keys(content: bytes) -> tuple[PublicKey, ...]:
-    """Return those keys of a JWK set (RFC 7517) that can check a signature; of others there may be any.
+    """Return the keys of a JWK set (RFC 7517) that can verify signatures; other keys are ignored.
 
     Raises:
-        ValueError: it is no such set, or a very large one.
+        ValueError: the content is not a key set, or is too large.
     """
     try:
         found = strict_json.loads(content, bytes_max=KEYS_BYTES_MAX)
@@ -240,7 +240,7 @@ def parse_keys(content: bytes) -> tuple[PublicKey, ...]:
 
 
 def fitting(keys: Iterable[PublicKey], token: Token) -> list[PublicKey]:
-    """Return the keys with which a token may be signed: with its key id, if it names one, and for its algorithm."""
+    """Return the keys that may have signed a token: those with its key id, if any, and its algorithm."""
     found = [
         key
         for key in keys
@@ -250,21 +250,21 @@ def fitting(keys: Iterable[PublicKey], token: Token) -> list[PublicKey]:
 
 
 def is_signed(token: Token, keys: Iterable[PublicKey]) -> bool:
-    """Return whether one of these keys, which fit the token, made its signature."""
+    """Return whether one of these keys made the signature of the token."""
     algorithm = JWSRegistry.algorithms[token.algorithm]
     return any(_verifies(algorithm.verify, token, each.key) for each in keys)
 
 
 def credential_of(provider: Provider, claims: Mapping[str, Any]) -> Credential:
-    """Return who calls with a token of a provider that was found to be good.
+    """Return the credential of a verified token.
 
-    The id is that of issuer and subject, so it is the same for the next token.
+    Its id is derived from issuer and subject, so it is the same for all tokens of a subject.
 
     Raises:
-        TokenRefused: a claim for it is missing, or has none of the values that count.
+        TokenRefused: a required claim is missing or has no valid value.
     """
     if provider.user.claim in ("email", ("email",)) and claims.get("email_verified") is not True:
-        raise TokenRefused("the issuer has not verified the e-mail that is to be the user")
+        raise TokenRefused("the issuer has not verified the user's e-mail address")
     store = provider.store
     subject = msgspec.json.encode([claims["iss"], claims["sub"]])
     return Credential(
@@ -277,9 +277,9 @@ def credential_of(provider: Provider, claims: Mapping[str, Any]) -> Credential:
 
 
 def to_id(value: str) -> str:
-    """Return the id for a value of a claim: itself, if it has the form of one, else `sha256-` and its digest.
+    """Return the id for a claim's value: the value itself if it is a valid id, otherwise `sha256-` and its digest.
 
-    Two values never get the same id: one that itself begins with `sha256-` gets a digest as well.
+    Distinct values get distinct ids: a value that starts with `sha256-` is hashed as well.
     """
     if is_id(value) and not value.startswith(_DIGEST_PREFIX):
         return value
@@ -288,7 +288,7 @@ def to_id(value: str) -> str:
 
 
 def _decode(part: bytes) -> bytes:
-    """Decode base64url as RFC 7515 has it: without padding, and only the one text that stands for the bytes."""
+    """Decode base64url as in RFC 7515: without padding, and only canonical text."""
     try:
         decoded = base64.b64decode(part + b"=" * (-len(part) % 4), altchars=b"-_", validate=True)
     except binascii.Error:
@@ -304,12 +304,12 @@ def _object(content: bytes, part: str) -> dict[str, Any]:
     except (InvalidJson, TooLarge):
         raise TokenRefused(f"the {part} is not strict JSON") from None
     if not isinstance(value, dict):
-        raise TokenRefused(f"the {part} is no object")
+        raise TokenRefused(f"the {part} is not an object")
     return value
 
 
 def _public_key(entry: dict[str, Any]) -> PublicKey | None:
-    """Return a key of a set, if it is one that checks signatures, is strong enough, and was kept secret."""
+    """Return a key of a set if it can verify signatures, is strong enough and has no private part."""
     kind = entry.get("kty")
     if not isinstance(kind, str) or kind not in _PUBLIC or "d" in entry:
         return None
@@ -318,7 +318,7 @@ def _public_key(entry: dict[str, Any]) -> PublicKey | None:
             return None
         key = jwk.import_key({name: value for name, value in entry.items() if name in _PUBLIC[kind] | _ABOUT})
     except (JoseError, TokenRefused, AttributeError, KeyError, TypeError, ValueError):
-        return None  # one of another kind, or malformed: the others of the set count
+        return None  # Another kind of key, or malformed: the other keys of the set are used.
     algorithms = frozenset(each.name for each in JWSRegistry.filter_algorithms(key, list(_ALGORITHMS)))
     return PublicKey(key_id=key.kid, algorithms=algorithms, key=key) if algorithms else None
 
@@ -331,7 +331,7 @@ def _verifies(verify: Any, token: Token, key: jwk.Key) -> bool:
 
 
 def _claim(claims: Mapping[str, Any], path: str | tuple[str, ...]) -> Any:
-    """Return the value of a claim, or of one within objects that are claims; None without it."""
+    """Return the value of a claim, by name or path; None if missing."""
     value: Any = claims
     for name in [path] if isinstance(path, str) else path:
         value = value.get(name) if isinstance(value, Mapping) else None
@@ -341,7 +341,7 @@ def _claim(claims: Mapping[str, Any], path: str | tuple[str, ...]) -> Any:
 def _text(claims: Mapping[str, Any], path: str | tuple[str, ...]) -> str:
     value = _claim(claims, path)
     if not isinstance(value, str) or not 0 < len(value) <= _TEXT_LENGTH_MAX:
-        raise TokenRefused(f"the claim {path} is no text")
+        raise TokenRefused(f"the claim {path} is not a string")
     return value
 
 
@@ -350,5 +350,5 @@ def _roles(rule: RolesOf, claims: Mapping[str, Any]) -> frozenset[str]:
     named = value.split() if isinstance(value, str) else value if isinstance(value, list) else []
     known = [rule.map[name] for name in named if isinstance(name, str) and name in rule.map]
     if not known and rule.default is None:
-        raise TokenRefused(f"the claim {rule.claim} has none of the values that have a role")
+        raise TokenRefused(f"the claim {rule.claim} has no value that maps to a role")
     return frozenset(role for roles in known or [rule.default or []] for role in roles)

@@ -1,4 +1,4 @@
-"""Time as an argument: what reads the clock or waits gets one of these."""
+"""The clock as an argument, so that tests can control time."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """The passing of time. Tests move it by hand."""
+    """A source of time. Tests move it by hand."""
 
     def now(self) -> float:
-        """Return the time of day, in seconds since 1970, UTC."""
+        """Return the Unix time in seconds."""
 
     def monotonic(self) -> float:
-        """Return seconds since some fixed moment; never goes back."""
+        """Return seconds since an arbitrary moment; never goes back."""
 
     async def sleep(self, seconds: float) -> None:
-        """Return after `seconds`. Safe to cancel."""
+        """Sleep. Safe to cancel."""
 
 
 class SystemClock:
-    """The machine's clock."""
+    """The system clock."""
 
     def now(self) -> float:
         return time.time()

@@ -1,4 +1,4 @@
-"""The HTTP server of a process: the gateway's API, and the pages for machines that look after any service."""
+"""The HTTP server of a process: the gateway's API, and the metrics and health pages of every service."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from pawl.chassis.rpc.tls import Tls, http_context
 _HEAD_SECONDS: Final = 10.0
 _HEAD_BYTES_MAX: Final = 32 * 1024
 _KEEP_ALIVE_SECONDS: Final = 30
+# A connection ends after this time if its peer acknowledges neither data nor keep-alive probes.
 _SILENT_SECONDS: Final = 40
-"""The time after which a connection ends whose other end acknowledges neither data nor keep-alive probes."""
+# A client that reads nothing of its response for this long is disconnected.
 _TAKE_SECONDS: Final = 30.0
-"""The time after which a reader that takes nothing of its answer is cut off."""
 _BACKLOG: Final = 1024
 _PART_BYTES: Final = 64 * 1024
 
@@ -34,8 +34,6 @@ _log = logs.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Response:
-    """The answer of a page."""
-
     body: bytes
     content_type: str = "text/plain; charset=utf-8"
     status: int = 200
@@ -48,7 +46,7 @@ _ONLY_GET: Final = Response(body=b"only GET\n", status=405)
 
 
 def application(pages: Mapping[str, Page]) -> Any:
-    """Return an ASGI application that serves fixed pages, one request a connection."""
+    """Return an ASGI application that serves fixed pages, one request per connection."""
 
     async def serve(scope: Any, _receive: Any, send: Any) -> None:
         page = pages.get(scope["path"])
@@ -62,10 +60,9 @@ def application(pages: Mapping[str, Page]) -> Any:
 
 
 class HttpServer:
-    """Serves an ASGI application; an async context manager, with its `address` inside.
+    """Serves an ASGI application; an async context manager that sets `address`.
 
-    At its end nothing new is accepted, `closing` is set for streams to end, and what is being answered gets
-    `drain_seconds`.
+    On exit it stops accepting, sets `closing` so that streams can end, and gives open requests `drain_seconds`.
     """
 
     protocol = "http"
@@ -137,23 +134,23 @@ class HttpServer:
 
 
 def _notice_silence(listening: socket.socket) -> None:
-    """Let the system end connections whose other end is gone without a word; those that are accepted inherit it."""
+    """Let the kernel end connections whose peer has vanished; accepted sockets inherit the options."""
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
         ("TCP_KEEPIDLE", _SILENT_SECONDS // 2),
         ("TCP_KEEPINTVL", _SILENT_SECONDS // 8),
         ("TCP_KEEPCNT", 4),
-        ("TCP_USER_TIMEOUT", _SILENT_SECONDS * 1000),  # For what was sent: Linux alone has it.
+        ("TCP_USER_TIMEOUT", _SILENT_SECONDS * 1000),  # For sent data; Linux only.
     ):
         if hasattr(socket, name):
             listening.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _in_parts(app: Any) -> Any:
-    """Return `app` sending bodies in small parts.
+    """Wrap `app` to send bodies in small parts.
 
     A TLS transport does not count bytes that it has passed to the socket. After one large write its buffer would look
-    empty, so the server could not tell a stalled reader from a slow one.
+    empty, so the server could not tell a stalled client from a slow one.
     """
 
     async def serve(scope: Any, receive: Any, send: Any) -> None:
@@ -170,7 +167,7 @@ def _in_parts(app: Any) -> Any:
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to the process."""
+    """Leaves signal handling to the process."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -178,7 +175,7 @@ class _Server(uvicorn.Server):
 
 
 class _Protocol(H11Protocol):
-    """Closes connections whose request does not arrive, or whose answer nobody takes: h11 bounds sizes, and no time."""
+    """Closes connections whose request does not arrive or whose response is not read: h11 bounds sizes but not time."""
 
     _late: asyncio.TimerHandle | None = None
     _stuck: asyncio.TimerHandle | None = None
@@ -200,7 +197,7 @@ class _Protocol(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._look_later()
+        self._check_later()
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -213,30 +210,30 @@ class _Protocol(H11Protocol):
                 timer.cancel()
         super().connection_lost(exc)
 
-    def _look_later(self) -> None:
+    def _check_later(self) -> None:
         left = self.transport.get_write_buffer_size()
-        self._stuck = self.loop.call_later(_TAKE_SECONDS, self._look, left)
+        self._stuck = self.loop.call_later(_TAKE_SECONDS, self._check, left)
 
-    def _look(self, left: int) -> None:
-        """Cut off a reader that has taken nothing; to close would be to wait for it."""
+    def _check(self, left: int) -> None:
+        """Disconnect a client that has read nothing. Closing would wait for it."""
         if self.transport.get_write_buffer_size() >= left:
             self.transport.abort()
         else:
-            self._look_later()
+            self._check_later()
 
 
+# Returns if the dependency answers, raises if not.
 Probe = Callable[[], Awaitable[object]]
-"""Returns if the dependency answers, raises if not."""
 
 _INTERVAL_SECONDS: Final = 2.0
 _TIMEOUT_SECONDS: Final = 2.0
 
 
 class HealthMonitor:
-    """Probes the dependencies every 2 s and sets the health of all services of an RPC server.
+    """Probes dependencies every 2 s and sets the health of all services of an RPC server.
 
-    NOT_SERVING while a required one does not answer; optional ones are only
-    reported. An async context manager, to be entered inside the server's.
+    Services are NOT_SERVING while a required dependency does not answer; optional ones are only reported. An async
+    context manager; enter it inside the server's.
     """
 
     def __init__(self) -> None:
@@ -247,11 +244,11 @@ class HealthMonitor:
         self._task: asyncio.Task[None] | None = None
 
     def add(self, name: str, probe: Probe, *, optional: bool = False) -> None:
-        """Watch a dependency, from the next round on."""
+        """Watch a dependency from the next round on."""
         self._probes[name] = (probe, optional)
 
     def follow(self, server: RpcServer) -> None:
-        """Set the health of the services of `server` from now on."""
+        """Publish the health of the services of `server` from now on."""
         self._server = server
 
     async def __aenter__(self) -> Self:
@@ -265,7 +262,7 @@ class HealthMonitor:
         self._serving = False
 
     async def check(self) -> None:
-        """Probe everything once and publish the outcome."""
+        """Probe all dependencies once and publish the result."""
         names = list(self._probes)
         outcomes = await asyncio.gather(*(self._probe(name) for name in names))
         for name, (failure, detail) in zip(names, outcomes, strict=True):
@@ -279,7 +276,7 @@ class HealthMonitor:
             self._server.set_health(serving=self._serving)
 
     def page(self) -> Response:
-        """Return the state for /healthz: 200 while serving, else 503."""
+        """Return the /healthz response: 200 while serving, else 503."""
         checks = {name: self._failures.get(name, "ok") for name in self._probes}
         return Response(
             body=msgspec.json.encode({"serving": self._serving, "checks": checks}) + b"\n",
@@ -293,7 +290,7 @@ class HealthMonitor:
             await self.check()
 
     async def _probe(self, name: str) -> tuple[str | None, str]:
-        """Return what failed, None if nothing, and the details that are for logs only."""
+        """Return the failure, or None, and details for logs only."""
         try:
             async with asyncio.timeout(_TIMEOUT_SECONDS):
                 await self._probes[name][0]()

@@ -1,7 +1,7 @@
-"""Structured logs: one JSON object a line, or colours on a terminal.
+"""Structured logs: one JSON object per line, or colours on a terminal.
 
-Event names are dotted constants (`rpc.served`), ids are fields, bound once by
-`bind`. Argument values, message texts and secrets are never logged.
+Event names are dotted constants (`rpc.served`); ids are fields, bound once by `bind`. Argument values, message texts
+and secrets are never logged.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 import msgspec
 
-# structlog takes rich along where that is installed, for tracebacks that are not ours: 4 MB in each process.
+# structlog imports rich if it is installed, for tracebacks that are not used here: 4 MB per process.
 _has_rich = "rich" in sys.modules
 sys.modules.setdefault("rich", None)  # type: ignore[arg-type]  # as if it were not installed
 import structlog  # noqa: E402
@@ -22,15 +22,14 @@ if not _has_rich:
 
 Format = Literal["json", "console", "auto"]
 
-# Libraries that tell every connection and every request at INFO.
-_TALKATIVE: Final = ("asyncio", "asyncpg", "grpc", "httpcore2", "httpx2", "nats", "openai", "uvicorn")
+# Libraries that log every connection and request at INFO.
+_VERBOSE: Final = ("asyncio", "asyncpg", "grpc", "httpcore2", "httpx2", "nats", "openai", "uvicorn")
 
 
 def configure(*, service: str, instance_id: str, level: str, log_format: Format) -> None:
-    """Send all logs of this process, those of libraries too, to standard error.
+    """Send all logs of this process, including those of libraries, to standard error.
 
-    Call once, at the start of a process. `auto` means `console` on a terminal
-    and `json` elsewhere.
+    Call once, at process start. `auto` means `console` on a terminal and `json` elsewhere.
     """
     as_json = log_format == "json" or (log_format == "auto" and not sys.stderr.isatty())
     number = logging.getLevelNamesMapping()[level.upper()]
@@ -52,7 +51,7 @@ def configure(*, service: str, instance_id: str, level: str, log_format: Format)
 
 
 def bind(**ids: str) -> None:
-    """Add fields to every later line of this task and of the tasks it starts."""
+    """Add fields to all later log lines of this task and of tasks it starts."""
     structlog.contextvars.bind_contextvars(**ids)
 
 
@@ -64,7 +63,7 @@ def get_logger(name: str) -> structlog.typing.FilteringBoundLogger:
 
 def _shared(service: str, instance_id: str) -> list[structlog.types.Processor]:
     def add_process(_: object, __: str, event: structlog.types.EventDict) -> structlog.types.EventDict:
-        # Not bound: gRPC starts its tasks outside of any context of ours.
+        # Not bound: gRPC starts its tasks outside of our context.
         event["service"] = service
         event["instance"] = instance_id
         return event
@@ -88,12 +87,12 @@ def _renderers(*, as_json: bool) -> list[structlog.types.Processor]:
 
 
 def _console() -> structlog.dev.ConsoleRenderer:
-    # The default formatter prints local variables, secrets among them.
+    # The default formatter prints local variables, which may hold secrets.
     return structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)
 
 
 def _route_libraries(shared: list[structlog.types.Processor], level: int, *, as_json: bool) -> None:
-    """Give the standard library's loggers the same shape as our own."""
+    """Format the standard library's logs like ours."""
     formatter = structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],
         processors=[
@@ -105,7 +104,7 @@ def _route_libraries(shared: list[structlog.types.Processor], level: int, *, as_
     handler.setFormatter(formatter)
     logging.basicConfig(handlers=[handler], level=level, force=True)
     logging.captureWarnings(capture=True)
-    for name in _TALKATIVE:
+    for name in _VERBOSE:
         logging.getLogger(name).setLevel(max(level, logging.WARNING))
-    # It warns with a traceback whenever the database is away, which `chassis.database` says in a line.
+    # It logs a traceback whenever the database is unavailable; `chassis.db.database` logs one line instead.
     logging.getLogger("asyncpg.pool").setLevel(max(level, logging.ERROR))

@@ -1,4 +1,4 @@
-"""Prometheus metrics of a process, and the HTTP server that shows them.
+"""Prometheus metrics of a process.
 
 Names are `pawl_<service>_<noun>_<unit or total>`; labels come from closed sets.
 """
@@ -25,13 +25,13 @@ _RPC_SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2
 
 
 class Metrics:
-    """The metrics of one process: its own registry, no global one.
+    """The metrics of one process, in its own registry.
 
     `service` becomes part of every name (`job_store` gives `pawl_job_store_...`).
     """
 
     def __init__(self, service: str) -> None:
-        # Else every counter and histogram has a second series that nobody asks for.
+        # Otherwise every counter and histogram has a second series that no one uses.
         disable_created_metrics()  # type: ignore[no-untyped-call]  # the library leaves this one untyped
         self.registry = CollectorRegistry()
         self._prefix = f"pawl_{service}"
@@ -40,11 +40,10 @@ class Metrics:
         self.rpc = RpcMetrics(self)
 
     def counter(self, name: str, documentation: str, labels: Sequence[str] = ()) -> Counter:
-        """Return a new counter `pawl_<service>_<name>`; end the name with `_total`."""
+        """Return a new counter `pawl_<service>_<name>`; the name must end with `_total`."""
         return Counter(f"{self._prefix}_{name}", documentation, labels, registry=self.registry)
 
     def gauge(self, name: str, documentation: str, labels: Sequence[str] = ()) -> Gauge:
-        """Return a new gauge `pawl_<service>_<name>`."""
         return Gauge(f"{self._prefix}_{name}", documentation, labels, registry=self.registry)
 
     def histogram(
@@ -59,12 +58,11 @@ class Metrics:
         return Histogram(f"{self._prefix}_{name}", documentation, labels, registry=self.registry, buckets=buckets)
 
     def text(self) -> bytes:
-        """Return all metrics in the Prometheus text format."""
         return generate_latest(self.registry)
 
 
 class RpcMetrics:
-    """The counts of the RPC server, for every service alike."""
+    """Metrics of the RPC server, the same for every service."""
 
     def __init__(self, metrics: Metrics) -> None:
         self.requests = metrics.counter("rpc_requests_total", "RPCs ended, by gRPC code.", ("method", "code"))
@@ -72,6 +70,6 @@ class RpcMetrics:
             "rpc_duration_seconds", "Time from the start of an RPC to its end, streams included.", ("method",)
         )
         self.login_failures = metrics.counter(
-            "login_failures_total", "Calls of nobody who is known, by what is wrong with their credential.", ("kind",)
+            "login_failures_total", "Calls without a valid credential, by kind of problem.", ("kind",)
         )
         self.in_flight = metrics.gauge("rpc_in_flight", "RPCs being served.", ("method",))

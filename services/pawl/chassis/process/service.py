@@ -1,4 +1,4 @@
-"""The parts that the main functions of all services have in common.
+"""The common part of all services' main functions.
 
 async def main(stop: asyncio.Event) -> None:
     settings = load(JobStoreSettings)
@@ -51,10 +51,10 @@ from pawl.chassis.rpc.status import from_rpc_error
 from pawl.errors import DeadlineExceeded, DependencyUnavailable, Internal, Unavailable
 
 _RESTART_SECONDS: Final = (0.1, 0.5, 1.0, 5.0)
-# A loop that ran this long before it crashed starts over at the shortest pause.
+# A loop that ran this long before it crashed restarts after the shortest pause.
 _HEALTHY_SECONDS: Final = 30.0
 _EXIT_USAGE: Final = 2
-_TELL_SECONDS: Final = 60.0
+_REPORT_SECONDS: Final = 60.0
 
 _log = logs.get_logger(__name__)
 
@@ -62,11 +62,10 @@ _log = logs.get_logger(__name__)
 def run_service(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
     """Run `main` on uvloop until it returns, then end the process.
 
-    SIGTERM and SIGINT set the event that `main` gets; a second one ends the
-    process at once. Exit code 0 if `main` returned and no task failed unseen, 1
-    if it raised, 2 if that was a StartError: whoever starts it again unchanged
-    need not hope. A StartError, or a dependency that is missing at start, is
-    one sentence instead of a traceback.
+    SIGTERM and SIGINT set the event passed to `main`; a second signal exits immediately. The exit code is 0 if `main`
+    returned and every task failure was handled, 2 after a StartError, and 1 otherwise. Code 2 means that a restart
+    without changes will fail again. A StartError, or a dependency missing at start, is logged as one sentence without a
+    traceback.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         code = runner.run(_run(main))
@@ -107,17 +106,15 @@ async def _run(main: Callable[[asyncio.Event], Awaitable[None]]) -> int:
 
 
 class Background:
-    """Loops that run beside the server; an async context manager that cancels them at its end.
+    """Supervised loops that run beside the server; an async context manager that cancels them on exit.
 
-    A loop that crashes is logged and started again, after 0.1 s at first and 5 s
-    at most; one that returns is done. A dependency that cannot be reached, or
-    whose own log has the reason, is one line for all loops of the process, not a
-    traceback for each.
+    A loop that crashes is logged and restarted after 0.1 s at first and 5 s at most; a loop that returns is done. A
+    failed dependency is logged as one line for all loops of the process, not as a traceback for each.
     """
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
-        self._told_at = float("-inf")
+        self._reported_at = float("-inf")
 
     async def __aenter__(self) -> Self:
         return self
@@ -126,7 +123,7 @@ class Background:
         await tasks.end(self._tasks)
 
     def start(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
-        """Run `loop` in a task called `name`, under supervision."""
+        """Run `loop` under supervision in a task called `name`."""
         tasks.start(self._tasks, self._supervise(name, loop), name=name)
 
     async def _supervise(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
@@ -137,10 +134,10 @@ class Background:
             try:
                 await loop()
             except (Unavailable, DeadlineExceeded, Internal) as error:
-                is_news = clock.time() - self._told_at >= _TELL_SECONDS
+                is_news = clock.time() - self._reported_at >= _REPORT_SECONDS
                 (_log.warning if is_news else _log.debug)("background.interrupted", task=name, error=error.message)
-                self._told_at = clock.time() if is_news else self._told_at
-            except Exception:  # noqa: BLE001  # a crashed loop is started again
+                self._reported_at = clock.time() if is_news else self._reported_at
+            except Exception:  # noqa: BLE001  # a crashed loop is restarted
                 _log.exception("background.crashed", task=name)
             else:
                 return
@@ -155,9 +152,8 @@ T = TypeVar("T")
 class Service:
     """The common parts of one process; an async context manager.
 
-    At its end the loops of `background` are cancelled, then what was opened
-    through it is closed, in the reverse order. `serve` has drained the calls by
-    then, so a loop that calls wait for (a group commit, say) is there to the last.
+    On exit it cancels the `background` loops, then closes in reverse order what was opened through it. `serve` drains
+    the calls first, so loops that calls depend on (a group commit, for example) run until the last call.
     """
 
     def __init__(self, name: str, settings: ServiceSettings) -> None:
@@ -183,20 +179,20 @@ class Service:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        # The loops use what the stack closes.
+        # Stop the loops first, because they use resources of the stack.
         await self.background.__aexit__(*error)
         await self._stack.__aexit__(*error)  # type: ignore[arg-type]  # as given to us
 
     async def enter(self, part: AbstractAsyncContextManager[T]) -> T:
-        """Enter a part of the service, to be left with it."""
+        """Enter a context manager that exits with the service."""
         return await self._stack.enter_async_context(part)
 
     async def open_database(self) -> Database:
-        """Return the connected database; the service's health follows it.
+        """Return the connected database; the service's health depends on it.
 
         Raises:
-            StartError: PAWL_DATABASE_URL is missing, leads nowhere, or to a database
-                that does not keep what it acknowledges; see `durability`.
+            StartError: PAWL_DATABASE_URL is missing or does not lead to a database, or the database is not durable; see
+                `durability`.
         """
         if self._settings.database_url is None:
             raise StartError("PAWL_DATABASE_URL: is required")
@@ -214,11 +210,11 @@ class Service:
     async def create_schema(self, database: Database, schema: str, *, append_only: Collection[str] = ()) -> None:
         """Create `schema` unless it exists.
 
-        With PAWL_DATABASE_OWNER_URL the owner creates it and grants the role of `database` what a service needs:
-        only SELECT and INSERT on `append_only` tables. Logs a warning where that role can do more with them.
+        With PAWL_DATABASE_OWNER_URL the owner creates it and grants the role of `database` what a service needs: only
+        SELECT and INSERT on `append_only` tables. Logs a warning if that role can change these tables.
 
         Raises:
-            StartError: another version created the schema, or a role lacks a right.
+            StartError: another version created the schema, or a role lacks a privilege.
             DependencyUnavailable: the server cannot be reached.
         """
         owner_url = self._settings.database_owner_url
@@ -238,11 +234,11 @@ class Service:
             _log.warning(
                 "database.append_only_unprotected",
                 tables=[f"{schema}.{table}" for table in exposed],
-                because="the role of PAWL_DATABASE_URL could change them; with PAWL_DATABASE_OWNER_URL it has less",
+                because="the role of PAWL_DATABASE_URL can change them; set PAWL_DATABASE_OWNER_URL to restrict it",
             )
 
     async def open_bus(self) -> Bus:
-        """Return the bus, connected or not; health reports it and does not depend on it."""
+        """Return the bus, connected or not. Health reports it but does not depend on it."""
         url = self._settings.nats_url.get_secret_value() if self._settings.nats_url else None
         settings = self._settings
         files = (settings.tls_ca_file, settings.tls_certificate_file, settings.tls_key_file)
@@ -260,11 +256,11 @@ class Service:
         public: bool = False,
         optional: bool = False,
     ) -> grpc.aio.Channel:
-        """Return a channel to another service, with the service key; health reports whether it answers.
+        """Return a channel to another service; health reports whether it answers, and depends on it unless `optional`.
 
-        A `public` one is to what the service serves to everybody: its calls bring their own key, and raise what the
-        other end reports as the PawlError that it is. Unless `optional`, health depends on the service. With an
-        authority of certificates the channel speaks TLS, and that of the other end must have the name of the service.
+        By default the channel sends the service key. A `public` channel is for methods that users call too: each call
+        brings its own key, and errors are raised as the PawlError that the peer reported. With a certificate authority
+        the channel uses TLS, and the peer's certificate must name the service.
         """
         channel = await self.enter(
             open_channel(
@@ -281,7 +277,7 @@ class Service:
         return channel
 
     def rpc_server(self, keys: KeySource | None = None) -> RpcServer:
-        """Return the server that the settings describe; add the servicers, then `serve` it.
+        """Return the server that the settings describe; add servicers, then `serve` it.
 
         Callers may use these `keys` as well as those of the settings.
         """
@@ -309,12 +305,12 @@ class Service:
         )
 
     async def serve(self, server: RpcServer | HttpServer, stop: asyncio.Event) -> None:
-        """Answer calls until `stop`, then drain; the loops of `background` go on meanwhile."""
+        """Serve until `stop`, then drain; the `background` loops keep running."""
         pages = {
             "/metrics": lambda: Response(body=self.metrics.text(), content_type=CONTENT_TYPE),
             "/healthz": self.health.page,
         }
-        self._warn_of_strangers()
+        self._warn_without_tls()
         async with AsyncExitStack() as stack:
             http = HttpServer(application(pages), self._settings.metrics_listen, tls=self.tls)
             await stack.enter_async_context(http)
@@ -326,22 +322,22 @@ class Service:
             self._write_addresses({server.protocol: server.address, "metrics": http.address, **internal})
             await stop.wait()
 
-    def _warn_of_strangers(self) -> None:
-        """Say once that keys and contents go over a network that others may read."""
+    def _warn_without_tls(self) -> None:
+        """Log a warning if keys and contents are sent unencrypted over a network."""
         listens = (self._settings.listen, self._settings.metrics_listen)
         if self.tls is None and (open_to := [address for address in listens if not is_loopback(address)]):
             _log.warning(
                 "tls.absent",
                 addresses=open_to,
-                detail="whoever reads the network reads keys and contents: give PAWL_TLS_CERTIFICATE_FILE and"
-                " PAWL_TLS_KEY_FILE, or put something in front that ends TLS",
+                detail="keys and contents are sent unencrypted: set PAWL_TLS_CERTIFICATE_FILE and"
+                " PAWL_TLS_KEY_FILE, or terminate TLS in a proxy",
             )
 
     def _write_addresses(self, addresses: dict[str, str]) -> None:
         path = self._settings.address_file
         if path is None:
             return
-        # Whoever waits for the file never sees half of it.
+        # Write atomically for processes that wait for the file.
         part = path.with_name(f"{path.name}.{os.getpid()}")
         try:
             part.write_bytes(msgspec.json.encode(addresses) + b"\n")

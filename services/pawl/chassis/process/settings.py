@@ -1,10 +1,9 @@
-"""Settings from the environment: checked at start, all problems at once.
+"""Settings from the environment, validated at start; all problems are reported together.
 
-A service derives from `ServiceSettings`, adds its own fields, and calls `load`.
-A field `listen` is read from `PAWL_LISTEN`; one with a `validation_alias` from
-that name. A field of type `SecretStr` can also be given as a file: the variable
-with `_FILE` at its end names it, so that no password need stand in the
-environment. No variable sets a `Constant`, only an argument of the constructor.
+A service derives from `ServiceSettings`, adds its own fields, and calls `load`. The field `listen` is read from
+`PAWL_LISTEN`; a field with a `validation_alias` from that name. A `SecretStr` can also be given as a file: the variable
+with the suffix `_FILE` names it, so that the secret need not be in the environment. A `Constant` is set by the
+constructor only, never by a variable.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _PUBLIC_URL = re.compile(
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return host and port of `host:port`, also of `[::1]:7601`.
+    """Return host and port of `host:port`, or of `[::1]:7601`.
 
     Raises:
         ValueError: the text has another form, or the port is over 65535.
@@ -42,7 +41,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def join_address(host: str, port: int) -> str:
-    """Return `host:port`, or `[::1]:7601` of an IPv6 address: what `split_address` takes apart."""
+    """Return `host:port`, or `[::1]:7601` for an IPv6 address; the inverse of `split_address`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -85,22 +84,22 @@ def _check_public_url(value: str) -> str:
     return value
 
 
+# `host:port` (port 0: any free one) or `unix:/path`.
 ListenAddress = Annotated[str, AfterValidator(_check_listen)]
-"""`host:port` (port 0: any free one) or `unix:/path`."""
 
+# `host:port` (port 0: any free one).
 TcpAddress = Annotated[str, AfterValidator(_check_tcp)]
-"""`host:port` (port 0: any free one)."""
 
+# One `host:port`, or several separated by commas: calls are spread over them.
 PeerAddresses = Annotated[str, AfterValidator(_check_peers)]
-"""One `host:port`, or several with commas between: calls are spread over them."""
 
+# The URL at which browsers reach the gateway, without a trailing slash; empty for none.
 PublicUrl = Annotated[str, AfterValidator(_check_public_url)]
-"""The address by which browsers reach the gateway, without a slash at its end; empty if there is none."""
 
 _T = TypeVar("_T")
 CONSTANT: Final = "constant"
+# A field that only the constructor sets.
 Constant = Annotated[_T, CONSTANT]
-"""A field that only the constructor sets."""
 
 LogLevel = Annotated[
     Literal["debug", "info", "warning", "error"],
@@ -109,7 +108,7 @@ LogLevel = Annotated[
 
 
 class _Variables(EnvSettingsSource):
-    """The variables of the environment, except those with the names of constants."""
+    """The environment, except variables named like constants."""
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
         if CONSTANT in field.metadata:
@@ -118,7 +117,7 @@ class _Variables(EnvSettingsSource):
 
 
 class ServiceSettings(BaseSettings):
-    """The settings that every service has. See `.env.example` for the variables."""
+    """Settings of every service. See `.env.example` for the variables."""
 
     model_config = SettingsConfigDict(
         env_prefix="PAWL_", env_ignore_empty=True, extra="ignore", frozen=True, hide_input_in_errors=True
@@ -147,8 +146,8 @@ class ServiceSettings(BaseSettings):
     streams_max: Constant[int] = 1000
     store_share: Constant[float] = 0.5
     user_share: Constant[float] = 0.2
-    # An open stream of requests counts as the largest message and an eighth: nothing tells an idle one from one in the
-    # middle of a message.
+    # An open request stream counts as the largest message plus an eighth, because an idle stream looks the same as one
+    # in the middle of a message.
     request_stream_bytes_max: Constant[int] = 1536 * 1024 * 1024
     drain_seconds: Constant[float] = 1.5
 
@@ -160,27 +159,27 @@ class ServiceSettings(BaseSettings):
         *_: PydanticBaseSettingsSource,
         **__: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Read arguments of the constructor, then the environment."""
+        """Use constructor arguments first, then the environment."""
         return init_settings, _Variables(settings_cls)
 
     @model_validator(mode="after")
-    def _refuse_strangers(self) -> Self:
+    def _check_local_key(self) -> Self:
         listens = (self.listen, self.internal_listen or self.listen)
         if self.local_key is not None and not all(map(is_loopback, listens)):
             raise ValueError(
-                "PAWL_LOCAL_KEY: may do everything, so it is for PAWL_LISTEN and PAWL_INTERNAL_LISTEN on loopback"
-                " only; beyond it callers have keys of their own"
+                "PAWL_LOCAL_KEY: grants every right, so PAWL_LISTEN and PAWL_INTERNAL_LISTEN must be on loopback"
+                "; for other addresses give each caller its own key"
             )
         if self.local_key is not None and self.api_keys_file is not None:
-            raise ValueError("PAWL_API_KEYS_FILE: give either it or, for one machine only, PAWL_LOCAL_KEY")
+            raise ValueError("PAWL_API_KEYS_FILE: set either it or, on one machine only, PAWL_LOCAL_KEY")
         return self
 
     @model_validator(mode="after")
-    def _refuse_half_of_tls(self) -> Self:
+    def _check_tls_files(self) -> Self:
         if (self.tls_certificate_file is None) != (self.tls_key_file is None):
-            raise ValueError("PAWL_TLS_KEY_FILE: goes with PAWL_TLS_CERTIFICATE_FILE: give both or neither")
+            raise ValueError("PAWL_TLS_KEY_FILE: requires PAWL_TLS_CERTIFICATE_FILE: set both or neither")
         if self.tls_ca_file is not None and self.tls_certificate_file is None:
-            raise ValueError("PAWL_TLS_CA_FILE: goes with a certificate: give PAWL_TLS_CERTIFICATE_FILE too")
+            raise ValueError("PAWL_TLS_CA_FILE: requires a certificate: set PAWL_TLS_CERTIFICATE_FILE too")
         return self
 
 
@@ -188,9 +187,9 @@ SettingsT = TypeVar("SettingsT", bound=BaseSettings)
 
 
 def load(cls: type[SettingsT]) -> SettingsT:
-    """Return the settings of this process, or end it.
+    """Return the settings of this process, or exit.
 
-    Where something is wrong: one line per problem on standard error, exit code 2.
+    On invalid settings it prints one line per problem to standard error and exits with code 2.
     """
     try:
         return read(cls)
@@ -201,7 +200,7 @@ def load(cls: type[SettingsT]) -> SettingsT:
 
 
 class SettingsError(Exception):
-    """The environment does not describe a process that could run."""
+    """The environment holds invalid settings."""
 
     def __init__(self, problems: list[str]) -> None:
         self.problems = problems
@@ -212,8 +211,8 @@ def read(cls: type[SettingsT]) -> SettingsT:
     """Return the settings of this process.
 
     Raises:
-        SettingsError: with one sentence per problem, each starting with the name
-            of the variable. Values are not quoted: they may be secret.
+        SettingsError: one sentence per problem, each starting with the name of the variable. Values are not
+            quoted: they may be secret.
     """
     variables = {_key(name, field): _variable(cls, name, field) for name, field in cls.model_fields.items()}
     secret_keys = [_key(name, field) for name, field in cls.model_fields.items() if _is_secret(field)]
@@ -259,16 +258,16 @@ def _is_secret(field: FieldInfo) -> bool:
 
 
 def secret_file(variable: str) -> Path | None:
-    """Return the file that `<variable>_FILE` names, of a secret that is given so."""
+    """Return the path in `<variable>_FILE`, or None."""
     path = os.environ.get(f"{variable}_FILE")
     return Path(path) if path else None
 
 
 def parse_secret(content: bytes) -> str:
-    """Return the secret that the content of a file is: without its last line break.
+    """Return the secret in a file's content, without its last line break.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the content is empty or not UTF-8.
     """
     try:
         secret = content.decode().removesuffix("\n")
@@ -280,16 +279,16 @@ def parse_secret(content: bytes) -> str:
 
 
 def read_secret(variable: str, environment: Mapping[str, str]) -> str | None:
-    """Return a secret that is given as a variable, or in the file that `<variable>_FILE` names.
+    """Return a secret from the variable, or from the file that `<variable>_FILE` names.
 
     Raises:
-        ValueError: it is given as both, or the file has none.
+        ValueError: both are set, or the file has no secret.
     """
     value, path = environment.get(variable), environment.get(f"{variable}_FILE")
     if not path:
         return value or None
     if value:
-        raise ValueError(f"{variable}: give either {variable} or {variable}_FILE, not both")
+        raise ValueError(f"{variable}: set either {variable} or {variable}_FILE, not both")
     try:
         return parse_secret(Path(path).read_bytes())
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Reasons why a process could not start, for people."""
+"""Errors that keep a process from starting."""
 
 from __future__ import annotations
 
 
 class StartError(Exception):
-    """The process cannot start; the message is one clear sentence that says what to change."""
+    """The process cannot start. The message is one sentence that says what to change."""

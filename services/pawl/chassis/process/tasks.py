@@ -1,8 +1,7 @@
-"""Tasks that are kept until they end, and end for sure.
+"""Tasks that are kept until they end, and that end reliably.
 
-A cancellation can get lost: `asyncio.wait_for` before Python 3.12, on which
-nats-py is built, drops it when what it waited for is done at the same moment.
-A loop then goes on, and whoever waits for its end waits for ever.
+A cancellation can get lost: `asyncio.wait_for` before Python 3.12, on which nats-py is built, drops one that arrives
+just as its result does. The loop then keeps running, and its caller would wait forever.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any, Final, TypeVar
 T = TypeVar("T")
 F = TypeVar("F", bound="asyncio.Future[Any]")
 
-_AGAIN_SECONDS: Final = 3.0
+_CANCEL_AGAIN_SECONDS: Final = 3.0
 
 _shielded: Final[set[asyncio.Future[Any]]] = set()
 
@@ -24,7 +23,7 @@ _shielded: Final[set[asyncio.Future[Any]]] = set()
 def start(
     held: set[asyncio.Task[T]], work: Coroutine[Any, Any, T], *, name: str, context: Context | None = None
 ) -> asyncio.Task[T]:
-    """Return a task that does this work; it is in `held` until it is done, for a loop keeps no task alive."""
+    """Start a task and keep it in `held` until it is done, because an event loop holds only weak references."""
     return hold(held, asyncio.get_running_loop().create_task(work, name=name, context=context))
 
 
@@ -36,9 +35,9 @@ def hold(held: set[F], work: F) -> F:
 
 
 async def within(seconds: float | None, work: Awaitable[T]) -> T | None:
-    """Return what `work` gives, or None after so many seconds, when it is cancelled; None seconds are for ever.
+    """Return the result of `work`, or cancel it and return None after a timeout; None waits forever.
 
-    A TimeoutError of its own counts as the end of the time.
+    A TimeoutError that `work` raises counts as the timeout.
     """
     try:
         async with asyncio.timeout(seconds):
@@ -48,46 +47,46 @@ async def within(seconds: float | None, work: Awaitable[T]) -> T | None:
 
 
 async def shield(work: Awaitable[T]) -> T:
-    """Return what `work` gives or raises; it goes on when the caller is cancelled, and is no more told of.
+    """Await without cancelling: `work` continues when the caller is cancelled, and its later exceptions are dropped.
 
-    With `asyncio.shield` an exception that comes after that is one that nobody has seen: a fault of the process.
+    With `asyncio.shield` a later exception would be reported as never retrieved, which fails the process.
     """
     future = asyncio.ensure_future(work)
     if future not in _shielded:
-        hold(_shielded, future).add_done_callback(_see)
+        hold(_shielded, future).add_done_callback(_retrieve)
     try:
         await asyncio.wait({future})
         return future.result()
     finally:
-        del work, future  # What is raised keeps this frame, which must not keep what is raised.
+        del work, future  # An exception keeps this frame, which must not keep the exception.
 
 
-def _see(future: asyncio.Future[Any]) -> None:
+def _retrieve(future: asyncio.Future[Any]) -> None:
     if not future.cancelled():
         future.exception()
 
 
 async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel tasks, again if they go on, and return when all have ended. What they raise is dropped.
+    """Cancel tasks and return when all have ended; their exceptions are dropped.
 
-    So it is when the caller is cancelled meanwhile.
+    Tasks that ignore a cancellation are cancelled again. Exceptions are dropped even if the caller is cancelled.
     """
     every = list(tasks)
     for task in every:
-        task.add_done_callback(_see)
+        task.add_done_callback(_retrieve)
     pending = {task for task in every if not task.done()}
     while pending:
         for task in pending:
             task.cancel()
-        _, pending = await asyncio.wait(pending, timeout=_AGAIN_SECONDS)
+        _, pending = await asyncio.wait(pending, timeout=_CANCEL_AGAIN_SECONDS)
     await asyncio.gather(*every, return_exceptions=True)
 
 
 def check_cancelled() -> None:
-    """Return unless this task was asked to end and the request got lost on its way.
+    """Raise if this task was cancelled but the cancellation got lost.
 
     Raises:
-        asyncio.CancelledError: it was.
+        asyncio.CancelledError: the task was cancelled.
     """
     task = asyncio.current_task()
     if task is not None and task.cancelling():
@@ -95,7 +94,7 @@ def check_cancelled() -> None:
 
 
 def delivered(function: Callable[[], T]) -> T:
-    """Call a function in a thread; no future takes StopIteration, and Python makes the same of a coroutine's.
+    """Call a function in a thread, replacing StopIteration, which futures cannot hold. Coroutines do the same.
 
     Raises:
         RuntimeError: it raised StopIteration.
@@ -107,9 +106,9 @@ def delivered(function: Callable[[], T]) -> T:
 
 
 class Handover(Awaitable[None]):
-    """Something that is done elsewhere: a coroutine awaits it; in a thread without a loop it is done once this is made.
+    """Work done elsewhere. A coroutine awaits it; in a thread without an event loop the constructor blocks until done.
 
-    Raises what its future does.
+    Raises what its future raises.
     """
 
     def __init__(self, done: Future[None]) -> None:
@@ -124,7 +123,7 @@ class Handover(Awaitable[None]):
 
 
 def kept(_content: bytes) -> Future[None]:
-    """Return at once; for a test of a function, which keeps nothing."""
+    """Return a completed future without saving anything; for tests of functions."""
     done: Future[None] = Future()
     done.set_result(None)
     return done

@@ -1,8 +1,7 @@
-"""Sending calls in batches: see `pawl.batch.v1`.
+"""Sends calls in batches: see `pawl.batch.v1`.
 
-With empty handlers and 32 calls at once, a call that goes by itself costs 572 us of
-CPU on both sides together, one in a batch 21 us. The pattern is that of TiKV's
-BatchCommands.
+With empty handlers and 32 concurrent calls, a single call costs 572 us of CPU on both sides together, a call in a batch
+21 us. The pattern is that of TiKV's BatchCommands.
 """
 
 from __future__ import annotations
@@ -22,40 +21,40 @@ from pawl.chassis.process import logs, tasks
 from pawl.chassis.process.tasks import within
 from pawl.chassis.rpc import status
 from pawl.chassis.rpc.parts import in_parts
-from pawl.chassis.rpc.replicas import Standing, choose
+from pawl.chassis.rpc.replicas import ReplicaHealth, choose
 from pawl.errors import DeadlineExceeded, DependencyUnavailable, Internal, Overloaded, PawlError
 
+# Larger requests are sent singly: they gain nothing, and would delay others.
 REQUEST_BYTES_MAX: Final = 256 * 1024
-"""Larger requests go by themselves: they gain nothing, and others would wait behind them."""
 
 GATHER_CALLS_MIN: Final = 8
+# A message costs as much as several calls, so with this many calls in progress each side waits briefly for more.
 GATHER_SECONDS: Final = 0.002
-"""A message costs as much as several calls. Where so many calls are under way, either side waits a moment for more."""
 
 _MESSAGE_BYTES: Final = 512 * 1024
-# Streams are made anew so often, to spread over replicas that came meanwhile.
+# Streams are replaced after this time, to spread over replicas that have been added.
 _STREAM_SECONDS: Final = 30.0
-# The other side ends a call in time and says why, so this side waits a little longer.
+# The server enforces the deadline and gives a reason, so the client waits slightly longer.
 _GRACE_SECONDS: Final = 0.05
-# A replica that ended a stream, or refused one, is left alone so long if there are others.
-_AWAY_SECONDS: Final = 0.25
-# One that refused a call as overloaded gets no further ones so long.
+# A replica that ended or refused a stream is avoided for this time if there are others.
+_UNAVAILABLE_SECONDS: Final = 0.25
+# A replica that refused a call as overloaded gets no calls for this time.
 _BUSY_SECONDS: Final = 0.5
-# One that has said nothing since it was asked something, for so long, may hang: others are asked meanwhile.
+# A replica that has not answered for this time may hang: other replicas get the next calls.
 _SILENT_SECONDS: Final = 0.5
-# If it has still said nothing when all who asked it have given up, it is asked again so much later.
-_GIVEN_UP_SECONDS: Final = 5.0
-# A stream that is not open after so long takes no call: those that wait for it go to another replica, if one is well.
+# If it still has not answered when all its callers have given up, it is avoided for this time.
+_SILENT_PAUSE_SECONDS: Final = 5.0
+# A stream that does not open in this time gets no calls: waiting calls move to another replica, if one is healthy.
 _OPENING_SECONDS: Final = 0.5
 
 _log = logs.get_logger(__name__)
 
-Shown: TypeAlias = tuple[tuple[str, str], ...]
-"""The metadata by which this process says who it is."""
+# Metadata that identifies this process.
+Identity: TypeAlias = tuple[tuple[str, str], ...]
 
 
 class Call:
-    """A call that was begun: read its responses with `next`, then `end` it."""
+    """A call in progress: read its responses with `next`, then `end` it."""
 
     __slots__ = ("_responses", "_timer", "_waiter", "ended", "error", "key", "message", "moves", "stream")
 
@@ -89,19 +88,18 @@ class Call:
         return self._responses.popleft()
 
     def take(self, response: bytes) -> None:
-        """Take a response."""
         self._responses.append(response)
         self._wake()
 
     def close(self, error: PawlError | None = None) -> None:
-        """Take the end of the call."""
+        """Mark the call as ended, successfully or with an error."""
         if not self.ended:
             self.ended = True
             self.error = None if error is None else status.of_peer(error)
             self._wake()
 
     def end(self) -> None:
-        """Forget the call, and have the other side do so if it goes on."""
+        """Forget the call, and cancel it on the server if it is still running."""
         if self._timer is not None:
             self._timer.cancel()
         if self.stream is not None:
@@ -114,15 +112,15 @@ class Call:
 
 
 class Line:
-    """The way to one replica, or to several that gRPC chooses from: up to `streams_max` streams at once.
+    """The connection to one replica, or to several that gRPC chooses from: up to `streams_max` concurrent streams.
 
-    `open_stream` is the Batch method of a channel, `state` the state of that channel.
+    `open_stream` is the Batch method of a channel, `state` returns the state of that channel.
     """
 
     def __init__(
         self,
         name: str,
-        open_stream: Callable[[Shown], Any],
+        open_stream: Callable[[Identity], Any],
         state: Callable[[], grpc.ChannelConnectivity],
         *,
         streams_max: int = 1,
@@ -131,54 +129,56 @@ class Line:
         self.open_stream = open_stream
         self.streams_max = streams_max
         self.streams: list[_Stream] = []
-        self.away_until = -math.inf
+        self.unavailable_until = -math.inf
         self.busy_until = -math.inf
         self._state = state
         self._failures = 0
 
-    def lose(self, failure: PawlError) -> None:
-        """Take note that a stream broke or could not be opened, and log the first since one was of use."""
+    def record_failure(self, failure: PawlError) -> None:
+        """Record that a stream broke or could not be opened; log the first failure after a success."""
         if not self._failures:
             _log.info("rpc.unreachable", address=self.name, detail="; ".join(getattr(failure, "__notes__", ())))
         self._failures += 1
 
-    def find(self) -> None:
-        """Take note that the other side answers, and log it if it did not before."""
+    def record_success(self) -> None:
+        """Record that the replica answers; log it after a failure."""
         if self._failures:
             _log.info("rpc.reachable", address=self.name, failures=self._failures)
             self._failures = 0
 
-    def standing(self, now: float) -> Standing:
-        """Return how it stands with the replica at this time of the event loop."""
+    def health(self, now: float) -> ReplicaHealth:
+        """Return the health of the replica at this time of the event loop."""
         state = self._state()
         is_lost = state in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN)
-        return Standing(
+        return ReplicaHealth(
             name=self.name,
             is_connected=state is grpc.ChannelConnectivity.READY,
-            is_away=is_lost or now < self.away_until or any(stream.is_silent(now) for stream in self.streams),
+            is_unavailable=is_lost
+            or now < self.unavailable_until
+            or any(stream.is_silent(now) for stream in self.streams),
             is_busy=now < self.busy_until,
             calls=sum(map(len, self.streams)),
         )
 
 
 class Batches:
-    """The batches of one channel. A call goes to the replica that `choose` says, on the stream that has the fewest.
+    """The batches of one channel. `choose` selects the replica of a call; the stream with the fewest calls carries it.
 
-    Once `shown` gives something else, calls begin on streams that were opened with that. Calls are not repeated, but
-    those that have not left when their stream breaks are sent on another one: once, or once to each replica.
+    When `identity` changes, new calls use streams opened with the new metadata. A call is never executed twice. But one
+    that was not yet sent when its stream broke moves to another stream: once, or once to each replica.
     """
 
-    def __init__(self, lines: Sequence[Line], *, shown: Callable[[], Shown], response_bytes_max: int) -> None:
+    def __init__(self, lines: Sequence[Line], *, identity: Callable[[], Identity], response_bytes_max: int) -> None:
         self.response_bytes_max = response_bytes_max
         self.moves_max = len(lines)
         self._lines = lines
-        self._shown = shown
+        self._shown = identity
         self._tasks: set[asyncio.Task[None]] = set()
         self._next_id = 0
         self._closed = False
 
-    def begin(self, method: str, request: bytes, *, request_id: str, timeout_seconds: float | None, key: str) -> Call:
-        """Begin a call that belongs to `key`; without a timeout it may take for ever.
+    def start(self, method: str, request: bytes, *, request_id: str, timeout_seconds: float | None, key: str) -> Call:
+        """Start a call that belongs to `key`; without a timeout it may take forever.
 
         Raises:
             DependencyUnavailable: the channel is closed.
@@ -196,43 +196,47 @@ class Batches:
         return call
 
     def send(self, call: Call) -> None:
-        """Send a call."""
+        """Send a call.
+
+        Raises:
+            DependencyUnavailable: the channel is closed.
+        """
         if self._closed:
             call.end()
             raise DependencyUnavailable("the channel is closed")
-        shown = self._shown()
+        identity = self._shown()
         for line in self._lines:
-            for outdated in [stream for stream in line.streams if stream.shown != shown]:
+            for outdated in [stream for stream in line.streams if stream.identity != identity]:
                 outdated.leave()
-        self._stream(self.line(call.key), shown).send(call)
+        self._stream(self.line(call.key), identity).send(call)
 
     def line(self, key: str) -> Line:
-        """Return the way to the replica that a call goes to which belongs to `key`."""
+        """Return the line to the replica for calls that belong to `key`."""
         if len(self._lines) == 1:
             return self._lines[0]
         now = asyncio.get_running_loop().time()
-        return self._lines[choose(key, [line.standing(now) for line in self._lines])]
+        return self._lines[choose(key, [line.health(now) for line in self._lines])]
 
     def has_another(self, line: Line) -> bool:
-        """Return whether there is a replica beside that of a new stream on `line` that seems to be well."""
+        """Return whether a replica other than that of a new stream on `line` seems healthy."""
         now = asyncio.get_running_loop().time()
         if any(stream.is_open and not stream.is_silent(now) for stream in line.streams):
-            return True  # A name may stand for several replicas.
-        return any(not other.standing(now).is_away for other in self._lines if other is not line)
+            return True  # A name may resolve to several replicas.
+        return any(not other.health(now).is_unavailable for other in self._lines if other is not line)
 
-    def widen(self, line: Line, shown: Shown) -> None:
-        """Open one more stream on a line that may have more: perhaps to another replica of its name."""
+    def widen(self, line: Line, identity: Identity) -> None:
+        """Open one more stream on a line if allowed: perhaps to another replica of its name."""
         if len(line.streams) < line.streams_max:
-            stream = _Stream(self, line, shown)
+            stream = _Stream(self, line, identity)
             line.streams.append(stream)
-            # Not in the context of whoever comes first: the stream outlives the request that it serves.
+            # Without the context of the first caller: the stream outlives that request.
             tasks.start(self._tasks, stream.run(), name="batch", context=contextvars.Context())
 
-    def _stream(self, line: Line, shown: Shown) -> _Stream:
-        self.widen(line, shown)
+    def _stream(self, line: Line, identity: Identity) -> _Stream:
+        self.widen(line, identity)
         now = asyncio.get_running_loop().time()
         stream = min(line.streams, key=lambda each: (not each.is_open or each.is_silent(now), len(each)))
-        # Of those that have equally few, another one is next.
+        # Rotate among streams with equally few calls.
         line.streams.remove(stream)
         line.streams.append(stream)
         return stream
@@ -243,23 +247,23 @@ class Batches:
         streams = [stream for line in self._lines for stream in line.streams]
         await tasks.end(self._tasks)
         for stream in streams:
-            # A stream that was ended before it began could not say so.
+            # A stream task that was cancelled before it started has not failed its calls.
             stream.fail(DependencyUnavailable("the channel is closed"))
 
 
 class _Stream:
-    """One stream, with the calls that are under way on it."""
+    """One stream, with its calls in progress."""
 
-    def __init__(self, batches: Batches, line: Line, shown: Shown) -> None:
-        self.shown = shown
+    def __init__(self, batches: Batches, line: Line, identity: Identity) -> None:
+        self.identity = identity
         self._batches = batches
         self._line = line
-        # Since when nothing was heard though something was asked.
+        # Since when calls wait without any message from the replica.
         self._asked_at: float | None = None
         self._calls: dict[int, Call] = {}
         self._unsent: dict[int, Call] = {}
         self._cancelled: list[int] = []
-        self._something = asyncio.Event()
+        self._has_work = asyncio.Event()
         self._is_leaving = False
         self.is_open = False
 
@@ -270,40 +274,40 @@ class _Stream:
         return self._asked_at is not None and now - self._asked_at > _SILENT_SECONDS
 
     def send(self, call: Call) -> None:
-        # A call that may take for ever says nothing about who is silent: that of a tool takes its time.
+        # Calls without a deadline do not count: a tool may take a long time.
         if self._asked_at is None and call.message.timeout_seconds:
             self._asked_at = asyncio.get_running_loop().time()
         call.stream = self
         self._calls[call.message.id] = self._unsent[call.message.id] = call
-        self._something.set()
+        self._has_work.set()
 
     def forget(self, call: Call) -> None:
-        """Stop waiting for a call; cancel it if it goes on."""
+        """Stop waiting for a call; cancel it if it is still running."""
         if self._calls.pop(call.message.id, None) is not None and not self._unsent.pop(call.message.id, None):
             self._cancelled.append(call.message.id)
-            self._something.set()
+            self._has_work.set()
         if not self._calls:
             now = asyncio.get_running_loop().time()
             if self.is_silent(now):
-                self._line.away_until = now + _GIVEN_UP_SECONDS
-                # It is asked again on a new one, that takes no call before it has answered.
+                self._line.unavailable_until = now + _SILENT_PAUSE_SECONDS
+                # A new stream takes no calls before the replica has answered.
                 self.leave()
             self._asked_at = None
 
     async def run(self) -> None:
-        """Carry calls until the other side ends the stream, or it breaks."""
+        """Carry calls until the server ends the stream or the stream breaks."""
         pause = _STREAM_SECONDS * random.uniform(0.8, 1.2)  # noqa: S311  # spreads replicas
         timer = asyncio.get_running_loop().call_later(pause, self.leave)
         failure: PawlError = DependencyUnavailable("the stream of calls was ended")
         writers: list[asyncio.Task[None]] = []
         rpc: Any = None
         try:
-            rpc = self._line.open_stream(self.shown)
-            # What is written to a stream that is being refused would hide why. And one that hangs has no call to lose.
+            rpc = self._line.open_stream(self.identity)
+            # Writing to a refused stream would hide the reason, and a stream that hangs must not hold calls.
             if not await self._opens(rpc):
                 failure = DependencyUnavailable("the other side does not answer")
-                self._line.away_until = asyncio.get_running_loop().time() + _GIVEN_UP_SECONDS
-                self._line.lose(failure)
+                self._line.unavailable_until = asyncio.get_running_loop().time() + _SILENT_PAUSE_SECONDS
+                self._line.record_failure(failure)
                 return
             self.is_open = True
             writers.append(asyncio.get_running_loop().create_task(self._write(rpc), name="batch.write"))
@@ -311,22 +315,22 @@ class _Stream:
                 self._take(response)
         except grpc.aio.AioRpcError as error:
             failure = status.from_rpc_error(error)
-            self._line.away_until = asyncio.get_running_loop().time() + _AWAY_SECONDS
-            self._line.lose(failure)
+            self._line.unavailable_until = asyncio.get_running_loop().time() + _UNAVAILABLE_SECONDS
+            self._line.record_failure(failure)
         finally:
             timer.cancel()
-            self._leave_line()
+            self._detach()
             if rpc is not None:
                 rpc.cancel()
             await tasks.end(writers)
             self.fail(failure)
 
     async def _opens(self, rpc: Any) -> bool:
-        """Return whether the other side takes the stream in time. Where nobody else is well, it is waited for."""
+        """Return whether the server accepts the stream in time. Without another healthy replica, keep waiting."""
         while await within(_OPENING_SECONDS, rpc.initial_metadata()) is None:
             if self._batches.has_another(self._line):
                 return False
-            self._batches.widen(self._line, self.shown)
+            self._batches.widen(self._line, self.identity)
         return True
 
     async def _write(self, rpc: Any) -> None:
@@ -335,17 +339,17 @@ class _Stream:
             if rpc.done():
                 return
             await rpc.write(first)
-            # Also when nothing more begins here, what goes on may be cancelled.
+            # Stay open after the last call, because running calls may still be cancelled.
             while not self._is_leaving or self._calls or self._cancelled:
-                await self._something.wait()
+                await self._has_work.wait()
                 if len(self._calls) >= GATHER_CALLS_MIN:
                     await asyncio.sleep(GATHER_SECONDS)
-                self._something.clear()
+                self._has_work.clear()
                 while self._unsent or self._cancelled:
                     await rpc.write(self._next_message())
             await rpc.done_writing()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            return  # The reader hears why.
+            return  # The reader gets the error.
 
     def _next_message(self) -> batch_pb2.BatchRequest:
         calls = (call.message for call in self._unsent.values())
@@ -357,7 +361,7 @@ class _Stream:
 
     def _take(self, response: batch_pb2.BatchResponse) -> None:
         self._asked_at = None
-        self._line.find()
+        self._line.record_success()
         for reply in response.replies:
             call = self._calls.get(reply.id)
             if call is None:
@@ -367,7 +371,7 @@ class _Stream:
             if reply.last:
                 del self._calls[reply.id]
                 if self._is_leaving and not self._calls:
-                    self._something.set()
+                    self._has_work.set()
                 failure = status.from_failure(reply.failure) if reply.HasField("failure") else None
                 if isinstance(failure, Overloaded):
                     self._line.busy_until = asyncio.get_running_loop().time() + _BUSY_SECONDS
@@ -376,13 +380,13 @@ class _Stream:
             self.leave()
 
     def leave(self) -> None:
-        """Begin no further calls here; the stream ends when those that are under way have ended."""
+        """Start no more calls here; the stream ends when its running calls have ended."""
         self._is_leaving = True
-        self._leave_line()
-        self._something.set()
+        self._detach()
+        self._has_work.set()
 
     def fail(self, failure: PawlError) -> None:
-        """End all calls, but have those that never left sent on another stream."""
+        """End all calls, but move those that were never sent to another stream."""
         calls, self._calls = self._calls, {}
         for call in calls.values():
             if call.message.id in self._unsent and call.moves < self._batches.moves_max:
@@ -394,16 +398,16 @@ class _Stream:
             else:
                 call.close(failure)
 
-    def _leave_line(self) -> None:
+    def _detach(self) -> None:
         if self in self._line.streams:
             self._line.streams.remove(self)
 
 
 class Responses:
-    """The responses of a call, as gRPC's own stream gives them."""
+    """The responses of a call, with the interface of a gRPC stream."""
 
-    def __init__(self, begin: Callable[[], Call], deserialize: Callable[[bytes], Any]) -> None:
-        self._begin = begin
+    def __init__(self, start: Callable[[], Call], deserialize: Callable[[bytes], Any]) -> None:
+        self._start = start
         self._deserialize = deserialize
         self._call: Call | None = None
 
@@ -412,7 +416,7 @@ class Responses:
 
     async def __anext__(self) -> Any:
         if self._call is None:
-            self._call = self._begin()
+            self._call = self._start()
         try:
             response = await self._call.next()
         except BaseException:
@@ -424,18 +428,18 @@ class Responses:
         return self._deserialize(response)
 
     def cancel(self) -> None:
-        """End the call, also on the other side."""
+        """Cancel the call, also on the server."""
         if self._call is not None:
             self._call.end()
 
 
-async def only_response(begin: Callable[[], Call], deserialize: Callable[[bytes], Any]) -> Any:
-    """Return the response of a call that has one.
+async def only_response(start: Callable[[], Call], deserialize: Callable[[bytes], Any]) -> Any:
+    """Return the response of a unary call.
 
     Raises:
         PawlError: the call failed.
     """
-    call = begin()
+    call = start()
     try:
         response = await call.next()
     finally:

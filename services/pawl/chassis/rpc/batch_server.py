@@ -1,4 +1,4 @@
-"""Serving calls that come in batches: see `pawl.batch.v1`."""
+"""Serves calls that arrive in batches: see `pawl.batch.v1`."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from pawl.chassis.rpc.kinds import Context, Handler, parser
 from pawl.chassis.rpc.parts import in_parts
 from pawl.errors import MethodNotFound, PawlError, TooLarge
 
+# A message of this size takes no further reply; a larger reply is sent alone.
 _MESSAGE_BYTES: Final = 1024 * 1024
-"""A message takes no further reply once it is so large; one that is larger goes alone."""
 
+# Streaming handlers pause while this much is unsent.
 _WAITING_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Handlers that stream wait while so much has not been sent."""
 
 Put = Callable[[bytes], Awaitable[None]]
+# Takes the bytes of a request; returns those of the response, or puts several.
 Behaviour = Callable[[bytes, Put], Awaitable[bytes | None]]
-"""Takes the bytes of a request and returns those of the response, or puts several."""
 _Carried = dict[str, tuple[Method, Behaviour]]
 
 
 class BatchServicer(BatchServiceServicer):
-    """Carries calls to the methods that were added. Methods that read a stream of requests are not carried."""
+    """Carries calls to the methods that were added, except methods with request streams."""
 
     def __init__(self, interceptor: Interceptor, *, bytes_max: int) -> None:
         self._interceptor = interceptor
@@ -47,11 +47,11 @@ class BatchServicer(BatchServiceServicer):
                 self._carried[name] = method, _behaviour(handler, self._bytes_max)
 
     def close_streams(self) -> None:
-        """Ask the clients of all streams to go elsewhere. What is under way is answered."""
+        """Ask the clients of all streams to go elsewhere. Running calls are still answered."""
         for stream in self._streams:
             stream.close()
 
-    async def Batch(  # type: ignore[override]  # writes by itself, from several tasks
+    async def Batch(  # type: ignore[override]  # writes directly, from several tasks
         self, request_iterator: AsyncIterator[batch_pb2.BatchRequest], context: Context
     ) -> None:
         stream = _Stream(self._carried, context)
@@ -63,7 +63,7 @@ class BatchServicer(BatchServiceServicer):
 
 
 class _Stream:
-    """One stream of a client, with the calls that are under way on it."""
+    """One stream of a client, with its calls in progress."""
 
     def __init__(self, carried: _Carried, context: Context) -> None:
         self._carried = carried
@@ -74,14 +74,14 @@ class _Stream:
         self._response_bytes_max = 0
         self._closing = False
         self._ended = False
-        self._something = asyncio.Event()
+        self._has_work = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
 
     def close(self) -> None:
-        """Ask the client to begin no further calls."""
+        """Ask the client to start no further calls."""
         self._closing = True
-        self._something.set()
+        self._has_work.set()
 
     async def serve(self, requests: AsyncIterator[batch_pb2.BatchRequest]) -> None:
         """Serve calls until the client has closed its side and all are answered."""
@@ -94,9 +94,9 @@ class _Stream:
                 reader.result()
             while self._calls and not writer.done():
                 await asyncio.wait({writer, *self._calls.values()}, return_when=asyncio.FIRST_COMPLETED)
-            # A write that is under way must not be cut short: gRPC would refuse the next one.
+            # Do not cancel a write in progress: gRPC would refuse the next one.
             self._ended = True
-            self._something.set()
+            self._has_work.set()
             await writer
         finally:
             await tasks.end([reader, writer, *self._calls.values()])
@@ -113,10 +113,10 @@ class _Stream:
 
     async def _write(self) -> None:
         while not self._ended or self._replies:
-            await self._something.wait()
+            await self._has_work.wait()
             if len(self._calls) + len(self._replies) >= GATHER_CALLS_MIN:
                 await asyncio.sleep(GATHER_SECONDS)
-            self._something.clear()
+            self._has_work.clear()
             await self._flush()
 
     async def _flush(self) -> None:
@@ -150,9 +150,9 @@ class _Stream:
             del self._calls[call.id]
 
     def _checked(self, response: bytes | None) -> bytes | None:
-        """Refuse what the client's end of the stream would: it would end the other calls too."""
+        """Refuse a response over the client's limit, which would end the stream and with it all other calls."""
         if response is not None and 0 < self._response_bytes_max < len(response):
-            raise TooLarge(f"the response has {len(response)} bytes, the caller takes {self._response_bytes_max}")
+            raise TooLarge(f"the response has {len(response)} bytes, the caller accepts {self._response_bytes_max}")
         return response
 
     def _put(self, reply: batch_pb2.Reply) -> None:
@@ -160,13 +160,13 @@ class _Stream:
         self._waiting_bytes += len(reply.response)
         if self._waiting_bytes >= _WAITING_BYTES_MAX:
             self._room.clear()
-        self._something.set()
+        self._has_work.set()
 
 
 def _behaviour(handler: Handler, bytes_max: int) -> Behaviour:
     parse = parser(handler.request_deserializer, bytes_max)
     serialise: Any = handler.response_serializer
-    # Servicers that only services call do not look at the context.
+    # Servicers that only services call do not use the context.
     nothing: Any = None
     if handler.response_streaming:
         stream: Any = handler.unary_stream

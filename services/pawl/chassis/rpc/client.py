@@ -1,4 +1,4 @@
-"""Channels to other services, and their errors as ours."""
+"""Channels to other services, with errors translated to PawlErrors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pawl.chassis.identity.auth import named_user
 from pawl.chassis.process import tasks
 from pawl.chassis.process.settings import split_address
 from pawl.chassis.process.start import StartError
-from pawl.chassis.rpc.batch_client import REQUEST_BYTES_MAX, Batches, Line, Responses, Shown, only_response
+from pawl.chassis.rpc.batch_client import REQUEST_BYTES_MAX, Batches, Identity, Line, Responses, only_response
 from pawl.chassis.rpc.interceptor import REQUEST_ID_KEY, current_request_id
 from pawl.chassis.rpc.limits import KEEPALIVE
 from pawl.chassis.rpc.renewal import RenewedChannel
@@ -28,22 +28,21 @@ from pawl.chassis.rpc.tls import Tls, channel_credentials
 from pawl.errors import DependencyUnavailable
 
 T = TypeVar("T")
+# Converts a gRPC error to another exception.
 Translate = Callable[[grpc.aio.AioRpcError], Exception]
-"""Makes another error of one of gRPC."""
 
 DEFAULT_DEADLINE_SECONDS: Final = 10.0
 _SILENT_SECONDS: Final = 1.0
 _SENT_MAX: Final = 4
 PEER_MESSAGE_BYTES_MAX: Final = 8 * 1024 * 1024
-# What a batch adds to a response, with room to spare.
+# Overhead of a batch around a response, with some margin.
 _ENVELOPE_BYTES: Final = 1024
 
-# A name may stand for several replicas, and gRPC gives each stream to the next one.
+# A name may resolve to several replicas, and gRPC gives each stream to the next one.
 _STREAMS_OF_A_NAME: Final = 4
 
-# Retries are the caller's: it alone knows what is safe to send again, and one
-# layer of them is enough. gRPC still repeats by itself what never left this side.
-# Replicas whose health says NOT_SERVING get no calls.
+# Retries belong to the caller, which alone knows what is safe to repeat; one layer of them is enough. gRPC still
+# retries calls that never left this side. Replicas that report NOT_SERVING get no calls.
 _SERVICE_CONFIG: Final = msgspec.json.encode(
     {"loadBalancingConfig": [{"round_robin": {}}], "healthCheckConfig": {"serviceName": ""}}
 ).decode()
@@ -61,34 +60,30 @@ def open_channel(
     server_name: str | None = None,
     translate: Translate | None = None,
 ) -> grpc.aio.Channel:
-    """Return a channel to one service; nothing is connected before the first call.
+    """Return a channel to one service; it connects on the first call.
 
-    `addresses` is one `host:port`, whose name may stand for several replicas, or
-    several `ip:port` with commas between. Calls are spread over all of them that
-    can be reached and are healthy; lost ones are tried again within 2 s.
+    `addresses` is one `host:port`, whose name may resolve to several replicas, or several `ip:port` separated by
+    commas. Calls are spread over all that are reachable and healthy; lost replicas are retried within 2 s.
 
-    Each call carries `service_key`, or what that gives at the moment, what `metadata` gives when it is made, and the
-    id of the request that is being served. Calls with a unary response end after `deadline_seconds` unless they
-    bring their own `timeout`; response streams have no deadline of their own.
-    There are no retries beyond those that gRPC makes for calls that were never
-    sent.
+    Each call sends `service_key` (or its current value), the current `metadata`, and the id of the request being
+    served. Calls with a unary response end after `deadline_seconds` unless they have their own `timeout`; response
+    streams have no default deadline. There are no retries except gRPC's own for calls that were never sent.
 
-    With `batches`, calls with one request go in batches where they can, which is cheaper.
-    Of several addresses each store has one that is preferred: see `rpc_replicas`. Over up
-    to four of the replicas that one name stands for they are spread. The other end must be for
-    services, and errors come as the PawlError that they are.
+    With `batches`, calls with one request are sent in batches where possible, which is cheaper. With several addresses,
+    each store prefers one of them: see `replicas`. Behind one name, calls are spread over up to four replicas. The
+    server must be a Pawl service, and errors are raised as the PawlError it reported.
 
-    With `translate`, errors of calls are raised as what it makes of them. A call with a unary response is a plain
-    coroutine then. Of several addresses, or those of a name, one that is silent for a second holds up no call that is
-    safe to repeat, and no stream that it does not take: they are sent to the next.
+    With `translate`, its result is raised for errors of calls, and a call with a unary response is a plain coroutine.
+    If there may be several replicas, one that is silent for a second blocks neither calls that are safe to repeat nor
+    new response streams: they are sent to the next replica.
 
-    With `tls` the channel shows and checks certificates, and follows their changes. That of the other end
-    must have `server_name`, or else the host of the one address.
+    With `tls` the channel uses certificates and follows their changes. The server's certificate must name
+    `server_name`, or the host of a single address.
 
     Close it, or use it as an async context manager.
 
     Raises:
-        StartError: the addresses cannot be used together.
+        StartError: the addresses cannot be combined.
     """
     reached = partial(connect, tls=tls, server_name=server_name, options=_options(message_bytes_max))
     channel = reached(_target(addresses))
@@ -102,7 +97,7 @@ def open_channel(
         response_bytes_max=message_bytes_max,
         translate=translate,
         has_replicas=len(_parts(addresses)) > 1
-        # A name may stand for several.
+        # A name may resolve to several.
         or not (addresses.startswith(("unix:", "localhost:")) or _ip_version(addresses)),
     )
 
@@ -110,7 +105,7 @@ def open_channel(
 def connect(
     target: str, tls: Tls | None, *, server_name: str | None = None, options: Sequence[tuple[str, Any]] = ()
 ) -> grpc.aio.Channel:
-    """Return a bare channel to a gRPC name, over TLS if there are certificates."""
+    """Return a plain channel to a gRPC target, over TLS if `tls` is given."""
     options = options or _options(PEER_MESSAGE_BYTES_MAX)
     if tls is None:
         return grpc.aio.insecure_channel(target, options=options)
@@ -119,7 +114,7 @@ def connect(
 
 
 async def ping(channel: grpc.aio.Channel) -> None:
-    """Return if a replica at the other end of the channel can be reached and is healthy.
+    """Check that a replica behind the channel is reachable and healthy.
 
     Raises:
         DependencyUnavailable: none is.
@@ -127,21 +122,20 @@ async def ping(channel: grpc.aio.Channel) -> None:
     stub: Any = health_pb2_grpc.HealthStub(channel)
     reply = await translated(stub.Check(health_pb2.HealthCheckRequest()))
     if reply.status != health_pb2.HealthCheckResponse.SERVING:
-        raise DependencyUnavailable("the service says that it is not serving")
+        raise DependencyUnavailable("the service reports that it is not serving")
 
 
 async def translated(call: Awaitable[T]) -> T:
-    """Return the response of a call; raises as `translating` does."""
+    """Return the response of a call. Raises like `translating`."""
     with translating():
         return await call
 
 
 @contextmanager
 def translating() -> Iterator[None]:
-    """Raise what a peer reported as the PawlError it was, around the await of a call or the reading of a stream.
+    """Raise the PawlError that a peer reported, around a call or the reading of a stream.
 
-    A peer that cannot be reached or does not answer in time becomes
-    DependencyUnavailable. Cancelling passes through.
+    An unreachable peer or a missed deadline becomes DependencyUnavailable. Cancellation passes through.
     """
     try:
         yield
@@ -152,8 +146,7 @@ def translating() -> Iterator[None]:
 class _Channel(grpc.aio.Channel):
     """Adds metadata and deadline to calls.
 
-    Not done with interceptors: grpc.aio runs each intercepted call in a task of
-    its own, which costs more than the call.
+    Interceptors would cost more than the call: grpc.aio runs each intercepted call in its own task.
     """
 
     def __init__(
@@ -179,7 +172,7 @@ class _Channel(grpc.aio.Channel):
         if replicas:
             self._batches = Batches(
                 [_line(address, one) for address, one in replicas.items()],
-                shown=self._shown,
+                identity=self._identity,
                 response_bytes_max=response_bytes_max - _ENVELOPE_BYTES,
             )
 
@@ -204,18 +197,18 @@ class _Channel(grpc.aio.Channel):
         await self._channel.channel_ready()
 
     def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
-        def alone(channel: grpc.aio.Channel) -> Any:
+        def single(channel: grpc.aio.Channel) -> Any:
             return self._answering(self._calling(channel.unary_unary(*args, **kwargs), self._deadline_seconds))
 
         if self._translate is not None and self._has_replicas:
-            return partial(_first_answer, alone(self._channel), args[0])
-        return self._batching(alone, self._deadline_seconds, *args, **kwargs)
+            return partial(_first_answer, single(self._channel), args[0])
+        return self._batching(single, self._deadline_seconds, *args, **kwargs)
 
     def unary_stream(self, *args: Any, **kwargs: Any) -> Any:
-        def alone(channel: grpc.aio.Channel) -> Any:
+        def single(channel: grpc.aio.Channel) -> Any:
             return self._streaming(channel.unary_stream(*args, **kwargs), only_reads=True)
 
-        return self._batching(alone, None, *args, **kwargs)
+        return self._batching(single, None, *args, **kwargs)
 
     def stream_unary(self, *args: Any, **kwargs: Any) -> Any:
         return self._answering(self._calling(self._channel.stream_unary(*args, **kwargs), self._deadline_seconds))
@@ -223,7 +216,7 @@ class _Channel(grpc.aio.Channel):
     def stream_stream(self, *args: Any, **kwargs: Any) -> Any:
         return self._streaming(self._channel.stream_stream(*args, **kwargs))
 
-    def _shown(self) -> Shown:
+    def _identity(self) -> Identity:
         key = self._service_key() if callable(self._service_key) else self._service_key
         return (("authorization", f"Bearer {key}"),) if key else ()
 
@@ -238,7 +231,7 @@ class _Channel(grpc.aio.Channel):
             return method(
                 request,
                 timeout=deadline_seconds if timeout is None else timeout,
-                metadata=(*self._shown(), *self._asked_metadata(), *_request_id(), *(metadata or ())),
+                metadata=(*self._identity(), *self._asked_metadata(), *_request_id(), *(metadata or ())),
                 **kwargs,
             )
 
@@ -253,27 +246,27 @@ class _Channel(grpc.aio.Channel):
             try:
                 return await method(*args, **kwargs)
             except grpc.aio.AioRpcError as error:
-                raise translate(error) from None  # The message has its details.
+                raise translate(error) from None  # The message has the details.
 
         return call
 
     def _batching(
         self,
-        alone: Callable[[grpc.aio.Channel], Any],
+        single: Callable[[grpc.aio.Channel], Any],
         deadline_seconds: float | None,
         method: str,
         request_serializer: Any = None,
         response_deserializer: Any = None,
         _registered_method: Any = None,
     ) -> Any:
-        """Return what makes calls of a method in batches, and those that are too large or special by themselves.
+        """Return a callable that makes calls of a method in batches.
 
-        These go the way of `alone`, to the replica that they would have gone to in a batch.
+        Large or special calls are made singly with `single`, to the same replica that a batch would go to.
         """
         batches = self._batches
         if batches is None or method.startswith("/grpc."):
-            return alone(self._channel)
-        to_each = {address: alone(channel) for address, channel in self._replicas.items()}
+            return single(self._channel)
+        to_each = {address: single(channel) for address, channel in self._replicas.items()}
 
         def call(request: Any, *, timeout: float | None = None, **special: Any) -> Any:
             raw = request_serializer(request) if request_serializer else request
@@ -283,37 +276,37 @@ class _Channel(grpc.aio.Channel):
                 return to_each[batches.line(key).name](request, timeout=timeout, **special)
             seconds = deadline_seconds if timeout is None else timeout
             ids = {"request_id": current_request_id(), "key": key}
-            begin = partial(batches.begin, method, raw, timeout_seconds=seconds, **ids)
+            start = partial(batches.start, method, raw, timeout_seconds=seconds, **ids)
             if deadline_seconds is None:
-                return Responses(begin, response_deserializer)
-            return only_response(begin, response_deserializer)
+                return Responses(start, response_deserializer)
+            return only_response(start, response_deserializer)
 
         return call
 
     def _streaming(self, method: Any, *, only_reads: bool = False) -> Any:
-        start = self._calling(method, None)
-        may_begin_again = only_reads and self._translate is not None and self._has_replicas
+        open_call = self._calling(method, None)
+        may_restart = only_reads and self._translate is not None and self._has_replicas
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            begin = partial(start, *args, **kwargs)
-            return _StreamCall(begin(), self._translate, begin if may_begin_again else None)
+            start = partial(open_call, *args, **kwargs)
+            return _StreamCall(start(), self._translate, start if may_restart else None)
 
         return call
 
 
 class _StreamCall:
-    """A call with a response stream; anything but reading is the call's own.
+    """A call with a response stream; everything except reading is delegated to it.
 
-    grpc.aio forgets to cancel the RPC when its reader is cancelled at the moment
-    the request has just gone out. The server would work on for nobody.
+    grpc.aio fails to cancel the RPC when its reader is cancelled just after the request was sent, and the server would
+    continue for no client.
 
-    With `begin` the call begins again while the other end does not take it: gRPC sends it to the next replica.
+    With `start` the call is started again while the server does not accept it: gRPC sends it to the next replica.
     """
 
-    def __init__(self, call: Any, translate: Translate | None, begin: Callable[[], Any] | None) -> None:
+    def __init__(self, call: Any, translate: Translate | None, start: Callable[[], Any] | None) -> None:
         self._call = call
         self._translate = translate
-        self._begin = begin
+        self._start = start
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._call, name)
@@ -322,24 +315,24 @@ class _StreamCall:
         return self
 
     async def __anext__(self) -> Any:
-        # The iterator of gRPC would keep each response until the next one.
+        # gRPC's iterator would keep each response until the next one.
         if (response := await self.read()) is grpc.aio.EOF:
             raise StopAsyncIteration
         return response
 
     async def read(self) -> Any:
-        if self._begin is not None:
-            begin, self._begin = self._begin, None
-            await self._reading(self._opened(begin))
+        if self._start is not None:
+            start, self._start = self._start, None
+            await self._reading(self._opened(start))
         return await self._reading(self._call.read())
 
-    async def _opened(self, begin: Callable[[], Any]) -> None:
+    async def _opened(self, start: Callable[[], Any]) -> None:
         for _ in range(_SENT_MAX - 1):
-            # Servers send these before the first response.
+            # Servers send the initial metadata before the first response.
             if await tasks.within(_SILENT_SECONDS, self._call.initial_metadata()) is not None:
                 return
             self._call.cancel()
-            self._call = begin()
+            self._call = start()
 
     async def _reading(self, response: Awaitable[Any]) -> Any:
         try:
@@ -354,13 +347,14 @@ class _StreamCall:
 
 
 async def _first_answer(method: Any, name: str, request: Any, **special: Any) -> Any:
-    """Return the first answer to a request, which is sent again after each second of silence if that is safe.
+    """Call a method, and if safe send the request again after each second of silence; return the first answer.
 
-    Requests that only read or have an id are safe, unless they are long polls. gRPC sends each to the next replica.
+    Requests that only read or have an id are safe, unless they are long polls. gRPC sends each copy to the next
+    replica.
     """
     only_reads = name.rpartition("/")[2].startswith(("Get", "List", "WhoAmI"))
-    has_id, takes_its_time = (bool(getattr(request, field, None)) for field in ("request_id", "wait_seconds"))
-    if takes_its_time or not (only_reads or has_id):
+    has_id, is_long_poll = (bool(getattr(request, field, None)) for field in ("request_id", "wait_seconds"))
+    if is_long_poll or not (only_reads or has_id):
         return await method(request, **special)
     asked: list[asyncio.Task[Any]] = []
     try:
@@ -380,12 +374,12 @@ def _request_id() -> tuple[tuple[str, str], ...]:
 
 
 def _line(address: str, channel: grpc.aio.Channel) -> Line:
-    """Return the way for batches to what is at an address."""
-    # Not through the wrappers above: a stream is no part of a request.
+    """Return the batch line for an address."""
+    # Without the wrappers above: a batch stream belongs to no request.
     open_stream: Any = BatchServiceStub(channel).Batch
     return Line(
         address,
-        lambda shown: open_stream(metadata=shown),
+        lambda identity: open_stream(metadata=identity),
         partial(channel.get_state, try_to_connect=True),
         streams_max=1 if address.startswith("unix:") or _ip_version(address) else _STREAMS_OF_A_NAME,
     )
@@ -397,7 +391,7 @@ def _parts(addresses: str) -> list[str]:
 
 
 def _target(addresses: str) -> str:
-    """Return the gRPC name of one or several addresses."""
+    """Return the gRPC target of one or several addresses."""
     parts = _parts(addresses)
     if len(parts) == 1:
         return parts[0] if parts[0].startswith("unix:") else f"dns:///{parts[0]}"
@@ -407,13 +401,13 @@ def _target(addresses: str) -> str:
     if versions not in ({4}, {6}):
         raise StartError(
             f"{addresses}: several addresses must be IP addresses of one version;"
-            " or give one name that stands for all replicas"
+            " or use one name that resolves to all replicas"
         )
     return f"ipv{versions.pop()}:{','.join(parts)}"
 
 
 def _ip_version(address: str) -> int:
-    """Return 4 or 6; 0 if the address has a name for a host."""
+    """Return 4 or 6; 0 if the host is a name."""
     try:
         return ipaddress.ip_address(split_address(address)[0]).version
     except ValueError:
@@ -426,11 +420,11 @@ def _options(message_bytes_max: int) -> list[tuple[str, Any]]:
         ("grpc.max_receive_message_length", message_bytes_max),
         ("grpc.max_send_message_length", message_bytes_max),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        # So long a connection may take to be made. A port that nobody listens at is tried again no later for it.
+        # Also the timeout of a connection attempt. A port without a listener is not retried later because of it.
         ("grpc.min_reconnect_backoff_ms", 1_500),
         ("grpc.max_reconnect_backoff_ms", 2_000),
         ("grpc.dns_min_time_between_resolutions_ms", 1_000),
         *KEEPALIVE,
-        # Channels of one process to one address share nothing: closing one leaves the others.
+        # Channels of one process to the same address share nothing, so closing one does not affect others.
         ("grpc.use_local_subchannel_pool", 1),
     ]

@@ -1,7 +1,7 @@
-"""Health as gRPC has it, for whoever asks.
+"""The gRPC health service.
 
-The library's own servicer holds a lock while it writes to a watcher: one that does not read
-would keep the news from all others, and the server from its end.
+The library's servicer holds a lock while it writes to a watcher: one that does not read would block all others and the
+shutdown.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ _UNKNOWN: Final = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
 class HealthServicer(health_pb2_grpc.HealthServicer):
-    """The health of a server's services by name; that of the server itself has the empty one."""
+    """Health by service name; the empty name is the whole server."""
 
     def __init__(self) -> None:
         self._states: dict[str, Any] = {}
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._has_ended = False
 
     def set(self, serving: Mapping[str, bool]) -> None:
-        """Say of each of these services whether it is well, to those who watch too; waits for none of them."""
+        """Set the health of services and notify watchers, without waiting for them."""
         if self._has_ended:
             return
         response = health_pb2.HealthCheckResponse
-        for name, is_well in serving.items():
-            self._states[name] = response.SERVING if is_well else response.NOT_SERVING
-        self._news.set()
-        self._news = asyncio.Event()
+        for name, is_healthy in serving.items():
+            self._states[name] = response.SERVING if is_healthy else response.NOT_SERVING
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     def end(self) -> None:
-        """Say that no service is well, whatever is said later."""
+        """Set all services to NOT_SERVING for good; later `set` calls are ignored."""
         self.set(dict.fromkeys(self._states, False))
         self._has_ended = True
 
@@ -51,10 +51,10 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
     async def Watch(
         self, request: health_pb2.HealthCheckRequest, context: Context
     ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
-        told = None
+        last = None
         while True:
-            news, state = self._news, self._states.get(request.service, _UNKNOWN)
-            if state != told:
-                told = state
+            changed, state = self._changed, self._states.get(request.service, _UNKNOWN)
+            if state != last:
+                last = state
                 yield health_pb2.HealthCheckResponse(status=state)
-            await news.wait()
+            await changed.wait()

@@ -1,17 +1,15 @@
-"""The work around every RPC that a service answers, whatever its kind.
+"""The common handling of every RPC of a server, whatever its kind.
 
-grpc.aio leaves a server open at several places; they are closed here, once:
+It closes several gaps of grpc.aio:
 
-* It reads and parses a request before the method is called and answers bytes it
-  cannot parse with UNKNOWN. So methods get raw bytes, read and parsed here after
-  the caller is known and there is room for the call.
-* It sends the text of an uncaught exception to the client. Here the client gets
-  INTERNAL with an id; the log has the traceback under that id.
-* Its limit on concurrent RPCs is late. Here calls over the limit are refused at
-  once, unary calls and streams counted apart.
-* Whether the client is still there, and how long it waits, is the handler's
-  business. Here each handler ends a little before the client's deadline, while
-  the client still listens.
+* grpc.aio reads and parses a request before it calls the method, and answers unparsable bytes with UNKNOWN. So methods
+  receive raw bytes, which are read and parsed here after authentication and admission.
+* It sends the text of an uncaught exception to the client. Here the client gets INTERNAL with an id; the log has the
+  traceback under that id.
+* Its limit on concurrent RPCs applies late. Here calls over the limit are refused immediately; unary calls and streams
+  are counted separately.
+* It leaves deadlines to handlers. Here each handler ends shortly before the client's deadline, while the client is
+  still listening.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from typing import Any, Final, NoReturn, TypeVar
 import grpc
 
 from pawl.chassis.identity import auth
-from pawl.chassis.identity.auth import WHO_CALLS, Authenticator, Principal
+from pawl.chassis.identity.auth import IDENTITY_METADATA, Authenticator, Principal
 from pawl.chassis.identity.login_failures import LoginFailures, source_of
 from pawl.chassis.identity.roles import ANYBODY
 from pawl.chassis.ids import IdSource, is_id
@@ -35,7 +33,7 @@ from pawl.chassis.process.clock import SystemClock
 from pawl.chassis.process.metrics import RpcMetrics
 from pawl.chassis.rpc import status, tls
 from pawl.chassis.rpc.kinds import Behaviour, Context, read_raw
-from pawl.chassis.rpc.limits import Arrivals, Crowd, Limits, Places, read_one
+from pawl.chassis.rpc.limits import AnonymousCalls, Arrivals, CallSlots, Limits, read_one
 from pawl.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -49,14 +47,14 @@ from pawl.errors import (
     Unavailable,
 )
 
+# Metadata with the request id in all services and logs; generated if absent.
 REQUEST_ID_KEY: Final = "pawl-request-id"
-"""Metadata that names a request through all services and logs; made up where absent."""
 
 _UNKNOWN: Final = "unknown"
-_WITHDRAWN: Final = "the key of this service counts no more: call again with the present one"
-# Their requests are small, and come with the call.
-_STRANGERS_ARRIVING_MAX: Final = 8
-# What is left for sending the status after a handler ran out of time.
+_KEY_REPLACED: Final = "the key of this service was replaced: call again with the current one"
+# Requests of open methods are small, and arrive with the call.
+_ANONYMOUS_ARRIVING_MAX: Final = 8
+# Time to send the status after a handler's timeout.
 _DEADLINE_MARGIN_SECONDS: Final = 0.02
 
 T = TypeVar("T")
@@ -72,10 +70,10 @@ def current_request_id() -> str:
 
 
 def count_as_stream() -> None:
-    """Count the unary call that this task serves among the streams, because it is going to wait.
+    """Count this task's unary call as a stream, because it is about to wait.
 
     Raises:
-        Overloaded: there is no place among them.
+        Overloaded: the stream limit is reached.
     """
     call = _current_call.get(None)
     if call is not None:
@@ -84,22 +82,22 @@ def count_as_stream() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """The rules for calls of a service's methods."""
+    """Access rules for the methods of a service."""
 
+    # Only services may call.
     service_only: bool = False
-    """Only services may call."""
+    # Any client may call, under a separate limit and without logs: for health checks.
     open: bool = False
-    """Anybody may call, among a crowd of their own, and nothing is logged: for health checks."""
+    # Agent-loop calls for a user named in the metadata.
     forwarded: bool = False
-    """Agent-loop calls for a user, whom its metadata name."""
+    # At shutdown, streams get the drain time to end on their own.
     drain_streams: bool = False
-    """At shutdown, streams get the drain time to end by themselves."""
 
 
 class Interceptor(grpc.aio.ServerInterceptor):
-    """Wraps every method of a server. `access` gives the treatment by service name, `callers` who may call a method.
+    """Wraps every method of a server. `access` gives the rules by service name, `callers` who may call a method.
 
-    With `certified_services` the key of a service counts only beside its certificate.
+    With `certified_services` a service key is valid only together with the service's certificate.
     """
 
     def __init__(
@@ -123,11 +121,11 @@ class Interceptor(grpc.aio.ServerInterceptor):
         self._access = access
         self._methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
         self.arrivals = Arrivals()
-        self._unary_calls = Places("calls are running", limits.unary_calls_max, limits)
-        self._strangers = Crowd(limits.streams_max)
-        self.strangers_arriving = Crowd(_STRANGERS_ARRIVING_MAX)
-        self.streams = Places("streams and waits are open", limits.streams_max, limits)
-        self.request_streams = Places("streams of requests are open", limits.request_streams_max, limits)
+        self._unary_calls = CallSlots("calls are running", limits.unary_calls_max, limits)
+        self._anonymous = AnonymousCalls(limits.streams_max)
+        self.anonymous_arriving = AnonymousCalls(_ANONYMOUS_ARRIVING_MAX)
+        self.streams = CallSlots("streams and waits are open", limits.streams_max, limits)
+        self.request_streams = CallSlots("streams of requests are open", limits.request_streams_max, limits)
         self.stopping = False
         self._active: set[_ActiveCall] = set()
         self._unknown: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(
@@ -156,11 +154,11 @@ class Interceptor(grpc.aio.ServerInterceptor):
         return grpc.stream_stream_rpc_method_handler(method.wrap(behaviour), None, handler.response_serializer)
 
     def carried(self, name: str, *, is_stream: bool) -> Method:
-        """Return the method of that name for calls that come in batches, on a stream that was let in."""
+        """Return a method for calls that arrive in batches, on a stream that was already admitted."""
         return Method(self, name, Access(service_only=True, drain_streams=True), is_stream=is_stream)
 
     def enter(self, call: _ActiveCall, principal: Principal, *, is_carried: bool = False) -> None:
-        """Make room for a call, or refuse it. Carried calls are let in as long as their stream is there."""
+        """Admit a call or refuse it. Batched calls are admitted while their stream is open, even during shutdown."""
         self._active.add(call)
         if self.stopping and not is_carried:
             raise ShuttingDown
@@ -168,54 +166,54 @@ class Interceptor(grpc.aio.ServerInterceptor):
         if call.method.reads_many and not principal.is_service:
             call.take(self.request_streams, principal)
 
-    def enter_stranger(self, call: _ActiveCall, connection: str) -> None:
-        """Make room for a call of somebody who need not say who calls."""
+    def enter_anonymous(self, call: _ActiveCall, connection: str) -> None:
+        """Admit a call of an open method, which needs no authentication."""
         self._active.add(call)
-        self._strangers.enter(call, connection)
+        self._anonymous.enter(call, connection)
 
     def count_as_stream(self, call: _ActiveCall) -> None:
-        """Have a call leave its place for one among the streams."""
-        if call.principal is not None and self._unary_calls in call.places:
+        """Move a call from the unary limit to the stream limit."""
+        if call.principal is not None and self._unary_calls in call.slots:
             call.take(self.streams, call.principal)
-            call.give_back(self._unary_calls)
+            call.release(self._unary_calls)
 
     def leave(self, call: _ActiveCall) -> None:
-        """Give the room of a call back."""
+        """Release the slots of a call."""
         self._active.discard(call)
-        self._strangers.leave(call)
-        for places in list(call.places):
-            call.give_back(places)
+        self._anonymous.leave(call)
+        for slots in list(call.slots):
+            call.release(slots)
 
     async def end_outdated(self) -> None:
-        """End the calls of those who would not be let in any more, with what they would be told."""
+        """End calls whose caller would no longer be admitted, with the error that a new call would get."""
         found: dict[tuple[tuple[str, str], ...], Principal | PawlError] = {}
         for call in list(self._active):
             if call.caller is None:
                 continue
-            shown = tuple(call.shown.items())
-            if shown not in found:
-                found[shown] = await self._again(call.shown)
+            identity = tuple(call.identity.items())
+            if identity not in found:
+                found[identity] = await self._authenticate_again(call.identity)
             try:
-                if isinstance(again := found[shown], PawlError):
+                if isinstance(again := found[identity], PawlError):
                     raise again
                 auth.check_still(call.caller, again)
             except PawlError as error:
-                # A service has calls of many under way with it, and has another key when this one is withdrawn.
-                call.end(DependencyUnavailable(_WITHDRAWN) if call.caller.is_service else error)
+                # A service makes calls for many users, and has another key when this one is revoked.
+                call.end(DependencyUnavailable(_KEY_REPLACED) if call.caller.is_service else error)
 
-    async def _again(self, shown: Mapping[str, str]) -> Principal | PawlError:
-        # What is known costs nothing, so nothing waits here; calls of others go on in between.
+    async def _authenticate_again(self, identity: Mapping[str, str]) -> Principal | PawlError:
+        # Known credentials cost nothing, so yield once to let other calls proceed.
         await asyncio.sleep(0)
         try:
-            return await self.authenticator.authenticate(shown, source="", may_look=lambda: False)
+            return await self.authenticator.authenticate(identity, source="", may_look_up=lambda: False)
         except PawlError as error:
             return error
-        except Exception:  # noqa: BLE001  # others must not go on for ever because of one
-            _log.exception("callers.not_checked")
-            return DependencyUnavailable("who calls cannot be checked now: try again")
+        except Exception:  # noqa: BLE001  # one failure must not keep other calls alive
+            _log.exception("callers.check_failed")
+            return DependencyUnavailable("the caller cannot be authenticated now: try again")
 
     def stop_calls(self, *, drainable: bool) -> None:
-        """End running calls with SHUTTING_DOWN; with `drainable`, those too that may drain."""
+        """End running calls with SHUTTING_DOWN; with `drainable`, also those that get the drain time."""
         self.stopping = True
         for call in list(self._active):
             access = call.method.access
@@ -224,42 +222,42 @@ class Interceptor(grpc.aio.ServerInterceptor):
 
 
 class _ActiveCall:
-    """One RPC from its first to its last moment here."""
+    """One RPC, from its arrival to its end."""
 
     def __init__(self, method: Method) -> None:
         self.method = method
         self.started = time.perf_counter()
         self.code = "CANCELLED"
-        self.places: list[Places] = []
+        self.slots: list[CallSlots] = []
         self.principal: Principal | None = None
         self.reason: PawlError | None = None
         self.running = False
-        self.is_told = False
+        self.is_logged = False
         self.caller: Principal | None = None
-        self.shown: dict[str, str] = {}
+        self.identity: dict[str, str] = {}
         self.scope: asyncio.Timeout | None = None
 
-    def take(self, places: Places, principal: Principal) -> None:
-        """Take a place beside those that it has."""
-        places.take(principal)
-        self.places.append(places)
+    def take(self, slots: CallSlots, principal: Principal) -> None:
+        """Take one more slot for this call."""
+        slots.take(principal)
+        self.slots.append(slots)
         self.principal = principal
 
-    def give_back(self, places: Places) -> None:
-        """Give one of its places back."""
+    def release(self, slots: CallSlots) -> None:
+        """Release one slot of this call."""
         if self.principal is not None:
-            self.places.remove(places)
-            places.give_back(self.principal)
+            self.slots.remove(slots)
+            slots.release(self.principal)
 
     def end(self, reason: PawlError) -> None:
         self.reason = reason
-        # One that is telling its client how it ended is left alone.
+        # Do not interrupt a call that is sending its status.
         if self.scope is not None and self.running and not self.scope.expired():
             self.scope.reschedule(asyncio.get_running_loop().time())
 
 
 class Method:
-    """One method of a server: what is done around each of its calls."""
+    """One method of a server, with the handling of its calls."""
 
     def __init__(
         self, interceptor: Interceptor, name: str, access: Access, *, is_stream: bool, reads_many: bool = False
@@ -282,30 +280,30 @@ class Method:
                 if response is not None:
                     await context.write(response)
                 call.code = _code_name(context)
-            except Exception as raised:  # noqa: BLE001  # the client must get a status of ours, whatever it is
+            except Exception as raised:  # noqa: BLE001  # the client must get one of our statuses
                 error = _leading(raised)
                 if isinstance(error, grpc.aio.AbortError):
                     call.code = _code_name(context)
                     raise error from None
                 refusal = self._refusal(error, call)
                 call.code, refused = refusal.kind.value, refusal.reason
-                # An AbortError that `abort` did not raise would be taken for a fault of the program.
+                # gRPC would treat an AbortError not raised by `abort` as a program fault.
                 if context.done():
-                    raise asyncio.CancelledError from None  # Nobody listens any more.
+                    raise asyncio.CancelledError from None  # The client has disconnected.
                 try:
                     await status.abort(context, refusal)
                 except grpc.aio.InternalError:
-                    raise asyncio.CancelledError from None  # It went in this moment.
+                    raise asyncio.CancelledError from None  # The client disconnected just now.
             finally:
                 self._end(call, refused)
 
         return serve
 
     async def serve_carried(self, serve: Callable[[], Awaitable[T]], request_id: str, timeout_seconds: float) -> T:
-        """Serve a call that came in a batch, in a task of its own whose caller is known; no time is for ever.
+        """Serve a call from a batch, in its own task with a known caller; a timeout of 0 means none.
 
         Raises:
-            PawlError: what the client is to be told.
+            PawlError: the error to send to the client.
         """
         call, refused = _ActiveCall(self), ""
         self._in_flight.inc()
@@ -327,10 +325,10 @@ class Method:
             self._end(call, refused)
 
     async def receive(self, context: Context) -> bytes:
-        """Return the one request of a call that was let in."""
+        """Return the one request of an admitted call."""
         if not self.access.open:
             return await self.interceptor.arrivals.read(context, _current_call.get().caller or auth.current_principal())
-        call, arriving = _current_call.get(), self.interceptor.strangers_arriving
+        call, arriving = _current_call.get(), self.interceptor.anonymous_arriving
         arriving.enter(call, context.peer())
         try:
             return await read_one(context)
@@ -346,7 +344,7 @@ class Method:
         _request_id.set(request_id)
         context.set_trailing_metadata(((REQUEST_ID_KEY, request_id),))
         if self.access.open:
-            self.interceptor.enter_stranger(call, context.peer())
+            self.interceptor.enter_anonymous(call, context.peer())
         else:
             principal = await self._login(call, context, metadata)
             auth.set_principal(principal)
@@ -361,30 +359,32 @@ class Method:
         return await _in_time(call, context.time_remaining(), lambda: behaviour(requests, context))
 
     async def _login(self, call: _ActiveCall, context: Context, metadata: dict[str, str]) -> Principal:
-        """Return who calls, and remember by which metadata; note a failure."""
+        """Authenticate the caller and remember the metadata used; record a failure."""
         source = source_of(self._client(context, metadata) or context.peer())
         failures = self.interceptor.failures
-        call.shown = {name: metadata[name] for name in WHO_CALLS if name in metadata}
+        call.identity = {name: metadata[name] for name in IDENTITY_METADATA if name in metadata}
         try:
-            auth.check_said_once(context.invocation_metadata() or ())
+            auth.check_not_repeated(context.invocation_metadata() or ())
             principal = await self.interceptor.authenticator.authenticate(
-                metadata, source=source, may_look=lambda: failures.look(call, source, metadata["authorization"])
+                metadata,
+                source=source,
+                may_look_up=lambda: failures.start_lookup(call, source, metadata["authorization"]),
             )
             if principal.is_service and self.interceptor.certified_services:
                 tls.check_service(principal.credential_id, context.auth_context())
             return principal
         except Unauthenticated as refusal:
-            call.is_told = True
+            call.is_logged = True
             failures.note(source, tuple(context.invocation_metadata() or ()), self.name, refusal.__cause__)
             raise
         except (Overloaded, Unavailable):
-            call.is_told = not failures.may_tell(source)
+            call.is_logged = not failures.may_log(source)
             raise
         finally:
-            failures.end_look(call)
+            failures.end_lookup(call)
 
     def _client(self, context: Context, metadata: dict[str, str]) -> str:
-        """Return the address that the gateway reports for its client; empty for a direct call."""
+        """Return the client address that the gateway reports; empty for a direct call."""
         client = self.interceptor.authenticator.client_of(metadata)
         if client and self.interceptor.certified_services:
             try:
@@ -394,7 +394,7 @@ class Method:
         return client
 
     def _refusal(self, error: Exception, call: _ActiveCall) -> PawlError:
-        """Return what the client is told about `error`."""
+        """Return the error that the client gets for `error`."""
         if isinstance(error, PawlError):
             return error
         if isinstance(error, TimeoutError) and call.scope is not None and call.scope.expired():
@@ -404,15 +404,15 @@ class Method:
         return Internal(f"internal error {error_id}", error_id=error_id)
 
     def _end(self, call: _ActiveCall, refused: str) -> None:
-        """Give the room of a call back and record how it ended, with the reason of its refusal."""
+        """Release the call's slots and record its outcome."""
         self.interceptor.leave(call)
         self._in_flight.dec()
         seconds = time.perf_counter() - call.started
         self._seconds.observe(seconds)
         self.interceptor.metrics.requests.labels(self.name, call.code).inc()
-        if not self.access.open and not call.is_told:
+        if not self.access.open and not call.is_logged:
             fields = {"reason": refused} if refused else {}
-            # What services ask each other every second is news only when it goes wrong.
+            # Routine calls between services are logged at INFO only when they fail.
             routine = self.access.service_only and call.code == grpc.StatusCode.OK.name
             log = _log.debug if routine else _log.info
             log("rpc.served", method=self.name, code=call.code, milliseconds=round(seconds * 1000, 2), **fields)
@@ -423,7 +423,7 @@ async def _refuse_unknown(_request: Any, _context: Context) -> NoReturn:
 
 
 async def _in_time(call: _ActiveCall, seconds: float | None, serve: Callable[[], Awaitable[T]]) -> T:
-    """Return what `serve` gives, a little before the time that the client waits is over.
+    """Return the result of `serve`, or time out shortly before the client's deadline.
 
     Raises:
         DeadlineExceeded: no time is left.
@@ -445,7 +445,7 @@ def _caller(principal: Principal) -> dict[str, str]:
 
 
 def _code_name(context: Context) -> str:
-    """Return the code that a handler set or aborted with; grpc.aio keeps it as enum or number."""
+    """Return the code that a handler set or aborted with; grpc.aio keeps it as an enum or a number."""
     code: Any = context.code()
     if isinstance(code, grpc.StatusCode):
         return code.name
@@ -456,15 +456,18 @@ _CODE_NAMES: Final = {code.value[0]: code.name for code in grpc.StatusCode}
 
 
 def _leading(error: Exception) -> Exception:
-    """Return the one error that a failed call or task group stands for, where all its failures are for the client.
+    """Return the one error that a failed call or task group represents, if all its failures are for the client.
 
-    gRPC raises an InternalError where a message cannot be sent because the client has gone and nobody has said so yet.
+    gRPC raises an InternalError if a message cannot be sent because the client has disconnected unnoticed.
     """
     leaves = _leaves(error) if isinstance(error, ExceptionGroup) else [error]
     for leaf in leaves:
         if isinstance(leaf, grpc.aio.AbortError):
             return leaf
-    leaves = [Cancelled("the client has gone") if isinstance(leaf, grpc.aio.InternalError) else leaf for leaf in leaves]
+    leaves = [
+        Cancelled("the client has disconnected") if isinstance(leaf, grpc.aio.InternalError) else leaf
+        for leaf in leaves
+    ]
     return leaves[0] if all(isinstance(leaf, PawlError) for leaf in leaves) else error
 
 

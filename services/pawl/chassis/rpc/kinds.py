@@ -1,9 +1,8 @@
-"""The four kinds of RPC, brought to one: raw bytes in, parsed by us.
+"""Reduces the four kinds of RPC to one: raw bytes in, parsed here.
 
-`read_raw` turns a handler as generated code registers it into a function that
-reads its request or requests by itself, whatever the kind and whether the
-servicer's method is a coroutine or an async generator. To grpc.aio each of them is a stream in both directions:
-that is the only kind of which it reads nothing before it is asked to.
+`read_raw` turns a handler from generated code into a function that reads its own requests, whatever the kind and
+whether the servicer's method is a coroutine or an async generator. To grpc.aio every method is a bidirectional stream,
+the only kind whose requests it does not read on its own.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ Receive: TypeAlias = "Callable[[Context], Awaitable[bytes]]"
 
 
 def read_raw(handler: Handler, receive: Receive, *, bytes_max: int) -> Behaviour:
-    """Return a coroutine function that takes the requests as grpc.aio gives them where there is no deserialiser.
+    """Return a coroutine function that takes raw requests, parses them and calls the servicer.
 
-    It parses them, one that `receive` reads where the method has one, and calls the
-    servicer. It returns the response where there is one; others it has written.
+    For methods with one request, `receive` reads it. The function returns the response of a unary method, and writes
+    streamed ones.
 
     Raises (the function):
         TooLarge: a message is over `bytes_max`.
@@ -48,7 +47,7 @@ def read_raw(handler: Handler, receive: Receive, *, bytes_max: int) -> Behaviour
         try:
             return await answer(lambda: call(requests, context), context)
         finally:
-            # A task that the servicer left behind may still be reading.
+            # A task left behind by the servicer may still be reading.
             with suppress(RuntimeError):
                 await requests.aclose()
 
@@ -56,7 +55,7 @@ def read_raw(handler: Handler, receive: Receive, *, bytes_max: int) -> Behaviour
 
 
 def parser(deserialize: Parser | None, bytes_max: int) -> Parser:
-    """Return what turns the bytes of a message into the message, and refuses those that `read_raw` says."""
+    """Return a parser of messages that raises as described at `read_raw`."""
 
     def parse(raw: bytes) -> Any:
         if len(raw) > bytes_max:
@@ -82,20 +81,18 @@ async def _parsed(raw: AsyncIterator[bytes], parse: Parser) -> AsyncGenerator[An
 
 
 async def _return(call: Callable[[], Any], _: Context) -> Any:
-    """Return the one response of a servicer's method."""
     return await call()
 
 
 async def _send(call: Callable[[], Any], context: Context) -> None:
-    """Call a servicer's method and write what an async generator yields; a coroutine writes for itself.
+    """Call a servicer's method and write what an async generator yields; a coroutine writes its own responses.
 
-    grpc.aio would drive the generator too, but leaves closing it to the garbage
-    collector when the client goes away in the middle of a write.
+    grpc.aio could drive the generator too, but if the client disconnects during a write it leaves closing the generator
+    to the garbage collector.
 
-    The initial metadata goes first: if it went with the first response and that
-    write was cancelled, gRPC would refuse the status that follows, and the client
-    would wait for ever. The client may be gone before that is done: then nothing
-    is called.
+    The initial metadata is sent first. If it went with the first response and that write was cancelled, gRPC would
+    refuse the following status, and the client would wait forever. If the client disconnects before that, nothing is
+    called.
     """
     await context.send_initial_metadata(())
     responses = call()

@@ -1,11 +1,9 @@
-"""Limits on the calls and streams that a server holds at once: in all, per store and per user.
+"""Limits on concurrent calls and streams of a server: in total, per store and per user.
 
-A place is taken when the caller is known and before a byte of the request is
-read. The request itself waits in gRPC, up to its limit of size, from when it is
-asked for until its last byte is there; so only so many are asked for at a time.
-A stream of requests always asks for the next one, and nothing tells an idle stream
-from one in the middle of a message: so each counts as a whole message, and a budget
-of bytes says how many there may be.
+A call takes its slot after authentication and before its request is read. gRPC buffers a request of up to the size
+limit from the read until its last byte, so only a limited number is read concurrently. A request stream always has a
+read pending, and an idle stream looks the same as one in the middle of a message. So each counts as a whole message
+against a byte budget.
 """
 
 from __future__ import annotations
@@ -22,25 +20,25 @@ import grpc
 from pawl.chassis.identity.auth import Principal
 from pawl.errors import DeadlineExceeded, MalformedRequest, Overloaded, PawlError
 
+# Options of both ends of a connection: it pings before proxies close it, and a dead one ends within 30 s.
 KEEPALIVE: Final = (
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
-    # Else a connection counts as alive for a minute without an answer.
+    # Otherwise a connection counts as alive for a minute without an answer.
     ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 )
-"""Options of both ends of a connection: it pings before proxies close it, and a dead one ends within 30 s."""
 _ARRIVING_MAX: Final = 64
-_ARRIVING_OF_STORE_MAX: Final = 32
-_ARRIVING_OF_ONE_MAX: Final = 8
+_ARRIVING_PER_STORE_MAX: Final = 32
+_ARRIVING_PER_USER_MAX: Final = 8
 _ARRIVAL_SECONDS: Final = 10.0
-_STRANGERS_OF_ONE_MAX: Final = 32
+_ANONYMOUS_PER_CONNECTION_MAX: Final = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits on the calls that a server holds at once. The shares are of all limits, for one store and for one user."""
+    """Limits of a server. One store or user gets at most the fraction `store_share` or `user_share` of each."""
 
     message_bytes_max: int = 4 * 1024 * 1024
     unary_calls_max: int = 1000
@@ -51,27 +49,26 @@ class Limits:
 
     @property
     def read_bytes_max(self) -> int:
-        """Return how large a message is read: a little over the limit, to be refused with a reason of ours.
+        """The read limit: slightly above the message limit, so that Pawl refuses the message with its own reason.
 
-        gRPC itself refuses larger ones before it reads them.
+        gRPC refuses larger messages before reading them.
         """
         return self.message_bytes_max * 9 // 8
 
     @property
     def request_streams_max(self) -> int:
-        """Return how many streams of requests may be open."""
         return max(1, self.request_stream_bytes_max // self.read_bytes_max)
 
 
-class Places:
-    """Places for calls of one kind. Services count in all only: they work for everybody."""
+class CallSlots:
+    """Slots for calls of one kind. Services count only against the total, because they act for all users."""
 
-    def __init__(self, noun: str, places_max: int, limits: Limits) -> None:
+    def __init__(self, noun: str, slots_max: int, limits: Limits) -> None:
         self._noun = noun
         self._max = {
-            "server": places_max,
-            "store": max(1, int(places_max * limits.store_share)),
-            "user": max(1, int(places_max * limits.user_share)),
+            "server": slots_max,
+            "store": max(1, int(slots_max * limits.store_share)),
+            "user": max(1, int(slots_max * limits.user_share)),
         }
         self._taken: Counter[tuple[str, ...]] = Counter()
 
@@ -79,10 +76,10 @@ class Places:
         return self._taken[()]
 
     def take(self, principal: Principal) -> None:
-        """Take a place, to be given back.
+        """Take a slot, to be released later.
 
         Raises:
-            Overloaded: there is none.
+            Overloaded: none is free.
         """
         keys = _keys(principal)
         for scope, key in keys.items():
@@ -90,8 +87,8 @@ class Places:
                 raise Overloaded(f"{self._max[scope]} {self._noun}, the limit of one {scope}: try again later")
         self._taken.update(keys.values())
 
-    def give_back(self, principal: Principal) -> None:
-        """Give back what was taken."""
+    def release(self, principal: Principal) -> None:
+        """Release a slot."""
         for key in _keys(principal).values():
             self._taken[key] -= 1
             if not self._taken[key]:
@@ -106,17 +103,17 @@ def _keys(principal: Principal) -> dict[str, tuple[str, ...]]:
 
 
 class Endable(Protocol):
-    """A call that can be told to end."""
+    """A call that can be ended from outside."""
 
     def end(self, reason: PawlError) -> None:
-        """Have its client get `reason`, soon."""
+        """End the call; its client gets `reason`."""
 
 
-class Crowd:
-    """Calls of those who need not say who they are.
+class AnonymousCalls:
+    """Calls of open methods, which need no authentication.
 
-    For one more than there is room for, the oldest on the connection that has most
-    ends: whoever holds many keeps nobody out. A connection has room for 32.
+    Above the limit, a new call ends the oldest one of the connection with the most calls, so that no client can keep
+    others out. A connection may have 32.
     """
 
     def __init__(self, calls_max: int) -> None:
@@ -128,9 +125,9 @@ class Crowd:
         return len(self._connections)
 
     def enter(self, call: Endable, connection: str) -> None:
-        """Let a call in, whatever that costs another one."""
-        if self._counts[connection] >= _STRANGERS_OF_ONE_MAX:
-            self._end_oldest(connection, _STRANGERS_OF_ONE_MAX)
+        """Admit a call, ending another one if necessary."""
+        if self._counts[connection] >= _ANONYMOUS_PER_CONNECTION_MAX:
+            self._end_oldest(connection, _ANONYMOUS_PER_CONNECTION_MAX)
         elif len(self) >= self._calls_max:
             [(fullest, _)] = self._counts.most_common(1)
             self._end_oldest(fullest, self._calls_max)
@@ -143,7 +140,7 @@ class Crowd:
         oldest.end(Overloaded(f"{calls_max} calls without a key are open here: try again later"))
 
     def leave(self, call: Endable) -> None:
-        """Forget a call, if it is still here."""
+        """Remove a call. Idempotent."""
         connection = self._connections.pop(call, None)
         if connection is not None:
             self._counts[connection] -= 1
@@ -152,7 +149,7 @@ class Crowd:
 
 
 class Arrivals:
-    """Requests on their way in: so many in all, of one store and of one user; services come as they like."""
+    """Limits requests being read: in total, per store and per user. Services are not limited."""
 
     def __init__(self) -> None:
         self._all = asyncio.Semaphore(_ARRIVING_MAX)
@@ -164,12 +161,12 @@ class Arrivals:
 
         Raises:
             DeadlineExceeded: it did not arrive in time.
-            MalformedRequest: there is none.
+            MalformedRequest: the call has no request.
         """
         if principal.is_service:
             return await read_one(context)
         store, user = (principal.store_id,), (principal.store_id, principal.user_id)
-        async with self._turn(user, _ARRIVING_OF_ONE_MAX), self._turn(store, _ARRIVING_OF_STORE_MAX), self._all:
+        async with self._turn(user, _ARRIVING_PER_USER_MAX), self._turn(store, _ARRIVING_PER_STORE_MAX), self._all:
             return await read_one(context)
 
     @asynccontextmanager
@@ -185,7 +182,7 @@ class Arrivals:
 
 
 async def read_one(context: Any) -> bytes:
-    """Return the one request of a call; raises as `Arrivals.read` does."""
+    """Return the one request of a call. Raises like `Arrivals.read`."""
     try:
         async with asyncio.timeout(_ARRIVAL_SECONDS):
             raw = await context.read()

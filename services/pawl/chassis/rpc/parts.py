@@ -1,4 +1,4 @@
-"""Items in parts of a bounded size, for messages and transactions."""
+"""Splits items into parts of bounded size, for messages and transactions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 def in_parts(
     items: Iterable[T], size: Callable[[T], int], *, size_max: int, items_max: int = sys.maxsize
 ) -> Iterator[list[T]]:
-    """Yield the items in order, in parts of at most so much together; one that is larger goes alone."""
+    """Yield the items in order, in parts of bounded total size; a larger item forms its own part."""
     part: list[T] = []
     total = 0
     for item in items:

@@ -1,7 +1,7 @@
-"""Reflection in both of its versions: newer clients ask for v1 only, older ones for v1alpha only.
+"""Reflection in both versions: newer clients use only v1, older ones only v1alpha.
 
-The library has v1alpha. The messages of v1 are the same but for the name of the
-package, so the same servicer answers, with the descriptors of v1 beside.
+The library has v1alpha. The messages of v1 differ only in the package name, so the same servicer answers both, with the
+descriptors of v1 added.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _FILE: Final = "grpc/reflection/v1/reflection.proto"
 
 
 def add_reflection(service_names: Iterable[str], server: grpc.aio.Server) -> None:
-    """Have the server describe these services, and both versions of this one."""
-    _know_v1()
+    """Make the server describe these services and both reflection versions."""
+    _add_v1_descriptors()
     names = (*service_names, OLD_NAME, NAME)
     reflection.enable_server_reflection(names, server)
     answer: Any = reflection.aio.ReflectionServicer(names).ServerReflectionInfo
@@ -35,8 +35,8 @@ def add_reflection(service_names: Iterable[str], server: grpc.aio.Server) -> Non
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(NAME, {"ServerReflectionInfo": handler}),))
 
 
-def _know_v1() -> None:
-    """Put the descriptors of v1 into the pool that the servicer looks into. Idempotent."""
+def _add_v1_descriptors() -> None:
+    """Add the descriptors of v1 to the pool that the servicer uses. Idempotent."""
     file = descriptor_pb2.FileDescriptorProto()
     reflection_pb2.DESCRIPTOR.CopyToProto(file)
     file.name, file.package = _FILE, _PACKAGE

@@ -1,4 +1,4 @@
-"""A channel over TLS that goes on when its certificates change."""
+"""A TLS channel that survives changes of its certificates."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ _log = logs.get_logger(__name__)
 
 
 class RenewedChannel(grpc.aio.Channel):
-    """Calls go over a channel with the present certificates.
+    """Makes calls over a channel with the current certificates.
 
-    When those change, the next call opens another channel. New calls go over it as soon
-    as it is connected, or the old one is not; the old one ends with the last of its calls.
-    So no call fails because of a change, and with certificates that nobody takes,
-    calls go on as long as the old connection lasts.
+    When certificates change, the next call opens a new channel. New calls move to it once it is connected, or once the
+    old one is not; the old channel closes after the last of its calls. So a change fails no call, and if the new
+    certificates are rejected, calls continue while the old connection lasts.
     """
 
     def __init__(self, tls: Tls, open_one: Callable[[Certificates], grpc.aio.Channel]) -> None:
@@ -71,15 +70,15 @@ class RenewedChannel(grpc.aio.Channel):
             line = self._line()
             if made is None or made[0] is not line:
                 made = line, getattr(line.channel, kind)(*args, **kwargs)
-            begun = made[1](*call_args, **call_kwargs)
+            call_started = made[1](*call_args, **call_kwargs)
             line.calls += 1
-            begun.add_done_callback(lambda _: self._end_call(line))
-            return begun
+            call_started.add_done_callback(lambda _: self._end_call(line))
+            return call_started
 
         return call
 
     def _line(self) -> _Line:
-        """Return what a call is to go over now."""
+        """Return the channel for a new call."""
         certificates = self._tls()
         if certificates is not (self._next or self._present).certificates:
             if self._next is not None:
@@ -109,7 +108,7 @@ class RenewedChannel(grpc.aio.Channel):
 
 
 class _Line:
-    """A channel with the certificates that it was made with, and the number of its calls."""
+    """A channel with its certificates and the number of its calls."""
 
     __slots__ = ("calls", "certificates", "channel")
 

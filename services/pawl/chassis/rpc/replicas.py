@@ -1,9 +1,8 @@
-"""Choosing the replica that a call goes to.
+"""Chooses the replica for a call.
 
-What is done for one store costs less where it is done together: calls share messages,
-transactions and what is remembered. So each store has a replica that all callers prefer, by
-rendezvous hashing: they agree without asking each other, and one replica more or less moves
-only the stores that it has. It is a preference and no rule: any replica can serve any call.
+Work for one store is cheaper in one process: calls share messages, transactions and caches. So all callers prefer the
+same replica for a store, by rendezvous hashing without coordination. Adding or removing a replica moves only its own
+stores. It is only a preference: any replica can serve any call.
 """
 
 from __future__ import annotations
@@ -20,55 +19,55 @@ import msgspec
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
+# A replica with this many calls of this process gets no more while another has fewer. The ledger writes as many in one
+# transaction; a lower limit would split work that is cheaper together.
 CALLS_MAX: Final = 128
-"""A replica with so many calls of this process under way gets no more while another has fewer. The ledger writes
-as many in one transaction: below that, replicas side by side would share out what is cheaper together."""
 
 _KEYS_MAX: Final = 4096
-# As deep as a store is in the owner of what a request is about.
+# The depth of a store id in a request: request, object, owner.
 _DEPTH_MAX: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class ReplicaHealth:
     """A replica as its caller sees it.
 
-    `is_away`: it cannot be reached, is not healthy, or is silent. `is_connected` says that it can be reached;
-    before the first try neither is so. `is_busy`: it has refused a call as overloaded.
+    `is_unavailable`: unreachable, unhealthy or silent. `is_connected`: reachable. Before the first attempt both are
+    False. `is_busy`: it refused a call as overloaded.
     """
 
     name: str
     is_connected: bool = True
-    is_away: bool = False
+    is_unavailable: bool = False
     is_busy: bool = False
     calls: int = 0
 
 
-def choose(key: str, replicas: Sequence[Standing]) -> int:
-    """Return the index of the replica for a call that belongs to `key`; there must be one.
+def choose(key: str, replicas: Sequence[ReplicaHealth]) -> int:
+    """Return the index of the replica for a call that belongs to `key`; `replicas` must not be empty.
 
-    It is the first by preference of those that are connected and have room, else the one of them with the fewest
-    calls, else the first that was not tried yet, else the first that is connected, though silent, else the first.
+    It is the first in preference order that is connected and has capacity. Otherwise it is the connected one with the
+    fewest calls, then the first not tried yet, then the first that is connected but silent, then the first of all.
     """
     preferred = preference(key, tuple(replica.name for replica in replicas))
-    connected = [at for at in preferred if replicas[at].is_connected and not replicas[at].is_away]
+    connected = [at for at in preferred if replicas[at].is_connected and not replicas[at].is_unavailable]
     for at in connected:
         if not replicas[at].is_busy and replicas[at].calls < CALLS_MAX:
             return at
     if connected:
         return min(connected, key=lambda at: (replicas[at].is_busy, replicas[at].calls))
-    return min(preferred, key=lambda at: (replicas[at].is_away, not replicas[at].is_connected))
+    return min(preferred, key=lambda at: (replicas[at].is_unavailable, not replicas[at].is_connected))
 
 
 @lru_cache(maxsize=_KEYS_MAX)
 def preference(key: str, names: tuple[str, ...]) -> tuple[int, ...]:
-    """Return the indices of all replicas, the one that `key` prefers first."""
+    """Return the indices of all replicas in the preference order of `key`."""
     weights = [blake2b(f"{key}\0{name}".encode(), digest_size=8).digest() for name in names]
     return tuple(sorted(range(len(names)), key=lambda at: (weights[at], names[at]), reverse=True))
 
 
 def key_of(request: Message) -> str:
-    """Return what a request belongs to: the store that it names, wherever it does, else its worker."""
+    """Return the key of a request: the first store id in it, else its worker id."""
     for store_of in _stores_of(request.DESCRIPTOR):
         if store_id := store_of(request):
             return store_id
@@ -77,7 +76,7 @@ def key_of(request: Message) -> str:
 
 @cache
 def _stores_of(kind: Descriptor) -> Sequence[Callable[[Message], str]]:
-    """Return what reads the stores that a message of this kind names, those first that are less deep in it."""
+    """Return getters of the store ids in messages of this type, the least nested first."""
     found, level = [], [("", kind)]
     for _ in range(_DEPTH_MAX):
         fields = [(within + field.name, field) for within, message in level for field in message.fields]
@@ -88,6 +87,7 @@ def _stores_of(kind: Descriptor) -> Sequence[Callable[[Message], str]]:
 
 
 FILE_NAME: Final = "endpoints.json"
+# The default ports; further replicas of a service use free ones.
 DEFAULT_PORTS: Final = {
     "gateway": 7600,
     "agent-loop": 7601,
@@ -103,13 +103,12 @@ DEFAULT_PORTS: Final = {
     "nats": 7621,
     "model": 7622,
 }
-"""The port of everything that listens; further replicas of a service take free ones."""
 
 
 class Replica(msgspec.Struct, frozen=True, kw_only=True):
-    """One process of a service; `pid` is None while it is down, the addresses are those it had last.
+    """One process of a service. `pid` is None while it is down; the addresses are its last ones.
 
-    It serves its methods at `grpc`, or, the gateway, at `http`; the other one is empty.
+    It serves gRPC at `grpc`, or for the gateway HTTP at `http`; the other one is empty.
     """
 
     grpc: str
@@ -120,10 +119,10 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
-    """The suite as it stands. No secrets: `secrets` is the folder that has them.
+    """The state of a running suite. `secrets` is the path of the folder with the secrets.
 
-    `nats` and `postgres` are None where the embedded server is replaced, `model_base_url` where the scripted model is.
-    `authority` is the file of certificates by which to check those of the services; None if they speak no TLS.
+    `nats` and `postgres` are None if the embedded server is replaced, `model_base_url` if the scripted model is.
+    `authority` is the file of CA certificates of the services; None without TLS.
     """
 
     launcher_pid: int
@@ -136,12 +135,11 @@ class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
     authority: str | None = None
 
     def addresses(self, service: str) -> list[str]:
-        """Return the gRPC addresses of all replicas of a service."""
         return [replica.grpc for replica in self.services.get(service, []) if replica.grpc]
 
 
 def read_endpoints(data: Path) -> Endpoints | None:
-    """Return what the launcher of that data folder wrote last; None if no suite runs there, as far as one can see."""
+    """Return what the launcher of that data folder wrote last; None if no suite seems to run there."""
     try:
         return msgspec.json.decode((data / FILE_NAME).read_bytes(), type=Endpoints)
     except (OSError, msgspec.MsgspecError):

@@ -1,4 +1,4 @@
-"""Asking again for what a dependency could not do now."""
+"""Retries of requests that a dependency could not serve."""
 
 from __future__ import annotations
 
@@ -15,20 +15,18 @@ from pawl.errors import Cancelled, DeadlineExceeded, Internal, Overloaded, Unava
 
 T = TypeVar("T")
 
+# How long consecutive INTERNAL errors are retried. INTERNAL is a fault of the server or of its dependencies, such as a
+# disk or a database after a failover; most are temporary.
 INTERNAL_SECONDS_MAX: Final = 180.0
-"""So long an INTERNAL may last, answer after answer, before it is believed.
 
-It is a fault of the program that answers, or of what it stands on: a disk, a database after a failover. Most pass.
-"""
+# Errors that say nothing about the request: it may succeed later, however long that takes.
+UNAVAILABLE: Final = (Unavailable, DeadlineExceeded, Cancelled, Overloaded)
 
-AWAY: Final = (Unavailable, DeadlineExceeded, Cancelled, Overloaded)
-"""Errors that say nothing about the request: the same one may succeed later, however long that takes."""
+# Errors after which a request is retried.
+TRANSIENT: Final = (*UNAVAILABLE, Internal)
 
-TRANSIENT: Final = (*AWAY, Internal)
-"""Errors after which a request is made again."""
-
+# The same for direct users of a database, which reports a full disk or a failover in many ways.
 ANY: Final = (Exception,)
-"""The same for what asks a database itself, which says in many ways that a disk is full or a failover goes on."""
 
 _FIRST_PAUSE_SECONDS: Final = 0.05
 _PAUSE_SECONDS_MAX: Final = 2.0
@@ -38,28 +36,27 @@ _log = logs.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failures:
-    """The failures of one request, all in a row."""
+    """Consecutive failures of one request."""
 
     count: int = 0
+    # Since when every attempt has failed, other than by an unavailable dependency.
     broken_since: float = math.inf
-    """Since when each attempt has failed in another way than by a dependency that is away."""
 
     def then(self, error: Exception, now: float) -> Failures:
-        """Return the failures, one more with them."""
-        broken_since = math.inf if isinstance(error, AWAY) else min(self.broken_since, now)
+        broken_since = math.inf if isinstance(error, UNAVAILABLE) else min(self.broken_since, now)
         return Failures(count=self.count + 1, broken_since=broken_since)
 
 
 def pause_seconds(failures: int, chance: float) -> float:
-    """Return how long to wait after so many failures: ever longer, and by chance, which spreads those who wait."""
+    """Return the pause after this many failures: exponential backoff with jitter."""
     longest = min(_FIRST_PAUSE_SECONDS * 2.0 ** min(failures - 1, 10), _PAUSE_SECONDS_MAX)
     return longest * (0.5 + chance / 2)
 
 
 def asked_seconds(header: str, *, now: float | None = None) -> float | None:
-    """Return how long a header asks to wait, in seconds or, as Retry-After may (RFC 9110, 10.2.3), as a date.
+    """Return the wait that a header asks for, in seconds or as a date (Retry-After, RFC 9110, 10.2.3); None if invalid.
 
-    `now` is the time of day in seconds since 1970, None where a date says nothing. None if it says no such thing.
+    `now` is the Unix time; with None, dates count as invalid.
     """
     try:
         seconds = float(header)
@@ -74,10 +71,10 @@ def asked_seconds(header: str, *, now: float | None = None) -> float | None:
 
 
 class Retry:
-    """Makes requests that are safe to repeat until they are answered.
+    """Retries requests that are safe to repeat until they are answered.
 
-    An error of `transient` leads to another attempt: for as long as the dependency is away, for `internal_seconds_max`
-    if it fails otherwise all the time. With an `event`, each failure is logged under that name.
+    Errors in `transient` lead to another attempt. An unavailable dependency is retried without limit, other failures
+    for `internal_seconds_max`. With an `event`, each failure is logged under that name.
     """
 
     def __init__(
@@ -101,9 +98,9 @@ class Retry:
         """Return the answer of `request`; `call` is for the log.
 
         Raises:
-            Exception: what the last attempt failed with: not transient, or for too long.
+            Exception: the error of the last attempt, which was not transient or lasted too long.
         """
-        give_up_at, failures = self._clock.monotonic() + seconds_max, Failures()
+        stop_at, failures = self._clock.monotonic() + seconds_max, Failures()
         while True:
             try:
                 return await request()
@@ -112,14 +109,14 @@ class Retry:
                 failures = failures.then(error, now)
                 if self._event:
                     _log.warning(self._event, call=call, failures=failures.count, error=type(error).__name__)
-                left = min(give_up_at, failures.broken_since + self._internal_seconds_max) - now
+                left = min(stop_at, failures.broken_since + self._internal_seconds_max) - now
                 await self.pause(error, failures.count, left=left)
 
     async def pause(self, error: Exception, failures: int, *, left: float) -> None:
-        """Wait before another attempt.
+        """Wait before the next attempt.
 
         Raises:
-            Exception: `error`, if there is no time left.
+            Exception: `error`, if no time is left.
         """
         if left <= 0:
             raise error

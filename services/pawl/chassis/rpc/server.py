@@ -25,34 +25,33 @@ from pawl.chassis.rpc.kinds import Handler
 from pawl.chassis.rpc.limits import KEEPALIVE, Limits
 from pawl.chassis.rpc.tls import Tls, server_credentials
 
-# Between the news that this server ends, for those who watch its health, and the end.
-_NEWS_SECONDS: Final = 0.05
-# After the drain time, handlers have this long to clean up before they are cut off.
+# The time between telling health watchers about the shutdown and refusing calls.
+_NOTICE_SECONDS: Final = 0.05
+# After the drain time, handlers have this long to clean up before they are cancelled.
 _CLEAN_UP_SECONDS: Final = 0.5
 _LIMITS: Final = Limits()
-# Calls of a connection beyond our limits, while they are told so.
+# Calls of a connection beyond our limits, while they are being refused.
 _REFUSED_MAX: Final = 1000
 
 _log = logs.get_logger(__name__)
 ServicerT = TypeVar("ServicerT")
+# Answers a call, given the full method name and the raw request.
 Forward: TypeAlias = Callable[[str, bytes], Awaitable[bytes]]
-"""Answers a call, from the full name of the method and the request as it came."""
 
 
 class RpcServer:
-    """An async context manager: listens inside it, drains and stops at its end.
+    """A gRPC server; an async context manager that listens inside and drains on exit.
 
-    Add the servicers first. At the end: health says NOT_SERVING, nothing new is
-    accepted, streams end with SHUTTING_DOWN (watchers attach again elsewhere),
-    running unary calls and streams added with `drain_streams` get
-    `drain_seconds` to end, then they are ended too.
+    Add the servicers first. On exit health reports NOT_SERVING, no new calls are accepted, and streams end with
+    SHUTTING_DOWN so that watchers reconnect elsewhere. Running unary calls, and streams added with `drain_streams`, get
+    `drain_seconds`; then they are ended too.
 
-    With `tls` both listeners speak TLS. If it has an authority, services must show a
-    certificate of their own too, and call at `internal_listen`, where nobody else gets in:
-    gRPC cannot ask for certificates on a port without demanding them.
+    With `tls` both listeners use TLS. If it has a certificate authority, services must present a certificate and call
+    at `internal_listen`, which accepts no other clients: gRPC cannot request client certificates on a port without
+    requiring them.
 
-    Every `callers_seconds` it looks again who calls: the calls of a credential that
-    has expired, was revoked or stands for less by now end with UNAUTHENTICATED.
+    Every `callers_seconds` it checks callers again: calls whose credential expired, was revoked or lost rights end with
+    UNAUTHENTICATED.
     """
 
     protocol = "grpc"
@@ -109,10 +108,9 @@ class RpcServer:
     ) -> None:
         """Add a servicer by its generated `add_XServicer_to_server`.
 
-        `callers` says who may call those of its methods that are not in `roles.CALLERS`.
-        `service_only`: users get PERMISSION_DENIED, and calls may come in batches; its
-        methods do without a context. `drain_streams`: at shutdown its streams get the
-        drain time, instead of ending at once.
+        `callers` lists who may call methods that are not in `roles.CALLERS`. `service_only`: users get
+        PERMISSION_DENIED, calls may arrive in batches, and methods must not use the context. `drain_streams`: at
+        shutdown its streams get the drain time instead of ending immediately.
         """
         self._callers.update(callers or {})
         access = Access(service_only=service_only, drain_streams=drain_streams)
@@ -123,13 +121,13 @@ class RpcServer:
     def add_forwarding(
         self, register: Callable[[Any, grpc.aio.Server], None], servicer: object, forward: Forward
     ) -> None:
-        """Add a service of unary methods: those that `servicer` does not have `forward` answers."""
+        """Add a service of unary methods; `forward` answers those that `servicer` does not have."""
         self._add(register, servicer, Access(), forward)
 
     def add_forwarded(self, register: Callable[[Any, grpc.aio.Server], None], servicer: object) -> None:
-        """Add the methods of a service that `servicer` has, for calls that agent-loop forwards.
+        """Add the methods of `servicer` for calls that agent-loop forwards.
 
-        Nobody else may call them. The caller is the user whom the metadata name: see `auth.for_user`.
+        Only agent-loop may call them. The caller is the user named in the metadata: see `auth.for_user`.
         """
         for name, methods in self._add(register, servicer, Access(service_only=True, forwarded=True)).items():
             self._callers.update({f"/{name}/{method}": frozenset({AGENT_LOOP}) for method in methods})
@@ -150,7 +148,7 @@ class RpcServer:
         return registrar.services
 
     def set_health(self, *, serving: bool) -> None:
-        """Say to everybody whether the services are well; if not, batches are to go elsewhere."""
+        """Publish the health of all services; if unhealthy, ask batch clients to go elsewhere."""
         self.health.set(dict.fromkeys(("", *self.service_names), serving))
         if not serving:
             self._batches.close_streams()
@@ -174,7 +172,7 @@ class RpcServer:
             await tasks.end([self._watching])
         self.health.end()
         self._batches.close_streams()
-        await asyncio.sleep(min(_NEWS_SECONDS, self._drain_seconds / 10))
+        await asyncio.sleep(min(_NOTICE_SECONDS, self._drain_seconds / 10))
         self._interceptor.stop_calls(drainable=False)
         stop = asyncio.ensure_future(self._server.stop(self._drain_seconds + _CLEAN_UP_SECONDS))
         await asyncio.wait({stop}, timeout=self._drain_seconds)
@@ -188,11 +186,11 @@ class RpcServer:
             try:
                 await self._interceptor.end_outdated()
                 self._interceptor.failures.report()
-            except Exception:  # noqa: BLE001  # the next look may go better
-                _log.exception("callers.not_checked")
+            except Exception:  # noqa: BLE001  # retried at the next check
+                _log.exception("callers.check_failed")
 
     def _bind(self, listen: str, *, from_services: bool) -> str:
-        """Listen at an address, and return it with the port that was taken."""
+        """Listen at an address; return it with the actual port."""
         try:
             if self._tls is None:
                 port = self._server.add_insecure_port(listen)
@@ -206,12 +204,12 @@ class RpcServer:
 
 
 def _is_checking(tls: Tls | None) -> bool:
-    """Return whether services show a certificate."""
+    """Return whether services must present a certificate."""
     return tls is not None and tls().authority is not None
 
 
 class _Registrar:
-    """Replaces the server and the servicer while that is added, to collect the methods that it has or forwards."""
+    """Stands in for server and servicer during registration, to collect the served and forwarded methods."""
 
     def __init__(self, servicer: object, forward: Forward | None) -> None:
         self._servicer = servicer
@@ -222,10 +220,10 @@ class _Registrar:
         return getattr(self._servicer, method, None)
 
     def add_generic_rpc_handlers(self, _: Iterable[grpc.GenericRpcHandler]) -> None:
-        """Ignore these: they have all methods of the service, also those that the servicer lacks."""
+        """Ignored: these include methods that the servicer lacks."""
 
     def add_registered_method_handlers(self, service_name: str, method_handlers: Mapping[str, Handler]) -> None:
-        # That of a method that the servicer lacks is made of None.
+        # The handler of a method that the servicer lacks wraps None.
         served = {
             name: handler
             for name, handler in method_handlers.items()
@@ -248,17 +246,17 @@ def _options(limits: Limits) -> list[tuple[str, Any]]:
     calls_max = limits.unary_calls_max + limits.streams_max + _REFUSED_MAX
     return [
         ("grpc.max_receive_message_length", limits.read_bytes_max),
-        # gRPC keeps a call until its client has taken the last of it, which may be never. What is over our limits
-        # is refused with a reason, and leaves; so nobody needs more.
+        # gRPC keeps a call until its client has read everything, which may be never. Calls over our limits are refused
+        # and leave quickly, so this bound is enough.
         ("grpc.max_concurrent_streams", calls_max),
-        # Else gRPC cancels some, without a reason, of a thousand calls that came at once and were not looked at yet.
+        # Otherwise gRPC cancels some of a thousand concurrent new calls without a reason.
         ("grpc.server.max_pending_requests", calls_max),
         ("grpc.server.max_pending_requests_hard_limit", calls_max),
         ("grpc.max_send_message_length", -1),
-        # Beyond the first, gRPC refuses calls by chance. The longest credential has half of it.
+        # Above the soft limit gRPC refuses calls at random, so it is twice the longest credential.
         ("grpc.max_metadata_size", 2 * KEY_LENGTH_MAX),
         ("grpc.absolute_max_metadata_size", 4 * KEY_LENGTH_MAX),
-        # Else gRPC would take in whole requests that nobody has asked for yet, from clients that send fast.
+        # Otherwise gRPC would buffer whole requests from fast clients before they are read.
         ("grpc.http2.bdp_probe", 0),
         # Two processes on one port would each get half of the calls.
         ("grpc.so_reuseport", 0),

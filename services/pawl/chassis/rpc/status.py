@@ -1,4 +1,4 @@
-"""Errors on the wire: the one map from kinds to gRPC codes, there and back."""
+"""Errors on the wire: the mapping between error kinds and gRPC codes, both ways."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from pawl.errors import (
 DOMAIN: Final = "pawl"
 
 _DETAILS_KEY: Final = "grpc-status-details-bin"
-# Clients drop a response whose headers are over 8 KiB. The message travels twice,
-# once percent-encoded (three bytes for one) and once as base64.
+# Clients drop a response whose headers exceed 8 KiB. The message is sent twice: percent-encoded (three bytes per byte)
+# and in base64.
 _MESSAGE_BYTES_MAX: Final = 1200
 _METADATA_BYTES_MAX: Final = 200
 
 _UNREACHABLE: Final = "another service of the suite cannot be reached or is not ready"
-# Codes that gRPC gives by itself where a connection cannot be made, or breaks.
+# Codes that gRPC itself reports when a connection cannot be made, or breaks.
 _BROKEN: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
 
+# The gRPC code of each kind.
 CODES: Final = MappingProxyType({kind: grpc.StatusCode[kind.value] for kind in Kind})
-"""The gRPC code of each kind."""
 
 _KINDS: Final = {code: kind for kind, code in CODES.items()}
 _KINDS_BY_NUMBER: Final = {code.value[0]: kind for kind, code in CODES.items()}
@@ -47,7 +47,7 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: PawlError) -
     """End the RPC with the code of `error` and its google.rpc.ErrorInfo.
 
     Raises:
-        grpc.aio.AbortError: always; let it pass.
+        grpc.aio.AbortError: always; let it propagate.
     """
     code = CODES[error.kind]
     message = shortened(error.message, _MESSAGE_BYTES_MAX)
@@ -64,19 +64,18 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: PawlError) -
 
 
 def from_rpc_error(error: grpc.aio.AioRpcError) -> PawlError:
-    """Return the error that the peer raised, or what its gRPC code says.
+    """Return the error that the peer raised, or one for its gRPC code.
 
-    A peer that cannot be reached is DependencyUnavailable, in our words: gRPC's,
-    which name addresses, are a note on it for logs. A reason that this version does not know gives an error of its
-    kind that keeps the reason. An INTERNAL of a peer stays one, with the peer's
-    error id; where gRPC itself says so, the connection broke.
+    An unreachable peer becomes DependencyUnavailable with our own message. gRPC's message contains addresses, so it is
+    only a note for logs. An unknown reason gives an error of its kind that keeps the reason. An INTERNAL of a peer
+    keeps the peer's error id; an INTERNAL from gRPC itself means that the connection broke.
     """
     message = error.details() or error.code().name
     info = _error_info(error)
     if info is not None:
         return _restored(_KINDS.get(error.code(), Kind.INTERNAL), message, info.reason, info.metadata)
     if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        # gRPC itself says so about a message over the limit, at either end.
+        # gRPC itself reports it for a message over the limit, at either end.
         return TooLarge() if "larger than max" in message else Overloaded()
     if error.code() in _BROKEN:
         unreachable = DependencyUnavailable(_UNREACHABLE)
@@ -86,9 +85,10 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> PawlError:
 
 
 def of_peer(error: PawlError) -> PawlError:
-    """Return what an error that a peer gave to this service is to whoever this service works for.
+    """Return the error to raise for an error of a peer.
 
-    One that did not answer in time is away: the deadline was ours, and the caller may have set none, or a later one.
+    A missed deadline becomes DependencyUnavailable: the deadline was ours, and the caller may have none, or a later
+    one.
     """
     if isinstance(error, DeadlineExceeded):
         return DependencyUnavailable("another service of the suite did not answer in time")
@@ -96,14 +96,14 @@ def of_peer(error: PawlError) -> PawlError:
 
 
 def failure(error: PawlError) -> batch_pb2.Failure:
-    """Return what a batch says about `error`."""
+    """Encode an error for a batch."""
     return batch_pb2.Failure(
         code=CODES[error.kind].value[0], reason=error.reason, message=error.message, metadata=error.metadata
     )
 
 
 def from_failure(failure: batch_pb2.Failure) -> PawlError:
-    """Return the error that the peer raised, as `from_rpc_error` does."""
+    """Return the error that the peer raised, like `from_rpc_error`."""
     kind = _KINDS_BY_NUMBER.get(failure.code, Kind.INTERNAL)
     return _restored(kind, failure.message, failure.reason, failure.metadata)
 
@@ -113,7 +113,7 @@ def _restored(kind: Kind, message: str, reason: str, metadata: Mapping[str, str]
 
 
 def has_reason(error: grpc.aio.AioRpcError) -> bool:
-    """Return whether a service answered. What gRPC itself says, for example of a lost connection, has no reason."""
+    """Return whether a service sent the error. Errors from gRPC itself, such as a lost connection, have no reason."""
     return any(key == _DETAILS_KEY for key, _ in error.trailing_metadata() or ())
 
 

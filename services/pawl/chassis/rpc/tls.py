@@ -1,7 +1,7 @@
-"""TLS: the certificate of a process, read again when it changes, and the authority that it checks others by.
+"""TLS: the certificate of a process, reloaded when it changes, and the authority that verifies others.
 
-A service is who its certificate names: by the URI `spiffe://<any domain>/pawl/<service>`, or by the plain
-DNS name `<service>`, which those who call it look for too.
+A certificate identifies a service by the URI `spiffe://<any domain>/pawl/<service>`, or by the DNS name `<service>`,
+which its clients also verify.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pawl.errors import Unauthenticated
 
 _SPIFFE_ID: Final = re.compile("spiffe://[^/]+/pawl/([a-z-]+)")
 
-_NAMES_TOLD_MAX: Final = 10
+_NAMES_SHOWN_MAX: Final = 10
 _FLIGHTS_MAX: Final = 4
 # X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED.
 _OUT_OF_TIME: Final = (9, 10)
@@ -36,26 +36,26 @@ _log = logs.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Certificates:
-    """PEM: the certificate of this process with its chain, its private key, and the authority for those of others."""
+    """PEM: the certificate chain of this process, its private key, and the authority that verifies peers."""
 
     certificate: bytes | None = None
     key: bytes | None = None
     authority: bytes | None = None
+    # For HTTP servers; None without a certificate.
     context: ssl.SSLContext | None = None
-    """The certificate for HTTP servers; None without one."""
 
 
+# Returns the current certificates.
 Tls: TypeAlias = Callable[[], Certificates]
-"""Gives the certificates of this moment."""
 
 
 def of_service(certificate: Path | None, key: Path | None, authority: Path | None, *, clock: Clock) -> Tls | None:
-    """Return the certificates of a service, which follow their files; None if it has none.
+    """Return the certificates of a service, reloaded when files change; None if it has none.
 
-    While the files do not go together, because one of them is just being replaced, the last ones hold.
+    While the files do not match, because one of them is just being replaced, the previous ones are used.
 
     Raises:
-        StartError: they cannot be used.
+        StartError: the files cannot be used.
     """
     if certificate is None or key is None:
         return None
@@ -64,10 +64,10 @@ def of_service(certificate: Path | None, key: Path | None, authority: Path | Non
         private = _read(key, "PAWL_TLS_KEY_FILE")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
-            # The empty password: else OpenSSL asks on the terminal for that of a key that has one.
+            # With an empty password, OpenSSL does not ask for one on the terminal.
             context.load_cert_chain(certificate, key, password="")
         except ssl.SSLError as error:
-            raise ValueError(f"it and PAWL_TLS_KEY_FILE are no certificate with its key: {error}") from None
+            raise ValueError(f"it does not match PAWL_TLS_KEY_FILE: {error}") from None
         if (certificate.read_bytes(), key.read_bytes()) != (content, private):
             raise ValueError("it is being replaced")
         roots = None if authority is None else _check_authority(_read(authority, "PAWL_TLS_CA_FILE"))
@@ -78,7 +78,7 @@ def of_service(certificate: Path | None, key: Path | None, authority: Path | Non
 
 
 def of_client(authority: Path | None, clock: Clock) -> Tls | None:
-    """Return the authority by which a client without a certificate of its own checks servers; None for no TLS.
+    """Return the authority that a client without a certificate uses to verify servers; None for no TLS.
 
     Raises:
         StartError: the file cannot be used.
@@ -93,9 +93,9 @@ def of_client(authority: Path | None, clock: Clock) -> Tls | None:
 
 
 def of_bus(authority: Path | None, certificate: Path | None, key: Path | None) -> Callable[[], ssl.SSLContext] | None:
-    """Return what makes the context of each connection to NATS; None for that of the system.
+    """Return a factory of TLS contexts for connections to NATS; None for the default context.
 
-    Without an authority the certificates of the system are for it.
+    Without an authority it trusts the system's authorities.
 
     Raises:
         StartError: the files cannot be used.
@@ -117,9 +117,9 @@ def of_bus(authority: Path | None, certificate: Path | None, key: Path | None) -
 
 
 def server_credentials(tls: Tls, *, from_services: bool) -> grpc.ServerCredentials:
-    """Return what a gRPC listener shows, the present certificate to each new connection.
+    """Return the credentials of a gRPC listener; each new connection gets the current certificate.
 
-    `from_services`: only those get in who show a certificate of the authority.
+    `from_services`: clients must present a certificate of the authority.
     """
     shown = tls()
 
@@ -136,25 +136,24 @@ def server_credentials(tls: Tls, *, from_services: bool) -> grpc.ServerCredentia
         shown = present
         return configuration(present)
 
-    # The types forget that None stands for no change.
+    # The type stubs omit that None means no change.
     return grpc.dynamic_ssl_server_credentials(configuration(shown), changed, from_services)  # type: ignore[arg-type]
 
 
 def channel_credentials(certificates: Certificates) -> grpc.ChannelCredentials:
-    """Return what a channel shows, and checks the other end by."""
     return grpc.ssl_channel_credentials(certificates.authority, certificates.key, certificates.certificate)
 
 
 def server_name(addresses: str, service: str) -> str | None:
-    """Return the name to look for in the certificate at some addresses; None for the host of the one address.
+    """Return the name to verify in server certificates; None verifies the host of a single address.
 
-    With several of them gRPC does not compare each with its own host.
+    With several addresses gRPC does not compare each certificate with its own host.
     """
     return service if "," in addresses or addresses.startswith("unix:") else None
 
 
 def http_context(tls: Tls) -> ssl.SSLContext:
-    """Return the context of an HTTP server, which shows the present certificate to each new connection."""
+    """Return the TLS context of an HTTP server; each new connection gets the current certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
 
     def show(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
@@ -162,67 +161,68 @@ def http_context(tls: Tls) -> ssl.SSLContext:
         if present is not None:
             connection.context = present
 
-    # OpenSSL asks it whether the client names a server or not.
+    # OpenSSL calls it even if the client sends no server name.
     context.sni_callback = show
     return context
 
 
 def check_service(right: str, peer: Mapping[str, Iterable[bytes]]) -> None:
-    """Return if the certificate that was shown on a connection is that of the service whose key was.
+    """Check that the peer's certificate names the service whose key it sent.
 
-    `right` is the service among the callers of `roles.CALLERS`, `peer` gRPC's properties of the connection.
+    `right` is the service as in `roles.CALLERS`; `peer` holds gRPC's properties of the connection.
 
     Raises:
-        Unauthenticated: none was shown, or that of another; the text is that for keys that are not known.
+        Unauthenticated: the certificate is missing or names another service; the message is that of an unknown key.
     """
     names = services_of(peer)
     if right.removeprefix(SERVICE) not in names:
-        _log.warning("tls.certificate_of_another", key_of=right, certificate_of=sorted(names)[:10])
+        _log.warning("tls.certificate_mismatch", key_of=right, certificate_of=sorted(names)[:10])
         raise Unauthenticated(UNKNOWN) from LoginRefused("certificate")
 
 
 def check_own(shown: Certificates, service: str, *, is_called: bool) -> None:
-    """Return if the other services will take this certificate for that of `service`, which they may call or not.
+    """Check that other services will accept this certificate for `service`; `is_called` if they connect to it.
 
-    One that has expired passes: it is replaced while the process runs. Without an authority nobody compares.
+    An expired certificate passes, because it can be replaced while the process runs. Without an authority there is no
+    check.
 
     Raises:
-        StartError: it is of another authority, or has not the name.
+        StartError: another authority signed the certificate, or the name is missing.
     """
     if shown.authority is None or shown.context is None:
         return
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
-    context.verify_flags |= ssl.VERIFY_X509_TRUSTED_FIRST | ssl.VERIFY_X509_PARTIAL_CHAIN  # As gRPC does.
+    context.verify_flags |= ssl.VERIFY_X509_TRUSTED_FIRST | ssl.VERIFY_X509_PARTIAL_CHAIN  # Like gRPC.
     context.load_verify_locations(cadata=shown.authority.decode("ascii"))
     try:
         names = _greet(context, shown.context)
     except ssl.SSLCertVerificationError as error:
         if error.verify_code in _OUT_OF_TIME:
             return
-        why = f"is not of the authority in PAWL_TLS_CA_FILE: {error.verify_message}"
+        why = f"is not signed by the authority in PAWL_TLS_CA_FILE: {error.verify_message}"
         raise StartError(f"PAWL_TLS_CERTIFICATE_FILE: {why}") from None
     if wrong := name_missing(names, service, is_called=is_called):
-        raise StartError(f"PAWL_TLS_CERTIFICATE_FILE: {wrong}: the other services know this one by its name")
+        raise StartError(f"PAWL_TLS_CERTIFICATE_FILE: {wrong}: other services identify this one by its name")
 
 
 def name_missing(names: Sequence[tuple[str, str]], service: str, *, is_called: bool) -> str:
-    """Return which name of a service is not among those of a certificate, with their kinds; empty if it has one."""
+    """Return which name of the service a certificate lacks, with the names it has; empty if it has one."""
     plain = [name.encode() for kind, name in names if kind == "DNS"]
     ids = [] if is_called else [name.encode() for kind, name in names if kind == "URI"]
     if service in services_of({"peer_dns": plain, "peer_uri": ids}):
         return ""
-    has = ", ".join(f"`{name}`" for name in sorted(name for _, name in names)[:_NAMES_TOLD_MAX]) or "none"
+    has = ", ".join(f"`{name}`" for name in sorted(name for _, name in names)[:_NAMES_SHOWN_MAX]) or "none"
     if is_called:
-        return f"has not the DNS name `{service}`, only {has}"
+        return f"lacks the DNS name `{service}`; it has {has}"
     return f"has neither the DNS name `{service}` nor the URI `spiffe://ANY-DOMAIN/pawl/{service}`, only {has}"
 
 
 def _greet(client: ssl.SSLContext, server: ssl.SSLContext) -> list[tuple[str, str]]:
-    """Let two ends shake hands in memory; returns the names in the certificate that the client has verified.
+    """Do a handshake in memory; return the names in the certificate that the client has verified.
 
     Raises:
-        ssl.SSLCertVerificationError: it is not taken.
+        ssl.SSLCertVerificationError: the client rejects the certificate.
     """
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = (client.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True))
@@ -234,7 +234,7 @@ def _greet(client: ssl.SSLContext, server: ssl.SSLContext) -> list[tuple[str, st
 
 
 def services_of(peer: Mapping[str, Iterable[bytes]]) -> frozenset[str]:
-    """Return the services whose names a verified certificate has, by gRPC's properties of the connection."""
+    """Return the services that a verified certificate names, from gRPC's properties of the connection."""
     plain = [name.decode("utf-8", "replace") for name in peer.get("peer_dns", ())]
     ids = [_SPIFFE_ID.fullmatch(uri.decode("utf-8", "replace")) for uri in peer.get("peer_uri", ())]
     return frozenset((*plain, *(found[1] for found in ids if found)))
@@ -256,5 +256,5 @@ def _check_authority(content: bytes) -> bytes:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=content.decode("ascii"))
     except (ssl.SSLError, ValueError):
-        raise ValueError("PAWL_TLS_CA_FILE has no certificates of an authority in PEM") from None
+        raise ValueError("PAWL_TLS_CA_FILE has no PEM certificates") from None
     return content

@@ -1,15 +1,14 @@
-"""The one translator between values of ours and messages of the contract, by the names of fields.
+"""Translates between structs and protobuf messages by field names.
 
-A `Translation` is made once, at import, and goes both ways. What the conventions below
-do not cover is named as an exception; a field of either side that the other lacks, a
-type that does not fit, and an exception that is none are errors at import.
+A `Translation` is made once, at import, and works in both directions. The following conventions cover most fields;
+others are listed as `Exceptions`. A field that the other side lacks, a type mismatch and an unnecessary exception raise
+at import.
 
 * A field `x` is the message's `x`, or its `x_json`.
-* A field of a struct that the message has not, and whose fields it has, lies flat in the message.
-* An enum's member is the value of its name with the prefix of the contract. UNSPECIFIED is
-  None where there may be None.
+* A nested struct without a field in the message is flattened: the message has its fields.
+* An enum member has the number of its prefixed name in the message's enum. UNSPECIFIED is None for optional fields.
 * A float or a datetime is a Timestamp.
-* `X | None` is what may be absent; what may be absent and is no `X | None` has the struct's default then.
+* `X | None` is an optional field. An optional field that is not `X | None` gets the struct's default when absent.
 * Nested structs, tuples and mappings are messages, repeated fields and maps. Sets are written sorted.
 """
 
@@ -47,20 +46,20 @@ _FLOATS: Final = frozenset({FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPT
 
 
 def seconds(time: Timestamp) -> float:
-    """Return a time as seconds since 1970."""
+    """Return a Timestamp as seconds since 1970."""
     return time.seconds + time.nanos / 1e9
 
 
 def timestamp(time: float) -> dict[str, int]:
-    """Return the fields of a Timestamp, to the microsecond, from seconds since 1970."""
+    """Return the fields of a Timestamp, rounded to microseconds, from seconds since 1970."""
     whole, rest = divmod(round(time * 1e6), 1_000_000)
     return {"seconds": whole, "nanos": rest * 1000}
 
 
 class Unknown(NamedTuple):
-    """A value that has no counterpart here: an unknown number, UNSPECIFIED, or no time.
+    """A value without a counterpart: an unknown number, UNSPECIFIED, or an invalid time.
 
-    `field` is the path of what has it.
+    `field` is the path of the field with the value.
     """
 
     field: str
@@ -69,7 +68,7 @@ class Unknown(NamedTuple):
 
 
 def enum_defaults(struct: Any) -> dict[type[Enum], Enum]:
-    """Return the enums of a struct and of those in it, each with the value that it has there."""
+    """Return the enum types in a struct and its nested structs, each with its value there."""
     values = [getattr(struct, name) for name in _field_names(type(struct))]
     found = {type(value): value for value in values if isinstance(value, Enum)}
     for value in filter(lambda value: _is_struct(type(value)), values):
@@ -78,8 +77,6 @@ def enum_defaults(struct: Any) -> dict[type[Enum], Enum]:
 
 
 class EnumTranslation(Generic[E]):
-    """An enum and its numbers in the contract."""
-
     def __init__(self, members: dict[int, E], numbers: Mapping[E, int]) -> None:
         self.members: Final = members
         self.numbers: Final = numbers
@@ -88,7 +85,7 @@ class EnumTranslation(Generic[E]):
 
 
 class Translation(NamedTuple, Generic[S, M]):
-    """A struct and its message. `fields` gives what the constructors of messages take in place of the message."""
+    """The translation of a struct to and from a message. `fields` returns keyword arguments for the message."""
 
     read: Callable[[M], S]
     write: Callable[[S], M]
@@ -96,12 +93,11 @@ class Translation(NamedTuple, Generic[S, M]):
 
 
 def kinds_of(message: type[Message], name: str) -> Mapping[str, Any]:
-    """Return the fields of a oneof by name."""
     return {field.name: field for field in message.DESCRIPTOR.oneofs_by_name[name].fields}
 
 
 class _Members(dict[int, Any]):
-    """Members by number. Missing ones are unknown or UNSPECIFIED."""
+    """Enum members by number. Missing numbers are unknown or UNSPECIFIED."""
 
     def __init__(self, members: Mapping[int, Any], missing: Callable[[int], Any]) -> None:
         super().__init__(members)
@@ -112,11 +108,11 @@ class _Members(dict[int, Any]):
 
 
 class Exceptions(NamedTuple):
-    """Fields that the names do not translate.
+    """Fields that are not translated by name.
 
-    `read` gives a field of the struct from the whole message, `write` one of the message
-    from the whole struct. A field is `unwritten` if it is only read, `of_message` or
-    `of_struct` if the other side lacks it, or if it is not translated by its name.
+    `read` computes a field of the struct from the whole message, `write` one of the message from the whole struct.
+    `unwritten` fields are only read. `of_message` and `of_struct` fields exist on one side only, or have no
+    translation.
     """
 
     read: Mapping[str, Callable[[Any], Any]] = {}
@@ -132,8 +128,8 @@ _NO_EXCEPTIONS: Final = Exceptions()
 class Translator:
     """Makes translations that treat unknown numbers alike.
 
-    UNSPECIFIED is the default of its enum, if there is one. All others are the `error`. `field` is the path of the
-    messages in what callers sent, for errors.
+    UNSPECIFIED becomes the default of its enum, if there is one. For other unknown values `error` creates the
+    exception. `field` is the path of the message in the request, for errors.
     """
 
     def __init__(
@@ -147,10 +143,10 @@ class Translator:
         self._made: dict[tuple[type, str], Translation[Any, Any]] = {}
 
     def enum(self, kind: type[E], wire: Any, *, field: str = "", without: Collection[str] = ()) -> EnumTranslation[E]:
-        """Return the translation of an enum; `without` are the contract's values that it lacks.
+        """Return the translation of an enum; `without` lists the contract's values that it lacks.
 
         Raises:
-            TypeError: the two do not fit.
+            TypeError: the two do not match.
         """
         descriptor: EnumDescriptor = getattr(wire, "DESCRIPTOR", wire)
         prefix = descriptor.values_by_number[0].name.removesuffix("UNSPECIFIED")
@@ -171,7 +167,7 @@ class Translator:
         return EnumTranslation(_Members(members, missing), {member: names[member.name] for member in kind})
 
     def moment(self, field: str) -> Callable[[Timestamp], datetime]:
-        """Return what reads a time; one that is not of the years 1 to 9999 is the `error`."""
+        """Return a reader of times. A time outside the years 1 to 9999 raises the `error`."""
 
         def read(time: Timestamp) -> datetime:
             try:
@@ -189,17 +185,17 @@ class Translator:
         *,
         field: str = "",
     ) -> Translation[S, M]:
-        """Return the translation of a struct; later ones use it where it is nested.
+        """Return the translation of a struct; later translations use it where it is nested.
 
         Raises:
-            TypeError: the two do not fit.
+            TypeError: the two do not match.
         """
         made = _Maker(self, struct, message, exceptions, field).make()
         self._made[struct, message.DESCRIPTOR.full_name] = made
         return made
 
     def nested(self, struct: type[Any], descriptor: Any, field: str) -> Translation[Any, Any]:
-        """Return the translation of a struct in another one: the one that was made for it, or a plain one."""
+        """Return the translation of a nested struct: the one made before, or a plain one."""
         return self._made.get((struct, descriptor.full_name)) or self.struct(
             struct, GetMessageClass(descriptor), field=field
         )
@@ -207,16 +203,16 @@ class Translator:
     def one_of(
         self, message: type[M], name: str, kinds: Mapping[str, type[Any]], *, without: Collection[str] = ()
     ) -> Translation[Any, M]:
-        """Return the translation of a oneof; `without` are the contract's kinds that have no struct here.
+        """Return the translation of a oneof; `without` lists the contract's kinds that have no struct.
 
-        What is written has nothing else. A message that has none, or an unknown one, is the `error`.
+        Writing sets only the oneof. Reading a message with an unset or unknown kind raises the `error`.
 
         Raises:
-            TypeError: the two do not fit.
+            TypeError: the two do not match.
         """
         found, full_name = kinds_of(message, name), message.DESCRIPTOR.full_name
         if odd := set(found) ^ {*kinds, *without}:
-            raise TypeError(f"{full_name}.{name}: {sorted(odd)} has no struct, or is none of it")
+            raise TypeError(f"{full_name}.{name}: {sorted(odd)} has no struct, or is not a kind")
         made = {kind: self.nested(struct, found[kind].message_type, "") for kind, struct in kinds.items()}
         named = {struct: (kind, made[kind].fields) for kind, struct in kinds.items()}
 
@@ -234,7 +230,7 @@ class Translator:
 
 
 class _Code(NamedTuple):
-    """The code that reads an expression, and the one that writes it."""
+    """Generates the code that reads and writes an expression."""
 
     read: Callable[[str], str]
     write: Callable[[str], str]
@@ -245,7 +241,7 @@ _IF_PRESENT: Final = "only if it is present"
 
 
 class _Maker:
-    """Makes one translation: writes its functions and compiles them."""
+    """Makes one translation: generates its functions and compiles them."""
 
     def __init__(
         self, translator: Translator, struct: type[Any], message: type[Message], exceptions: Exceptions, field: str
@@ -264,7 +260,7 @@ class _Maker:
     def make(self) -> Translation[Any, Any]:
         read = self._construction(self._struct, "value")
         known = {*self._writes, *self._exceptions.write, *self._exceptions.of_message}
-        self._problems += [f"{name} is a field of the message only" for name in self._wire if name not in known]
+        self._problems += [f"{name} is only in the message" for name in self._wire if name not in known]
         for name, write in self._exceptions.write.items():
             self._writes[name] = self._named(write, f"write_{name}") + "(value)"
         self._check_exceptions()
@@ -280,20 +276,20 @@ class _Maker:
             f"def write(value):\n    return message_type({arguments}\n    )\n"
             f"def fields(value):\n    return {{{entries}\n    }}\n"
         )
-        # Of names that are checked above, and of nothing that comes from outside.
+        # The source contains only the names checked above, and no outside input.
         exec(compile(source, f"<translation of {self._struct.__name__}>", "exec"), self._scope)  # noqa: S102
         return Translation(self._scope["read"], self._scope["write"], self._scope["fields"])
 
-    def _construction(self, struct: type[Any], place: str) -> str:
-        """Return the expression that makes a struct from the message; `place` is where it is in the value."""
+    def _construction(self, struct: type[Any], path: str) -> str:
+        """Return the expression that makes a struct from the message; `path` is its path in the value."""
         arguments, present = [], set()
         hints = typing.get_type_hints(struct)
         for name in _field_names(struct):
-            code = self._reading(name, hints[name], f"{place}.{name}")
+            code = self._reading(name, hints[name], f"{path}.{name}")
             if code == _IF_PRESENT:
                 present.add(name)
                 if name not in self._wire:
-                    self._problems.append(f"{name} may be absent, and is no | None")
+                    self._problems.append(f"{name} is optional in the message but not `| None`")
             elif code:
                 arguments.append(f"\n        {name}={code},")
         if present:
@@ -302,8 +298,8 @@ class _Maker:
             arguments.append(f"\n        **{{field.name: found {listed} if field.name in {names}}},")
         return f"{self._named(struct, struct.__name__)}({''.join(arguments)}\n    )"
 
-    def _reading(self, name: str, hint: Any, place: str) -> str:
-        """Return the expression that reads a field of the struct, if there is one."""
+    def _reading(self, name: str, hint: Any, path: str) -> str:
+        """Return the expression that reads a field of the struct, or an empty text."""
         exceptions = self._exceptions
         self._names.add(name)
         if name in exceptions.of_struct:
@@ -313,18 +309,17 @@ class _Maker:
         if field is not None and wire_name not in exceptions.of_message:
             needed = name not in exceptions.read or not {wire_name} & {*exceptions.write, *exceptions.unwritten}
             code = self._field_code(hint, field) if needed else _SAME
-            self._writes[wire_name] = code.write(place)
+            self._writes[wire_name] = code.write(path)
             if name not in exceptions.read:
                 return code.read(f"message.{wire_name}")
         if name in exceptions.read:
             return self._named(exceptions.read[name], f"read_{name}") + "(message)"
         if _is_struct(hint):
-            return self._construction(hint, place)
-        self._problems.append(f"{name} is a field of the struct only")
+            return self._construction(hint, path)
+        self._problems.append(f"{name} is only in the struct")
         return ""
 
     def _field_code(self, hint: Any, field: FieldDescriptor) -> _Code:
-        """Return the code of a field of the message."""
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
             if typing.get_origin(hint) not in {dict, Mapping}:
                 self._problems.append(f"{field.name} is a map")
@@ -337,7 +332,7 @@ class _Maker:
             return element
         if not optional:
             if element is not _SAME:
-                self._problems.append(f"{field.name} may be absent, and is no | None")
+                self._problems.append(f"{field.name} is optional in the message but not `| None`")
             return _Code(read=lambda _: _IF_PRESENT, write=element.write)
         return _Code(
             read=lambda code: f"{element.read(code)} if has({field.name!r}) else None",
@@ -368,7 +363,7 @@ class _Maker:
                 return _Code(read=lambda code: f"seconds({code})", write=lambda code: f"timestamp({code})")
             if hint is datetime:
                 moment = self._named(self._translator.moment(self._path(field)), "moment")
-                # The constructors of messages take one as it is too, for five times the price.
+                # Message constructors accept a datetime too, at five times the cost.
                 return _Code(
                     read=lambda code: f"{moment}({code})",
                     write=lambda code: f"timestamp({code}.timestamp())",
@@ -380,7 +375,7 @@ class _Maker:
             return _Code(read=lambda code: f"{read}({code})", write=lambda code: f"{write}({code})")
         elif field.message_type is None and field.enum_type is None and _fits(hint, field):
             return _SAME
-        self._problems.append(f"{field.name} is no {getattr(hint, '__name__', hint)}")
+        self._problems.append(f"{field.name} is not {getattr(hint, '__name__', hint)}")
         return _SAME
 
     def _enum_code(self, kind: type[Enum], field: FieldDescriptor, *, optional: bool) -> _Code:
@@ -399,7 +394,7 @@ class _Maker:
         return f"{self._field}.{field.name}" if self._field else field.name
 
     def _named(self, thing: Any, name: str) -> str:
-        """Return a name that stands for a thing in the code."""
+        """Add a value to the scope of the generated code; return its name there."""
         name = f"{name}_{len(self._scope)}"
         self._scope[name] = thing
         return name
@@ -408,11 +403,11 @@ class _Maker:
         of_wire = {*self._exceptions.write, *self._exceptions.unwritten, *self._exceptions.of_message}
         of_struct = {*self._exceptions.read, *self._exceptions.of_struct}
         unknown = of_wire - set(self._wire) | of_struct - self._names
-        self._problems += [f"the exception {name} is no field" for name in sorted(unknown)]
+        self._problems += [f"the exception {name} is not a field" for name in sorted(unknown)]
 
 
 def _optional(hint: Any) -> tuple[bool, Any]:
-    """Return whether a value may be None, and its type, of a NewType the one below."""
+    """Return whether a value may be None, and its type with NewTypes resolved."""
     optional = False
     if typing.get_origin(hint) in {typing.Union, types.UnionType}:
         parts = [part for part in typing.get_args(hint) if part is not types.NoneType]

@@ -19,7 +19,7 @@ from typing import Any, Final, Generic, Self, TypeVar
 
 from pawl.chassis.ids import StoreId
 from pawl.chassis.process import logs
-from pawl.chassis.rpc.shares import Shares
+from pawl.chassis.rpc.fairness import FairQueue
 from pawl.errors import DependencyUnavailable, Overloaded, PawlError, ShuttingDown
 from pawl.job_store.ledger.metrics import PrometheusMeter
 from pawl.job_store.ledger.ports import Announcer, GroupConflict, Journal, Operation, Written
@@ -43,7 +43,7 @@ class Lanes(Generic[T]):
     """Operations that wait to be written, by lane and store."""
 
     def __init__(self) -> None:
-        self._lines: dict[Lane, Shares[StoreId, T]] = {lane: Shares() for lane in Lane}
+        self._lines: dict[Lane, FairQueue[StoreId, T]] = {lane: FairQueue() for lane in Lane}
 
     def __len__(self) -> int:
         return sum(map(len, self._lines.values()))
@@ -71,7 +71,7 @@ class Lanes(Generic[T]):
 
 
 def _take(
-    line: Shares[StoreId, T], group: list[T], size: Callable[[T], int], operations_max: int, bytes_max: int
+    line: FairQueue[StoreId, T], group: list[T], size: Callable[[T], int], operations_max: int, bytes_max: int
 ) -> list[T]:
     bytes_taken = sum(map(size, group))
     while line and len(group) < operations_max and bytes_taken < bytes_max:

@@ -14,7 +14,7 @@ import httpx2
 from pawl.chassis.ids import StoreId, UserId
 from pawl.chassis.process import tasks
 from pawl.chassis.process.clock import Clock
-from pawl.chassis.rpc.shares import share
+from pawl.chassis.rpc.fairness import quota
 from pawl.errors import SourceUnreachable
 from pawl.tool.v1.source_pb2 import McpHttpConfig
 from pawl.tool_registry.secret_file import FileSecrets
@@ -180,7 +180,7 @@ class Connections:
         everywhere = [(store, one) for store, one in self.all() if one.is_open]
         own = [one for store, one in everywhere if store == store_id]
         limits = (
-            (own, share(SESSIONS_MAX, len(everywhere) - len(own)), " of this store"),
+            (own, quota(SESSIONS_MAX, len(everywhere) - len(own)), " of this store"),
             ([one for _, one in everywhere], SESSIONS_MAX, ""),
         )
         for found, most, owner_text in limits:

@@ -1,4 +1,4 @@
-"""Connections of a pool that stay at hand from one use to the next."""
+"""Pool connections that stay checked out between uses, because that is cheaper."""
 
 from __future__ import annotations
 
@@ -12,47 +12,47 @@ from asyncpg.pool import PoolConnectionProxy
 
 from pawl.chassis.process.tasks import shield
 
-Lent: TypeAlias = "PoolConnectionProxy[asyncpg.Record]"
+PooledConnection: TypeAlias = "PoolConnectionProxy[asyncpg.Record]"
 
+# Connections opened by a burst are closed after this time: each costs PostgreSQL a process of 5 to 10 MB.
 UNUSED_SECONDS_MAX: Final = 60.0
-"""The time unused after which what a burst has opened is closed: PostgreSQL has a process of 5 to 10 MB for each."""
 
 _RELEASE_TIMEOUT_SECONDS: Final = 1.0
-# Every so many uses one goes through the pool, which makes a new one after 50,000 statements.
+# Every so many uses one goes through the pool, which replaces connections after 50,000 statements.
 _USES: Final = 1000
 
 
 class PoolConnection(asyncpg.Connection):
-    """Rolls back what is open when its pool takes it back, also where the ROLLBACK was cut short: nobody's failure."""
+    """Rolls back an open transaction on return to the pool, even after an interrupted ROLLBACK."""
 
     async def _reset(self) -> None:
-        # asyncpg takes this for a transaction that was never ended, and tells the event loop of a fault.
+        # Otherwise asyncpg reports a transaction that was never ended to the event loop.
         if self.is_in_transaction():
             await self.execute("ROLLBACK")
         await super()._reset()
 
 
-class KeptConnections:
-    """Takes connections from a pool, and gives them back to it only when somebody waits, or something went wrong.
+class IdleConnections:
+    """Takes connections from a pool, and returns them only if a caller is waiting or the connection is broken.
 
-    To take one from a pool and to give it back takes a task and three timers, which is more than to send a statement.
+    Taking and returning a pool connection costs a task and three timers, which is more than sending a statement.
     """
 
     def __init__(self, pool: asyncpg.Pool[asyncpg.Record]) -> None:
         self._pool = pool
-        self._idle: deque[tuple[Lent, float]] = deque()
+        self._idle: deque[tuple[PooledConnection, float]] = deque()
         self._waiting = 0
         self._uses = 0
         self._is_closed = False
+        # How many times all connections were expired.
         self.generation = 0
-        """The number of times that all connections were expired."""
 
-    async def take(self, deadline: float) -> Lent:
-        """Return a connection, by then.
+    async def take(self, deadline: float) -> PooledConnection:
+        """Return a connection before the deadline.
 
         Raises:
             TimeoutError: all are in use.
-            Exception: what the pool raises where none can be opened.
+            Exception: the pool cannot open one.
         """
         while self._idle:
             connection, _ = self._idle.pop()
@@ -65,11 +65,11 @@ class KeptConnections:
         finally:
             self._waiting -= 1
 
-    async def give(self, connection: Lent, *, generation: int, is_fit: bool) -> None:
-        """Take a connection back that was taken in a generation; `is_fit`: nothing went wrong with it.
+    async def give(self, connection: PooledConnection, *, generation: int, is_fit: bool) -> None:
+        """Take a connection back; `is_fit` means that nothing went wrong with it.
 
         Raises:
-            Exception: what the pool raises that cannot take it back; it is dropped then.
+            Exception: the pool could not take it back and dropped it.
         """
         self._uses += 1
         is_due = self._waiting or self._is_closed or generation != self.generation or not self._uses % _USES
@@ -78,38 +78,38 @@ class KeptConnections:
             return
         now = asyncio.get_running_loop().time()
         self._idle.append((connection, now))
-        # The last one is used first, so those of a burst are at the other end.
+        # The last one is used first, so idle ones are at the other end.
         while now - self._idle[0][1] > UNUSED_SECONDS_MAX:
             _end(self._idle.popleft()[0])
 
     async def expire(self) -> None:
-        """Give out none of the sessions that are open now again."""
+        """Stop reusing all sessions that are open now."""
         self.generation += 1
         await self._pool.expire_connections()
         while self._idle:
             _end(self._idle.pop()[0])
 
     async def close(self) -> None:
-        """Give the pool all that nobody uses, and what comes back from now on."""
+        """Return idle connections to the pool, and later ones as they come back."""
         self._is_closed = True
         while self._idle:
             await self._release(self._idle.pop()[0])
 
-    async def _release(self, connection: Lent) -> None:
-        # It shields itself, and tells of a failure that nobody has waited for.
+    async def _release(self, connection: PooledConnection) -> None:
+        # The pool shields itself, and reports a failure that was not awaited.
         await shield(self._pool.release(connection, timeout=_RELEASE_TIMEOUT_SECONDS))
 
 
-def _end(connection: Lent) -> None:
-    # Unless the pool has taken it back by itself, also one that has broken: it gives its place back by this.
+def _end(connection: PooledConnection) -> None:
+    # The pool may have reclaimed it already, even a broken one; this frees its slot.
     with suppress(asyncpg.InterfaceError):
         connection.terminate()
 
 
-def is_lost(connection: Lent) -> bool:
-    """Return whether a connection is of no more use because it has broken."""
+def is_lost(connection: PooledConnection) -> bool:
+    """Return whether a connection is broken."""
     try:
         return connection.is_closed()
     except asyncpg.InterfaceError:
-        # The pool takes a connection back as soon as it breaks.
+        # The pool reclaims a connection as soon as it breaks.
         return True

@@ -1,7 +1,7 @@
-"""Looks at one mailbox over IMAP (RFC 3501) and changes nothing there: `python -m pawl.mailbox.look`.
+"""Polls one mailbox over IMAP (RFC 3501) without changing it: `python -m pawl.mailbox.poll`.
 
-Each look is a process of its own, which `mailboxes` ends when its time is over: no server and no mail can take more
-processor time or memory than its limits. It imports the standard library and the parser only.
+Each poll runs in its own process, which `mailboxes` kills at its timeout. So no server and no mail can use more CPU
+time or memory than allowed. It imports only the standard library and the parser.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from pawl.mailbox.mail import read_mail
 
 MAIL_BYTES_MAX: Final = 1024 * 1024
 MAILS_MAX: Final = 10
+# Bytes of mails per poll; the last mail may exceed it.
 MAILS_BYTES_MAX: Final = 4 * MAIL_BYTES_MAX
-"""Mails of a look; the last one may exceed it."""
 SESSION_BYTES_MAX: Final = 8 * MAIL_BYTES_MAX
 LINE_BYTES_MAX: Final = 64 * 1024
+# UIDs per search. The answer is one line, which must be shorter than LINE_BYTES_MAX.
 RANGE_UIDS: Final = 5000
-"""UIDs of a search: its answer, one line, is shorter than LINE_BYTES_MAX."""
+# Ranges per poll. The last search covers all remaining UIDs.
 _RANGES_MAX: Final = 100
-"""Ranges of a look, as its time is limited. The last search is for all UIDs that follow."""
+# CPU time for a mail, and for everything before the first one.
 CPU_SECONDS: Final = 5
-"""Processor time for a mail, and for all that comes before the first one."""
 MEMORY_BYTES_MAX: Final = 1024 * 1024 * 1024
 _SILENT_SECONDS: Final = 10.0
 _UIDS_END: Final = 2**32
 _UID: Final = re.compile(rb"\bUID ([0-9]{1,10})\b")
 _SIZE: Final = re.compile(rb"\bRFC822\.SIZE ([0-9]{1,12})\b")
+# RFC 5530: the mail was deleted. After any other refusal it may be available at the next poll.
 _GONE: Final = re.compile(rb"\[(?:EXPUNGEISSUED|NONEXISTENT)\]", re.IGNORECASE)
-"""RFC 5530. After another refusal the mail may be there the next time."""
 
 
 class Unreadable(Exception):
-    """A mailbox that cannot be read. The text says why and repeats nothing that the server said."""
+    """The mailbox cannot be read. The message gives the reason and quotes nothing that the server sent."""
 
 
 class _Session(imaplib.IMAP4):
-    """A connection to the first of some addresses that takes one. It ends when the server sends too much."""
+    """A connection to the first address that accepts one. It is aborted when the server sends too much."""
 
     def __init__(self, host: str, port: int, addresses: list[str], *, plaintext: bool) -> None:
         self._addresses = addresses
@@ -69,12 +69,11 @@ class _Session(imaplib.IMAP4):
         raise error
 
     def read(self, size: int) -> bytes:
-        """Read a literal, once its announced size is known to be allowed."""
+        """Read a literal, after checking its announced size."""
         self._take(size)
         return super().read(size)
 
     def readline(self) -> bytes:
-        """Read a line."""
         line = super().readline()
         if len(line) > LINE_BYTES_MAX:
             raise self.abort("a line is too long")
@@ -87,14 +86,14 @@ class _Session(imaplib.IMAP4):
             raise self.abort("too much was sent")
 
 
-def look(asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the UIDs of a folder, and if its UIDVALIDITY is that of the position, the first mails after it.
+def poll(asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the highest UID of a folder and, if its UIDVALIDITY has not changed, the first mails after the position.
 
-    Each mail is yielded twice, without `data` before it is parsed: that one is to blame if the process ends then.
+    Each mail is yielded twice, first without `data`. So if parsing ends the process, the last line names the mail.
 
     Raises:
-        Unreadable: the server refuses something.
-        OSError, IMAP4.error, ValueError, IndexError: it is unavailable or breaks the protocol.
+        Unreadable: the server refuses a command.
+        OSError, IMAP4.error, ValueError, IndexError: the server is unavailable or violates the protocol.
     """
     session = _Session(asked["host"], asked["port"], asked["addresses"], plaintext=asked["plaintext"])
     try:
@@ -128,11 +127,11 @@ def _log_in(session: _Session, username: str, password: str) -> None:
     except imaplib.IMAP4.abort:
         raise
     except imaplib.IMAP4.error:
-        raise Unreadable("does not let the user in with this password") from None
+        raise Unreadable("refuses the user name or password") from None
 
 
 def _uids(session: _Session, after: int, next_uid: int) -> Iterator[int]:
-    """Yield the UIDs of the mails after one, in order."""
+    """Yield the UIDs after `after`, in order."""
     for _ in range(_RANGES_MAX):
         if next_uid - after <= RANGE_UIDS:
             break
@@ -146,15 +145,15 @@ def _found(session: _Session, after: int, last: int | None) -> list[int]:
     if status != "OK":
         raise Unreadable("cannot be searched")
     listed = {int(uid) for line in lines if isinstance(line, bytes) for uid in re.findall(rb"[0-9]{1,10}", line)}
-    # The last mail belongs to every range that ends with `*`.
+    # A range that ends with `*` always includes the last mail.
     return sorted(uid for uid in listed if after < uid < (last + 1 if last else _UIDS_END))
 
 
 def _fetch(session: _Session, uid: int) -> tuple[bytes, bool] | None:
-    """Return a mail, or its beginning and True; None if it is gone."""
+    """Return a mail, or its first part and True if it is too large; None if it was deleted."""
     status, answer = session.uid("FETCH", str(uid), f"(UID RFC822.SIZE BODY.PEEK[]<0.{MAIL_BYTES_MAX}>)")
     if status != "OK" and not _GONE.match(answer[-1]):
-        raise Unreadable(f"does not give the mail {uid}")
+        raise Unreadable(f"refuses to send the mail {uid}")
     for item in answer:
         if isinstance(item, tuple) and (found := _UID.search(item[0])) and int(found[1]) == uid:
             size, content = _SIZE.search(item[0]), item[1][:MAIL_BYTES_MAX]
@@ -167,29 +166,29 @@ def _limit_cpu() -> None:
 
 
 def _limit(kind: int, value: int) -> None:
-    """Set a limit, unless the system has set a lower one for good."""
+    """Set a limit, or the system's hard limit if that is lower."""
     _, hard = resource.getrlimit(kind)
     resource.setrlimit(kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
 
 
 def main() -> None:
-    """Look at the mailbox that standard input describes; write what `look` yields, a line each, to standard output."""
+    """Poll the mailbox described on standard input; write each result of `poll` as a line to standard output."""
     _limit(resource.RLIMIT_AS, MEMORY_BYTES_MAX)
     _limit_cpu()
     error = ""
     try:
-        for line in look(json.load(sys.stdin)):
+        for line in poll(json.load(sys.stdin)):
             print(json.dumps(line), flush=True)  # noqa: T201  # for the process that started it
     except Unreadable as refused:
         error = str(refused)
     except ssl.SSLError as failed:
-        error = f"speaks no TLS that can be trusted: {failed.reason or 'no TLS'}"
+        error = f"cannot be trusted over TLS: {failed.reason or 'no TLS'}"
     except TimeoutError:
         error = "did not answer in time"
     except OSError as failed:
-        error = f"cannot be connected to: {failed.strerror or 'it ended'}"
+        error = f"cannot be connected to: {failed.strerror or 'connection closed'}"
     except (imaplib.IMAP4.error, ValueError, IndexError, MemoryError):
-        error = "does not answer as an IMAP server should"
+        error = "does not speak valid IMAP"
     if error:
         print(json.dumps({"error": error}))  # noqa: T201
 

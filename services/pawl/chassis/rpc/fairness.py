@@ -1,0 +1,82 @@
+"""Fair queues and slots: each key (a store) gets a quota, so that a slow or busy one delays only itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Hashable
+from typing import Any, Generic, TypeVar
+
+K = TypeVar("K")
+T = TypeVar("T")
+
+
+class FairQueue(Generic[K, T]):
+    """A queue that takes keys in turn; items of one key keep their order.
+
+    A key with many items delays only its own: another key's first item waits for at most one item per key.
+    """
+
+    def __init__(self) -> None:
+        self._queues: dict[K, deque[T]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def put(self, key: K, item: T) -> None:
+        """Append an item to the queue of its key."""
+        self._queues.setdefault(key, deque()).append(item)
+        self._count += 1
+
+    def take(self) -> T:
+        """Return the next item. The one after it is of another key, if another key has items.
+
+        Raises:
+            LookupError: the queue is empty.
+        """
+        if not self._queues:
+            raise LookupError("the queue is empty")
+        key = next(iter(self._queues))
+        queue = self._queues.pop(key)
+        item = queue.popleft()
+        if queue:
+            self._queues[key] = queue
+        self._count -= 1
+        return item
+
+
+def quota(slots: int, of_others: int) -> int:
+    """Return how many slots one key may have: half of what others leave, so that no two keys can take all slots."""
+    return max(1, (slots - of_others) // 2)
+
+
+class FairSlots:
+    """A limited number of concurrent slots; each key may have its `quota`."""
+
+    def __init__(self, slots_max: int) -> None:
+        self._slots_max = slots_max
+        self._taken: Counter[Hashable] = Counter()
+        self._released = asyncio.Event()
+
+    def has_room(self, key: Hashable) -> bool:
+        """Return whether a slot is free for a key."""
+        own, total = self._taken[key], self._taken.total()
+        return total < self._slots_max and own < quota(self._slots_max, total - own)
+
+    async def enter(self, key: Hashable) -> None:
+        """Take a slot, waiting until one is free for the key. Safe to cancel."""
+        while not self.has_room(key):
+            await self._released.wait()
+        self._taken[key] += 1
+
+    def leave_after(self, work: asyncio.Future[Any], key: Hashable) -> None:
+        """Release a slot when `work` is done, even if it is no longer awaited."""
+        work.add_done_callback(lambda ended: self._leave(key, ended))
+
+    def _leave(self, key: Hashable, ended: asyncio.Future[Any]) -> None:
+        if not ended.cancelled():
+            ended.exception()  # Retrieved, because it may not be awaited.
+        self._taken -= Counter((key,))
+        self._released.set()
+        self._released = asyncio.Event()
