@@ -1,4 +1,4 @@
-"""pawl.agent.v1.JobService: the jobs of a user, which are runs that report to one of the user's conversations."""
+"""pawl.agent.v1.JobService: a user's jobs. A job is a run that reports to one of the user's conversations."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _REFUSED: Final = (InvalidArguments, InvalidField, PermissionDenied, ToolNotFoun
 
 
 class JobServicer(jobs_pb2_grpc.JobServiceServicer):
-    """Serves users: starts, shows, pauses and stops jobs. Store and user come from their credential alone."""
+    """Starts, returns, pauses and stops jobs. The credential determines store and user."""
 
     def __init__(
         self,
@@ -85,15 +85,17 @@ class JobServicer(jobs_pb2_grpc.JobServiceServicer):
         return jobs_pb2.StartJobResponse(job=convert_jobs.job(started))
 
     async def _admitted(self, caller: Principal, begun: pb.StartJobRequest, job: Job, wish: Wish, now: float) -> Job:
-        """Return the job of which the first call may be made, perhaps after an approval."""
+        """Return the job if its first call may be made, possibly after an approval."""
         message, tool_name = begun.message, job.tool_name
         options = wire.OPTIONS.read(message.options)
         if options.without_background:
-            raise PermissionDenied("the background is switched off here, or for the agent")
-        # What a run of `default` calls is its own.
+            raise PermissionDenied("background calls are switched off for the deployment or the agent")
+        # A run of `default` may bring its own tool names.
         has_tools = bool(options.tool_names) or options.without_tools
         if message.asked_agent and has_tools and tool_name not in options.tool_names:
-            raise InvalidField(f"the agent {message.asked_agent} has not the tool {tool_name:.100}", field="tool_name")
+            raise InvalidField(
+                f"the agent {message.asked_agent} does not have the tool {tool_name:.100}", field="tool_name"
+            )
         told = ConversationId(message.conversation_id)
         if message.conversation_key:
             told = await self._ledger.conversation_with_key(caller, message.conversation_key)
@@ -113,7 +115,7 @@ class JobServicer(jobs_pb2_grpc.JobServiceServicer):
         return jobs.admitted(job, wish, await self._registry.check_job(caller, run, now))
 
     def _run_id(self, caller: Principal, request_id: RequestId) -> RunId:
-        """Return the id of the job of a request: of the same request the same, so that its call is checked once."""
+        """Return the id of a request's job. A repeated request gets the same id, so that its call is checked once."""
         if not request_id:
             return RunId(self._ids.new("run"))
         named = f"{caller.store_id}:{caller.user_id}:{request_id}".encode()
@@ -161,7 +163,11 @@ class JobServicer(jobs_pb2_grpc.JobServiceServicer):
         return jobs_pb2.StopJobsResponse(jobs=map(convert_jobs.job, stopped))
 
     async def _named(self, request: Any) -> tuple[Principal, RunId]:
-        """Return the caller and the job that a request names; RunNotFound if it is no job."""
+        """Return the caller and the job that a request names.
+
+        Raises:
+            RunNotFound: there is no such job.
+        """
         caller, job_id = require_user(), RunId(check_id(request.job_id, "job_id"))
         await self._job(caller, job_id)
         return caller, job_id
@@ -169,18 +175,18 @@ class JobServicer(jobs_pb2_grpc.JobServiceServicer):
     async def _job(self, caller: Principal, job_id: RunId) -> run_pb2.Run:
         run = await self._ledger.get_run(caller, job_id)
         if not run.reports_to_conversation_id:
-            raise RunNotFound("the run is no job")
+            raise RunNotFound("the run is not a job")
         return run
 
     async def of_run(self, caller: Principal, run: run_pb2.Run) -> Sequence[run_pb2.Run]:
-        """Return the open jobs that a run began, the newest first."""
+        """Return the open jobs that a run started, newest first."""
         wanted = pb.ListJobsRequest(parent_run_id=run.run_id, states=_OPEN)
         return (await self._ledger.list_jobs(caller, wanted)).runs
 
     async def stop_of_run(
         self, caller: Principal, request_id: RequestId, run: run_pb2.Run, reason: str
     ) -> Sequence[run_pb2.Run]:
-        """Stop the open jobs that a run began; else as StopJobs.
+        """Stop the open jobs that a run started, like StopJobs.
 
         Raises:
             RequestIdReused, TooLarge, InvalidField
@@ -203,7 +209,7 @@ class JobServicer(jobs_pb2_grpc.JobServiceServicer):
                 reply = await self._inbox.cancel(caller, request_id, RunId(job.run_id), reason)
                 if not is_taken(reply):
                     continue  # The job has ended.
-                with suppress(RunNotFound):  # It was removed meanwhile.
+                with suppress(RunNotFound):  # The job was removed in the meantime.
                     after = await self._ledger.get_run(caller, RunId(job.run_id))
                     stopped += [after] if after.state in STOPPED else []
             wanted.page_token = found.next_page_token

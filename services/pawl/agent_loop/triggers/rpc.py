@@ -1,7 +1,7 @@
 """pawl.agent.v1.TriggerService, and the events that fire triggers.
 
-The ledger says who may fire a trigger and makes the run; what the run is to be like is worked out here, as for a run
-that its user starts.
+The ledger decides who may fire a trigger and creates the run. This module prepares the run's message, as for a run that
+its user starts.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _AWAY_SECONDS: Final = 1.0
 
 
 class TriggerServicer:
-    """Fires triggers. job-store, behind `stub`, keeps them.
+    """Fires triggers. job-store, behind `stub`, stores them.
 
-    What is here needs agents, or parses what comes from outside; `forward` has job-store answer the rest.
+    Methods here need agents or parse untrusted data; `forward` passes the others to job-store.
     """
 
     def __init__(
@@ -86,14 +86,16 @@ class TriggerServicer:
         return pb.DeliverMailResponse(fire=fire, duplicate=fired.duplicate)
 
     async def check(self, caller: Principal, definition: TriggerDefinition) -> None:
-        """Return if the caller may have such a trigger, and a run could be started so now.
+        """Check that the caller may have this trigger, and that a run can be started with it now.
 
         Raises:
-            PermissionDenied: it has a mailbox, whose password belongs to the store, and the caller is no admin.
-            AgentNotFound, InvalidField, InvalidId, TooLarge: no run could be.
+            PermissionDenied: it has a mailbox, whose password belongs to the store, and the caller is not an admin.
+            AgentNotFound, InvalidField, InvalidId, TooLarge: no run can be started.
         """
         if definition.HasField("mailbox") and Role.ADMIN not in caller.rights:
-            raise PermissionDenied(f"the password of a mailbox belongs to the store: this needs the role {Role.ADMIN}")
+            raise PermissionDenied(
+                f"definition.mailbox requires the role {Role.ADMIN}, because its password belongs to the store"
+            )
         await self._starting.check(caller, definition)
 
     async def deliver_webhook(
@@ -103,7 +105,7 @@ class TriggerServicer:
 
         Raises:
             TriggerNotFound, BadSignature, WebhookTooOld, TriggerPaused, InvalidField, TooLarge
-            DependencyUnavailable: the trigger changed all the time, or the ledger is away.
+            DependencyUnavailable: the trigger kept changing, or the ledger is unavailable.
         """
         headers = _checked(headers, body)
         data = outside.read_body(body)
@@ -118,10 +120,10 @@ class TriggerServicer:
             fired = await self._fire(checked.due, self._event(checked.due, event_id, source, data))
             if fired.HasField("fire"):
                 return fired
-        raise DependencyUnavailable("the trigger changes at this moment: try again")
+        raise DependencyUnavailable("the trigger is being changed: try again")
 
     async def deliver_mail(self, store_id: StoreId, mail: pb.DeliverMailRequest) -> FireTriggerResponse:
-        """Fire a trigger with a mail, unless one at or after its position was delivered before.
+        """Fire a trigger with a mail, unless a mail at or after its position was already delivered.
 
         Raises:
             TriggerNotFound
@@ -142,14 +144,14 @@ class TriggerServicer:
         return await self._fire(checked.due, event, mail=mail.position)
 
     async def fire_forever(self) -> None:
-        """Fire the events that have waited, as long as this process serves."""
+        """Fire waiting events until cancelled."""
         while True:
             wait_seconds = await self._fire_waiting()
             if wait_seconds:
                 await self._clock.sleep(max(wait_seconds, _WAIT_SECONDS_MIN))
 
     async def _fire_waiting(self) -> float:
-        """Fire events that have waited; return the seconds until there may be more."""
+        """Fire waiting events. Return the seconds until there may be more."""
         try:
             response = await translated(
                 self._stub.ClaimEvents(triggers_pb2.ClaimEventsRequest(events_max=_CLAIMED_MAX))
@@ -170,7 +172,7 @@ class TriggerServicer:
         asked = TriggerDefinition()
         asked.CopyFrom(due.definition)
         asked.text = outside.put_into(asked.text, event.data)
-        if asked.conversation_pointer:  # Without one, an event that has waited fires as its trigger is now.
+        if asked.conversation_pointer:  # Otherwise, an event uses the trigger's current key.
             asked.conversation_key = event.conversation_key
         message, refusal = await self._starting.message(caller_of(due.owner), asked)
         request = triggers_pb2.FireTriggerRequest(
@@ -186,7 +188,7 @@ class TriggerServicer:
         key = definition.conversation_key
         if definition.conversation_pointer:
             pointed = outside.pointed_at(parsed, definition.conversation_pointer)
-            # Of this trigger alone: no event gets into another conversation of its user.
+            # Prefix the trigger, so that no event can enter another conversation of its user.
             key = f"trigger:{due.trigger_id}:{pointed}" if pointed else ""
         lane: str | None = None
         if definition.debounce_seconds or definition.overlap != SCHEDULE_OVERLAP_ALLOW:
@@ -197,12 +199,15 @@ class TriggerServicer:
 
 
 def _checked(headers: Mapping[str, str], body: bytes) -> Mapping[str, str]:
-    """Return headers with names in lower case, if they and the body are within bounds."""
+    """Check the sizes, and return the headers with lower-case names."""
     if len(body) > BODY_BYTES_MAX:
-        raise TooLarge(f"a webhook has at most {BODY_BYTES_MAX} bytes", field="body")
+        raise TooLarge(f"body may have at most {BODY_BYTES_MAX} bytes", field="body")
     if len(headers) > HEADERS_MAX or sum(len(name) + len(value) for name, value in headers.items()) > HEADERS_BYTES_MAX:
-        raise TooLarge(f"there are at most {HEADERS_MAX} headers, of {HEADERS_BYTES_MAX} characters", field="headers")
+        raise TooLarge(
+            f"headers may have at most {HEADERS_MAX} entries and {HEADERS_BYTES_MAX} characters in total",
+            field="headers",
+        )
     lower = {name.lower(): value for name, value in headers.items()}
     if len(lower) < len(headers):
-        raise InvalidField("a header is there twice", field="headers")
+        raise InvalidField("headers must not repeat a name", field="headers")
     return lower

@@ -1,4 +1,4 @@
-"""Reading from the ledger what an undo is about."""
+"""Reads from the ledger what an undo needs."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _READS_AT_ONCE_MAX: Final = 16
 async def sources(
     channel: grpc.aio.Channel, store_id: StoreId, user_id: UserId, run_id: RunId
 ) -> tuple[UndoSource, ...]:
-    """Return the calls of a run, each with the calls that have tried to undo it, without the contents of results.
+    """Return the calls of a run, each with the calls that tried to undo it, without result contents.
 
-    What is not kept of a job has one source, which says so.
+    Trimmed rounds of a job have one common source with their number.
 
     Raises:
         RunNotFound: the user has no such run.
@@ -61,7 +61,7 @@ async def sources(
     found = tuple(await asyncio.gather(*map(source, calls)))
     if not (trimmed and calls):
         return found
-    # Before all others, so that an undo comes to it last.
+    # First, so that the undo reaches it last.
     like_them = replace(calls[0], call_id=CallId(""), round=0, end_time=None)
     return (UndoSource(call=like_them, trimmed_rounds=trimmed), *found)
 
@@ -83,7 +83,7 @@ async def _tries(
 
 
 async def plan(run: Run, *, channel: grpc.aio.Channel, tool_calls: ToolCalls, retry: Retry) -> Fact:
-    """Return what an undo does, with the versions of the tools that it needs, or that it cannot begin."""
+    """Return the plan of an undo with the tools it needs, or why it cannot start."""
     undone_run_id = run.undo.run_id if run.undo else RunId("")
     try:
         read = await retry.until_answered(lambda: sources(channel, run.store_id, run.user_id, undone_run_id))

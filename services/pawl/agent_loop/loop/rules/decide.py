@@ -1,8 +1,7 @@
-"""The rules of the loop: what to do next with a run, given all that is known of it.
+"""The rules of the loop: what a run does next, given its whole state.
 
-Plain functions, no I/O. `decide` gives one decision; `advance` carries decisions
-out on the state until work or waiting comes up. What holds for every run is here;
-what follows, where nothing stands against it, is for the program of the run to say.
+Pure functions without I/O. `decide` returns one decision. The rules that hold for every run are here; the run's program
+decides everything else.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ _WAITS: Final = {
     CallState.DELEGATED: WaitKind.AGENT,
 }
 
+# States from which a run can become COMPLETED.
 IN_MOTION: Final = frozenset({RunState.QUEUED, RunState.RUNNING})
-"""The states in which a run may be COMPLETED."""
 
 _JOB_SECONDS: Final = 86_400.0
 
@@ -53,11 +52,9 @@ _JOB_SECONDS: Final = 86_400.0
 def decide(state: State, now: float) -> Decision:
     """Return what to do next.
 
-    Guarantees, whatever came before and whichever program the run has: it is
-    asked each time, unless the run is ending; nothing starts once the run is
-    CANCELLING or is about to fail, and no model call once the token budget is
-    used up; an open model call comes before open calls; a run ends only when
-    every call has its result.
+    Guarantees for every program: it is asked each time unless the run is ending. Nothing starts once the run is
+    CANCELLING or about to fail, and no model call once the token budget is used up. An open model call comes before
+    open calls. A run ends only when every call has its result.
     """
     if state.run.state in ENDED:
         return Wait(until=None)
@@ -75,7 +72,7 @@ def decide(state: State, now: float) -> Decision:
 
 
 def _begun_here(decision: Decision, state: State) -> Decision:
-    """Return what is new of what follows: not the work that is going on, and no end that the ledger would refuse."""
+    """Remove work that is already running, and ends that the ledger would refuse."""
     match decision:
         case Propose():
             new = tuple(call for call in decision.calls if check_of(call.call_id) not in state.under_way)
@@ -91,11 +88,11 @@ def _begun_here(decision: Decision, state: State) -> Decision:
 def _end(state: State, now: float) -> Decision:
     if MODEL in state.under_way:
         return StopModel()
-    # First, and whatever runs: the ledger takes no step in which a call of a stopped run gets nearer to its start,
-    # as one does whose approval was taken just before.
+    # Settle first, even if other calls run: the ledger refuses steps in which a call of a cancelled run progresses,
+    # such as one that was just approved.
     not_begun = [call for call in state.open_calls if not _has_begun_running(call, state)]
     if not_begun:
-        # Perhaps not all at once, so that a run can be ended whatever its calls have grown to.
+        # Perhaps not all in one step, so that large calls cannot prevent the end of a run.
         count = step.fitting([step.size_bytes(call) for call in not_begun], step.BYTES_MAX)
         return Settle(calls=tuple(not_made(call, now) for call in not_begun[:count]), is_part=count < len(not_begun))
     running = state.open_calls
@@ -110,10 +107,10 @@ def _end(state: State, now: float) -> Decision:
 
 
 def not_made(call: Call, now: float) -> Call:
-    """Return a call that has not begun to run, as the stop of its run leaves it."""
+    """Return a call that has not started, as settled by the stop of its run."""
     message = "The run was stopped before this call was made."
     if call.state is CallState.DELEGATED:
-        message = "The run was stopped before this call ended, and with it the run that did the call."
+        message = "The run was stopped before this call ended, and so was the run that did the call."
     return settle.withdrawn(call, message, now)
 
 
@@ -130,7 +127,7 @@ def _limit_reached(state: State) -> RunFailure | None:
     if state.active_seconds >= limits.run_timeout_seconds:
         message = f"The run was active for more than {limits.run_timeout_seconds:g} seconds."
         if BEGIN in state.under_way:
-            message += " It waited for its tools all the time: see whether tool-registry can be reached."
+            message += " It waited for its tools all that time: check that tool-registry is reachable."
         return RunFailure(failure_class=FailureClass.LIMIT, reason="RUN_TIMEOUT", message=message)
     if _is_in_round(state) and state.round_active_seconds >= limits.round_timeout_seconds:
         message = f"A round was active for more than {limits.round_timeout_seconds:g} seconds."
@@ -144,7 +141,7 @@ def _is_in_round(state: State) -> bool:
 
 def _timeout_at(state: State, now: float) -> float:
     if state.run.is_job:
-        # Its deadlines are those of its calls and its own: it is only looked at again.
+        # A job has only its own deadline and those of its calls. This is just a regular check.
         return now + _JOB_SECONDS
     limits = state.run.options.limits
     left = limits.run_timeout_seconds - state.active_seconds
@@ -169,15 +166,15 @@ def _go_on_with_model(state: State, now: float) -> Decision:
 
 
 def _go_on_with_calls(state: State, following: Wait, now: float) -> Decision:
-    """Let overdue approvals, questions and offers expire or fall back, then go on with the calls that are open.
+    """Let overdue approvals, questions and offers expire or fall back, then continue with the open calls.
 
-    Without any, wait for what the program waits for, until its time.
+    Without open calls, wait for what the program waits for.
     """
     overdue = [call for call in state.open_calls if call.deadline_time is not None and call.deadline_time <= now]
     to_check = next((call for call in overdue if _falls_back(call)), None)
     if to_check is not None and check_of(to_check.call_id) not in state.under_way:
         return CheckFallback(call_id=to_check.call_id)
-    # Nobody waits for a turn that notices have begun.
+    # A turn that notices started does not wait for people.
     unasked = state.open_calls if state.run.is_turn else overdue
     unanswered = next((call for call in unasked if call.asks_in_mid_execution), None)
     if unanswered is not None:
@@ -208,7 +205,7 @@ def _can_start(call: Call, state: State, now: float) -> bool:
     if call.call_id in state.under_way or call.call_id in state.loop.in_doubt:
         return False
     if call.state is CallState.RUNNING:
-        # Its worker is gone, or it was completed. The registry knows what became of it, by its id.
+        # Its worker died, or it was completed externally. The registry knows the outcome by the call's id.
         return not fact_rules.awaits(state, call, now)
     return call.state is CallState.RUNNABLE and order.may_start(call, state.batch, state.run.options.batch_order)
 

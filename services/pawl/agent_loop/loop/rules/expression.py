@@ -1,9 +1,9 @@
-"""Expressions in CEL (Common Expression Language) over the results of a job.
+"""CEL expressions (Common Expression Language) over the results of a job.
 
-Models write them and they judge untrusted data, so both are hostile. An expression reaches its three variables and
-nothing else: no time, no file, no regular expression. Its cost is bounded before it runs, in steps and not in seconds,
-so the same expression and data give the same outcome everywhere. The slowest permitted one takes some 30 ms. Macros
-that make values larger in each step (map, filter, macros in macros) are left out.
+Models write them and they evaluate untrusted data, so both may be hostile. An expression can only use its three
+variables: no time, files or regular expressions. Its cost is bounded before it runs, in steps rather than seconds, so
+the same expression and data give the same outcome everywhere. The slowest permitted one takes about 30 ms. Macros that
+grow values in each step (map, filter, nested macros) are excluded.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import msgspec
 from cel_expr_python import cel  # type: ignore[import-untyped]  # ships .pyi but no py.typed
 
 CHARACTERS_MAX: Final = 256
+# Of a value as JSON.
 VALUE_BYTES_MAX: Final = 64 * 1024
-"""Most bytes of a value, as JSON, that an expression looks at."""
+# Per evaluation; a step takes at most 0.5 µs.
 _STEPS_MAX: Final = 60_000
-"""Most steps of an evaluation; a step takes at most 0.5 µs."""
+# Steps to convert one number, text, list or object.
 _CONVERSION_STEPS: Final = 5
-"""Steps for the conversion of one number, text, list or object."""
 _PARSING_STEPS: Final = 8
 _EXACT_MAX: Final = 2**53
 _MACROS: Final = re.compile(r"\b(?:all|exists|exists_one)\b")
@@ -45,48 +45,48 @@ _CONFIG: Final = {
         {"name": "fired", "type_name": "int"},
     ],
 }
-# JSON is YAML.
+# JSON is valid YAML.
 _ENVIRONMENT: Final = cel.NewEnv(config=cel.NewEnvConfigFromYaml(msgspec.json.encode(_CONFIG).decode()))
 
 
 class ExpressionError(ValueError):
-    """An expression that is none, or comes to nothing with some values; the message says why."""
+    """An invalid expression, or one that fails with some values. The message says why."""
 
 
 def check(source: str) -> None:
-    """Return if `source` is an expression that may be evaluated.
+    """Check that an expression may be evaluated.
 
     Raises:
-        ExpressionError: it is not; the message says where.
+        ExpressionError: it may not; the message says where the problem is.
     """
     if not 0 < len(source) <= CHARACTERS_MAX:
-        raise ExpressionError(f"an expression has 1 to {CHARACTERS_MAX} characters")
+        raise ExpressionError(f"an expression must have 1 to {CHARACTERS_MAX} characters")
     if not source.isprintable():
-        raise ExpressionError("an expression stands in one line")
+        raise ExpressionError("an expression must be printable and in one line")
     if len(_MACROS.findall(source)) > 1:
-        raise ExpressionError("an expression has one of all, exists and exists_one at most")
+        raise ExpressionError("an expression may use all, exists or exists_one only once")
     kind = _compiled(source).return_type()
     if kind not in (cel.Type.BOOL, cel.Type.DYN):
-        raise ExpressionError(f"an expression is true or false, and this one is of type {kind.name().lower()}")
+        raise ExpressionError(f"an expression must be true or false, but this one has type {kind.name().lower()}")
 
 
 def names_previous(source: str) -> bool:
-    """Return whether an expression may look at the value before."""
+    """Return whether an expression may use the previous value."""
     return re.search(r"\bprevious\b", source) is not None
 
 
 def evaluate(source: str, *, value: Any, previous: Any, fired: int) -> bool:
-    """Return what an expression comes to that was checked. Numbers are doubles, as in JSON, if they are exact so.
+    """Evaluate a checked expression. Numbers are doubles, as in JSON, if that is exact.
 
     Raises:
-        ExpressionError: it comes to an error, to what is neither true nor false, or would look at too much.
+        ExpressionError: it fails, is neither true nor false, or would process too much data.
     """
     data = {"value": value, "previous": previous}
     size_bytes = max(len(msgspec.json.encode(each)) for each in data.values())
     if size_bytes > VALUE_BYTES_MAX:
-        raise ExpressionError(f"the value has {size_bytes} bytes, at most {VALUE_BYTES_MAX} are looked at: give a path")
+        raise ExpressionError(f"the value has {size_bytes} bytes, more than {VALUE_BYTES_MAX}: use a path")
     if _steps(source, list(data.values())) > _STEPS_MAX:
-        raise ExpressionError("the value is too large for this expression: give a path")
+        raise ExpressionError("the value is too large for this expression: use a path")
     try:
         found = _compiled(source).eval(data={**{name: _plain(each) for name, each in data.items()}, "fired": fired})
     except (RuntimeError, OverflowError, UnicodeError) as error:
@@ -95,7 +95,7 @@ def evaluate(source: str, *, value: Any, previous: Any, fired: int) -> bool:
         raise ExpressionError(_first_line(str(found.value())))
     outcome = found.value()
     if not isinstance(outcome, bool):
-        raise ExpressionError(f"it comes to a {found.type().name().lower()}, which is neither true nor false")
+        raise ExpressionError(f"the result is a {found.type().name().lower()} and neither true nor false")
     return outcome
 
 
@@ -116,9 +116,9 @@ def _first_line(said: str) -> str:
 
 
 def _steps(source: str, values: list[Any]) -> int:
-    """Return an upper bound of the steps that an expression takes with values.
+    """Return an upper bound of the steps of an evaluation.
 
-    Each operation may visit all that its operands hold, `+` makes these larger, and a macro repeats what follows it.
+    Each operation may visit everything in its operands, `+` makes these larger, and a macro repeats what follows it.
     """
     longest, places, characters = _measured(values)
     macro = _MACROS.search(source)
@@ -136,7 +136,10 @@ def _steps(source: str, values: list[Any]) -> int:
 
 
 def _measured(values: list[Any]) -> tuple[int, int, int]:
-    """Return the length of the longest list or object, and the numbers of values and of characters, or too many."""
+    """Return the length of the longest list or object and the number of values and characters.
+
+    Stops when there are too many.
+    """
     longest, places, characters, rest = 0, 0, 0, list(values)
     while rest and places * _CONVERSION_STEPS <= _STEPS_MAX:
         each = rest.pop()

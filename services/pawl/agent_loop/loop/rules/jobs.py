@@ -1,4 +1,4 @@
-"""Jobs: calls that go on in the background, from the call that begins one to what its conversation is told."""
+"""Background jobs: from the call that starts one to the notices in its conversation."""
 
 from __future__ import annotations
 
@@ -33,45 +33,45 @@ from pawl.chassis.ids import CallId
 from pawl.errors import InvalidArguments, PermissionDenied, ToolNotFound
 from pawl.values import WITH_PEOPLE, CallState, Disposition, ExecutionContext, JobReports, RunState, WaitKind
 
+# Open jobs per conversation (ASYNC-7).
 OPEN_MAX: Final = 10
-"""Most jobs of a conversation that are open at once (ASYNC-7)."""
+# Timeout of an iteration if the tool sets none.
 TIMEOUT_SECONDS: Final = 3600.0
-"""The time that an iteration may take whose tool does not say how long."""
+# Rounds of a turn that notices start (ASYNC-5).
 TURN_ROUNDS_MAX: Final = 3
-"""Most rounds of a turn that notices begin (ASYNC-5)."""
+# Part of the context that new notices may fill; a single one may be larger.
 ENTERED_SHARE: Final = 0.25
-"""Most of the context that notices fill which enter together; one alone may be larger."""
+# Larger results are cut in notices.
 OUTPUT_BYTES_MAX: Final = 16 * 1024
-"""Most bytes of a result that a conversation is told."""
+# The answer of a model that has nothing to say.
 SILENT: Final = "[silent]"
-"""The answer of a model that has nothing to say."""
 
 _IN_BACKGROUND: Final = frozenset({ExecutionContext.BACKEND, ExecutionContext.AGENT})
-_NEEDS_USER: Final = "This tool needs the user, or the user's own program: it cannot run in the background."
+_NEEDS_USER: Final = "This tool needs the user or the user's program, so it cannot run in the background."
 _REFUSALS: Final = {"TOOL_NOT_FOUND": ToolNotFound, "NOT_ALLOWED": PermissionDenied}
 _MARKING: Final = re.compile(r"[<>]|[^\x20-\x7e]")
-_NOT_SO: Final = "It was run at once, and not in the background: {}."
+_NOT_SO: Final = "It was run immediately and not in the background: {}."
 
 
+# Contexts of tools for which a run waits, except a turn that notices started.
 WAITED_FOR: Final = frozenset({ExecutionContext.HUMAN, ExecutionContext.FRONTEND, ExecutionContext.AGENT})
-"""The places of tools for which a run waits, and a turn that notices have begun does not."""
 
 
 def may_begin(run: Run) -> str:
-    """Return why a run may not have calls run in the background; empty if it may."""
+    """Return why a run may not start background calls; empty if it may."""
     if run.options.without_background:
-        return "that is switched off here"
+        return "background calls are switched off"
     if run.depth or run.job is not None:
-        return "a run that does a call of another one waits for what it does"
+        return "a child run or job cannot start jobs"
     return ""
 
 
 def wishes_of(
     calls: Iterable[Call], tools: Iterable[Tool], now: float, *, as_tool: bool = False
 ) -> tuple[tuple[Call, ...], dict[CallId, Wish]]:
-    """Return calls that are to be checked without the parameters of `background`, and what these wish for.
+    """Return the calls without background parameters, and their background requests.
 
-    With `as_tool` calls of `background.TOOL` are those that they ask for.
+    With `as_tool`, calls of `background.TOOL` become calls of the tools they name.
     """
     schemas = {tool.name: tool.arguments_schema_json for tool in tools}
     wishes: dict[CallId, Wish] = {}
@@ -100,7 +100,7 @@ def detached(
     verdicts: Mapping[CallId, Verdict],
     now: float,
 ) -> State:
-    """Return the state in which those of the calls that were wished for in the background, and may be, are DETACHED."""
+    """Return the state in which the calls that shall and may run in the background are DETACHED."""
     begun: dict[str, CallId] = {}
     for call in calls:
         wish = wishes.get(call.call_id)
@@ -109,7 +109,7 @@ def detached(
         verdict = verdicts[call.call_id]
         why_not = may_begin(state.run)
         if verdict.without_background and not why_not:
-            why_not = f"{call.tool_name} does not run there"
+            why_not = f"{call.tool_name} cannot run in the background"
         if why_not:
             note = f"{state.loop.notes.get(call.call_id, '')} {_NOT_SO.format(why_not)}".strip()
             loop = replace(state.loop, notes={**state.loop.notes, call.call_id: note})
@@ -117,21 +117,23 @@ def detached(
             continue
         key = repr((call.tool_name, call.arguments_json, wish))
         if key in begun:
-            message = f"The same call is in the background already, by this answer: {begun[key]}. It is not made twice."
+            message = f"This answer already has the same background call: {begun[key]}. It is not made twice."
             state = state.with_calls([_refused(call, "DUPLICATE_CALL", message, now)])
             continue
         begun[key] = call.call_id
         state = _begun(state, call, wish, verdict, now)
     if not state.run.is_turn:
         return state
-    message = "Nobody has asked for this answer, so nobody is asked now. Say what you would do; the user decides."
+    message = (
+        "The user did not request this answer, so no person is asked now. Say what you would do; the user decides."
+    )
     return state.with_calls(
         _refused(call, "NOT_ALLOWED", message, now) for call in state.batch if call.state in WITH_PEOPLE
     )
 
 
 def as_driven(run: Run) -> Run:
-    """Return a run with the options by which it is driven, where it is a job or a turn that notices have begun."""
+    """Return a run with the options that apply if it is a job or a turn that notices started."""
     options, limits = run.options, run.options.limits
     if run.job is not None and run.is_job:
         seconds = run.job.timeout_seconds
@@ -144,7 +146,7 @@ def as_driven(run: Run) -> Run:
         return replace(run, options=options)
     if not run.is_turn:
         return run
-    # Nobody has asked for it, so it waits for nobody.
+    # No user requested it, so it waits for no person.
     options = replace(
         options,
         limits=replace(limits, rounds_max=min(TURN_ROUNDS_MAX, limits.rounds_max)),
@@ -158,9 +160,9 @@ def as_driven(run: Run) -> Run:
 
 
 def entered(state: State) -> State:
-    """Return the state with a message that tells the model what jobs have told the conversation.
+    """Add a message with the job notices for the model.
 
-    What does not fit waits for the next model call, or the next turn.
+    Notices that do not fit wait for the next model call or turn.
     """
     taken, rest = list[bytes](), ENTERED_SHARE * state.run.options.limits.context_bytes_max
     for notice in state.notices:
@@ -182,7 +184,7 @@ def entered(state: State) -> State:
 
 
 def alarms(state: State) -> str:
-    """Return what the user of a turn is told whatever its model answers, a line each; empty if there is nothing."""
+    """Return the alarms that a turn reports to the user whatever the model answers, one per line; empty for none."""
     if not state.run.is_turn:
         return ""
     told = (
@@ -200,12 +202,12 @@ def is_silent(said: str) -> bool:
 
 
 def may_become_silent(said: str) -> bool:
-    """Return whether an answer that begins so may come to say nothing."""
+    """Return whether an answer that starts like this may turn out to say nothing."""
     return SILENT.startswith(said.strip().lower())
 
 
 def wished(wish: Wish, tool_name: str, arguments_json: bytes, now: float) -> Job:
-    """Return the job that makes a call as it is wished."""
+    """Return the job for a background request."""
     return Job(
         tool_name=tool_name,
         arguments_json=arguments_json,
@@ -226,17 +228,17 @@ def wished(wish: Wish, tool_name: str, arguments_json: bytes, now: float) -> Job
 
 
 def admitted(job: Job, wish: Wish, verdict: Verdict) -> Job:
-    """Return a job that a user starts, as the verdict on its first call leaves it.
+    """Return a user's job as adjusted by the verdict on its first call.
 
     Raises:
-        ToolNotFound, PermissionDenied, InvalidArguments: it may not be; the message says what would do.
+        ToolNotFound, PermissionDenied, InvalidArguments: the job is not allowed; the message says why.
     """
     if verdict.disposition is Disposition.REFUSE:
         raise _REFUSALS.get(verdict.error_reason, InvalidArguments)(verdict.error_message)
     if verdict.context not in _IN_BACKGROUND:
         raise InvalidArguments(_NEEDS_USER)
     if verdict.without_background:
-        raise InvalidArguments(f"{job.tool_name} does not run in the background.")
+        raise InvalidArguments(f"{job.tool_name} cannot run in the background.")
     return replace(
         _under_policy(job, wish, verdict),
         arguments_json=verdict.arguments_json,
@@ -246,9 +248,9 @@ def admitted(job: Job, wish: Wish, verdict: Verdict) -> Job:
 
 
 def _under_policy(job: Job, wish: Wish, verdict: Verdict) -> Job:
-    """Return a job of which the conversation is told what its tool says, if nobody has said anything else.
+    """Apply the tool's report policy unless the request has its own.
 
-    Who watches for something wants to hear of that alone, and of a call that is made once there is the end only.
+    A monitoring job only reports its condition, and a single call only its end.
     """
     policy = verdict.reports
     if policy is None or wish.says_reports or wish.until is not None or wish.when is not None:
@@ -260,12 +262,12 @@ def _under_policy(job: Job, wish: Wish, verdict: Verdict) -> Job:
 
 
 def title(job: Job) -> str:
-    """Return what stands in the conversation of a job."""
+    """Return the title of a job in its conversation."""
     return f"{job.tool_name} (in the background)"
 
 
 def draft(run: Run, job: Job, now: float) -> Call:
-    """Return the call of the next iteration, PROPOSED."""
+    """Return the call of the next iteration in state PROPOSED."""
     number = run.round + 1
     digest = hashlib.sha256(f"{run.run_id}:{number}".encode()).hexdigest()[:32]
     return Call(
@@ -284,11 +286,15 @@ def draft(run: Run, job: Job, now: float) -> Call:
 
 
 def _begun(state: State, call: Call, wish: Wish, verdict: Verdict, now: float) -> State:
-    """Return the state with the call DETACHED, and the run that goes on with it; or FAILED, if it cannot be so."""
+    """Return the state with the call DETACHED and the job that continues it, or FAILED if it cannot run in the
+    background.
+    """
     if call.context not in _IN_BACKGROUND:
         return state.with_calls([_refused(call, "INVALID_ARGUMENTS", _NEEDS_USER, now)])
     if state.open_jobs >= OPEN_MAX:
-        message = f"{OPEN_MAX} jobs of this conversation are open: stop one, or wait until one ends."
+        message = (
+            f"{OPEN_MAX} jobs of this conversation are open, which is the maximum. Stop one or wait until one ends."
+        )
         return state.with_calls([_refused(call, "TOO_MANY_JOBS", message, now)])
     run, run_id = state.run, delegation.child_run_id(call)
     job = replace(
@@ -318,10 +324,8 @@ def _begun(state: State, call: Call, wish: Wish, verdict: Verdict, now: float) -
         handle["state"] = "AWAITING_APPROVAL"
     if wish.estimated_minutes:
         handle["estimated_minutes"] = wish.estimated_minutes
-    are_told = "are not told" if job.reports is JobReports.NONE else "are told"
-    told = (
-        f"It goes on in the background, and you {are_told} what it comes to. Do not wait for it, and do not repeat it."
-    )
+    are_told = "are not notified of" if job.reports is JobReports.NONE else "are notified of"
+    told = f"It continues in the background, and you {are_told} its results. Do not wait for it, and do not repeat it."
     note = f"{state.loop.notes.get(call.call_id, '')} {told}".strip()
     bare = replace(call, approval=None, offer=None, question=None, child_run_id=run_id, start_time=None)
     result = CallResult(content_json=strict_json.dumps_canonical(handle))
@@ -336,7 +340,7 @@ def _refused(call: Call, reason: str, message: str, now: float) -> Call:
 
 
 def said(call: Call) -> str:
-    """Return what an iteration came to: the JSON of its result, or an object with `error`."""
+    """Return the result of an iteration as JSON, or an object with `error`."""
     content = call.result.content_json if call.result else b"null"
     if len(content) <= OUTPUT_BYTES_MAX:
         return content.decode(errors="replace")
@@ -348,13 +352,13 @@ def said(call: Call) -> str:
 
 
 def _told(notice: Notice) -> dict[str, Any]:
-    """Return what the model is given of a notice."""
+    """Return a notice as the model sees it."""
     run, job = notice.run, _job(notice)
     told: dict[str, Any] = {"job_id": run.run_id, "tool": job.tool_name}
     if notice.occasion:
         told |= {"state": "PAUSED" if _is_paused(notice) else "RUNNING", "iteration": notice.occasion}
         if run.round > notice.occasion:
-            # It waited, and the result is that of the last one that has ended by now.
+            # It was delayed, and the result is that of the latest iteration.
             told["iterations"] = run.round
     else:
         told["state"] = run.state.name
@@ -373,12 +377,11 @@ def _told(notice: Notice) -> dict[str, Any]:
 
 def _job(notice: Notice) -> Job:
     if notice.run.job is None:
-        raise RuntimeError("a notice is of a job")
+        raise RuntimeError("the run of a notice is not a job")
     return notice.run.job
 
 
 def _is_paused(notice: Notice) -> bool:
-    """Return whether the job begins no iteration until somebody resumes it."""
     return WaitKind.PAUSED in notice.run.waits
 
 
@@ -390,7 +393,7 @@ def _json(said: str) -> Any:
 
 
 def _alarm(notice: Notice) -> str:
-    """Return what the user is to be told of a notice in any case; empty if the model decides."""
+    """Return the alarm that the user must see; empty if the model decides what to report."""
     run, job = notice.run, _job(notice)
     if not notice.occasion and run.state in {RunState.FAILED, RunState.EXPIRED}:
         return run.state.name.lower()
@@ -405,7 +408,7 @@ def _alarm(notice: Notice) -> str:
 
 
 def _escaped(encoded: bytes) -> bytes:
-    """Return JSON without characters that are invisible, turn the direction, or mark up the text of a model."""
+    """Escape characters in JSON that are invisible, change the text direction, or mark up a model's text."""
     return _MARKING.sub(_escape, encoded.decode()).encode()
 
 
@@ -417,7 +420,7 @@ def _escape(found: re.Match[str]) -> str:
 
 
 def _line(notice: Notice) -> str:
-    """Return what people read of a notice."""
+    """Return a notice as one line for people."""
     what = f"iteration {notice.occasion}" if notice.occasion else notice.run.state.name.lower()
     if (alarm := _alarm(notice)) not in {"", what}:
         what = f"{what}, {alarm}"
