@@ -128,7 +128,7 @@ async def _worker(
     if not settings.serves_clients:
         # With this role, no client-serving process claims the runs that its requests make due, so claim them without
         # delay.
-        limits = replace(limits, hearsay_seconds=0.0)
+        limits = replace(limits, remote_work_delay_seconds=0.0)
     # A new id for each start, so that an earlier process's leases are not this one's.
     worker = Worker(WorkerId(service.ids.new("wrk")), dependencies, limits)
     await worker.listen(bus)

@@ -222,7 +222,7 @@ async def first_model(base_url: str, api_key: str) -> str:
 
 
 async def check(base_url: str, api_key: str, model: str) -> Report:
-    """Test a model server. Without `model`, use the first one that it lists."""
+    """Test a model server. Without `model`, use the first listed one."""
     model = model or await first_model(base_url, api_key)
     if not model:
         report = Report()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from pawl.agent_loop.loop.drive import Left
+from pawl.agent_loop.loop.drive import DriveEnd
 from pawl.agent_loop.loop.rules import retry
 from pawl.agent_loop.loop.rules.fact import RoundRetrying, RoundStarted, Warned
 from pawl.agent_loop.loop.rules.limits import Limits
@@ -120,7 +120,7 @@ def test_a_run_waits_for_the_model_server_parked_and_in_sight(
         options = RunOptions(limits=Limits(provider_wait_seconds=seconds))
         key = world.ledger.submit("hello", options)
         began, waited = world.clock.monotonic(), list[float]()
-        while await world.drive() is Left.PARKED:
+        while await world.drive() is DriveEnd.PARKED:
             run = world.ledger.run(key)
             assert (run.state, run.waits) == (RunState.WAITING, (WaitKind.PROVIDER,))
             (*_, told) = (each for each in world.ledger.events(key) if isinstance(each, RoundRetrying))

@@ -91,7 +91,7 @@ def test_all_faults_come_at_once_in_order() -> None:
 
 def test_a_history_is_taken_over_with_ids_of_ours_and_settled_calls() -> None:
     numbers = itertools.count(1)
-    messages, calls = imports.taken_over(
+    messages, calls = imports.convert_history(
         [
             user("q"),
             answer("let me see", call("a", arguments='{"b":1, "a":2}'), call("b")),
@@ -140,7 +140,7 @@ def test_what_is_not_refused_can_be_taken_over(history: list[HistoryMessage]) ->
     except InvalidHistory:
         return
     numbers = itertools.count(1)
-    messages, calls = imports.taken_over(history, lambda: CallId(f"c{next(numbers)}"))
+    messages, calls = imports.convert_history(history, lambda: CallId(f"c{next(numbers)}"))
     assert len(messages) + len(calls) == len(history)
     assert [call_id for message in messages for call_id in message.call_ids] == [each.call_id for each in calls]
     for each in calls:

@@ -302,7 +302,7 @@ async def test_what_makes_no_sense_is_refused_with_a_hint() -> None:
     assert story.world.registry.effects == {}
     for asked, hint in NONSENSE:
         reading = read(json.dumps(asked), b"{}")
-        assert (reading.wish, hint in reading.fault) == (None, True), f"{asked}: {reading.fault}"
+        assert (reading.terms, hint in reading.fault) == (None, True), f"{asked}: {reading.fault}"
 
 
 async def test_what_cannot_be_in_the_background_says_so() -> None:

@@ -137,7 +137,7 @@ class Agents:
         self._registry = registry
         self._defaults = defaults
         self._clock = clock
-        self._of_stores: dict[StoreId, tuple[AgentVersion | None, float]] = {}
+        self._store_defaults: dict[StoreId, tuple[AgentVersion | None, float]] = {}
 
     async def update(
         self, caller: Principal, definition: AgentDefinition, *, draft: bool, validate_only: bool
@@ -160,7 +160,7 @@ class Agents:
                 raise AgentNotFound(f"delegates_to: there is no agent {name!r} that you may use", agent=name)
         agent, created = await self._ledger.put(caller, definition, names, draft=draft, validate_only=validate_only)
         if created and not validate_only:
-            self._of_stores.pop(caller.store_id, None)
+            self._store_defaults.pop(caller.store_id, None)
             _log.info("agent.saved", store=caller.store_id, user=caller.user_id, agent=agent.run_name)
         return {"agent": VERSION.write(agent), "created": created, "unmatched": unmatched}
 
@@ -233,11 +233,11 @@ class Agents:
                 raise AgentNotFound
             return found
         now = self._clock.monotonic()
-        known = self._of_stores.get(caller.store_id)
+        known = self._store_defaults.get(caller.store_id)
         if known is None or known[1] <= now:
-            while len(self._of_stores) >= _STORES_KEPT_MAX:
-                self._of_stores.pop(next(iter(self._of_stores)))
-            known = self._of_stores[caller.store_id] = (
+            while len(self._store_defaults) >= _STORES_KEPT_MAX:
+                self._store_defaults.pop(next(iter(self._store_defaults)))
+            known = self._store_defaults[caller.store_id] = (
                 await self._find(caller.store_id, DEFAULT),
                 now + DEFAULT_SECONDS_MAX,
             )

@@ -99,7 +99,7 @@ class AgentVersion(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def run_name(self) -> str:
-        """The name by which a run refers to the agent."""
+        """The name that runs use for the agent."""
         return f"{DRAFT if self.draft else ''}{self.definition.name}"
 
     def may_be_used_with(self, roles: Iterable[str]) -> bool:
@@ -156,7 +156,7 @@ def check(definition: AgentDefinition, defaults: RunDefaults) -> AgentDefinition
     for role in definition.allowed_roles:
         check_id(role, "definition.allowed_roles")
     if definition.name == DEFAULT and definition.allowed_roles:
-        message = f"allowed_roles: leave it empty; every user may use the agent {DEFAULT}, because it is used when a run names no agent"
+        message = f"allowed_roles: leave it empty; every user may use the agent {DEFAULT}"
         raise InvalidField(message, field="definition.allowed_roles")
     return replace(
         definition,
@@ -247,17 +247,17 @@ def options_of(agent: AgentVersion, asked: AskedOptions, ceilings: Limits) -> As
     Raises:
         InvalidField: the run overrides or exceeds an option of the agent.
     """
-    said = _options_said(agent, ceilings)
+    preset = _agent_options(agent, ceilings)
     if agent.definition.name != DEFAULT:
-        _check_narrower(agent.definition.name, said, asked)
-    given = {name: value for name, value in _said(asked).items() if name not in {"limits", "without_tools"}}
-    if asked.model and asked.model != said.model:
+        _check_narrower(agent.definition.name, preset, asked)
+    given = {name: value for name, value in _set_options(asked).items() if name not in {"limits", "without_tools"}}
+    if asked.model and asked.model != preset.model:
         given["model_fallbacks"] = asked.model_fallbacks
-    merged: dict[str, Any] = msgspec.structs.asdict(said) | given
-    merged["limits"] = dict(said.limits) | dict(asked.limits)
-    merged["approvals_required"] = max(said.approvals_required, asked.approvals_required)
+    merged: dict[str, Any] = msgspec.structs.asdict(preset) | given
+    merged["limits"] = dict(preset.limits) | dict(asked.limits)
+    merged["approvals_required"] = max(preset.approvals_required, asked.approvals_required)
     # A run of `default` may bring its own tool names.
-    merged["without_tools"] = asked.without_tools or (said.without_tools and not asked.tool_names)
+    merged["without_tools"] = asked.without_tools or (preset.without_tools and not asked.tool_names)
     if merged["without_tools"]:
         merged |= {"tool_names": (), "tool_choice": asked.tool_choice}
     return AskedOptions(**merged)
@@ -266,29 +266,29 @@ def options_of(agent: AgentVersion, asked: AskedOptions, ceilings: Limits) -> As
 def delegated(agent: AgentVersion, own: RunOptions) -> RunOptions:
     """Return the options of a run that delegates to this agent.
 
-    `own` are the options of the delegating run. They fill what the agent leaves open and bound its limits. Empty
+    `own` are the options of the delegating run. They supply unset options and cap the limits. Empty
     `tool_names` without `without_tools` means the tools of the delegating run.
     """
-    said = _options_said(agent, own.limits)
-    given = {name: value for name, value in _said(said).items() if name not in {"limits", "tool_names"}}
-    limits = {name: type(getattr(own.limits, name))(value) for name, value in said.limits.items()}
-    if said.model:
-        given["model_fallbacks"] = said.model_fallbacks
+    preset = _agent_options(agent, own.limits)
+    given = {name: value for name, value in _set_options(preset).items() if name not in {"limits", "tool_names"}}
+    limits = {name: type(getattr(own.limits, name))(value) for name, value in preset.limits.items()}
+    if preset.model:
+        given["model_fallbacks"] = preset.model_fallbacks
     return replace(
         own,
         **given
         | {
-            "tool_names": said.tool_names,
-            "without_tools": said.without_tools,
-            "tool_choice": said.tool_choice,
+            "tool_names": preset.tool_names,
+            "without_tools": preset.without_tools,
+            "tool_choice": preset.tool_choice,
             "limits": replace(own.limits, **limits),
-            "approvals_required": max(own.approvals_required, said.approvals_required),
-            "response_format": said.response_format,
+            "approvals_required": max(own.approvals_required, preset.approvals_required),
+            "response_format": preset.response_format,
         },
     )
 
 
-def _options_said(agent: AgentVersion, ceilings: Limits) -> AskedOptions:
+def _agent_options(agent: AgentVersion, ceilings: Limits) -> AskedOptions:
     """Return the agent's run options, with its selected tools, capped by today's ceilings."""
     options, names = agent.definition.options, agent.tool_names
     limits = {name: _within(name, value, ceilings) for name, value in options.limits.items()}
@@ -306,27 +306,27 @@ def _within(name: str, value: float, ceilings: Limits) -> float:
     return min(value, ceiling)
 
 
-def _said(options: AskedOptions) -> Mapping[str, Any]:
+def _set_options(options: AskedOptions) -> Mapping[str, Any]:
     """Return the options that differ from their defaults."""
     silent = AskedOptions()
     return {name: value for name, value in msgspec.structs.asdict(options).items() if value != getattr(silent, name)}
 
 
-def _check_narrower(name: str, said: AskedOptions, asked: AskedOptions) -> None:
-    fixed = set(_said(said)) - {"limits", "tool_names", "without_tools", "tool_choice", "approvals_required"}
+def _check_narrower(name: str, preset: AskedOptions, asked: AskedOptions) -> None:
+    fixed = set(_set_options(preset)) - {"limits", "tool_names", "without_tools", "tool_choice", "approvals_required"}
     if "model" in fixed:
         # A fixed model also fixes its fallbacks.
         fixed.add("model_fallbacks")
-    for option, value in _said(asked).items():
-        if option in fixed and value != getattr(said, option):
+    for option, value in _set_options(asked).items():
+        if option in fixed and value != getattr(preset, option):
             message = f"options.{option}: the agent {name} sets it. Leave it out, or start the run without the agent"
             raise InvalidField(message, field=f"options.{option}")
-    has_tools = bool(said.tool_names) or said.without_tools
+    has_tools = bool(preset.tool_names) or preset.without_tools
     wanted = (*asked.tool_names, *((asked.tool_choice.tool_name,) if asked.tool_choice.tool_name else ()))
-    if beyond := [tool for tool in wanted if has_tools and tool not in said.tool_names]:
+    if beyond := [tool for tool in wanted if has_tools and tool not in preset.tool_names]:
         message = f"options.tool_names: the agent {name} does not have the tool {beyond[0]:.100}"
         raise InvalidField(message, field="options.tool_names")
-    for limit, most in said.limits.items():
+    for limit, most in preset.limits.items():
         own = asked.limits.get(limit)
         is_open = limit in NONE_IS_ZERO and most == 0
         is_more = own is not None and (own > most or (own == 0 and limit in NONE_IS_ZERO))
@@ -347,18 +347,18 @@ def _check_selection(selection: ToolSelection) -> None:
 
 def _check_card(card: AgentCard) -> None:
     _check_count(card.example_prompts, "card.example_prompts", PROMPTS_MAX)
-    words = (
+    texts = (
         ("title", card.title, TITLE_CHARACTERS_MAX),
         ("description", card.description, DESCRIPTION_CHARACTERS_MAX),
         *(("example_prompts", prompt, PROMPT_CHARACTERS_MAX) for prompt in card.example_prompts),
     )
-    for name, value, most in words:
+    for name, value, most in texts:
         path = f"definition.card.{name}"
         if len(value) > most:
             raise InvalidField(f"card.{name} may have at most {most} characters", field=path)
         checks.text(value, path, bytes_max=4 * most, may_be_empty=True)
     if card.avatar_url and not _is_web_address(card.avatar_url):
-        message = f"card.avatar_url must be https://HOST/..., with at most {URL_CHARACTERS_MAX} characters, without a password"
+        message = f"card.avatar_url must be an https URL without password, at most {URL_CHARACTERS_MAX} characters"
         raise InvalidField(message, field="definition.card.avatar_url")
 
 

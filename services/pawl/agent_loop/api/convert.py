@@ -32,7 +32,7 @@ def run_id(request: Any) -> RunId:
 
 
 def request_id(request: Any) -> RequestId:
-    """Return the validated request id; empty if the request has none."""
+    """Return the validated request id, which may be empty."""
     return check_id(request.request_id, "request_id", optional=True)
 
 

@@ -110,7 +110,7 @@ class Watcher:
 
 
 class Feed:
-    """The events of one run for all of its watchers. `readers` limits how many feeds read at once."""
+    """The events of one run for all of its watchers. `readers` limits concurrent reads of all feeds."""
 
     def __init__(
         self, ledger: PublicLedger, live: BusEvents, caller: Principal, run_id: RunId, *, readers: asyncio.Semaphore

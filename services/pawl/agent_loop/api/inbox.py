@@ -1,6 +1,6 @@
 """Commands of users to runs: results, decisions, cancellations and resolutions.
 
-The inbox validates what it can without the run. The ledger checks the rest and has the final say.
+The inbox makes all checks that do not need the run. The ledger makes the others and decides.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pawl.agent.v1 import session_pb2, types_pb2
 from pawl.agent_loop.api import approvers, convert, operator_rpc, replies
 from pawl.agent_loop.api.ledger import PublicLedger
 from pawl.agent_loop.api.replies import Reply
-from pawl.agent_loop.api.values import NOBODY, ClientSession
+from pawl.agent_loop.api.values import NO_CLIENT, ClientSession
 from pawl.agent_loop.loop import wire
 from pawl.agent_loop.loop.registry import RegistryClient
 from pawl.agent_loop.loop.rules import background, checks
@@ -96,7 +96,7 @@ class Inbox:
         request_id: RequestId,
         run_id: RunId,
         results: Sequence[types_pb2.ToolResult],
-        client_id: ClientId = NOBODY.client_id,
+        client_id: ClientId = NO_CLIENT.client_id,
     ) -> tuple[list[Reply], run_pb2.Run]:
         """Submit results without a stream. Return one reply per result, in order, and the run afterwards.
 
@@ -116,7 +116,7 @@ class Inbox:
         return found, max(runs, key=lambda run: run.last_seq) if runs else await self._ledger.get_run(caller, run_id)
 
     async def submit_result(
-        self, caller: Principal, request_id: RequestId, result: types_pb2.ToolResult, client: ClientSession = NOBODY
+        self, caller: Principal, request_id: RequestId, result: types_pb2.ToolResult, client: ClientSession = NO_CLIENT
     ) -> Reply:
         """Submit one result. A client's result must name its current lease.
 

@@ -30,12 +30,12 @@ EVENTS_PER_PAGE = 256
 _NOT_DUE: Final = ENDED | {RunState.RUNNING}
 
 
-def _of(caller: Principal) -> dict[str, Any]:
+def _user_fields(caller: Principal) -> dict[str, Any]:
     """Return the request fields that identify the user."""
     return {"store_id": caller.store_id, "user_id": caller.user_id}
 
 
-def _with(caller: Principal) -> dict[str, Any]:
+def _credential_fields(caller: Principal) -> dict[str, Any]:
     """Return the request fields that identify the credential of a mutation."""
     return {
         "credential_id": caller.credential_id,
@@ -49,8 +49,8 @@ def submission(
 ) -> pb.SubmitMessageRequest:
     """Build the request that submits a user's message. `asked_options` are the options that the user set."""
     return pb.SubmitMessageRequest(
-        **_of(caller),
-        **_with(caller),
+        **_user_fields(caller),
+        **_credential_fields(caller),
         user_roles=sorted(caller.roles),
         asked_options=wire.ASKED.fields(asked_options),
         options=wire.OPTIONS.fields(options),
@@ -129,7 +129,9 @@ class PublicLedger:
             RequestIdReused: the id was used before with another payload.
         """
         command.user_id = caller.user_id
-        request = pb.SendCommandRequest(**_of(caller), **_with(caller), run_id=run_id, command=command, **fields)
+        request = pb.SendCommandRequest(
+            **_user_fields(caller), **_credential_fields(caller), run_id=run_id, command=command, **fields
+        )
         response = await translated(self._stub.SendCommand(request))
         if CommandOutcome(response.outcome).is_taken and response.HasField("run"):
             self._note(response.run)
@@ -140,7 +142,7 @@ class PublicLedger:
     ) -> pb.LeaseOfferResponse:
         """Request a lease of an offered call."""
         request = pb.LeaseOfferRequest(
-            **_of(caller), **asdict(client), run_id=run_id, call_id=call_id, lease_seconds=lease_seconds
+            **_user_fields(caller), **asdict(client), run_id=run_id, call_id=call_id, lease_seconds=lease_seconds
         )
         return await translated(self._stub.LeaseOffer(request))
 
@@ -148,12 +150,12 @@ class PublicLedger:
         self, caller: Principal, client: ClientSession, lease_seconds: float
     ) -> Sequence[call_pb2.Call]:
         """Renew all leases of the session and return their calls."""
-        request = pb.RenewOffersRequest(**_of(caller), **asdict(client), lease_seconds=lease_seconds)
+        request = pb.RenewOffersRequest(**_user_fields(caller), **asdict(client), lease_seconds=lease_seconds)
         return (await translated(self._stub.RenewOffers(request))).calls
 
     async def release_offers(self, caller: Principal, client: ClientSession, run_id: RunId = RunId("")) -> None:
         """Release the session's leases, of one run or of all runs. Leases that a newer session took over stay."""
-        request = pb.ReleaseOffersRequest(**_of(caller), **asdict(client), run_id=run_id)
+        request = pb.ReleaseOffersRequest(**_user_fields(caller), **asdict(client), run_id=run_id)
         await translated(self._stub.ReleaseOffers(request))
 
     async def get_run(self, caller: Principal, run_id: RunId) -> run_pb2.Run:
@@ -162,7 +164,7 @@ class PublicLedger:
         Raises:
             RunNotFound
         """
-        return (await translated(self._stub.GetRun(pb.GetRunRequest(**_of(caller), run_id=run_id)))).run
+        return (await translated(self._stub.GetRun(pb.GetRunRequest(**_user_fields(caller), run_id=run_id)))).run
 
     async def get_run_as_service(self, caller: Principal, run_id: RunId) -> pb.GetRunResponse:
         """Return a run of any user of the caller's store, with the tools that its client supplied.
@@ -178,7 +180,7 @@ class PublicLedger:
         Raises:
             CallNotFound
         """
-        request = pb.GetCallRequest(**_of(caller), call_id=call_id, for_approval=for_approval)
+        request = pb.GetCallRequest(**_user_fields(caller), call_id=call_id, for_approval=for_approval)
         return (await translated(self._stub.GetCall(request))).call
 
     async def list_events(self, caller: Principal, run_id: RunId, after_seq: int) -> pb.ListEventsResponse:
@@ -187,7 +189,9 @@ class PublicLedger:
         Raises:
             RunNotFound, SeqBeyondEnd
         """
-        request = pb.ListEventsRequest(**_of(caller), run_id=run_id, after_seq=after_seq, events_max=EVENTS_PER_PAGE)
+        request = pb.ListEventsRequest(
+            **_user_fields(caller), run_id=run_id, after_seq=after_seq, events_max=EVENTS_PER_PAGE
+        )
         return await translated(self._stub.ListEvents(request))
 
     async def list_jobs(self, caller: Principal, request: pb.ListJobsRequest) -> pb.ListJobsResponse:
@@ -216,7 +220,7 @@ class PublicLedger:
             ConversationExists, RequestIdReused
         """
         request = pb.ImportConversationRequest(
-            **_of(caller),
+            **_user_fields(caller),
             request_id=request_id,
             messages=map(wire.MESSAGE.write, messages),
             calls=map(wire.CALL.write, calls),

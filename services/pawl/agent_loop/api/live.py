@@ -43,7 +43,7 @@ class BusEvents:
             except DecodeError:
                 _log.warning("live.garbled", subject=subject)
                 return
-            # The subject is only an address. The event itself says which run it belongs to.
+            # The subject is only an address. Trust only the run id in the event.
             for event in events:
                 if event.store_id == store_id and event.run_id == run_id:
                     await take(event)
@@ -64,7 +64,7 @@ class BusEvents:
 
         return await self._bus.subscribe(_INBOXES, deliver)
 
-    async def tell_viewers(self, viewers: Sequence[tuple[StoreId, UserId, RunId]]) -> None:
-        """Report which users have seen the current state of which runs, so that they get no notification. Best effort."""
+    async def report_viewers(self, viewers: Sequence[tuple[StoreId, UserId, RunId]]) -> None:
+        """Report the runs that users have seen, so that the users get no notification. Best effort."""
         for first in range(0, len(viewers), _VIEWERS_MAX):
             await self._bus.publish(_VIEWERS, msgspec.json.encode(viewers[first : first + _VIEWERS_MAX]))

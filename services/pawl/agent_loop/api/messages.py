@@ -171,7 +171,7 @@ class Messages:
         )
 
     async def _with_texts(self, caller: Principal, asked: Sequence[Part]) -> tuple[Part, ...]:
-        """Return the parts with the text of each document as it is now."""
+        """Return the parts with the current text of each document."""
         found = [
             Part(file=parts.with_text(part.file, await self._registry.read_document(caller, part.file)))
             if part.file is not None
@@ -196,7 +196,7 @@ def _digest(definitions: Sequence[bytes]) -> bytes:
 
 
 def _key(message: Message) -> str:
-    """Return the conversation key of a message; empty if it has none."""
+    """Return the validated conversation key of a message, which may be empty."""
     if not isinstance(message, Start):
         return ""
     if message.conversation_key and message.conversation_id:

@@ -129,7 +129,7 @@ class Offers:
         self._due.set()
 
     async def leave(self, run_id: str, *, release: bool) -> None:
-        """Stop taking offers of a run. With `release`, also release its leases."""
+        """Ignore further offers of a run. With `release`, also release its leases."""
         self._runs.pop(run_id, None)
         self._candidates = {key: each for key, each in self._candidates.items() if each.call.run_id != run_id}
         self._leased = {key: call for key, call in self._leased.items() if call.run_id != run_id}

@@ -33,14 +33,14 @@ from pawl.event.v1.call_pb2 import Call
 from pawl.event.v1.run_pb2 import Run
 from pawl.job.v1.ledger_pb2 import ListPendingCallsRequest, ListPendingCallsResponse
 
-# Most pages that are read at once. Further views wait.
+# Pages that may be read concurrently. Further views wait.
 READERS_MAX: Final = 64
 PAGE_SIZE: Final = 200
 # Pauses between polls when NATS reports no change.
 FALLBACK_PAUSES: Final = 15
 
 
-class Looks:
+class PendingViews:
     """The views that are watched on this replica."""
 
     def __init__(self, *, ledger: PublicLedger, clock: Clock, poll_seconds: float) -> None:
@@ -134,7 +134,7 @@ class View:
         self._tasks: set[asyncio.Task[ListPendingCallsResponse]] = set()
 
     async def page(self, token: str) -> ListPendingCallsResponse:
-        """Return a page that is read after this call. Raises what the ledger raises."""
+        """Return a page that is read after this call. Errors of the ledger propagate."""
         reading = self._next.get(token)
         if reading is None:
             # Use an empty context: other callers wait for this read, too.
@@ -195,11 +195,11 @@ class Pending:
     def __init__(self, *, ledger: PublicLedger, clock: Clock, poll_seconds: float = POLL_SECONDS) -> None:
         self._ledger = ledger
         self._clock = clock
-        self._looks = Looks(ledger=ledger, clock=clock, poll_seconds=poll_seconds)
+        self._views = PendingViews(ledger=ledger, clock=clock, poll_seconds=poll_seconds)
 
     async def follow(self, live: BusEvents) -> None:
         """Poll only when `live` reports a change, or may have lost one. Never returns."""
-        await self._looks.follow(live)
+        await self._views.follow(live)
 
     async def page(self, caller: Principal, wanted: ListPendingCallsRequest) -> ListPendingCallsResponse:
         """Return a page of pending items, oldest first.
@@ -224,11 +224,11 @@ class Pending:
         known: Known = {}
         is_first = True
         spoke_at = self._clock.monotonic()
-        async with self._looks.open(caller, wanted) as view:
+        async with self._views.open(caller, wanted) as view:
             while True:
                 version = view.version
-                async with aclosing(_news(view, known, is_first=is_first)) as news:
-                    async for part in news:
+                async with aclosing(_changes(view, known, is_first=is_first)) as changes:
+                    async for part in changes:
                         if (
                             part.calls
                             or part.runs
@@ -241,7 +241,7 @@ class Pending:
                 await view.rest(version)
 
 
-async def _news(view: View, known: Known, *, is_first: bool) -> AsyncGenerator[WatchPendingResponse, None]:
+async def _changes(view: View, known: Known, *, is_first: bool) -> AsyncGenerator[WatchPendingResponse, None]:
     """Yield what differs from `known`, and update `known`.
 
     The parts fit into a message each, and the last one is marked complete. Without changes, yields one empty part that

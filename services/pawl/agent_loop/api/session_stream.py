@@ -69,7 +69,7 @@ class Parts:
 
 
 class Outgoing(asyncio.Queue[SessionResponse]):
-    """Frames that the client has yet to read. Bounded by count and by the bytes of events, which can have 1 MiB each."""
+    """Frames that wait for the client, bounded by count and by the bytes of events, which can have 1 MiB each."""
 
     _events_bytes = 0
 

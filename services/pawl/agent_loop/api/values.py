@@ -20,4 +20,4 @@ class ClientSession(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # For requests without a stream.
-NOBODY: Final = ClientSession()
+NO_CLIENT: Final = ClientSession()

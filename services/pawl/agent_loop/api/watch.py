@@ -4,7 +4,7 @@ All watchers of a run on this replica share one feed: one live subscription, one
 events. A watcher first reads past events at its own pace until it reaches the tail. If it later falls behind the tail,
 it is disconnected (EVT-3), so a slow watcher neither delays others nor uses memory.
 
-Clients confirm what they have seen, and the user gets no notification of it. An open stream alone proves nothing,
+Clients confirm seen events, and the user gets no notification of them. An open stream alone proves nothing,
 because its connection may be dead.
 
 Polls of the ledger find lost live events: every second without NATS, every few seconds with it.
@@ -36,7 +36,7 @@ from pawl.values import ENDED, RESTING
 
 # Most watched runs per replica.
 FEEDS_MAX: Final = 10_000
-# Most feeds that read the ledger at once.
+# Feeds that may read the ledger concurrently.
 READERS_MAX: Final = 64
 POLL_SECONDS: Final = 1.0
 # Finds events that were lost because the ledger alone lost its NATS connection.
@@ -91,7 +91,7 @@ class Watches:
 
         Raises:
             RunNotFound, SeqBeyondEnd, Overloaded: before the block starts.
-            SlowConsumer: from the block; the metadata says where to attach again.
+            SlowConsumer: from the block; the metadata has the position for attaching again.
         """
         key = (caller.store_id, caller.user_id, run_id)
         feed = self._feeds.get(key)
@@ -125,8 +125,7 @@ class Watches:
         self._viewers.add((caller.store_id, caller.user_id, run_id))
 
     async def wait_for_rest(self, caller: Principal, run_id: RunId, *, seconds: float, after_seq: int = 0) -> Run:
-        """Wait until the run has ended, or has changed after `after_seq` and rests, or `seconds` have passed; return
-        it.
+        """Return the run once it has ended, rests after a change past `after_seq`, or `seconds` have passed.
 
         Raises:
             RunNotFound
@@ -173,7 +172,7 @@ class Watches:
                     feed.poll()
                 feed.is_new = False
             viewers, self._viewers = self._viewers, set()
-            await self._live.tell_viewers(sorted(viewers))
+            await self._live.report_viewers(sorted(viewers))
 
 
 _STEPS_PER_PAGE: Final = 50

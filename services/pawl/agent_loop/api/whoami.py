@@ -1,4 +1,4 @@
-"""WhoAmI: the caller, and what the deployment offers it."""
+"""WhoAmI: describes the caller and the deployment."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Introductions:
 
 
 def caller_info(caller: Principal) -> CallerInfo:
-    """Return who `caller` is and what it may do."""
+    """Return the identity and the permissions of `caller`."""
     methods = tuple(sorted(name for name, callers in CALLERS.items() if not callers.isdisjoint(caller.rights)))
     right = decision_right(caller).value if caller.decides and _DECIDE in methods else 0
     return CallerInfo(

@@ -29,7 +29,7 @@ class ConversationServicer:
         # Use a thread, because there may be much JSON to parse.
         await asyncio.to_thread(imports.check, history)
         ids = iter([CallId(self._ids.new("call")) for message in history for _ in message.calls])
-        messages, calls = await asyncio.to_thread(imports.taken_over, history, lambda: next(ids))
+        messages, calls = await asyncio.to_thread(imports.convert_history, history, lambda: next(ids))
         made = await self._ledger.import_conversation(
             caller, request_id, messages, calls, title=request.title, conversation_key=request.conversation_key
         )

@@ -76,9 +76,9 @@ def faults(history: Sequence[HistoryMessage]) -> Iterator[Fault]:
         return
     known: set[str] = set()
     for position, message in enumerate(history, 1):
-        for text in (*_of_message(message), *_of_ids(message, known)):
+        for text in (*_message_faults(message), *_id_faults(message, known)):
             yield Fault(message=position, text=text)
-    yield from _of_results(history)
+    yield from _result_faults(history)
     if history and history[-1].role is HistoryRole.USER:
         text = "the last message must not be from the user: send it after the import"
         yield Fault(message=len(history), text=text)
@@ -102,7 +102,7 @@ def check(history: Sequence[HistoryMessage]) -> None:
     )
 
 
-def taken_over(
+def convert_history(
     history: Sequence[HistoryMessage], new_call_id: Callable[[], CallId]
 ) -> tuple[tuple[Message, ...], tuple[Call, ...]]:
     """Convert a validated history to messages and settled calls. The ledger sets their owner."""
@@ -175,7 +175,7 @@ def _content_json(text: str) -> bytes:
     return data
 
 
-def _of_message(message: HistoryMessage) -> Iterator[str]:
+def _message_faults(message: HistoryMessage) -> Iterator[str]:
     """Yield the faults of a single message."""
     is_assistant = message.role is HistoryRole.ASSISTANT
     bytes_max = MESSAGE_BYTES_MAX if message.role is HistoryRole.USER else RESULT_BYTES_MAX
@@ -200,21 +200,21 @@ def _of_message(message: HistoryMessage) -> Iterator[str]:
         yield "only assistant messages may have calls"
     if message.call_id and message.role is not HistoryRole.TOOL:
         yield "only tool messages may name a call"
-    yield from _of_text(message.text, "the text", bytes_max)
+    yield from _text_faults(message.text, "the text", bytes_max)
     if len(message.calls) > CALLS_MAX:
         yield f"a message may have at most {CALLS_MAX} calls, got {len(message.calls)}"
     for call in message.calls[:CALLS_MAX]:
-        yield from _of_call(call)
+        yield from _call_faults(call)
 
 
-def _of_text(text: str, name: str, bytes_max: int) -> Iterator[str]:
+def _text_faults(text: str, name: str, bytes_max: int) -> Iterator[str]:
     if len(text.encode()) > bytes_max:
         yield f"{name} has more than {bytes_max} bytes"
     if (found := CONTROL.search(text)) is not None:
         yield f"{name} has the control character U+{ord(found.group()):04X}"
 
 
-def _of_call(call: HistoryCall) -> Iterator[str]:
+def _call_faults(call: HistoryCall) -> Iterator[str]:
     name = f"call {_shown(call.call_id)}"
     if not call.call_id or len(call.call_id) > ID_CHARACTERS_MAX:
         yield f"{name}: an id must have 1 to {ID_CHARACTERS_MAX} characters"
@@ -227,7 +227,7 @@ def _of_call(call: HistoryCall) -> Iterator[str]:
         yield f"{name}: the arguments must be a strict JSON object of {size}; use {{}} for none"
 
 
-def _of_ids(message: HistoryMessage, known: set[str]) -> Iterator[str]:
+def _id_faults(message: HistoryMessage, known: set[str]) -> Iterator[str]:
     """Yield duplicate call ids, and add the others to `known`."""
     for call in message.calls:
         if call.call_id in known:
@@ -235,7 +235,7 @@ def _of_ids(message: HistoryMessage, known: set[str]) -> Iterator[str]:
         known.add(call.call_id)
 
 
-def _of_results(history: Sequence[HistoryMessage]) -> Iterator[Fault]:
+def _result_faults(history: Sequence[HistoryMessage]) -> Iterator[Fault]:
     """Yield missing and misplaced results. Each call needs exactly one, right after the message with the call."""
     open_ids: dict[str, None] = {}
     answered: set[str] = set()

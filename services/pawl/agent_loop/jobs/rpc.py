@@ -19,7 +19,7 @@ from pawl.agent_loop.jobs import convert as convert_jobs
 from pawl.agent_loop.loop import wire
 from pawl.agent_loop.loop.registry import RegistryClient
 from pawl.agent_loop.loop.rules import background, checks, jobs
-from pawl.agent_loop.loop.rules.background import Wish
+from pawl.agent_loop.loop.rules.background import RequestedTerms
 from pawl.agent_loop.loop.rules.run import Job, Run
 from pawl.chassis.identity.auth import Principal, require_user
 from pawl.chassis.ids import ConversationId, IdSource, RequestId, RunId, check_id
@@ -57,8 +57,8 @@ class JobServicer(jobs_pb2_grpc.JobServiceServicer):
     async def StartJob(self, request: jobs_pb2.StartJobRequest, context: Context) -> jobs_pb2.StartJobResponse:
         caller, request_id = require_user(), convert.request_id(request)
         asked, asked_sha256 = convert_jobs.asked(request)
-        wish, now = background.asked(asked), self._clock.now()
-        job = jobs.wished(wish, asked.tool_name, asked.arguments_json or b"{}", now)
+        terms, now = background.asked(asked), self._clock.now()
+        job = jobs.new_job(terms, asked.tool_name, asked.arguments_json or b"{}", now)
         message = StartRunRequest(
             conversation_id=asked.conversation_id,
             text=jobs.title(job),
@@ -69,7 +69,7 @@ class JobServicer(jobs_pb2_grpc.JobServiceServicer):
         checked, refusal = await self._messages.checked(
             caller, request_id, message, must_exist=bool(asked.conversation_id)
         )
-        begun = pb.StartJobRequest(
+        submission = pb.StartJobRequest(
             message=checked,
             run_id=self._run_id(caller, request_id),
             new_conversation_id=self._ids.new("conv"),
@@ -77,16 +77,18 @@ class JobServicer(jobs_pb2_grpc.JobServiceServicer):
         )
         if refusal is None:
             try:
-                job = await self._admitted(caller, begun, job, wish, now)
+                job = await self._admitted(caller, submission, job, terms, now)
             except _REFUSED as error:
                 refusal = error
-        begun.job.CopyFrom(wire.JOB.write(job))
-        started = await unless_refused(begun.message, refusal, lambda: self._ledger.start_job(begun))
+        submission.job.CopyFrom(wire.JOB.write(job))
+        started = await unless_refused(submission.message, refusal, lambda: self._ledger.start_job(submission))
         return jobs_pb2.StartJobResponse(job=convert_jobs.job(started))
 
-    async def _admitted(self, caller: Principal, begun: pb.StartJobRequest, job: Job, wish: Wish, now: float) -> Job:
+    async def _admitted(
+        self, caller: Principal, submission: pb.StartJobRequest, job: Job, terms: RequestedTerms, now: float
+    ) -> Job:
         """Return the job if its first call may be made, possibly after an approval."""
-        message, tool_name = begun.message, job.tool_name
+        message, tool_name = submission.message, job.tool_name
         options = wire.OPTIONS.read(message.options)
         if options.without_background:
             raise PermissionDenied("background calls are switched off for the deployment or the agent")
@@ -96,23 +98,23 @@ class JobServicer(jobs_pb2_grpc.JobServiceServicer):
             raise InvalidField(
                 f"the agent {message.asked_agent} does not have the tool {tool_name:.100}", field="tool_name"
             )
-        told = ConversationId(message.conversation_id)
+        reports_to = ConversationId(message.conversation_id)
         if message.conversation_key:
-            told = await self._ledger.conversation_with_key(caller, message.conversation_key)
+            reports_to = await self._ledger.conversation_with_key(caller, message.conversation_key)
         run = Run(
             store_id=caller.store_id,
             user_id=caller.user_id,
-            conversation_id=ConversationId(begun.new_conversation_id),
-            run_id=RunId(begun.run_id),
+            conversation_id=ConversationId(submission.new_conversation_id),
+            run_id=RunId(submission.run_id),
             options=options,
             user_roles=tuple(sorted(caller.roles)),
             credential_id=caller.credential_id,
             delegate_user_id=caller.delegate_user_id,
             agent=wire.AGENT.read(message.agent) if message.HasField("agent") else None,
             job=job,
-            reports_to_conversation_id=told or ConversationId(begun.new_conversation_id),
+            reports_to_conversation_id=reports_to or ConversationId(submission.new_conversation_id),
         )
-        return jobs.admitted(job, wish, await self._registry.check_job(caller, run, now))
+        return jobs.admitted(job, terms, await self._registry.check_job(caller, run, now))
 
     def _run_id(self, caller: Principal, request_id: RequestId) -> RunId:
         """Return the id of a request's job. A repeated request gets the same id, so that its call is checked once."""

@@ -21,11 +21,11 @@ from pawl.agent_loop.loop.rules.call import CallResult
 from pawl.agent_loop.loop.rules.command_rules import (
     approvals_given,
     decisions,
-    given_up,
     may_have_been_held,
     others_change_calls,
     results,
     shared_decisions,
+    withdrawn_results,
 )
 from pawl.agent_loop.loop.rules.decision import Finish, Park, StartModel, StopModel, Wait
 from pawl.agent_loop.loop.rules.fact import (
@@ -62,12 +62,12 @@ _REFUSALS_MAX: Final = 20
 # Clocks differ slightly: waking a moment too early must not become a busy loop.
 _WAIT_SECONDS_MIN: Final = 0.001
 # A slower answer of the ledger counts as an outage.
-_AWAY_SECONDS: Final = 5.0
+_OUTAGE_SECONDS: Final = 5.0
 # How long the end of a run waits for an unavailable registry to count its front-end calls.
 _LAST_REPORT_SECONDS: Final = 5.0
 
 
-class Left(StrEnum):
+class DriveEnd(StrEnum):
     """Why a drive released its run."""
 
     PARKED = "parked"
@@ -92,12 +92,12 @@ class Drive:
         self._woken = False
         self._handing_over = False
         self._recorded: frozenset[RecordedDecision | RecordedResult] = frozenset()
-        self._given_up: dict[CallId, RecordedResult] = {}
+        self._withdrawn: dict[CallId, RecordedResult] = {}
         self._reported: set[CallId] = set()
         self._refusals = 0
         self._has_written = False
         # Usage of discarded model calls that the ledger does not know yet.
-        self._forgotten = Usage()
+        self._discarded_usage = Usage()
         self._clock_offset = 0.0
         self._active_from = 0.0
         self._plan_again_at = 0.0
@@ -114,13 +114,13 @@ class Drive:
         self._handing_over = True
         self._signal.set()
 
-    async def run(self, loaded: Loaded | None = None) -> Left:
+    async def run(self, loaded: Loaded | None = None) -> DriveEnd:
         """Drive the run, starting from `loaded` if given. Return why it was released.
 
         Raises:
             LeaseLost, RunEnded, RunNotFound: the run is no longer this worker's.
         """
-        loaded = await self._load() if loaded is None else self._taken(loaded)
+        loaded = await self._load() if loaded is None else self._prepared(loaded)
         self._base = loaded.state
         self._active_from = self._dependencies.clock.monotonic() - self._base.run.active_seconds
         self._tasks = RunTasks(
@@ -137,68 +137,68 @@ class Drive:
                 pass
             return left
         finally:
-            await self._tasks.cut_all()
+            await self._tasks.cancel_all()
 
-    async def _turn(self) -> Left | None:
+    async def _turn(self) -> DriveEnd | None:
         self._signal.clear()
         if self._handing_over:
-            return await self._let_go()
+            return await self._release()
         if self._woken or self._has_lapsed_offer():
             await self._read_inbox()
         self._collect(at_once=False)
-        if await self._take_part():
+        if await self._commit_part():
             return None
         if self._only_output_can_be_there():
             await self._show_output()
             return None
         taken = self._fitting_facts()
-        now, began = self._now(), self._dependencies.clock.monotonic()
+        now, started = self._now(), self._dependencies.clock.monotonic()
         plan = planning.plan(self._planning_base(taken), self._facts_with_seqs(taken), now)
         if isinstance(plan.rest, StopModel):
             # Stop the model first, so that one step contains everything.
-            await self._cut_model(plan.state.loop.failure)
+            await self._cancel_model(plan.state.loop.failure)
             return None
         await self._record()
         await self._report(plan)
         planned = self._step(plan)
-        ahead = self._model_call_ahead(plan)
-        if ahead is not None:
-            self._tasks.begin_model(ahead, plan.state, is_ahead=True)
+        early = self._early_model_call(plan)
+        if early is not None:
+            self._tasks.start_model(early, plan.state, is_early=True)
         if not planned.changes_nothing and not await self._commit(planned, plan.state, facts_taken=taken):
-            self._forgotten += await self._tasks.forget_model_ahead()
+            self._discarded_usage += await self._tasks.discard_early_model_call()
             return None
-        self._tasks.catch_up()
+        self._tasks.confirm_model_call()
         for work in plan.work:
             if isinstance(work, StartModel):
                 self._shown = Shown()
-            if work is not ahead:
-                self._tasks.begin(work, replace(plan.state, shared_tokens_max=self._base.shared_tokens_max))
-        return await self._rest(plan.rest, began - now)
+            if work is not early:
+                self._tasks.start_work(work, replace(plan.state, shared_tokens_max=self._base.shared_tokens_max))
+        return await self._rest(plan.rest, started - now)
 
-    def _model_call_ahead(self, plan: Plan) -> StartModel | None:
+    def _early_model_call(self, plan: Plan) -> StartModel | None:
         """Return the model call that may start while the step that announces it is being written.
 
         Its output is not used until the step is durable. If the step is refused, everything but its cost is discarded.
         So it only starts early if nothing speaks against the step: no command, no recent refusal, and no budget,
-        because the commit returns what is left of that.
+        because the commit returns the tokens left.
         """
         if self._base.commands or budget.tokens(self._base) or self._woken or self._handing_over or self._refusals:
             return None
         calls = (work for work in plan.work if isinstance(work, StartModel) and not work.delay_seconds)
         return next(calls, None)
 
-    async def _rest(self, rest: Wait | Park | Finish, from_database: float) -> Left | None:
+    async def _rest(self, rest: Wait | Park | Finish, from_database: float) -> DriveEnd | None:
         """Wait, park or finish. `from_database` converts database time to the monotonic clock."""
         match rest:
             case Finish():
-                return Left.ENDED
+                return DriveEnd.ENDED
             case Park():
                 if rest.wake_time is not None:
                     self._dependencies.run_due_at(rest.wake_time + from_database)
-                return Left.PARKED
+                return DriveEnd.PARKED
             case Wait():
                 if self._base.run.state in ENDED:
-                    return Left.ENDED
+                    return DriveEnd.ENDED
                 self._plan_again_at = math.inf if rest.until is None else rest.until + from_database
                 await self._wait(self._plan_again_at)
                 return None
@@ -217,9 +217,9 @@ class Drive:
         else:
             await self._wait(self._plan_again_at)
 
-    async def _take_part(self) -> bool:
+    async def _commit_part(self) -> bool:
         """Commit part of an inbox that is too large for one step. Return whether it did."""
-        part = planning.take_part(self._planning_base(0), self._now(), self._dependencies.step_bytes_max)
+        part = planning.apply_part(self._planning_base(0), self._now(), self._dependencies.step_bytes_max)
         if part is None:
             return False
         await self._record()
@@ -243,30 +243,30 @@ class Drive:
         with a short timeout.
         """
         is_last = isinstance(plan.rest, Finish)
-        self._given_up |= {note.call_id: note for note in given_up(self._base)}
-        lost = self._given_up | {note.call_id: note for note in (given_up(plan.state) if is_last else ())}
-        untold = [note for note in lost.values() if note.call_id not in self._reported]
-        if await self._tasks.tool_calls.report(untold, seconds_max=_LAST_REPORT_SECONDS if is_last else 0.0):
-            self._reported.update(note.call_id for note in untold)
+        self._withdrawn |= {note.call_id: note for note in withdrawn_results(self._base)}
+        lost = self._withdrawn | {note.call_id: note for note in (withdrawn_results(plan.state) if is_last else ())}
+        unreported = [note for note in lost.values() if note.call_id not in self._reported]
+        if await self._tasks.tool_calls.report(unreported, seconds_max=_LAST_REPORT_SECONDS if is_last else 0.0):
+            self._reported.update(note.call_id for note in unreported)
 
     # Ledger access.
 
     async def _answered(self, request: Callable[[], Awaitable[T]]) -> T:
         """Return the ledger's answer, retrying as long as necessary. An outage does not count as active time."""
         clock = self._dependencies.clock
-        began = clock.monotonic()
+        started = clock.monotonic()
         try:
             return await self._retry.until_answered(request)
         finally:
-            waited = clock.monotonic() - began
-            if waited > _AWAY_SECONDS:
+            waited = clock.monotonic() - started
+            if waited > _OUTAGE_SECONDS:
                 self._active_from += waited
 
     async def _load(self) -> Loaded:
         self._woken = False
-        return self._taken(await self._answered(lambda: self._dependencies.ledger.load(self.claim)))
+        return self._prepared(await self._answered(lambda: self._dependencies.ledger.load(self.claim)))
 
-    def _taken(self, loaded: Loaded) -> Loaded:
+    def _prepared(self, loaded: Loaded) -> Loaded:
         """Set the clock and apply the deployment's approval minimum to the loaded run."""
         self._set_time(loaded.now)
         run = loaded.state.run
@@ -292,7 +292,7 @@ class Drive:
         If not, the base is reloaded and the step must be planned again.
         """
         commit_id = self._dependencies.ids.new("cmt")
-        told = len(self._outbox)
+        reported = len(self._outbox)
         if not self._has_written or shared_decisions(self._base):
             # A step of a dropped drive with the same epoch may still be in flight. And a call must not progress before
             # all of its approvals are in the log.
@@ -308,9 +308,9 @@ class Drive:
             return False
         self._refusals = 0
         self._has_written = True
-        self._forgotten = Usage()
+        self._discarded_usage = Usage()
         self._shown = self._shown_with(answer.first_seq)
-        del self._outbox[:told], self._facts[:facts_taken]
+        del self._outbox[:reported], self._facts[:facts_taken]
         self._set_time(seconds(answer.time))
         is_kept = planned.lease_action is LeaseAction.KEEP and after.run.state not in ENDED
         if is_kept and may_have_been_held(self._base, after):
@@ -338,20 +338,20 @@ class Drive:
         has_answered = is_done and run.usage.model_calls > 0 and run.output_text != ""
         return replace(planned, asks_title=self._dependencies.makes_titles and has_answered and not run.depth)
 
-    async def _let_go(self) -> Left:
-        """Write what is known, without deciding anything, and release the run."""
-        await self._tasks.cut_all()
+    async def _release(self) -> DriveEnd:
+        """Commit all known facts without new decisions, and release the run."""
+        await self._tasks.cancel_all()
         self._collect(at_once=True)
-        while await self._take_part():
+        while await self._commit_part():
             pass
-        if self._facts or self._outbox or self._forgotten != Usage():
+        if self._facts or self._outbox or self._discarded_usage != Usage():
             await self._record()
             now = self._now()
             taken = self._fitting_facts()
-            state, told = planning.take_all(self._planning_base(taken), self._facts_with_seqs(taken), now)
-            events = (*self._outbox, *told)
+            state, reported = planning.apply_all(self._planning_base(taken), self._facts_with_seqs(taken), now)
+            events = (*self._outbox, *reported)
             await self._commit(step.between(self._base, state, events, lease_action=LeaseAction.RELEASE), state)
-        return Left.HANDED_OVER
+        return DriveEnd.HANDED_OVER
 
     # Facts and events.
 
@@ -361,8 +361,8 @@ class Drive:
         self._outbox += self._tasks.progress()
         self._outbox += self._tasks.output(at_once=at_once or bool(self._facts))
 
-    async def _cut_model(self, failure: RunFailure | None) -> None:
-        cut = await self._tasks.cut_model()
+    async def _cancel_model(self, failure: RunFailure | None) -> None:
+        cut = await self._tasks.cancel_model()
         self._collect(at_once=True)
         if cut is not None:
             # Keep the reason: without the model call, no rule would detect the round's limit again.
@@ -397,7 +397,7 @@ class Drive:
         ended = {fact.call_id for fact in self._facts[taken:] if isinstance(fact, CallExecuted)}
         under_way, active_seconds = self._tasks.under_way | ended, self._active_seconds()
         base = replace(self._base, under_way=under_way, active_seconds=active_seconds)
-        return self._counting_output(budget.with_forgotten(base, self._forgotten))
+        return self._counting_output(budget.with_discarded(base, self._discarded_usage))
 
     def _counting_output(self, state: State) -> State:
         """Count the output that is about to be shown: if this worker dies, the next one cannot know its cost."""

@@ -67,7 +67,7 @@ class ModelCall:
         self._output_bytes = 0
         # A turn's output is hidden while it may still turn out to be silent.
         self._may_be_silent = state.run.is_turn
-        self._beginning = ""
+        self._opening = ""
 
     async def stream(self, request: ModelRequest, random: Randomness) -> ModelAnswer | ModelFailed:
         """Return the whole answer, or how the call failed."""
@@ -95,7 +95,7 @@ class ModelCall:
         answer = self.answer()
         wrong = budget.cut_short(self._state, answer, request.output_tokens_max)
         if not self._state.run.is_turn:
-            wrong = wrong or retry.of_nothing(answer)
+            wrong = wrong or retry.empty_answer_problem(answer)
         return ModelFailed(error=wrong, answer=answer, jitter=random()) if wrong else answer
 
     def answer(self) -> ModelAnswer:
@@ -123,8 +123,8 @@ class ModelCall:
             self._whole_at = self._monotonic()
         shown = self._assembly.add(piece)
         if self._may_be_silent:
-            self._beginning += piece.text if isinstance(piece, TextPiece) else ""
-            self._may_be_silent = not isinstance(piece, CallPiece) and jobs.may_become_silent(self._beginning)
+            self._opening += piece.text if isinstance(piece, TextPiece) else ""
+            self._may_be_silent = not isinstance(piece, CallPiece) and jobs.may_become_silent(self._opening)
         self._output_bytes += _size(piece)
         if self._opened.summary:
             return
@@ -162,7 +162,7 @@ def request_of(
         return replace(base, messages=(system, {"role": "user", "content": old}))
     offered = [] if opened is None or opened.without_tools else _offered(state, tools)
     functions, more_instructions = tuple(map(_function, offered)), ""
-    if offered and not jobs.may_begin(state.run):
+    if offered and not jobs.background_denial(state.run):
         as_tool = background_as_tool and all(tool.name != background.TOOL for tool in tools)
         functions = (*functions, dict(background.FUNCTION)) if as_tool else functions
         more_instructions = background.INSTRUCTIONS_OF_TOOL if as_tool else background.INSTRUCTIONS
@@ -220,7 +220,7 @@ ENOUGH_SECONDS_MAX: Final = 1.0
 _AGENTS_KEPT_MAX: Final = 10_000
 
 
-class _Room(NamedTuple):
+class _Allowance(NamedTuple):
     """The tokens that an agent's runs may use before the next read of the quota, and until when."""
 
     tokens: float
@@ -231,7 +231,7 @@ class AgentQuotas:
     """Caches which agents have no quota, or enough left, so that most model calls need no read."""
 
     def __init__(self) -> None:
-        self._rooms: dict[tuple[StoreId, str], _Room] = {}
+        self._allowances: dict[tuple[StoreId, str], _Allowance] = {}
 
     async def used_up(
         self, run: Run, tokens: int, now: float, read: Callable[[StoreId, str], Awaitable[AgentQuota]]
@@ -244,16 +244,16 @@ class AgentQuotas:
         if run.agent is None or draft_name(run.agent.name):
             return None
         key = run.store_id, run.agent.name
-        room = self._rooms.pop(key, _Room(0, now))
-        room = room._replace(tokens=room.tokens - tokens)
-        if room.tokens <= 0 or room.until <= now:
+        allowance = self._allowances.pop(key, _Allowance(0, now))
+        allowance = allowance._replace(tokens=allowance.tokens - tokens)
+        if allowance.tokens <= 0 or allowance.until <= now:
             quota = await read(*key)
             if quota.is_used_up:
                 return quota
-            room = _Room(math.inf, now + NONE_SECONDS_MAX)
+            allowance = _Allowance(math.inf, now + NONE_SECONDS_MAX)
             if quota.tokens_max:
-                room = _Room(quota.tokens_max * 9 // 10 - quota.tokens_used, now + ENOUGH_SECONDS_MAX)
-        while len(self._rooms) >= _AGENTS_KEPT_MAX:
-            self._rooms.pop(next(iter(self._rooms)))
-        self._rooms[key] = room
+                allowance = _Allowance(quota.tokens_max * 9 // 10 - quota.tokens_used, now + ENOUGH_SECONDS_MAX)
+        while len(self._allowances) >= _AGENTS_KEPT_MAX:
+            self._allowances.pop(next(iter(self._allowances)))
+        self._allowances[key] = allowance
         return None

@@ -162,5 +162,5 @@ class Meter(Protocol):
     def run_left(self, how: str) -> None:
         """Count a run that this worker released.
 
-        `how` is `parked`, `ended`, `handed_over`, `lost`, `failed`, `given_up` or `crashed`.
+        `how` is `parked`, `ended`, `handed_over`, `lost`, `failed`, `withdrawn_results` or `crashed`.
         """

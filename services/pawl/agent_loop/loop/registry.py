@@ -122,14 +122,14 @@ class RegistryClient:
             InvalidField, InvalidSchema, ToolExists
         """
         request = execution_pb2.CheckOwnToolsRequest(
-            context=_of(caller), definitions=map(tool_pb2.ToolDefinition.FromString, definitions)
+            context=_user_context(caller), definitions=map(tool_pb2.ToolDefinition.FromString, definitions)
         )
         response = await translated(self._stub.CheckOwnTools(request))
         return tuple(map(wire.OWN_TOOL.read, response.tools))
 
     async def offered(self, caller: Principal) -> tuple[OfferedTool, ...]:
         """Return all tools that a user may call."""
-        request = execution_pb2.ResolveToolsRequest(context=_of(caller), with_opt_in=True)
+        request = execution_pb2.ResolveToolsRequest(context=_user_context(caller), with_opt_in=True)
         response = await translated(self._stub.ResolveTools(request))
         return tuple(OfferedTool(name=tool.definition.name, source=tool.source) for tool in response.tools)
 
@@ -253,10 +253,10 @@ class RegistryClient:
 
     async def count_tools(self, caller: Principal) -> int:
         """Return how many tools a run of `caller` would be offered now."""
-        request = execution_pb2.ResolveToolsRequest(context=_of(caller), tools_max=1)
+        request = execution_pb2.ResolveToolsRequest(context=_user_context(caller), tools_max=1)
         response = await translated(self._stub.ResolveTools(request))
         return len(response.tools) + response.left_out_count
 
 
-def _of(caller: Principal) -> execution_pb2.CallContext:
+def _user_context(caller: Principal) -> execution_pb2.CallContext:
     return execution_pb2.CallContext(store_id=caller.store_id, user_id=caller.user_id, user_roles=sorted(caller.roles))

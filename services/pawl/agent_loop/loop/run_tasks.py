@@ -50,7 +50,7 @@ from pawl.agent_loop.loop.rules.fact import (
 from pawl.agent_loop.loop.rules.history import ReasoningEcho
 from pawl.agent_loop.loop.rules.planning import Work
 from pawl.agent_loop.loop.rules.run import FailureClass, PinnedAgent, PinnedTool, Run, RunFailure
-from pawl.agent_loop.loop.rules.state import BEGIN, MODEL, READ, State, check_of, stop_of
+from pawl.agent_loop.loop.rules.state import MODEL, READ, START, State, check_of, stop_of
 from pawl.agent_loop.loop.rules.tool import TOOLS_MAX, ProposedCall, Resolved, Tool, Verdict
 from pawl.agent_loop.loop.tasks import Tasks
 from pawl.agent_loop.loop.tool_calls import ToolCalls
@@ -159,16 +159,16 @@ class RunTasks(Tasks):
         """Return the usage of the last model call so far; None if there was none."""
         return usage_of(self._model_call.usage()) if self._model_call else None
 
-    def begin(self, work: Work, state: State) -> None:
+    def start_work(self, work: Work, state: State) -> None:
         """Start the work that `state`, which is durable, announced."""
         start = self.start
         match work:
             case PinTools():
-                start(BEGIN, self._pin_tools(state))
+                start(START, self._pin_tools(state))
             case PlanUndo():
                 channel = self._dependencies.ledger.channel
                 start(
-                    BEGIN, undo_planning.plan(state.run, channel=channel, tool_calls=self.tool_calls, retry=self._retry)
+                    START, undo_planning.plan(state.run, channel=channel, tool_calls=self.tool_calls, retry=self._retry)
                 )
             case ReadCalls():
                 start(READ, self._read(work.call_ids, state.run))
@@ -178,7 +178,7 @@ class RunTasks(Tasks):
                 for call in work.calls:
                     start(check_of(call.call_id), self._check(call, state.run))
             case StartModel():
-                self.begin_model(work, state)
+                self.start_model(work, state)
             case Execute():
                 for call_id in work.call_ids:
                     start(call_id, self._execute(call_id, state))
@@ -190,12 +190,12 @@ class RunTasks(Tasks):
             case _:
                 assert_never(work)
 
-    def begin_model(self, work: StartModel, state: State, *, is_ahead: bool = False) -> None:
+    def start_model(self, work: StartModel, state: State, *, is_early: bool = False) -> None:
         """Start a model call.
 
-        With `is_ahead`, before `state` is durable; `catch_up` or `forget_model_ahead` must follow.
+        With `is_early`, before `state` is durable; `confirm_model_call` or `discard_early_model_call` must follow.
         """
-        if is_ahead:
+        if is_early:
             self._model_before = self._model_call
             self._is_durable.clear()
         self._model_call = ModelCall(
@@ -206,24 +206,24 @@ class RunTasks(Tasks):
         )
         self.start(MODEL, self._call_model(self._model_call, state, work.delay_seconds))
 
-    def catch_up(self) -> None:
+    def confirm_model_call(self) -> None:
         """Record that the state of an early model call is durable."""
         self._model_before = None
         self._is_durable.set()
 
-    async def forget_model_ahead(self) -> Usage:
+    async def discard_early_model_call(self) -> Usage:
         """Cancel an early model call, if there is one, as if it had never started. Return its usage."""
         call = self._model_call
         if self._is_durable.is_set() or call is None:
             return Usage()
         await self.cut(MODEL)
         self._model_call = self._model_before
-        self.catch_up()
+        self.confirm_model_call()
         usage = usage_of(call.usage())
         self._dependencies.meter.model_called("forgotten", usage)
         return usage
 
-    async def cut_model(self) -> ModelCut | None:
+    async def cancel_model(self) -> ModelCut | None:
         """Cancel the model call. Return its output so far, or None if it had already ended."""
         call = self._model_call
         if call is None or not await self.cut(MODEL):
@@ -310,17 +310,17 @@ class RunTasks(Tasks):
             new_call_id=lambda: CallId(self._dependencies.ids.new("call")),
         )
         as_tool = self._dependencies.background_as_tool
-        calls, wishes = jobs.wishes_of(calls, tools, self._now(), as_tool=as_tool)
+        calls, terms = jobs.extract_terms(calls, tools, self._now(), as_tool=as_tool)
         known = [tool.name for tool in state.run.tools]
         is_near_loop = answering.may_be_stuck(state.loop, calls, state.run.options.limits.identical_calls_max)
         proposed = proposals.to_check(state.run, calls)
-        verdicts = await self._verdicts(proposed, known, may_read=not (is_near_loop or wishes))
+        verdicts = await self._verdicts(proposed, known, may_read=not (is_near_loop or terms))
         return ModelAnswered(
             answer=ended,
             calls=calls,
             verdicts=verdicts,
             output=await self._checked_output(state, ended),
-            wishes=wishes,
+            terms=terms,
         )
 
     async def _used_up(self, call: ModelCall, run: Run) -> ModelFailed | None:
@@ -361,9 +361,9 @@ class RunTasks(Tasks):
     async def _execute(self, call_id: CallId, state: State) -> Fact:
         call = state.calls[call_id]
 
-        def on_progress(said: Progress) -> None:
+        def on_progress(progress: Progress) -> None:
             self._progress[call_id] = ToolProgress(
-                call_id=call_id, tool_name=call.tool_name, fraction=said.fraction, message=said.message
+                call_id=call_id, tool_name=call.tool_name, fraction=progress.fraction, message=progress.message
             )
             self._signal.set()
 

@@ -33,7 +33,7 @@ class Tasks:
         """Return and clear the facts collected so far.
 
         Raises:
-            Exception: what a task raised, which is a bug.
+            Exception: an exception of a task, which is a bug.
         """
         if self._failure is not None:
             raise self._failure
@@ -49,7 +49,7 @@ class Tasks:
         await asyncio.wait([task])
         return task.cancelled()
 
-    async def cut_all(self) -> None:
+    async def cancel_all(self) -> None:
         """Cancel all tasks and wait for their end. Detached executions in the registry continue."""
         tasks = list(self._tasks.values())
         for task in tasks:

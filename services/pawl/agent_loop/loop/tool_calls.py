@@ -31,7 +31,7 @@ from pawl.chassis.rpc.retry import TRANSIENT, Retry
 from pawl.errors import DependencyUnavailable, Overloaded, PawlError
 from pawl.values import REPEATABLE, Answer, Disposition, Execution, Outcome, Progress, ReadTimeouts, Series
 
-_PATIENCE_SECONDS: Final = 30.0
+_CHECK_SECONDS_MAX: Final = 30.0
 _STOP_SECONDS: Final = 2.0
 # The registry enforces the timeout. This applies if it does not answer at all.
 _GRACE_SECONDS: Final = 30.0
@@ -82,8 +82,7 @@ class ToolCalls:
     async def check(
         self, calls: Sequence[ProposedCall], known_tool_names: Sequence[str], *, may_read: bool = False
     ) -> dict[CallId, Verdict]:
-        """Return a verdict on each call. It is a refusal if the registry fails or if a job's API key is no longer
-        valid.
+        """Return verdicts on calls. They are refusals if the registry fails or a job's API key is no longer valid.
 
         With `may_read`, verdicts may contain results of read-only calls.
         """
@@ -96,7 +95,7 @@ class ToolCalls:
         try:
             verdicts = await self._retry.until_answered(
                 lambda: self._registry.check(self._context, whole, known_tool_names, reads),
-                seconds_max=_PATIENCE_SECONDS,
+                seconds_max=_CHECK_SECONDS_MAX,
             )
         except TRANSIENT:
             verdicts = ()
@@ -123,13 +122,13 @@ class ToolCalls:
         if results:
             await self._retry.until_answered(lambda: self._registry.record_results(self._context, results))
 
-    async def report(self, given_up: Sequence[RecordedResult], *, seconds_max: float) -> bool:
+    async def report(self, withdrawn_results: Sequence[RecordedResult], *, seconds_max: float) -> bool:
         """Report withdrawn front-end calls to the registry, which counts them. Return whether that succeeded."""
-        if not given_up:
+        if not withdrawn_results:
             return True
         try:
             await self._retry.until_answered(
-                lambda: self._registry.record_results(self._context, given_up), seconds_max=seconds_max
+                lambda: self._registry.record_results(self._context, withdrawn_results), seconds_max=seconds_max
             )
         except PawlError:
             return False
@@ -160,15 +159,15 @@ class ToolCalls:
             answers=tuple(answers),
             series=series,
         )
-        began, failures, lost = self._clock.monotonic(), 0, 0
+        started, failures, lost = self._clock.monotonic(), 0, 0
         while True:
-            left = began + call.timeout_seconds + _GRACE_SECONDS - self._clock.monotonic()
+            left = started + call.timeout_seconds + _GRACE_SECONDS - self._clock.monotonic()
             asked = replace(execution, earlier_attempts=execution.earlier_attempts + lost)
             ended = await self._attempt(call, asked, on_progress, left, failures)
             if isinstance(ended, ExecutionResult):
                 return ended
             failures += 1
-            # An overloaded registry did not start the call. After any other error nobody knows.
+            # An overloaded registry did not start the call. After any other error it may have.
             lost += not isinstance(ended, Overloaded)
 
     async def stop(self, call: Call) -> Stopped:
@@ -193,7 +192,7 @@ class ToolCalls:
                     on_progress(piece)
             raise DependencyUnavailable("the registry's stream ended without a result")
         except TimeoutError:
-            return await self._give_up(call)
+            return await self._time_out(call)
         except TRANSIENT as error:
             try:
                 await self._retry.pause(error, failures + 1, left=left)
@@ -203,7 +202,7 @@ class ToolCalls:
         except PawlError as error:
             return ExecutionResult(outcome=Outcome.FAILED, result=settle.error(error.reason, error.message))
 
-    async def _give_up(self, call: Call) -> ExecutionResult:
+    async def _time_out(self, call: Call) -> ExecutionResult:
         answer = await self.stop(call)
         if answer.result is not None:
             return answer.result

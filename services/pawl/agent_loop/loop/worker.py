@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from pawl.agent_loop.loop.drive import Drive, Left
+from pawl.agent_loop.loop.drive import Drive, DriveEnd
 from pawl.agent_loop.loop.ports import Claim, Loaded
 from pawl.agent_loop.loop.rules.run import FailureClass, RunFailure
 from pawl.agent_loop.loop.run_tasks import WorkerDependencies
@@ -29,7 +29,7 @@ _CLAIM_SECONDS_MIN: Final = 0.02
 # A sleep that ends this late means that the process is overloaded. It then claims nothing for a while, so that its runs
 # and the requests it serves stay responsive.
 _BUSY_SECONDS: Final = 0.05
-_BREATH_SECONDS_MAX: Final = 1.0
+_THROTTLE_SECONDS_MAX: Final = 1.0
 # Stop work this long before an unconfirmed lease ends.
 _FENCE_MARGIN_SECONDS: Final = 0.5
 # Retry a failed renewal this soon, so that many attempts fit before the lease ends.
@@ -41,9 +41,9 @@ _DUE_SECONDS_MAX: Final = 3600.0
 # Clocks differ slightly. A claim a moment too early would find nothing, and the next one would wait for the poll.
 _DUE_AFTER_SECONDS: Final = 0.001
 # The rest is reserved for runs that people wait for, unless the worker can drive only one run.
-_BACKGROUND_SHARE: Final = 0.75
+_BACKGROUND_FRACTION: Final = 0.75
 # When this full, the next claim may find more due runs than this worker had room for.
-_CROWDED_SHARE: Final = 0.5
+_CROWDED_FRACTION: Final = 0.5
 
 _log = logs.get_logger(__name__)
 
@@ -58,7 +58,7 @@ class WorkerLimits:
     poll_seconds: float = 1.0
     hand_over_seconds: float = 1.0
     # Delay before claiming work that came through another process, which normally claims it itself.
-    hearsay_seconds: float = 0.2
+    remote_work_delay_seconds: float = 0.2
 
 
 @dataclass(slots=True, kw_only=True)
@@ -98,7 +98,7 @@ class Worker:
         self._work_may_be_there = False
         self._work_is_ours = asyncio.Event()
         # Set when one of these changed, or when something is due sooner.
-        self._news = asyncio.Event()
+        self._wakeup = asyncio.Event()
         # When parked runs are due, as a heap. No other worker polls that soon.
         self._due_times: list[float] = []
         self._claiming = asyncio.Lock()
@@ -113,7 +113,7 @@ class Worker:
         """Claim immediately: a request to this process may have made a run due."""
         self._work_is_ours.set()
         self._work_may_be_there = True
-        self._news.set()
+        self._wakeup.set()
 
     def _wake_at(self, due: float) -> None:
         left = due - self._clock.monotonic()
@@ -121,7 +121,7 @@ class Worker:
             self.wake()
         elif left < _DUE_SECONDS_MAX and len(self._due_times) < _REMEMBERED_MAX:
             heapq.heappush(self._due_times, due + _DUE_AFTER_SECONDS)
-            self._news.set()
+            self._wakeup.set()
 
     async def claim_forever(self) -> None:
         """Claim runs whenever some may be due and there is capacity."""
@@ -129,10 +129,10 @@ class Worker:
             self._work_may_be_there = False
             self._work_is_ours.clear()
             room = min(self._limits.runs_max - len(self._held), _CLAIMED_AT_ONCE_MAX)
-            began = self._clock.monotonic()
+            started = self._clock.monotonic()
             if room <= 0 or await self._claim(room) < room:
-                await self._wait_for_work(began)
-            await self._breathe(began + _CLAIM_SECONDS_MIN)
+                await self._wait_for_work(started)
+            await self._throttle(started + _CLAIM_SECONDS_MIN)
 
     async def _wait_for_work(self, looked: float) -> None:
         """Return when runs may be due that a claim at `looked` cannot have seen."""
@@ -143,13 +143,13 @@ class Worker:
             left = min([poll_at, *self._due_times[:1]]) - self._clock.monotonic()
             if left <= 0:
                 return
-            self._news.clear()
-            await within(left, self._news.wait())
-        await within(self._limits.hearsay_seconds * (1 + 0.5 * self._random()), self._work_is_ours.wait())
+            self._wakeup.clear()
+            await within(left, self._wakeup.wait())
+        await within(self._limits.remote_work_delay_seconds * (1 + 0.5 * self._random()), self._work_is_ours.wait())
 
-    async def _breathe(self, due: float) -> None:
+    async def _throttle(self, due: float) -> None:
         """Sleep until `due`, and up to a second longer while this process is overloaded."""
-        end = due + _BREATH_SECONDS_MAX
+        end = due + _THROTTLE_SECONDS_MAX
         while (left := due - self._clock.monotonic()) > 0:
             await self._clock.sleep(left)
             late = self._clock.monotonic() - due
@@ -169,7 +169,7 @@ class Worker:
             except Exception as error:  # noqa: BLE001  # without renewals all drives would be fenced
                 is_known = isinstance(error, TimeoutError | PawlError)
                 log = _log.debug if is_failing and is_known else _log.warning
-                log("lease.not_renewed", error=_said(error), exc_info=not is_known)
+                log("lease.not_renewed", error=_error_text(error), exc_info=not is_known)
                 is_failing = True
                 pause = min(pause, _RENEW_AGAIN_SECONDS * (0.8 + 0.4 * self._random()))
 
@@ -200,11 +200,11 @@ class Worker:
                 await self._ledger.release(self.worker_id)
         except (TimeoutError, PawlError) as error:
             # The leases expire on their own.
-            _log.warning("worker.not_released", error=_said(error))
+            _log.warning("worker.not_released", error=_error_text(error))
 
     async def _on_work(self, _subject: str, _data: bytes) -> None:
         self._work_may_be_there = True
-        self._news.set()
+        self._wakeup.set()
 
     async def _on_command(self, _subject: str, data: bytes) -> None:
         store_id, _, run_id = data.decode(errors="replace").partition("/")
@@ -217,46 +217,46 @@ class Worker:
         async with self._claiming:
             if self._stopping:
                 return 0
-            began = self._clock.monotonic()
+            started = self._clock.monotonic()
             claims = await self._ledger.claim(
                 self.worker_id,
                 runs_max=room,
                 lease_seconds=self._limits.lease_seconds,
-                background_runs_max=max(1, int(self._limits.runs_max * _BACKGROUND_SHARE)),
+                background_runs_max=max(1, int(self._limits.runs_max * _BACKGROUND_FRACTION)),
             )
         for claim, loaded in claims.items():
-            self._start(claim, began, loaded)
+            self._start(claim, started, loaded)
         return len(claims)
 
     async def _renew(self) -> None:
-        began = self._clock.monotonic()
+        started = self._clock.monotonic()
         renewal = await self._ledger.renew(self.worker_id, lease_seconds=self._limits.lease_seconds)
         confirmed = set(renewal.held)
         for claim, held in list(self._held.items()):
             if claim in confirmed:
-                held.confirmed_until = began + self._limits.lease_seconds
-            elif held.claimed_at < began:
+                held.confirmed_until = started + self._limits.lease_seconds
+            elif held.claimed_at < started:
                 self._drop(claim, held, "lease.lost")
         for claim in renewal.held:
             # This worker holds the run but does not drive it: the claim's response was lost, or its drive ended without
             # the ledger knowing. Otherwise the lease would be renewed forever.
-            if not self._has_driven(claim, began):
+            if not self._has_driven(claim, started):
                 _log.warning("run.not_driven", store=claim.key.store_id, run=claim.key.run_id, epoch=claim.epoch)
-                self._start(claim, began)
+                self._start(claim, started)
         for claim in renewal.with_commands:
             if claim in self._held:
                 self._held[claim].drive.wake()
 
-    def _start(self, claim: Claim, began: float, loaded: Loaded | None = None) -> None:
-        if self._has_driven(claim, began) or self._stopping:
+    def _start(self, claim: Claim, started: float, loaded: Loaded | None = None) -> None:
+        if self._has_driven(claim, started) or self._stopping:
             return
         loaded = None if claim in self._left_at else loaded
         self._note(claim, -math.inf)
         drive = self._new_drive(claim, self._dependencies, None)
         task = asyncio.get_running_loop().create_task(self._drive(drive, loaded), name=f"drive {claim.key.run_id}")
-        task.add_done_callback(lambda ended: self._forget(claim, ended))
+        task.add_done_callback(lambda ended: self._remove(claim, ended))
         self._held[claim] = _Held(
-            drive=drive, task=task, claimed_at=began, confirmed_until=began + self._limits.lease_seconds
+            drive=drive, task=task, claimed_at=started, confirmed_until=started + self._limits.lease_seconds
         )
         self._meter.runs_held(len(self._held))
 
@@ -268,7 +268,7 @@ class Worker:
             del self._left_at[next(iter(self._left_at))]
 
     def _has_driven(self, claim: Claim, since: float) -> bool:
-        """Return whether this claim has a drive, or had one that ended since."""
+        """Return whether this claim has a drive, or had a drive that ended since."""
         held = self._held.get(claim)
         is_driving = held is not None and not held.task.done()
         return is_driving or self._left_at.get(claim, -math.inf) >= since
@@ -280,7 +280,7 @@ class Worker:
         _log.warning(why, store=claim.key.store_id, run=claim.key.run_id, epoch=claim.epoch)
         held.task.cancel()
 
-    def _forget(self, claim: Claim, ended: asyncio.Task[str]) -> None:
+    def _remove(self, claim: Claim, ended: asyncio.Task[str]) -> None:
         """Release a claim whose task has ended in any way."""
         if claim in self._held and self._held[claim].task is ended:
             del self._held[claim]
@@ -295,7 +295,7 @@ class Worker:
         self._meter.run_left(how)
         # The conversation's next run may be due, or a run that waited for a slot. The ledger reports the latter when a
         # run parks, but if this worker was crowded, more runs may wait for it.
-        if how != Left.PARKED or len(self._held) >= self._limits.runs_max * _CROWDED_SHARE:
+        if how != DriveEnd.PARKED or len(self._held) >= self._limits.runs_max * _CROWDED_FRACTION:
             self.wake()
 
     async def _drive(self, drive: Drive, loaded: Loaded | None) -> str:
@@ -308,7 +308,7 @@ class Worker:
             left = "lost"
             _log.info("run.lost", reason=error.reason, epoch=claim.epoch)
         except Exception:  # noqa: BLE001  # one run must not affect the others
-            left = "failed" if await self._fail(claim) else await self._give_up(claim)
+            left = "failed" if await self._fail(claim) else await self._report_crash(claim)
         else:
             _log.info("run.left", how=left, epoch=claim.epoch)
         if left != "crashed":
@@ -330,7 +330,7 @@ class Worker:
             return False
         return True
 
-    async def _give_up(self, claim: Claim) -> str:
+    async def _report_crash(self, claim: Claim) -> str:
         """Release a run that can neither be driven nor ended, as if this worker had crashed on it.
 
         Return how it was left. If the ledger cannot be reached either, the next renewal tries the run again.
@@ -340,11 +340,11 @@ class Worker:
         except (LeaseLost, RunEnded, RunNotFound):
             return "lost"
         except Exception as error:  # noqa: BLE001  # the next renewal tries the run again
-            _log.warning("run.not_given_up", error=_said(error), exc_info=not isinstance(error, PawlError))
+            _log.warning("run.not_given_up", error=_error_text(error), exc_info=not isinstance(error, PawlError))
             return "crashed"
         _log.error("run.given_up", epoch=claim.epoch, quarantined=quarantined)
         return "given_up"
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return str(error) or type(error).__name__

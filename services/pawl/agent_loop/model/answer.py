@@ -56,7 +56,7 @@ class Answer:
         if self._bytes > ANSWER_BYTES_MAX:
             raise ModelError(failure.TOO_LARGE)
         if self._start is not None:
-            # A server that does not stream sends an object, whatever its content type.
+            # A server that does not stream sends an object. Its content type is unreliable.
             self._start += data
             text = self._start.lstrip(b"\xef\xbb\xbf \t\r\n")
             if not text:

@@ -89,8 +89,8 @@ class OpenAiModel:
             if response is not None:
                 await response.close()
 
-    def _without_key(self, said: str) -> str:
-        return said.replace(self._api_key, "***") if self._api_key else said
+    def _without_key(self, text: str) -> str:
+        return text.replace(self._api_key, "***") if self._api_key else text
 
     async def _open(self, request: ModelRequest) -> Response:
         """Send the request. Return the response once its headers have arrived."""
@@ -156,12 +156,12 @@ async def _read(response: Response, answer: Answer, request: ModelRequest, deadl
 
     Once the answer is finished, connection errors are ignored.
     """
-    patience = _AFTER_FINISH_SECONDS if answer.finished else request.idle_timeout_seconds
-    silent_at = asyncio.get_running_loop().time() + patience
+    timeout_seconds = _AFTER_FINISH_SECONDS if answer.finished else request.idle_timeout_seconds
+    silent_at = asyncio.get_running_loop().time() + timeout_seconds
     try:
         return await response.read(until=min(silent_at, deadline))
     except TimeoutError:
-        fault = ModelError(failure.ROUND_TIMEOUT if deadline <= silent_at else failure.idle_timeout(patience))
+        fault = ModelError(failure.ROUND_TIMEOUT if deadline <= silent_at else failure.idle_timeout(timeout_seconds))
     except ModelError as error:
         fault = error
     if answer.finished:

@@ -53,9 +53,9 @@ class Connection(asyncio.Protocol):
         self._wait_until: float | None = None
         self._closed = False
         self._fault: Problem | None = None
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         self.fields: dict[bytes, bytes] = {}
@@ -87,7 +87,7 @@ class Connection(asyncio.Protocol):
             ModelError: NETWORK
         """
         if self._complete:
-            self._begin()
+            self._reset()
         if self._transport is None or self._closed:
             raise ModelError(failure.NETWORK)
         self._transport.write(request)
@@ -263,7 +263,7 @@ class Pool:
     def __init__(self, origin: Origin, *, idle_seconds: float = IDLE_SECONDS) -> None:
         self._origin = origin
         self._idle_seconds = idle_seconds
-        self._places = asyncio.Semaphore(CONNECTIONS_MAX)
+        self._slots = asyncio.Semaphore(CONNECTIONS_MAX)
         # Idle connections by expiry time, oldest first.
         self._idle: dict[Connection, float] = {}
         self._open: set[Connection] = set()
@@ -278,7 +278,7 @@ class Pool:
         Raises:
             ModelError: NETWORK
         """
-        await self._places.acquire()
+        await self._slots.acquire()
         try:
             while self._idle:
                 connection, _ = self._idle.popitem()
@@ -287,12 +287,12 @@ class Pool:
                 connection.close()
             return await self._connect()
         except BaseException:
-            self._places.release()
+            self._slots.release()
             raise
 
     def give(self, connection: Connection) -> None:
         """Return a connection. It is kept if its response was read to the end, otherwise closed."""
-        self._places.release()
+        self._slots.release()
         if self._closed or not connection.reusable or len(self._idle) >= IDLE_MAX:
             connection.close()
             return
@@ -338,10 +338,10 @@ class Pool:
         """Return the addresses of the model server. Concurrent callers share one lookup."""
         if self._lookup is None:
             self._lookup = asyncio.ensure_future(look_up(self._origin.host, self._origin.port))
-            self._lookup.add_done_callback(self._looked_up)
+            self._lookup.add_done_callback(self._lookup_done)
         return await shield(self._lookup)
 
-    def _looked_up(self, _: asyncio.Future[Sequence[AddrInfoType]]) -> None:
+    def _lookup_done(self, _: asyncio.Future[Sequence[AddrInfoType]]) -> None:
         self._lookup = None
 
     def _lost(self, connection: Connection) -> None:

@@ -44,7 +44,7 @@ _STATUS_OF_CODE: Final = {
 
 
 def of_json(value: Any, depth: int = _DEPTH_MAX) -> str:
-    """Return an error's message for people; empty if it has none.
+    """Return an error's message for people, or an empty text.
 
     Accepts text, `{"error": {"message": text}}`, `{"error": text}`, `{"detail": text}`, `{"detail": [{"msg": text}]}`,
     `{"message": text}`, and these nested and in lists.
@@ -90,9 +90,9 @@ def _status(code: Any) -> int | None:
     return code if type(code) is int and 400 <= code < 600 else None  # noqa: PLR2004  # 4xx and 5xx
 
 
-def on_one_line(words: str) -> str:
+def on_one_line(texts: str) -> str:
     """Return ": words" on one line, without a final period; empty for no words."""
-    seen = words[:READ_BYTES_MAX]
+    seen = texts[:READ_BYTES_MAX]
     line = " ".join("".join(letter if letter.isprintable() else " " for letter in seen).split())
     if len(line) > _CHARACTERS_MAX:
         line = line[:_CHARACTERS_MAX] + "..."
@@ -102,7 +102,7 @@ def on_one_line(words: str) -> str:
 _AUTH: Final = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 # Statuses after which the same request may succeed later.
 _LATER: Final = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT)
-# Statuses with which servers refuse an image; some answer 404 if a model accepts none.
+# Servers refuse images with these statuses; some answer 404 if a model accepts none.
 _CONTENT: Final = (
     HTTPStatus.BAD_REQUEST,
     HTTPStatus.NOT_FOUND,
@@ -140,12 +140,12 @@ def http_status(status: int, *, error: Any = "", retry_after_seconds: float | No
     """
     if status_of(error) == HTTPStatus.UNAUTHORIZED and status < HTTPStatus.INTERNAL_SERVER_ERROR:
         status = HTTPStatus.UNAUTHORIZED
-    said = on_one_line(of_json(error))
+    detail = on_one_line(of_json(error))
     group, retryable, message = FailureClass.PROVIDER, False, f"The model server refused the request (HTTP {status})"
     if status in _AUTH:
         group, message = FailureClass.AUTH, f"The model server refused the credential (HTTP {status})"
         # The message about an unknown credential may repeat it.
-        said = said if status == HTTPStatus.FORBIDDEN else ""
+        detail = detail if status == HTTPStatus.FORBIDDEN else ""
     elif status == HTTPStatus.TOO_MANY_REQUESTS:
         group, retryable, message = FailureClass.RATE, True, "The model server is at its rate limit (HTTP 429)"
     elif status >= HTTPStatus.INTERNAL_SERVER_ERROR:
@@ -156,7 +156,7 @@ def http_status(status: int, *, error: Any = "", retry_after_seconds: float | No
         reason=f"HTTP_{int(status)}",
         failure_class=group,
         retryable=retryable,
-        message=f"{message}{said}.",
+        message=f"{message}{detail}.",
         retry_after_seconds=retry_after_seconds if retryable else None,
         refuses_content=status in _CONTENT and TOO_LONG not in codes(error),
     )
@@ -170,14 +170,14 @@ def reported(error: Any) -> Problem:
     status = status_of(error)
     if status is not None:
         return http_status(status, error=error)
-    said = on_one_line(of_json(error))
-    return Problem(reason="STREAM_ERROR", message=f"The model server reported an error{said}.")
+    detail = on_one_line(of_json(error))
+    return Problem(reason="STREAM_ERROR", message=f"The model server reported an error{detail}.")
 
 
 def garbled(data: bytes = b"") -> Problem:
     """Return the problem of bytes that are not a chunk. Plain text in them is used as the server's message."""
-    said = on_one_line(of_json(error_of(data.decode(errors="replace"))))
-    return Problem(reason="STREAM_GARBLED", message=f"The model server sent data that cannot be read{said}.")
+    detail = on_one_line(of_json(error_of(data.decode(errors="replace"))))
+    return Problem(reason="STREAM_GARBLED", message=f"The model server sent data that cannot be read{detail}.")
 
 
 def headers_timeout(seconds: float) -> Problem:

@@ -17,7 +17,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from pawl.agent.v1 import schedule_pb2 as pb
 from pawl.agent_loop.api import convert
-from pawl.agent_loop.schedules.starting import NO_REQUEST, PASSING, Starting, caller_of, surely
+from pawl.agent_loop.schedules.starting import NO_REQUEST, RETRYABLE, Starting, caller_of, fire_safely
 from pawl.chassis.identity.auth import Principal, require_user
 from pawl.chassis.ids import RequestId, check_id
 from pawl.chassis.process.clock import Clock
@@ -39,7 +39,7 @@ _DOUBLED_MAX: Final = 3
 _PAUSE_SECONDS: Final = 0.02
 _TRIGGERS_MAX: Final = 8
 _WAIT_SECONDS_MIN: Final = 0.01
-_AWAY_SECONDS: Final = 1.0
+_RETRY_SECONDS: Final = 1.0
 _LATE_SECONDS: Final = 60
 
 
@@ -103,9 +103,9 @@ class ScheduleServicer:
         raise DependencyUnavailable("the schedule is being changed: try again")
 
     async def backfill(
-        self, caller: Principal, name: str, begin: Timestamp, end: Timestamp, request_id: RequestId
+        self, caller: Principal, name: str, start: Timestamp, end: Timestamp, request_id: RequestId
     ) -> Sequence[ScheduleFire]:
-        """Fire a schedule for its past due times from `begin` until before `end`. Return the fires.
+        """Fire a schedule for its past due times from `start` until before `end`. Return the fires.
 
         Idempotent by request id and due time.
 
@@ -114,22 +114,22 @@ class ScheduleServicer:
             DependencyUnavailable: like `trigger`; some due times may have been fired.
         """
         request = schedules_pb2.GetDueScheduleRequest(
-            store_id=caller.store_id, user_id=caller.user_id, name=name, begin_time=begin, end_time=end
+            store_id=caller.store_id, user_id=caller.user_id, name=name, begin_time=start, end_time=end
         )
         found = await translated(self._stub.GetDueSchedule(request))
-        return [await self.trigger(caller, name, _part_of(request_id, time), time) for time in found.past_times]
+        return [await self.trigger(caller, name, _part_id(request_id, time), time) for time in found.past_times]
 
     async def fire_forever(self) -> None:
         """Fire due schedules until cancelled."""
-        begin = self._clock.monotonic()
+        start = self._clock.monotonic()
         while True:
             due, wait_seconds = await self._claim()
-            await self._fire_all(due, begin)
+            await self._fire_all(due, start)
             # After a batch, more schedules may have become due: claim again immediately.
             if not due:
                 await self._clock.sleep(max(wait_seconds, _WAIT_SECONDS_MIN))
             if len(due) < _CLAIMED_MAX:
-                begin = self._clock.monotonic()
+                start = self._clock.monotonic()
 
     async def _claim(self) -> tuple[Sequence[DueSchedule], float]:
         """Return due schedules, and the seconds until there may be more."""
@@ -138,16 +138,16 @@ class ScheduleServicer:
                 self._stub.ClaimSchedules(schedules_pb2.ClaimSchedulesRequest(schedules_max=_CLAIMED_MAX))
             )
             return claimed.schedules, claimed.wait_seconds
-        except PASSING:
-            return (), _AWAY_SECONDS
+        except RETRYABLE:
+            return (), _RETRY_SECONDS
 
-    async def _fire_all(self, due: Sequence[DueSchedule], begin: float) -> None:
+    async def _fire_all(self, due: Sequence[DueSchedule], start: float) -> None:
         left = list(due)
         while left:
-            seconds = self._clock.monotonic() - begin
+            seconds = self._clock.monotonic() - start
             at_once = _AT_ONCE << min(max(0, int(seconds) + 1 - _FEW_SECONDS), _DOUBLED_MAX)
             await asyncio.gather(
-                *(surely("schedule", each.owner, self._fire(each, NO_REQUEST)) for each in left[:at_once])
+                *(fire_safely("schedule", each.owner, self._fire(each, NO_REQUEST)) for each in left[:at_once])
             )
             if left := left[at_once:]:
                 await self._clock.sleep(_PAUSE_SECONDS)
@@ -158,8 +158,8 @@ class ScheduleServicer:
         message, refusal = await self._starting.message(caller_of(due.owner), due.definition, request_id)
         if message is not None:
             past_time = None if backfill_time is None else backfill_time.ToDatetime(tzinfo=UTC)
-            told = told_of(due, datetime.fromtimestamp(self._clock.now(), UTC), past_time)
-            instructions = "\n\n".join(filter(None, (message.options.instructions, told)))
+            note = fire_note(due, datetime.fromtimestamp(self._clock.now(), UTC), past_time)
+            instructions = "\n\n".join(filter(None, (message.options.instructions, note)))
             message.options.instructions = instructions
         request = schedules_pb2.FireScheduleRequest(
             due=due, message=message, refusal=refusal, request_id=request_id, backfill_time=backfill_time
@@ -168,8 +168,8 @@ class ScheduleServicer:
         return response.fire if response.HasField("fire") else None
 
 
-def told_of(due: DueSchedule, now: datetime, backfill_time: datetime | None = None) -> str:
-    """Return the instructions that tell the run's model about the fire."""
+def fire_note(due: DueSchedule, now: datetime, backfill_time: datetime | None = None) -> str:
+    """Return the note about the fire for the run's instructions."""
     expected_time = due.expected_time.ToDatetime(tzinfo=UTC) if due.HasField("expected_time") else None
     time = backfill_time or expected_time or now
     zone = due.definition.time_zone or "UTC"
@@ -185,7 +185,7 @@ def told_of(due: DueSchedule, now: datetime, backfill_time: datetime | None = No
     return f"This run belongs to the schedule {due.definition.name}. {how}"
 
 
-def _part_of(request_id: RequestId, time: Timestamp) -> RequestId:
+def _part_id(request_id: RequestId, time: Timestamp) -> RequestId:
     """Return the request id for one due time of a request."""
     digest = hashlib.sha256(f"{request_id} {time.ToJsonString()}".encode()).hexdigest()
     return RequestId(f"backfill_{digest[:32]}") if request_id else NO_REQUEST

@@ -29,7 +29,7 @@ from pawl.job.v1.schedules_pb2 import ScheduleOwner
 
 TEXT_BYTES_MAX: Final = 16 * 1024
 # Transient errors, which are not about the run to start.
-PASSING: Final = (Unavailable, DeadlineExceeded, Overloaded, Internal, Unimplemented)
+RETRYABLE: Final = (Unavailable, DeadlineExceeded, Overloaded, Internal, Unimplemented)
 NO_REQUEST: Final = RequestId("")
 
 _log = logs.get_logger(__name__)
@@ -49,11 +49,11 @@ def caller_of(owner: ScheduleOwner) -> Principal:
     )
 
 
-async def surely(kind: str, owner: ScheduleOwner, firing: Awaitable[object]) -> None:
+async def fire_safely(kind: str, owner: ScheduleOwner, firing: Awaitable[object]) -> None:
     """Fire a schedule or a trigger. If that fails now, it will be claimed again."""
     try:
         await firing
-    except (*PASSING, ScheduleNotFound, TriggerNotFound) as error:
+    except (*RETRYABLE, ScheduleNotFound, TriggerNotFound) as error:
         _log.info(f"{kind}.not_fired", store=owner.store_id, reason=error.reason)
     except Exception:  # noqa: BLE001  # a failure must not affect the others
         _log.exception(f"{kind}.not_fired", store=owner.store_id)
@@ -87,7 +87,7 @@ class Starting:
             if self._credential_is_gone(caller):
                 raise PermissionDenied("the API key that last saved or resumed it was revoked or has lost a role")
             return await self._message(caller, definition, request_id), ""
-        except PASSING:
+        except RETRYABLE:
             raise
         except PawlError as error:
             return None, f"{error.reason}: {error.message}"

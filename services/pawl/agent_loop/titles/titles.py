@@ -99,8 +99,8 @@ class TitleMaker:
                     assembly.add(piece)
             is_whole = True
         except (ModelError, TimeoutError) as error:
-            said = error.problem.reason if isinstance(error, ModelError) else "timeout"
-            _log.warning("title.failed", conversation=task.conversation_id, attempt=task.attempt, reason=said)
+            reason = error.problem.reason if isinstance(error, ModelError) else "timeout"
+            _log.warning("title.failed", conversation=task.conversation_id, attempt=task.attempt, reason=reason)
         answer = assembly.answer()
         report = answer.usage
         if is_whole or answer.text:

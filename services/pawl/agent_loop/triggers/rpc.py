@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from pawl.agent.v1 import trigger_pb2 as pb
 from pawl.agent_loop.loop.rules import checks
-from pawl.agent_loop.schedules.starting import PASSING, TEXT_BYTES_MAX, Starting, caller_of, surely
+from pawl.agent_loop.schedules.starting import RETRYABLE, TEXT_BYTES_MAX, Starting, caller_of, fire_safely
 from pawl.agent_loop.triggers import rules as outside
 from pawl.chassis.identity.auth import Principal, require_user
 from pawl.chassis.identity.roles import Role
@@ -34,9 +34,9 @@ HEADERS_MAX: Final = 100
 HEADERS_BYTES_MAX: Final = 16 * 1024
 _LINE_BYTES_MAX: Final = checks.MESSAGE_BYTES_MAX - TEXT_BYTES_MAX - 16
 _CLAIMED_MAX: Final = 64
-_TRIES_MAX: Final = 8
+_ATTEMPTS_MAX: Final = 8
 _WAIT_SECONDS_MIN: Final = 0.01
-_AWAY_SECONDS: Final = 1.0
+_RETRY_SECONDS: Final = 1.0
 
 
 class TriggerServicer:
@@ -113,7 +113,7 @@ class TriggerServicer:
         request = triggers_pb2.CheckWebhookRequest(
             store_id=caller.store_id, trigger_id=trigger_id, headers=headers, body=body
         )
-        for _ in range(_TRIES_MAX):
+        for _ in range(_ATTEMPTS_MAX):
             checked = await translated(self._stub.CheckWebhook(request))
             event_id = event_id or checked.event_id or request_id or self._ids.new("evt")
             source = {"source": "webhook", "content_type": headers.get("content-type", "")[:200]}
@@ -156,11 +156,11 @@ class TriggerServicer:
             response = await translated(
                 self._stub.ClaimEvents(triggers_pb2.ClaimEventsRequest(events_max=_CLAIMED_MAX))
             )
-        except PASSING:
-            return _AWAY_SECONDS
+        except RETRYABLE:
+            return _RETRY_SECONDS
         await asyncio.gather(
             *(
-                surely("trigger", each.due.owner, self._fire(each.due, each.event, claimed=True))
+                fire_safely("trigger", each.due.owner, self._fire(each.due, each.event, claimed=True))
                 for each in response.events
             )
         )
@@ -183,7 +183,7 @@ class TriggerServicer:
     def _event(self, due: DueTrigger, event_id: str, source: dict[str, str], data: dict[str, Any]) -> TriggerEvent:
         definition = due.definition
         time = datetime.fromtimestamp(int(self._clock.now()), UTC)
-        told = {**source, "trigger": definition.name, "event_id": event_id, "receive_time": time.isoformat()}
+        event_fields = {**source, "trigger": definition.name, "event_id": event_id, "receive_time": time.isoformat()}
         parsed = data.get("data")
         key = definition.conversation_key
         if definition.conversation_pointer:
@@ -194,7 +194,7 @@ class TriggerServicer:
         if definition.debounce_seconds or definition.overlap != SCHEDULE_OVERLAP_ALLOW:
             pointer = definition.concurrency_pointer
             lane = (outside.pointed_at(parsed, pointer) or "") if pointer else ""
-        line = outside.line(told, data, bytes_max=_LINE_BYTES_MAX)
+        line = outside.line(event_fields, data, bytes_max=_LINE_BYTES_MAX)
         return TriggerEvent(event_id=event_id, lane=lane, data=line, conversation_key=key)
 
 

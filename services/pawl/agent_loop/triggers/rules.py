@@ -41,23 +41,23 @@ def read_body(body: bytes) -> dict[str, Any]:
 
 
 def line(source: dict[str, str], data: dict[str, Any], *, bytes_max: int) -> bytes:
-    """Return an event as one line of JSON of at most `bytes_max` bytes. Data that is too large is cut and becomes text."""
+    """Return an event as one line of JSON. Data that exceeds `bytes_max` is cut and becomes text."""
     whole = _line({**source, "note": NOTE, **data})
     if len(whole) <= bytes_max:
         return whole
     (name, value), *_ = data.items()
     text = value if isinstance(value, str) else _encode(value).decode()
-    said = {**source, "note": NOTE, "cut_from_bytes": len(text.encode())}
-    room = bytes_max - len(_line(said)) - _CUT_BYTES
-    return _line({**said, name: _beginning(text, room)})
+    head = {**source, "note": NOTE, "cut_from_bytes": len(text.encode())}
+    room = bytes_max - len(_line(head)) - _CUT_BYTES
+    return _line({**head, name: _truncated(text, room)})
 
 
-def _beginning(text: str, bytes_max: int) -> str:
+def _truncated(text: str, bytes_max: int) -> str:
     """Return about as much of the start of a text as encodes to `bytes_max` bytes."""
-    for place in range(0, len(text), _PIECE_CHARACTERS):
-        bytes_max -= len(_line({"": text[place : place + _PIECE_CHARACTERS]}))
+    for start in range(0, len(text), _PIECE_CHARACTERS):
+        bytes_max -= len(_line({"": text[start : start + _PIECE_CHARACTERS]}))
         if bytes_max < 0:
-            return text[:place]
+            return text[:start]
     return text
 
 
@@ -79,14 +79,14 @@ def pointed_at(data: Any, pointer: str) -> str | None:
 
 
 class _Escapes(dict[int, str]):
-    """Maps characters of JSON to what is shown."""
+    """Maps characters of JSON to their escapes."""
 
     def __missing__(self, code: int) -> str:
         character = chr(code)
         # Models' special tokens start with it.
         if character == "<" or unicodedata.category(character) in _SUSPECT:
             units = character.encode("utf-16-be", "surrogatepass")
-            shown = "".join(f"\\u{units[place : place + 2].hex()}" for place in range(0, len(units), 2))
+            shown = "".join(f"\\u{units[start : start + 2].hex()}" for start in range(0, len(units), 2))
         else:
             shown = character
         self[code] = shown

@@ -1,4 +1,4 @@
-"""Reads from the ledger what an undo needs."""
+"""Reads the calls for an undo from the ledger, and plans it."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ async def sources(
         request.page_token = page.next_page_token
         if not page.next_page_token:
             break
-    places = asyncio.Semaphore(_READS_AT_ONCE_MAX)
+    slots = asyncio.Semaphore(_READS_AT_ONCE_MAX)
 
     async def source(call: Call) -> UndoSource:
         if undo.inverse_of(call) is None:
             return UndoSource(call=call)
-        async with places:
-            return UndoSource(call=call, tries=await _tries(stub, store_id, user_id, call.call_id))
+        async with slots:
+            return UndoSource(call=call, attempts=await _attempts(stub, store_id, user_id, call.call_id))
 
     found = tuple(await asyncio.gather(*map(source, calls)))
     if not (trimmed and calls):
@@ -66,10 +66,10 @@ async def sources(
     return (UndoSource(call=like_them, trimmed_rounds=trimmed), *found)
 
 
-async def _tries(
+async def _attempts(
     stub: ledger_pb2_grpc.LedgerServiceAsyncStub, store_id: StoreId, user_id: UserId, call_id: CallId
 ) -> tuple[Call, ...]:
-    tries: list[Call] = []
+    attempts: list[Call] = []
     for attempt in itertools.count(1):
         request = ledger_pb2.GetCallRequest(
             store_id=store_id, user_id=user_id, call_id=undo.undo_call_id(CallId(call_id), attempt)
@@ -78,8 +78,8 @@ async def _tries(
             response = await translated(stub.GetCall(request))
         except CallNotFound:
             break
-        tries.append(undo.slim(wire.CALL.read(response.call)))
-    return tuple(tries)
+        attempts.append(undo.slim(wire.CALL.read(response.call)))
+    return tuple(attempts)
 
 
 async def plan(run: Run, *, channel: grpc.aio.Channel, tool_calls: ToolCalls, retry: Retry) -> Fact:

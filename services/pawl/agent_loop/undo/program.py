@@ -46,16 +46,16 @@ def follows(state: State, now: float) -> Decision:
     return CallModel(round=state.run.round + 1, without_tools=True)
 
 
-def concluded(state: State, *, goes_on: bool) -> State:
+def concluded(state: State, *, continues: bool) -> State:
     """Add the report to the conversation; as a round of its own if the run continues."""
     planned = _plan(state)
     if planned is not None and planned.reported:
         return state
-    said = undo.report(planned, state.run, state.calls)
+    report = undo.report(planned, state.run, state.calls)
     planned = replace(planned or undo.UndoPlan(), reported=True)
-    run = replace(state.run, output_text=said, round=state.run.round + goes_on)
+    run = replace(state.run, output_text=report, round=state.run.round + continues)
     state = replace(state, run=run, loop=replace(state.loop, cursor=planned))
-    return state.with_message(Message(role=Role.ASSISTANT, run_id=run.run_id, text=said))
+    return state.with_message(Message(role=Role.ASSISTANT, run_id=run.run_id, text=report))
 
 
 def reported(base: State, after: State) -> State:  # noqa: ARG001  # calls speak for themselves

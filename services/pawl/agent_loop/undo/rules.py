@@ -1,7 +1,7 @@
 """Rules for undoing the calls of a run: which can be undone, in which order, and the results.
 
-The ids of undo attempts are derived from the call's id. So the calls alone show what was tried, and no attempt is made
-twice.
+The ids of undo attempts are derived from the call's id. So the calls alone show earlier attempts, and no attempt is
+made twice.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class UndoSource(msgspec.Struct, frozen=True, kw_only=True):
     """A call of a run with the calls that tried to undo it, oldest first. Result contents may be left out."""
 
     call: Call
-    tries: tuple[Call, ...] = ()
+    attempts: tuple[Call, ...] = ()
     # If positive, the source represents that many trimmed first rounds of a job, and `call` is a sample.
     trimmed_rounds: int = 0
 
@@ -90,13 +90,13 @@ def inverse_of(call: Call) -> Inverse | None:
 
 
 def in_order(sources: Iterable[UndoSource], call_id: CallId = CallId("")) -> tuple[UndoSource, ...]:
-    """Return the sources, or that of one call, in undo order: latest end first."""
+    """Return all sources or the source of one call, in undo order: latest end first."""
     chosen = (source for source in sources if call_id in {"", source.call.call_id})
     return tuple(sorted(chosen, key=_end, reverse=True))
 
 
-def judged(source: UndoSource, undo_run_id: RunId = RunId("")) -> CallUndo:
-    """Return the outcome of a call in the undo run `undo_run_id`, or what an undo would do with it now."""
+def outcome_of(source: UndoSource, undo_run_id: RunId = RunId("")) -> CallUndo:
+    """Return the outcome of a call in the undo run `undo_run_id`, or the expected outcome if an undo ran now."""
     call, inverse = source.call, inverse_of(source.call)
     if source.trimmed_rounds:
         reason = f"The first {source.trimmed_rounds} iterations are no longer stored."
@@ -107,8 +107,8 @@ def judged(source: UndoSource, undo_run_id: RunId = RunId("")) -> CallUndo:
     if inverse is None:
         state, reason = _without_inverse(call)
         return CallUndo(call_id=call.call_id, tool_name=call.tool_name, state=state, reason=reason)
-    own = [each for each in source.tries if each.run_id == undo_run_id]
-    last = next(reversed(own or source.tries), None)
+    own = [each for each in source.attempts if each.run_id == undo_run_id]
+    last = next(reversed(own or source.attempts), None)
     state, reason = _tried(last, undo_run_id)
     return CallUndo(
         call_id=call.call_id,
@@ -125,11 +125,11 @@ def plan(sources: Iterable[UndoSource], run: Run) -> UndoPlan:
     """Return the plan of the undo `run`, with each call at most once."""
     steps, others = [], []
     for source in in_order(sources, run.undo.call_id if run.undo else CallId("")):
-        found = judged(source, run.run_id)
+        found = outcome_of(source, run.run_id)
         if found.state is UndoState.TO_UNDO:
             step = PlannedUndo(
                 call_id=found.call_id,
-                undo_call_id=undo_call_id(found.call_id, len(source.tries) + 1),
+                undo_call_id=undo_call_id(found.call_id, len(source.attempts) + 1),
                 tool_name=found.tool_name,
                 summary=found.summary,
             )
@@ -171,7 +171,7 @@ def report(planned: UndoPlan | None, run: Run, calls: Mapping[CallId, Call]) -> 
         return f"{head}: there was nothing to undo."
     undone = sum(each.state is UndoState.UNDONE for each in found)
     lines = [f"{head}: {undone} of {len(found)} calls with effects {'was' if undone == 1 else 'were'} undone."]
-    lines += map(_told, found[:_REPORT_LINES_MAX])
+    lines += map(_report_line, found[:_REPORT_LINES_MAX])
     if len(found) > _REPORT_LINES_MAX:
         lines.append(f"- and {len(found) - _REPORT_LINES_MAX} more")
     return "\n".join(lines)
@@ -190,7 +190,7 @@ def slim(call: Call) -> Call:
     return replace(call, arguments_json=b"", proposed_arguments="", result=result)
 
 
-_TOLD: Final = {
+_STATE_TEXTS: Final = {
     UndoState.UNDONE: "undone",
     UndoState.ALREADY_UNDONE: "was already undone",
     UndoState.FAILED: "could not be undone",
@@ -198,10 +198,10 @@ _TOLD: Final = {
 }
 
 
-def _told(found: CallUndo) -> str:
+def _report_line(found: CallUndo) -> str:
     what = f"{found.tool_name} ({found.summary})" if found.summary else found.tool_name
     reason = f": {found.reason}" if found.reason else ""
-    return f"- {what} {_TOLD.get(found.state, 'not undone')}{reason}"
+    return f"- {what} {_STATE_TEXTS.get(found.state, 'not undone')}{reason}"
 
 
 def _outcome(step: PlannedUndo, run: Run, calls: Mapping[CallId, Call]) -> CallUndo:
@@ -274,9 +274,9 @@ def _why(call: Call) -> str:
             content = msgspec.json.decode(call.result.content_json)
         except msgspec.DecodeError:
             content = None
-    said = content.get("error") if isinstance(content, dict) else content
-    return _line(said) if isinstance(said, str) and said else f"The inverse ended {call.state.name}."
+    text = content.get("error") if isinstance(content, dict) else content
+    return _line(text) if isinstance(text, str) and text else f"The inverse ended {call.state.name}."
 
 
-def _line(said: str) -> str:
-    return " ".join(strict_json.storable(said).split())[:REASON_CHARACTERS_MAX]
+def _line(text: str) -> str:
+    return " ".join(strict_json.storable(text).split())[:REASON_CHARACTERS_MAX]

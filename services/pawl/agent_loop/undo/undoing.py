@@ -36,7 +36,7 @@ class Undoing:
             RunNotFound, CallNotFound, RunNotEnded
         """
         owner, _ = await self._ended_run(caller, run_id)
-        return await self._judged(owner, run_id, call_id)
+        return await self._outcomes(owner, run_id, call_id)
 
     async def start(self, caller: Principal, request_id: RequestId, run_id: RunId, call_id: CallId) -> run_pb2.Run:
         """Create the undo run. It is durable when this returns. Idempotent by request id.
@@ -46,7 +46,7 @@ class Undoing:
         """
         owner, run = await self._ended_run(caller, run_id)
         if call_id:
-            await self._judged(owner, run_id, call_id)
+            await self._outcomes(owner, run_id, call_id)
         # Calls that needed two people must not be undone by one.
         asked = AskedOptions(approvals_required=run.options.approvals_required)
         message = submission(
@@ -74,15 +74,15 @@ class Undoing:
         owner, run = await self._run(caller, run_id)
         if not run.HasField("undo"):
             raise InvalidField("run_id: the run is not an undo", field="run_id")
-        return await self._judged(owner, RunId(run.undo.run_id), CallId(run.undo.call_id), run_id)
+        return await self._outcomes(owner, RunId(run.undo.run_id), CallId(run.undo.call_id), run_id)
 
-    async def _judged(
+    async def _outcomes(
         self, owner: Principal, run_id: RunId, call_id: CallId, undo_run_id: RunId = RunId("")
     ) -> tuple[CallUndo, ...]:
         found = undo.in_order(await sources(self._ledger.channel, owner.store_id, owner.user_id, run_id), call_id)
         if call_id and not found:
             raise CallNotFound
-        return tuple(undo.judged(source, undo_run_id) for source in found)
+        return tuple(undo.outcome_of(source, undo_run_id) for source in found)
 
     async def _ended_run(self, caller: Principal, run_id: RunId) -> tuple[Principal, run_pb2.Run]:
         owner, run = await self._run(caller, run_id)

@@ -16,7 +16,7 @@ from pawl.values import RunState
 def follows(state: State, now: float) -> Decision:
     """Return the next model call once the batch is closed, or the end. See `Program`."""
     run = state.run
-    if run.is_turn and not run.round and not _is_told(state):
+    if run.is_turn and not run.round and not _has_unanswered_notices(state):
         return Finish(state=RunState.COMPLETED)
     if not (run.round or run.tools or state.tools_pinned):
         return PinTools()
@@ -44,7 +44,7 @@ def follows(state: State, now: float) -> Decision:
     return CallModel(round=run.round + 1, without_tools=is_last, is_last=is_last, summarise_to_number=to_number)
 
 
-def concluded(state: State, *, goes_on: bool) -> State:  # noqa: ARG001  # the model has the last word
+def concluded(state: State, *, continues: bool) -> State:  # noqa: ARG001  # the model has the last word
     """Return the state unchanged."""
     return state
 
@@ -54,7 +54,7 @@ def reported(base: State, after: State) -> State:  # noqa: ARG001  # calls speak
     return after
 
 
-def _is_told(state: State) -> bool:
+def _has_unanswered_notices(state: State) -> bool:
     """Return whether there are job notices that the model has not answered."""
     if state.notices:
         return True

@@ -113,7 +113,7 @@ def answered(state: State, fact: ModelAnswered, now: float) -> tuple[State, tupl
         return _summarised(state, answer, opened.summarised_to_number), (ended,)
     limits = state.run.options.limits
     calls = tuple(
-        proposals.judged(call, fact.verdicts[call.call_id], state.run.options, now)
+        proposals.apply_verdict(call, fact.verdicts[call.call_id], state.run.options, now)
         if call.state is CallState.PROPOSED
         else call
         for call in fact.calls
@@ -123,7 +123,7 @@ def answered(state: State, fact: ModelAnswered, now: float) -> tuple[State, tupl
     loop = replace(state.loop, notes=notes)
     if within and not opened.without_tools:
         loop = _counted(loop, within, limits.identical_calls_max)
-    state = jobs.detached(replace(state, loop=loop).with_calls(calls), calls, fact.wishes, fact.verdicts, now)
+    state = jobs.detached(replace(state, loop=loop).with_calls(calls), calls, fact.terms, fact.verdicts, now)
     state = _with_message(state, fact, calls)
     events: list[OwnerEvent] = [ended]
     if answer.cut_off:
@@ -150,8 +150,8 @@ def failed(state: State, fact: ModelFailed, now: float) -> tuple[State, tuple[Ow
     if fact.quota_end_time is not None:
         held = replace(state.loop, model_call=replace(opened, held=True, quota_waits=opened.quota_waits + 1))
         state = replace(state, loop=held, model_starts_in=None, quota_end_time=fact.quota_end_time)
-        told = Warned(reason=fact.error.reason, message=fact.error.message)
-        return state, () if opened.quota_waits else (told,)
+        warning = Warned(reason=fact.error.reason, message=fact.error.message)
+        return state, () if opened.quota_waits else (warning,)
     if fact.tokens_needed:
         return _not_made(state, opened, fact.tokens_needed)
     limits = state.run.options.limits
@@ -229,7 +229,7 @@ def _not_made(state: State, opened: OpenModelCall, tokens_needed: int) -> tuple[
     """Return the state with the call held because it costs more tokens than are left."""
     held = replace(opened, held=True, tokens_needed=tokens_needed)
     state = replace(state, loop=replace(state.loop, model_call=held), model_starts_in=None)
-    return state, (Warned(reason=retry.BUDGET_EXHAUSTED, message=budget.said_of_need(state)),)
+    return state, (Warned(reason=retry.BUDGET_EXHAUSTED, message=budget.need_message(state)),)
 
 
 def cut(state: State, fact: ModelCut) -> State:
@@ -319,8 +319,8 @@ def _with_message(state: State, fact: ModelAnswered, calls: tuple[Call, ...]) ->
         last_output_seq=shown.last_seq,
         misfit="\n".join(output.faults),
     )
-    said = [jobs.alarms(state) if not calls else "", message.text or message.refusal]
-    run = replace(state.run, output_text="\n\n".join(filter(None, said)), output_json=output.output_json)
+    texts = [jobs.alarms(state) if not calls else "", message.text or message.refusal]
+    run = replace(state.run, output_text="\n\n".join(filter(None, texts)), output_json=output.output_json)
     said_nothing = is_silent and not message.refusal.strip()
     loop = replace(state.loop, misfits=state.loop.misfits + bool(output.faults), said_nothing=said_nothing)
     state = replace(state, run=run, loop=loop)

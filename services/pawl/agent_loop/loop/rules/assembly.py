@@ -40,7 +40,7 @@ def is_json(arguments: str, kind: type = object) -> bool:
         return False
 
 
-def _meant(fragments: Sequence[str]) -> str:
+def _joined_arguments(fragments: Sequence[str]) -> str:
     """Return the arguments that the fragments form: joined, unless only another reading is a JSON object.
 
     Some servers repeat all arguments in each fragment, send `{}` first, or add text after the object.
@@ -161,7 +161,7 @@ class Assembly:
                 CallPiece(
                     call_id=call.provider_call_id,
                     name=self._names.get(call.name, call.name),
-                    arguments=_meant(call.arguments),
+                    arguments=_joined_arguments(call.arguments),
                 )
                 for call in calls
             ),
@@ -209,7 +209,7 @@ class Assembly:
         if not piece.name:
             return current
         if call.arguments:
-            return None if piece.name != call.name or is_json(_meant(call.arguments)) else current
+            return None if piece.name != call.name or is_json(_joined_arguments(call.arguments)) else current
         return None if piece.index is None and call.name else current
 
     def _last(self, test: Callable[[_OpenCall], bool]) -> int | None:

@@ -1,4 +1,4 @@
-"""The token budget of a run (LOOP-12): its size, what is left of it, and estimates of unreported usage."""
+"""The token budget of a run (LOOP-12): its size, its use, and estimates of unreported usage."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TOO_LITTLE: Final = Problem(
 
 
 def tokens(state: State) -> int:
-    """Return the run's token budget including top-ups; 0 if it has none."""
+    """Return the run's token budget including top-ups; 0 means no budget."""
     tokens_max = state.run.options.limits.total_tokens_max
     return tokens_max + state.loop.tokens_added if tokens_max else 0
 
@@ -58,9 +58,7 @@ def is_used_up(state: State) -> bool:
 
 
 def ends_run(state: State) -> bool:
-    """Return whether the run fails because its budget is used up and waiting for a top-up is not allowed or cannot
-    help.
-    """
+    """Return whether the run fails for lack of tokens, because it may not wait for a top-up or none can help."""
     does_not_wait = state.run.options.token_budget_policy is TokenBudgetPolicy.FAIL
     return is_used_up(state) and (does_not_wait or _is_beyond_top_ups(state))
 
@@ -87,7 +85,7 @@ def failure(state: State) -> RunFailure:
     """Return the failure of a run that does not wait for a top-up."""
     message = f"The run has used up its budget of {tokens(state)} tokens."
     if left(state):
-        message = said_of_need(state)
+        message = need_message(state)
     if _is_beyond_top_ups(state):
         message += f" Top-ups can raise it to at most {state.run.options.limits.topped_up_tokens_max}."
     return RunFailure(failure_class=FailureClass.LIMIT, reason=BUDGET_EXHAUSTED, message=message)
@@ -136,7 +134,7 @@ def needed(state: State, prompt_tokens: int) -> int:
     return prompt_tokens + 1 if rest is not None and rest <= prompt_tokens else 0
 
 
-def said_of_need(state: State) -> str:
+def need_message(state: State) -> str:
     """Return why the open call is not made, for people."""
     return (
         f"The next model call needs about {_needed_by_open_call(state)} tokens, including tool descriptions; "
@@ -145,7 +143,7 @@ def said_of_need(state: State) -> str:
 
 
 def output_tokens_max(state: State, prompt_tokens: int) -> int | None:
-    """Return the maximum length of the next answer: the requested one, or what the prompt leaves of the budget."""
+    """Return the maximum length of the next answer: the requested one, or the budget that the prompt leaves."""
     asked, rest = state.run.options.output_tokens_max, left(state)
     if rest is None:
         return asked
@@ -173,7 +171,8 @@ def estimate(size_bytes: int) -> int:
 def prompt_tokens(state: State, prompt_bytes: int) -> int:
     """Estimate the tokens of the next prompt.
 
-    It adds an estimate of the new part to the server's count of the previous prompt, with which the next one starts.
+    It adds an estimate of the new part to the server's count of the previous prompt, because the next prompt starts
+    with it.
     """
     last = state.loop.counted_prompt
     if last is None:
@@ -183,7 +182,7 @@ def prompt_tokens(state: State, prompt_bytes: int) -> int:
 
 
 def counted(report: UsageReport, *, prompt_bytes: int, output_bytes: int) -> UsageReport:
-    """Return the usage of a call, with estimates of what the server did not report."""
+    """Return the usage of a call, with estimates for unreported parts."""
     missing_input = 0 if report.input_tokens else estimate(prompt_bytes)
     missing_output = 0 if report.output_tokens else estimate(output_bytes)
     return replace(
@@ -195,7 +194,7 @@ def counted(report: UsageReport, *, prompt_bytes: int, output_bytes: int) -> Usa
     )
 
 
-def with_forgotten(state: State, usage: Usage) -> State:
+def with_discarded(state: State, usage: Usage) -> State:
     """Add the usage of discarded model calls to the state before the next one."""
     if usage == Usage():
         return state

@@ -105,7 +105,7 @@ def results(state: State) -> tuple[RecordedResult, ...]:
     )
 
 
-def given_up(state: State) -> tuple[RecordedResult, ...]:
+def withdrawn_results(state: State) -> tuple[RecordedResult, ...]:
     """Return the front-end calls of the last two rounds that ended while leased, without the client's result."""
     return tuple(
         _result_note(state, call, state.run.user_id)
@@ -122,14 +122,14 @@ def given_up(state: State) -> tuple[RecordedResult, ...]:
 
 def may_have_been_held(base: State, after: State) -> bool:
     """Return whether a step withdraws a front-end call that a client may have leased since the run was read."""
-    given_up_calls = (after.calls[call.call_id] for call in base.open_calls if call.state is CallState.OFFERED)
+    withdrawn_calls = (after.calls[call.call_id] for call in base.open_calls if call.state is CallState.OFFERED)
     return any(
-        call.state in {CallState.EXPIRED, CallState.CANCELLED} and call.start_time is None for call in given_up_calls
+        call.state in {CallState.EXPIRED, CallState.CANCELLED} and call.start_time is None for call in withdrawn_calls
     )
 
 
 def _result_note(state: State, call: Call, user_id: UserId) -> RecordedResult:
-    began, ended = call.start_time, call.end_time
+    started, ended = call.start_time, call.end_time
     return RecordedResult(
         call_id=call.call_id,
         tool_name=call.tool_name,
@@ -138,7 +138,7 @@ def _result_note(state: State, call: Call, user_id: UserId) -> RecordedResult:
         arguments_json=call.arguments_json,
         content_json=call.result.content_json if call.result else b"",
         state=call.state,
-        duration_seconds=0.0 if began is None or ended is None else max(0.0, ended - began),
+        duration_seconds=0.0 if started is None or ended is None else max(0.0, ended - started),
         definition_sha256=state.run.definition_sha256(call.tool_name),
     )
 
@@ -283,7 +283,7 @@ def _steered(state: State, steer: Steer, now: float) -> State:
     withdrawn = [
         settle.withdrawn(call, _WITHDRAWN, now)
         for call in state.open_calls
-        if not call.attempt and order.gives_up(call, state.batch)
+        if not call.attempt and order.is_withdrawn_by_steer(call, state.batch)
     ]
     loop = replace(state.loop, steers=(*state.loop.steers, steer.text))
     return replace(state.with_calls(withdrawn), loop=loop)

@@ -1,4 +1,4 @@
-"""Conditions on results of iterations, with which a job monitors something without a model (ASYNC-4)."""
+"""Conditions on results of iterations. Jobs monitor them without a model (ASYNC-4)."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
         return (self.below is not None and found < self.below) or (self.above is not None and found > self.above)
 
     def seen(self, content: Any) -> Seen | None:
-        """Return what the next iteration needs of a parsed result; None for nothing."""
+        """Return the part of a parsed result that the next iteration needs, if any."""
         names_previous = bool(self.expression) and expression.names_previous(self.expression)
         if not self.changed and not names_previous:
             return None
@@ -122,8 +122,8 @@ def written(condition: Condition) -> dict[str, Any]:
         "changed": condition.changed or None,
         "cel": condition.expression or None,
     }
-    said = {kind: value for kind, value in kinds.items() if value is not None}
-    return {"path": condition.pointer, **said} if condition.pointer else said
+    spec = {kind: value for kind, value in kinds.items() if value is not None}
+    return {"path": condition.pointer, **spec} if condition.pointer else spec
 
 
 def _value(data: bytes) -> Any:
@@ -134,21 +134,21 @@ def _value(data: bytes) -> Any:
         return []
 
 
-def read(said: object) -> Condition | None:
+def read(spec: object) -> Condition | None:
     """Parse a condition such as `"value < 20"` or `{"path": "/price", "below": 20}`; None if it is invalid.
 
     Raises:
         ExpressionError: the expression cannot be evaluated.
     """
-    if isinstance(said, str):
-        said = {"cel": said}
-    if not isinstance(said, Mapping):
+    if isinstance(spec, str):
+        spec = {"cel": spec}
+    if not isinstance(spec, Mapping):
         return None
-    said = dict(said)
-    pointer = said.pop("path", "")
-    if len(said) != 1 or not isinstance(pointer, str) or not _POINTER.fullmatch(pointer):
+    spec = dict(spec)
+    pointer = spec.pop("path", "")
+    if len(spec) != 1 or not isinstance(pointer, str) or not _POINTER.fullmatch(pointer):
         return None
-    ((kind, value),) = said.items()
+    ((kind, value),) = spec.items()
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if is_number and abs(value) <= _NUMBER_MAX and kind == "below":
         return Condition(pointer=pointer, below=float(value))

@@ -1,4 +1,4 @@
-"""The rules of the loop: what a run does next, given its whole state.
+"""The rules of the loop. They decide the next step of a run from its whole state.
 
 Pure functions without I/O. `decide` returns one decision. The rules that hold for every run are here; the run's program
 decides everything else.
@@ -33,7 +33,7 @@ from pawl.agent_loop.loop.rules.decision import (
     Wait,
 )
 from pawl.agent_loop.loop.rules.run import FailureClass, RunFailure
-from pawl.agent_loop.loop.rules.state import BEGIN, MODEL, State, check_of, stop_of
+from pawl.agent_loop.loop.rules.state import MODEL, START, State, check_of, stop_of
 from pawl.values import ENDED, CallState, ExecutionContext, OfferFallback, RunState, WaitKind
 
 _WAITS: Final = {
@@ -43,7 +43,7 @@ _WAITS: Final = {
     CallState.DELEGATED: WaitKind.AGENT,
 }
 
-# States from which a run can become COMPLETED.
+# A run in these states can become COMPLETED.
 IN_MOTION: Final = frozenset({RunState.QUEUED, RunState.RUNNING})
 
 _JOB_SECONDS: Final = 86_400.0
@@ -63,15 +63,15 @@ def decide(state: State, now: float) -> Decision:
     failure = _limit_reached(state)
     if failure is not None:
         return Fail(failure=failure)
-    following = _begun_here(program.of(state.run).follows(state, now), state)
+    following = _without_running(program.of(state.run).follows(state, now), state)
     if not isinstance(following, Wait):
         return following
     if state.loop.model_call is not None:
-        return _go_on_with_model(state, now)
-    return _go_on_with_calls(state, following, now)
+        return _continue_model(state, now)
+    return _continue_calls(state, following, now)
 
 
-def _begun_here(decision: Decision, state: State) -> Decision:
+def _without_running(decision: Decision, state: State) -> Decision:
     """Remove work that is already running, and ends that the ledger would refuse."""
     match decision:
         case Propose():
@@ -90,11 +90,13 @@ def _end(state: State, now: float) -> Decision:
         return StopModel()
     # Settle first, even if other calls run: the ledger refuses steps in which a call of a cancelled run progresses,
     # such as one that was just approved.
-    not_begun = [call for call in state.open_calls if not _has_begun_running(call, state)]
-    if not_begun:
+    not_started = [call for call in state.open_calls if not _has_started(call, state)]
+    if not_started:
         # Perhaps not all in one step, so that large calls cannot prevent the end of a run.
-        count = step.fitting([step.size_bytes(call) for call in not_begun], step.BYTES_MAX)
-        return Settle(calls=tuple(not_made(call, now) for call in not_begun[:count]), is_part=count < len(not_begun))
+        count = step.fitting([step.size_bytes(call) for call in not_started], step.BYTES_MAX)
+        return Settle(
+            calls=tuple(not_made(call, now) for call in not_started[:count]), is_part=count < len(not_started)
+        )
     running = state.open_calls
     to_stop = tuple(call.call_id for call in running if stop_of(call.call_id) not in state.under_way)
     if to_stop:
@@ -114,7 +116,7 @@ def not_made(call: Call, now: float) -> Call:
     return settle.withdrawn(call, message, now)
 
 
-def _has_begun_running(call: Call, state: State) -> bool:
+def _has_started(call: Call, state: State) -> bool:
     """Return whether the registry may hold an execution of the call: it runs, or its tool waits for an answer."""
     is_answered = call.state is CallState.RUNNABLE and call.call_id in state.loop.answers
     return call.state is CallState.RUNNING or call.asks_in_mid_execution or is_answered
@@ -126,7 +128,7 @@ def _limit_reached(state: State) -> RunFailure | None:
     limits = state.run.options.limits
     if state.active_seconds >= limits.run_timeout_seconds:
         message = f"The run was active for more than {limits.run_timeout_seconds:g} seconds."
-        if BEGIN in state.under_way:
+        if START in state.under_way:
             message += " It waited for its tools all that time: check that tool-registry is reachable."
         return RunFailure(failure_class=FailureClass.LIMIT, reason="RUN_TIMEOUT", message=message)
     if _is_in_round(state) and state.round_active_seconds >= limits.round_timeout_seconds:
@@ -141,7 +143,7 @@ def _is_in_round(state: State) -> bool:
 
 def _timeout_at(state: State, now: float) -> float:
     if state.run.is_job:
-        # A job has only its own deadline and those of its calls. This is just a regular check.
+        # A job has no timeout besides its deadline and its calls' deadlines. This is just a regular check.
         return now + _JOB_SECONDS
     limits = state.run.options.limits
     left = limits.run_timeout_seconds - state.active_seconds
@@ -150,7 +152,7 @@ def _timeout_at(state: State, now: float) -> float:
     return now + max(0.0, left)
 
 
-def _go_on_with_model(state: State, now: float) -> Decision:
+def _continue_model(state: State, now: float) -> Decision:
     if MODEL in state.under_way:
         return Wait(until=_timeout_at(state, now))
     opened = state.loop.model_call
@@ -165,10 +167,10 @@ def _go_on_with_model(state: State, now: float) -> Decision:
     return StartModel(delay_seconds=state.model_starts_in or 0.0)
 
 
-def _go_on_with_calls(state: State, following: Wait, now: float) -> Decision:
+def _continue_calls(state: State, following: Wait, now: float) -> Decision:
     """Let overdue approvals, questions and offers expire or fall back, then continue with the open calls.
 
-    Without open calls, wait for what the program waits for.
+    Without open calls, wait as the program requests.
     """
     overdue = [call for call in state.open_calls if call.deadline_time is not None and call.deadline_time <= now]
     to_check = next((call for call in overdue if _falls_back(call)), None)

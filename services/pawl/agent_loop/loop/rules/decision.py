@@ -11,7 +11,7 @@ import msgspec
 
 from pawl.agent_loop.loop.rules.call import Call
 from pawl.agent_loop.loop.rules.run import RunFailure
-from pawl.agent_loop.loop.rules.state import BEGIN, READ, check_of, stop_of
+from pawl.agent_loop.loop.rules.state import READ, START, check_of, stop_of
 from pawl.chassis.ids import CallId
 from pawl.values import RunState, WaitKind
 
@@ -27,7 +27,7 @@ class Settle(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decline(msgspec.Struct, frozen=True, kw_only=True):
-    """No person will answer the question of this call's tool: continue the tool without an answer. Then decide again."""
+    """Continue this call's tool without an answer to its question. Then decide again."""
 
     call_id: CallId
 
@@ -45,13 +45,13 @@ class Fail(msgspec.Struct, frozen=True, kw_only=True):
 class PinTools(msgspec.Struct, frozen=True, kw_only=True):
     """Ask the registry which tools the run may use. One of the ways a program starts."""
 
-    names: ClassVar = (BEGIN,)
+    names: ClassVar = (START,)
 
 
 class PlanUndo(msgspec.Struct, frozen=True, kw_only=True):
-    """Find out what an undo must reverse and which tools it needs. One of the ways a program starts."""
+    """Plan an undo and find the tools that it needs. One of the ways a program starts."""
 
-    names: ClassVar = (BEGIN,)
+    names: ClassVar = (START,)
 
 
 class ReadCalls(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,8 +152,8 @@ class StopCalls(msgspec.Struct, frozen=True, kw_only=True):
 class Wait(msgspec.Struct, frozen=True, kw_only=True):
     """Wait until running work reports or until a time.
 
-    From a program it means that nothing follows until a call changes, a command arrives or the time comes. `waits` is
-    what the program waits for besides its calls and the time.
+    From a program it means that nothing follows until a call changes, a command arrives or the time comes. `waits` has
+    its reasons besides calls and time.
     """
 
     until: float | None

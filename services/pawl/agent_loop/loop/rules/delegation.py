@@ -1,4 +1,4 @@
-"""Calls that are done by child runs (TOOL-7): what a child run may do, and how its end settles the call.
+"""Calls that child runs do (TOOL-7): the options of a child run, and how its end settles the call.
 
 The child's run id is derived from the call id. It is known before the run exists, and no call runs twice.
 """
@@ -65,19 +65,19 @@ def child_run_id(call: Call) -> RunId:
     return RunId(f"run_{hashlib.sha256(call.call_id.encode()).hexdigest()[:32]}")
 
 
-def begin(state: State, call: Call, now: float) -> State:
+def start(state: State, call: Call, now: float) -> State:
     """Return the state with the call DELEGATED and its child run, or FAILED if it cannot be delegated."""
     try:
         run = _delegation(state, call)
     except _Refused as refusal:
         note = state.loop.notes.get(call.call_id, "")
         return state.with_calls([settle.settled(call, CallState.FAILED, refusal.result, now, note)])
-    begun = replace(call, state=CallState.DELEGATED, child_run_id=run.run_id, start_time=now)
-    return replace(state.with_calls([begun]), delegations=(*state.delegations, run))
+    started = replace(call, state=CallState.DELEGATED, child_run_id=run.run_id, start_time=now)
+    return replace(state.with_calls([started]), delegations=(*state.delegations, run))
 
 
 def ended(state: State, command: AgentEnded, now: float) -> State:
-    """Settle the call of a child run that has ended. Its answer is the result, and its tokens count for this run, too."""
+    """Settle the call of a child run that has ended. The child's tokens count for this run, too."""
     call = state.calls.get(command.call_id)
     if call is None or call.state is not CallState.DELEGATED:
         return state
@@ -171,12 +171,12 @@ def _options(state: State, task: Task, agent: AgentVersion | None) -> RunOptions
 
 
 def _answer(run: Run) -> CallResult:
-    said = run.output_text
-    size_bytes = len(said.encode())
+    output = run.output_text
+    size_bytes = len(output.encode())
     if size_bytes <= OUTPUT_BYTES_MAX:
-        return CallResult(content_json=strict_json.dumps_canonical({"answer": said}))
+        return CallResult(content_json=strict_json.dumps_canonical({"answer": output}))
     note = f"The answer has {size_bytes} bytes; this is the first part."
-    cut = text.cut_bytes(said.encode(), OUTPUT_BYTES_MAX)
+    cut = text.cut_bytes(output.encode(), OUTPUT_BYTES_MAX)
     return CallResult(content_json=strict_json.dumps_canonical({"answer": cut}), note=note)
 
 

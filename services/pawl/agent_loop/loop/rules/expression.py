@@ -30,7 +30,7 @@ _PARSING: Final = re.compile(r"\b(?:timestamp|duration|double|u?int|string)\b")
 _SEARCH: Final = re.compile(r"\bcontains\b")
 _SEARCH_FOR_LITERAL: Final = re.compile(r"\bcontains\s*\(\s*['\"]")
 _NAMES: Final = re.compile(r"\b(?:value|previous)\b")
-_PLACE: Final = re.compile(r"ERROR: <input>:(-?\d+):(-?\d+): ([^\n]*)")
+_POSITION: Final = re.compile(r"ERROR: <input>:(-?\d+):(-?\d+): ([^\n]*)")
 _OPERATORS: Final = "_&&_ _||_ !_ _?_:_ _==_ _!=_ _<_ _<=_ _>_ _>=_ _+_ _-_ _*_ _/_ _%_ -_ @in _[_] @not_strictly_false"
 _FUNCTIONS: Final = "size contains startsWith endsWith int uint double string bool dyn type timestamp duration"
 _CONFIG: Final = {
@@ -50,14 +50,14 @@ _ENVIRONMENT: Final = cel.NewEnv(config=cel.NewEnvConfigFromYaml(msgspec.json.en
 
 
 class ExpressionError(ValueError):
-    """An invalid expression, or one that fails with some values. The message says why."""
+    """An expression is invalid or fails with some values. The message has the reason."""
 
 
 def check(source: str) -> None:
     """Check that an expression may be evaluated.
 
     Raises:
-        ExpressionError: it may not; the message says where the problem is.
+        ExpressionError: it may not; the message has the position.
     """
     if not 0 < len(source) <= CHARACTERS_MAX:
         raise ExpressionError(f"an expression must have 1 to {CHARACTERS_MAX} characters")
@@ -104,15 +104,15 @@ def _compiled(source: str) -> Any:
     try:
         return _ENVIRONMENT.compile(source)
     except (RuntimeError, TypeError, UnicodeError) as error:
-        place = _PLACE.search(str(error))
-        if place is None:
+        position = _POSITION.search(str(error))
+        if position is None:
             raise ExpressionError(_first_line(str(error))) from None
-        column, said = int(place[2]), place[3].replace(" (in container '')", "")
-        raise ExpressionError(f"column {column}: {said}"[:300] if column > 0 else said[:300]) from None
+        column, text = int(position[2]), position[3].replace(" (in container '')", "")
+        raise ExpressionError(f"column {column}: {text}"[:300] if column > 0 else text[:300]) from None
 
 
-def _first_line(said: str) -> str:
-    return (said.splitlines() or [""])[0].removesuffix(" [INTERNAL]")[:300]
+def _first_line(text: str) -> str:
+    return (text.splitlines() or [""])[0].removesuffix(" [INTERNAL]")[:300]
 
 
 def _steps(source: str, values: list[Any]) -> int:
@@ -120,19 +120,19 @@ def _steps(source: str, values: list[Any]) -> int:
 
     Each operation may visit everything in its operands, `+` makes these larger, and a macro repeats what follows it.
     """
-    longest, places, characters = _measured(values)
+    longest, nodes, characters = _measured(values)
     macro = _MACROS.search(source)
     before = len(_NAMES.findall(source, 0, macro.start())) if macro else len(_NAMES.findall(source))
     after = len(_NAMES.findall(source, macro.end())) if macro else 0
     searches = len(_SEARCH.findall(source))
     divisor = 16 if not searches else 4 if searches == len(_SEARCH_FOR_LITERAL.findall(source)) else 1
-    size = places + characters // divisor
+    size = nodes + characters // divisor
     work = (before + after) * size
     if macro:
         iterations = before * longest + CHARACTERS_MAX // 2
         operations = len(_OPERATIONS.findall(source)) + _PARSING_STEPS * len(_PARSING.findall(source))
         work = operations * (before * size + iterations) + after * iterations * size
-    return _CONVERSION_STEPS * places + (1 + source.count("+")) * work
+    return _CONVERSION_STEPS * nodes + (1 + source.count("+")) * work
 
 
 def _measured(values: list[Any]) -> tuple[int, int, int]:
@@ -140,10 +140,10 @@ def _measured(values: list[Any]) -> tuple[int, int, int]:
 
     Stops when there are too many.
     """
-    longest, places, characters, rest = 0, 0, 0, list(values)
-    while rest and places * _CONVERSION_STEPS <= _STEPS_MAX:
+    longest, nodes, characters, rest = 0, 0, 0, list(values)
+    while rest and nodes * _CONVERSION_STEPS <= _STEPS_MAX:
         each = rest.pop()
-        places += 1
+        nodes += 1
         if isinstance(each, str):
             characters += len(each)
         elif isinstance(each, list | dict):
@@ -152,7 +152,7 @@ def _measured(values: list[Any]) -> tuple[int, int, int]:
                 characters += sum(map(len, each))
                 each = each.values()
             rest += each
-    return longest, places, characters
+    return longest, nodes, characters
 
 
 def _plain(value: Any) -> Any:

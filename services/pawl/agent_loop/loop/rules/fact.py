@@ -10,7 +10,7 @@ from msgspec import field
 
 from pawl.agent_loop.agents.rules import AgentVersion
 from pawl.agent_loop.loop.rules.assembly import ModelAnswer
-from pawl.agent_loop.loop.rules.background import Wish
+from pawl.agent_loop.loop.rules.background import RequestedTerms
 from pawl.agent_loop.loop.rules.call import ByPerson, Call, CallResult
 from pawl.agent_loop.loop.rules.run import PinnedTool, Run, RunFailure
 from pawl.agent_loop.loop.rules.tool import ExecutionResult, Stopped, Verdict
@@ -36,7 +36,7 @@ class RunRefused(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
-    """The first and last seq of the open model call's output in the log; 0 if there is none."""
+    """The first and last seq of the open model call's output in the log; 0 for no output."""
 
     first_seq: int = 0
     last_seq: int = 0
@@ -60,7 +60,7 @@ class ModelAnswered(msgspec.Struct, frozen=True, kw_only=True):
     verdicts: Mapping[CallId, Verdict] = field(default_factory=dict)
     output: OutputChecked | None = None
     # The calls that shall run in the background.
-    wishes: Mapping[CallId, Wish] = field(default_factory=dict)
+    terms: Mapping[CallId, RequestedTerms] = field(default_factory=dict)
     shown: Shown = field(default_factory=Shown)
 
 
@@ -162,7 +162,7 @@ class RoundStarted(msgspec.Struct, frozen=True, kw_only=True):
 class RoundRetrying(msgspec.Struct, frozen=True, kw_only=True):
     """An attempt failed and another follows, with `model`. Output from `void_from_seq` on is void.
 
-    `usage` is that of the failed attempt.
+    `usage` counts the failed attempt.
     """
 
     round: int

@@ -44,12 +44,12 @@ def asked(state: State, call: Call, question: Question, now: float) -> State:
 
 
 def answered(state: State, call: Call, answer: str | None) -> State:
-    """Make the call runnable again with the answer, or with the information that nobody answered."""
+    """Make the call runnable again with the answer, or without one if it is None."""
     asked_last = call.question.question if call.question else ""
     given = Answer(question=asked_last, answer=answer or "", declined=answer is None)
     answers = {**state.loop.answers, call.call_id: (*state.loop.answers.get(call.call_id, ()), given)}
-    goes_on = replace(call, state=CallState.RUNNABLE, question=None, deadline_time=None)
-    return replace(state.with_calls([goes_on]), loop=replace(state.loop, answers=answers))
+    continues = replace(call, state=CallState.RUNNABLE, question=None, deadline_time=None)
+    return replace(state.with_calls([continues]), loop=replace(state.loop, answers=answers))
 
 
 # The registry decides by its own clock when the time is over.
@@ -68,8 +68,8 @@ def times(state: State, now: float) -> list[float]:
     return [state.loop.completions[call.call_id] for call in state.open_calls if awaits(state, call, now)]
 
 
-def begun(state: State, call: Call, seconds_left: float, now: float) -> State:
-    """Return the state with a call that waits for its completion. If the completion came first, ask again immediately."""
+def wait_for_completion(state: State, call: Call, seconds_left: float, now: float) -> State:
+    """Record that a call waits for its completion. If the completion came first, ask again immediately."""
     if call.state is not CallState.RUNNING:
         return state
     known = {each: time for each, time in state.loop.completions.items() if each != call.call_id}
@@ -143,7 +143,7 @@ def _executed(state: State, fact: CallExecuted, now: float) -> State:
         question = fact.ended.question or Question(question="What is the answer?")
         return asked(state, call, question, now) if is_running else state
     if fact.ended.outcome is Outcome.AWAITING_COMPLETION:
-        return begun(state, call, fact.ended.completion_seconds_left, now)
+        return wait_for_completion(state, call, fact.ended.completion_seconds_left, now)
     policy = state.run.options.unknown_outcome_policy
     if (
         fact.ended.outcome is Outcome.UNKNOWN
@@ -180,7 +180,7 @@ def _checked(state: State, fact: CallChecked, now: float) -> State:
     proposed = following.calls if isinstance(following, Propose) else ()
     if is_stopped or all(call.call_id != fact.call.call_id for call in proposed):
         return state
-    call = proposals.judged(fact.call, fact.verdict, state.run.options, now, state.run.series)
+    call = proposals.apply_verdict(fact.call, fact.verdict, state.run.options, now, state.run.series)
     if call.state is CallState.AWAITING_APPROVAL and state.run.grant is not None:
         # When the series needs another approval, the earlier grant ends.
         state = replace(state, run=replace(state.run, grant=replace(state.run.grant, ended=True)))
@@ -222,6 +222,6 @@ def _fallen_back(state: State, fact: FallbackChecked, now: float) -> State:
         approval=None,
         offer=None,
     )
-    call = proposals.judged(replaced, fact.verdict, state.run.options, now)
+    call = proposals.apply_verdict(replaced, fact.verdict, state.run.options, now)
     notes = {**state.loop.notes, call.call_id: f"{note} {fact.verdict.note}".strip()}
     return replace(state.with_calls([call]), loop=replace(state.loop, notes=notes))

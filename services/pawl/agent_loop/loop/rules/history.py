@@ -1,7 +1,7 @@
 """The conversation in the form of the chat-completions protocol.
 
 It is built from messages and call rows. Each call has exactly one result, in call order, right after the message that
-requests it. So providers that validate histories accept it, whatever happened to the run.
+requests it. So providers that validate histories accept it in every case.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ ProviderMessage: TypeAlias = dict[str, Any]
 _INTERRUPTED: Final = "[The answer was interrupted here.]"
 _SUMMARY: Final = "Summary of the conversation so far:\n\n"
 # Messages of other users are not requests of the run's user, and the answers to them are not answers of its model.
-_OF_ANOTHER: Final = "[Written by {}, another user of this conversation:]"
+_FROM_ANOTHER_USER: Final = "[Written by {}, another user of this conversation:]"
 _ANSWER_TO_ANOTHER: Final = "[Answered to {}, another user of this conversation:]"
 _NO_TEXT: Final = "[No text. Its attachments are not shown here.]"
 _NOTICE: Final = (
@@ -87,7 +87,7 @@ _NOTICE: Final = (
 )
 # The line ends of str.splitlines, which is slow for texts with very many lines.
 _LINE_ENDS: Final = ("\r\n", "\r", "\v", "\f", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029")
-_KEPT_SHARE: Final = 0.5
+_KEPT_FRACTION: Final = 0.5
 
 
 class ReasoningEcho(StrEnum):
@@ -106,7 +106,7 @@ class ReasoningEcho(StrEnum):
 def of_run(
     state: State, echo: ReasoningEcho = ReasoningEcho.AUTO, *, takes_images: bool = True, more_instructions: str = ""
 ) -> tuple[ProviderMessage, ...]:
-    """Return the history for the next answer, instructions first. Without `takes_images`, placeholders replace images."""
+    """Return the history for the next answer, instructions first. Placeholders replace images if necessary."""
     instructions = "\n\n".join(filter(None, (state.run.options.instructions, more_instructions)))
     head = [_message("system", instructions)] if instructions else []
     return tuple(
@@ -117,16 +117,16 @@ def of_run(
 def groups(
     state: State, echo: ReasoningEcho = ReasoningEcho.AUTO, *, takes_images: bool = True
 ) -> list[list[ProviderMessage]]:
-    """Return the provider messages of each message of `told`: itself and the results of its calls, or nothing."""
+    """Return the provider messages of each shown message: itself and the results of its calls, or nothing."""
     bytes_max = state.run.options.limits.result_bytes_per_round_max
     field = _reasoning_field(state, echo)
     return [
         [*_group(message, state, field, bytes_max, takes_images=takes_images), *_correction(message, state)]
-        for message in told(state)
+        for message in shown_messages(state)
     ]
 
 
-def told(state: State) -> tuple[Message, ...]:
+def shown_messages(state: State) -> tuple[Message, ...]:
     """Return the messages for the model: the newest summary, then the messages that it does not replace.
 
     The summary comes first, although it was written after messages that it does not replace.
@@ -154,17 +154,17 @@ def summarise_to(state: State) -> int:
     if sum(sizes) <= budget:
         return 0
     kept, first = 0, len(sizes)
-    while first > 0 and (first == len(sizes) or kept + sizes[first - 1] <= budget * _KEPT_SHARE):
+    while first > 0 and (first == len(sizes) or kept + sizes[first - 1] <= budget * _KEPT_FRACTION):
         first -= 1
         kept += sizes[first]
-    replaced = [message for message in told(state)[:first] if message.role is not Role.SUMMARY]
+    replaced = [message for message in shown_messages(state)[:first] if message.role is not Role.SUMMARY]
     return replaced[-1].number if replaced else 0
 
 
 def to_summarise(state: State, to_number: int) -> str:
     """Return the conversation up to a number as one text, limited to the context size."""
     bytes_max = state.run.options.limits.context_bytes_max
-    old = [message for message in told(state) if message.role is Role.SUMMARY or message.number <= to_number]
+    old = [message for message in shown_messages(state) if message.role is Role.SUMMARY or message.number <= to_number]
     limit = state.run.options.limits.result_bytes_per_round_max
     pieces = (piece for message in old for piece in _group(message, state, "", limit, takes_images=False))
     text = "\n\n".join(msgspec.json.encode(piece).decode() for piece in pieces)
@@ -195,7 +195,7 @@ def _group(
     message: Message, state: State, reasoning_field: str, result_bytes_max: int, *, takes_images: bool
 ) -> list[ProviderMessage]:
     if not state.is_own(message):
-        return _of_another(message)
+        return _from_another_user(message)
     match message.role:
         case Role.USER if message.parts:
             return [_message("user", parts.content(message.parts, takes_images=takes_images))]
@@ -208,17 +208,17 @@ def _group(
             return [_message("user", _SUMMARY + message.text)]
         case Role.ASSISTANT:
             asked = [state.calls[call_id] for call_id in message.call_ids if call_id in state.calls]
-            answer = _assistant(_as_told_to(state.model, message), asked, reasoning_field)
+            answer = _assistant(_for_model(state.model, message), asked, reasoning_field)
             if answer is None:
                 return []
             results = zip(asked, contents(asked, result_bytes_max), strict=True)
             return [
                 answer,
-                *({"role": "tool", "tool_call_id": call.call_id, "content": said} for call, said in results),
+                *({"role": "tool", "tool_call_id": call.call_id, "content": content} for call, content in results),
             ]
 
 
-def _of_another(message: Message) -> list[ProviderMessage]:
+def _from_another_user(message: Message) -> list[ProviderMessage]:
     """Return another user's message, or the answer to it, quoted line by line so that it cannot pass for anything else.
 
     Job notices of another user are left out.
@@ -229,7 +229,7 @@ def _of_another(message: Message) -> list[ProviderMessage]:
         answer = _assistant(message, (), "")
         label, text = _ANSWER_TO_ANOTHER, answer["content"] if answer else ""
     else:
-        label, text = _OF_ANOTHER, message.text or _NO_TEXT
+        label, text = _FROM_ANOTHER_USER, message.text or _NO_TEXT
     if not text:
         return []
     for end in _LINE_ENDS:
@@ -239,21 +239,21 @@ def _of_another(message: Message) -> list[ProviderMessage]:
 
 
 def _is_no_question(message: Message, state: State) -> bool:
-    """Return whether the model has nothing to answer in a message: an interrupted answer, or a message it is not shown."""
+    """Return whether a message needs no answer: an interrupted answer, or a message hidden from the model."""
     if not state.is_own(message):
-        return not _of_another(message)
+        return not _from_another_user(message)
     return message.interrupted and not message.call_ids
 
 
 def _correction(message: Message, state: State) -> list[ProviderMessage]:
-    """Return the correction of an answer that does not fit the response format. The schema is only in the same run's."""
+    """Return the correction after an answer that does not fit the response format, with the schema in the same run."""
     if not message.misfit:
         return []
     form = state.run.options.response_format if message.run_id == state.run.run_id else None
     return [_message("user", output.correction(message, form))]
 
 
-def _as_told_to(model: str, message: Message) -> Message:
+def _for_model(model: str, message: Message) -> Message:
     """Remove what only the model that wrote the message may receive: another model refuses its signatures."""
     if message.model in {"", model}:
         return message

@@ -32,7 +32,7 @@ _DENIED: Final = frozenset({"NOT_ALLOWED", "PERMISSION_DENIED"})
 _TINY: Final = 1e-6
 
 
-class _Said(msgspec.Struct, frozen=True):
+class _Success(msgspec.Struct, frozen=True):
     success: bool = True
 
 
@@ -49,7 +49,7 @@ def follows(state: State, now: float) -> Decision:
         return Wait(until=None, waits=paused)
     last = next((call for call in state.calls.values() if call.run_id == run.run_id and call.round == run.round), None)
     is_over = last is not None and (not job.interval_seconds or last.state in _NOT_WANTED)
-    if last is not None and is_over and (last.state is not CallState.SUCCEEDED or _says_failed(last)):
+    if last is not None and is_over and (last.state is not CallState.SUCCEEDED or _reports_failure(last)):
         return Fail(failure=_failure(last))
     if run.round >= job.iterations_max or monitor.is_over(job, cursor):
         return Finish(state=RunState.COMPLETED)
@@ -70,7 +70,7 @@ def paused(state: State, time: float, *, resumes: bool) -> State:
     return replace(state, loop=replace(state.loop, cursor=after))
 
 
-def concluded(state: State, *, goes_on: bool) -> State:  # noqa: ARG001  # its result is its last word
+def concluded(state: State, *, continues: bool) -> State:  # noqa: ARG001  # its result is its last word
     """Return the state unchanged."""
     return state
 
@@ -94,17 +94,19 @@ def reported(base: State, after: State) -> State:
     if not settled:
         return after
     call = max(settled, key=lambda each: each.round)
-    said = jobs.said(call)
-    judged = monitor.judged(job, cursor, call, said)
+    outcome = jobs.result_text(call)
+    evaluated = monitor.evaluated(job, cursor, call, outcome)
     denial = _denial(call) if job.interval_seconds else ""
-    seen, tells = monitor.tells(job, cursor, judged, call, said)
-    ends_digest = seen.digest_time != judged.digest_time
-    told = monitor.told(job, cursor, judged, said, after.run.output_text, paused=denial, ends_digest=ends_digest)
-    run = replace(after.run, output_text=told, missed_iterations=missed(job, call))
+    seen, report_due = monitor.report_due(job, cursor, evaluated, call, outcome)
+    ends_digest = seen.digest_time != evaluated.digest_time
+    job_output = monitor.job_output(
+        job, cursor, evaluated, outcome, after.run.output_text, paused=denial, ends_digest=ends_digest
+    )
+    run = replace(after.run, output_text=job_output, missed_iterations=missed(job, call))
     after = replace(after, run=run, loop=replace(after.loop, cursor=seen))
     if denial:
         after = paused(after, call.end_time or 0.0, resumes=False)
-    return replace(after, tells_iteration=call.round) if tells or denial else after
+    return replace(after, tells_iteration=call.round) if report_due or denial else after
 
 
 def _cursor(state: State) -> JobCursor:
@@ -120,8 +122,8 @@ def due_time(job: Job, last: Call | None, resume_time: float = 0.0) -> float:
     if not job.interval_seconds:
         return job.begin_time
     times = (last.create_time, last.end_time, resume_time) if last is not None else (None, None, resume_time)
-    began, ended, resumed = (((time or job.begin_time) - job.begin_time) / job.interval_seconds for time in times)
-    first = job.delay_first if last is None else math.floor(began + _TINY) + 1
+    started, ended, resumed = (((time or job.begin_time) - job.begin_time) / job.interval_seconds for time in times)
+    first = job.delay_first if last is None else math.floor(started + _TINY) + 1
     return job.begin_time + job.interval_seconds * max(first, math.ceil(ended - _TINY), math.ceil(resumed - _TINY))
 
 
@@ -156,18 +158,18 @@ def _denial(call: Call) -> str:
 
 def _message(call: Call) -> str:
     """Return the error message of a call that failed."""
-    said = None
+    outcome = None
     if (result := call.result) is not None:
         content = strict_json.loads(result.content_json, bytes_max=len(result.content_json) or 1)
-        said = content.get("error") if isinstance(content, dict) else content
-    otherwise = "The tool reports no success." if _says_failed(call) else f"The call ended {call.state.name}."
-    return (said if isinstance(said, str) and said else otherwise)[:1000]
+        outcome = content.get("error") if isinstance(content, dict) else content
+    otherwise = "The tool reports no success." if _reports_failure(call) else f"The call ended {call.state.name}."
+    return (outcome if isinstance(outcome, str) and outcome else otherwise)[:1000]
 
 
-def _says_failed(call: Call) -> bool:
+def _reports_failure(call: Call) -> bool:
     """Return whether a tool reports failure in its result with `"success": false`."""
     try:
-        return call.result is not None and not msgspec.json.decode(call.result.content_json, type=_Said).success
+        return call.result is not None and not msgspec.json.decode(call.result.content_json, type=_Success).success
     except msgspec.DecodeError:
         return False
 

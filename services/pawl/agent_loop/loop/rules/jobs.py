@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pawl.agent_loop.loop.rules import background, budget, delegation, settle, text
-from pawl.agent_loop.loop.rules.background import Wish
+from pawl.agent_loop.loop.rules.background import RequestedTerms
 from pawl.agent_loop.loop.rules.call import Call, CallResult
 from pawl.agent_loop.loop.rules.message import Message, Role
 from pawl.agent_loop.loop.rules.retry import BUDGET_EXHAUSTED
@@ -40,7 +40,7 @@ TIMEOUT_SECONDS: Final = 3600.0
 # Rounds of a turn that notices start (ASYNC-5).
 TURN_ROUNDS_MAX: Final = 3
 # Part of the context that new notices may fill; a single one may be larger.
-ENTERED_SHARE: Final = 0.25
+ENTERED_FRACTION: Final = 0.25
 # Larger results are cut in notices.
 OUTPUT_BYTES_MAX: Final = 16 * 1024
 # The answer of a model that has nothing to say.
@@ -53,11 +53,11 @@ _MARKING: Final = re.compile(r"[<>]|[^\x20-\x7e]")
 _NOT_SO: Final = "It was run immediately and not in the background: {}."
 
 
-# Contexts of tools for which a run waits, except a turn that notices started.
+# A run waits for tools in these contexts, except a turn that notices started.
 WAITED_FOR: Final = frozenset({ExecutionContext.HUMAN, ExecutionContext.FRONTEND, ExecutionContext.AGENT})
 
 
-def may_begin(run: Run) -> str:
+def background_denial(run: Run) -> str:
     """Return why a run may not start background calls; empty if it may."""
     if run.options.without_background:
         return "background calls are switched off"
@@ -66,48 +66,48 @@ def may_begin(run: Run) -> str:
     return ""
 
 
-def wishes_of(
+def extract_terms(
     calls: Iterable[Call], tools: Iterable[Tool], now: float, *, as_tool: bool = False
-) -> tuple[tuple[Call, ...], dict[CallId, Wish]]:
+) -> tuple[tuple[Call, ...], dict[CallId, RequestedTerms]]:
     """Return the calls without background parameters, and their background requests.
 
     With `as_tool`, calls of `background.TOOL` become calls of the tools they name.
     """
     schemas = {tool.name: tool.arguments_schema_json for tool in tools}
-    wishes: dict[CallId, Wish] = {}
+    terms: dict[CallId, RequestedTerms] = {}
     found = []
     for call in calls:
         if as_tool and call.tool_name == background.TOOL not in schemas:
-            meant, reading = background.read_tool(call.proposed_arguments, schemas)
+            named, reading = background.read_tool(call.proposed_arguments, schemas)
             if call.state is CallState.PROPOSED and not reading.fault:
-                call = replace(call, tool_name=meant, proposed_tool_name=background.TOOL)  # noqa: PLW2901
+                call = replace(call, tool_name=named, proposed_tool_name=background.TOOL)  # noqa: PLW2901
         else:
             reading = background.read(call.proposed_arguments, schemas.get(call.tool_name, b""))
         if call.state is CallState.PROPOSED and reading.fault:
             call = _refused(call, "INVALID_ARGUMENTS", reading.fault, now)  # noqa: PLW2901
         elif call.state is CallState.PROPOSED and reading.arguments != call.proposed_arguments:
             call = replace(call, arguments_json=reading.arguments.encode())  # noqa: PLW2901
-            if reading.wish is not None:
-                wishes[call.call_id] = reading.wish
+            if reading.terms is not None:
+                terms[call.call_id] = reading.terms
         found.append(call)
-    return tuple(found), wishes
+    return tuple(found), terms
 
 
 def detached(
     state: State,
     calls: Iterable[Call],
-    wishes: Mapping[CallId, Wish],
+    terms_by_call: Mapping[CallId, RequestedTerms],
     verdicts: Mapping[CallId, Verdict],
     now: float,
 ) -> State:
     """Return the state in which the calls that shall and may run in the background are DETACHED."""
-    begun: dict[str, CallId] = {}
+    started: dict[str, CallId] = {}
     for call in calls:
-        wish = wishes.get(call.call_id)
-        if wish is None or call.settled:
+        terms = terms_by_call.get(call.call_id)
+        if terms is None or call.settled:
             continue
         verdict = verdicts[call.call_id]
-        why_not = may_begin(state.run)
+        why_not = background_denial(state.run)
         if verdict.without_background and not why_not:
             why_not = f"{call.tool_name} cannot run in the background"
         if why_not:
@@ -115,13 +115,13 @@ def detached(
             loop = replace(state.loop, notes={**state.loop.notes, call.call_id: note})
             state = replace(state, loop=loop)
             continue
-        key = repr((call.tool_name, call.arguments_json, wish))
-        if key in begun:
-            message = f"This answer already has the same background call: {begun[key]}. It is not made twice."
+        key = repr((call.tool_name, call.arguments_json, terms))
+        if key in started:
+            message = f"This answer already has the same background call: {started[key]}. It is not made twice."
             state = state.with_calls([_refused(call, "DUPLICATE_CALL", message, now)])
             continue
-        begun[key] = call.call_id
-        state = _begun(state, call, wish, verdict, now)
+        started[key] = call.call_id
+        state = _start_job(state, call, terms, verdict, now)
     if not state.run.is_turn:
         return state
     message = (
@@ -164,13 +164,13 @@ def entered(state: State) -> State:
 
     Notices that do not fit wait for the next model call or turn.
     """
-    taken, rest = list[bytes](), ENTERED_SHARE * state.run.options.limits.context_bytes_max
+    taken, rest = list[bytes](), ENTERED_FRACTION * state.run.options.limits.context_bytes_max
     for notice in state.notices:
-        told = _escaped(msgspec.json.encode(_told(notice)))
-        rest -= len(told)
+        shown = _escaped(msgspec.json.encode(_notice_content(notice)))
+        rest -= len(shown)
         if taken and rest < 0:
             break
-        taken.append(told)
+        taken.append(shown)
     if not taken:
         return state
     notices = state.notices[: len(taken)]
@@ -184,54 +184,54 @@ def entered(state: State) -> State:
 
 
 def alarms(state: State) -> str:
-    """Return the alarms that a turn reports to the user whatever the model answers, one per line; empty for none."""
+    """Return the alarms that a turn always reports to the user, one per line; empty for none."""
     if not state.run.is_turn:
         return ""
-    told = (
+    shown = (
         notice
         for message in state.messages
         if message.role is Role.NOTICE and message.run_id == state.run.run_id
         for notice in msgspec.json.decode(message.notices_json)
     )
-    return "\n".join(f"{each['tool']}: {each['alarm']} ({each['job_id']})" for each in told if "alarm" in each)
+    return "\n".join(f"{each['tool']}: {each['alarm']} ({each['job_id']})" for each in shown if "alarm" in each)
 
 
-def is_silent(said: str) -> bool:
-    """Return whether an answer says nothing."""
-    return said.strip().lower() in {"", SILENT}
+def is_silent(content: str) -> bool:
+    """Return whether an answer is silent."""
+    return content.strip().lower() in {"", SILENT}
 
 
-def may_become_silent(said: str) -> bool:
-    """Return whether an answer that starts like this may turn out to say nothing."""
-    return SILENT.startswith(said.strip().lower())
+def may_become_silent(content: str) -> bool:
+    """Return whether an answer that starts like this may turn out to be silent."""
+    return SILENT.startswith(content.strip().lower())
 
 
-def wished(wish: Wish, tool_name: str, arguments_json: bytes, now: float) -> Job:
+def new_job(terms: RequestedTerms, tool_name: str, arguments_json: bytes, now: float) -> Job:
     """Return the job for a background request."""
     return Job(
         tool_name=tool_name,
         arguments_json=arguments_json,
         begin_time=now,
-        interval_seconds=wish.interval_seconds,
-        iterations_max=wish.iterations_max,
-        end_time=now + wish.duration_seconds if wish.duration_seconds else None,
-        delay_first=wish.delay_first,
+        interval_seconds=terms.interval_seconds,
+        iterations_max=terms.iterations_max,
+        end_time=now + terms.duration_seconds if terms.duration_seconds else None,
+        delay_first=terms.delay_first,
         timeout_seconds=TIMEOUT_SECONDS,
-        estimated_minutes=wish.estimated_minutes,
-        reports=wish.reports,
-        report_iterations=wish.report_iterations,
-        report_seconds=wish.report_seconds,
-        until=wish.until,
-        when=wish.when,
-        failures_told=wish.failures_told,
+        estimated_minutes=terms.estimated_minutes,
+        reports=terms.reports,
+        report_iterations=terms.report_iterations,
+        report_seconds=terms.report_seconds,
+        until=terms.until,
+        when=terms.when,
+        failures_told=terms.failures_told,
     )
 
 
-def admitted(job: Job, wish: Wish, verdict: Verdict) -> Job:
+def admitted(job: Job, terms: RequestedTerms, verdict: Verdict) -> Job:
     """Return a user's job as adjusted by the verdict on its first call.
 
     Raises:
-        ToolNotFound, PermissionDenied, InvalidArguments: the job is not allowed; the message says why.
+        ToolNotFound, PermissionDenied, InvalidArguments: the job is not allowed; the message has the reason.
     """
     if verdict.disposition is Disposition.REFUSE:
         raise _REFUSALS.get(verdict.error_reason, InvalidArguments)(verdict.error_message)
@@ -240,25 +240,25 @@ def admitted(job: Job, wish: Wish, verdict: Verdict) -> Job:
     if verdict.without_background:
         raise InvalidArguments(f"{job.tool_name} cannot run in the background.")
     return replace(
-        _under_policy(job, wish, verdict),
+        _under_policy(job, terms, verdict),
         arguments_json=verdict.arguments_json,
         timeout_seconds=verdict.async_timeout_seconds or TIMEOUT_SECONDS,
         delegates=verdict.context is ExecutionContext.AGENT,
     )
 
 
-def _under_policy(job: Job, wish: Wish, verdict: Verdict) -> Job:
+def _under_policy(job: Job, terms: RequestedTerms, verdict: Verdict) -> Job:
     """Apply the tool's report policy unless the request has its own.
 
     A monitoring job only reports its condition, and a single call only its end.
     """
     policy = verdict.reports
-    if policy is None or wish.says_reports or wish.until is not None or wish.when is not None:
+    if policy is None or terms.sets_reports or terms.until is not None or terms.when is not None:
         return job
     if not job.interval_seconds and policy.reports is not JobReports.NONE:
         return job
-    said = {name: getattr(policy, name) for name in policy.__struct_fields__}
-    return replace(job, **said)
+    content = {name: getattr(policy, name) for name in policy.__struct_fields__}
+    return replace(job, **content)
 
 
 def title(job: Job) -> str:
@@ -285,10 +285,8 @@ def draft(run: Run, job: Job, now: float) -> Call:
     )
 
 
-def _begun(state: State, call: Call, wish: Wish, verdict: Verdict, now: float) -> State:
-    """Return the state with the call DETACHED and the job that continues it, or FAILED if it cannot run in the
-    background.
-    """
+def _start_job(state: State, call: Call, terms: RequestedTerms, verdict: Verdict, now: float) -> State:
+    """Return the state with the call DETACHED and its job, or FAILED if it cannot run in the background."""
     if call.context not in _IN_BACKGROUND:
         return state.with_calls([_refused(call, "INVALID_ARGUMENTS", _NEEDS_USER, now)])
     if state.open_jobs >= OPEN_MAX:
@@ -298,7 +296,7 @@ def _begun(state: State, call: Call, wish: Wish, verdict: Verdict, now: float) -
         return state.with_calls([_refused(call, "TOO_MANY_JOBS", message, now)])
     run, run_id = state.run, delegation.child_run_id(call)
     job = replace(
-        _under_policy(wished(wish, call.tool_name, call.arguments_json, now), wish, verdict),
+        _under_policy(new_job(terms, call.tool_name, call.arguments_json, now), terms, verdict),
         timeout_seconds=verdict.async_timeout_seconds or TIMEOUT_SECONDS,
         delegates=call.context is ExecutionContext.AGENT,
     )
@@ -308,7 +306,7 @@ def _begun(state: State, call: Call, wish: Wish, verdict: Verdict, now: float) -
             return state.with_calls([_refused(call, BUDGET_EXHAUSTED, "No tokens are left for an agent.", now)])
         limits = replace(options.limits, total_tokens_max=tokens, topped_up_tokens_max=tokens)
         options = replace(options, limits=limits)
-    begun = Delegation(
+    started = Delegation(
         call_id=call.call_id,
         run_id=run_id,
         text=title(job),
@@ -322,15 +320,15 @@ def _begun(state: State, call: Call, wish: Wish, verdict: Verdict, now: float) -
     handle: dict[str, Any] = {"job_id": run_id, "state": "RUNNING"}
     if call.state is CallState.AWAITING_APPROVAL:
         handle["state"] = "AWAITING_APPROVAL"
-    if wish.estimated_minutes:
-        handle["estimated_minutes"] = wish.estimated_minutes
-    are_told = "are not notified of" if job.reports is JobReports.NONE else "are notified of"
-    told = f"It continues in the background, and you {are_told} its results. Do not wait for it, and do not repeat it."
-    note = f"{state.loop.notes.get(call.call_id, '')} {told}".strip()
+    if terms.estimated_minutes:
+        handle["estimated_minutes"] = terms.estimated_minutes
+    notified = "are not notified of" if job.reports is JobReports.NONE else "are notified of"
+    shown = f"It continues in the background, and you {notified} its results. Do not wait for it, and do not repeat it."
+    note = f"{state.loop.notes.get(call.call_id, '')} {shown}".strip()
     bare = replace(call, approval=None, offer=None, question=None, child_run_id=run_id, start_time=None)
     result = CallResult(content_json=strict_json.dumps_canonical(handle))
     state = state.with_calls([settle.settled(bare, CallState.DETACHED, result, now, note)])
-    return replace(state, delegations=(*state.delegations, begun), open_jobs=state.open_jobs + 1)
+    return replace(state, delegations=(*state.delegations, started), open_jobs=state.open_jobs + 1)
 
 
 def _refused(call: Call, reason: str, message: str, now: float) -> Call:
@@ -339,7 +337,7 @@ def _refused(call: Call, reason: str, message: str, now: float) -> Call:
     )
 
 
-def said(call: Call) -> str:
+def result_text(call: Call) -> str:
     """Return the result of an iteration as JSON, or an object with `error`."""
     content = call.result.content_json if call.result else b"null"
     if len(content) <= OUTPUT_BYTES_MAX:
@@ -351,28 +349,28 @@ def said(call: Call) -> str:
     return strict_json.dumps_canonical({"cut": cut, "note": note}).decode()
 
 
-def _told(notice: Notice) -> dict[str, Any]:
+def _notice_content(notice: Notice) -> dict[str, Any]:
     """Return a notice as the model sees it."""
     run, job = notice.run, _job(notice)
-    told: dict[str, Any] = {"job_id": run.run_id, "tool": job.tool_name}
+    shown: dict[str, Any] = {"job_id": run.run_id, "tool": job.tool_name}
     if notice.occasion:
-        told |= {"state": "PAUSED" if _is_paused(notice) else "RUNNING", "iteration": notice.occasion}
+        shown |= {"state": "PAUSED" if _is_paused(notice) else "RUNNING", "iteration": notice.occasion}
         if run.round > notice.occasion:
-            # It was delayed, and the result is that of the latest iteration.
-            told["iterations"] = run.round
+            # The notice was delayed; its result is from the latest iteration.
+            shown["iterations"] = run.round
     else:
-        told["state"] = run.state.name
+        shown["state"] = run.state.name
         if job.interval_seconds:
-            told["iterations"] = run.round
+            shown["iterations"] = run.round
         if run.failure is not None:
-            told["error"] = run.failure.message
+            shown["error"] = run.failure.message
     if alarm := _alarm(notice):
-        told["alarm"] = alarm
+        shown["alarm"] = alarm
     if run.missed_iterations:
-        told["missed"] = run.missed_iterations
+        shown["missed"] = run.missed_iterations
     if run.output_text:
-        told["result"] = _json(run.output_text)
-    return told
+        shown["result"] = _json(run.output_text)
+    return shown
 
 
 def _job(notice: Notice) -> Job:
@@ -385,11 +383,11 @@ def _is_paused(notice: Notice) -> bool:
     return WaitKind.PAUSED in notice.run.waits
 
 
-def _json(said: str) -> Any:
+def _json(content: str) -> Any:
     try:
-        return msgspec.json.decode(said)
+        return msgspec.json.decode(content)
     except msgspec.DecodeError:
-        return said
+        return content
 
 
 def _alarm(notice: Notice) -> str:

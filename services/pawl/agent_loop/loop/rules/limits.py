@@ -34,7 +34,7 @@ _RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "provider_wait_seconds": (0.0, 366 * 86_400),
 }
 _BACKGROUND: Final = ("on", "tool", "off")
-# Limits for which 0 means unlimited.
+# 0 means unlimited for these limits.
 NONE_IS_ZERO: Final = frozenset({"total_tokens_max", "topped_up_tokens_max"})
 # Maximums for values that tools set. The deployment's value equals the ceiling for runs.
 OF_TOOLS: Final = ("tool_timeout_seconds_max", "answer_timeout_seconds_max")
@@ -85,11 +85,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         return replace(self, **{name: type(getattr(self, name))(value) for name, value in asked.items()})
 
     def seconds_of_tool(self, own: float) -> float:
-        """Return the timeout of a call, given the tool's own timeout; 0 if it has none."""
+        """Return the timeout of a call, given the tool's own timeout or 0."""
         return min(own or self.tool_timeout_seconds, self.tool_timeout_seconds_max)
 
     def seconds_of_question(self, own: float) -> float:
-        """Return the timeout of a question, given its own timeout; 0 if it has none."""
+        """Return the timeout of a question, given its own timeout or 0."""
         return min(own or self.answer_timeout_seconds, self.answer_timeout_seconds_max)
 
 
@@ -158,7 +158,7 @@ def _with(limits: Limits, numbers: Mapping[str, float]) -> Limits:
 
 
 def _problems(file: _File, usual: Mapping[str, float]) -> Iterator[str]:
-    """Yield what is wrong with the limits of a file."""
+    """Yield the problems of the limits in a file."""
     defaults = {**usual, **{name: value for name, value in file.defaults.items() if type(value) in {int, float}}}
     for name, value in file.defaults.items():
         if name == "background":

@@ -20,10 +20,9 @@ from pawl.values import Answer, Usage
 class OpenModelCall(msgspec.Struct, frozen=True, kw_only=True):
     """An announced model call that has not ended.
 
-    `attempt` counts all attempts, including those of workers that died or handed over; `failures` only those in which
-    the model server failed (LOOP-7), and `empty_answers` those of them without an answer. Output of this attempt starts
-    at seq `output_from_seq`. `usage_before` is the run's usage before this attempt; meanwhile the run's usage includes
-    an estimate of it.
+    `attempt` counts all attempts, also by workers that died or handed over. `failures` counts failures of the model
+    server (LOOP-7), and `empty_answers` its empty answers. Output of this attempt starts at seq `output_from_seq`.
+    `usage_before` is the run's usage before this attempt; until it ends, the run's usage includes an estimate of it.
 
     A `held` attempt waits for tokens or for the model server. `tokens_needed` is its cost if the budget had less, and
     `quota_waits` how often the agent's daily quota delayed it. `outage_since` is when the run started to wait for the
@@ -57,11 +56,11 @@ class CountedPrompt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Digested(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Consecutive iterations with the same result, of which the start is kept."""
+    """Consecutive iterations with the same result, cut to a few bytes."""
 
     first_round: int
     last_round: int
-    said: str
+    result: str
 
 
 class JobCursor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="program", tag="job"):

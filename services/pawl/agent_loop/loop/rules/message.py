@@ -1,4 +1,4 @@
-"""A message in the ledger. Names and meanings are those of pawl.event.v1."""
+"""A message in the ledger. Names and meanings follow pawl.event.v1."""
 
 from __future__ import annotations
 

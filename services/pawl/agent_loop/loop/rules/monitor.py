@@ -23,8 +23,8 @@ DIGESTED_MAX: Final = 8
 _DIGESTED_BYTES_MAX: Final = 200
 
 
-def judged(job: Job, cursor: JobCursor, call: Call, said: str) -> JobCursor:
-    """Return the cursor after an iteration with the result `said`."""
+def evaluated(job: Job, cursor: JobCursor, call: Call, result: str) -> JobCursor:
+    """Return the cursor after an iteration with the result `result`."""
     failed = call.state is not CallState.SUCCEEDED
     after = replace(cursor, problem="")
     if not failed and (job.until is not None or job.when is not None):
@@ -33,14 +33,14 @@ def judged(job: Job, cursor: JobCursor, call: Call, said: str) -> JobCursor:
         after = fired(job.when, after, content, call.end_time or 0.0)
         failed = bool(after.problem)
     after = replace(after, failures=after.failures + failed, failed_in_a_row=after.failed_in_a_row + 1 if failed else 0)
-    return _digested(after, call.round, said) if job.reports is JobReports.DIGEST else after
+    return _digested(after, call.round, result) if job.reports is JobReports.DIGEST else after
 
 
-def tells(job: Job, before: JobCursor, after: JobCursor, call: Call, said: str) -> tuple[JobCursor, bool]:
+def report_due(job: Job, before: JobCursor, after: JobCursor, call: Call, result: str) -> tuple[JobCursor, bool]:
     """Return whether to report an iteration, and the cursor that records the report."""
     if not job.interval_seconds or job.reports is JobReports.NONE:
         return after, False
-    digest = hashlib.sha256(said.encode()).hexdigest()[:16]
+    digest = hashlib.sha256(result.encode()).hexdigest()[:16]
     now = call.end_time or 0.0
     match job.reports:
         case JobReports.EVERY:
@@ -59,17 +59,17 @@ def tells(job: Job, before: JobCursor, after: JobCursor, call: Call, said: str) 
     return (replace(after, digest=(), digest_left_out=0, digest_time=now) if is_due else after), True
 
 
-def told(
+def job_output(
     job: Job,
     before: JobCursor,
     after: JobCursor,
-    said: str,
-    told_before: str,
+    result: str,
+    output_before: str,
     *,
     paused: str = "",
     ends_digest: bool = False,
 ) -> str:
-    """Return the job's output after an iteration with the result `said`; the output before it was `told_before`.
+    """Return the job's output after an iteration with the result `result`; the output before it was `output_before`.
 
     `paused` is why the job pauses; empty if it does not. `ends_digest` is true if its digest is due.
     """
@@ -79,28 +79,28 @@ def told(
     if job.when is not None:
         outcome["fired"] = after.fired
         # Keep what may not have been delivered yet.
-        told_then = msgspec.json.decode(told_before, type=dict[str, msgspec.Raw]) if before.fired else {}
+        previous = msgspec.json.decode(output_before, type=dict[str, msgspec.Raw]) if before.fired else {}
         if 0 < after.fired == before.fired:
-            outcome["fired_with"] = told_then.get("fired_with", told_then["result"])
+            outcome["fired_with"] = previous.get("fired_with", previous["result"])
         if after.fired > before.fired and job.when.condition.changed and before.when_seen is not None:
             outcome["changed_from"] = "(too large)" if before.when_seen.is_too_large else before.when_seen.value
-        elif "changed_from" in told_then:
-            outcome["changed_from"] = told_then["changed_from"]
+        elif "changed_from" in previous:
+            outcome["changed_from"] = previous["changed_from"]
     if after.problem:
         outcome["condition_error"] = after.problem
     if job.reports is JobReports.DIGEST:
         outcome["iterations"] = [
-            {"from": each.first_round, "to": each.last_round, "result": each.said} for each in after.digest
+            {"from": each.first_round, "to": each.last_round, "result": each.result} for each in after.digest
         ]
         outcome["left_out"] = after.digest_left_out
-        if told_before and before.digest_time and not ends_digest:
+        if output_before and before.digest_time and not ends_digest:
             # Keep what may not have been delivered yet.
-            told_then = msgspec.json.decode(told_before, type=dict[str, msgspec.Raw])
-            digest_before = told_then.get("digest_before" if before.digest else "iterations")
+            previous = msgspec.json.decode(output_before, type=dict[str, msgspec.Raw])
+            digest_before = previous.get("digest_before" if before.digest else "iterations")
             outcome |= {"digest_before": digest_before} if digest_before else {}
     if not outcome:
-        return said
-    return msgspec.json.encode(outcome | {"result": msgspec.Raw(said.encode())}).decode()
+        return result
+    return msgspec.json.encode(outcome | {"result": msgspec.Raw(result.encode())}).decode()
 
 
 def is_over(job: Job, cursor: JobCursor) -> bool:
@@ -138,9 +138,9 @@ def fired(monitor: Monitor | None, cursor: JobCursor, content: Any, now: float) 
     return replace(cursor, is_armed=cursor.is_armed or not holds)
 
 
-def has_passed(begin: float, now: float, seconds: float) -> bool:
+def has_passed(start: float, now: float, seconds: float) -> bool:
     """Return whether so many seconds have passed. A clock that went back does not block."""
-    return not 0 <= now - begin < seconds
+    return not 0 <= now - start < seconds
 
 
 def _until(condition: Condition | None, cursor: JobCursor, content: Any) -> JobCursor:
@@ -154,12 +154,12 @@ def _until(condition: Condition | None, cursor: JobCursor, content: Any) -> JobC
         return replace(cursor, problem=f"until: {error}")
 
 
-def _digested(cursor: JobCursor, number: int, said: str) -> JobCursor:
-    cut = text.cut_bytes(said.encode(), _DIGESTED_BYTES_MAX)
+def _digested(cursor: JobCursor, number: int, result: str) -> JobCursor:
+    cut = text.cut_bytes(result.encode(), _DIGESTED_BYTES_MAX)
     last = cursor.digest[-1] if cursor.digest else None
-    if last is not None and last.said == cut:
+    if last is not None and last.result == cut:
         return replace(cursor, digest=(*cursor.digest[:-1], replace(last, last_round=number)))
-    digest = (*cursor.digest, Digested(first_round=number, last_round=number, said=cut))
+    digest = (*cursor.digest, Digested(first_round=number, last_round=number, result=cut))
     left_out = sum(each.last_round - each.first_round + 1 for each in digest[:-DIGESTED_MAX])
     return replace(cursor, digest=digest[-DIGESTED_MAX:], digest_left_out=cursor.digest_left_out + left_out)
 

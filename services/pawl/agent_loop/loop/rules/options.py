@@ -1,4 +1,4 @@
-"""The options of a run: validation, and defaults for what the client leaves open."""
+"""The options of a run: validation and defaults."""
 
 from __future__ import annotations
 

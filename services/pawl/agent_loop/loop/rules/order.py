@@ -24,7 +24,7 @@ def may_start(call: Call, batch: Sequence[Call], order: BatchOrder) -> bool:
     return not any(_holds_back(other, call, order) for other in batch if other.index < call.index)
 
 
-def gives_up(call: Call, batch: Sequence[Call]) -> bool:
+def is_withdrawn_by_steer(call: Call, batch: Sequence[Call]) -> bool:
     """Return whether steering the run withdraws an open call that has not started.
 
     It does if the call waits for a person, or for an earlier call that waits for a decision.

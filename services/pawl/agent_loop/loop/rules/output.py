@@ -57,11 +57,11 @@ def may_be_tried_again(state: State) -> bool:
 def correction(answer: Message, form: ResponseFormat | None) -> str:
     """Return the correction for the model after an answer that does not fit; with `form`, it includes the schema."""
     faults = "\n".join(f"- {fault}" for fault in answer.misfit.splitlines())
-    told = f"[This answer does not have the requested format:\n{faults}"
+    head = f"[This answer does not have the requested format:\n{faults}"
     if form is None:
-        return f"{told}]"
+        return f"{head}]"
     schema = form.schema_json.decode()
-    return f"{told}\nAnswer again with only JSON that fits this JSON Schema:\n{schema}]"
+    return f"{head}\nAnswer again with only JSON that fits this JSON Schema:\n{schema}]"
 
 
 def failure(answer: Message) -> RunFailure:

@@ -97,12 +97,12 @@ def with_text(file: FilePart, text: str) -> FilePart:
 def content(parts: Iterable[Part], *, takes_images: bool) -> str | list[dict[str, Any]]:
     """Return parts as in the chat-completions protocol: plain text if all parts are text.
 
-    Placeholders describe what the model cannot see.
+    Placeholders describe images that the model cannot see.
     """
-    told = [_told(part, takes_images=takes_images) for part in parts]
-    if any(each["type"] != "text" for each in told):
-        return told
-    return "\n\n".join(each["text"] for each in told)
+    shown = [_content_part(part, takes_images=takes_images) for part in parts]
+    if any(each["type"] != "text" for each in shown):
+        return shown
+    return "\n\n".join(each["text"] for each in shown)
 
 
 def joined(contents: Sequence[str | Sequence[Mapping[str, Any]] | None]) -> str | list[Mapping[str, Any]] | None:
@@ -164,7 +164,7 @@ def _size_bytes(part: Part) -> int:
     return len((part.file.text if part.file is not None else part.text or "").encode())
 
 
-def _told(part: Part, *, takes_images: bool) -> dict[str, Any]:
+def _content_part(part: Part, *, takes_images: bool) -> dict[str, Any]:
     match part:
         case Part(image=ImagePart() as image):
             if image.data and takes_images:

@@ -82,34 +82,34 @@ def plan(base: State, facts: Sequence[Fact], now: float) -> Plan:
 
     Pure: the same arguments give the same plan. A step that the ledger refuses is planned again from a fresh base.
     """
-    state, events = take_all(base, facts, now)
+    state, events = apply_all(base, facts, now)
     found = advance(state, events, now, written=base.run.state)
     return replace(found, state=program.of(found.state.run).reported(state, found.state))
 
 
-def take_all(base: State, facts: Sequence[Fact], now: float) -> tuple[State, list[OwnerEvent]]:
+def apply_all(base: State, facts: Sequence[Fact], now: float) -> tuple[State, list[OwnerEvent]]:
     """Apply the unconsumed commands and these facts. Return the state and the events that report the facts.
 
-    Includes what the program records about settled calls, because later decisions may depend on it.
+    Includes the program's records of settled calls, because later decisions may depend on them.
     """
-    state = _taken(base, sorted(base.commands, key=_order_of), now)
+    state = _apply_commands(base, sorted(base.commands, key=_priority), now)
     events: list[OwnerEvent] = []
     for fact in facts:
-        state, told = apply_fact(state, fact, now)
-        events += told
+        state, produced = apply_fact(state, fact, now)
+        events += produced
     return program.of(state.run).reported(base, state), events
 
 
-def take_part(base: State, now: float, bytes_max: int) -> State | None:
+def apply_part(base: State, now: float, bytes_max: int) -> State | None:
     """Apply as many unconsumed commands as fit into one step.
 
     Returns None if all fit; then the step may contain more.
     """
-    commands = sorted(base.commands, key=_order_of)
+    commands = sorted(base.commands, key=_priority)
     count = step.fitting([_bytes_of(base, command) for command in commands], bytes_max)
     if count == len(commands):
         return None
-    state = _taken(base, commands[:count], now)
+    state = _apply_commands(base, commands[:count], now)
     if state.run.state is not RunState.CANCELLING:
         return state
     # The ledger refuses a step in which a call of a cancelled run progresses.
@@ -117,7 +117,7 @@ def take_part(base: State, now: float, bytes_max: int) -> State | None:
     return state.with_calls(not_made(call, now) for call in nearer)
 
 
-def _taken(base: State, commands: Sequence[Command], now: float) -> State:
+def _apply_commands(base: State, commands: Sequence[Command], now: float) -> State:
     state = base
     # A result that the ledger accepted counts even if an earlier message withdraws the call, because receipts are
     # final. A waiting tool does not continue with an answer that arrived together with a cancel.
@@ -134,13 +134,13 @@ def _bytes_of(state: State, command: Command) -> int:
     return step.size_bytes(command) + (0 if call is None else step.size_bytes(call))
 
 
-def _order_of(command: Command) -> int:
+def _priority(command: Command) -> int:
     return 0 if isinstance(command.kind, Cancel) else 2 if isinstance(command.kind, Steer) else 1
 
 
 def advance(state: State, events: Sequence[OwnerEvent], now: float, *, written: RunState) -> Plan:
     """Return the plan that follows from a state. `written` is the state of the run in the ledger."""
-    told = list(events)
+    produced = list(events)
     work: list[Work] = []
     for _ in range(_DECISIONS_MAX):
         decision = decide(state, now)
@@ -150,11 +150,11 @@ def advance(state: State, events: Sequence[OwnerEvent], now: float, *, written: 
         if isinstance(decision, Work):
             work.append(decision)
         state, more = enact(state, decision, now)
-        told += more
+        produced += more
         if isinstance(decision, Wait | Park | Finish | StopModel):
-            return Plan(state=state, events=tuple(told), work=tuple(work), rest=decision)
+            return Plan(state=state, events=tuple(produced), work=tuple(work), rest=decision)
         if isinstance(decision, Resume) or (isinstance(decision, Settle) and decision.is_part):
-            return Plan(state=state, events=tuple(told), work=tuple(work), rest=Wait(until=now))
+            return Plan(state=state, events=tuple(produced), work=tuple(work), rest=Wait(until=now))
     raise RuntimeError("the rules of the loop do not terminate")
 
 
@@ -166,7 +166,7 @@ def enact(state: State, decision: Decision, now: float) -> tuple[State, tuple[Ow
         case Decline():
             return fact_rules.answered(state, state.calls[decision.call_id], None), ()
         case EnterSteers():
-            return _enter_steers(program.of(state.run).concluded(state, goes_on=True)), ()
+            return _enter_steers(program.of(state.run).concluded(state, continues=True)), ()
         case Fail():
             return replace(state, loop=replace(state.loop, failure=decision.failure)), ()
         case PinTools() | PlanUndo() | ReadCalls() | ReadAgent() | Propose() | CheckFallback() | StopCalls():
@@ -182,7 +182,7 @@ def enact(state: State, decision: Decision, now: float) -> tuple[State, tuple[Ow
         case Execute():
             return _start_calls(state, decision, now), ()
         case Delegate():
-            return _running(delegation.begin(state, state.calls[decision.call_id], now)), ()
+            return _running(delegation.start(state, state.calls[decision.call_id], now)), ()
         case Park():
             return _park(state, decision), ()
         case Finish():
@@ -236,7 +236,7 @@ def _finish(state: State, decision: Finish) -> State:
         # The call is dropped, but the output of an earlier attempt is kept.
         state = answering.with_partial(state, Shown())
     # Keep new messages of the user, although only the next run answers them.
-    state = _enter_steers(program.of(state.run).concluded(state, goes_on=False))
+    state = _enter_steers(program.of(state.run).concluded(state, continues=False))
     run = replace(state.run, state=decision.state, waits=(), failure=decision.failure, tokens_needed=0)
     return replace(state, run=run)
 

@@ -19,7 +19,7 @@ class Program(Protocol):
     """What drives a run. Its memory is the messages, the calls and `LoopState.cursor`."""
 
     def follows(self, state: State, now: float) -> Decision:
-        """Return what the program wants to do next.
+        """Return the program's next decision.
 
         The loop asks after each settlement, command, fact and due time, also while calls are open, but not while the
         run is ending. Work that is in progress does not start again, so the program may repeat an answer until its
@@ -28,7 +28,7 @@ class Program(Protocol):
         * CallModel or EnterSteers, only when no call and no model call is open,
         * Propose, with ids derived from the state, so that no call is made twice,
         * ReadCalls, for calls that are not in the state,
-        * Finish when nothing is open, or Fail, which stops what is open,
+        * Finish when nothing is open, or Fail, which stops open work,
         * `budget.exhausted` instead of a model call that the budget does not allow,
         * Wait if nothing follows until something changes or its time comes. Open work continues.
 
@@ -37,17 +37,17 @@ class Program(Protocol):
         ...
 
     def reported(self, base: State, after: State) -> State:
-        """Return `after` with what the program records about the calls that are settled in it but not in `base`.
+        """Return `after` with the program's records of the calls that are settled in it but not in `base`.
 
         Called after facts are applied and before `follows`, with the ledger's state as `base`, and when a step is
         planned.
         """
         ...
 
-    def concluded(self, state: State, *, goes_on: bool) -> State:
+    def concluded(self, state: State, *, continues: bool) -> State:
         """Return the state with the program's final report, before the run ends in any way.
 
-        With `goes_on` the run does not end yet, because messages of the user enter it. Idempotent.
+        With `continues` the run does not end yet, because messages of the user enter it. Idempotent.
         """
         ...
 

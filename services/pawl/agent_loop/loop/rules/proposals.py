@@ -62,7 +62,7 @@ def _draft(run: Run, raw: CallPiece, index: int, *, without_tools: bool, now: fl
     if index >= calls_max:
         message = f"Only the first {calls_max} calls of an answer are run; this one was not."
         return _refused(call, "TOO_MANY_CALLS", message, now)
-    near = _meant(raw.name, run)
+    near = _near_match(raw.name, run)
     if near or call.tool_name != raw.name.strip():
         # Keep the name in a form that model servers accept, and that is not the name of another tool.
         if near:
@@ -75,7 +75,7 @@ def _draft(run: Run, raw: CallPiece, index: int, *, without_tools: bool, now: fl
     return call
 
 
-def _meant(name: str, run: Run) -> str:
+def _near_match(name: str, run: Run) -> str:
     """Return the tool that the model means by a name with extra characters, in the model's form; empty if none."""
     known = {tool.name.replace(".", "__"): tool.name for tool in run.tools}
     if name.strip() in known.values():
@@ -99,8 +99,8 @@ def to_check(run: Run, calls: Sequence[Call]) -> tuple[ProposedCall, ...]:
     )
 
 
-def judged(call: Call, verdict: Verdict, options: RunOptions, now: float, series: Series | None = None) -> Call:
-    """Apply the registry's verdict to a PROPOSED call, or to one that falls back to a backend tool.
+def apply_verdict(call: Call, verdict: Verdict, options: RunOptions, now: float, series: Series | None = None) -> Call:
+    """Apply the registry's verdict to a PROPOSED call or to a call that falls back to a backend tool.
 
     A call of a `series` may start under its grant, or asks for one. A call that may run is RUNNABLE; its batch
     determines when it starts. A read-only call that has already run is settled.
@@ -145,8 +145,8 @@ def judged(call: Call, verdict: Verdict, options: RunOptions, now: float, series
                 deadline_time=now + limits.approval_expiry_seconds,
             )
         case Disposition.RUN if verdict.result is not None and verdict.result.outcome in _ENDS:
-            begun = replace(call, state=CallState.RUNNING, attempt=1, start_time=now)
-            return settle.executed(begun, verdict.result, now, verdict.note)
+            started = replace(call, state=CallState.RUNNING, attempt=1, start_time=now)
+            return settle.executed(started, verdict.result, now, verdict.note)
         case Disposition.OFFER | Disposition.ASK | Disposition.RUN | Disposition.DELEGATE:
             return released(with_offer(call, verdict), limits, now)
 
@@ -159,7 +159,7 @@ def with_offer(call: Call, verdict: Verdict) -> Call:
 
 
 def released(call: Call, limits: Limits, now: float) -> Call:
-    """Return a call that needs no approval, or has it, waiting for whoever executes it."""
+    """Return a call that needs no approval, or has it, in the waiting state of its context."""
     match call.context:
         case ExecutionContext.FRONTEND:
             deadline = now + limits.offer_deadline_seconds

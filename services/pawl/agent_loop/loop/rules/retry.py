@@ -28,22 +28,22 @@ _REASONS: Final = {
 }
 
 
-def of_nothing(answer: ModelAnswer) -> Problem | None:
+def empty_answer_problem(answer: ModelAnswer) -> Problem | None:
     """Return the problem of an answer with neither text nor a call; None if it has either."""
     if not answer.empty or answer.finish_reason.lower() == CONTENT_FILTER.lower():
         return None
-    said = "The model's answer had neither text nor a call."
+    message = "The model's answer had neither text nor a call."
     if answer.cut_off:
-        said = "The model reached its output limit before it gave any text or call."
-    return Problem(reason=EMPTY_ANSWER, message=said)
+        message = "The model reached its output limit before it gave any text or call."
+    return Problem(reason=EMPTY_ANSWER, message=message)
 
 
 def delay(problem: Problem, *, failures: int, attempts_max: int, left: float, jitter: float) -> float | None:
     """Return the seconds before the next attempt, or None for no more attempts.
 
     `failures` counts the model server's failures in this call, including this one, but not workers that died or handed
-    over. The delay doubles from 1 s to 10 s, reduced by up to half by `jitter` (0 to 1), and is at least what the
-    server requested. `left` is the rest of the round; a longer delay is pointless.
+    over. The delay doubles from 1 s to 10 s, reduced by up to half by `jitter` (0 to 1), and respects the server's
+    minimum. `left` is the rest of the round; a longer delay is pointless.
     """
     if not problem.retryable or failures >= attempts_max:
         return None
@@ -55,10 +55,10 @@ def delay(problem: Problem, *, failures: int, attempts_max: int, left: float, ji
 def next_try_time(
     problem: Problem, *, since: float, waits: int, wait_seconds: float, jitter: float, now: float
 ) -> float | None:
-    """Return when a run that has waited for the model server since `since` tries again; None to give up.
+    """Return when a run that has waited for the model server since `since` tries again; None if it fails.
 
-    The wait doubles from 10 s to one minute, reduced by up to half by `jitter`, and is at least what the server
-    requested. The last attempt is at the end of `wait_seconds`.
+    The wait doubles from 10 s to one minute, reduced by up to half by `jitter`, and respects the server's minimum. The
+    last attempt is at the end of `wait_seconds`.
     """
     end = since + wait_seconds
     asked = now + (problem.retry_after_seconds or 0.0)
@@ -74,8 +74,8 @@ def falls_back(problem: Problem, *, fallbacks_left: int, left: float) -> bool:
     It does after server errors, refusals and rate limits, because another model may be served elsewhere. It does not
     after wrong credentials, content filters or limits of the run. `left` is the same as for `delay`.
     """
-    is_of_server = problem.failure_class in {FailureClass.PROVIDER, FailureClass.RATE}
-    return is_of_server and fallbacks_left > 0 and left > 0
+    is_server_fault = problem.failure_class in {FailureClass.PROVIDER, FailureClass.RATE}
+    return is_server_fault and fallbacks_left > 0 and left > 0
 
 
 def failure_of(problem: Problem) -> RunFailure:

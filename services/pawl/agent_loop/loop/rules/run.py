@@ -1,4 +1,4 @@
-"""A run in the ledger. Names and meanings are those of pawl.event.v1."""
+"""A run in the ledger. Names and meanings follow pawl.event.v1."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class ToolChoiceMode(StrEnum):
 
 
 class ReasoningEffort(StrEnum):
-    """Reasoning effort. The values are those of the model server."""
+    """Reasoning effort. Values as in chat completions."""
 
     NONE = "none"
     MINIMAL = "minimal"
@@ -309,7 +309,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def acts_for_conversation_id(self) -> ConversationId:
-        """The conversation whose rules apply: for a job, the one that it reports to."""
+        """The conversation whose rules apply: a job uses the conversation it reports to."""
         return self.reports_to_conversation_id or self.conversation_id
 
     @property

@@ -23,7 +23,7 @@ _STATE_OF_OUTCOME: Final = {
 _UNKNOWN: Final = (
     "It is not known whether this call had its effect: the process that ran it died. Check before you repeat it."
 )
-_NOBODY_ANSWERED: Final = "No answer arrived in time. This is the question's default answer."
+_DEFAULT_ANSWER: Final = "No answer arrived in time. This is the question's default answer."
 
 # Reason of a call's result if the call may still run although its run was stopped.
 NOT_STOPPED: Final = "NOT_STOPPED"
@@ -89,7 +89,7 @@ def expired(call: Call, options: RunOptions, now: float) -> Call:
             )
         case CallState.ASKED if call.question is not None and call.question.default_answer:
             content = strict_json.dumps_canonical({"answer": call.question.default_answer})
-            return settled(call, CallState.SUCCEEDED, CallResult(content_json=content), now, _NOBODY_ANSWERED)
+            return settled(call, CallState.SUCCEEDED, CallResult(content_json=content), now, _DEFAULT_ANSWER)
         case CallState.AWAITING_APPROVAL:
             message = "This call was not approved in time, so it was not run."
         case CallState.ASKED:

@@ -16,7 +16,7 @@ from pawl.agent_loop.loop.rules.message import Message, Role
 from pawl.agent_loop.loop.rules.run import Delegation, Notice, Run
 from pawl.chassis.ids import CallId, CommandId
 
-BEGIN: Final = "begin"
+START: Final = "begin"
 READ: Final = "read"
 MODEL: Final = "model"
 
@@ -76,7 +76,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def own_tokens(self) -> int:
-        """Tokens of the run's own model calls, without those of its agents."""
+        """Tokens of the run's own model calls, without tokens of its agents."""
         return self.run.usage.total_tokens - self.loop.agents_tokens
 
     @property

@@ -1,4 +1,4 @@
-"""Tools, calls and executions in the registry. Meanings are those of pawl.tool.v1."""
+"""Tools, calls and executions in the registry. Meanings follow pawl.tool.v1."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
-    """What a person or a front end did with a call, for the audit chain."""
+    """A person's or front end's action on a call, for the audit chain."""
 
     call_id: CallId
     tool_name: str
@@ -138,7 +138,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     approvals_required: int = 0
     # True if the tool cannot run in the background.
     without_background: bool = False
-    # The tool's own timeout in the background; 0 if it has none.
+    # The tool's own timeout in the background; 0 if unset.
     async_timeout_seconds: float = 0.0
     # The tool's default report policy for its jobs; None to report each iteration.
     reports: ReportPolicy | None = None
