@@ -248,7 +248,7 @@ async def test_a_tool_that_does_not_run_in_the_background_runs_at_once_with_a_no
     await story.until(lambda: story.is_over)
     here, work = story.calls(story.world.ledger.run(key))
     assert (here.state, work.state) == (CallState.SUCCEEDED, CallState.DETACHED)
-    assert "not in the background: here does not run there" in present(here.result).note
+    assert "not in the background: here cannot run in the background" in present(here.result).note
     assert [job.job and job.job.tool_name for job in story.jobs] == ["work"]
 
 
@@ -305,16 +305,16 @@ async def test_a_tool_takes_the_place_of_the_parameters_where_that_is_set() -> N
 def test_what_makes_no_sense_of_the_tool_is_refused_with_a_hint() -> None:
     schemas = {"look": b"{}", "work": b"{}"}
     for asked, hint in (
-        ("in_background {}", "`tool` is the name"),
-        (by_tool("look", n=1), "There is no n"),
+        ("in_background {}", "`tool` must be the name"),
+        (by_tool("look", n=1), "Unknown parameter n"),
         (by_tool("look", interval=5), "interval needs an end: stop_after (times), duration"),
         (by_tool("wo rk", arguments={}), "There is no tool of that name"),
-        (by_tool("look", arguments=[]), "an object"),
-        (by_tool("look", arguments=0), "an object"),
-        ('in_background {"tool":"look","tool":"work"}', "`tool` is the name"),
-        ('in_background {"tool":"look","arguments":{"n":1180591620717411303424}}', "`tool` is the name"),
-        (by_tool("look", arguments={"n": 1, "_executeAsync": True}), "has no place in `arguments`"),
-        (by_tool("look", arguments='{"_interval": 5}'), "has no place in `arguments`"),
+        (by_tool("look", arguments=[]), "a JSON object"),
+        (by_tool("look", arguments=0), "a JSON object"),
+        ('in_background {"tool":"look","tool":"work"}', "`tool` must be the name"),
+        ('in_background {"tool":"look","arguments":{"n":1180591620717411303424}}', "`tool` must be the name"),
+        (by_tool("look", arguments={"n": 1, "_executeAsync": True}), "not in it"),
+        (by_tool("look", arguments='{"_interval": 5}'), "not in it"),
     ):
         _, reading = domain.read_tool(asked.partition(" ")[2], schemas)
         assert (reading.terms, hint in reading.fault) == (None, True), f"{asked}: {reading.fault}"
@@ -369,7 +369,7 @@ async def test_a_tool_says_what_is_told_of_its_jobs_where_nobody_else_does(
     assert (present(job.job).reports, present(job.job).report_iterations) == (reports, iterations)
     (call,) = story.calls(story.runs[0])
     is_silent = reports is JobReports.NONE
-    assert ("you are not told" in present(call.result).note) is is_silent
+    assert ("you are not notified" in present(call.result).note) is is_silent
     assert story.world.ledger.tables.runs[story.key(job)].silent is is_silent
 
 

@@ -79,7 +79,7 @@ class TestExhaustion:
         assert run.run.state is (RunState.FAILED if fails else RunState.WAITING)
         if fails:
             assert present(run.run.failure).reason == BUDGET_EXHAUSTED
-            assert f"to {ceiling} only" in present(run.run.failure).message
+            assert f"to at most {ceiling}" in present(run.run.failure).message
 
 
 class TestTopUps:

@@ -243,7 +243,7 @@ def test_a_question_with_a_default_is_answered_by_it_in_its_own_time() -> None:
     assert states == [CallState.ASKED, CallState.SUCCEEDED]
     call = run.calls[0]
     assert present(call.result).content_json == b'{"answer":"blue"}'
-    assert "Nobody answered" in present(call.result).note
+    assert "No answer arrived" in present(call.result).note
     assert MODEL in run.under_way
 
 

@@ -236,4 +236,4 @@ async def test_a_run_that_never_reached_the_registry_says_so() -> None:
     world.registry.unreachable = 10**6
     await world.finish(key)
     failure = present(world.ledger.run(key).failure)
-    assert (failure.reason, "whether tool-registry can be reached" in failure.message) == ("RUN_TIMEOUT", True)
+    assert (failure.reason, "tool-registry is reachable" in failure.message) == ("RUN_TIMEOUT", True)

@@ -108,7 +108,7 @@ async def test_an_undo_runs_the_inverses_in_reverse_order_across_questions_and_c
         f"Undo of run {key.run_id}: 2 of 3 calls with effects were undone.",
         "- write (Take the write back) undone",
         "- write (Take the write back) undone",
-        "- mail cannot be undone: Its tool gives no way back.",
+        "- mail cannot be undone: Its tool does not support undo.",
     ]
 
 
@@ -135,7 +135,7 @@ async def test_a_gated_inverse_waits_for_its_approval_and_one_that_was_refused_i
         UndoState.UNDONE,
         UndoState.ALREADY_UNDONE,
     ]
-    assert "could not be undone now: The user refused to approve this call. Reason: keep it" in (
+    assert "could not be undone: The user refused to approve this call. Reason: keep it" in (
         world.ledger.run(by).output_text
     )
 

@@ -224,7 +224,7 @@ def _call_faults(call: HistoryCall) -> Iterator[str]:
         yield f"{name}: a tool name must have 1 to 64 letters, digits, _ and -"
     if not is_json(call.arguments_json, dict):
         size = f"at most {ARGUMENTS_BYTES_MAX} bytes"
-        yield f"{name}: the arguments must be a strict JSON object of {size}; use {{}} for none"
+        yield f"{name}: the arguments must be a strict JSON object of {size} ({{}} for none)"
 
 
 def _id_faults(message: HistoryMessage, known: set[str]) -> Iterator[str]:

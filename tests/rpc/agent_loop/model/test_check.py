@@ -71,7 +71,7 @@ async def test_what_a_server_makes_of_forms_and_images_is_found() -> None:
         report = await found(server.base_url)
         sent = server.requests[-1].body["messages"][0]["content"][1]["image_url"]["url"]
     assert report.settings["PAWL_MODEL_INPUT"] == "text,image"
-    assert "ok    it answers in the form that is asked for" in report.lines
+    assert "ok    it follows response_format" in report.lines
     assert base64.b64decode(sent.partition(",")[2]).startswith(b"\x89PNG")
     plain = {"when": {"user_contains": "What is 2 + 3?"}, "reply": {"text": "5"}}
     blind = {
@@ -82,8 +82,8 @@ async def test_what_a_server_makes_of_forms_and_images_is_found() -> None:
         report = await found(server.base_url)
     assert report.works, report.lines
     said = "\n".join(report.lines)
-    assert "takes a round more" in said
-    assert "it takes no images: The model server failed (HTTP 500): no images." in said
+    assert "take an extra round" in said
+    assert "it does not accept images: The model server failed (HTTP 500): no images." in said
 
 
 @pytest.mark.parametrize(

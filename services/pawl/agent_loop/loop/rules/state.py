@@ -16,7 +16,7 @@ from pawl.agent_loop.loop.rules.message import Message, Role
 from pawl.agent_loop.loop.rules.run import Delegation, Notice, Run
 from pawl.chassis.ids import CallId, CommandId
 
-START: Final = "begin"
+START: Final = "start"
 READ: Final = "read"
 MODEL: Final = "model"
 
@@ -35,7 +35,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """A run, its conversation, its calls, and the work in progress.
 
     `messages` are those that the model sees, in order, and `calls` the calls that they request. `under_way` names the
-    tasks of this process for the run (BEGIN, READ, MODEL, call ids, `stop_of`, `check_of`). It starts empty, so that
+    tasks of this process for the run (START, READ, MODEL, call ids, `stop_of`, `check_of`). It starts empty, so that
     after a takeover all work starts again.
     """
 
