@@ -70,7 +70,7 @@ async def main(stop: asyncio.Event) -> None:
                 takes_images=settings.takes_images,
             )
             await service.enter(clients.watches)
-            service.background.start("looks", partial(clients.pending.follow, live))
+            service.background.start("pending", partial(clients.pending.follow, live))
             clients.add_to(server)
             starting = Starting(clients.messages, is_gone)
             stub = ScheduleLedgerServiceStub(job_store)

@@ -54,7 +54,7 @@ def test_each_fault_is_named_with_its_place() -> None:
         ([user("a\x00b"), answer("x")], 1, "U+0000"),
         ([user("x" * 262_145), answer("x")], 1, "262144 bytes"),
         ([user(), HistoryMessage(role=HistoryRole.SYSTEM, text="x"), answer("x")], 2, "instructions"),
-        ([user(), HistoryMessage(role=HistoryRole.UNSPECIFIED, text="x"), answer("x")], 2, "must be user, assistant or tool"),
+        ([user(), HistoryMessage(role=HistoryRole.UNSPECIFIED, text="x"), answer("x")], 2, "its role must be"),
         ([user(), answer("", call("a"))], 2, "no result right after"),
         ([user(), answer("", call("a")), user(), result("a"), answer("x")], 2, "no result right after"),
         ([user(), answer("", call("a")), result("a"), result("a")], 4, "a second result"),

@@ -86,14 +86,14 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
         },
         "set it in only one",
     ),
-    ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": "value", "_reports": "none"}, "would never report"),
+    ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": "value", "_reports": "none"}, "never report"),
     ({"_executeAsync": True, "_when": "value > 1"}, "requires _interval"),
     ({"_executeAsync": True, "_interval": 90, "_stopAfter": 1, "_duration": 1}, "longer than _duration"),
     ({"_executeAsync": True, "_interval": 90, "_delayFirst": True, "_duration": 1}, "longer than _duration"),
     ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_reports": {"every": 1.5}}, "_reports must be"),
     ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_reports": {"never": 0}}, '_reports must be "every'),
     ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_reports": {"digest": 0}}, "digest of _reports must be"),
-    ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_until": {"below": 1, "above": 2}}, "_until must be like"),
+    ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_until": {"below": 1, "above": 2}}, "_until must be"),
     ({"_executeAsync": True, "_until": {"below": 1}}, "requires _interval"),
 ]
 
