@@ -53,7 +53,7 @@ async def test_the_settings_of_a_picky_server_are_found() -> None:
     said = "\n".join(report.lines)
     assert "<think>" in said
     assert "report token usage: Pawl estimates" in said
-    assert "cannot ask it for an answer in a form: The model server refused the request (HTTP 400): unknown" in said
+    assert "refuses response_format: The model server refused the request (HTTP 400): unknown" in said
     assert "takes images and does not see them" in said
     assert "PAWL_MODEL_INPUT" not in report.settings
 
