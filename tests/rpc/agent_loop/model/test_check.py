@@ -54,7 +54,7 @@ async def test_the_settings_of_a_picky_server_are_found() -> None:
     assert "<think>" in said
     assert "report token usage: Pawl estimates" in said
     assert "refuses response_format: The model server refused the request (HTTP 400): unknown" in said
-    assert "takes images and does not see them" in said
+    assert "accepts images but does not see them" in said
     assert "PAWL_MODEL_INPUT" not in report.settings
 
 
