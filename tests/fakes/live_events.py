@@ -34,7 +34,7 @@ class FakeLive(BusEvents):
         self.inboxes.append(changed)
         return FakeSubscription(self, "", _nothing)
 
-    async def tell_viewers(self, viewers: Sequence[tuple[str, str, str]]) -> None:
+    async def report_viewers(self, viewers: Sequence[tuple[str, str, str]]) -> None:
         self.viewers += viewers
         self.ticks += 1
 

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pawl.agent_loop.loop.drive import Drive, Left
+from pawl.agent_loop.loop.drive import Drive, DriveEnd
 from pawl.agent_loop.loop.ports import Claim
 from pawl.agent_loop.loop.rules.call import Call, CallResult
 from pawl.agent_loop.loop.rules.fact import Decide, ToolResult
@@ -79,7 +79,7 @@ class World:
                 return next(iter(claims))
             await asyncio.sleep(1.0)
 
-    async def drive(self, worker_id: str = "worker") -> Left:
+    async def drive(self, worker_id: str = "worker") -> DriveEnd:
         """Claim the run and drive it until it is let go of."""
         return await Drive(await self.claim(worker_id), self.dependencies).run()
 

@@ -197,8 +197,8 @@ OF_THE_LEDGER = (
     Mutant(
         name="one_fire_a_second_is_enough",
         module="pawl.agent_loop.schedules.rpc",
-        text="            await self._fire_all(due, begin)",
-        instead="            await self._fire_all(due, begin)\n"
+        text="            await self._fire_all(due, start)",
+        instead="            await self._fire_all(due, start)\n"
         "            await self._clock.sleep(wait_seconds if due else 0)",
         checker="no_due_time_is_lost",
         seed=47,

@@ -94,8 +94,8 @@ OF_JOBS = (
     Mutant(
         name="every_job_is_told_of_as_a_success",
         module=_LOOP,
-        text='told["state"] = run.state.name',
-        instead='told["state"] = "COMPLETED"',
+        text='shown["state"] = run.state.name',
+        instead='shown["state"] = "COMPLETED"',
         checker="notices_are_new_once",
         seed=1,
     ),
@@ -158,8 +158,8 @@ OF_JOBS = (
     Mutant(
         name="iterations_come_at_once",
         module="pawl.agent_loop.loop.rules.job_program",
-        text="math.floor(began + _TINY) + 1",
-        instead="math.floor(began + _TINY)",
+        text="math.floor(started + _TINY) + 1",
+        instead="math.floor(started + _TINY)",
         checker="series_keep_their_beat",
         seed=11,
         also=(("pawl.agent_loop.loop.rules.job_program", "math.ceil(ended - _TINY)", "math.floor(ended)"),),

@@ -28,7 +28,7 @@ OF_OUTAGES = (
     Mutant(
         name="runs_that_cannot_be_given_up_are_held_for_ever",
         module=_WORKER,
-        text="        except Exception as error:  # noqa: BLE001  # see above\n",
+        text="        except Exception as error:  # noqa: BLE001  # the next renewal tries the run again\n",
         instead="        except RunNotFound as error:\n",
         checker="runs_end",
         seed=55,
@@ -41,7 +41,7 @@ OF_OUTAGES = (
     Mutant(
         name="claims_that_ended_are_not_looked_at_again",
         module=_WORKER,
-        text="if not self._has_driven(claim, began):",
+        text="if not self._has_driven(claim, started):",
         instead="if False:",
         checker="runs_end",
     ),

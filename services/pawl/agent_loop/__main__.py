@@ -41,14 +41,14 @@ from pawl.job.v1.triggers_pb2_grpc import TriggerLedgerServiceStub
 
 
 async def main(stop: asyncio.Event) -> None:
-    """Serve clients and drive runs, or what the role says of both, until `stop`."""
+    """Serve clients, drive runs, or both, depending on the role, until `stop`."""
     settings = load(AgentLoopSettings)
     async with Service("agent_loop", settings) as service:
         bus = await service.open_bus()
         job_store = await service.open_channel(
             "job_store", settings.job_store_address, message_bytes_max=LEDGER_MESSAGE_BYTES_MAX
         )
-        # Without it there are still runs to read, to answer and to end.
+        # Optional: without tool-registry, clients can still read, answer and end runs.
         registry = RegistryClient(
             await service.open_channel("tool_registry", settings.tool_registry_address, optional=True)
         )
@@ -70,7 +70,7 @@ async def main(stop: asyncio.Event) -> None:
                 takes_images=settings.takes_images,
             )
             await service.enter(clients.watches)
-            service.background.start("looks", partial(clients.pending.follow, live))
+            service.background.start("pending", partial(clients.pending.follow, live))
             clients.add_to(server)
             starting = Starting(clients.messages, is_gone)
             stub = ScheduleLedgerServiceStub(job_store)
@@ -94,7 +94,7 @@ async def _worker(
     *,
     credential_is_gone: Callable[[Principal], bool],
 ) -> Worker:
-    """Return a worker whose loops run beside the server."""
+    """Start a worker beside the server and return it."""
     model = await service.enter(
         OpenAiModel(
             base_url=settings.openai_base_url,
@@ -126,9 +126,10 @@ async def _worker(
         renew_seconds=settings.lease_renew_seconds,
     )
     if not settings.serves_clients:
-        # No process that a message comes through claims its run: they all serve clients only.
-        limits = replace(limits, hearsay_seconds=0.0)
-    # A name of its own for each start: what an earlier process held is not this one's.
+        # With this role, no client-serving process claims the runs that its requests make due, so claim them without
+        # delay.
+        limits = replace(limits, remote_work_delay_seconds=0.0)
+    # A new id for each start, so that an earlier process's leases are not this one's.
     worker = Worker(WorkerId(service.ids.new("wrk")), dependencies, limits)
     await worker.listen(bus)
     service.background.start("claims", worker.claim_forever)
@@ -147,7 +148,7 @@ async def _worker(
 
 
 async def _beside(serving: Awaitable[None], stop: asyncio.Event, hand_over: Callable[[], Awaitable[None]]) -> None:
-    """Serve; as soon as the process shall end, hand the runs over while clients are being drained."""
+    """Serve. When the process shall stop, hand the runs over while the clients are drained."""
 
     async def hand_over_in_time() -> None:
         await stop.wait()

@@ -1,4 +1,4 @@
-"""`pawl model check URL`: what a model server can do, and the settings that fit it."""
+"""`pawl model check URL`: tests a model server and prints the settings that fit it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _TOOL: Final = {
 _FORM: Final = ResponseFormat(
     schema_json=b'{"type":"object","properties":{"sum":{"type":"integer"}},"required":["sum"]}'
 )
-# A red square of 64 by 64 points.
+# A red square of 64 by 64 pixels.
 _RED_PNG: Final = (
     "iVBORw0KGgoAAAANSUhEUgAAAEAAAABACAIAAAAlC+aJAAAAS0lEQVR42u3PQQkAAAgAsetfWiP4FgYrsKZeS0BA"
     "QEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEDgsqnc8OJg6Ln3AAAAAElFTkSuQmCC"
@@ -52,23 +52,22 @@ _ASK: Final = ({"role": "user", "content": 'call add_numbers with {"a": 2, "b": 
 
 @dataclass(slots=True, kw_only=True)
 class Report:
-    """The findings: lines for people, settings, and whether runs with tools work."""
+    """The findings: lines for people, settings, and whether runs work."""
 
     lines: list[str] = field(default_factory=list)
     settings: dict[str, str] = field(default_factory=dict)
 
     def add(self, mark: Literal["ok", "note", "FAIL"], text: str) -> None:
-        """Note what works, what works otherwise than expected, or what runs cannot do without."""
+        """Add a finding: something that works, that differs, or that runs require and that fails."""
         self.lines.append(f"{mark:<6}{text}")
 
     @property
     def works(self) -> bool:
-        """True if nothing failed."""
         return not any(line.startswith("FAIL") for line in self.lines)
 
 
 class Probe:
-    """Asks one model server, as runs do."""
+    """Tests one model server with the same requests as runs."""
 
     def __init__(self, base_url: str, api_key: str, model: str) -> None:
         self._base_url = base_url
@@ -78,7 +77,7 @@ class Probe:
         self.report = Report()
 
     async def run(self) -> Report:
-        """Ask everything, and return what came of it."""
+        """Run all checks."""
         self.report.settings = {"OPENAI_BASE_URL": self._base_url, "PAWL_MODEL": self._model}
         try:
             await self._stream()
@@ -93,25 +92,25 @@ class Probe:
     async def _stream(self) -> None:
         answer = await self._answer(_ask("say hello"))
         report = self.report
-        report.add("ok", f"an answer came as a stream (finish reason {answer.finish_reason or 'none'!r})")
+        report.add("ok", f"it streams its answer (finish reason {answer.finish_reason or 'none'!r})")
         if answer.empty:
             report.add("FAIL", "the answer had neither text nor a call")
         if not answer.finish_reason:
-            report.add("note", "no finish reason: only `[DONE]` says that an answer is whole")
+            report.add("note", "no finish reason: only `[DONE]` marks the end of an answer")
         if answer.usage.input_tokens and answer.usage.output_tokens:
-            report.add("ok", "it says how many tokens were used")
+            report.add("ok", "it reports token usage")
         else:
-            report.add("note", "it does not say how many tokens were used: they are estimated, at three bytes a token")
+            report.add("note", "it does not report token usage: Pawl estimates three bytes per token")
         if "<think>" in answer.text:
             report.add(
                 "note",
-                "reasoning is in the text, as <think>: have the server separate it (docs/guides/model-server.md)",
+                "it sends reasoning in the text as <think>: configure the server to separate it (docs/guides/model-server.md)",
             )
         elif answer.reasoning:
-            report.add("ok", "it sends its reasoning apart from the text")
+            report.add("ok", "it sends reasoning separately from the text")
 
     async def _limit(self) -> None:
-        """Find the field by which an answer can be limited; budgets of tokens need it."""
+        """Find the request field that limits an answer. Token budgets need it."""
         for name in ("max_completion_tokens", "max_tokens"):
             self._field = name
             try:
@@ -121,19 +120,17 @@ class Probe:
                     raise
                 continue
             if answer.cut_off:
-                self.report.add("ok", f"{name} limits an answer, and the finish reason says so")
+                self.report.add("ok", f"{name} limits an answer, and the finish reason reports it")
                 self.report.settings["PAWL_OUTPUT_TOKENS_FIELD"] = name
                 return
         self._field = "max_completion_tokens"
-        self.report.add("note", "nothing limits an answer: budgets of tokens are passed by what it writes too much")
+        self.report.add("note", "no field limits an answer: runs can exceed their token budgets")
 
     async def _tools(self) -> None:
         asking = replace(_ask(""), messages=_ASK, tools=(_TOOL,))
         answer = await self._answer(asking)
         if not answer.calls:
-            self.report.add(
-                "FAIL", "it did not call the tool that it was asked to call: runs have no tools with this model"
-            )
+            self.report.add("FAIL", "it did not call the requested tool: runs have no tools with this model")
             return
         call = answer.calls[0]
         if call.name != "add_numbers" or not is_json(call.arguments, dict):
@@ -146,25 +143,25 @@ class Probe:
                 last = await self._answer(replace(asking, messages=_with_result(answer, echo)))
             except ModelError as error:
                 if error.problem.retryable or echo == echoes[-1]:
-                    self.report.add("FAIL", f"it does not take the result of a call: {error.problem.message}")
+                    self.report.add("FAIL", f"it does not accept the result of a call: {error.problem.message}")
                     return
                 continue
             self.report.settings["PAWL_REASONING_ECHO"] = str(echo)
-            said = "answers with" if last.text.strip() else "takes"
-            self.report.add("ok", f"it {said} the result of a call")
+            verb = "answers with" if last.text.strip() else "accepts"
+            self.report.add("ok", f"it {verb} the result of a call")
             return
 
     async def _form(self) -> None:
-        """Find out whether it holds its answer to a form; runs check that themselves."""
+        """Check whether it follows a response format. Runs validate answers themselves."""
         try:
             answer = await self._answer(replace(_ask("What is 2 + 3?"), response_format=output.asked(_FORM)))
         except ModelError as error:
-            self.report.add("note", f"runs cannot ask it for an answer in a form: {error.problem.message}")
+            self.report.add("note", f"it refuses response_format: {error.problem.message}")
             return
         if is_json(answer.text, dict):
-            self.report.add("ok", "it answers in the form that is asked for")
+            self.report.add("ok", "it follows response_format")
         else:
-            self.report.add("note", "it does not know response_format: an answer in a form takes a round more")
+            self.report.add("note", "it ignores response_format: structured answers take an extra round")
 
     async def _image(self) -> None:
         asked = [
@@ -175,10 +172,10 @@ class Probe:
         try:
             answer = await self._answer(replace(_ask(""), messages=({"role": "user", "content": content},)))
         except ModelError as error:
-            self.report.add("note", f"it takes no images: {error.problem.message}")
+            self.report.add("note", f"it does not accept images: {error.problem.message}")
             return
         if "red" not in answer.text.lower():
-            self.report.add("note", "it takes images and does not see them")
+            self.report.add("note", "it accepts images but does not see them")
             return
         self.report.add("ok", "it sees images")
         self.report.settings["PAWL_MODEL_INPUT"] = "text,image"
@@ -200,7 +197,7 @@ def _ask(text: str) -> ModelRequest:
 
 
 def _with_result(answer: ModelAnswer, echo: str) -> tuple[dict[str, Any], ...]:
-    """Return the history of the next round, as runs send it."""
+    """Return the history of the next round, as in runs."""
     call = answer.calls[0]
     function = {"name": call.name, "arguments": call.arguments}
     asked: dict[str, Any] = {
@@ -225,23 +222,23 @@ async def first_model(base_url: str, api_key: str) -> str:
 
 
 async def check(base_url: str, api_key: str, model: str) -> Report:
-    """Return what a model server can do; without `model` of the first one that it lists."""
+    """Test a model server. Without `model`, use the first listed one."""
     model = model or await first_model(base_url, api_key)
     if not model:
         report = Report()
-        report.add("FAIL", "it lists no models, or cannot be reached: name one with --model")
+        report.add("FAIL", "it lists no models or is unreachable: name a model with --model")
         return report
     return await Probe(base_url, api_key, model).run()
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Check a server and print what was found; 1 if runs cannot work with it."""
+    """Test a server and print the findings. Return 1 if runs cannot work with it."""
     parser = argparse.ArgumentParser(prog="pawl model check", description="Probe a model server; print settings.")
     parser.add_argument("url", help="base URL, for example http://127.0.0.1:8000/v1")
-    parser.add_argument("--model", default="", help="default: the first one that it lists")
+    parser.add_argument("--model", default="", help="default: the first model that it lists")
     given = parser.parse_args(arguments)
     if not given.url.startswith(("http://", "https://")):
-        parser.error(f"a URL begins with http:// or https://, and {given.url!r} does not")
+        parser.error(f"the URL must start with http:// or https://, got {given.url!r}")
     report = asyncio.run(check(given.url.rstrip("/"), os.environ.get("OPENAI_API_KEY", ""), given.model))
     print("\n".join(report.lines))
     if report.settings:

@@ -1,4 +1,4 @@
-"""Settings of the loop."""
+"""Settings of the agent loop."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _read_limits_file(path: str) -> DeploymentLimits:
 
 
 class AgentLoopSettings(ServiceSettings):
-    """The settings of the loop: its peers, the model, how many runs it drives, and the limits of every run."""
+    """Settings of the agent loop: its peers, the model, its capacity, and the limits of runs."""
 
     listen: ListenAddress = "127.0.0.1:7601"
     metrics_listen: ListenAddress = "127.0.0.1:7611"
@@ -67,28 +67,28 @@ class AgentLoopSettings(ServiceSettings):
     )
 
     message_bytes_max: Constant[int] = 1280 * 1024
-    # How long a silent worker keeps its runs; it renews its leases at least twice as often.
+    # How long a silent worker keeps its runs. It renews its leases at least twice as often.
     lease_seconds: Constant[float] = 10.0
     lease_renew_seconds: Constant[float] = 2.0
 
     @property
     def serves_clients(self) -> bool:
-        """False for a process that does nothing but drive runs."""
+        """False for a process that only drives runs."""
         return self.role != "worker"
 
     @property
     def takes_images(self) -> bool:
-        """True if messages may have images for the models."""
+        """True if the models accept images."""
         return "image" in self.model_input
 
     @property
     def drives_runs(self) -> bool:
-        """False for a process that does nothing but serve clients."""
+        """False for a process that only serves clients."""
         return self.role != "api"
 
     @property
     def run_defaults(self) -> RunDefaults:
-        """The options of a run that asks for nothing."""
+        """The options of a run that sets none."""
         return RunDefaults(
             model=self.model,
             instructions=GUIDELINES if self.instructions is None else self.instructions,

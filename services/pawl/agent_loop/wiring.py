@@ -1,4 +1,4 @@
-"""The parts that serve clients, put together: ports in, servicers out."""
+"""Constructs everything that serves clients."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _VERSION: Final = version("pawl-runtime")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientTimes:
-    """The patience and the rhythm of what serves clients."""
+    """Timeouts and intervals of client-facing services."""
 
     sessions: SessionTimes = field(default_factory=SessionTimes)
     heartbeat_seconds: float = HEARTBEAT_SECONDS
@@ -49,7 +49,7 @@ class ClientTimes:
 
 
 class ClientSide:
-    """The parts that serve clients: enter `watches`, add the servicers to a server."""
+    """Everything that serves clients. Enter `watches`, then add the servicers to a server."""
 
     def __init__(
         self,
@@ -64,7 +64,6 @@ class ClientSide:
         takes_images: bool = False,
         times: ClientTimes = ClientTimes(),
     ) -> None:
-        """Wire the parts over these ports."""
         self._ledger = ledger
         self.watches = Watches(
             ledger=ledger,
@@ -116,11 +115,11 @@ class ClientSide:
         self._conversation_servicer = ConversationServicer(ledger, ids)
 
     async def forward(self, method: str, request: bytes) -> bytes:
-        """Have job-store answer a request of the calling user as it came."""
+        """Forward a serialized request of the calling user to job-store."""
         return await self._ledger.forward(require_user(), method, request)
 
     def add_to(self, server: RpcServer) -> None:
-        """Have a server answer for them."""
+        """Register the servicers with a server."""
         server.add_forwarding(add_AgentServiceServicer_to_server, self.servicer, self.forward)
         server.add_forwarding(add_OperatorServiceServicer_to_server, self.operators, self.forward)
         server.add(add_JobServiceServicer_to_server, self._jobs)

@@ -167,7 +167,7 @@ async def test_a_job_of_an_agent_makes_no_call_that_the_agent_could_not_make(
     for agent, tool in (("clerk", "mail"), ("mute", "look")):
         request = jobs_pb2.StartJobRequest(agent=agent, tool_name=tool)
         error = await failure(jobs.StartJob(request, metadata=ME))
-        assert (error.reason, error.message) == ("INVALID_FIELD", f"the agent {agent} has not the tool {tool}")
+        assert (error.reason, error.message) == ("INVALID_FIELD", f"the agent {agent} does not have the tool {tool}")
     assert not ledger.runs
     for agent, tool in (("clerk", "look"), ("default", "mail"), ("", "mail")):
         await jobs.StartJob(jobs_pb2.StartJobRequest(agent=agent, tool_name=tool), metadata=ME)

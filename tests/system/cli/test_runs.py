@@ -75,7 +75,7 @@ def test_a_run_is_undone_once_its_inverse_is_approved_and_one_without_effects_ha
         output = undoing.result()
     assert "create_task (Delete the task 'Paint the fence') undone" in output.splitlines()[-1]
     output = pawl.succeed("undo", pawl.done("what is 17 * 23"), "--yes")
-    assert "calculate nothing to undo: It only reads." in output
+    assert "calculate nothing to undo: It was read-only." in output
     assert output.splitlines()[-1] == "Nothing can be undone."
 
 

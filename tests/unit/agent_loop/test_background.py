@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from pawl.agent_loop.loop import wire
 from pawl.agent_loop.loop.rules import background, job_program, jobs
 from pawl.agent_loop.loop.rules import background as domain
-from pawl.agent_loop.loop.rules.background import ITERATIONS_MAX, NAMES, Wish
+from pawl.agent_loop.loop.rules.background import ITERATIONS_MAX, NAMES, RequestedTerms
 from pawl.agent_loop.loop.rules.call import Call
-from pawl.agent_loop.loop.rules.jobs import wishes_of
+from pawl.agent_loop.loop.rules.jobs import extract_terms
 from pawl.agent_loop.loop.rules.run import Job, RunOptions
 from pawl.agent_loop.loop.rules.tool import Tool
 from pawl.chassis import strict_json
@@ -63,7 +63,7 @@ def escaped(written: str, chosen: bool) -> str:
 @example('{"_executeAsync": true, "n": NaN}')
 def test_whatever_stands_in_the_arguments_is_read(written: str) -> None:
     reading = background.read(written, _SCHEMA)
-    assert reading.wish is None or reading.fault == ""
+    assert reading.terms is None or reading.fault == ""
 
 
 @given(_OTHERS, _PARAMETERS, st.booleans())
@@ -83,13 +83,13 @@ def test_parameters_make_a_wish_or_are_refused_with_a_hint_and_are_taken_out(
     assert rest == {name: value for name, value in others.items() if name in rest}
     assert rest.keys() == others.keys()
     if said.get("_executeAsync") is True:
-        assert (reading.wish is None) == (reading.fault != "")
+        assert (reading.terms is None) == (reading.fault != "")
     elif said.keys() - {"_executeAsync"} or not isinstance(said.get("_executeAsync", False), bool):
         assert reading.fault
     else:
-        assert (reading.wish, reading.fault) == (None, "")
-    if reading.wish is not None:
-        check(reading.wish)
+        assert (reading.terms, reading.fault) == (None, "")
+    if reading.terms is not None:
+        check(reading.terms)
 
 
 @given(
@@ -109,11 +109,11 @@ def test_odd_parameters_make_a_job_that_ends_or_are_refused_with_a_hint(
         _, reading = background.read_tool(json.dumps({"tool": "look"} | named), {"look": _SCHEMA})
     else:
         reading = background.read(json.dumps(said | more), _SCHEMA)
-    if reading.wish is None:
+    if reading.terms is None:
         assert reading.fault or reading.arguments != "{}", "what is no strict JSON is for the check of the call"
         return
-    check(reading.wish)
-    job = jobs.wished(reading.wish, "look", b"{}", 1_800_000_000.0)
+    check(reading.terms)
+    job = jobs.new_job(reading.terms, "look", b"{}", 1_800_000_000.0)
     assert wire.JOB.read(wire.JOB.write(job)) == job
     last = job_program.due_time(job, None)
     assert job.begin_time <= last < job.begin_time + 24 * 3600 + 1
@@ -121,7 +121,7 @@ def test_odd_parameters_make_a_job_that_ends_or_are_refused_with_a_hint(
     assert not watches or job.end_time is not None
 
 
-def check(wish: Wish) -> None:
+def check(wish: RequestedTerms) -> None:
     """A wish has an end, and keeps the limits."""
     assert 1 <= wish.iterations_max <= ITERATIONS_MAX
     assert wish.interval_seconds == 0 or 0.5 <= wish.interval_seconds <= 24 * 3600
@@ -143,9 +143,9 @@ def test_a_series_may_go_on_for_a_day_or_a_year() -> None:
     ]
     for said, iterations in rows:
         reading = background.read(json.dumps({"_executeAsync": True, **said}), _SCHEMA)
-        assert (reading.wish is None) == (not iterations), said
-        assert reading.wish is None or reading.wish.iterations_max == iterations, said
-        assert reading.wish is not None or "1,000,000" in reading.fault or "525600" in reading.fault, said
+        assert (reading.terms is None) == (not iterations), said
+        assert reading.terms is None or reading.terms.iterations_max == iterations, said
+        assert reading.terms is not None or "1,000,000" in reading.fault or "525600" in reading.fault, said
 
 
 @given(
@@ -248,7 +248,7 @@ async def test_a_tool_that_does_not_run_in_the_background_runs_at_once_with_a_no
     await story.until(lambda: story.is_over)
     here, work = story.calls(story.world.ledger.run(key))
     assert (here.state, work.state) == (CallState.SUCCEEDED, CallState.DETACHED)
-    assert "not in the background: here does not run there" in present(here.result).note
+    assert "not in the background: here cannot run in the background" in present(here.result).note
     assert [job.job and job.job.tool_name for job in story.jobs] == ["work"]
 
 
@@ -305,19 +305,19 @@ async def test_a_tool_takes_the_place_of_the_parameters_where_that_is_set() -> N
 def test_what_makes_no_sense_of_the_tool_is_refused_with_a_hint() -> None:
     schemas = {"look": b"{}", "work": b"{}"}
     for asked, hint in (
-        ("in_background {}", "`tool` is the name"),
-        (by_tool("look", n=1), "There is no n"),
+        ("in_background {}", "`tool` must be the name"),
+        (by_tool("look", n=1), "Unknown parameter n"),
         (by_tool("look", interval=5), "interval needs an end: stop_after (times), duration"),
         (by_tool("wo rk", arguments={}), "There is no tool of that name"),
-        (by_tool("look", arguments=[]), "an object"),
-        (by_tool("look", arguments=0), "an object"),
-        ('in_background {"tool":"look","tool":"work"}', "`tool` is the name"),
-        ('in_background {"tool":"look","arguments":{"n":1180591620717411303424}}', "`tool` is the name"),
-        (by_tool("look", arguments={"n": 1, "_executeAsync": True}), "has no place in `arguments`"),
-        (by_tool("look", arguments='{"_interval": 5}'), "has no place in `arguments`"),
+        (by_tool("look", arguments=[]), "a JSON object"),
+        (by_tool("look", arguments=0), "a JSON object"),
+        ('in_background {"tool":"look","tool":"work"}', "`tool` must be the name"),
+        ('in_background {"tool":"look","arguments":{"n":1180591620717411303424}}', "`tool` must be the name"),
+        (by_tool("look", arguments={"n": 1, "_executeAsync": True}), "not in it"),
+        (by_tool("look", arguments='{"_interval": 5}'), "not in it"),
     ):
         _, reading = domain.read_tool(asked.partition(" ")[2], schemas)
-        assert (reading.wish, hint in reading.fault) == (None, True), f"{asked}: {reading.fault}"
+        assert (reading.terms, hint in reading.fault) == (None, True), f"{asked}: {reading.fault}"
 
 
 @pytest.mark.parametrize("name", ["shop.buy", "shop__buy"])
@@ -337,9 +337,9 @@ def test_of_names_that_are_alike_the_one_that_was_given_is_meant(name: str) -> N
         create_time=0.0,
     )
     for known in (tools, tools[::-1]):
-        (call,), _ = wishes_of([asked], known, 0.0, as_tool=True)
+        (call,), _ = extract_terms([asked], known, 0.0, as_tool=True)
         assert call.tool_name == name
-    (call,), _ = wishes_of([asked], tools[:1], 0.0, as_tool=True)
+    (call,), _ = extract_terms([asked], tools[:1], 0.0, as_tool=True)
     assert call.tool_name == "shop.buy"
 
 
@@ -369,7 +369,7 @@ async def test_a_tool_says_what_is_told_of_its_jobs_where_nobody_else_does(
     assert (present(job.job).reports, present(job.job).report_iterations) == (reports, iterations)
     (call,) = story.calls(story.runs[0])
     is_silent = reports is JobReports.NONE
-    assert ("you are not told" in present(call.result).note) is is_silent
+    assert ("you are not notified" in present(call.result).note) is is_silent
     assert story.world.ledger.tables.runs[story.key(job)].silent is is_silent
 
 

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from pawl.agent_loop.agents.rules import AgentDefinition, ToolSelection
-from pawl.agent_loop.loop.drive import Left
+from pawl.agent_loop.loop.drive import DriveEnd
 from pawl.agent_loop.loop.rules import budget, loop_state
 from pawl.agent_loop.loop.rules.fact import RoundEnded, RoundRetrying, RoundStarted, Warned
 from pawl.agent_loop.loop.rules.limits import Limits
@@ -79,7 +79,7 @@ class TestExhaustion:
         assert run.run.state is (RunState.FAILED if fails else RunState.WAITING)
         if fails:
             assert present(run.run.failure).reason == BUDGET_EXHAUSTED
-            assert f"to {ceiling} only" in present(run.run.failure).message
+            assert f"to at most {ceiling}" in present(run.run.failure).message
 
 
 class TestTopUps:
@@ -246,7 +246,7 @@ async def test_a_run_whose_agent_has_nothing_left_waits_for_the_next_day() -> No
     use(world, 100)
     key = submit(world)
 
-    assert await world.drive() is Left.PARKED
+    assert await world.drive() is DriveEnd.PARKED
 
     run, row = world.ledger.run(key), world.ledger.row(key)
     assert (run.state, run.waits, len(world.model.requests)) == (RunState.WAITING, (WaitKind.AGENT_QUOTA,), 0)
@@ -263,7 +263,7 @@ async def test_a_run_whose_agent_has_nothing_left_waits_for_the_next_day() -> No
     assert warned.reason == "AGENT_QUOTA_EXHAUSTED"
     # The next day has begun.
     use(world, 0)
-    assert await world.drive() is Left.ENDED
+    assert await world.drive() is DriveEnd.ENDED
     assert world.ledger.time() >= world.agents.usage.day_end_time
     assert world.ledger.run(key).output_text == "Done."
     assert len(world.model.requests) == 1

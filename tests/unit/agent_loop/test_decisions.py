@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from pawl.agent_loop.loop.drive import Left
+from pawl.agent_loop.loop.drive import DriveEnd
 from pawl.agent_loop.loop.ports import CallContext
 from pawl.agent_loop.loop.rules import options, proposals
 from pawl.agent_loop.loop.rules.call import Call
@@ -123,7 +123,7 @@ def test_it_is_recorded_whatever_commit_fails(error: type[PawlError], *, done: b
 async def test_every_kind_is_recorded(decision: Decide, state: CallState, arguments: bytes) -> None:
     world = with_registry(World(VERDICTS, [calls('mail {"n":1}'), says("Done.")]), Witness(VERDICTS))
     key = world.ledger.submit("hello")
-    assert await world.drive() is Left.PARKED
+    assert await world.drive() is DriveEnd.PARKED
     (mail,) = world.ledger.calls(key)
     given = Decide(
         call_id=mail.call_id,
@@ -171,7 +171,7 @@ def test_a_call_that_a_client_holds_and_gives_up_is_recorded(
         )
         options = RunOptions(limits=Limits(offer_deadline_seconds=60.0))
         key = world.ledger.submit("hello", options=options)
-        assert await world.drive() is Left.PARKED
+        assert await world.drive() is DriveEnd.PARKED
         show = await held(world, key)
         if meanwhile is not None:
             await world.ledger.send(key, meanwhile)
@@ -243,7 +243,7 @@ def test_a_question_with_a_default_is_answered_by_it_in_its_own_time() -> None:
     assert states == [CallState.ASKED, CallState.SUCCEEDED]
     call = run.calls[0]
     assert present(call.result).content_json == b'{"answer":"blue"}'
-    assert "Nobody answered" in present(call.result).note
+    assert "No answer arrived" in present(call.result).note
     assert MODEL in run.under_way
 
 
@@ -252,7 +252,7 @@ def test_the_largest_number_of_approvals_holds(tool: int, run: int, required: in
     """D6"""
     call = replace(started("gated").calls[0], state=CallState.PROPOSED)
     verdict = Verdict(call_id=CallId(""), disposition=Disposition.APPROVE, digest="d", approvals_required=tool)
-    judged = proposals.judged(call, verdict, RunOptions(approvals_required=run), 0.0)
+    judged = proposals.apply_verdict(call, verdict, RunOptions(approvals_required=run), 0.0)
     assert present(judged.approval).approvals_required == required
 
 

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from pawl.agent_loop.loop.drive import Drive, Left
+from pawl.agent_loop.loop.drive import Drive, DriveEnd
 from pawl.agent_loop.loop.rules.call import CallResult
 from pawl.agent_loop.loop.rules.fact import Cancel, OutputDelta, ToolProgress, Warned
 from pawl.agent_loop.loop.rules.limits import Limits
@@ -72,7 +72,7 @@ async def test_a_cancel_stops_the_model_at_once_and_keeps_what_it_wrote() -> Non
 
     await world.ledger.send(key, Cancel(cause=StopCause.USER))
     drive.wake()
-    assert await running is Left.ENDED
+    assert await running is DriveEnd.ENDED
 
     assert world.clock.now() < 1010
     assert world.model.streaming == 0

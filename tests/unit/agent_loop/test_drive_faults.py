@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pawl.agent_loop.loop.drive import Drive, Left
+from pawl.agent_loop.loop.drive import Drive, DriveEnd
 from pawl.agent_loop.loop.ports import Claim
 from pawl.agent_loop.loop.rules.fact import TAKEOVER, Cancel, OutputDelta, RoundRetrying, Steer
 from pawl.agent_loop.loop.rules.limits import Limits
@@ -144,11 +144,11 @@ def test_a_step_of_a_dropped_drive_may_arrive_after_the_next_one_has_looked() ->
     at_each(main, more_than=5)
 
 
-def dying(work: Coroutine[Any, Any, Left], dies: Iterator[bool]) -> Awaitable[Left]:
+def dying(work: Coroutine[Any, Any, DriveEnd], dies: Iterator[bool]) -> Awaitable[DriveEnd]:
     """Step through `work`, from one wait to the next, and cancel it where `dies` says so."""
 
     @types.coroutine
-    def stepping() -> Generator[Any, Any, Left]:
+    def stepping() -> Generator[Any, Any, DriveEnd]:
         steps = work.__await__()
         try:
             waited = next(steps)
@@ -160,7 +160,7 @@ def dying(work: Coroutine[Any, Any, Left], dies: Iterator[bool]) -> Awaitable[Le
                     continue
                 waited = steps.throw(asyncio.CancelledError()) if next(dies) else steps.send(answer)
         except StopIteration as end:
-            left: Left = end.value
+            left: DriveEnd = end.value
             return left
 
     return stepping()
@@ -236,4 +236,4 @@ async def test_a_run_that_never_reached_the_registry_says_so() -> None:
     world.registry.unreachable = 10**6
     await world.finish(key)
     failure = present(world.ledger.run(key).failure)
-    assert (failure.reason, "whether tool-registry can be reached" in failure.message) == ("RUN_TIMEOUT", True)
+    assert (failure.reason, "tool-registry is reachable" in failure.message) == ("RUN_TIMEOUT", True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from pawl.agent_loop.loop.drive import Left
+from pawl.agent_loop.loop.drive import DriveEnd
 from pawl.agent_loop.loop.rules import retry
 from pawl.agent_loop.loop.rules.fact import RoundRetrying, RoundStarted, Warned
 from pawl.agent_loop.loop.rules.limits import Limits
@@ -90,7 +90,7 @@ def test_a_call_that_was_cut_off_says_why_its_arguments_are_no_json() -> None:
     world, key = played(cut, says("Done."))
     first, second = world.ledger.calls(key)
     assert (first.state, second.state) == (CallState.SUCCEEDED, CallState.FAILED)
-    assert b"output limit cut the arguments off" in present(second.result).content_json
+    assert b"truncated by the output limit" in present(second.result).content_json
 
 
 OUTAGE = Problem(reason="NETWORK", message="The model server cannot be reached.")
@@ -120,7 +120,7 @@ def test_a_run_waits_for_the_model_server_parked_and_in_sight(
         options = RunOptions(limits=Limits(provider_wait_seconds=seconds))
         key = world.ledger.submit("hello", options)
         began, waited = world.clock.monotonic(), list[float]()
-        while await world.drive() is Left.PARKED:
+        while await world.drive() is DriveEnd.PARKED:
             run = world.ledger.run(key)
             assert (run.state, run.waits) == (RunState.WAITING, (WaitKind.PROVIDER,))
             (*_, told) = (each for each in world.ledger.events(key) if isinstance(each, RoundRetrying))
@@ -233,7 +233,7 @@ async def test_a_run_goes_on_with_the_next_model_for_all_of_the_rest() -> None:
     assert [event.model for event in events if isinstance(event, RoundStarted)] == ["first", "second"]
     assert [event.model for event in events if isinstance(event, RoundRetrying)] == ["first", "second"]
     assert [event.message for event in events if isinstance(event, Warned)] == [
-        "The model first has failed for good: the run goes on with second."
+        "The model first failed. The run continues with second."
     ]
     assert run.usage.model_calls == 4
     assert [message.model for message in world.ledger.messages(key)] == ["", "second", "second"]

@@ -145,7 +145,7 @@ def test_what_another_user_wrote_or_was_answered_is_told_with_whose_it_is() -> N
     pieces = [
         "[Written by bob, another user of this conversation:]\n> delete\n> \n> all of it",
         "[Answered to bob, another user of this conversation:]\n> No.\n> \n> [The answer was interrupted here.]",
-        "[Written by bob, another user of this conversation:]\n> [No text. What was with it is not shown here.]",
+        "[Written by bob, another user of this conversation:]\n> [No text. Its attachments are not shown here.]",
         "hi",
     ]
     assert [(message["role"], message["content"]) for message in told] == [

@@ -46,30 +46,30 @@ def test_a_history_that_a_strict_server_takes_is_taken() -> None:
 
 def test_each_fault_is_named_with_its_place() -> None:
     rows: list[Any] = [
-        ([], 0, "no message"),
-        ([answer("hi")], 1, "begins with a message of the user"),
-        ([user()], 1, "leave it out here"),
-        ([user(" \n"), answer("x")], 1, "says nothing"),
-        ([user(), answer()], 2, "says nothing and calls nothing"),
+        ([], 0, "has no messages"),
+        ([answer("hi")], 1, "must be from the user"),
+        ([user()], 1, "send it after the import"),
+        ([user(" \n"), answer("x")], 1, "is empty"),
+        ([user(), answer()], 2, "neither text nor calls"),
         ([user("a\x00b"), answer("x")], 1, "U+0000"),
         ([user("x" * 262_145), answer("x")], 1, "262144 bytes"),
         ([user(), HistoryMessage(role=HistoryRole.SYSTEM, text="x"), answer("x")], 2, "instructions"),
-        ([user(), HistoryMessage(role=HistoryRole.UNSPECIFIED, text="x"), answer("x")], 2, "none of user"),
-        ([user(), answer("", call("a"))], 2, "no result right behind"),
-        ([user(), answer("", call("a")), user(), result("a"), answer("x")], 2, "no result right behind"),
+        ([user(), HistoryMessage(role=HistoryRole.UNSPECIFIED, text="x"), answer("x")], 2, "its role must be"),
+        ([user(), answer("", call("a"))], 2, "no result right after"),
+        ([user(), answer("", call("a")), user(), result("a"), answer("x")], 2, "no result right after"),
         ([user(), answer("", call("a")), result("a"), result("a")], 4, "a second result"),
-        ([user(), answer("x"), result("a")], 3, "not made right before"),
-        ([user(), answer("", call("a")), result("")], 3, "names the call"),
-        ([user(), answer("", call("a"), call("a")), result("a")], 2, "came before"),
-        ([user(), answer("", call("a")), result("a"), answer("", call("a")), result("a")], 4, "came before"),
+        ([user(), answer("x"), result("a")], 3, "not in the assistant message before"),
+        ([user(), answer("", call("a")), result("")], 3, "must name its call"),
+        ([user(), answer("", call("a"), call("a")), result("a")], 2, "was used before"),
+        ([user(), answer("", call("a")), result("a"), answer("", call("a")), result("a")], 4, "was used before"),
         ([user(), answer("", call("")), result("")], 2, "1 to 256"),
         ([user(), answer("", call("a\x07")), result("a\x07")], 2, "control character"),
-        ([user(), answer("", call("a", "a b")), result("a")], 2, "name of a tool"),
+        ([user(), answer("", call("a", "a b")), result("a")], 2, "tool name"),
         ([user(), answer("", call("a", arguments="[]")), result("a")], 2, "strict JSON object"),
         ([user(), answer("", call("a", arguments='{"a": 1, "a": 2}')), result("a")], 2, "strict JSON object"),
-        ([user(), answer("", call("a", arguments="")), result("a")], 2, "{} if there are none"),
-        ([user(calls=(call("a"),)), result("a"), answer("x")], 1, "only the assistant"),
-        ([user(), answer("x", call_id="a")], 2, "only the result"),
+        ([user(), answer("", call("a", arguments="")), result("a")], 2, "{} for none"),
+        ([user(calls=(call("a"),)), result("a"), answer("x")], 1, "only assistant messages"),
+        ([user(), answer("x", call_id="a")], 2, "only tool messages"),
         ([user(), answer("", *(call(f"c{n}") for n in range(129)))], 2, "at most 128"),
         ([user()] * 1001, 0, "at most 1000 messages"),
     ]
@@ -91,7 +91,7 @@ def test_all_faults_come_at_once_in_order() -> None:
 
 def test_a_history_is_taken_over_with_ids_of_ours_and_settled_calls() -> None:
     numbers = itertools.count(1)
-    messages, calls = imports.taken_over(
+    messages, calls = imports.convert_history(
         [
             user("q"),
             answer("let me see", call("a", arguments='{"b":1, "a":2}'), call("b")),
@@ -140,7 +140,7 @@ def test_what_is_not_refused_can_be_taken_over(history: list[HistoryMessage]) ->
     except InvalidHistory:
         return
     numbers = itertools.count(1)
-    messages, calls = imports.taken_over(history, lambda: CallId(f"c{next(numbers)}"))
+    messages, calls = imports.convert_history(history, lambda: CallId(f"c{next(numbers)}"))
     assert len(messages) + len(calls) == len(history)
     assert [call_id for message in messages for call_id in message.call_ids] == [each.call_id for each in calls]
     for each in calls:

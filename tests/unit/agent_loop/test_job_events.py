@@ -83,7 +83,7 @@ async def test_a_rule_that_denies_an_iteration_and_a_key_that_is_gone_pause_the_
     key, ledger, registry = story.key(job), story.world.ledger, story.world.registry
     allowed, gone = registry.verdicts["look"], set[str]()
     if key_is_gone:
-        why = "The API key with which the job was started is gone or has lost a role: start it with another one."
+        why = "The API key that started the job was revoked or has lost a role. Start the job with another key."
         story.world.dependencies = replace_fields(
             story.world.dependencies, credential_is_gone=lambda principal: principal.user_id in gone
         )

@@ -49,25 +49,25 @@ def background(name: str, **more: object) -> str:
 
 
 NONSENSE: list[tuple[dict[str, Any], str]] = [
-    ({"_executeAsync": "true"}, "_executeAsync is true"),
-    ({"_interval": 5, "_stopAfter": 2}, "goes with _executeAsync: true"),
+    ({"_executeAsync": "true"}, "_executeAsync must be true"),
+    ({"_interval": 5, "_stopAfter": 2}, "requires _executeAsync: true"),
     ({"_executeAsync": True, "_interval": 5}, "needs an end"),
-    ({"_executeAsync": True, "_stopAfter": 5}, "goes with _interval"),
+    ({"_executeAsync": True, "_stopAfter": 5}, "requires _interval"),
     ({"_executeAsync": True, "_interval": 0.1, "_stopAfter": 5}, "from 0.5"),
     ({"_executeAsync": True, "_interval": 1, "_stopAfter": 1_000_001}, "more than 1,000,000 times"),
     ({"_executeAsync": True, "_interval": 1, "_stopAfter": True}, "whole number"),
-    ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_reports": "never"}, "_reports is"),
+    ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_reports": "never"}, "_reports must be"),
     ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_until": "cheap"}, "_until: column 1: "),
-    ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_until": 7}, "_until is like"),
+    ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_until": 7}, "_until must be like"),
     ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": "value.price <"}, "_when: column 14: "),
-    ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": {"changed": False}}, "_when is like"),
+    ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": {"changed": False}}, "_when must be like"),
     ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": {"changed": True, "times": 0}}, "times of"),
     (
         {"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": {"changed": True, "pause": -1}},
         "pause of _when",
     ),
-    ({"_executeAsync": True, "_interval": 1, "_when": "value > 1"}, "needs _duration"),
-    ({"_executeAsync": True, "_interval": 1, "_stopAfter": 9, "_until": "value > 1"}, "needs _duration"),
+    ({"_executeAsync": True, "_interval": 1, "_when": "value > 1"}, "requires _duration"),
+    ({"_executeAsync": True, "_interval": 1, "_stopAfter": 9, "_until": "value > 1"}, "requires _duration"),
     (
         {"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": {"cel": "value", "for": "x"}},
         "for of _when",
@@ -84,17 +84,17 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
             "_until": {"below": 1, "on_failure": 2},
             "_when": {"below": 1, "on_failure": 2},
         },
-        "say it in one",
+        "set it in only one",
     ),
-    ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": "value", "_reports": "none"}, "tells nobody"),
-    ({"_executeAsync": True, "_when": "value > 1"}, "goes with _interval"),
-    ({"_executeAsync": True, "_interval": 90, "_stopAfter": 1, "_duration": 1}, "_duration is over before"),
-    ({"_executeAsync": True, "_interval": 90, "_delayFirst": True, "_duration": 1}, "_duration is over before"),
-    ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_reports": {"every": 1.5}}, "_reports is"),
-    ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_reports": {"never": 0}}, '_reports is "every'),
-    ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_reports": {"digest": 0}}, "digest of _reports is"),
-    ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_until": {"below": 1, "above": 2}}, "_until is like"),
-    ({"_executeAsync": True, "_until": {"below": 1}}, "goes with _interval"),
+    ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": "value", "_reports": "none"}, "never report"),
+    ({"_executeAsync": True, "_when": "value > 1"}, "requires _interval"),
+    ({"_executeAsync": True, "_interval": 90, "_stopAfter": 1, "_duration": 1}, "longer than _duration"),
+    ({"_executeAsync": True, "_interval": 90, "_delayFirst": True, "_duration": 1}, "longer than _duration"),
+    ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_reports": {"every": 1.5}}, "_reports must be"),
+    ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_reports": {"never": 0}}, '_reports must be "every'),
+    ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_reports": {"digest": 0}}, "digest of _reports must be"),
+    ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_until": {"below": 1, "above": 2}}, "_until must be"),
+    ({"_executeAsync": True, "_until": {"below": 1}}, "requires _interval"),
 ]
 
 
@@ -302,7 +302,7 @@ async def test_what_makes_no_sense_is_refused_with_a_hint() -> None:
     assert story.world.registry.effects == {}
     for asked, hint in NONSENSE:
         reading = read(json.dumps(asked), b"{}")
-        assert (reading.wish, hint in reading.fault) == (None, True), f"{asked}: {reading.fault}"
+        assert (reading.terms, hint in reading.fault) == (None, True), f"{asked}: {reading.fault}"
 
 
 async def test_what_cannot_be_in_the_background_says_so() -> None:

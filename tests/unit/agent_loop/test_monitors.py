@@ -54,7 +54,7 @@ def looked(number: int, value: Any, now: float | None = None, *, state: CallStat
 def after(what: Job, values: list[Any]) -> JobCursor:
     cursor = JobCursor()
     for number, value in enumerate(values, 1):
-        cursor = monitor.judged(what, cursor, looked(number, value), "")
+        cursor = monitor.evaluated(what, cursor, looked(number, value), "")
     return cursor
 
 
@@ -133,9 +133,9 @@ def test_a_change_is_told_once_the_value_has_stayed_the_same_with_the_value_befo
     cursor, text, fired = JobCursor(), "", []
     for now, value in [(0, "a"), (1, "b"), (9, "c"), (12, "c"), (19, "c"), (20, "d"), (25, "c"), (40, "e"), (50, "e")]:
         call, said = looked(now, value), msgspec.json.encode(value).decode()
-        after_it = monitor.judged(what, cursor, call, said)
-        text = monitor.told(what, cursor, after_it, said, text)
-        cursor, tells = monitor.tells(what, cursor, after_it, call, said)
+        after_it = monitor.evaluated(what, cursor, call, said)
+        text = monitor.job_output(what, cursor, after_it, said, text)
+        cursor, tells = monitor.report_due(what, cursor, after_it, call, said)
         if tells:
             fired.append((now, msgspec.json.decode(text)))
     assert fired == [
@@ -151,20 +151,20 @@ def test_an_error_is_neither_true_nor_false_and_counts_as_a_failure() -> None:
     blind = after(what, [{}, {}])
     assert "Key not found" in blind.problem
     call = looked(3, {})
-    third = monitor.judged(what, blind, call, "{}")
+    third = monitor.evaluated(what, blind, call, "{}")
     assert third.failed_in_a_row == 3
-    assert monitor.tells(what, blind, third, call, "{}")[1], "the third in a row is told"
+    assert monitor.report_due(what, blind, third, call, "{}")[1], "the third in a row is told"
     call = looked(4, {})
-    fourth = monitor.judged(what, third, call, "{}")
-    assert not monitor.tells(what, third, fourth, call, "{}")[1], "once"
+    fourth = monitor.evaluated(what, third, call, "{}")
+    assert not monitor.report_due(what, third, fourth, call, "{}")[1], "once"
 
 
 def test_as_many_failures_in_a_row_are_told_as_were_asked_for() -> None:
     what, cursor, told = job(when=watched("value.price < 5"), reports=JobReports.END, failures_told=2), JobCursor(), []
     for number, value in enumerate([{}, {}, {}, {"price": 9}, {}, {}], 1):
         call = looked(number, value)
-        after_it = monitor.judged(what, cursor, call, "{}")
-        cursor, tells = monitor.tells(what, cursor, after_it, call, "{}")
+        after_it = monitor.evaluated(what, cursor, call, "{}")
+        cursor, tells = monitor.report_due(what, cursor, after_it, call, "{}")
         told += [number] * tells
     assert told == [2, 6]
 
@@ -188,7 +188,7 @@ def test_what_is_remembered_is_bounded(values: list[str]) -> None:
     cursor = JobCursor()
     for number, value in enumerate(values, 1):
         said = msgspec.json.encode(value).decode()
-        cursor = monitor.judged(what, cursor, looked(number, value), said)
+        cursor = monitor.evaluated(what, cursor, looked(number, value), said)
     written = loop_state.write(LoopState(cursor=cursor))
     assert len(written) < 16 * 1024
     assert loop_state.read(written).cursor == cursor
@@ -199,9 +199,9 @@ def test_a_digest_tells_of_the_iterations_since_the_last_one_at_most_once_in_its
     cursor, told, text = JobCursor(), [], ""
     for number, value in enumerate([1, 1, 2, 3, 3, 3, 3, 4, 4, 5, 5], 1):
         call, said = looked(number, value), str(value)
-        after_it = monitor.judged(what, cursor, call, said)
-        text = monitor.told(what, cursor, after_it, said, text)
-        cursor, tells = monitor.tells(what, cursor, after_it, call, said)
+        after_it = monitor.evaluated(what, cursor, call, said)
+        text = monitor.job_output(what, cursor, after_it, said, text)
+        cursor, tells = monitor.report_due(what, cursor, after_it, call, said)
         if tells:
             told.append(
                 (
@@ -217,8 +217,8 @@ def test_a_digest_tells_of_the_iterations_since_the_last_one_at_most_once_in_its
     assert waiting == ["3", "4", "5"], "what was told of may not have been read yet"
     many = JobCursor()
     for number in range(1, 21):
-        many = monitor.judged(what, many, looked(number, number), str(number))
-    assert (len(many.digest), many.digest_left_out, many.digest[-1].said) == (monitor.DIGESTED_MAX, 12, "20")
+        many = monitor.evaluated(what, many, looked(number, number), str(number))
+    assert (len(many.digest), many.digest_left_out, many.digest[-1].result) == (monitor.DIGESTED_MAX, 12, "20")
 
 
 # Expressions in CEL over results: they come to true or false, or are refused; none of them costs much or gets far.
@@ -251,13 +251,13 @@ def test_what_may_not_be_evaluated_is_refused_with_its_place() -> None:
         ("value.price <", "column 14: Syntax error"),
         ("value.price < limit", "column 15: undeclared reference to 'limit'"),
         ("fired + 'a' == 3", "column 7: found no matching overload"),
-        ("'cheap'", "of type string"),
+        ("'cheap'", "has type string"),
         ("", "1 to 256 characters"),
         ("value == " + "1" * 250, "1 to 256 characters"),
         ("value <\n20", "one line"),
         ("\ud800 == value", "one line"),
         ("(" * 100 + "true" + ")" * 100, "recursion limit"),
-        ("value.all(x, value.all(y, true))", "one of all, exists and exists_one"),
+        ("value.all(x, value.all(y, true))", "all, exists or exists_one only once"),
         ("value.map(x, [x, x]).all(y, true)", "undeclared reference"),
         ("value.filter(x, true) == []", "undeclared reference"),
         ("value.matches('(a+)+$')", "undeclared reference to 'matches'"),
@@ -276,7 +276,7 @@ def test_what_comes_to_nothing_is_an_error() -> None:
         ("value.price < 20", {"price": "a"}, "No matching overloads"),
         ("value", 3, "neither true nor false"),
         ("1 / 0 == 1", None, "divide by zero"),
-        ("size(value) > 1", "x" * 70_000, "give a path"),
+        ("size(value) > 1", "x" * 70_000, "use a path"),
     ]
     for source, value, hint in rows:
         with pytest.raises(ExpressionError) as error:
@@ -317,7 +317,7 @@ def test_an_expression_that_would_hold_up_the_event_loop_is_refused() -> None:
         if outcome is not None:
             assert evaluated(source, value, previous) is outcome, source
             continue
-        with pytest.raises(ExpressionError, match="give a path"):
+        with pytest.raises(ExpressionError, match="use a path"):
             evaluated(source, value, previous)
 
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from pawl.agent_loop.schedules.rpc import told_of
+from pawl.agent_loop.schedules.rpc import fire_note
 from pawl.chassis.ids import RequestId
 from pawl.event.v1.schedule_pb2 import ScheduleDefinition, ScheduleFire
 from pawl.job.v1.schedules_pb2 import (
@@ -38,7 +38,7 @@ def test_a_run_is_told_its_due_time_and_zone_and_whether_it_is_late_or_a_backfil
         (report(None, ""), TIME, None, "by hand at 2026-07-06T07:00:00+00:00 (UTC)."),
     ]
     for fired, now, backfill_time, told in rows:
-        text = told_of(fired, now, backfill_time)
+        text = fire_note(fired, now, backfill_time)
         assert text.startswith("This run belongs to the schedule report. ")
         assert text.endswith(told)
 

@@ -240,12 +240,12 @@ def test_wrong_limits_stop_the_start_all_in_one_go(tmp_path: Path) -> None:
     (problem,) = caught.value.errors()
     assert problem["msg"].removeprefix("Value error, ").split("; ") == [
         "defaults.rounds_max must be a whole number from 1 to 1000, got 0",
-        "defaults.rounds is no limit",
+        "defaults.rounds is not a limit",
         "defaults.background must be on, tool or off, got 'yes'",
         "defaults.identical_calls_max must be a whole number from 2 to 1000, got 2.5",
         "ceilings.calls_per_round_max must not be below the default, 20, got 9",
-        "ceilings.tool_timeout_seconds_max is no limit",
-        "ceilings.approvals_required is no limit",
+        "ceilings.tool_timeout_seconds_max is not a limit",
+        "ceilings.approvals_required is not a limit",
     ]
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from pawl.agent_loop.loop.drive import Left
+from pawl.agent_loop.loop.drive import DriveEnd
 from pawl.agent_loop.loop.rules.call import ApprovalRequest, Call, CallResult, Decided, Inverse
 from pawl.agent_loop.loop.rules.fact import Cancel, Decide, Steer
 from pawl.agent_loop.loop.rules.message import Role
@@ -75,7 +75,7 @@ async def report(world: World, undone: RunKey, by: RunKey) -> list[tuple[str, Un
     """What became of each call, in order."""
     read = await planning.sources(world.ledger.channel, StoreId(STORE), UserId(USER), undone.run_id)
     sources = undo.in_order(read)
-    found = [undo.judged(source, by.run_id) for source in sources]
+    found = [undo.outcome_of(source, by.run_id) for source in sources]
     return [(each.tool_name, each.state) for each in found]
 
 
@@ -108,7 +108,7 @@ async def test_an_undo_runs_the_inverses_in_reverse_order_across_questions_and_c
         f"Undo of run {key.run_id}: 2 of 3 calls with effects were undone.",
         "- write (Take the write back) undone",
         "- write (Take the write back) undone",
-        "- mail cannot be undone: Its tool gives no way back.",
+        "- mail cannot be undone: Its tool does not support undo.",
     ]
 
 
@@ -118,7 +118,7 @@ async def test_a_gated_inverse_waits_for_its_approval_and_one_that_was_refused_i
     key = await finished(world)
     by = await undo_of(world, key)
 
-    assert await world.drive() is Left.PARKED
+    assert await world.drive() is DriveEnd.PARKED
     assert world.ledger.run(by).state is RunState.WAITING
     assert (await report(world, key, by))[1] == ("write", UndoState.NEEDS_APPROVAL)
     waiting = world.ledger.calls(by)[0]
@@ -135,7 +135,7 @@ async def test_a_gated_inverse_waits_for_its_approval_and_one_that_was_refused_i
         UndoState.UNDONE,
         UndoState.ALREADY_UNDONE,
     ]
-    assert "could not be undone now: The user refused to approve this call. Reason: keep it" in (
+    assert "could not be undone: The user refused to approve this call. Reason: keep it" in (
         world.ledger.run(by).output_text
     )
 
@@ -291,7 +291,7 @@ def any_source(draw: st.DrawFn) -> UndoSource:
         draw(any_call(call_id=undo.undo_call_id(call.call_id, attempt), run_id=f"run_{attempt + 1}"))
         for attempt in range(1, count + 1)
     ]
-    return UndoSource(call=call, tries=tuple(tries))
+    return UndoSource(call=call, attempts=tuple(tries))
 
 
 @given(any_call(call_id="last"), st.sampled_from(list(EffectClass)))
@@ -301,7 +301,7 @@ def test_what_is_not_kept_of_a_job_is_said_to_stay(call: Call, effect: EffectCla
     gone = UndoSource(call=replace(call, call_id=CallId(""), round=0, end_time=None), trimmed_rounds=4900)
     sources = undo.in_order([gone, UndoSource(call=call)])
     assert [source.call.call_id for source in sources] == ["last", ""]
-    found = undo.judged(sources[-1])
+    found = undo.outcome_of(sources[-1])
     if effect is EffectClass.READ_ONLY:
         assert found.state is UndoState.NOTHING_TO_UNDO
     else:
@@ -328,16 +328,16 @@ def test_a_plan_is_the_reverse_of_the_ends_with_each_call_at_most_once(sources: 
     assert ends == sorted(ends, reverse=True)
     for step, source in zip(planned.steps, chosen, strict=True):
         assert undo.inverse_of(source.call) is not None
-        assert step.undo_call_id not in {each.call_id for each in source.tries}
-        assert not any(_may_have_had_its_effect(each) for each in source.tries[-1:])
+        assert step.undo_call_id not in {each.call_id for each in source.attempts}
+        assert not any(_may_have_had_its_effect(each) for each in source.attempts[-1:])
     skipped = [source for source in sources if source not in chosen and undo.inverse_of(source.call) is not None]
-    assert all(source.tries for source in skipped)
+    assert all(source.attempts for source in skipped)
 
 
 @given(any_source())
 def test_every_call_is_said_to_be_one_thing_and_why(source: UndoSource) -> None:
     for run_id in ("", "run_2", "run_9"):
-        found: CallUndo = undo.judged(source, RunId(run_id))
+        found: CallUndo = undo.outcome_of(source, RunId(run_id))
         clear = {UndoState.UNDONE, UndoState.ALREADY_UNDONE, UndoState.RUNNING, UndoState.NEEDS_APPROVAL}
         if found.state not in {*clear, UndoState.TO_UNDO}:
             assert found.reason
@@ -370,7 +370,7 @@ def test_a_call_that_was_stopped_while_it_asked_is_no_question() -> None:
         question=Question(question="Which colour?"),
         result=CallResult(content_json=b"{}", is_error=True, error_reason="CANCELLED"),
     )
-    assert undo.judged(UndoSource(call=call)).state is UndoState.CANNOT_BE_UNDONE
+    assert undo.outcome_of(UndoSource(call=call)).state is UndoState.CANNOT_BE_UNDONE
 
 
 async def test_an_undo_of_a_run_that_is_gone_fails() -> None:

@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 from msgspec.structs import replace
 
-from pawl.agent_loop.loop.drive import Drive, Left
+from pawl.agent_loop.loop.drive import Drive, DriveEnd
 from pawl.agent_loop.loop.ports import Claim, Loaded
 from pawl.agent_loop.loop.rules.fact import Cancel
 from pawl.agent_loop.loop.rules.run import RunFailure
@@ -109,7 +109,7 @@ async def test_a_run_is_not_driven_twice_while_a_drive_that_was_dropped_comes_to
         drive = new_drive(claim, dependencies, failure)
         run = drive.run
 
-        async def end_slowly(loaded: Loaded | None = None) -> Left:
+        async def end_slowly(loaded: Loaded | None = None) -> DriveEnd:
             nonlocal is_away
             driving[:] = driving[0] + 1, max(driving[1], driving[0] + 1)
             try:
@@ -188,7 +188,7 @@ async def test_a_drive_that_crashes_fails_its_run_and_hurts_no_other() -> None:
     keys = [world.ledger.submit("hello"), world.ledger.submit("hello")]
 
     class Crashing(Drive):
-        async def run(self, loaded: Loaded | None = None) -> Left:
+        async def run(self, loaded: Loaded | None = None) -> DriveEnd:
             raise ZeroDivisionError
 
     def new_drive(claim: Claim) -> Drive:
@@ -227,7 +227,7 @@ async def test_a_run_that_can_neither_be_driven_nor_ended_is_quarantined_and_hur
 class Hopeless(Drive):
     """Can neither drive its run nor end it."""
 
-    async def run(self, loaded: Loaded | None = None) -> Left:
+    async def run(self, loaded: Loaded | None = None) -> DriveEnd:
         raise ZeroDivisionError
 
 

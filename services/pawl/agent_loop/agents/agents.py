@@ -1,4 +1,4 @@
-"""Agents, for those who make and use them."""
+"""Agent definitions: create, read and list them."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _QUOTA: Final = wire.WIRE.struct(AgentQuota, pb.GetAgentQuotaResponse)
 
 
 class AgentLedger:
-    """The ledger's agents, over a channel to job-store. It makes no retries.
+    """Client of job-store's agent API.
 
-    Every method may raise DependencyUnavailable and then be called again.
+    It does not retry; every method may raise DependencyUnavailable and can be retried.
     """
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
@@ -48,10 +48,12 @@ class AgentLedger:
         draft: bool,
         validate_only: bool,
     ) -> tuple[AgentVersion, bool]:
-        """Keep a new version or a draft, unless it is equal to the newest; return the newest, and whether it is new.
+        """Save a new version or a draft unless it equals the newest one.
+
+        Return the newest version and whether it is new.
 
         Raises:
-            AgentNotFound: it delegates to one that is not there.
+            AgentNotFound: an agent in `delegates_to` does not exist.
             AgentCycle, TooLarge
         """
         fields: dict[str, Any] = {
@@ -70,7 +72,7 @@ class AgentLedger:
         return VERSION.read(response.agent), response.created
 
     async def get_agent(self, store_id: StoreId, name: str, version: int) -> AgentVersion:
-        """Read a version; 0 for the newest of an agent that is not deleted.
+        """Return a version of an agent. Version 0 means the newest of an agent that is not deleted.
 
         Raises:
             AgentNotFound
@@ -82,7 +84,7 @@ class AgentLedger:
         return VERSION.read(response.agent)
 
     async def list(self, caller: Principal, asked: ListAgentsRequest) -> tuple[Sequence[AgentVersion], str]:
-        """Read the newest versions of all that are not deleted or the drafts of a user, and the token of the next page.
+        """Return the newest versions of all existing agents, or the caller's drafts, and the next page token.
 
         Raises:
             InvalidPageToken
@@ -104,7 +106,7 @@ class AgentLedger:
         return _QUOTA.read(await translated(self._stub.GetAgentQuota(request)))
 
     async def get_draft(self, store_id: StoreId, user_id: UserId, name: str) -> AgentVersion:
-        """Read a draft of a user.
+        """Return a user's draft.
 
         Raises:
             AgentNotFound
@@ -113,15 +115,15 @@ class AgentLedger:
         return VERSION.read((await translated(self._stub.GetDraft(request))).agent)
 
 
+# How stale a store's `default` agent may be.
 DEFAULT_SECONDS_MAX: Final = 5.0
-"""So long a store's new `default` may not hold yet."""
 _STORES_KEPT_MAX: Final = 10_000
 
 _log = logs.get_logger(__name__)
 
 
 class Agents:
-    """Makes agents and finds them. To who may not use one it is not there."""
+    """Creates and finds agents. An agent that the caller may not use is reported as not found."""
 
     def __init__(
         self,
@@ -135,20 +137,21 @@ class Agents:
         self._registry = registry
         self._defaults = defaults
         self._clock = clock
-        self._of_stores: dict[StoreId, tuple[AgentVersion | None, float]] = {}
+        self._store_defaults: dict[StoreId, tuple[AgentVersion | None, float]] = {}
 
     async def update(
         self, caller: Principal, definition: AgentDefinition, *, draft: bool, validate_only: bool
     ) -> dict[str, Any]:
-        """Save an agent, or a draft of the caller, with the tools that it selects now, unless it is saved so already.
+        """Save an agent or a draft with the tools it selects now, unless it is unchanged.
 
-        Returns the fields of the response.
+        Return the fields of the response.
 
         Raises:
-            InvalidField, InvalidId, TooLarge: it cannot be meant so, or there are too many.
-            ToolNotFound, AgentNotFound: it names what does not exist, or a draft an agent that the caller may not use.
-            InvalidSchema: the schema of its response format cannot be used.
-            AgentCycle: it would be given tasks of its own.
+            InvalidField, InvalidId, TooLarge: the definition is invalid.
+            ToolNotFound, AgentNotFound: a tool or agent does not exist, or a draft delegates to an agent that the
+                caller may not use.
+            InvalidSchema: the schema of the response format cannot be used.
+            AgentCycle: the agent would delegate to itself, directly or through others.
         """
         definition = (agents.check_draft if draft else agents.check)(definition, self._defaults)
         names, unmatched = await self._select(caller, definition)
@@ -157,7 +160,7 @@ class Agents:
                 raise AgentNotFound(f"delegates_to: there is no agent {name!r} that you may use", agent=name)
         agent, created = await self._ledger.put(caller, definition, names, draft=draft, validate_only=validate_only)
         if created and not validate_only:
-            self._of_stores.pop(caller.store_id, None)
+            self._store_defaults.pop(caller.store_id, None)
             _log.info("agent.saved", store=caller.store_id, user=caller.user_id, agent=agent.run_name)
         return {"agent": VERSION.write(agent), "created": created, "unmatched": unmatched}
 
@@ -172,10 +175,10 @@ class Agents:
         try:
             return await self._ledger.get_agent(caller.store_id, name, 0)
         except AgentNotFound:
-            raise AgentNotFound(f"delegates_to: there is no agent {name!r}: make it first", agent=name) from None
+            raise AgentNotFound(f"delegates_to: there is no agent {name!r}: create it first", agent=name) from None
 
     async def get(self, caller: Principal, name: str, version: int) -> AgentVersion:
-        """Return a version; 0 for the newest. Drafts are named as runs name them.
+        """Return a version of an agent. Version 0 means the newest. Draft names have the draft prefix.
 
         Raises:
             AgentNotFound
@@ -191,20 +194,20 @@ class Agents:
             if name != DEFAULT or version:
                 raise
             found = agents.deployed(self._defaults)
-        # Who may not see the newest version may see none.
+        # A caller who may not see the newest version may not see any.
         newest = await self._find(caller.store_id, name) if version else None
         if not all(each.may_be_seen_with(caller.roles) for each in (found, newest) if each is not None):
             raise AgentNotFound
         return found
 
     async def list(self, caller: Principal, request: ListAgentsRequest) -> tuple[Sequence[AgentVersion], str]:
-        """Return the newest versions of agents or the drafts of the caller, by name, and the token of the next page.
+        """Return the newest versions of agents, or the caller's drafts, by name, and the next page token.
 
-        The deployment's `default` is the first agent where the store has none.
+        The deployment's `default` comes first if the store has no `default` of its own.
 
         Raises:
             InvalidPageToken
-            InvalidField: a label cannot be one.
+            InvalidField: a label is invalid.
         """
         wanted = check_labels(request.labels)
         found, token = await self._ledger.list(caller, request)
@@ -215,9 +218,9 @@ class Agents:
         return [agent for agent in found if has_all(agent.definition.labels, wanted)], token
 
     async def of_run(self, caller: Principal, name: str) -> AgentVersion | None:
-        """Return the newest version of the agent of a new run; None for the `default` of the deployment.
+        """Return the agent version for a new run; None for the deployment's `default`.
 
-        That of the store, which an empty name means too, may be as old as DEFAULT_SECONDS_MAX.
+        The store's `default`, which an empty name also selects, may be stale by up to DEFAULT_SECONDS_MAX.
 
         Raises:
             AgentNotFound
@@ -230,18 +233,17 @@ class Agents:
                 raise AgentNotFound
             return found
         now = self._clock.monotonic()
-        known = self._of_stores.get(caller.store_id)
+        known = self._store_defaults.get(caller.store_id)
         if known is None or known[1] <= now:
-            while len(self._of_stores) >= _STORES_KEPT_MAX:
-                self._of_stores.pop(next(iter(self._of_stores)))
-            known = self._of_stores[caller.store_id] = (
+            while len(self._store_defaults) >= _STORES_KEPT_MAX:
+                self._store_defaults.pop(next(iter(self._store_defaults)))
+            known = self._store_defaults[caller.store_id] = (
                 await self._find(caller.store_id, DEFAULT),
                 now + DEFAULT_SECONDS_MAX,
             )
         return known[0]
 
     async def _find(self, store_id: StoreId, name: str) -> AgentVersion | None:
-        """Return the newest version of an agent, if there is one."""
         with suppress(AgentNotFound):
             return await self._ledger.get_agent(store_id, name, 0)
         return None

@@ -1,4 +1,7 @@
-"""pawl.agent.v1.AgentRegistryService: what needs tools and defaults. Its other methods are forwarded to job-store."""
+"""pawl.agent.v1.AgentRegistryService: the methods that need tools or defaults.
+
+The other methods are forwarded to job-store.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ _VERSION_MAX: Final = 2**31 - 1
 
 
 class AgentRegistryServicer:
-    """Serves those who make agents, and those who look at them."""
+    """Serves the agent methods that job-store cannot answer alone."""
 
     def __init__(self, agents: Agents) -> None:
         self._agents = agents

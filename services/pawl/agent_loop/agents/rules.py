@@ -1,4 +1,4 @@
-"""Agents: what they may say, which tools they select, and how the runs are driven that they are started with."""
+"""Agent definitions: validation, tool selection, and the run options that result from them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from pawl.errors import InvalidField, ToolNotFound
 from pawl.values import TOKENS_MAX
 
 DEFAULT: Final = DEFAULT_AGENT
+# The tool that delegates a task to another agent.
 RUN_AGENT: Final = "run_agent"
-"""The tool with which a run gives tasks to agents."""
 DELEGATES_MAX: Final = 64
 ROLES_MAX: Final = 32
 SOURCES_MAX: Final = 100
@@ -36,7 +36,7 @@ URL_CHARACTERS_MAX: Final = 2000
 
 
 class ToolSelection(msgspec.Struct, frozen=True, kw_only=True):
-    """Tools by name, by source and by pattern of names; none of them means all that the user may call."""
+    """Tools selected by name, source and name pattern. An empty selection means all tools that the user may call."""
 
     names: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
@@ -44,12 +44,11 @@ class ToolSelection(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_open(self) -> bool:
-        """True if it selects nothing."""
         return not (self.names or self.sources or self.patterns)
 
 
 class AgentCard(msgspec.Struct, frozen=True, kw_only=True):
-    """The words with which an agent is presented to people."""
+    """How an agent is presented to people."""
 
     title: str = ""
     description: str = ""
@@ -58,7 +57,7 @@ class AgentCard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentDefinition(msgspec.Struct, frozen=True, kw_only=True):
-    """The ways of an agent: how its runs are driven, with which tools, and who may use it."""
+    """An agent: the options of its runs, its tools, and who may use it."""
 
     name: str
     options: AskedOptions = field(default_factory=AskedOptions)
@@ -67,12 +66,12 @@ class AgentDefinition(msgspec.Struct, frozen=True, kw_only=True):
     allowed_roles: tuple[str, ...] = ()
     card: AgentCard = field(default_factory=AgentCard)
     labels: Mapping[str, str] = field(default_factory=dict)
+    # Tokens that all runs of the agent may use in a day; 0 means no limit.
     daily_tokens_max: int = 0
-    """The tokens that all of its runs may use in a day; 0 for any number."""
 
 
 class AgentQuota(msgspec.Struct, frozen=True, kw_only=True):
-    """The tokens that an agent may use in a day, 0 for any number, and those that it has used of them."""
+    """An agent's daily token quota (0 means no limit) and its use today."""
 
     tokens_max: int = 0
     tokens_used: int = 0
@@ -80,14 +79,14 @@ class AgentQuota(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_used_up(self) -> bool:
-        """True if its runs must not call the model before the day ends."""
+        """True if the agent's runs must not call the model until the day ends."""
         return 0 < self.tokens_max <= self.tokens_used
 
 
 class AgentVersion(msgspec.Struct, frozen=True, kw_only=True):
-    """A definition that was saved, with the tools that it selected then. It never changes.
+    """A saved definition and the tools it selected at that time. Immutable.
 
-    Version 0 is the `default` that the deployment gives.
+    Version 0 is the deployment's `default`.
     """
 
     definition: AgentDefinition
@@ -95,50 +94,50 @@ class AgentVersion(msgspec.Struct, frozen=True, kw_only=True):
     tool_names: tuple[str, ...] = ()
     create_time: float | None = None
     create_user_id: str = ""
+    # A draft is visible only to `create_user_id`.
     draft: bool = False
-    """True for a draft of `create_user_id`, for whom alone it is."""
 
     @property
     def run_name(self) -> str:
-        """The name by which runs name it."""
+        """The name that runs use for the agent."""
         return f"{DRAFT if self.draft else ''}{self.definition.name}"
 
     def may_be_used_with(self, roles: Iterable[str]) -> bool:
-        """Return whether a user with these roles may use it."""
+        """Return whether a user with these roles may use the agent."""
         allowed = self.definition.allowed_roles
         return not allowed or not set(allowed).isdisjoint(roles)
 
     def may_be_seen_with(self, roles: Iterable[str]) -> bool:
-        """Return whether a user with these roles may look at it: who may use it, and who makes it."""
+        """Return whether a user with these roles may see the agent: its users and admins."""
         held = set(roles)
         return Role.ADMIN in held or self.may_be_used_with(held)
 
 
 class OfferedTool(msgspec.Struct, frozen=True, kw_only=True):
-    """A tool that can be selected, and where it comes from."""
+    """A tool that an agent can select."""
 
     name: str
     source: str
 
 
 class Selected(NamedTuple):
-    """The names of tools that were selected, and the sources and patterns that select none."""
+    """Selected tool names, and the sources and patterns that matched nothing."""
 
     names: tuple[str, ...]
     unmatched: tuple[str, ...]
 
 
 def check(definition: AgentDefinition, defaults: RunDefaults) -> AgentDefinition:
-    """Return a definition that can be saved, without repetitions.
+    """Validate a definition and return it without duplicates.
 
     Raises:
-        InvalidField, InvalidId, TooLarge: it cannot; the field is named.
+        InvalidField, InvalidId, TooLarge: the error names the field.
     """
     check_id(definition.name, "definition.name")
     if definition.options.tool_names:
-        raise InvalidField("options.tool_names: an agent names its tools in `tools`", field="definition.options")
+        raise InvalidField("options.tool_names: set `tools` of the agent instead", field="definition.options")
     if definition.options.without_tools and not definition.tools.is_open:
-        raise InvalidField("options.without_tools leaves nothing to select", field="definition.tools")
+        raise InvalidField("tools: leave it empty, because options.without_tools is set", field="definition.tools")
     complete(definition.options, defaults)
     _check_selection(definition.tools)
     _check_card(definition.card)
@@ -149,12 +148,15 @@ def check(definition: AgentDefinition, defaults: RunDefaults) -> AgentDefinition
     for name in definition.delegates_to:
         check_id(name, "definition.delegates_to")
     if definition.delegates_to and definition.options.without_tools:
-        raise InvalidField("delegates_to: without tools it cannot give tasks", field="definition.delegates_to")
+        raise InvalidField(
+            "delegates_to: leave it empty, because an agent without tools cannot delegate",
+            field="definition.delegates_to",
+        )
     _check_count(definition.allowed_roles, "allowed_roles", ROLES_MAX)
     for role in definition.allowed_roles:
         check_id(role, "definition.allowed_roles")
     if definition.name == DEFAULT and definition.allowed_roles:
-        message = f"allowed_roles: the agent {DEFAULT} is for everybody, as runs that name none are its own"
+        message = f"allowed_roles: leave it empty; every user may use the agent {DEFAULT}"
         raise InvalidField(message, field="definition.allowed_roles")
     return replace(
         definition,
@@ -164,37 +166,36 @@ def check(definition: AgentDefinition, defaults: RunDefaults) -> AgentDefinition
 
 
 def check_draft(definition: AgentDefinition, defaults: RunDefaults) -> AgentDefinition:
-    """Return a definition that can be saved as a draft, as `check`.
+    """Validate a draft like `check`. Drafts must not have allowed roles or a token quota.
 
-    Raises: as `check`.
+    Raises:
+        InvalidField, InvalidId, TooLarge: the error names the field.
     """
     if definition.allowed_roles:
-        message = "allowed_roles: a draft is for you alone; whoever saves it as an agent of the store says for whom"
+        message = "allowed_roles: leave it empty; a draft is private. Set it when you publish the agent"
         raise InvalidField(message, field="definition.allowed_roles")
     if definition.daily_tokens_max:
-        message = (
-            "daily_tokens_max: a draft has no budget of its own; whoever saves it as an agent of the store gives one"
-        )
+        message = "daily_tokens_max: leave it empty; a draft has no quota. Set it when you publish the agent"
         raise InvalidField(message, field="definition.daily_tokens_max")
     return check(definition, defaults)
 
 
 def draft_name(name: str) -> str:
-    """Return the name of the draft that a run names by `name`; empty if that is an agent of the store.
+    """Return the draft's name without its prefix; empty if `name` is not a draft.
 
     Raises:
-        InvalidId: it can be neither.
+        InvalidId: it is neither a draft nor an agent name.
     """
     own = check_agent_name(name, "agent", optional=True).removeprefix(DRAFT)
     return own if own != name else ""
 
 
 def select(definition: AgentDefinition, offered: Sequence[OfferedTool]) -> Selected:
-    """Return the tools that an agent selects of those offered, by name; with delegation the one that does that, too.
+    """Return the tools that an agent selects, by name. An agent that delegates also gets `run_agent`.
 
     Raises:
-        ToolNotFound: one that it names is not offered.
-        InvalidField: it selects too many, or its `tool_choice` is none of them.
+        ToolNotFound: a named tool is not offered.
+        InvalidField: too many tools are selected, or `tool_choice` is not among them.
     """
     selection, known = definition.tools, {tool.name for tool in offered}
     if selection.is_open:
@@ -202,7 +203,7 @@ def select(definition: AgentDefinition, offered: Sequence[OfferedTool]) -> Selec
     wanted = dict.fromkeys((*selection.names, *((RUN_AGENT,) if definition.delegates_to else ())))
     for name in wanted:
         if name not in known:
-            raise ToolNotFound(f"there is no tool {name!r} that you may call: `tools` names it", tool_name=name)
+            raise ToolNotFound(f"tools.names: there is no tool {name!r} that you may call", tool_name=name)
     found, unmatched = set(wanted), list[str]()
     for source in dict.fromkeys(selection.sources):
         names = {tool.name for tool in offered if tool.source == source}
@@ -216,17 +217,17 @@ def select(definition: AgentDefinition, offered: Sequence[OfferedTool]) -> Selec
         raise InvalidField(f"tools: at most {TOOL_NAMES_MAX}, and {len(found)} are selected", field="definition.tools")
     chosen = definition.options.tool_choice.tool_name
     if chosen and chosen not in found:
-        raise InvalidField("options.tool_choice names a tool that `tools` leaves out", field="definition.options")
+        raise InvalidField("options.tool_choice names a tool that `tools` does not select", field="definition.options")
     return Selected(tuple(sorted(found)), tuple(unmatched))
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Return whether a name is of a pattern, in which `*` stands for any characters. Takes linear time."""
+    """Return whether a name matches a pattern, in which `*` matches any characters. Linear time."""
     return fnmatchcase(name, pattern.replace("[", "[[]").replace("?", "[?]"))
 
 
 def deployed(defaults: RunDefaults) -> AgentVersion:
-    """Return the agent `default` that the deployment gives."""
+    """Return the deployment's `default` agent."""
     options = AskedOptions(
         model=defaults.model,
         instructions=defaults.instructions,
@@ -234,64 +235,64 @@ def deployed(defaults: RunDefaults) -> AgentVersion:
         approvals_required=defaults.approvals_required,
         without_background=defaults.without_background,
     )
-    card = AgentCard(title="The default of the deployment")
+    card = AgentCard(title="Deployment default")
     return AgentVersion(definition=AgentDefinition(name=DEFAULT, options=options, card=card), version=0)
 
 
 def options_of(agent: AgentVersion, asked: AskedOptions, ceilings: Limits) -> AskedOptions:
-    """Return what is asked of a run that is started with an agent, as `options.complete` takes it.
+    """Merge the agent's options with those requested for a run, ready for `options.complete`.
 
-    Of `default` a run takes what it does not say itself. What another agent says stands: a run may narrow it.
+    A run may override every option of `default`. It may only narrow the options of another agent.
 
     Raises:
-        InvalidField: the run asks for something else than the agent says, or for more.
+        InvalidField: the run overrides or exceeds an option of the agent.
     """
-    said = _options_said(agent, ceilings)
+    preset = _agent_options(agent, ceilings)
     if agent.definition.name != DEFAULT:
-        _check_narrower(agent.definition.name, said, asked)
-    given = {name: value for name, value in _said(asked).items() if name not in {"limits", "without_tools"}}
-    if asked.model and asked.model != said.model:
+        _check_narrower(agent.definition.name, preset, asked)
+    given = {name: value for name, value in _set_options(asked).items() if name not in {"limits", "without_tools"}}
+    if asked.model and asked.model != preset.model:
         given["model_fallbacks"] = asked.model_fallbacks
-    merged: dict[str, Any] = msgspec.structs.asdict(said) | given
-    merged["limits"] = dict(said.limits) | dict(asked.limits)
-    merged["approvals_required"] = max(said.approvals_required, asked.approvals_required)
-    # Tools that a run of `default` names are its own.
-    merged["without_tools"] = asked.without_tools or (said.without_tools and not asked.tool_names)
+    merged: dict[str, Any] = msgspec.structs.asdict(preset) | given
+    merged["limits"] = dict(preset.limits) | dict(asked.limits)
+    merged["approvals_required"] = max(preset.approvals_required, asked.approvals_required)
+    # A run of `default` may bring its own tool names.
+    merged["without_tools"] = asked.without_tools or (preset.without_tools and not asked.tool_names)
     if merged["without_tools"]:
         merged |= {"tool_names": (), "tool_choice": asked.tool_choice}
     return AskedOptions(**merged)
 
 
 def delegated(agent: AgentVersion, own: RunOptions) -> RunOptions:
-    """Return the options of a run to which another one, with the options `own`, gives a task as this agent.
+    """Return the options of a run that delegates to this agent.
 
-    What the agent leaves open is that of the other run, which bounds its limits, too. Without names in `tool_names`
-    the tools are those of the other run, unless it is without tools.
+    `own` are the options of the delegating run. They supply unset options and cap the limits. Empty
+    `tool_names` without `without_tools` means the tools of the delegating run.
     """
-    said = _options_said(agent, own.limits)
-    given = {name: value for name, value in _said(said).items() if name not in {"limits", "tool_names"}}
-    limits = {name: type(getattr(own.limits, name))(value) for name, value in said.limits.items()}
-    if said.model:
-        given["model_fallbacks"] = said.model_fallbacks
+    preset = _agent_options(agent, own.limits)
+    given = {name: value for name, value in _set_options(preset).items() if name not in {"limits", "tool_names"}}
+    limits = {name: type(getattr(own.limits, name))(value) for name, value in preset.limits.items()}
+    if preset.model:
+        given["model_fallbacks"] = preset.model_fallbacks
     return replace(
         own,
         **given
         | {
-            "tool_names": said.tool_names,
-            "without_tools": said.without_tools,
-            "tool_choice": said.tool_choice,
+            "tool_names": preset.tool_names,
+            "without_tools": preset.without_tools,
+            "tool_choice": preset.tool_choice,
             "limits": replace(own.limits, **limits),
-            "approvals_required": max(own.approvals_required, said.approvals_required),
-            "response_format": said.response_format,
+            "approvals_required": max(own.approvals_required, preset.approvals_required),
+            "response_format": preset.response_format,
         },
     )
 
 
-def _options_said(agent: AgentVersion, ceilings: Limits) -> AskedOptions:
-    """Return what an agent says of its runs, with the tools that it selected, within the ceilings of today."""
+def _agent_options(agent: AgentVersion, ceilings: Limits) -> AskedOptions:
+    """Return the agent's run options, with its selected tools, capped by today's ceilings."""
     options, names = agent.definition.options, agent.tool_names
     limits = {name: _within(name, value, ceilings) for name, value in options.limits.items()}
-    # No names at all would mean all tools.
+    # An empty list of names would mean all tools.
     is_empty = not agent.definition.tools.is_open and not names
     without_tools = options.without_tools or is_empty
     choice = ToolChoice() if is_empty else options.tool_choice
@@ -305,27 +306,27 @@ def _within(name: str, value: float, ceilings: Limits) -> float:
     return min(value, ceiling)
 
 
-def _said(options: AskedOptions) -> Mapping[str, Any]:
-    """Return the options that are not as they are where nothing is said."""
+def _set_options(options: AskedOptions) -> Mapping[str, Any]:
+    """Return the options that differ from their defaults."""
     silent = AskedOptions()
     return {name: value for name, value in msgspec.structs.asdict(options).items() if value != getattr(silent, name)}
 
 
-def _check_narrower(name: str, said: AskedOptions, asked: AskedOptions) -> None:
-    fixed = set(_said(said)) - {"limits", "tool_names", "without_tools", "tool_choice", "approvals_required"}
+def _check_narrower(name: str, preset: AskedOptions, asked: AskedOptions) -> None:
+    fixed = set(_set_options(preset)) - {"limits", "tool_names", "without_tools", "tool_choice", "approvals_required"}
     if "model" in fixed:
-        # They would be other models than the one that it says.
+        # A fixed model also fixes its fallbacks.
         fixed.add("model_fallbacks")
-    for option, value in _said(asked).items():
-        if option in fixed and value != getattr(said, option):
-            message = f"options.{option}: the agent {name} says it; leave it out, or start the run without the agent"
+    for option, value in _set_options(asked).items():
+        if option in fixed and value != getattr(preset, option):
+            message = f"options.{option}: the agent {name} sets it. Leave it out, or start the run without the agent"
             raise InvalidField(message, field=f"options.{option}")
-    has_tools = bool(said.tool_names) or said.without_tools
+    has_tools = bool(preset.tool_names) or preset.without_tools
     wanted = (*asked.tool_names, *((asked.tool_choice.tool_name,) if asked.tool_choice.tool_name else ()))
-    if beyond := [tool for tool in wanted if has_tools and tool not in said.tool_names]:
-        message = f"options.tool_names: the agent {name} has not the tool {beyond[0]:.100}"
+    if beyond := [tool for tool in wanted if has_tools and tool not in preset.tool_names]:
+        message = f"options.tool_names: the agent {name} does not have the tool {beyond[0]:.100}"
         raise InvalidField(message, field="options.tool_names")
-    for limit, most in said.limits.items():
+    for limit, most in preset.limits.items():
         own = asked.limits.get(limit)
         is_open = limit in NONE_IS_ZERO and most == 0
         is_more = own is not None and (own > most or (own == 0 and limit in NONE_IS_ZERO))
@@ -340,24 +341,24 @@ def _check_selection(selection: ToolSelection) -> None:
         _check_count(values, f"tools.{name}", most)
         for value in values:
             if not value or len(value) > NAME_CHARACTERS_MAX or not value.isprintable():
-                message = f"tools.{name}: each is printable and has 1 to {NAME_CHARACTERS_MAX} characters"
+                message = f"tools.{name}: each must be printable and have 1 to {NAME_CHARACTERS_MAX} characters"
                 raise InvalidField(message, field=f"definition.tools.{name}")
 
 
 def _check_card(card: AgentCard) -> None:
     _check_count(card.example_prompts, "card.example_prompts", PROMPTS_MAX)
-    words = (
+    texts = (
         ("title", card.title, TITLE_CHARACTERS_MAX),
         ("description", card.description, DESCRIPTION_CHARACTERS_MAX),
         *(("example_prompts", prompt, PROMPT_CHARACTERS_MAX) for prompt in card.example_prompts),
     )
-    for name, value, most in words:
+    for name, value, most in texts:
         path = f"definition.card.{name}"
         if len(value) > most:
             raise InvalidField(f"card.{name} may have at most {most} characters", field=path)
         checks.text(value, path, bytes_max=4 * most, may_be_empty=True)
     if card.avatar_url and not _is_web_address(card.avatar_url):
-        message = f"card.avatar_url is https://HOST/..., at most {URL_CHARACTERS_MAX} characters, without a password"
+        message = f"card.avatar_url must be an https URL without password, at most {URL_CHARACTERS_MAX} characters"
         raise InvalidField(message, field="definition.card.avatar_url")
 
 

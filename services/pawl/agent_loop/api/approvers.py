@@ -1,4 +1,4 @@
-"""The rights to decide (settled points 6 and 7)."""
+"""Who may decide calls."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from pawl.values import DecisionRight
 def decision_right(caller: Principal) -> DecisionRight:
     """Return what the caller may decide.
 
-    Approvers and admins decide gated calls of their whole store. Who has other
-    roles and not these decides none; who has no roles at all decides about their
-    own runs. The questions of a run are its user's in any case.
+    Approvers and admins decide gated calls of the whole store. Users with only other roles decide none. Users without
+    roles decide calls of their own runs. A run's questions are always its user's to answer.
     """
     if caller.roles & APPROVERS:
         return DecisionRight.STORE

@@ -1,4 +1,4 @@
-"""Requests of pawl.agent.v1 to values of ours."""
+"""Conversion and validation of pawl.agent.v1 requests."""
 
 from __future__ import annotations
 
@@ -24,18 +24,15 @@ PENDING_BYTES_MAX: Final = 2 * 1024 * 1024
 
 WIRE.struct(HistoryCall, conversation_pb2.HistoryCall)
 history_message: Final = WIRE.struct(HistoryMessage, conversation_pb2.HistoryMessage).read
-"""Return a message of a history; InvalidField if its role has no known value."""
 UNDO: Final = WIRE.struct(CallUndo, undo_pb2.CallUndo)
-"""Between a call of a preview or a report of an undo, and its message."""
 
 
 def run_id(request: Any) -> RunId:
-    """Return the run that a request names."""
     return check_id(request.run_id, "run_id")
 
 
 def request_id(request: Any) -> RequestId:
-    """Return the id of a request; empty if it has none."""
+    """Return the validated request id, which may be empty."""
     return check_id(request.request_id, "request_id", optional=True)
 
 
@@ -45,7 +42,7 @@ def _check_known(kind: Any, values: Sequence[int], field: str) -> None:
 
 
 def run_message(run: run_pb2.Run) -> run_pb2.Run:
-    """Return a run with as many of its open calls as fit into an answer, at least one; those that wait come first."""
+    """Return a run with as many open calls as fit into a response, at least one. Pending calls come first."""
     size_bytes, pending = 0, len(run.pending_calls)
     for count, call in enumerate((*run.pending_calls, *run.active_calls)):
         size_bytes += call.ByteSize()
@@ -59,10 +56,10 @@ def run_message(run: run_pb2.Run) -> run_pb2.Run:
 
 
 def tool_results(messages: Sequence[types_pb2.ToolResult], *, run_id: RunId) -> Sequence[types_pb2.ToolResult]:
-    """Return the results of a request about one run, which each may name again.
+    """Validate the results of a request about one run. Each may repeat the run id.
 
     Raises:
-        InvalidId, InvalidField: one is wrong, or there are none, or more than 64.
+        InvalidId, InvalidField: a result is invalid, or there are none or more than 64.
     """
     if not 1 <= len(messages) <= RESULTS_MAX:
         raise InvalidField(f"1 to {RESULTS_MAX} results", field="results")
@@ -70,10 +67,10 @@ def tool_results(messages: Sequence[types_pb2.ToolResult], *, run_id: RunId) -> 
 
 
 def decisions(messages: Sequence[types_pb2.CallDecision]) -> Sequence[types_pb2.CallDecision]:
-    """Return the decisions of a request.
+    """Validate the decisions of a request.
 
     Raises:
-        InvalidId, InvalidField: one is wrong, there are none, more than 64, or two about one call.
+        InvalidId, InvalidField: a decision is invalid, there are none or more than 64, or two are about one call.
     """
     if not 1 <= len(messages) <= RESULTS_MAX:
         raise InvalidField(f"1 to {RESULTS_MAX} decisions", field="decisions")
@@ -86,7 +83,7 @@ def decisions(messages: Sequence[types_pb2.CallDecision]) -> Sequence[types_pb2.
 def pending_filter(
     message: agent_pb2.PendingFilter, *, page_size: int = 0, page_token: str = ""
 ) -> ledger_pb2.ListPendingCallsRequest:
-    """Return which of the calls that wait are asked for.
+    """Translate a pending filter to the ledger's request.
 
     Raises:
         InvalidId, InvalidField
@@ -95,12 +92,15 @@ def pending_filter(
     _check_known(call_pb2.CallState, message.states, "filter.states")
     of_store = message.scope == agent_pb2.PENDING_SCOPE_STORE
     if of_store and message.conversation_id:
-        raise InvalidField("conversations are private: conversation_id goes with MINE", field="filter.conversation_id")
+        raise InvalidField(
+            "filter.conversation_id requires scope MINE, because conversations are private",
+            field="filter.conversation_id",
+        )
     if len(message.tool_name) > NAME_CHARACTERS_MAX:
-        raise InvalidField("a tool's name has at most 256 characters", field="filter.tool_name")
+        raise InvalidField("filter.tool_name may have at most 256 characters", field="filter.tool_name")
     return ledger_pb2.ListPendingCallsRequest(
         of_all_users=of_store,
-        # Each value once: a filter of millions must not keep the process busy.
+        # Remove duplicates: a filter with millions of values must not keep the process busy.
         states=dict.fromkeys(message.states),
         tool_name=message.tool_name,
         conversation_id=check_id(message.conversation_id, "filter.conversation_id", optional=True),
@@ -110,7 +110,7 @@ def pending_filter(
 
 
 def decision(message: types_pb2.CallDecision, *, run_id: RunId = RunId("")) -> types_pb2.CallDecision:
-    """Return a decision; `run_id` is that of the request, if it has one, which the decision may name again.
+    """Validate a decision. `run_id` is the request's run, if any; the decision may repeat it.
 
     Raises:
         InvalidId, InvalidField
@@ -120,15 +120,17 @@ def decision(message: types_pb2.CallDecision, *, run_id: RunId = RunId("")) -> t
 
 
 def check_kind(decision: types_pb2.CallDecision) -> None:
-    """Raise InvalidField if this version does not know the kind of a decision."""
+    """Raise InvalidField if the kind of a decision is unknown."""
     if not decision.kind or decision.kind not in call_pb2.DecisionKind.values():
         raise InvalidField("decision.kind has no known value", field="decision.kind")
 
 
 def _with_ids(message: P, field: str, run_id: RunId) -> P:
-    """Return part of a request with its run, where the request names one, once its ids are checked."""
+    """Check the ids of a part of a request and set its run id."""
     if run_id and message.run_id not in {"", run_id}:
-        raise InvalidField(f"{field}.run_id is another run than the request's", field=f"{field}.run_id")
+        raise InvalidField(
+            f"{field}.run_id must be empty or equal to the run_id of the request", field=f"{field}.run_id"
+        )
     message.run_id = run_id or check_id(message.run_id, f"{field}.run_id")
     check_id(message.call_id, f"{field}.call_id")
     return message

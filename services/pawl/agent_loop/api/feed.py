@@ -1,8 +1,7 @@
-"""The events of one run for its watchers: one live subscription, one reader of the ledger, one tail.
+"""The events of one run for its watchers: one live subscription, one ledger reader, one tail.
 
-Live events may be lost, doubled or late, so they only save time. The feed takes
-them in order of seq; where one is missing it reads the ledger, and it also reads
-the ledger whenever it is polled.
+Live events may be lost, duplicated or late, so they only reduce latency. The feed takes them in order of seq. It reads
+the ledger when one is missing and whenever it is polled.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from pawl.values import ENDED
 
 BEHIND_EVENTS_MAX: Final = 256
 BEHIND_BYTES_MAX: Final = 1024 * 1024
-# What watchers are sent at once; an event that is larger goes alone.
+# Limits of one page for watchers; a larger event is sent alone.
 _PAGE_EVENTS_MAX: Final = 64
 _PAGE_BYTES_MAX: Final = 256 * 1024
 
@@ -38,19 +37,19 @@ _log = logs.get_logger(__name__)
 
 
 class Watcher:
-    """One client's position in the log of a run."""
+    """One client's position in the event log of a run."""
 
     def __init__(self, feed: Feed, after_seq: int) -> None:
         self._feed = feed
         self._page: ListEventsResponse | None = None
         self._joined = False
         self.scope: asyncio.Timeout | None = None
+        # Seq of the last event that the client consumed: it asked for the next one.
         self.position = after_seq
-        """Seq of the last event that the client took: it came back for more."""
         self.cut = False
 
     async def events(self) -> AsyncGenerator[RunEvent | Gap, None]:
-        """Give what `pages` gives, one by one."""
+        """Yield the same as `pages`, one event at a time."""
         async with aclosing(self.pages()) as pages:
             async for page in pages:
                 if isinstance(page, Gap):
@@ -61,11 +60,10 @@ class Watcher:
                     self.position = event.seq
 
     async def pages(self, *, silence_seconds: float | None = None) -> AsyncGenerator[Sequence[RunEvent] | Gap, None]:
-        """Give the events in order, those together that are there; end after the last.
+        """Yield events in order, in batches; return after the last one.
 
-        A page without events comes after each `silence_seconds` without one. A gap comes
-        in place of events that are not kept any more, also of those that were removed
-        while the watcher was on its way to them.
+        Yields an empty page after each `silence_seconds` without an event. Yields a gap instead of events that
+        retention has removed, even if it removed them while the watcher was catching up.
 
         Raises:
             PawlError: the log can no longer be read.
@@ -92,7 +90,7 @@ class Watcher:
                 await self.read_past()
 
     async def read_past(self) -> None:
-        """Read the next page of the past, for `events` to give.
+        """Read the next page of past events for `pages` to yield.
 
         Raises:
             RunNotFound, SeqBeyondEnd
@@ -100,11 +98,11 @@ class Watcher:
         self._page = await self._feed.read(self.position)
 
     def leave_tail(self) -> None:
-        """Have the watcher read again: the tail goes on behind events that are not kept any more."""
+        """Make the watcher read the ledger again, because the tail restarts after removed events."""
         self._joined = False
 
     def check_not_behind(self, first_seq: int) -> None:
-        """Cut the watcher off if the tail, which now begins at `first_seq`, lacks what it needs next."""
+        """Cut the watcher off if the tail, which now starts at `first_seq`, no longer has its next event."""
         if self._joined and self.position + 1 < first_seq and not self.cut:
             self.cut = True
             if self.scope is not None:
@@ -112,7 +110,7 @@ class Watcher:
 
 
 class Feed:
-    """The events of one run for all of its watchers. `readers` bounds how many feeds read at once."""
+    """The events of one run for all of its watchers. `readers` limits concurrent reads of all feeds."""
 
     def __init__(
         self, ledger: PublicLedger, live: BusEvents, caller: Principal, run_id: RunId, *, readers: asyncio.Semaphore
@@ -137,7 +135,7 @@ class Feed:
         self.is_new = True
 
     async def subscribe(self) -> None:
-        """Subscribe, once for all watchers; before anything is read, so that nothing falls between."""
+        """Subscribe once for all watchers. Call it before reading, so that no event is missed in between."""
         if self._subscribing is None:
             self._subscribing = asyncio.get_running_loop().create_task(
                 self._live.subscribe(self._caller.store_id, self._run_id, self._take), name="watch.subscribe"
@@ -145,7 +143,6 @@ class Feed:
         await shield(self._subscribing)
 
     async def stop(self) -> None:
-        """End the subscription and the reader."""
         if self._reader is not None:
             self._reader.cancel()
             await asyncio.gather(self._reader, return_exceptions=True)
@@ -154,7 +151,7 @@ class Feed:
             await subscription.unsubscribe()
 
     async def read(self, after_seq: int) -> ListEventsResponse:
-        """Read a page of the log; at its end, the tail begins."""
+        """Read a page of the log. The tail starts at the end of the log."""
         page = await self._ledger.list_events(self._caller, self._run_id, after_seq)
         end = _end(page, after_seq)
         if self._last_seq is None and end >= page.last_seq:
@@ -165,14 +162,14 @@ class Feed:
         return page
 
     def reaches(self, position: int) -> bool:
-        """Return whether the event after `position` is in the tail, or will be its next."""
+        """Return whether the event after `position` is in the tail or will be appended to it next."""
         return self._last_seq is not None and self._first_seq() <= position + 1
 
     def after(self, position: int) -> Sequence[RunEvent]:
-        """Return the events of the tail after `position`, none if they are yet to come.
+        """Return the events of the tail after `position`; empty if there are none yet.
 
         Raises:
-            PawlError: they will never come, the log can no longer be read.
+            PawlError: the log can no longer be read.
         """
         index = position + 1 - self._first_seq()
         if index < len(self._tail):
@@ -182,11 +179,11 @@ class Feed:
         return ()
 
     async def wait(self, seconds: float | None) -> bool:
-        """Return once something changed, or False after `seconds`."""
+        """Return True once something changed, or False after `seconds`."""
         return await within(seconds, self._changed.wait()) or False
 
     def poll(self) -> None:
-        """Have the reader look into the ledger."""
+        """Schedule a read of the ledger."""
         self.polled = self._last_seq is not None
         self._due.set()
 
@@ -194,7 +191,7 @@ class Feed:
         return (self._last_seq or 0) - len(self._tail) + 1
 
     async def _take(self, event: RunEvent) -> None:
-        """Take a live event. One that comes too early waits for those before it."""
+        """Take a live event. An early event waits for those before it."""
         if self._last_seq is not None and event.seq <= self._last_seq:
             return
         if len(self._ahead) >= BEHIND_EVENTS_MAX:
@@ -204,7 +201,7 @@ class Feed:
             self._take_ahead()
 
     def _take_ahead(self) -> None:
-        """Append what follows without a gap; a gap is the reader's business."""
+        """Append events that follow without a gap. If there is a gap, schedule a read."""
         seq = self._last_seq or 0
         while (event := self._ahead.pop(seq + 1, None)) is not None:
             self._append(event)
@@ -229,7 +226,7 @@ class Feed:
         changed.set()
 
     async def _read_on(self) -> None:
-        """Read the ledger whenever that is due, until the run has ended."""
+        """Read the ledger whenever a read is scheduled, until the run has ended."""
         while not self.ended:
             await self._due.wait()
             self._due.clear()
@@ -242,7 +239,7 @@ class Feed:
                 return
             except PawlError as error:
                 _log.info("watch.ledger_unavailable", run=self._run_id, reason=error.reason)
-            except Exception:  # noqa: BLE001  # watchers wait on; the next poll may succeed
+            except Exception:  # noqa: BLE001  # watchers keep waiting; the next poll may succeed
                 _log.exception("watch.read_failed", run=self._run_id)
 
     async def _read_to_end(self) -> None:
@@ -259,7 +256,7 @@ class Feed:
                 return
 
     def _skip_to(self, seq: int) -> None:
-        """Begin the tail anew after `seq`; the watchers read the gap for themselves."""
+        """Restart the tail after `seq`. The watchers read the gap themselves."""
         self._tail.clear()
         self._tail_bytes = 0
         self._last_seq = seq
@@ -269,12 +266,12 @@ class Feed:
 
 
 def _parts(events: Sequence[RunEvent]) -> Iterator[Sequence[RunEvent]]:
-    """Return events in parts that make one message each."""
+    """Split events into batches that fit into one message each."""
     return in_parts(events, RunEvent.ByteSize, size_max=_PAGE_BYTES_MAX, items_max=_PAGE_EVENTS_MAX)
 
 
 def _end(page: ListEventsResponse, after_seq: int) -> int:
-    """Return the seq up to which a page tells the log."""
+    """Return the last seq that a page covers."""
     if page.events:
         return page.events[-1].seq
     return page.gap.to_seq if page.HasField("gap") else after_seq

@@ -1,7 +1,6 @@
-"""Commands of users to runs: results, decisions, stops, findings.
+"""Commands of users to runs: results, decisions, cancellations and resolutions.
 
-Each is checked here for what can be seen without the run, and by the ledger for
-the rest; the ledger's word on it is final.
+The inbox makes all checks that do not need the run. The ledger makes the others and decides.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pawl.agent.v1 import session_pb2, types_pb2
 from pawl.agent_loop.api import approvers, convert, operator_rpc, replies
 from pawl.agent_loop.api.ledger import PublicLedger
 from pawl.agent_loop.api.replies import Reply
-from pawl.agent_loop.api.values import NOBODY, ClientSession
+from pawl.agent_loop.api.values import NO_CLIENT, ClientSession
 from pawl.agent_loop.loop import wire
 from pawl.agent_loop.loop.registry import RegistryClient
 from pawl.agent_loop.loop.rules import background, checks
@@ -41,6 +40,7 @@ from pawl.event.v1 import call_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.values import TOKENS_MAX, DecisionRight, Series
 
+# Errors about one item. In a batch they become receipts of their items.
 REFUSALS: Final = (
     InvalidArgument,
     NotFound,
@@ -50,19 +50,16 @@ REFUSALS: Final = (
     PermissionDenied,
     ResourceExhausted,
 )
-"""Errors that are about what was sent alone: where several things are sent, they become receipts."""
 
 _DIGEST_BYTES_MAX: Final = 128
 
 
 def derived_id(*parts: str) -> RequestId:
-    """Return the id that always stands for these parts together."""
+    """Return an id derived from these parts. The same parts give the same id."""
     return RequestId("d_" + hashlib.sha256("\n".join(parts).encode()).hexdigest()[:40])
 
 
 class Inbox:
-    """Sends commands to runs."""
-
     def __init__(
         self,
         *,
@@ -81,7 +78,7 @@ class Inbox:
     async def lease(
         self, caller: Principal, run_id: RunId, call_id: CallId, client_id: ClientId
     ) -> pb.LeaseOfferResponse:
-        """Lease an offered call to a client without a stream for `lease_seconds`, or renew that; return the call.
+        """Lease an offered call to a client without a stream for `lease_seconds`, or renew the lease; return the call.
 
         Raises:
             CallNotFound
@@ -99,13 +96,12 @@ class Inbox:
         request_id: RequestId,
         run_id: RunId,
         results: Sequence[types_pb2.ToolResult],
-        client_id: ClientId = NOBODY.client_id,
+        client_id: ClientId = NO_CLIENT.client_id,
     ) -> tuple[list[Reply], run_pb2.Run]:
-        """Bring results without a stream; return one reply each, in order, and the run after them.
+        """Submit results without a stream. Return one reply per result, in order, and the run afterwards.
 
-        Of a client, those of the calls that it has leased.
-
-        A result that is wrong is refused alone. Idempotent by request id and call.
+        With a client id, it only accepts results of calls that this client has leased. An invalid result is refused
+        alone. Idempotent by request id and call.
 
         Raises:
             RunNotFound
@@ -120,14 +116,14 @@ class Inbox:
         return found, max(runs, key=lambda run: run.last_seq) if runs else await self._ledger.get_run(caller, run_id)
 
     async def submit_result(
-        self, caller: Principal, request_id: RequestId, result: types_pb2.ToolResult, client: ClientSession = NOBODY
+        self, caller: Principal, request_id: RequestId, result: types_pb2.ToolResult, client: ClientSession = NO_CLIENT
     ) -> Reply:
-        """Bring one result; of a client, under the lease that the result names.
+        """Submit one result. A client's result must name its current lease.
 
-        Of a session, only if this session holds the call.
+        With a session id, the session must hold the call.
 
         Raises:
-            InvalidJson, TooLarge: the content is wrong.
+            InvalidJson, TooLarge: the content is invalid.
             RequestIdReused
         """
         returned = call_pb2.CallResult(
@@ -150,7 +146,7 @@ class Inbox:
         progress: session_pb2.ToolProgressReport,
         client: ClientSession,
     ) -> Reply:
-        """Bring progress of an offered call.
+        """Report progress of an offered call.
 
         Raises:
             InvalidField, TooLarge
@@ -165,14 +161,14 @@ class Inbox:
         return await self._send(caller, progress.run_id, request_id, client.session_id, progress=command)
 
     async def decide(self, caller: Principal, request_id: RequestId, decision: types_pb2.CallDecision) -> Reply:
-        """Bring a decision. Edited arguments are validated and checked again first, an answer as its question says.
+        """Submit a decision. tool-registry first validates edited arguments and answers that have a schema.
 
         Raises:
-            PermissionDenied: the caller is a delegate that does not decide.
-            InvalidField, TooLarge, InvalidJson: the decision itself is wrong.
+            PermissionDenied: the caller is a delegate that may not decide.
+            InvalidField, TooLarge, InvalidJson: the decision is invalid.
             CallNotFound: an edit names no call of the run.
-            GrantNotOffered: an edit is for a series, and each call of that is decided by itself.
-            InvalidArguments: the edited arguments may not run, or the answer does not fit; the message lists why.
+            GrantNotOffered: an edit is for a series whose calls must be decided one by one.
+            InvalidArguments: the edited arguments or the answer are invalid; the message lists the problems.
         """
         check_decides(caller)
         _check_decision(decision)
@@ -193,7 +189,7 @@ class Inbox:
                 command.edited_series.CopyFrom(wire.SERIES.write(series))
         elif decision.kind == call_pb2.DECISION_KIND_ANSWER:
             await self._check_answer(caller, decision)
-        # Request ids are known per run, and several people decide about one: each has ids of their own.
+        # Request ids are unique per run, and several people may decide one call: prefix them with the user.
         request_id = derived_id(caller.user_id, request_id) if request_id else request_id
         return await self._send(
             caller, RunId(decision.run_id), request_id, decision=command, decision_right=right.value
@@ -202,7 +198,7 @@ class Inbox:
     async def _check_edit(
         self, caller: Principal, decision: types_pb2.CallDecision, right: DecisionRight
     ) -> tuple[Verdict, Series | None]:
-        """Return what the registry says of an edited call, and the series that is granted with it, if one is."""
+        """Return the registry's verdict on an edited call, and the granted series if there is one."""
         call = await self._ledger.get_call(caller, CallId(decision.call_id), for_approval=right is DecisionRight.STORE)
         if call.run_id != decision.run_id:
             raise CallNotFound
@@ -213,7 +209,7 @@ class Inbox:
             series = wire.SERIES.read(call.approval.series)
             if decision.HasField("edited_series"):
                 series = background.edited_series(series, wire.SERIES.read(decision.edited_series), self._now())
-        # The run as a service reads it: who edits may be no more than an approver to it.
+        # Read the run as a service: the editor may only be an approver and not see it.
         run = await self._ledger.get_run_as_service(caller, RunId(call.run_id))
         verdict = await self._registry.check_edit(run, call, decision.arguments_json, series)
         if series is None:
@@ -223,7 +219,7 @@ class Inbox:
         return verdict, replace(series, digest=verdict.series_digest, grant_call_id=CallId(""))
 
     async def _check_answer(self, caller: Principal, decision: types_pb2.CallDecision) -> None:
-        """Check an answer to an open question of the caller; of all others the ledger has the word."""
+        """Check an answer to the caller's open question. The ledger checks all other cases."""
         try:
             call = await self._ledger.get_call(caller, CallId(decision.call_id))
         except NotFound:
@@ -235,12 +231,12 @@ class Inbox:
     async def decide_calls(
         self, caller: Principal, request_id: RequestId, decisions: Sequence[types_pb2.CallDecision]
     ) -> list[Reply]:
-        """Bring several decisions; return one reply each, in order.
+        """Submit several decisions. Return one reply each, in order.
 
-        A decision that is wrong is refused alone. Idempotent by request id and call.
+        An invalid decision is refused alone. Idempotent by request id and call.
 
         Raises:
-            PermissionDenied: as for `decide`, of all of them.
+            PermissionDenied: the caller is a delegate that may not decide.
         """
         check_decides(caller)
         return await asyncio.gather(
@@ -248,7 +244,7 @@ class Inbox:
         )
 
     async def cancel(self, caller: Principal, request_id: RequestId, run_id: RunId, reason: str) -> Reply:
-        """Stop a run. A run that has ended stays as it is: the outcome is LATE.
+        """Cancel a run. If it has already ended, nothing changes and the outcome is LATE.
 
         Raises:
             InvalidField, TooLarge
@@ -267,17 +263,17 @@ class Inbox:
         resolution: pb.CallResolution.ValueType,
         content_json: bytes,
     ) -> Reply:
-        """Say what became of a call in doubt, of a run of any user of the store.
+        """Resolve a call with an unknown outcome, for a run of any user of the store.
 
         Raises:
-            PermissionDenied: the caller is a delegate that does not decide.
+            PermissionDenied: the caller is a delegate that may not decide.
             InvalidField, InvalidJson, TooLarge
         """
         check_decides(caller)
         if resolution == pb.CALL_RESOLUTION_HAPPENED:
             checks.result_json(content_json)
         elif content_json:
-            raise InvalidField("content_json goes with HAPPENED only", field="content_json")
+            raise InvalidField("content_json requires resolution HAPPENED", field="content_json")
         resolve = pb.ResolveCommand(call_id=call_id, resolution=resolution, content_json=content_json)
         command = pb.Command(command_id=request_id or self._ids.new("cmd"), resolve=resolve)
         return await operator_rpc.send(self._ledger, caller, run_id, command, act="resolved")
@@ -286,7 +282,7 @@ class Inbox:
         """Add to the token budget of a run.
 
         Raises:
-            InvalidField: no number of tokens that a budget can have.
+            InvalidField: `tokens` is out of range.
             RequestIdReused
         """
         if not 1 <= tokens <= TOKENS_MAX:
@@ -294,7 +290,7 @@ class Inbox:
         return await self._send(caller, run_id, request_id, top_up=pb.TopUpCommand(tokens=tokens))
 
     async def pause(self, caller: Principal, request_id: RequestId, job_id: RunId, *, resumes: bool) -> Reply:
-        """Let no iteration of a job begin any more, or let it go on.
+        """Pause a job, or resume it. A paused job starts no iterations.
 
         Raises:
             RequestIdReused, QueueFull
@@ -311,7 +307,7 @@ class Inbox:
         decision_right: int = 0,
         **kind: Any,
     ) -> Reply:
-        """Send a command of this kind; its id is that of the request, if it has one."""
+        """Send a command of this kind. Its id is the request id, if there is one."""
         command = pb.Command(command_id=request_id or self._ids.new("cmd"), **kind)
         return await self._ledger.send_command(
             caller, RunId(run_id), command, session_id=session_id, decision_right=decision_right
@@ -319,7 +315,7 @@ class Inbox:
 
 
 async def _alone(reply: Awaitable[Reply]) -> Reply:
-    """Return a reply that may be a refusal where others beside it are none."""
+    """Return the reply, or an error about this item as a refusal, so that other items are not affected."""
     try:
         return await reply
     except REFUSALS as error:
@@ -327,7 +323,7 @@ async def _alone(reply: Awaitable[Reply]) -> Reply:
 
 
 def _derived(request_id: RequestId, part: types_pb2.ToolResult | types_pb2.CallDecision) -> RequestId:
-    """Return the id of one part of a request; empty if the request has none."""
+    """Return the id of one part of a request; empty if the request has no id."""
     return derived_id(request_id, part.call_id) if request_id else request_id
 
 
@@ -338,13 +334,13 @@ def _check_decision(decision: types_pb2.CallDecision) -> None:
     if kind == edit:
         checks.arguments_json(decision.arguments_json)
     elif decision.arguments_json:
-        raise InvalidField("arguments_json goes with EDIT only", field="decision.arguments_json")
+        raise InvalidField("arguments_json requires kind EDIT", field="decision.arguments_json")
     if decision.for_series and kind not in {call_pb2.DECISION_KIND_APPROVE, edit}:
-        raise InvalidField("for_series goes with APPROVE and EDIT only", field="decision.for_series")
+        raise InvalidField("for_series requires kind APPROVE or EDIT", field="decision.for_series")
     if decision.HasField("edited_series") and not (decision.for_series and kind == edit):
-        raise InvalidField("edited_series goes with EDIT and for_series only", field="decision.edited_series")
+        raise InvalidField("edited_series requires kind EDIT and for_series", field="decision.edited_series")
     if kind == call_pb2.DECISION_KIND_ANSWER:
         checks.text(decision.answer, "decision.answer", bytes_max=checks.ANSWER_BYTES_MAX)
     elif decision.answer:
-        raise InvalidField("answer goes with ANSWER only", field="decision.answer")
+        raise InvalidField("answer requires kind ANSWER", field="decision.answer")
     checks.text(decision.reason, "decision.reason", bytes_max=checks.REASON_BYTES_MAX, may_be_empty=True)

@@ -1,4 +1,4 @@
-"""The live events of runs, from NATS."""
+"""Live run events from NATS."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ from pawl.event.v1 import event_pb2
 _INBOXES: Final = "pawl.internal.v1.inboxes"
 _VIEWERS: Final = "pawl.internal.v1.viewers"
 _VIEWERS_MAX: Final = 1000
-"""Viewers in one message."""
 
 _log = logs.get_logger(__name__)
 
 
 class BusEvents:
-    """Events as they happen, from NATS: some may be missing, some may come twice."""
+    """Events as they happen, from NATS. Some may be lost or duplicated."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -36,7 +35,7 @@ class BusEvents:
     async def subscribe(
         self, store_id: StoreId, run_id: RunId, take: Callable[[event_pb2.RunEvent], Awaitable[None]]
     ) -> Subscription:
-        """Give each event of the run to `take`, until unsubscribed."""
+        """Pass each event of the run to `take` until unsubscribed."""
 
         async def deliver(subject: str, data: bytes) -> None:
             try:
@@ -44,7 +43,7 @@ class BusEvents:
             except DecodeError:
                 _log.warning("live.garbled", subject=subject)
                 return
-            # A subject says where an event was sent; only the event says whose it is.
+            # The subject is only an address. Trust only the run id in the event.
             for event in events:
                 if event.store_id == store_id and event.run_id == run_id:
                     await take(event)
@@ -52,7 +51,7 @@ class BusEvents:
         return await self._bus.subscribe(f"pawl.v1.{store_id}.run.{run_id}.events", deliver)
 
     async def subscribe_inboxes(self, changed: Callable[[StoreId, UserId], None]) -> Subscription:
-        """Call `changed` for each user for whom something else may wait now, until unsubscribed."""
+        """Call `changed` for each user whose pending items may have changed, until unsubscribed."""
 
         async def deliver(subject: str, data: bytes) -> None:
             try:
@@ -65,7 +64,7 @@ class BusEvents:
 
         return await self._bus.subscribe(_INBOXES, deliver)
 
-    async def tell_viewers(self, viewers: Sequence[tuple[StoreId, UserId, RunId]]) -> None:
-        """Report which users have seen which runs as they are now, so that they are not notified; it may be lost."""
+    async def report_viewers(self, viewers: Sequence[tuple[StoreId, UserId, RunId]]) -> None:
+        """Report the runs that users have seen, so that the users get no notification. Best effort."""
         for first in range(0, len(viewers), _VIEWERS_MAX):
             await self._bus.publish(_VIEWERS, msgspec.json.encode(viewers[first : first + _VIEWERS_MAX]))

@@ -1,4 +1,4 @@
-"""Messages of users: they start runs, wait for them, or enter them."""
+"""Messages of users. They start runs, wait for the active run, or steer it."""
 
 from __future__ import annotations
 
@@ -34,18 +34,17 @@ Message: TypeAlias = Start | agent_pb2.SendMessageRequest | session_pb2.UserMess
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionTools:
-    """The tools of a session, given as the contract has them, and the client whose it is."""
+    """The tools of a client session, serialized as in the contract."""
 
     client_id: ClientId = ClientId("")
     definitions: tuple[bytes, ...] = ()
 
 
 NO_SESSION: Final = SessionTools()
-"""In place of a session, for a run that is started without one."""
 
 
 def definitions(tools: Iterable[tool_pb2.ToolDefinition]) -> tuple[bytes, ...]:
-    """Return the tools that come with a run, each as the contract has it; what is too many is not all looked at."""
+    """Serialize the tools of a run. Stops after one more than the maximum, so that the check can refuse it."""
     first = islice(tools, checks.OWN_TOOLS_MAX + 1)
     return tuple(each.SerializeToString(deterministic=True) for each in first)
 
@@ -53,10 +52,10 @@ def definitions(tools: Iterable[tool_pb2.ToolDefinition]) -> tuple[bytes, ...]:
 async def unless_refused(
     message: pb.SubmitMessageRequest, refusal: PawlError | None, send: Callable[[], Awaitable[T]]
 ) -> T:
-    """Send a message to the ledger; if it is refused as things are now, only as a repetition.
+    """Send a message. If `refusal` is set, the ledger accepts it only as a repetition of an earlier request.
 
-    The same request may have come when it could be taken: before an agent was changed, a document removed, or a tool of
-    that name made. The ledger knows.
+    The same request may have been accepted earlier, before an agent changed, a document was removed or a tool of that
+    name was created. Only the ledger knows.
     """
     message.only_repeat = refusal is not None
     try:
@@ -66,7 +65,7 @@ async def unless_refused(
 
 
 class Messages:
-    """Checks messages, completes their options and brings them to the ledger."""
+    """Validates messages, completes their options and submits them to the ledger."""
 
     def __init__(
         self,
@@ -86,17 +85,17 @@ class Messages:
     async def start(
         self, caller: Principal, request_id: RequestId, message: Start, session: SessionTools = NO_SESSION
     ) -> run_pb2.Run:
-        """Create a run; durable when this returns. Idempotent by request id.
+        """Create a run. It is durable when this returns. Idempotent by request id.
 
         Raises:
-            InvalidField, TooLarge: the message or an option is wrong, or is not for a run of the agent to say.
-            InvalidSchema: the schema of the response format, or of a tool that comes with the run, cannot be used.
-            UnsupportedPart, DocumentNotFound: a part of the message is not for these models, or is not there.
-            ToolExists: a tool that comes with the run has the name of another one.
-            AgentNotFound, ConversationNotFound, ConversationBusy, QueueFull, RequestIdReused.
+            InvalidField, TooLarge: the message or an option is invalid, or conflicts with the agent.
+            InvalidSchema: the schema of the response format or of a supplied tool cannot be used.
+            UnsupportedPart, DocumentNotFound: a part is not supported by the models, or does not exist.
+            ToolExists: a supplied tool has the name of an existing one.
+            AgentNotFound, ConversationNotFound, ConversationBusy, QueueFull, RequestIdReused
         """
         if message.policy == types_pb2.MESSAGE_POLICY_STEER:
-            raise InvalidField("a run cannot be started by steering: send a message instead", field="policy")
+            raise InvalidField("policy: STEER cannot start a run; use SendMessage", field="policy")
         checked, refusal = await self.checked(caller, request_id, message, must_exist=bool(message.conversation_id))
         if asked := _own_tools(message, session, without_tools=checked.options.without_tools):
             tools: tuple[Tool, ...] = ()
@@ -111,9 +110,10 @@ class Messages:
     async def send(
         self, caller: Principal, request_id: RequestId, message: agent_pb2.SendMessageRequest | session_pb2.UserMessage
     ) -> pb.SubmitMessageResponse:
-        """Send a message to a conversation; return its run, and whether it entered an active one.
+        """Send a message to a conversation. Return its run and whether the message entered an active run.
 
-        Raises: as `start`.
+        Raises:
+            PawlError: the errors of `start`.
         """
         checked, refusal = await self.checked(caller, request_id, message, must_exist=True)
         return await unless_refused(checked, refusal, lambda: self._ledger.submit_message(checked))
@@ -121,9 +121,10 @@ class Messages:
     async def checked(
         self, caller: Principal, request_id: RequestId, message: Message, *, must_exist: bool
     ) -> tuple[pb.SubmitMessageRequest, PawlError | None]:
-        """Return a message as the ledger takes it, and why it cannot be taken as things are now.
+        """Validate a message. Return the ledger's request and, if it cannot be accepted now, the reason.
 
-        Raises: as `start`, of what is wrong with the message itself.
+        Raises:
+            PawlError: those errors of `start` that are about the message itself.
         """
         text, content = self._content(message)
         labels = check_labels(message.labels)
@@ -160,17 +161,17 @@ class Messages:
         return checked, refusal
 
     def _content(self, message: Message) -> tuple[str, tuple[Part, ...]]:
-        """Return a message as its text, or as its parts if it has more than that."""
+        """Return the message as text, or as parts if it has any."""
         if not message.parts:
             return checks.text(message.text, "text", bytes_max=checks.MESSAGE_BYTES_MAX), ()
         if message.policy == types_pb2.MESSAGE_POLICY_STEER:
-            raise InvalidField("what enters a run is a text: send parts with QUEUE or INTERRUPT", field="policy")
+            raise InvalidField("policy: STEER accepts only text; send parts with QUEUE or INTERRUPT", field="policy")
         return "", parts.checked(
             message.text, tuple(map(wire.PART.read, message.parts)), takes_images=self._takes_images
         )
 
     async def _with_texts(self, caller: Principal, asked: Sequence[Part]) -> tuple[Part, ...]:
-        """Return the parts of a message with the texts of its documents, which stay with it."""
+        """Return the parts with the current text of each document."""
         found = [
             Part(file=parts.with_text(part.file, await self._registry.read_document(caller, part.file)))
             if part.file is not None
@@ -181,25 +182,25 @@ class Messages:
 
 
 def _own_tools(message: Start, session: SessionTools, *, without_tools: bool) -> Sequence[bytes]:
-    """Return the definitions of the tools that come with a run: those that it names, and those of its session."""
+    """Return the tool definitions that the run and its session supply."""
     if without_tools and message.front_end_tools:
-        problem = "front_end_tools: the run, or its agent, is to have no tools: leave them out"
+        problem = "front_end_tools: leave it empty, because the run or its agent has without_tools set"
         raise InvalidField(problem, field="front_end_tools")
     asked = () if without_tools else (*definitions(message.front_end_tools), *session.definitions)
     return checks.own_tools(asked, "front_end_tools")
 
 
 def _digest(definitions: Sequence[bytes]) -> bytes:
-    """Return what tells one list of definitions from another."""
+    """Return a digest of a list of definitions."""
     return hashlib.sha256(b"".join(hashlib.sha256(each).digest() for each in definitions)).digest()
 
 
 def _key(message: Message) -> str:
-    """Return the key by which a message names its conversation; empty if it does not."""
+    """Return the validated conversation key of a message, which may be empty."""
     if not isinstance(message, Start):
         return ""
     if message.conversation_key and message.conversation_id:
-        raise InvalidField("give the conversation's id or its key, not both", field="conversation_key")
+        raise InvalidField("set conversation_id or conversation_key, not both", field="conversation_key")
     return checks.conversation_key(message.conversation_key)
 
 

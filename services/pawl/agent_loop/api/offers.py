@@ -1,4 +1,4 @@
-"""Front-end calls offered to one client: taken under a lease, renewed, given back (FE-2)."""
+"""Front-end calls that a client session leases, renews and releases."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from pawl.event.v1.call_pb2 import CALL_STATE_OFFERED, Call
 from pawl.event.v1.run_pb2 import OwnTools, Run
 from pawl.values import CallState, CommandOutcome
 
+# Wait after a ledger error.
 RETRY_SECONDS: Final = 1.0
-"""The time for which a ledger that did not answer is left alone."""
 
 _EXPIRY_MARGIN_SECONDS: Final = 0.5
 
@@ -31,7 +31,7 @@ _log = logs.get_logger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class _Candidate:
-    """An offered call that the client does not hold; `retry_at` is when to ask for it again."""
+    """An offered call that the client does not hold. `retry_at` is when to request it again."""
 
     call: Call
     retry_at: float = 0.0
@@ -40,11 +40,11 @@ class _Candidate:
 class Offers:
     """The offered calls that one session knows of, and those that it holds.
 
-    It takes calls of attached runs whose tool the client can run, or came with the
-    client's session, as many as the client runs at once, in the order in which they were offered. `show` sends a
-    frame; `replaced` is called if a newer session of the client has come. `run`
-    must be running; everything else is called from other tasks of the session and
-    does not wait, unless it is async.
+    It leases calls of attached runs in the order of their offers, up to the client's `calls_max`. The client must be
+    able to run the tool, or its session must have supplied it. `show` sends a frame; `replaced` is called when a newer
+    session of the client exists.
+
+    `run` must be running. Other tasks call the other methods; those that are not async do not block.
     """
 
     def __init__(
@@ -78,13 +78,13 @@ class Offers:
         self._due = asyncio.Event()
 
     def adopt(self, run: Run) -> None:
-        """Take the offers of an attached run, from now on."""
+        """Take offers of an attached run from now on."""
         self._runs[run.run_id] = run.own_tools
         for call in run.pending_calls:
             self.see(call)
 
     def see(self, call: Call) -> None:
-        """Take note of a call as an event shows it."""
+        """Record a call as an event shows it."""
         if not self._can_run(call):
             return
         held = self._held.get(call.call_id)
@@ -97,40 +97,39 @@ class Offers:
         elif call.offer.offer_epoch > held.offer.offer_epoch or (
             call.offer.offer_epoch == held.offer.offer_epoch and call.offer.client_id != self._client.client_id
         ):
-            # An older epoch is only the past being replayed.
+            # An event with an older epoch is a replay.
             self._lose(call)
         self._due.set()
 
     def session_of(self, call_id: str) -> ClientSession:
-        """Return this session if it has leased the call; the client without one if it knows it of an earlier one."""
+        """Return this session if it leased the call, else the client without a session."""
         return self._client if call_id in self._leased else ClientSession(client_id=self._client.client_id)
 
     def submitting(self, call_id: str) -> None:
-        """Take note that the client's own result is on its way: what it settles is not revoked."""
+        """Record that the client's own result is in flight, so that settling the call does not revoke the offer."""
         self._submitting.add(call_id)
 
     def submitted(self, call_id: str, offer_epoch: int, outcome: int | None) -> None:
-        """Take note of what became of that result; None if that is not known.
+        """Record the outcome of that result; None if it is unknown.
 
-        Unless it was refused, or came under an earlier lease, the client is free
-        for another call.
+        The client is free for another call, unless the result was refused or came under an earlier lease.
         """
         self._submitting.discard(call_id)
         if outcome is None or outcome == CommandOutcome.REFUSED:
             return
         held = self._held.get(call_id)
         if outcome == CommandOutcome.WRONG_HOLDER and (held is None or held.offer.offer_epoch > offer_epoch):
-            # Of the past: the client has another lease, or will have.
+            # An old result: the client has, or will get, another lease.
             return
         self._held.pop(call_id, None)
         self._candidates.pop(call_id, None)
         if outcome == CommandOutcome.WRONG_HOLDER and held is not None:
-            # Who holds it, the ledger says when it is asked for again.
+            # The next lease request returns the current holder.
             self._candidates[call_id] = _Candidate(call=held)
         self._due.set()
 
     async def leave(self, run_id: str, *, release: bool) -> None:
-        """Take no more offers of a run; with `release`, give back those that are held."""
+        """Ignore further offers of a run. With `release`, also release its leases."""
         self._runs.pop(run_id, None)
         self._candidates = {key: each for key, each in self._candidates.items() if each.call.run_id != run_id}
         self._leased = {key: call for key, call in self._leased.items() if call.run_id != run_id}
@@ -142,7 +141,7 @@ class Offers:
         self._due.set()
 
     async def renew(self) -> None:
-        """Renew what the client holds; what it has lost meanwhile is revoked."""
+        """Renew the client's leases and revoke those that it has lost."""
         before = set(self._held)
         if not before:
             return
@@ -152,7 +151,7 @@ class Offers:
             _log.warning("offers.not_renewed", client=self._client.client_id, error=error.message)
             return
         for run_id in {call.run_id for call in calls} - self._runs.keys():
-            # Left over: the session has left the run, and giving it back did not work.
+            # The session has left the run, but releasing the lease failed.
             await self._release(run_id)
         for call_id in before - {call.call_id for call in calls}:
             if (held := self._held.get(call_id)) is not None:
@@ -160,12 +159,12 @@ class Offers:
         self._due.set()
 
     async def release_all(self) -> None:
-        """Give back everything, at the end of the session."""
+        """Release everything when the session ends."""
         if self._held:
             await self._release("")
 
     async def run(self) -> None:
-        """Take offers and show them, for as long as the session lasts."""
+        """Lease offers and show them until cancelled."""
         while True:
             self._due.clear()
             while self._revoked:
@@ -191,7 +190,7 @@ class Offers:
             self._revoked.append(OfferRevoked(run_id=held.run_id, call_id=call_id, message=message))
 
     def _lose(self, call: Call) -> None:
-        """Take a call from the client, and ask for it again."""
+        """Revoke a call and schedule another request for it."""
         self._revoke(call.call_id, "the lease was lost")
         self._candidates[call.call_id] = _Candidate(call=call, retry_at=self._retry_at(call))
 
@@ -201,7 +200,7 @@ class Offers:
         return seconds(call.offer.expire_time) + _EXPIRY_MARGIN_SECONDS
 
     def _next(self) -> _Candidate | None:
-        """Return the first call that can be asked for now, if the client has room for one."""
+        """Return the first call that can be requested now, if the client has a free slot."""
         if len(self._held) >= self._calls_max:
             return None
         now = self._clock.now()
@@ -237,7 +236,7 @@ class Offers:
         elif call.run_id not in self._runs:
             await self._release(call.run_id)
         elif self._candidates.pop(call.call_id, None) is not None:
-            # Unless an event has shown meanwhile that it was settled.
+            # Skip it if an event has shown in the meantime that the call was settled.
             self._held[call.call_id] = self._leased[call.call_id] = now
             offer = Offer(call=now, offer_epoch=now.offer.offer_epoch, expire_time=now.offer.expire_time)
             await self._show(SessionResponse(offer=offer))
@@ -246,11 +245,11 @@ class Offers:
         try:
             await self._ledger.release_offers(self._caller, self._client, RunId(run_id))
         except (Unavailable, DeadlineExceeded) as error:
-            # The leases end by themselves, only later.
+            # The leases expire on their own, only later.
             _log.warning("offers.not_released", client=self._client.client_id, error=error.message)
 
     async def _wait(self) -> None:
-        """Return when something changed, or a call may be asked for again."""
+        """Return when something changed, or when a call may be requested again."""
         later = [each.retry_at for each in self._candidates.values()] if len(self._held) < self._calls_max else []
         seconds = max(min(later) - self._clock.now(), 0.0) if later else None
         await within(seconds, self._due.wait())

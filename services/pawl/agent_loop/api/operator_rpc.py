@@ -1,4 +1,4 @@
-"""pawl.agent.v1.OperatorService: what operators do about runs of their store. Its list is forwarded to job-store."""
+"""pawl.agent.v1.OperatorService: operator actions on runs of a store. ListRuns is forwarded to job-store."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from pawl.event.v1 import run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.values import CommandOutcome, RunState
 
+# States of a run that was cancelled.
 STOPPED: Final[frozenset[int]] = frozenset({RunState.CANCELLING, RunState.CANCELLED})
-"""The states of a run that somebody has stopped."""
 
 _log = logs.get_logger(__name__)
 
 
 async def send(ledger: PublicLedger, caller: Principal, run_id: RunId, command: pb.Command, *, act: str) -> Reply:
-    """Send what an operator does about a run, and log who did it. The log of the run says it too, if taken."""
+    """Send an operator's command and log who sent it. The ledger records accepted commands in the run's log."""
     reply = await ledger.send_command(caller, run_id, command, as_operator=True)
     outcome = CommandOutcome(reply.outcome).name
     _log.info("operator.acted", act=act, store=caller.store_id, user=caller.user_id, run=run_id, outcome=outcome)
@@ -34,7 +34,7 @@ async def send(ledger: PublicLedger, caller: Principal, run_id: RunId, command: 
 
 
 class OperatorServicer:
-    """Serves those who look after a store. Store and role come from their credential alone."""
+    """Serves operators. The credential determines store and role."""
 
     def __init__(self, ledger: PublicLedger, ids: IdSource) -> None:
         self._ledger = ledger
@@ -64,7 +64,7 @@ class OperatorServicer:
             replies = await asyncio.gather(
                 *(self._end(command_id, RunId(job.run_id), request.reason) for job in found.runs)
             )
-            # Of those that were not taken, the job has ended or was removed meanwhile.
+            # Commands are not accepted for jobs that have ended or were removed in the meantime.
             ended = (reply.run for reply in replies if is_taken(reply) and reply.HasField("run"))
             stopped.job_ids.extend(job.run_id for job in ended if job.state in STOPPED)
             wanted.page_token = found.next_page_token

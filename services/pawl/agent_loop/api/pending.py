@@ -1,17 +1,11 @@
-"""The calls and runs that wait for people, as a stream: first all of them, then what comes, changes and goes.
+"""Pending calls and runs as a stream: a snapshot first, then changes.
 
-Calls wait for people, and so do runs that have used up their tokens. The ledger
-is asked again when it says that something has changed, and now and then without
-that, so a stream is right after whatever was missed. It costs at most one page a
-second, once for all streams that show the same: of a large inbox it keeps no more
-in memory, and is that many seconds behind.
+Pending items are calls that need a person and runs without tokens left. All streams of one view share one reader, which
+reads at most one page per second. A large inbox therefore costs no more memory; its stream is only delayed.
 
-Looks at what waits, shared by all who watch the same: a page is read once for those who ask for it together.
-
-They look again when it is said that something else waits for a user, at most once a second, and every 15 s in case that
-was not heard; every second while it cannot be heard. They rest together, too, so they ask together. Whoever asks joins
-a read that has not begun yet and no other, so what they get is no older than their question; and of one view no more
-than one read is under way. Nobody waits for what another one does with a page.
+The reader polls when NATS reports a change, and every 15 s in case a report was lost. Without NATS it polls every
+second. A caller only joins a read that has not started, so its page is never older than its request. Each view has at
+most one read in flight, and slow consumers do not block others.
 """
 
 from __future__ import annotations
@@ -39,14 +33,14 @@ from pawl.event.v1.call_pb2 import Call
 from pawl.event.v1.run_pb2 import Run
 from pawl.job.v1.ledger_pb2 import ListPendingCallsRequest, ListPendingCallsResponse
 
+# Pages that may be read concurrently. Further views wait.
 READERS_MAX: Final = 64
-"""Most pages that are read at once: of many views each is looked at later, and none is refused."""
 PAGE_SIZE: Final = 200
+# Pauses between polls when NATS reports no change.
 FALLBACK_PAUSES: Final = 15
-"""So many pauses after a look the next one comes though nothing was heard."""
 
 
-class Looks:
+class PendingViews:
     """The views that are watched on this replica."""
 
     def __init__(self, *, ledger: PublicLedger, clock: Clock, poll_seconds: float) -> None:
@@ -55,13 +49,13 @@ class Looks:
         self._poll_seconds = poll_seconds
         self._readers = asyncio.Semaphore(READERS_MAX)
         self._views: dict[tuple[Principal, bytes], View] = {}
+        # Views by user, and by store (user None).
         self._inboxes: defaultdict[tuple[StoreId, UserId | None], set[View]] = defaultdict(set)
-        """The views of each user, and of each store."""
         self._numbers = itertools.count()
         self._follows = False
 
     async def follow(self, live: BusEvents) -> None:
-        """Look when `live` says that something changed, and now and then in case it did not; never returns."""
+        """Poll when `live` reports a change, and regularly in case a report was lost. Never returns."""
         await live.subscribe_inboxes(self._changed)
         self._follows = True
         was_connected = False
@@ -86,10 +80,9 @@ class Looks:
 
     @asynccontextmanager
     async def open(self, caller: Principal, wanted: ListPendingCallsRequest) -> AsyncIterator[View]:
-        """Look at what waits as long as the block lasts, together with all who are the same user with the same rights.
+        """Watch pending items while the block lasts, sharing one view with the same user and rights.
 
-        With which credential they came makes no difference to what they see; that it still counts is seen to by the
-        one who let each of them in.
+        The credential does not affect the view. The caller must make sure that it stays valid.
         """
         reader = replace(caller, credential_id=CredentialId(""), expires_at=None)
         key = (reader, wanted.SerializeToString(deterministic=True))
@@ -115,7 +108,7 @@ class Looks:
 
 
 class View:
-    """The inbox of one user under the same rights and the same filter, for all who watch it."""
+    """The pending items of one user, with the same rights and filter, for all of its watchers."""
 
     def __init__(
         self,
@@ -128,8 +121,8 @@ class View:
     ) -> None:
         self.watchers = 0
         self.number = number
+        # Changes when items may have changed since the last poll.
         self.version = 0
-        """Another number than before a look says that something may have changed since."""
         self._changed = asyncio.Event()
         self._waits = waits
         self._list = read
@@ -141,41 +134,41 @@ class View:
         self._tasks: set[asyncio.Task[ListPendingCallsResponse]] = set()
 
     async def page(self, token: str) -> ListPendingCallsResponse:
-        """Return a page as it is at some moment after this call; raises as the ledger does."""
+        """Return a page that is read after this call. Errors of the ledger propagate."""
         reading = self._next.get(token)
         if reading is None:
-            # Not in the context of whoever comes first: others wait for it, too.
-            reading = tasks.start(self._tasks, self._read(token), name="look", context=contextvars.Context())
+            # Use an empty context: other callers wait for this read, too.
+            reading = tasks.start(self._tasks, self._read(token), name="pending.read", context=contextvars.Context())
             self._next[token] = reading
         return await tasks.shield(reading)
 
     async def pause(self) -> None:
-        """Return when the pause between looks is over that all are in."""
+        """Return after the pause between polls, which all watchers share."""
         if self._pause is None:
             self._pause = asyncio.get_running_loop().create_task(
-                self._rest(), name="look.pause", context=contextvars.Context()
+                self._rest(), name="pending.pause", context=contextvars.Context()
             )
         await tasks.shield(self._pause)
 
     def change(self) -> None:
-        """Have all who rest look again."""
+        """Wake all watchers to poll again."""
         self.version += 1
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
     async def rest(self, version: int) -> None:
-        """Return after a pause, once something may have changed since the view had this version."""
+        """Pause, then return once something may have changed since `version`."""
         await self.pause()
         if self._waits() and self.version == version:
             await self._changed.wait()
 
     async def end(self) -> None:
-        """End what is under way for nobody."""
+        """Cancel the reads and the pause."""
         await tasks.end([*self._tasks, *([self._pause] if self._pause else [])])
 
     async def _read(self, token: str) -> ListPendingCallsResponse:
         async with self._reading, self._readers:
-            # Whoever asks from here on may know of something that this read does not see.
+            # Later callers may know of a change that this read does not see.
             del self._next[token]
             return await self._list(token)
 
@@ -185,34 +178,34 @@ class View:
 
 
 POLL_SECONDS: Final = 1.0
+# Most items in a stream: the oldest calls, then the oldest runs.
 ITEMS_MAX: Final = 1000
-"""Most calls and runs that a stream tells of: the oldest calls, then the oldest runs."""
+# Runs and calls of maximum size that fit into one message.
 _PART_ITEMS_MAX: Final = 4
-"""So many runs and calls of the largest size that arguments can have fit into one message."""
 
+# A call that needs a person, or a run that needs tokens.
 Item: TypeAlias = Call | Run
-"""A call that waits for someone, or a run that waits for tokens."""
+# Items sent to a client, by type and id. Only their mutable fields, because items are large.
 Known: TypeAlias = dict[tuple[bool, str], Hashable]
-"""What a client was sent, by whether it is a run, and id: only what can change, because they are large."""
 
 
 class Pending:
-    """Lists and streams what waits for people."""
+    """Lists and streams pending calls and runs."""
 
     def __init__(self, *, ledger: PublicLedger, clock: Clock, poll_seconds: float = POLL_SECONDS) -> None:
         self._ledger = ledger
         self._clock = clock
-        self._looks = Looks(ledger=ledger, clock=clock, poll_seconds=poll_seconds)
+        self._views = PendingViews(ledger=ledger, clock=clock, poll_seconds=poll_seconds)
 
     async def follow(self, live: BusEvents) -> None:
-        """Look only when `live` says that something has changed, or may have failed to say so; never returns."""
-        await self._looks.follow(live)
+        """Poll only when `live` reports a change, or may have lost one. Never returns."""
+        await self._views.follow(live)
 
     async def page(self, caller: Principal, wanted: ListPendingCallsRequest) -> ListPendingCallsResponse:
-        """Return a page of what waits, oldest first.
+        """Return a page of pending items, oldest first.
 
         Raises:
-            PermissionDenied: the whole store is for approvers.
+            PermissionDenied: the caller wants the whole store and is no approver.
             InvalidPageToken
         """
         _check_may_see(caller, wanted)
@@ -221,21 +214,21 @@ class Pending:
     async def watch(
         self, caller: Principal, wanted: ListPendingCallsRequest, *, silence_seconds: float
     ) -> AsyncGenerator[WatchPendingResponse, None]:
-        """Yield what waits or has changed, and what waits no more, without end; an empty part after so much silence.
+        """Yield new, changed and removed items without end. Yields an empty part after `silence_seconds` of silence.
 
         Raises:
-            PermissionDenied: the whole store is for approvers.
+            PermissionDenied: the caller wants the whole store and is no approver.
             DependencyUnavailable: the ledger cannot be read now.
         """
         _check_may_see(caller, wanted)
         known: Known = {}
         is_first = True
         spoke_at = self._clock.monotonic()
-        async with self._looks.open(caller, wanted) as view:
+        async with self._views.open(caller, wanted) as view:
             while True:
                 version = view.version
-                async with aclosing(_news(view, known, is_first=is_first)) as news:
-                    async for part in news:
+                async with aclosing(_changes(view, known, is_first=is_first)) as changes:
+                    async for part in changes:
                         if (
                             part.calls
                             or part.runs
@@ -248,10 +241,11 @@ class Pending:
                 await view.rest(version)
 
 
-async def _news(view: View, known: Known, *, is_first: bool) -> AsyncGenerator[WatchPendingResponse, None]:
-    """Yield what is not as `known` has it, and bring that up to date.
+async def _changes(view: View, known: Known, *, is_first: bool) -> AsyncGenerator[WatchPendingResponse, None]:
+    """Yield what differs from `known`, and update `known`.
 
-    In parts of a size that can be sent, the last one complete; an empty one, which is not, if there is no news.
+    The parts fit into a message each, and the last one is marked complete. Without changes, yields one empty part that
+    is not complete.
     """
     seen: Known = {}
     part, truncated = WatchPendingResponse(), False
@@ -281,7 +275,7 @@ async def _news(view: View, known: Known, *, is_first: bool) -> AsyncGenerator[W
 
 
 async def _items(view: View, *, paced: bool) -> AsyncGenerator[Item, None]:
-    """Yield what waits, page by page; `paced`, with a pause between the pages."""
+    """Yield items page by page. With `paced`, pause between pages."""
     token = ""
     while True:
         page = await view.page(token)
@@ -297,13 +291,13 @@ async def _items(view: View, *, paced: bool) -> AsyncGenerator[Item, None]:
 
 
 def _check_may_see(caller: Principal, wanted: ListPendingCallsRequest) -> None:
-    """Return if a caller may see what it asks for.
+    """Check that the caller may see the items it asks for.
 
     Raises:
-        PermissionDenied: it is the whole store, which is for approvers.
+        PermissionDenied: the caller wants the whole store and is no approver.
     """
     if wanted.of_all_users and not caller.roles & APPROVERS:
-        raise PermissionDenied("this needs the role approver or admin")
+        raise PermissionDenied("scope STORE requires the role approver or admin")
 
 
 def _key(item: Item) -> tuple[bool, str]:
@@ -311,7 +305,7 @@ def _key(item: Item) -> tuple[bool, str]:
 
 
 def _shown(item: Item) -> Hashable:
-    """Return what of a thing that waits can change; a lease that is renewed is no change."""
+    """Return the fields of an item that can change. A renewed lease is not a change."""
     if isinstance(item, Run):
         return item.token_budget, item.usage.input_tokens + item.usage.output_tokens
     return (

@@ -1,4 +1,4 @@
-"""The final word on commands, as use cases and clients need it."""
+"""Replies to commands, as receipts, runs or errors."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ ACCEPTED: Final = Reply(outcome=pb.COMMAND_OUTCOME_ACCEPTED)
 
 
 def is_taken(reply: Reply) -> bool:
-    """Return whether the command is in effect, now or since before."""
+    """Return whether the command has taken effect, now or earlier."""
     return CommandOutcome(reply.outcome).is_taken
 
 
 def run_after(reply: Reply, default: type[PawlError], *, also_late: bool = False) -> Run:
-    """Return the run after a command that was taken, or with `also_late` after any.
+    """Return the run after an accepted command; with `also_late`, after any command.
 
     Raises:
-        PawlError: the one that the outcome names; `default` if it names none.
+        PawlError: the error that the outcome names; `default` if it names none.
     """
     if reply.HasField("run") and (also_late or is_taken(reply)):
         return reply.run
@@ -32,10 +32,11 @@ def run_after(reply: Reply, default: type[PawlError], *, also_late: bool = False
 
 
 def decided(reply: Reply) -> Run:
-    """Return the run after a command about a call that was taken.
+    """Return the run after an accepted command about a call.
 
     Raises:
-        RunNotFound, CallNotFound, or the error that the outcome names.
+        RunNotFound, CallNotFound
+        PawlError: the error that the outcome names.
     """
     try:
         return run_after(reply, RunNotFound if reply.outcome == pb.COMMAND_OUTCOME_UNKNOWN else CallNotPending)
@@ -44,13 +45,13 @@ def decided(reply: Reply) -> Run:
 
 
 def refusal(error: PawlError) -> Reply:
-    """Return the reply that says what an error says."""
+    """Return an error as a reply."""
     outcome = pb.COMMAND_OUTCOME_UNKNOWN if isinstance(error, NotFound) else pb.COMMAND_OUTCOME_REFUSED
     return Reply(outcome=outcome, reason=error.reason, message=error.message)
 
 
 def receipt(reply: Reply, *, frame_id: str = "", run_id: str = "", call_id: str = "") -> Receipt:
-    """Return what a reply is to the client: once a command is taken, it need not know why it was so before."""
+    """Return a receipt for the client. An accepted command has no reason, even if it was already in effect."""
     reason, message = ("", "") if is_taken(reply) else (reply.reason, reply.message)
     return Receipt(
         frame_id=frame_id,

@@ -1,4 +1,4 @@
-"""pawl.agent.v1.AgentService: requests to use cases, what they return to responses."""
+"""pawl.agent.v1.AgentService: translates requests and responses."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from pawl.errors import InvalidField, RunNotFound, SlowConsumer
 from pawl.event.v1 import gap_pb2
 
 HEARTBEAT_SECONDS: Final = 15.0
+# A client that reads nothing for this long is disconnected.
 WRITE_SECONDS_MAX: Final = 60.0
-"""A client that takes nothing for so long is cut off."""
 
 
 class AgentServicer:
-    """Serves users. Store and user come from their credential alone. Other methods are forwarded to job-store."""
+    """Serves users. The credential determines store and user. The other methods are forwarded to job-store."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class AgentServicer:
         sent = await self._messages.send(require_user(), request_id, request)
         return pb.SendMessageResponse(run=convert.run_message(sent.run), steered=sent.steered)
 
-    # Streams write for themselves, so that a client that does not read can be cut off in the middle of a write.
+    # Streaming methods write directly, so that a blocked write to a client that does not read can be cancelled.
     async def Session(self, request_iterator: AsyncIterator[session_pb2.SessionRequest], context: Context) -> None:
         await self._sessions.serve(require_user(), request_iterator, partial(_write, context))
 
@@ -226,7 +226,7 @@ async def _write(
     | pb.WatchPendingResponse
     | steps_pb2.WatchStepsResponse,
 ) -> None:
-    """Write, or give up on a client that does not read.
+    """Write a response. Disconnect a client that does not read.
 
     Raises:
         SlowConsumer
@@ -235,4 +235,4 @@ async def _write(
         async with asyncio.timeout(WRITE_SECONDS_MAX):
             await context.write(response)
     except TimeoutError:
-        raise SlowConsumer(f"the client took nothing for {WRITE_SECONDS_MAX:g} s") from None
+        raise SlowConsumer(f"the client read nothing for {WRITE_SECONDS_MAX:g} s") from None

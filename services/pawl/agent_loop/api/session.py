@@ -1,7 +1,6 @@
-"""The Session stream: one client's frames in, events, offers and receipts out.
+"""The Session stream: one client's frames in; events, offers and receipts out.
 
-A session owns nothing. When its stream ends, for whatever reason, its tasks end
-with it, the calls that the client held are given back, and runs go on.
+A session owns nothing. When its stream ends, its tasks end, its leases are released, and the runs continue.
 """
 
 from __future__ import annotations
@@ -21,10 +20,9 @@ from pawl.errors import DeadlineExceeded, HelloRequired
 class Sessions:
     """All sessions of this replica.
 
-    One stream a client: when a client id opens another, the earlier one ends
-    with CANCELLED, and what it held goes over to the new one. If that is on
-    another replica, the earlier one ends when the ledger says so: as soon as it
-    asks for a call of the new one, or says something of one.
+    Each client has one stream. When a client id opens another, the earlier stream ends with CANCELLED and its leases
+    move to the new one. If the new stream is on another replica, the earlier one ends at its next lease request or call
+    update.
     """
 
     def __init__(self, ids: IdSource, parts: Parts) -> None:
@@ -33,18 +31,17 @@ class Sessions:
         self._open: dict[tuple[StoreId, UserId, ClientId], Stream] = {}
 
     async def serve(self, caller: Principal, incoming: AsyncIterator[SessionRequest], send: Send) -> None:
-        """Serve one stream until it ends; `send` is called by one task at a time and may wait.
+        """Serve one stream until it ends. Only one task at a time calls `send`, which may block.
 
-        When the client has closed its side (or vanished: then the task is about
-        to be cancelled), events go on until every attached run has ended or the
-        silence limit strikes.
+        After the client has closed its side, events continue until every attached run has ended or the silence limit is
+        reached.
 
         Raises:
-            HelloRequired, InvalidId, InvalidField: the stream does not begin as it must.
-            SlowConsumer: the client fell behind; metadata says in which run and where to attach again.
-            DeadlineExceeded: no frame came for the silence limit.
+            HelloRequired, InvalidId, InvalidField: the first frame is invalid.
+            SlowConsumer: the client fell behind; the metadata has the position for attaching again.
+            DeadlineExceeded: no frame arrived within the silence limit.
             Cancelled: the client opened another stream.
-            DependencyUnavailable: a frame could not be answered; send it again after a reconnect.
+            DependencyUnavailable: a frame was not answered; reconnect and send it again.
         """
         first = await self._first(incoming)
         client_id = ClientId(first.hello.client_id) or ClientId(self._ids.new("cli"))
@@ -68,7 +65,7 @@ class Sessions:
             async with asyncio.timeout(self._parts.times.silence_max_seconds):
                 frame = await anext(aiter(incoming), None)
         except TimeoutError:
-            raise DeadlineExceeded("no frame came") from None
+            raise DeadlineExceeded("no frame arrived") from None
         if frame is None:
             raise HelloRequired
         session_frames.check(frame)

@@ -1,4 +1,4 @@
-"""The frames of clients, checked before anything is done with them."""
+"""Validation of client frames."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from pawl.errors import InvalidField
 
 CALLS_MAX: Final = 64
 TOOLS_MAX: Final = 1000
+# Versions of all tools of a client. Each takes about 100 bytes while the stream is open.
 VERSIONS_MAX: Final = 10_000
-"""Versions of all tools of a client: each takes a hundred bytes for as long as its stream is open."""
 
+# Id fields by kind of frame.
 _IDS: Final = {
     kind: [name for name in field.message_type.fields_by_name if name.endswith("_id")]
     for kind, field in kinds_of(session_pb2.SessionRequest, "frame").items()
 }
-"""The fields of each kind of frame that are ids."""
 
 
 def check(frame: session_pb2.SessionRequest) -> None:
-    """Return if a frame can be handled.
+    """Validate a frame.
 
     Raises:
-        InvalidField, InvalidId, TooLarge: the error that its receipt shall name.
+        InvalidField, InvalidId, TooLarge: the error for the receipt.
     """
     kind = frame.WhichOneof("frame")
     if kind is None:

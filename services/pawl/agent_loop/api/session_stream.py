@@ -1,4 +1,4 @@
-"""One stream of one client, from its hello to its end."""
+"""One client stream, from its hello to its end."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ Send = Callable[[SessionResponse], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionTimes:
-    """The patience of a session, in seconds."""
+    """Timeouts of a session."""
 
     offer_lease_seconds: float = 30.0
     heartbeat_seconds: float = 15.0
@@ -69,7 +69,7 @@ class Parts:
 
 
 class Outgoing(asyncio.Queue[SessionResponse]):
-    """The frames that a client has yet to take; full with events of so many bytes, too: one has up to a mebibyte."""
+    """Frames that wait for the client, bounded by count and by the bytes of events, which can have 1 MiB each."""
 
     _events_bytes = 0
 
@@ -87,7 +87,7 @@ class Outgoing(asyncio.Queue[SessionResponse]):
 
 
 class Stream:
-    """One stream, after its hello: its tasks, its attachments and the calls that its client holds."""
+    """One stream after its hello: its tasks, attachments and leased calls."""
 
     def __init__(self, parts: Parts, caller: Principal, client: ClientSession, hello: pb.Hello, send: Send) -> None:
         self._parts = parts
@@ -97,7 +97,7 @@ class Stream:
         self._outgoing = Outgoing(_OUTGOING_FRAMES_MAX)
         self._sent_seqs: dict[str, int] = {}
         self._attachments: dict[str, asyncio.Task[None]] = {}
-        # Runs whose need of somebody, or end, was sent since the last frame of the client.
+        # Runs that ended or came to rest, whose event was sent after the client's last frame.
         self._unconfirmed: set[str] = set()
         self._tasks = asyncio.TaskGroup()
         self._heard_at = 0.0
@@ -143,7 +143,7 @@ class Stream:
                 task.cancel()
 
     async def give_back(self) -> None:
-        """Release what the client holds; if that takes long, the leases end by themselves."""
+        """Release the client's leases, within a short timeout. Otherwise they expire."""
         await within(_RELEASE_SECONDS, self._offers.release_all())
 
     async def _write(self) -> None:
@@ -164,26 +164,26 @@ class Stream:
             self._outgoing.task_done()
 
     async def _watch_over(self) -> None:
-        """End a stream whose client is silent, or has opened another."""
+        """End the stream when the client is silent or opened another one."""
         loop = asyncio.get_running_loop()
         silence_max_seconds = self._parts.times.silence_max_seconds
         while True:
             silent_seconds = 0.0 if self._busy else loop.time() - self._heard_at
             if silent_seconds >= silence_max_seconds:
-                raise DeadlineExceeded(f"no frame came for {silence_max_seconds:g} s")
+                raise DeadlineExceeded(f"no frame arrived for {silence_max_seconds:g} s")
             if not await within(silence_max_seconds - silent_seconds, self.superseded.wait()):
                 continue
-            # The receipts that are due come first.
+            # Send the outstanding receipts first.
             await within(_RELEASE_SECONDS, self._outgoing.join())
-            raise Cancelled("the client opened another stream: two programs need client ids of their own")
+            raise Cancelled("the client opened another stream; use a different client_id for each program")
 
     async def _handle(self, frame: SessionRequest) -> None:
         """Answer one frame with one receipt.
 
         Raises:
-            PawlError: no receipt can be given; the stream ends, and the frame can be sent again.
+            PawlError: no receipt is possible. The stream ends, and the client can send the frame again.
         """
-        while self._unconfirmed:  # The client is there, so it has what was sent.
+        while self._unconfirmed:  # A new frame proves that the client received them.
             self._parts.watches.confirm(self._caller, RunId(self._unconfirmed.pop()))
         if frame.HasField("heartbeat"):
             await self._offers.renew()
@@ -206,7 +206,7 @@ class Stream:
         await self._outgoing.put(SessionResponse(receipt=receipt))
 
     async def _receipt(self, frame: SessionRequest) -> Receipt | None:
-        """Do what the frame asks; None where the receipt has been sent."""
+        """Execute a frame. Return None if the receipt was already sent."""
         request_id = derived_id(self._client_id, frame.frame_id)
         caller, inbox, messages = self._caller, self._parts.inbox, self._parts.messages
         match frame.WhichOneof("frame"):
@@ -241,7 +241,7 @@ class Stream:
 
     async def _submit(self, request_id: RequestId, result: ToolResult) -> Reply:
         if result.offer_epoch == 0:
-            raise InvalidField("offer_epoch is the one that came with the offer", field="tool_result.offer_epoch")
+            raise InvalidField("offer_epoch must be the offer_epoch of the offer", field="tool_result.offer_epoch")
         self._offers.submitting(result.call_id)
         outcome: int | None = None
         try:
@@ -253,10 +253,10 @@ class Stream:
         return reply
 
     async def _attach(self, frame: SessionRequest, run_id: RunId, after_seq: int) -> None:
-        """Attach, or attach again from another position; the receipt comes before the first event."""
+        """Attach, or attach again from another position. The receipt precedes the first event."""
         await self._detach(run_id, release=False)
         if len(self._attachments) >= ATTACHMENTS_MAX:
-            raise Overloaded(f"a session is attached to at most {ATTACHMENTS_MAX} runs")
+            raise Overloaded(f"a session can attach to at most {ATTACHMENTS_MAX} runs")
         attached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         task = self._tasks.create_task(
             self._stream(frame, run_id, after_seq, attached), name=f"session.attachment {run_id}"
@@ -281,7 +281,7 @@ class Stream:
                 run = await self._parts.ledger.get_run(self._caller, run_id)
                 self._offers.adopt(run)
                 await self._answer(_receipt(frame, ACCEPTED, run_id=run_id))
-                if not attached.done():  # The stream ends in this moment.
+                if not attached.done():  # False if the stream is ending.
                     attached.set_result(None)
                 async with aclosing(watcher.events()) as events:
                     await self._show(run, after_seq, events)
@@ -301,7 +301,7 @@ class Stream:
             await self._offers.leave(run_id, release=False)
 
     async def _show(self, run: Run, after_seq: int, events: AsyncIterator[RunEvent | Gap]) -> None:
-        """Send the events of a run, and its end."""
+        """Send the events of a run, then its end."""
         last_seq, state = after_seq, run.state
         async for event in events:
             if isinstance(event, Gap):

@@ -1,9 +1,8 @@
-"""The steps of a run, in order: made from its log, and only from it.
+"""The steps of a run, derived only from its log.
 
-The same log gives the same steps with the same ids, whoever reads it and when:
-ids are made of rounds and call ids. In each round the model adds one message, so
-the round of a message is known from those before it; a message that follows
-calls without one of its own, as the report of an undo does, is a round of its own.
+The same log always gives the same steps with the same ids, which consist of rounds and call ids. The model adds one
+message per round, so earlier messages determine the round of a message. A message that follows calls it did not make,
+such as an undo report, is a round of its own.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ _ORDER: Final = {
 
 
 class Steps:
-    """The steps of one run. Give it the log in order; not safe to share."""
+    """The steps of one run. Feed it the log in order. Not safe for concurrent use."""
 
     def __init__(self) -> None:
         self._steps: dict[str, Step] = {}
@@ -59,58 +58,58 @@ class Steps:
         self._round_of_call: dict[str, int] = {}
 
     def all(self) -> Sequence[Step]:
-        """Return the steps as they are, in order: by round, and within one as the model works."""
+        """Return the current steps, ordered by round and then as the model works."""
         shown = (step for step in self._steps.values() if step.status != pb.STEP_STATUS_VOID)
-        return sorted(shown, key=self._place)
+        return sorted(shown, key=self._sort_key)
 
     def take(self, events: Iterable[RunEvent]) -> Sequence[StepChange]:
-        """Take what the log says next; return each step that this has changed once, in order."""
+        """Apply events. Return each changed step once, in order."""
         before = self._steps.copy()
         for event in events:
             self._take(event)
         changed = [step for step_id, step in self._steps.items() if before.get(step_id) != step]
-        return [_change(before.get(step.step_id), step) for step in sorted(changed, key=self._place)]
+        return [_change(before.get(step.step_id), step) for step in sorted(changed, key=self._sort_key)]
 
     def take_gap(self, gap: Gap) -> Sequence[StepChange]:
-        """Take the messages and calls of a run that has ended instead of its log; return all steps."""
+        """Apply the messages and calls of an ended run instead of its log. Return all steps."""
         messages, calls = gap.snapshot.messages, gap.snapshot.calls
         self._round_of_call = {call.call_id: call.round for call in calls}
         followed = {call_id for message in messages for call_id in message.call_ids}
-        # Calls that no message asks for come before the message that reports on them.
+        # Calls without a message come before the message that reports on them.
         self._last_call_round = max((call.round for call in calls if call.call_id not in followed), default=0)
         for message in messages:
-            self._said(message)
+            self._on_message(message)
         for call in calls:
-            self._called(call)
+            self._on_call(call)
         return [StepChange(step=step) for step in self.all()]
 
     def _take(self, event: RunEvent) -> None:
         match event.WhichOneof("kind"):
             case "output_delta":
-                self._wrote(event.output_delta, event.time)
+                self._on_output(event.output_delta, event.time)
             case "round_retrying":
                 self._void(event.round_retrying.round, event.time)
             case "message_added":
-                self._said(event.message_added.message)
+                self._on_message(event.message_added.message)
             case "call_changed":
-                self._called(event.call_changed.call)
+                self._on_call(event.call_changed.call)
             case "run_changed" if event.run_changed.run.state in ENDED:
-                self._over(event.time)
+                self._on_end(event.time)
             case _:
                 pass
 
     def _put(self, step: Step) -> None:
         self._steps[step.step_id] = step
 
-    def _wrote(self, delta: OutputDelta, time: Timestamp) -> None:
+    def _on_output(self, delta: OutputDelta, time: Timestamp) -> None:
         if delta.reasoning:
             self._append(_reasoning_id(delta.round), pb.STEP_TYPE_REASONING, delta.round, delta.reasoning, time)
         text_id, text = _text_id(delta.round), delta.text or delta.refusal
         if text:
             self._append(text_id, pb.STEP_TYPE_ANSWER, delta.round, text, time)
-        said = self._steps.get(text_id)
-        if delta.calls and said is not None and said.status == pb.STEP_STATUS_ACTIVE:
-            self._put(_changed(said, type=pb.STEP_TYPE_PLANNING, time=time))
+        text_step = self._steps.get(text_id)
+        if delta.calls and text_step is not None and text_step.status == pb.STEP_STATUS_ACTIVE:
+            self._put(_changed(text_step, type=pb.STEP_TYPE_PLANNING, time=time))
 
     def _append(
         self, step_id: str, kind: pb.StepType.ValueType, round_number: int, added: str, time: Timestamp
@@ -128,7 +127,7 @@ class Steps:
             if step is not None and step.status == pb.STEP_STATUS_ACTIVE:
                 self._put(_changed(step, status=pb.STEP_STATUS_VOID, content="", time=time))
 
-    def _said(self, message: Message) -> None:
+    def _on_message(self, message: Message) -> None:
         if message.role != ROLE_ASSISTANT:
             return
         known = [self._round_of_call[call_id] for call_id in message.call_ids if call_id in self._round_of_call]
@@ -143,7 +142,7 @@ class Steps:
             step = Step(step_id=reasoning_id, type=pb.STEP_TYPE_REASONING, round=number, content=message.reasoning)
             self._put(_changed(step, **of_message, model=message.model))
         elif reasoning_id in self._steps:
-            # An answer that broke off is kept without its reasoning; the log has it.
+            # An interrupted answer is stored without its reasoning; the log has it.
             self._put(_changed(self._steps[reasoning_id], **of_message))
         content = message.text or message.refusal
         if content:
@@ -151,7 +150,7 @@ class Steps:
             step = Step(step_id=_text_id(number), type=kind, round=number, content=content)
             self._put(_changed(step, **of_message, model=message.model))
 
-    def _called(self, call: Call) -> None:
+    def _on_call(self, call: Call) -> None:
         self._last_call_round = max(self._last_call_round, call.round)
         is_question = call.HasField("question")
         times = [getattr(call, name) for name in ("end_time", "start_time", "create_time") if call.HasField(name)]
@@ -173,19 +172,19 @@ class Steps:
             result.content_omitted_bytes = call.result_omitted_bytes
             self._put(result)
 
-    def _over(self, time: Timestamp) -> None:
+    def _on_end(self, time: Timestamp) -> None:
         for step in list(self._steps.values()):
             if step.status == pb.STEP_STATUS_ACTIVE and not step.call_id:
                 self._put(_changed(step, status=pb.STEP_STATUS_STOPPED, time=time))
 
-    def _place(self, step: Step) -> tuple[int, int, int, int]:
+    def _sort_key(self, step: Step) -> tuple[int, int, int, int]:
         kind = _ORDER[step.type]
-        # A result stands behind its call.
+        # A result follows its call.
         return step.round, min(kind, _ORDER[pb.STEP_TYPE_TOOL_CALL]), self._indexes.get(step.call_id, 0), kind
 
 
 def _changed(step: Step, **fields: Any) -> Step:
-    """Return a step with other fields: that it had before was told to clients."""
+    """Return a changed copy: `step` was already sent to clients."""
     changed = Step(**fields)
     whole = Step()
     whole.CopyFrom(step)

@@ -1,4 +1,4 @@
-"""The clients to which calls are offered."""
+"""The clients that calls are offered to."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pawl.chassis.ids import (
 
 
 class ClientSession(msgspec.Struct, frozen=True, kw_only=True):
-    """One stream of a client: it holds offers, and gives back only its own."""
+    """One stream of a client. It releases only its own leases."""
 
     client_id: ClientId = ClientId("")
     session_id: SessionId = SessionId("")
 
 
-NOBODY: Final = ClientSession()
-"""In place of a session, where something comes without a stream."""
+# For requests without a stream.
+NO_CLIENT: Final = ClientSession()

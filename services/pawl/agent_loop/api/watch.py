@@ -1,16 +1,13 @@
-"""Watching runs: the past from the ledger, then live, the same for every watcher.
+"""Watching runs: past events from the ledger, then live events in the same format.
 
-All watchers of one run on this replica share one feed: one live subscription,
-one reader of the ledger, one tail of recent events. A watcher first reads the
-past in pages of its own, at its own pace, until it reaches the tail; from then
-on it takes events from the tail. A watcher that falls out of the tail is cut off
-(EVT-3): it holds nobody up, and a slow one costs no memory of its own.
+All watchers of a run on this replica share one feed: one live subscription, one ledger reader and one tail of recent
+events. A watcher first reads past events at its own pace until it reaches the tail. If it later falls behind the tail,
+it is disconnected (EVT-3), so a slow watcher neither delays others nor uses memory.
 
-Clients confirm what they have seen, so that the user is not notified of it: an open
-stream alone proves nothing, because its connection may be gone.
+Clients confirm seen events, and the user gets no notification of them. An open stream alone proves nothing,
+because its connection may be dead.
 
-What live events miss, a poll of the ledger finds: every second without NATS, now
-and then with it.
+Polls of the ledger find lost live events: every second without NATS, every few seconds with it.
 """
 
 from __future__ import annotations
@@ -37,19 +34,19 @@ from pawl.event.v1.gap_pb2 import Gap
 from pawl.event.v1.run_pb2 import Run
 from pawl.values import ENDED, RESTING
 
+# Most watched runs per replica.
 FEEDS_MAX: Final = 10_000
-"""Most runs that are watched at once on one replica."""
+# Feeds that may read the ledger concurrently.
 READERS_MAX: Final = 64
-"""Most feeds that read the ledger at once."""
 POLL_SECONDS: Final = 1.0
+# Finds events that were lost because the ledger alone lost its NATS connection.
 CONNECTED_POLL_SECONDS: Final = 5.0
-"""Live events are lost when the ledger alone is cut off from NATS; this finds them."""
+# Proxies end requests that take longer than 60 s.
 REST_SECONDS_MAX: Final = 50.0
-"""Proxies cut off a request that is not answered within 60 s."""
 
 
 class Watches:
-    """All watchers of this replica. An async context manager: at its end, feeds stop."""
+    """All watchers of this replica. An async context manager that stops the feeds on exit."""
 
     def __init__(
         self,
@@ -84,25 +81,23 @@ class Watches:
 
     @property
     def feed_count(self) -> int:
-        """The number of runs that are watched now."""
         return len(self._feeds)
 
     @asynccontextmanager
     async def open(self, caller: Principal, run_id: RunId, after_seq: int) -> AsyncIterator[Watcher]:
-        """Watch a run after `after_seq` as long as the block lasts.
+        """Watch a run after `after_seq` while the block lasts.
 
-        When the watcher falls too far behind, the block is ended, wherever its
-        task waits.
+        If the watcher falls too far behind, the block is cancelled, wherever its task waits.
 
         Raises:
-            RunNotFound, SeqBeyondEnd, Overloaded: before the block begins.
-            SlowConsumer: out of the block; metadata says where to attach again.
+            RunNotFound, SeqBeyondEnd, Overloaded: before the block starts.
+            SlowConsumer: from the block; the metadata has the position for attaching again.
         """
         key = (caller.store_id, caller.user_id, run_id)
         feed = self._feeds.get(key)
         if feed is None:
             if len(self._feeds) >= FEEDS_MAX:
-                raise Overloaded("too many runs are watched on this replica")
+                raise Overloaded(f"at most {FEEDS_MAX} runs can be watched on one replica")
             feed = self._feeds[key] = Feed(self._ledger, self._live, caller, run_id, readers=self._readers)
         watcher = Watcher(feed, after_seq)
         feed.watchers[watcher] = None
@@ -115,7 +110,7 @@ class Watches:
             if not watcher.cut:
                 raise
             raise SlowConsumer(
-                f"the client fell behind: attach again after {watcher.position}",
+                f"the client fell behind; attach again after seq {watcher.position}",
                 resume_after_seq=watcher.position,
                 run_id=run_id,
             ) from None
@@ -126,11 +121,11 @@ class Watches:
                 await self._stop(feed)
 
     def confirm(self, caller: Principal, run_id: RunId) -> None:
-        """Note that a caller has seen a run as it is now."""
+        """Record that a caller has seen the current state of a run."""
         self._viewers.add((caller.store_id, caller.user_id, run_id))
 
     async def wait_for_rest(self, caller: Principal, run_id: RunId, *, seconds: float, after_seq: int = 0) -> Run:
-        """Return the run once it has ended, or has changed after `after_seq` and rests, or after `seconds`.
+        """Return the run once it has ended, rests after a change past `after_seq`, or `seconds` have passed.
 
         Raises:
             RunNotFound
@@ -158,11 +153,11 @@ class Watches:
                     return
 
     async def _stop(self, feed: Feed) -> None:
-        """Stop a feed to the end, also for a client that goes away meanwhile."""
+        """Stop a feed completely, even if the client disconnects in the meantime."""
         await shield(start(self._stopping, feed.stop(), name="watch.stop"))
 
     async def _tick(self) -> None:
-        """Have feeds read the ledger: all of them while NATS is away, else a part of them at a time."""
+        """Poll the feeds: all of them while NATS is unavailable, otherwise some at a time."""
         was_connected = False
         for tick in itertools.count():
             await asyncio.sleep(self._poll_seconds)
@@ -170,14 +165,14 @@ class Watches:
             everyone = not (connected and was_connected)
             was_connected = connected
             for number, feed in enumerate(self._feeds.values()):
-                # The first event may be lost before NATS knows that somebody listens. A run that is as good as over by
-                # then needs no look.
+                # The first event may be lost before the NATS subscription takes effect. A short run that has ended by
+                # then needs no poll.
                 is_due = (tick + number) % self._polls_when_connected == 0
                 if everyone or is_due or not (feed.polled or feed.is_new):
                     feed.poll()
                 feed.is_new = False
             viewers, self._viewers = self._viewers, set()
-            await self._live.tell_viewers(sorted(viewers))
+            await self._live.report_viewers(sorted(viewers))
 
 
 _STEPS_PER_PAGE: Final = 50
@@ -185,18 +180,18 @@ _PAGE_BYTES_MAX: Final = 2 * 1024 * 1024
 
 
 class RunSteps:
-    """Makes steps from logs. Keeps nothing between requests."""
+    """Derives steps from logs. Stateless."""
 
     def __init__(self, *, ledger: PublicLedger, watches: Watches) -> None:
         self._ledger = ledger
         self._watches = watches
 
     async def list(self, caller: Principal, request: ListStepsRequest) -> ListStepsResponse:
-        """Return the steps of a run as they are now, in order, after the one that the token names.
+        """Return a page of the current steps, in order, after the step that the page token names.
 
         Raises:
             InvalidId, InvalidField, RunNotFound
-            InvalidPageToken: there is no such step in this run.
+            InvalidPageToken: the run has no such step.
         """
         run_id, steps_max = convert.run_id(request), checks.page_size(request.page_size) or _STEPS_PER_PAGE
         found = await self._all(caller, run_id)
@@ -204,7 +199,7 @@ class RunSteps:
         if request.page_token and not start:
             raise InvalidPageToken
         wanted = found[start : start + steps_max]
-        # A page has at least one step if there is any.
+        # A page has at least one step.
         response = ListStepsResponse(steps=next(in_parts(wanted, Step.ByteSize, size_max=_PAGE_BYTES_MAX), []))
         if start + len(response.steps) < len(found):
             response.next_page_token = response.steps[-1].step_id
@@ -225,10 +220,10 @@ class RunSteps:
     async def watch(
         self, caller: Principal, run_id: RunId, after_seq: int, *, silence_seconds: float
     ) -> AsyncGenerator[WatchStepsResponse, None]:
-        """Give what changes after `after_seq`, with the seq up to which it is told; end with the run.
+        """Yield step changes after `after_seq`, each with the seq it covers; end with the run.
 
-        Nothing is given for changes of the log that change no step. After `silence_seconds`
-        without an event comes a part without changes. Consume it inside `contextlib.aclosing`.
+        Events that change no step yield nothing. After `silence_seconds` without an event, yields a part without
+        changes. Use it inside `contextlib.aclosing`.
 
         Raises:
             RunNotFound, SeqBeyondEnd, Overloaded, SlowConsumer

@@ -1,4 +1,4 @@
-"""The caller and the deployment, as the caller is told about them."""
+"""WhoAmI: describes the caller and the deployment."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DECIDE: Final = "/pawl.agent.v1.AgentService/Decide"
 
 
 class Introductions:
-    """Tells callers who they are and what there is for them."""
+    """Answers WhoAmI."""
 
     def __init__(
         self, *, registry: RegistryClient, agents: Agents, defaults: RunDefaults, takes_images: bool, version: str
@@ -36,7 +36,7 @@ class Introductions:
         self._part_kinds = ("text", "file", *(("image",) if takes_images else ()))
 
     async def introduce(self, caller: Principal) -> WhoAmIResponse:
-        """Return what `caller` needs to know; without its tools or agents while others do not say what there are."""
+        """Describe `caller` and the deployment. Leaves out tools or agents while their service is unavailable."""
         tool_count: int | None = None
         agent_names: tuple[str, ...] = ()
         if caller.store_id:
@@ -65,7 +65,7 @@ class Introductions:
 
 
 def caller_info(caller: Principal) -> CallerInfo:
-    """Return who `caller` is, and what it may do."""
+    """Return the identity and the permissions of `caller`."""
     methods = tuple(sorted(name for name, callers in CALLERS.items() if not callers.isdisjoint(caller.rights)))
     right = decision_right(caller).value if caller.decides and _DECIDE in methods else 0
     return CallerInfo(

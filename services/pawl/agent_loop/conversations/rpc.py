@@ -1,4 +1,4 @@
-"""pawl.agent.v1.ConversationService: the import of histories. Its other methods are forwarded to job-store."""
+"""pawl.agent.v1.ConversationService: the import of histories. The other methods are forwarded to job-store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pawl.chassis.rpc.kinds import Context
 
 
 class ConversationServicer:
-    """Serves users. Store and user come from their credential alone."""
+    """Serves users. The credential determines store and user."""
 
     def __init__(self, ledger: PublicLedger, ids: IdSource) -> None:
         self._ledger = ledger
@@ -26,10 +26,10 @@ class ConversationServicer:
     ) -> pb.ImportConversationResponse:
         caller, request_id = require_user(), convert.request_id(request)
         history = tuple(map(convert.history_message, islice(request.messages, imports.MESSAGES_MAX + 1)))
-        # Not on the event loop: there may be much JSON in it.
+        # Use a thread, because there may be much JSON to parse.
         await asyncio.to_thread(imports.check, history)
         ids = iter([CallId(self._ids.new("call")) for message in history for _ in message.calls])
-        messages, calls = await asyncio.to_thread(imports.taken_over, history, lambda: next(ids))
+        messages, calls = await asyncio.to_thread(imports.convert_history, history, lambda: next(ids))
         made = await self._ledger.import_conversation(
             caller, request_id, messages, calls, title=request.title, conversation_key=request.conversation_key
         )

@@ -1,6 +1,6 @@
-"""Histories that were made elsewhere: what a model server would refuse is refused here, whole and at once.
+"""Validation of imported histories: everything that a model server would refuse is refused here.
 
-Neighbours of the same role are allowed: they are joined when the model is given them.
+Adjacent messages of the same role are allowed; they are joined for the model.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from pawl.errors import InvalidHistory, InvalidJson, TooLarge
 from pawl.values import CallState
 
 MESSAGES_MAX: Final = 1000
+# Per message.
 CALLS_MAX: Final = 128
-"""Most calls of one message."""
 ID_CHARACTERS_MAX: Final = 256
 FAULTS_SHOWN_MAX: Final = 20
 _SHOWN_CHARACTERS: Final = 40
@@ -49,7 +49,7 @@ class HistoryCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HistoryMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message of a history. `calls` are those of an assistant; that of a tool answers the call `call_id`."""
+    """A message of a history. Assistant messages have `calls`; a tool message answers the call `call_id`."""
 
     role: HistoryRole
     text: str = ""
@@ -59,36 +59,36 @@ class HistoryMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """A reason to refuse a history; `message` is the position of the message, from 1, or 0 for the whole."""
+    """A reason to refuse a history. `message` is the position of the message, from 1, or 0 for the whole history."""
 
     message: int
     text: str
 
 
 def faults(history: Sequence[HistoryMessage]) -> Iterator[Fault]:
-    """Yield all that a strict model server would refuse of a history, which must end with an answer."""
+    """Yield everything that a strict model server would refuse. The history must end with an answer."""
     if not history:
-        yield Fault(message=0, text="there is no message")
+        yield Fault(message=0, text="the history has no messages")
     elif history[0].role is not HistoryRole.USER:
-        yield Fault(message=1, text="a conversation begins with a message of the user")
+        yield Fault(message=1, text="the first message must be from the user")
     if len(history) > MESSAGES_MAX:
-        yield Fault(message=0, text=f"at most {MESSAGES_MAX} messages are taken: of a longer history, bring the end")
+        yield Fault(message=0, text=f"a history may have at most {MESSAGES_MAX} messages: import only the last ones")
         return
     known: set[str] = set()
     for position, message in enumerate(history, 1):
-        for text in (*_of_message(message), *_of_ids(message, known)):
+        for text in (*_message_faults(message), *_id_faults(message, known)):
             yield Fault(message=position, text=text)
-    yield from _of_results(history)
+    yield from _result_faults(history)
     if history and history[-1].role is HistoryRole.USER:
-        text = "the last message is one of the user: leave it out here, and send it once the conversation is there"
+        text = "the last message must not be from the user: send it after the import"
         yield Fault(message=len(history), text=text)
 
 
 def check(history: Sequence[HistoryMessage]) -> None:
-    """Return if a history can be taken over.
+    """Validate a history.
 
     Raises:
-        InvalidHistory: it cannot; the message lists every fault, up to 20, with the positions of their messages.
+        InvalidHistory: the message lists up to 20 faults with the positions of their messages.
     """
     found = sorted(faults(history), key=lambda fault: fault.message)
     if not found:
@@ -102,10 +102,10 @@ def check(history: Sequence[HistoryMessage]) -> None:
     )
 
 
-def taken_over(
+def convert_history(
     history: Sequence[HistoryMessage], new_call_id: Callable[[], CallId]
 ) -> tuple[tuple[Message, ...], tuple[Call, ...]]:
-    """Return a history that was checked as messages and settled calls of ours. Only the ledger knows whose they are."""
+    """Convert a validated history to messages and settled calls. The ledger sets their owner."""
     results = _results(history)
     messages: list[Message] = []
     calls: list[Call] = []
@@ -132,7 +132,7 @@ def taken_over(
 
 
 def _results(history: Sequence[HistoryMessage]) -> dict[tuple[int, str], HistoryMessage]:
-    """Return the result of each call, by the place of the message that asks for it and the id."""
+    """Return the result of each call, by the position of the message with the call, and its id."""
     asked, results = 0, dict[tuple[int, str], HistoryMessage]()
     for position, message in enumerate(history):
         if message.role is HistoryRole.TOOL:
@@ -166,7 +166,7 @@ def _call(call: HistoryCall, call_id: CallId, result: HistoryMessage, round_: in
 
 
 def _content_json(text: str) -> bytes:
-    """Return a result as strict JSON: itself if it is that, else as a string."""
+    """Return the text if it is strict JSON, otherwise as a JSON string."""
     data = text.encode()
     try:
         strict_json.loads(data, bytes_max=RESULT_BYTES_MAX)
@@ -175,68 +175,68 @@ def _content_json(text: str) -> bytes:
     return data
 
 
-def _of_message(message: HistoryMessage) -> Iterator[str]:
-    """Yield what is wrong with a message by itself."""
+def _message_faults(message: HistoryMessage) -> Iterator[str]:
+    """Yield the faults of a single message."""
     is_assistant = message.role is HistoryRole.ASSISTANT
     bytes_max = MESSAGE_BYTES_MAX if message.role is HistoryRole.USER else RESULT_BYTES_MAX
     match message.role:
         case HistoryRole.SYSTEM:
             yield (
-                "a message of the system or the developer: the instructions are those of the agent that goes on,"
-                " and two would contradict each other; leave it out"
+                "system and developer messages are not imported, because they could contradict the agent's"
+                " instructions: leave it out"
             )
         case HistoryRole.UNSPECIFIED:
-            yield "its role is none of user, assistant and tool"
+            yield "its role must be user, assistant or tool"
         case HistoryRole.USER:
             if not message.text.strip():
-                yield "the user says nothing"
+                yield "the user message is empty"
         case HistoryRole.ASSISTANT:
             if not (message.text.strip() or message.calls):
-                yield "the assistant says nothing and calls nothing"
+                yield "the assistant message has neither text nor calls"
         case HistoryRole.TOOL:
             if not message.call_id:
-                yield "a result names the call that it is of"
+                yield "a tool message must name its call"
     if message.calls and not is_assistant:
-        yield "only the assistant calls tools"
+        yield "only assistant messages may have calls"
     if message.call_id and message.role is not HistoryRole.TOOL:
-        yield "only the result of a tool answers a call"
-    yield from _of_text(message.text, "the text", bytes_max)
+        yield "only tool messages may name a call"
+    yield from _text_faults(message.text, "the text", bytes_max)
     if len(message.calls) > CALLS_MAX:
-        yield f"it has {len(message.calls)} calls, at most {CALLS_MAX} are taken"
+        yield f"a message may have at most {CALLS_MAX} calls, got {len(message.calls)}"
     for call in message.calls[:CALLS_MAX]:
-        yield from _of_call(call)
+        yield from _call_faults(call)
 
 
-def _of_text(text: str, name: str, bytes_max: int) -> Iterator[str]:
+def _text_faults(text: str, name: str, bytes_max: int) -> Iterator[str]:
     if len(text.encode()) > bytes_max:
         yield f"{name} has more than {bytes_max} bytes"
     if (found := CONTROL.search(text)) is not None:
         yield f"{name} has the control character U+{ord(found.group()):04X}"
 
 
-def _of_call(call: HistoryCall) -> Iterator[str]:
+def _call_faults(call: HistoryCall) -> Iterator[str]:
     name = f"call {_shown(call.call_id)}"
     if not call.call_id or len(call.call_id) > ID_CHARACTERS_MAX:
-        yield f"{name}: an id has 1 to {ID_CHARACTERS_MAX} characters"
+        yield f"{name}: an id must have 1 to {ID_CHARACTERS_MAX} characters"
     if CONTROL.search(call.call_id):
         yield f"{name}: the id has a control character"
     if not _NAME.fullmatch(call.tool_name):
-        yield f"{name}: the name of a tool has 1 to 64 letters, digits, _ and -"
+        yield f"{name}: a tool name must have 1 to 64 letters, digits, _ and -"
     if not is_json(call.arguments_json, dict):
         size = f"at most {ARGUMENTS_BYTES_MAX} bytes"
-        yield f"{name}: the arguments are no strict JSON object of {size} ({{}} if there are none)"
+        yield f"{name}: the arguments must be a strict JSON object of {size} ({{}} for none)"
 
 
-def _of_ids(message: HistoryMessage, known: set[str]) -> Iterator[str]:
-    """Yield the ids of calls that came before, and take note of the others."""
+def _id_faults(message: HistoryMessage, known: set[str]) -> Iterator[str]:
+    """Yield duplicate call ids, and add the others to `known`."""
     for call in message.calls:
         if call.call_id in known:
-            yield f"call {_shown(call.call_id)}: the id came before"
+            yield f"call {_shown(call.call_id)}: the id was used before"
         known.add(call.call_id)
 
 
-def _of_results(history: Sequence[HistoryMessage]) -> Iterator[Fault]:
-    """Yield where results and calls do not fit: each call has exactly one, right behind the message that makes it."""
+def _result_faults(history: Sequence[HistoryMessage]) -> Iterator[Fault]:
+    """Yield missing and misplaced results. Each call needs exactly one, right after the message with the call."""
     open_ids: dict[str, None] = {}
     answered: set[str] = set()
     asked_at = 0
@@ -251,14 +251,15 @@ def _of_results(history: Sequence[HistoryMessage]) -> Iterator[Fault]:
             yield Fault(message=position, text=f"a second result of call {_shown(message.call_id)}")
         elif message.call_id:
             yield Fault(
-                message=position, text=f"a result of call {_shown(message.call_id)}, which is not made right before it"
+                message=position,
+                text=f"a result of call {_shown(message.call_id)}, which is not in the assistant message before it",
             )
     yield from _unanswered(asked_at, open_ids)
 
 
 def _unanswered(asked_at: int, open_ids: dict[str, None]) -> Iterator[Fault]:
     for call_id in open_ids:
-        yield Fault(message=asked_at, text=f"call {_shown(call_id)} has no result right behind it")
+        yield Fault(message=asked_at, text=f"call {_shown(call_id)} has no result right after it")
 
 
 def _shown(call_id: str) -> str:

@@ -1,4 +1,4 @@
-"""Jobs of users: requests to values of ours, and what they are now to messages."""
+"""Jobs of users: conversion of requests and responses."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _ASKED: Final = WIRE.struct(
 
 
 def asked(request: jobs_pb2.StartJobRequest) -> tuple[AskedJob, bytes]:
-    """Return the job that is asked for, and what tells it from others.
+    """Return the requested job and a digest of the request.
 
     Raises:
         InvalidField, InvalidId, TooLarge
@@ -53,13 +53,13 @@ def asked(request: jobs_pb2.StartJobRequest) -> tuple[AskedJob, bytes]:
     checks.conversation_key(request.conversation_key)
     check_labels(request.labels)
     if not request.tool_name or len(request.tool_name) > NAME_CHARACTERS_MAX or not request.tool_name.isprintable():
-        raise InvalidField("a tool's name is printable, 1 to 256 characters", field="tool_name")
+        raise InvalidField(f"tool_name must have 1 to {NAME_CHARACTERS_MAX} printable characters", field="tool_name")
     if len(request.arguments_json) > ARGUMENTS_BYTES_MAX:
         raise TooLarge(f"arguments_json may have at most {ARGUMENTS_BYTES_MAX} bytes", field="arguments_json")
     try:
         request.arguments_json.decode()
     except UnicodeDecodeError:
-        raise InvalidField("arguments_json is JSON, in UTF-8", field="arguments_json") from None
+        raise InvalidField("arguments_json must be JSON in UTF-8", field="arguments_json") from None
     copy = jobs_pb2.StartJobRequest()
     copy.CopyFrom(request)
     copy.ClearField("request_id")
@@ -67,7 +67,7 @@ def asked(request: jobs_pb2.StartJobRequest) -> tuple[AskedJob, bytes]:
 
 
 def job(run: run_pb2.Run) -> jobs_pb2.BackgroundJob:
-    """Return a job as it is now."""
+    """Return a job in its current state."""
     ended = {count.state: count.count for count in run.call_counts if count.state in _SETTLED}
     waits_for_time = run.waiting.reason == waiting_pb2.WAIT_REASON_TIME and run.waiting.HasField("deadline_time")
     return jobs_pb2.BackgroundJob(

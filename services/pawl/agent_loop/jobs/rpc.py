@@ -1,4 +1,4 @@
-"""pawl.agent.v1.JobService: the jobs of a user, which are runs that report to one of the user's conversations."""
+"""pawl.agent.v1.JobService: a user's jobs. A job is a run that reports to one of the user's conversations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pawl.agent_loop.jobs import convert as convert_jobs
 from pawl.agent_loop.loop import wire
 from pawl.agent_loop.loop.registry import RegistryClient
 from pawl.agent_loop.loop.rules import background, checks, jobs
-from pawl.agent_loop.loop.rules.background import Wish
+from pawl.agent_loop.loop.rules.background import RequestedTerms
 from pawl.agent_loop.loop.rules.run import Job, Run
 from pawl.chassis.identity.auth import Principal, require_user
 from pawl.chassis.ids import ConversationId, IdSource, RequestId, RunId, check_id
@@ -35,7 +35,7 @@ _REFUSED: Final = (InvalidArguments, InvalidField, PermissionDenied, ToolNotFoun
 
 
 class JobServicer(jobs_pb2_grpc.JobServiceServicer):
-    """Serves users: starts, shows, pauses and stops jobs. Store and user come from their credential alone."""
+    """Starts, returns, pauses and stops jobs. The credential determines store and user."""
 
     def __init__(
         self,
@@ -57,8 +57,8 @@ class JobServicer(jobs_pb2_grpc.JobServiceServicer):
     async def StartJob(self, request: jobs_pb2.StartJobRequest, context: Context) -> jobs_pb2.StartJobResponse:
         caller, request_id = require_user(), convert.request_id(request)
         asked, asked_sha256 = convert_jobs.asked(request)
-        wish, now = background.asked(asked), self._clock.now()
-        job = jobs.wished(wish, asked.tool_name, asked.arguments_json or b"{}", now)
+        terms, now = background.asked(asked), self._clock.now()
+        job = jobs.new_job(terms, asked.tool_name, asked.arguments_json or b"{}", now)
         message = StartRunRequest(
             conversation_id=asked.conversation_id,
             text=jobs.title(job),
@@ -69,7 +69,7 @@ class JobServicer(jobs_pb2_grpc.JobServiceServicer):
         checked, refusal = await self._messages.checked(
             caller, request_id, message, must_exist=bool(asked.conversation_id)
         )
-        begun = pb.StartJobRequest(
+        submission = pb.StartJobRequest(
             message=checked,
             run_id=self._run_id(caller, request_id),
             new_conversation_id=self._ids.new("conv"),
@@ -77,43 +77,47 @@ class JobServicer(jobs_pb2_grpc.JobServiceServicer):
         )
         if refusal is None:
             try:
-                job = await self._admitted(caller, begun, job, wish, now)
+                job = await self._admitted(caller, submission, job, terms, now)
             except _REFUSED as error:
                 refusal = error
-        begun.job.CopyFrom(wire.JOB.write(job))
-        started = await unless_refused(begun.message, refusal, lambda: self._ledger.start_job(begun))
+        submission.job.CopyFrom(wire.JOB.write(job))
+        started = await unless_refused(submission.message, refusal, lambda: self._ledger.start_job(submission))
         return jobs_pb2.StartJobResponse(job=convert_jobs.job(started))
 
-    async def _admitted(self, caller: Principal, begun: pb.StartJobRequest, job: Job, wish: Wish, now: float) -> Job:
-        """Return the job of which the first call may be made, perhaps after an approval."""
-        message, tool_name = begun.message, job.tool_name
+    async def _admitted(
+        self, caller: Principal, submission: pb.StartJobRequest, job: Job, terms: RequestedTerms, now: float
+    ) -> Job:
+        """Return the job if its first call may be made, possibly after an approval."""
+        message, tool_name = submission.message, job.tool_name
         options = wire.OPTIONS.read(message.options)
         if options.without_background:
-            raise PermissionDenied("the background is switched off here, or for the agent")
-        # What a run of `default` calls is its own.
+            raise PermissionDenied("background calls are switched off for the deployment or the agent")
+        # A run of `default` may bring its own tool names.
         has_tools = bool(options.tool_names) or options.without_tools
         if message.asked_agent and has_tools and tool_name not in options.tool_names:
-            raise InvalidField(f"the agent {message.asked_agent} has not the tool {tool_name:.100}", field="tool_name")
-        told = ConversationId(message.conversation_id)
+            raise InvalidField(
+                f"the agent {message.asked_agent} does not have the tool {tool_name:.100}", field="tool_name"
+            )
+        reports_to = ConversationId(message.conversation_id)
         if message.conversation_key:
-            told = await self._ledger.conversation_with_key(caller, message.conversation_key)
+            reports_to = await self._ledger.conversation_with_key(caller, message.conversation_key)
         run = Run(
             store_id=caller.store_id,
             user_id=caller.user_id,
-            conversation_id=ConversationId(begun.new_conversation_id),
-            run_id=RunId(begun.run_id),
+            conversation_id=ConversationId(submission.new_conversation_id),
+            run_id=RunId(submission.run_id),
             options=options,
             user_roles=tuple(sorted(caller.roles)),
             credential_id=caller.credential_id,
             delegate_user_id=caller.delegate_user_id,
             agent=wire.AGENT.read(message.agent) if message.HasField("agent") else None,
             job=job,
-            reports_to_conversation_id=told or ConversationId(begun.new_conversation_id),
+            reports_to_conversation_id=reports_to or ConversationId(submission.new_conversation_id),
         )
-        return jobs.admitted(job, wish, await self._registry.check_job(caller, run, now))
+        return jobs.admitted(job, terms, await self._registry.check_job(caller, run, now))
 
     def _run_id(self, caller: Principal, request_id: RequestId) -> RunId:
-        """Return the id of the job of a request: of the same request the same, so that its call is checked once."""
+        """Return the id of a request's job. A repeated request gets the same id, so that its call is checked once."""
         if not request_id:
             return RunId(self._ids.new("run"))
         named = f"{caller.store_id}:{caller.user_id}:{request_id}".encode()
@@ -161,7 +165,11 @@ class JobServicer(jobs_pb2_grpc.JobServiceServicer):
         return jobs_pb2.StopJobsResponse(jobs=map(convert_jobs.job, stopped))
 
     async def _named(self, request: Any) -> tuple[Principal, RunId]:
-        """Return the caller and the job that a request names; RunNotFound if it is no job."""
+        """Return the caller and the job that a request names.
+
+        Raises:
+            RunNotFound: there is no such job.
+        """
         caller, job_id = require_user(), RunId(check_id(request.job_id, "job_id"))
         await self._job(caller, job_id)
         return caller, job_id
@@ -169,18 +177,18 @@ class JobServicer(jobs_pb2_grpc.JobServiceServicer):
     async def _job(self, caller: Principal, job_id: RunId) -> run_pb2.Run:
         run = await self._ledger.get_run(caller, job_id)
         if not run.reports_to_conversation_id:
-            raise RunNotFound("the run is no job")
+            raise RunNotFound("the run is not a job")
         return run
 
     async def of_run(self, caller: Principal, run: run_pb2.Run) -> Sequence[run_pb2.Run]:
-        """Return the open jobs that a run began, the newest first."""
+        """Return the open jobs that a run started, newest first."""
         wanted = pb.ListJobsRequest(parent_run_id=run.run_id, states=_OPEN)
         return (await self._ledger.list_jobs(caller, wanted)).runs
 
     async def stop_of_run(
         self, caller: Principal, request_id: RequestId, run: run_pb2.Run, reason: str
     ) -> Sequence[run_pb2.Run]:
-        """Stop the open jobs that a run began; else as StopJobs.
+        """Stop the open jobs that a run started, like StopJobs.
 
         Raises:
             RequestIdReused, TooLarge, InvalidField
@@ -203,7 +211,7 @@ class JobServicer(jobs_pb2_grpc.JobServiceServicer):
                 reply = await self._inbox.cancel(caller, request_id, RunId(job.run_id), reason)
                 if not is_taken(reply):
                     continue  # The job has ended.
-                with suppress(RunNotFound):  # It was removed meanwhile.
+                with suppress(RunNotFound):  # The job was removed in the meantime.
                     after = await self._ledger.get_run(caller, RunId(job.run_id))
                     stopped += [after] if after.state in STOPPED else []
             wanted.page_token = found.next_page_token

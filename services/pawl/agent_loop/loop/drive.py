@@ -1,9 +1,8 @@
-"""Drives one claimed run until it is parked, has ended, or is somebody else's.
+"""Drives one claimed run until it is parked, has ended, or belongs to another worker.
 
-The ledger has the truth; `base` is its copy here. What happens meanwhile is kept
-as facts and events. Each turn plans from both; what the plan changes is
-committed first, and only then is its work begun. A step that the ledger refuses
-is planned again from a fresh copy, with the same facts.
+The ledger has the truth; `base` is a local copy. Facts and events collect what happens in the meantime. Each turn plans
+from both and commits the changes before it starts new work. If the ledger refuses a step, the drive plans again from a
+fresh copy with the same facts.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from pawl.agent_loop.loop.rules.call import CallResult
 from pawl.agent_loop.loop.rules.command_rules import (
     approvals_given,
     decisions,
-    given_up,
     may_have_been_held,
     others_change_calls,
     results,
     shared_decisions,
+    withdrawn_results,
 )
 from pawl.agent_loop.loop.rules.decision import Finish, Park, StartModel, StopModel, Wait
 from pawl.agent_loop.loop.rules.fact import (
@@ -57,19 +56,19 @@ from pawl.values import ENDED, CallState, LeaseAction, RunState, Usage
 
 T = TypeVar("T")
 
-# The ledger refuses a step when somebody else was faster. More often than this in
-# a row, though the log is as it was, the step itself is wrong.
+# The ledger refuses a step when another writer was faster. If it refuses this often in a row while the log stays
+# unchanged, the step itself is wrong.
 _REFUSALS_MAX: Final = 20
-# Two clocks never agree to the last digit: a moment too early must not become a busy loop.
+# Clocks differ slightly: waking a moment too early must not become a busy loop.
 _WAIT_SECONDS_MIN: Final = 0.001
-# A ledger that answers later than this was away.
-_AWAY_SECONDS: Final = 5.0
-# So long the end of a run waits for a registry that is away to count its front-end calls.
+# A slower answer of the ledger counts as an outage.
+_OUTAGE_SECONDS: Final = 5.0
+# How long the end of a run waits for an unavailable registry to count its front-end calls.
 _LAST_REPORT_SECONDS: Final = 5.0
 
 
-class Left(StrEnum):
-    """The reason why a drive let go of its run."""
+class DriveEnd(StrEnum):
+    """Why a drive released its run."""
 
     PARKED = "parked"
     ENDED = "ended"
@@ -77,13 +76,13 @@ class Left(StrEnum):
 
 
 class Drive:
-    """One claimed run. `run` may be cancelled at any time: nothing more is written then."""
+    """One claimed run. `run` can be cancelled at any time; it then writes nothing more."""
 
     def __init__(self, claim: Claim, dependencies: WorkerDependencies, failure: RunFailure | None = None) -> None:
-        """With `failure` the run is ended: what goes on is stopped, what is open is settled."""
+        """With `failure`, end the run: stop its work and settle its open calls."""
         self.claim = claim
         self._dependencies = dependencies
-        # What ends a run that crashed has been waited for: the worker is told at once if it cannot be done either.
+        # Ending a crashed run has already been retried: report an internal error immediately.
         internal_seconds_max = 0.0 if failure else INTERNAL_SECONDS_MAX
         self._retry = Retry(dependencies.clock, chance=dependencies.random, internal_seconds_max=internal_seconds_max)
         self._signal = asyncio.Event()
@@ -93,12 +92,12 @@ class Drive:
         self._woken = False
         self._handing_over = False
         self._recorded: frozenset[RecordedDecision | RecordedResult] = frozenset()
-        self._given_up: dict[CallId, RecordedResult] = {}
+        self._withdrawn: dict[CallId, RecordedResult] = {}
         self._reported: set[CallId] = set()
         self._refusals = 0
         self._has_written = False
-        # Of model calls of which nothing is kept, as long as the ledger does not know what they cost.
-        self._forgotten = Usage()
+        # Usage of discarded model calls that the ledger does not know yet.
+        self._discarded_usage = Usage()
         self._clock_offset = 0.0
         self._active_from = 0.0
         self._plan_again_at = 0.0
@@ -106,22 +105,22 @@ class Drive:
         self._tasks: RunTasks
 
     def wake(self) -> None:
-        """Say that commands may have arrived."""
+        """Signal that commands may have arrived."""
         self._woken = True
         self._signal.set()
 
     def hand_over(self) -> None:
-        """Ask the drive to stop at its next commit point; nothing is settled."""
+        """Ask the drive to stop at its next commit point without settling anything."""
         self._handing_over = True
         self._signal.set()
 
-    async def run(self, loaded: Loaded | None = None) -> Left:
-        """Drive the run, from what its claim brought if that brought anything; return why it was let go.
+    async def run(self, loaded: Loaded | None = None) -> DriveEnd:
+        """Drive the run, starting from `loaded` if given. Return why it was released.
 
         Raises:
-            LeaseLost, RunEnded, RunNotFound: it is not this worker's any more.
+            LeaseLost, RunEnded, RunNotFound: the run is no longer this worker's.
         """
-        loaded = await self._load() if loaded is None else self._taken(loaded)
+        loaded = await self._load() if loaded is None else self._prepared(loaded)
         self._base = loaded.state
         self._active_from = self._dependencies.clock.monotonic() - self._base.run.active_seconds
         self._tasks = RunTasks(
@@ -138,68 +137,68 @@ class Drive:
                 pass
             return left
         finally:
-            await self._tasks.cut_all()
+            await self._tasks.cancel_all()
 
-    async def _turn(self) -> Left | None:
+    async def _turn(self) -> DriveEnd | None:
         self._signal.clear()
         if self._handing_over:
-            return await self._let_go()
+            return await self._release()
         if self._woken or self._has_lapsed_offer():
             await self._read_inbox()
         self._collect(at_once=False)
-        if await self._take_part():
+        if await self._commit_part():
             return None
         if self._only_output_can_be_there():
             await self._show_output()
             return None
         taken = self._fitting_facts()
-        now, began = self._now(), self._dependencies.clock.monotonic()
+        now, started = self._now(), self._dependencies.clock.monotonic()
         plan = planning.plan(self._planning_base(taken), self._facts_with_seqs(taken), now)
         if isinstance(plan.rest, StopModel):
-            # Cut first: then one step says all.
-            await self._cut_model(plan.state.loop.failure)
+            # Stop the model first, so that one step contains everything.
+            await self._cancel_model(plan.state.loop.failure)
             return None
         await self._record()
         await self._report(plan)
         planned = self._step(plan)
-        ahead = self._model_call_ahead(plan)
-        if ahead is not None:
-            self._tasks.begin_model(ahead, plan.state, is_ahead=True)
+        early = self._early_model_call(plan)
+        if early is not None:
+            self._tasks.start_model(early, plan.state, is_early=True)
         if not planned.changes_nothing and not await self._commit(planned, plan.state, facts_taken=taken):
-            self._forgotten += await self._tasks.forget_model_ahead()
+            self._discarded_usage += await self._tasks.discard_early_model_call()
             return None
-        self._tasks.catch_up()
+        self._tasks.confirm_model_call()
         for work in plan.work:
             if isinstance(work, StartModel):
                 self._shown = Shown()
-            if work is not ahead:
-                self._tasks.begin(work, replace(plan.state, shared_tokens_max=self._base.shared_tokens_max))
-        return await self._rest(plan.rest, began - now)
+            if work is not early:
+                self._tasks.start_work(work, replace(plan.state, shared_tokens_max=self._base.shared_tokens_max))
+        return await self._rest(plan.rest, started - now)
 
-    def _model_call_ahead(self, plan: Plan) -> StartModel | None:
-        """Return the model call of a plan that may begin while the step that announces it is being written.
+    def _early_model_call(self, plan: Plan) -> StartModel | None:
+        """Return the model call that may start while the step that announces it is being written.
 
-        None of it is used before that is durable, and all but its cost is forgotten if the step is refused. So it
-        begins only where nothing is known that speaks against the step: no command, no refusal just before, and no
-        budget, of which the answer to the step says how much is left.
+        Its output is not used until the step is durable. If the step is refused, everything but its cost is discarded.
+        So it only starts early if nothing speaks against the step: no command, no recent refusal, and no budget,
+        because the commit returns the tokens left.
         """
         if self._base.commands or budget.tokens(self._base) or self._woken or self._handing_over or self._refusals:
             return None
         calls = (work for work in plan.work if isinstance(work, StartModel) and not work.delay_seconds)
         return next(calls, None)
 
-    async def _rest(self, rest: Wait | Park | Finish, from_database: float) -> Left | None:
-        """Do nothing for a while; `from_database` added to the database's time, as planned by, gives our own."""
+    async def _rest(self, rest: Wait | Park | Finish, from_database: float) -> DriveEnd | None:
+        """Wait, park or finish. `from_database` converts database time to the monotonic clock."""
         match rest:
             case Finish():
-                return Left.ENDED
+                return DriveEnd.ENDED
             case Park():
                 if rest.wake_time is not None:
                     self._dependencies.run_due_at(rest.wake_time + from_database)
-                return Left.PARKED
+                return DriveEnd.PARKED
             case Wait():
                 if self._base.run.state in ENDED:
-                    return Left.ENDED
+                    return DriveEnd.ENDED
                 self._plan_again_at = math.inf if rest.until is None else rest.until + from_database
                 await self._wait(self._plan_again_at)
                 return None
@@ -207,7 +206,7 @@ class Drive:
                 assert_never(rest)
 
     def _only_output_can_be_there(self) -> bool:
-        """Return whether the model goes on and no rule has anything new to judge."""
+        """Return whether only model output can be new, so that no rule needs to run."""
         is_quiet = not self._facts and not self._base.commands and MODEL in self._tasks.under_way
         return is_quiet and self._dependencies.clock.monotonic() < self._plan_again_at
 
@@ -218,9 +217,9 @@ class Drive:
         else:
             await self._wait(self._plan_again_at)
 
-    async def _take_part(self) -> bool:
-        """Make a part of an inbox durable that is too large for the step that follows; whether it was so large."""
-        part = planning.take_part(self._planning_base(0), self._now(), self._dependencies.step_bytes_max)
+    async def _commit_part(self) -> bool:
+        """Commit part of an inbox that is too large for one step. Return whether it did."""
+        part = planning.apply_part(self._planning_base(0), self._now(), self._dependencies.step_bytes_max)
         if part is None:
             return False
         await self._record()
@@ -228,7 +227,7 @@ class Drive:
         return True
 
     async def _record(self) -> None:
-        """Have decisions and results written down that the next step consumes, and approvals by several, each once."""
+        """Record the decisions, approvals and results that the next step consumes in the audit chain, once each."""
         decided, brought = (*approvals_given(self._base), *decisions(self._base)), results(self._base)
         await self._tasks.tool_calls.record(
             [note for note in decided if note not in self._recorded],
@@ -237,44 +236,45 @@ class Drive:
         self._recorded = frozenset((*decided, *brought))
 
     async def _report(self, plan: Plan) -> None:
-        """Have front-end calls counted that were given up.
+        """Report withdrawn front-end calls to the registry, which counts them.
 
-        Of a step it is told after it, when no result can have been faster, again until it is known, if need be by the
-        next worker. Nobody has a run that has ended: what its last step gives up is told before, with some patience.
+        Normally it reports them after the step, when no result can arrive any longer. It retries until that succeeds,
+        if necessary on the next worker. An ended run has no next worker, so its last step reports before the commit,
+        with a short timeout.
         """
         is_last = isinstance(plan.rest, Finish)
-        self._given_up |= {note.call_id: note for note in given_up(self._base)}
-        lost = self._given_up | {note.call_id: note for note in (given_up(plan.state) if is_last else ())}
-        untold = [note for note in lost.values() if note.call_id not in self._reported]
-        if await self._tasks.tool_calls.report(untold, seconds_max=_LAST_REPORT_SECONDS if is_last else 0.0):
-            self._reported.update(note.call_id for note in untold)
+        self._withdrawn |= {note.call_id: note for note in withdrawn_results(self._base)}
+        lost = self._withdrawn | {note.call_id: note for note in (withdrawn_results(plan.state) if is_last else ())}
+        unreported = [note for note in lost.values() if note.call_id not in self._reported]
+        if await self._tasks.tool_calls.report(unreported, seconds_max=_LAST_REPORT_SECONDS if is_last else 0.0):
+            self._reported.update(note.call_id for note in unreported)
 
-    # The ledger's side.
+    # Ledger access.
 
     async def _answered(self, request: Callable[[], Awaitable[T]]) -> T:
-        """Return the ledger's answer, however long it takes. While it is away, the run is not active."""
+        """Return the ledger's answer, retrying as long as necessary. An outage does not count as active time."""
         clock = self._dependencies.clock
-        began = clock.monotonic()
+        started = clock.monotonic()
         try:
             return await self._retry.until_answered(request)
         finally:
-            waited = clock.monotonic() - began
-            if waited > _AWAY_SECONDS:
+            waited = clock.monotonic() - started
+            if waited > _OUTAGE_SECONDS:
                 self._active_from += waited
 
     async def _load(self) -> Loaded:
         self._woken = False
-        return self._taken(await self._answered(lambda: self._dependencies.ledger.load(self.claim)))
+        return self._prepared(await self._answered(lambda: self._dependencies.ledger.load(self.claim)))
 
-    def _taken(self, loaded: Loaded) -> Loaded:
-        """Set the time, and return what was loaded as this deployment drives it."""
+    def _prepared(self, loaded: Loaded) -> Loaded:
+        """Set the clock and apply the deployment's approval minimum to the loaded run."""
         self._set_time(loaded.now)
         run = loaded.state.run
         options = as_deployed(run.options, self._dependencies.approvals_required)
         return replace(loaded, state=replace(loaded.state, run=replace(run, options=options)))
 
     def _has_lapsed_offer(self) -> bool:
-        """Return whether an offer is over, of which only the ledger knows since when a client holds it."""
+        """Return whether an offer has expired. Only the ledger knows whether a client holds it."""
         now = self._now()
         offered = (call for call in self._base.open_calls if call.state is CallState.OFFERED)
         return any(call.deadline_time is not None and call.deadline_time <= now for call in offered)
@@ -287,12 +287,15 @@ class Drive:
         self._base = await self._answered(lambda: self._dependencies.ledger.read_inbox(self.claim, self._base))
 
     async def _commit(self, planned: Step, after: State, *, facts_taken: int = 0) -> bool:
-        """Write a step. Returns whether it was taken; if not, the base is fresh and the step is to be planned again."""
+        """Write a step and return whether the ledger accepted it.
+
+        If not, the base is reloaded and the step must be planned again.
+        """
         commit_id = self._dependencies.ids.new("cmt")
-        told = len(self._outbox)
+        reported = len(self._outbox)
         if not self._has_written or shared_decisions(self._base):
-            # A step of a drive that this worker dropped may still be on its way: it has the same epoch. And no call
-            # moves on before the approvals that it has are written down: each is in the log.
+            # A step of a dropped drive with the same epoch may still be in flight. And a call must not progress before
+            # all of its approvals are in the log.
             planned = replace(planned, after_seq=self._base.run.last_seq)
         try:
             answer = await self._answered(lambda: self._dependencies.ledger.commit(self.claim, commit_id, planned))
@@ -305,9 +308,9 @@ class Drive:
             return False
         self._refusals = 0
         self._has_written = True
-        self._forgotten = Usage()
+        self._discarded_usage = Usage()
         self._shown = self._shown_with(answer.first_seq)
-        del self._outbox[:told], self._facts[:facts_taken]
+        del self._outbox[:reported], self._facts[:facts_taken]
         self._set_time(seconds(answer.time))
         is_kept = planned.lease_action is LeaseAction.KEEP and after.run.state not in ENDED
         if is_kept and may_have_been_held(self._base, after):
@@ -335,43 +338,43 @@ class Drive:
         has_answered = is_done and run.usage.model_calls > 0 and run.output_text != ""
         return replace(planned, asks_title=self._dependencies.makes_titles and has_answered and not run.depth)
 
-    async def _let_go(self) -> Left:
-        """Write what is known, without deciding anything, and release the run."""
-        await self._tasks.cut_all()
+    async def _release(self) -> DriveEnd:
+        """Commit all known facts without new decisions, and release the run."""
+        await self._tasks.cancel_all()
         self._collect(at_once=True)
-        while await self._take_part():
+        while await self._commit_part():
             pass
-        if self._facts or self._outbox or self._forgotten != Usage():
+        if self._facts or self._outbox or self._discarded_usage != Usage():
             await self._record()
             now = self._now()
             taken = self._fitting_facts()
-            state, told = planning.take_all(self._planning_base(taken), self._facts_with_seqs(taken), now)
-            events = (*self._outbox, *told)
+            state, reported = planning.apply_all(self._planning_base(taken), self._facts_with_seqs(taken), now)
+            events = (*self._outbox, *reported)
             await self._commit(step.between(self._base, state, events, lease_action=LeaseAction.RELEASE), state)
-        return Left.HANDED_OVER
+        return DriveEnd.HANDED_OVER
 
-    # What happens meanwhile.
+    # Facts and events.
 
     def _collect(self, *, at_once: bool) -> None:
-        """Take facts, progress, and the output that is due; with a fact, all output comes before it."""
+        """Collect facts, progress and due output. All output precedes a fact."""
         self._facts += self._tasks.facts()
         self._outbox += self._tasks.progress()
         self._outbox += self._tasks.output(at_once=at_once or bool(self._facts))
 
-    async def _cut_model(self, failure: RunFailure | None) -> None:
-        cut = await self._tasks.cut_model()
+    async def _cancel_model(self, failure: RunFailure | None) -> None:
+        cut = await self._tasks.cancel_model()
         self._collect(at_once=True)
         if cut is not None:
-            # Why goes along: without the model call, no rule would see the round's limit again.
+            # Keep the reason: without the model call, no rule would detect the round's limit again.
             self._facts.append(replace(cut, failure=failure))
 
     def _fitting_facts(self) -> int:
-        """Return how many of the facts go into one step: the results of a batch can be large."""
+        """Return how many facts fit into one step; the results of a batch can be large."""
         sizes = [len(result.content_json) if result else 0 for result in map(_result_of, self._facts)]
         return step.fitting(sizes, self._dependencies.step_bytes_max)
 
     def _facts_with_seqs(self, taken: int) -> tuple[Fact, ...]:
-        """Return the first facts; those that end a model call say where its output is, also that of this very step."""
+        """Return the first facts. Facts that end a model call get the seqs of its output, including this step's."""
         shown = self._shown_with(self._base.run.last_seq + 1)
         return tuple(
             replace(fact, shown=shown) if isinstance(fact, ModelAnswered | ModelFailed | ModelCut) else fact
@@ -379,25 +382,25 @@ class Drive:
         )
 
     def _shown_with(self, first_seq: int) -> Shown:
-        """Return where the model's output is in the log, given the seq of the first event in the outbox."""
+        """Return the seqs of the model's output, given the seq of the first event in the outbox."""
         seqs = [seq for seq, event in enumerate(self._outbox, first_seq) if isinstance(event, OutputDelta)]
         return Shown(first_seq=self._shown.first_seq or seqs[0], last_seq=seqs[-1]) if seqs else self._shown
 
     async def _wait(self, until: float) -> None:
-        """Return when something happened, output is due, or at that time, by the monotonic clock."""
+        """Return when something happened, output is due, or the monotonic clock reaches `until`."""
         due = self._tasks.output_due_at()
         wait = (until if due is None else min(until, due)) - self._dependencies.clock.monotonic()
         await within(None if math.isinf(wait) else max(_WAIT_SECONDS_MIN, wait), self._signal.wait())
 
     def _planning_base(self, taken: int) -> State:
-        # A call whose end is known and is told by a later step is not to be begun again.
+        # A call that has ended must not start again, even if a later step reports its end.
         ended = {fact.call_id for fact in self._facts[taken:] if isinstance(fact, CallExecuted)}
         under_way, active_seconds = self._tasks.under_way | ended, self._active_seconds()
         base = replace(self._base, under_way=under_way, active_seconds=active_seconds)
-        return self._counting_output(budget.with_forgotten(base, self._forgotten))
+        return self._counting_output(budget.with_discarded(base, self._discarded_usage))
 
     def _counting_output(self, state: State) -> State:
-        """Count what is about to be shown: should this worker die, the next one does not know what it cost."""
+        """Count the output that is about to be shown: if this worker dies, the next one cannot know its cost."""
         opened, usage = state.loop.model_call, self._tasks.model_usage()
         if opened is None or usage is None or not any(isinstance(event, OutputDelta) for event in self._outbox):
             return state
@@ -407,11 +410,11 @@ class Drive:
         self._clock_offset = database_time - self._dependencies.clock.monotonic()
 
     def _now(self) -> float:
-        """Return the database's time, late by at most one answer's way. It may jump: only deadlines go by it."""
+        """Return the database's time, late by at most one response. It may jump, so only deadlines use it."""
         return self._dependencies.clock.monotonic() + self._clock_offset
 
     def _active_seconds(self) -> float:
-        """Return how long the run was active, by a clock that does not jump."""
+        """Return how long the run has been active, by the monotonic clock."""
         return self._dependencies.clock.monotonic() - self._active_from
 
 

@@ -1,4 +1,4 @@
-"""The ledger service, for workers."""
+"""Client of the ledger service, for workers."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from pawl.chassis.rpc.translate import Exceptions, seconds
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job.v1 import ledger_pb2_grpc
 
+# Fits a step with the largest results of a whole batch.
 LEDGER_MESSAGE_BYTES_MAX: Final = 32 * 1024 * 1024
-"""Of a step with the largest results of a whole batch."""
 
-# For what comes in parts. A large conversation takes a while.
+# Timeout of streamed responses. A large conversation takes a while.
 _PARTS_SECONDS_MAX: Final = 60.0
 
 _CLAIM: Final = wire.WIRE.struct(Claim, pb.ClaimedRun, Exceptions(of_message=("loaded",)))
@@ -49,9 +49,9 @@ _STEP: Final = wire.WIRE.struct(
 
 
 class WorkerLedgerClient:
-    """The ledger, for a worker, over a channel to job-store. It makes no retries.
+    """Client of job-store, for a worker.
 
-    Every method may raise DependencyUnavailable and then be called again.
+    It does not retry; every method may raise DependencyUnavailable and can be retried.
     """
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
@@ -61,10 +61,9 @@ class WorkerLedgerClient:
     async def claim(
         self, worker_id: WorkerId, *, runs_max: int, lease_seconds: float, background_runs_max: int = 64
     ) -> dict[Claim, Loaded | None]:
-        """Get runs to work on; none if there are none now.
+        """Claim due runs, if there are any. Some come with their loaded state.
 
-        Of jobs, and the runs that they start, the worker holds at most `background_runs_max` then. What is loaded of
-        a run may come with it, as it was then.
+        The worker holds at most `background_runs_max` jobs and runs that jobs started.
         """
         request = pb.ClaimRunsRequest(
             worker_id=worker_id,
@@ -76,10 +75,10 @@ class WorkerLedgerClient:
         return {_CLAIM.read(run): _came_along(run) for run in response.runs}
 
     async def load(self, claim: Claim) -> Loaded:
-        """Read all that is known of a claimed run.
+        """Load the full state of a claimed run.
 
         Raises:
-            LeaseLost, RunNotFound: it is not this worker's to drive.
+            LeaseLost, RunNotFound: the run is not this worker's.
         """
         request = pb.LoadRunRequest(**_CLAIM.fields(claim))
         response = pb.LoadRunResponse()
@@ -98,11 +97,11 @@ class WorkerLedgerClient:
         )
 
     async def release(self, worker_id: WorkerId) -> None:
-        """Give all runs of the worker back. Idempotent."""
+        """Release all runs of the worker. Idempotent."""
         await translated(self._stub.ReleaseWorker(pb.ReleaseWorkerRequest(worker_id=worker_id)))
 
     async def report_crash(self, claim: Claim) -> bool:
-        """Give a run back that can neither be driven nor ended here; whether it is quarantined.
+        """Release a run that this worker can neither drive nor end. Return whether the ledger quarantined it.
 
         Raises:
             LeaseLost, RunEnded, RunNotFound: the run is no longer this worker's.
@@ -112,17 +111,17 @@ class WorkerLedgerClient:
         return response.quarantined
 
     async def commit(self, claim: Claim, commit_id: str, step: Step) -> pb.CommitRunResponse:
-        """Write one step. The same commit id again gets the same answer.
+        """Write one step. Idempotent by commit id.
 
         Raises:
             LeaseLost, RunEnded, RunNotFound: the run is no longer this worker's.
-            InboxChanged, IllegalTransition: nothing was written; read again and plan again.
+            InboxChanged, IllegalTransition: nothing was written; reload and plan again.
         """
         request = pb.CommitRunRequest(**_CLAIM.fields(claim), commit_id=commit_id, **_STEP.fields(step))
         return await translated(self._stub.CommitRun(request))
 
     async def read_inbox(self, claim: Claim, state: State) -> State:
-        """Return the state of a run with the commands, and the notices of jobs, that have arrived for it."""
+        """Return `state` with the commands and job notices that have arrived."""
         request = pb.ListCommandsRequest(store_id=claim.key.store_id, run_id=claim.key.run_id)
         response = pb.ListCommandsResponse()
         with translating():
@@ -131,7 +130,7 @@ class WorkerLedgerClient:
         return _with_inbox(state, response)
 
     async def call(self, store_id: StoreId, user_id: UserId, call_id: CallId) -> Call:
-        """Read one call, also of another run of the user.
+        """Return one call, including calls of other runs of the user.
 
         Raises:
             CallNotFound
@@ -142,12 +141,12 @@ class WorkerLedgerClient:
 
 
 def _came_along(run: pb.ClaimedRun) -> Loaded | None:
-    """Return what is loaded of a run, if it came with its claim; `load` reports why it cannot be read."""
+    """Return the state that came with a claim, if it can be read. Otherwise `load` reports why not."""
     if not run.HasField("loaded"):
         return None
     try:
         return _loaded(run.loaded)
-    except Exception:  # noqa: BLE001  # the other runs are claimed already
+    except Exception:  # noqa: BLE001  # the other runs are already claimed
         return None
 
 
@@ -160,7 +159,7 @@ def _loaded(response: pb.LoadRunResponse) -> Loaded:
     )
     state, left = _with_inbox(run, response), None
     if response.HasField("shared_tokens_left"):
-        # The ledger has counted top-ups that the run has not taken yet.
+        # The ledger has counted top-ups that the run has not applied yet.
         unread = sum(command.kind.tokens for command in state.commands if isinstance(command.kind, TopUp))
         left = response.shared_tokens_left - unread
     own_tools = tuple(map(wire.OWN_TOOL.read, response.own_tools))

@@ -1,4 +1,4 @@
-"""The metrics of the loop, for Prometheus."""
+"""Prometheus metrics of the loop."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from pawl.values import Usage
 
 
 class PrometheusMeter:
-    """A `Meter`."""
-
     def __init__(self, metrics: Metrics) -> None:
         self._model_calls = metrics.counter("model_calls_total", "Model calls ended.", ("outcome",))
         self._tokens = metrics.counter("model_tokens_total", "Tokens that model servers reported.", ("kind",))
         self._executions = metrics.counter("executions_total", "Tool executions ended.", ("outcome",))
         self._held = metrics.gauge("runs_held", "Runs that this worker drives now.")
-        self._left = metrics.counter("runs_left_total", "Runs that this worker let go of.", ("how",))
+        self._left = metrics.counter("runs_left_total", "Runs that this worker released, by reason.", ("how",))
 
     def model_called(self, outcome: str, usage: Usage) -> None:
         self._model_calls.labels(outcome).inc()

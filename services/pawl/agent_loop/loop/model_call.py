@@ -1,4 +1,4 @@
-"""One model call: what is asked, what comes back, and what watchers see of it meanwhile."""
+"""One model call: its request, its answer, and the output shown to watchers while it streams."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from pawl.chassis.ids import StoreId
 from pawl.chassis.strict_json import storable
 
 _SUMMARY_INSTRUCTIONS: Final = (
-    "Summarise the conversation that follows, so that an assistant can go on with it. Keep every fact, name, id, "
+    "Summarise the conversation that follows, so that an assistant can continue it. Keep every fact, name, id, "
     "decision and open question, and the user's last request word for word. Write only the summary."
 )
 
@@ -47,14 +47,14 @@ _NO_ARGUMENTS: Final = b'{"type":"object","properties":{}}'
 
 
 class ModelCall:
-    """Makes the open model call of a state once; holds what it has written, also while it goes on."""
+    """Makes the open model call of a state once. Holds its output, also while it streams."""
 
     def __init__(
         self, state: State, *, model: ModelPort, monotonic: Callable[[], float], on_output: Callable[[], None]
     ) -> None:
         opened = state.loop.model_call
         if opened is None:
-            raise RuntimeError("no model call was announced")
+            raise RuntimeError("the state has no open model call")
         self._state = state
         self._opened = opened
         self._model = model
@@ -65,9 +65,9 @@ class ModelCall:
         self._whole_at: float | None = None
         self._prompt_bytes = 0
         self._output_bytes = 0
-        # Of a turn, nothing is shown as long as it may come to say nothing.
+        # A turn's output is hidden while it may still turn out to be silent.
         self._may_be_silent = state.run.is_turn
-        self._beginning = ""
+        self._opening = ""
 
     async def stream(self, request: ModelRequest, random: Randomness) -> ModelAnswer | ModelFailed:
         """Return the whole answer, or how the call failed."""
@@ -89,33 +89,33 @@ class ModelCall:
         except ModelError as error:
             reason = error.problem.reason
             if not self._output_bytes and (reason == NETWORK or reason.startswith("HTTP_")):
-                # The model never saw the prompt.
+                # The model never received the prompt.
                 self._prompt_bytes = 0
             return ModelFailed(error=error.problem, answer=self.answer(), jitter=random())
         answer = self.answer()
         wrong = budget.cut_short(self._state, answer, request.output_tokens_max)
         if not self._state.run.is_turn:
-            wrong = wrong or retry.of_nothing(answer)
+            wrong = wrong or retry.empty_answer_problem(answer)
         return ModelFailed(error=wrong, answer=answer, jitter=random()) if wrong else answer
 
     def answer(self) -> ModelAnswer:
-        """Return what the model has written so far, with what that cost."""
+        """Return the answer so far, with its usage."""
         return replace(self._assembly.answer(), usage=self.usage())
 
     def usage(self) -> UsageReport:
-        """Return what the call has used so far, estimated where the server did not say."""
+        """Return the usage so far, estimated where the server did not report it."""
         return budget.counted(self._assembly.usage, prompt_bytes=self._prompt_bytes, output_bytes=self._output_bytes)
 
     def output_due_at(self) -> float | None:
-        """Return when output is to be shown, by the monotonic clock; None if there is none."""
+        """Return when output must be shown, by the monotonic clock; None if there is no output."""
         due = None if self._may_be_silent else self._coalescer.due_at()
         if due is None or self._whole_at is None:
             return due
-        # What is left of a whole answer is shown by the step that takes it, unless the check of its calls is slow.
+        # The step that takes the whole answer shows the rest, unless checking its calls takes long.
         return max(due, self._whole_at + coalesce.INTERVAL_SECONDS)
 
     def take_output(self) -> tuple[OutputDelta, ...]:
-        """Return all output that was not taken yet, as events."""
+        """Return all new output as events."""
         return self._coalescer.take(self._monotonic())
 
     def _take(self, piece: Piece) -> None:
@@ -123,8 +123,8 @@ class ModelCall:
             self._whole_at = self._monotonic()
         shown = self._assembly.add(piece)
         if self._may_be_silent:
-            self._beginning += piece.text if isinstance(piece, TextPiece) else ""
-            self._may_be_silent = not isinstance(piece, CallPiece) and jobs.may_become_silent(self._beginning)
+            self._opening += piece.text if isinstance(piece, TextPiece) else ""
+            self._may_be_silent = not isinstance(piece, CallPiece) and jobs.may_become_silent(self._opening)
         self._output_bytes += _size(piece)
         if self._opened.summary:
             return
@@ -144,7 +144,7 @@ def request_of(
     takes_images: bool = False,
     background_as_tool: bool = False,
 ) -> ModelRequest:
-    """Return what the open model call of a state asks."""
+    """Return the request of the open model call of a state."""
     opened, options = state.loop.model_call, state.run.options
     limits = options.limits
     base = ModelRequest(
@@ -162,7 +162,7 @@ def request_of(
         return replace(base, messages=(system, {"role": "user", "content": old}))
     offered = [] if opened is None or opened.without_tools else _offered(state, tools)
     functions, more_instructions = tuple(map(_function, offered)), ""
-    if offered and not jobs.may_begin(state.run):
+    if offered and not jobs.background_denial(state.run):
         as_tool = background_as_tool and all(tool.name != background.TOOL for tool in tools)
         functions = (*functions, dict(background.FUNCTION)) if as_tool else functions
         more_instructions = background.INSTRUCTIONS_OF_TOOL if as_tool else background.INSTRUCTIONS
@@ -176,14 +176,14 @@ def request_of(
 
 
 def _offered(state: State, tools: Sequence[Tool]) -> list[Tool]:
-    """Return the tools that the model may call: fallbacks that were pinned along are not for it."""
+    """Return the tools that the model may call. Fallback tools are pinned, too, but not offered."""
     names = state.run.options.tool_names
     return [tool for tool in tools if not names or tool.name in names or tool.is_own]
 
 
 @lru_cache(maxsize=1024)
 def _function(tool: Tool) -> dict[str, Any]:
-    """Return a tool as the model is told of it. It is shared: do not change it."""
+    """Return a tool as the model server expects it. The result is shared: do not change it."""
     parameters = msgspec.json.decode(tool.arguments_schema_json or _NO_ARGUMENTS)
     return {
         "type": "function",
@@ -213,47 +213,47 @@ def _size(piece: Piece) -> int:
             return 0
 
 
+# How long a new quota of an agent may go unnoticed.
 NONE_SECONDS_MAX: Final = 5.0
-"""So long a budget that an agent did not have may not hold yet."""
+# How long other runs' use of a quota may go unnoticed while less than 90 % is used.
 ENOUGH_SECONDS_MAX: Final = 1.0
-"""So long what others use of a budget may not be seen yet, while less than 90 % of it is used."""
 _AGENTS_KEPT_MAX: Final = 10_000
 
 
-class _Room(NamedTuple):
-    """The tokens that the runs of an agent may use without another look, and how long."""
+class _Allowance(NamedTuple):
+    """The tokens that an agent's runs may use before the next read of the quota, and until when."""
 
     tokens: float
     until: float
 
 
 class AgentQuotas:
-    """Remembers for a moment which agents have no budget, or enough left: their model calls wait for nothing."""
+    """Caches which agents have no quota, or enough left, so that most model calls need no read."""
 
     def __init__(self) -> None:
-        self._rooms: dict[tuple[StoreId, str], _Room] = {}
+        self._allowances: dict[tuple[StoreId, str], _Allowance] = {}
 
     async def used_up(
         self, run: Run, tokens: int, now: float, read: Callable[[StoreId, str], Awaitable[AgentQuota]]
     ) -> AgentQuota | None:
-        """Return the budget of the agent of a run if it is used up.
+        """Return the quota of the run's agent if it is used up.
 
-        `tokens` are those that the run has used since it was here last, `now` is by a monotonic clock. A draft has no
-        budget, nor has the default of the deployment.
+        `tokens` is the usage of the run since its last call; `now` is by a monotonic clock. Drafts and the deployment's
+        default have no quota.
         """
         if run.agent is None or draft_name(run.agent.name):
             return None
         key = run.store_id, run.agent.name
-        room = self._rooms.pop(key, _Room(0, now))
-        room = room._replace(tokens=room.tokens - tokens)
-        if room.tokens <= 0 or room.until <= now:
+        allowance = self._allowances.pop(key, _Allowance(0, now))
+        allowance = allowance._replace(tokens=allowance.tokens - tokens)
+        if allowance.tokens <= 0 or allowance.until <= now:
             quota = await read(*key)
             if quota.is_used_up:
                 return quota
-            room = _Room(math.inf, now + NONE_SECONDS_MAX)
+            allowance = _Allowance(math.inf, now + NONE_SECONDS_MAX)
             if quota.tokens_max:
-                room = _Room(quota.tokens_max * 9 // 10 - quota.tokens_used, now + ENOUGH_SECONDS_MAX)
-        while len(self._rooms) >= _AGENTS_KEPT_MAX:
-            self._rooms.pop(next(iter(self._rooms)))
-        self._rooms[key] = room
+                allowance = _Allowance(quota.tokens_max * 9 // 10 - quota.tokens_used, now + ENOUGH_SECONDS_MAX)
+        while len(self._allowances) >= _AGENTS_KEPT_MAX:
+            self._allowances.pop(next(iter(self._allowances)))
+        self._allowances[key] = allowance
         return None

@@ -1,4 +1,4 @@
-"""The ports for driving runs."""
+"""Ports of the worker."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from pawl.agent_loop.loop.rules.tool import (
 from pawl.chassis.ids import CallId, RunKey, StoreId, UserId
 from pawl.values import Execution, ReadTimeouts, RunContext, Usage
 
+# Returns numbers from 0 to 1.
 Randomness = Callable[[], float]
-"""Gives numbers from 0 to 1."""
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that this worker holds; the epoch fences its commits."""
+    """A run that this worker holds. The epoch fences its commits."""
 
     key: RunKey
     epoch: int
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):
-    """A run as the ledger has it at `now`, by the database's clock, and the tools that came with it."""
+    """The state of a run in the ledger at `now` (database time), and the tools that its client supplied."""
 
     state: State
     now: float
@@ -44,17 +44,17 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Renewal(msgspec.Struct, frozen=True, kw_only=True):
-    """The claims that the worker still holds, and those of them that have unread commands, in the ledger's order."""
+    """The claims that the worker still holds, and those with unread commands, in the ledger's order."""
 
     held: tuple[Claim, ...]
     with_commands: tuple[Claim, ...]
 
 
 class AgentReader(Protocol):
-    """The ledger's agents. It may raise DependencyUnavailable and then be called again."""
+    """Reads agents from the ledger. Methods may raise DependencyUnavailable and can be retried."""
 
     async def get_agent(self, store_id: StoreId, name: str, version: int) -> AgentVersion:
-        """Read a version; 0 for the newest of an agent that is not deleted.
+        """Return a version of an agent. Version 0 means the newest of an agent that is not deleted.
 
         Raises:
             AgentNotFound
@@ -62,27 +62,23 @@ class AgentReader(Protocol):
         ...
 
     async def get_draft(self, store_id: StoreId, user_id: UserId, name: str) -> AgentVersion:
-        """Read a draft of a user.
+        """Return a user's draft.
 
         Raises:
             AgentNotFound
         """
         ...
 
-    async def agent_quota(self, store_id: StoreId, name: str) -> AgentQuota:
-        """Read the budget of an agent, and what is used of it."""
-        ...
+    async def agent_quota(self, store_id: StoreId, name: str) -> AgentQuota: ...
 
 
 class CallContext(RunContext, frozen=True, kw_only=True):
-    """The run that a registry call is about, and its user."""
+    """The run and user that a registry call is about."""
 
     above: tuple[RunAbove, ...] = ()
-    """The runs above it."""
 
     @classmethod
     def of(cls, run: Run) -> CallContext:
-        """Return the context of the calls of a run."""
         return cls(
             store_id=run.store_id,
             user_id=run.user_id,
@@ -99,7 +95,7 @@ class CallContext(RunContext, frozen=True, kw_only=True):
 
 
 class Registry(Protocol):
-    """The tool registry. Every method may raise DependencyUnavailable and then be called again."""
+    """The tool registry. Every method may raise DependencyUnavailable and can be retried."""
 
     async def resolve(
         self,
@@ -110,12 +106,12 @@ class Registry(Protocol):
         most: int = 0,
         skip_missing: bool = False,
     ) -> Resolved:
-        """Return tools by name (none: all that the user may call), pinned ones in their version; `most` 0 means any.
+        """Return tools by name, or all that the user may call. Pinned tools keep their version.
 
-        `skip_missing` leaves those out that do not exist for this user.
+        `most` limits the number of tools; 0 means no limit. `skip_missing` omits tools that do not exist for this user.
 
         Raises:
-            ToolNotFound: one does not exist for this user; metadata `tool_name` says which.
+            ToolNotFound: a tool does not exist for this user; metadata `tool_name` names it.
         """
 
     async def check(
@@ -127,24 +123,24 @@ class Registry(Protocol):
     ) -> tuple[Verdict, ...]:
         """Return a verdict on each call, in order.
 
-        Executes nothing but, with `reads`, calls that only read: what is there in a moment comes with the verdict.
+        With `reads`, it also executes read-only calls. Results that are ready quickly come with the verdicts.
         """
 
     async def check_output(self, store_id: StoreId, schema_json: bytes, output: str | None) -> OutputChecked:
-        """Return what an answer is beside the schema of a response format."""
+        """Check an answer against the schema of a response format."""
         ...
 
     async def record_decisions(self, context: CallContext, decisions: Sequence[RecordedDecision]) -> None:
-        """Write to the audit chain what people decided, before it takes effect. Idempotent."""
+        """Record people's decisions in the audit chain before they take effect. Idempotent."""
 
     async def record_results(self, context: CallContext, results: Sequence[RecordedResult]) -> None:
-        """Write to the audit chain what front ends returned, before it is used. Idempotent."""
+        """Record front-end results in the audit chain before they are used. Idempotent."""
 
     def execute(self, context: CallContext, execution: Execution) -> AsyncGenerator[ExecutionPiece, None]:
-        """Run a call: progress, then its result, last. Consume it inside `contextlib.aclosing`.
+        """Run a call. Yields progress, then the result. Use it inside `contextlib.aclosing`.
 
         Raises:
-            ToolNotFound, ApprovalRequired, InvalidArguments: it may not run.
+            ToolNotFound, ApprovalRequired, InvalidArguments: the call may not run.
         """
 
     async def cancel(self, context: CallContext, call_id: CallId, *, wait_seconds: float) -> Stopped:
@@ -152,19 +148,19 @@ class Registry(Protocol):
 
 
 class Meter(Protocol):
-    """Counts what the loop does."""
+    """Metrics of the loop."""
 
     def model_called(self, outcome: str, usage: Usage) -> None:
-        """Count a model call that ended: `answered`, `failed` or `cut`."""
+        """Count a finished model call. The outcome is `answered`, `failed`, `cut` or `forgotten`."""
 
     def call_executed(self, outcome: str) -> None:
-        """Count an execution that ended, by its outcome."""
+        """Count a finished execution by its outcome."""
 
     def runs_held(self, count: int) -> None:
-        """Set how many runs this worker drives."""
+        """Set the number of runs that this worker drives."""
 
     def run_left(self, how: str) -> None:
-        """Count a run that this worker let go of.
+        """Count a run that this worker released.
 
-        `parked`, `ended`, `handed_over`, `lost`, `failed`, `given_up` or `crashed`.
+        `how` is `parked`, `ended`, `handed_over`, `lost`, `failed`, `withdrawn_results` or `crashed`.
         """

@@ -1,4 +1,4 @@
-"""The registry service: which tools there are, what may be done with calls, and doing it."""
+"""Client of the tool registry."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from pawl.job.v1.ledger_pb2 import GetRunResponse
 from pawl.tool.v1 import execution_pb2, execution_pb2_grpc, tool_pb2
 from pawl.values import Disposition, Execution, ExecutionContext, Progress, ReadTimeouts, Series
 
-# The answer to a cancel may come this much later than the wait it asked for.
+# Extra time for the answer to a cancel request after its own wait.
 _CANCEL_MARGIN_SECONDS: Final = 5.0
 
 _CONTEXTS: Final = wire.WIRE.enum(ExecutionContext, call_pb2.ExecutionContext)
@@ -91,7 +91,7 @@ _STOPPED: Final = wire.WIRE.struct(Stopped, execution_pb2.CancelExecutionRespons
 
 
 class RegistryClient:
-    """A `Registry` over a channel to tool-registry, and what serves clients asks of it. It makes no retries."""
+    """A `Registry` over a channel to tool-registry, with further methods for serving clients. It does not retry."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = execution_pb2_grpc.ExecutionServiceStub(channel)
@@ -116,20 +116,20 @@ class RegistryClient:
         return Resolved(tools=tuple(map(_TOOL.read, response.tools)), left_out=response.left_out_count)
 
     async def check_own(self, caller: Principal, definitions: Sequence[bytes]) -> tuple[Tool, ...]:
-        """Return tools that are to come with a run of the user, given as the contract has them, as it is to keep them.
+        """Check client-supplied tools for a run of the user. Return them as the run stores them.
 
         Raises:
             InvalidField, InvalidSchema, ToolExists
         """
         request = execution_pb2.CheckOwnToolsRequest(
-            context=_of(caller), definitions=map(tool_pb2.ToolDefinition.FromString, definitions)
+            context=_user_context(caller), definitions=map(tool_pb2.ToolDefinition.FromString, definitions)
         )
         response = await translated(self._stub.CheckOwnTools(request))
         return tuple(map(wire.OWN_TOOL.read, response.tools))
 
     async def offered(self, caller: Principal) -> tuple[OfferedTool, ...]:
         """Return all tools that a user may call."""
-        request = execution_pb2.ResolveToolsRequest(context=_of(caller), with_opt_in=True)
+        request = execution_pb2.ResolveToolsRequest(context=_user_context(caller), with_opt_in=True)
         response = await translated(self._stub.ResolveTools(request))
         return tuple(OfferedTool(name=tool.definition.name, source=tool.source) for tool in response.tools)
 
@@ -179,10 +179,10 @@ class RegistryClient:
         return _STOPPED.read(response)
 
     async def check_answer(self, store_id: StoreId, answer_schema_json: bytes, answer: str) -> None:
-        """Check an answer to a question of a running tool.
+        """Check an answer to a running tool's question.
 
         Raises:
-            InvalidArguments: it does not fit; the message says what is wrong and what would fit.
+            InvalidArguments: the answer does not fit the schema; the message explains why.
         """
         request = execution_pb2.CheckAnswerRequest(
             store_id=store_id, answer_schema_json=answer_schema_json, answer=answer
@@ -190,11 +190,11 @@ class RegistryClient:
         await translated(self._stub.CheckAnswer(request))
 
     async def read_document(self, caller: Principal, file: FilePart) -> str:
-        """Return the text that a document has now which the caller can read.
+        """Return the current text of a document that the caller can read.
 
         Raises:
             DocumentNotFound
-            InvalidField: no document can have that name.
+            InvalidField: the name is invalid.
         """
         request = execution_pb2.ReadDocumentRequest(
             store_id=caller.store_id, user_id=caller.user_id, name=file.document_name, shared=file.shared
@@ -202,11 +202,11 @@ class RegistryClient:
         return (await translated(self._stub.ReadDocument(request))).text
 
     async def check_output(self, store_id: StoreId, schema_json: bytes, output: str | None) -> OutputChecked:
-        """Return what an answer is beside the schema of a response format; with None check the schema alone.
+        """Check an answer against the schema of a response format. With None, check only the schema.
 
         Raises:
-            InvalidSchema: it cannot be used.
-            Overloaded, DependencyUnavailable: it cannot be checked now.
+            InvalidSchema: the schema cannot be used.
+            Overloaded, DependencyUnavailable: the check is not possible now.
         """
         asked = None if output is None else output.encode()
         request = execution_pb2.CheckOutputRequest(store_id=store_id, schema_json=schema_json, output=asked)
@@ -215,12 +215,12 @@ class RegistryClient:
     async def check_edit(
         self, read: GetRunResponse, call: call_pb2.Call, arguments_json: bytes, series: Series | None = None
     ) -> Verdict:
-        """Return the verdict on new arguments for a call of a run, whose user must be allowed to make it.
+        """Return the verdict on edited arguments of a call. The run's user must be allowed to make the call.
 
-        With a `series` also the digest by which that can be granted with them.
+        With a `series`, the verdict has the digest for granting it with these arguments.
 
         Raises:
-            InvalidArguments: they may not run; the message lists everything that is wrong.
+            InvalidArguments: the arguments may not run; the message lists all problems.
         """
         own_tools = (wire.OWN_TOOL.read(tool) for tool in read.own_tools)
         proposed = ProposedCall(
@@ -232,14 +232,14 @@ class RegistryClient:
             series=series,
             own_tool=next((tool for tool in own_tools if tool.name == call.tool_name), None),
         )
-        # Who edits it decides for the user of the run: that user must be allowed to make the call.
+        # The editor decides for the run's user, and that user must be allowed to make the call.
         (verdict,) = await self.check(CallContext.of(wire.RUN.read(read.run)), [proposed], [call.tool_name])
         if verdict.disposition is Disposition.REFUSE:
             raise InvalidArguments(verdict.error_message)
         return verdict
 
     async def check_job(self, caller: Principal, run: Run, now: float) -> Verdict:
-        """Return the verdict on the first call of a job that `caller` is to start."""
+        """Return the verdict on the first call of a job that `caller` wants to start."""
         job = run.job
         if job is None:
             raise RuntimeError("the run is no job")
@@ -253,10 +253,10 @@ class RegistryClient:
 
     async def count_tools(self, caller: Principal) -> int:
         """Return how many tools a run of `caller` would be offered now."""
-        request = execution_pb2.ResolveToolsRequest(context=_of(caller), tools_max=1)
+        request = execution_pb2.ResolveToolsRequest(context=_user_context(caller), tools_max=1)
         response = await translated(self._stub.ResolveTools(request))
         return len(response.tools) + response.left_out_count
 
 
-def _of(caller: Principal) -> execution_pb2.CallContext:
+def _user_context(caller: Principal) -> execution_pb2.CallContext:
     return execution_pb2.CallContext(store_id=caller.store_id, user_id=caller.user_id, user_roles=sorted(caller.roles))

@@ -1,4 +1,4 @@
-"""The work of one run beside its drive, and what it has come to so far."""
+"""The tasks of one run that work beside its drive."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from pawl.agent_loop.loop.rules.fact import (
 from pawl.agent_loop.loop.rules.history import ReasoningEcho
 from pawl.agent_loop.loop.rules.planning import Work
 from pawl.agent_loop.loop.rules.run import FailureClass, PinnedAgent, PinnedTool, Run, RunFailure
-from pawl.agent_loop.loop.rules.state import BEGIN, MODEL, READ, State, check_of, stop_of
+from pawl.agent_loop.loop.rules.state import MODEL, READ, START, State, check_of, stop_of
 from pawl.agent_loop.loop.rules.tool import TOOLS_MAX, ProposedCall, Resolved, Tool, Verdict
 from pawl.agent_loop.loop.tasks import Tasks
 from pawl.agent_loop.loop.tool_calls import ToolCalls
@@ -68,7 +68,7 @@ from pawl.values import CallState, Disposition, ExecutionContext, Progress, Usag
 class WorkerDependencies:
     """The dependencies that all runs of a worker share.
 
-    `run_due` has the worker look for runs at once, `run_due_at` at a time of the monotonic clock.
+    `run_due` makes the worker poll immediately, `run_due_at` at a time of the monotonic clock.
     """
 
     ledger: WorkerLedgerClient
@@ -81,24 +81,25 @@ class WorkerDependencies:
     meter: Meter
     default_model: str
     reasoning_echo: ReasoningEcho = ReasoningEcho.AUTO
+    # True if models get a tool for background calls instead of extra parameters.
     background_as_tool: bool = False
-    """True if models are given a tool for calls in the background, and no parameters."""
     takes_images: bool = False
     step_bytes_max: int = step.BYTES_MAX
     run_due: Callable[[], None] = lambda: None
     run_due_at: Callable[[float], None] = lambda _: None
     makes_titles: bool = False
+    # People who must approve a gated call of any continuing run.
     approvals_required: int = 1
-    """People who must approve a gated call of any run that goes on."""
     quotas: AgentQuotas = field(default_factory=AgentQuotas)
+    # Returns whether the API key of a principal is no longer valid.
     credential_is_gone: Callable[[Principal], bool] = lambda _: False
-    """Whether the API key of a principal is not in force any more."""
 
 
 class RunTasks(Tasks):
-    """Does the work that plans ask for; `signal` is set when there is something to collect.
+    """Does the work that plans request. Sets `signal` when there is something to collect.
 
-    `now` gives the database's time, `active_seconds` how long the run has been active. `own_tools` came with the run.
+    `now` returns database time, `active_seconds` how long the run has been active. `own_tools` are the tools that the
+    run's client supplied.
     """
 
     def __init__(
@@ -131,43 +132,43 @@ class RunTasks(Tasks):
         self._tools: tuple[Tool, ...] | None = None
         self._model_call: ModelCall | None = None
         self._model_before: ModelCall | None = None
-        # Of the run, when its last model call was to be made.
+        # Usage of the run before its last model call.
         self._tokens_used = run.usage.total_tokens
-        # Not while a model call is ahead of the step that announces it.
+        # Cleared while a model call runs before the step that announces it is durable.
         self._is_durable = asyncio.Event()
         self._is_durable.set()
 
     def progress(self) -> tuple[ToolProgress, ...]:
-        """Return and forget the last progress of each call."""
+        """Return and clear the latest progress of each call."""
         progress = tuple(self._progress.values())
         self._progress.clear()
         return progress
 
     def output(self, *, at_once: bool) -> tuple[OutputDelta, ...]:
-        """Return and forget the model's output if it is time to show it, or `at_once`."""
+        """Return and clear the model's output if it is due, or immediately."""
         due = self.output_due_at()
         if self._model_call is None or due is None:
             return ()
         return self._model_call.take_output() if at_once or due <= self._dependencies.clock.monotonic() else ()
 
     def output_due_at(self) -> float | None:
-        """Return when, by the monotonic clock, output is to be shown; None if there is none."""
+        """Return when output must be shown, by the monotonic clock; None if there is no output."""
         return self._model_call.output_due_at() if self._model_call else None
 
     def model_usage(self) -> Usage | None:
-        """Return what the last model call has used so far, as far as that is known; None if there was none."""
+        """Return the usage of the last model call so far; None if there was none."""
         return usage_of(self._model_call.usage()) if self._model_call else None
 
-    def begin(self, work: Work, state: State) -> None:
-        """Begin what `state`, which is durable, has announced."""
+    def start_work(self, work: Work, state: State) -> None:
+        """Start the work that `state`, which is durable, announced."""
         start = self.start
         match work:
             case PinTools():
-                start(BEGIN, self._pin_tools(state))
+                start(START, self._pin_tools(state))
             case PlanUndo():
                 channel = self._dependencies.ledger.channel
                 start(
-                    BEGIN, undo_planning.plan(state.run, channel=channel, tool_calls=self.tool_calls, retry=self._retry)
+                    START, undo_planning.plan(state.run, channel=channel, tool_calls=self.tool_calls, retry=self._retry)
                 )
             case ReadCalls():
                 start(READ, self._read(work.call_ids, state.run))
@@ -177,7 +178,7 @@ class RunTasks(Tasks):
                 for call in work.calls:
                     start(check_of(call.call_id), self._check(call, state.run))
             case StartModel():
-                self.begin_model(work, state)
+                self.start_model(work, state)
             case Execute():
                 for call_id in work.call_ids:
                     start(call_id, self._execute(call_id, state))
@@ -189,9 +190,12 @@ class RunTasks(Tasks):
             case _:
                 assert_never(work)
 
-    def begin_model(self, work: StartModel, state: State, *, is_ahead: bool = False) -> None:
-        """Begin a model call; with `is_ahead` before `state` is durable, until `catch_up` or `forget_model_ahead`."""
-        if is_ahead:
+    def start_model(self, work: StartModel, state: State, *, is_early: bool = False) -> None:
+        """Start a model call.
+
+        With `is_early`, before `state` is durable; `confirm_model_call` or `discard_early_model_call` must follow.
+        """
+        if is_early:
             self._model_before = self._model_call
             self._is_durable.clear()
         self._model_call = ModelCall(
@@ -202,25 +206,25 @@ class RunTasks(Tasks):
         )
         self.start(MODEL, self._call_model(self._model_call, state, work.delay_seconds))
 
-    def catch_up(self) -> None:
-        """Say that what a model call ahead was begun with is durable."""
+    def confirm_model_call(self) -> None:
+        """Record that the state of an early model call is durable."""
         self._model_before = None
         self._is_durable.set()
 
-    async def forget_model_ahead(self) -> Usage:
-        """Stop a model call ahead as if it had never begun, if there is one; return what it has cost."""
+    async def discard_early_model_call(self) -> Usage:
+        """Cancel an early model call, if there is one, as if it had never started. Return its usage."""
         call = self._model_call
         if self._is_durable.is_set() or call is None:
             return Usage()
         await self.cut(MODEL)
         self._model_call = self._model_before
-        self.catch_up()
+        self.confirm_model_call()
         usage = usage_of(call.usage())
         self._dependencies.meter.model_called("forgotten", usage)
         return usage
 
-    async def cut_model(self) -> ModelCut | None:
-        """Stop the model call; return what it had written, or None if it has ended by itself."""
+    async def cancel_model(self) -> ModelCut | None:
+        """Cancel the model call. Return its output so far, or None if it had already ended."""
         call = self._model_call
         if call is None or not await self.cut(MODEL):
             return None
@@ -234,10 +238,10 @@ class RunTasks(Tasks):
             found = await self._resolved(state.run)
         except ToolNotFound as error:
             return _no_tool(error.metadata.get("tool_name", ""))
-        # At the limit of their depth runs do without the tool that starts further ones.
+        # Runs at the depth limit do not get the tool that starts further runs.
         may_delegate = delegation.may_delegate(state.run)
         without = frozenset() if may_delegate else frozenset({ExecutionContext.AGENT})
-        # Nor does one that notices have begun wait for anybody.
+        # A turn that notices started must not wait for people.
         without = jobs.WAITED_FOR if state.run.is_turn else without
         self._tools = tuple(tool for tool in found.tools if tool.context not in without)
         if chosen and all(tool.name != chosen for tool in self._tools):
@@ -249,22 +253,22 @@ class RunTasks(Tasks):
         return ToolsPinned(tools=pinned, left_out=found.left_out)
 
     async def _resolved(self, run: Run) -> Resolved:
-        """Return the tools of a run, and those that they fall back to: as many as there is room for."""
+        """Return the tools of a run and their fallbacks, up to the maximum."""
         if run.options.without_tools:
             return Resolved(tools=())
         own = {tool.name: tool for tool in self._own_tools}
         found = await self._registered(run, own)
-        # One that was registered since, or is the same: what came with the run counts.
+        # A tool that came with the run wins over a registered one of the same name.
         tools = [*own.values(), *(tool for tool in found.tools if tool.name not in own)]
         missing = {tool.fallback_tool_name for tool in tools} - {tool.name for tool in tools} - {""}
         if missing:
-            # The check of the call will say which is not found when it comes to it.
+            # A missing fallback is reported when its call is checked.
             tools += (await self.tool_calls.resolve(sorted(missing), skip_missing=True)).tools
         kept = tuple(tools[:TOOLS_MAX])
         return Resolved(tools=kept, left_out=found.left_out + len(tools) - len(kept))
 
     async def _registered(self, run: Run, own: Collection[str]) -> Resolved:
-        """Return the tools of the register: the one that the model must call is among them, however many there are."""
+        """Return registered tools. The tool that the model must call is always among them."""
         options, gives_tools = run.options, run.agent is not None and run.agent.gives_tools
         names = tuple(name for name in options.tool_names if name not in own)
         if options.tool_names and not names:
@@ -306,27 +310,27 @@ class RunTasks(Tasks):
             new_call_id=lambda: CallId(self._dependencies.ids.new("call")),
         )
         as_tool = self._dependencies.background_as_tool
-        calls, wishes = jobs.wishes_of(calls, tools, self._now(), as_tool=as_tool)
+        calls, terms = jobs.extract_terms(calls, tools, self._now(), as_tool=as_tool)
         known = [tool.name for tool in state.run.tools]
         is_near_loop = answering.may_be_stuck(state.loop, calls, state.run.options.limits.identical_calls_max)
         proposed = proposals.to_check(state.run, calls)
-        verdicts = await self._verdicts(proposed, known, may_read=not (is_near_loop or wishes))
+        verdicts = await self._verdicts(proposed, known, may_read=not (is_near_loop or terms))
         return ModelAnswered(
             answer=ended,
             calls=calls,
             verdicts=verdicts,
             output=await self._checked_output(state, ended),
-            wishes=wishes,
+            terms=terms,
         )
 
     async def _used_up(self, call: ModelCall, run: Run) -> ModelFailed | None:
-        """Return that a call is not made, if the agent of its run has used up its tokens of the day."""
+        """Return a failure instead of a call if the run's agent has used up its daily tokens."""
         needed = self._dependencies
         used = run.usage.total_tokens - self._tokens_used
         self._tokens_used = run.usage.total_tokens
 
         async def read(store_id: StoreId, name: str) -> AgentQuota:
-            # What the last call has used is counted then.
+            # The step that counts the last call must be durable first.
             await self._is_durable.wait()
             return await self._retry.until_answered(partial(needed.agents.agent_quota, store_id, name))
 
@@ -337,7 +341,7 @@ class RunTasks(Tasks):
         return ModelFailed(error=error, answer=call.answer(), jitter=0.0, quota_end_time=end_time)
 
     async def _checked_output(self, state: State, answer: ModelAnswer) -> OutputChecked | None:
-        """Return what an answer with which the run may end is beside the response format, if there is one."""
+        """Check an answer that may end the run against the response format, if there is one."""
         form, opened = state.run.options.response_format, state.loop.model_call
         may_end = not answer.calls or (opened is not None and opened.without_tools)
         if form is None or not may_end or output.is_refusal(answer):
@@ -357,9 +361,9 @@ class RunTasks(Tasks):
     async def _execute(self, call_id: CallId, state: State) -> Fact:
         call = state.calls[call_id]
 
-        def on_progress(said: Progress) -> None:
+        def on_progress(progress: Progress) -> None:
             self._progress[call_id] = ToolProgress(
-                call_id=call_id, tool_name=call.tool_name, fraction=said.fraction, message=said.message
+                call_id=call_id, tool_name=call.tool_name, fraction=progress.fraction, message=progress.message
             )
             self._signal.set()
 
@@ -381,7 +385,7 @@ class RunTasks(Tasks):
         return CallsRead(calls=tuple([await until_answered(read) for read in reads]))
 
     async def _read_agent(self, work: ReadAgent, run: Run) -> Fact:
-        """Return the agent that a call names, if that of the run may give it tasks."""
+        """Return the agent that a call names, if the run's agent may delegate to it."""
         if run.agent is None:
             return AgentRead(call_id=work.call_id)
         delegates = await self._delegates(run, run.agent)
@@ -393,7 +397,7 @@ class RunTasks(Tasks):
         return AgentRead(call_id=work.call_id, delegates=delegates, agent=agent)
 
     async def _delegates(self, run: Run, pinned: PinnedAgent) -> tuple[str, ...]:
-        """Return the agents to which that of a run may give tasks; of a draft as it is now, if it is still there."""
+        """Return the agents that the run's agent may delegate to. For a draft these are the current ones."""
         agents, draft = self._dependencies.agents, draft_name(pinned.name)
         if draft:
             read = partial(agents.get_draft, run.store_id, run.user_id, draft)
@@ -407,7 +411,7 @@ class RunTasks(Tasks):
             return ()
 
     async def _check(self, call: Call, run: Run) -> Fact:
-        """Return the verdict on a call that is proposed; a refusal if the run has no such tool."""
+        """Return the verdict on a proposed call; a refusal if the run has no such tool."""
         if not run.tool_version(call.tool_name):
             return CallChecked(call=call, verdict=_not_found(call))
         known = [tool.name for tool in run.tools]
@@ -417,7 +421,7 @@ class RunTasks(Tasks):
     async def _verdicts(
         self, proposed: Sequence[ProposedCall], known: Sequence[str], *, may_read: bool
     ) -> dict[CallId, Verdict]:
-        """Return the verdicts on calls; with `may_read`, with results of what only reads."""
+        """Return the verdicts on calls. With `may_read`, with results of read-only calls."""
         verdicts = await self.tool_calls.check(proposed, known, may_read=may_read)
         for verdict in verdicts.values():
             if verdict.result is not None:

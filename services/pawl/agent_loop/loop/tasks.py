@@ -1,4 +1,4 @@
-"""The work that goes on for one run beside its drive: named tasks that end with a fact."""
+"""Named tasks of one run beside its drive. Each ends with a fact."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ class Tasks:
 
     @property
     def under_way(self) -> frozenset[str]:
-        """The names of the work that is going on."""
+        """The names of running tasks."""
         return frozenset(self._tasks)
 
     def start(self, name: str, work: Coroutine[Any, Any, Fact | None]) -> None:
-        """Do `work` beside the drive; its fact, if it has one, is collected."""
+        """Run `work` as a task and collect its fact, if it returns one."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks[name] = task
         task.add_done_callback(lambda ended: self._ended(name, ended))
 
     def facts(self) -> tuple[Fact, ...]:
-        """Return and forget the facts collected so far.
+        """Return and clear the facts collected so far.
 
         Raises:
-            Exception: what a task raised; it is a fault of the program.
+            Exception: an exception of a task, which is a bug.
         """
         if self._failure is not None:
             raise self._failure
@@ -41,7 +41,7 @@ class Tasks:
         return facts
 
     async def cut(self, name: str) -> bool:
-        """Cancel work and return when it has ended; whether it was cut, and did not end by itself."""
+        """Cancel a task and wait for its end. Return whether it was cancelled before it ended."""
         task = self._tasks.get(name)
         if task is None:
             return False
@@ -49,8 +49,8 @@ class Tasks:
         await asyncio.wait([task])
         return task.cancelled()
 
-    async def cut_all(self) -> None:
-        """Cancel all work and return when it has ended. What the registry runs detached goes on."""
+    async def cancel_all(self) -> None:
+        """Cancel all tasks and wait for their end. Detached executions in the registry continue."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()

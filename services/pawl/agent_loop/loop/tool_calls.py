@@ -1,4 +1,4 @@
-"""The registry, as the loop uses it: asked again and again, and always with an answer for the model."""
+"""Calls to the registry on behalf of the loop, with retries. Every call ends with an answer for the model."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from pawl.chassis.rpc.retry import TRANSIENT, Retry
 from pawl.errors import DependencyUnavailable, Overloaded, PawlError
 from pawl.values import REPEATABLE, Answer, Disposition, Execution, Outcome, Progress, ReadTimeouts, Series
 
-_PATIENCE_SECONDS: Final = 30.0
+_CHECK_SECONDS_MAX: Final = 30.0
 _STOP_SECONDS: Final = 2.0
-# The registry keeps the timeout. This is for one that does not answer at all.
+# The registry enforces the timeout. This applies if it does not answer at all.
 _GRACE_SECONDS: Final = 30.0
-_UNREACHABLE: Final = "The tool registry was away, or failed."
-_KEY_GONE: Final = "The API key with which the job was started is gone or has lost a role: start it with another one."
+_UNREACHABLE: Final = "The tool registry was unavailable or failed."
+_KEY_GONE: Final = "The API key that started the job was revoked or has lost a role. Start the job with another key."
 _NULL: Final = CallResult(content_json=b"null")
 
 OnProgress = Callable[[Progress], None]
@@ -70,10 +70,10 @@ class ToolCalls:
     async def resolve(
         self, names: Sequence[str], pinned: Sequence[PinnedTool] = (), *, most: int = 0, skip_missing: bool = False
     ) -> Resolved:
-        """Return tools; `most` 0 means any number, `skip_missing` leaves those out that do not exist for this user.
+        """Return tools. `most` 0 means no limit; `skip_missing` omits tools that do not exist for this user.
 
         Raises:
-            ToolNotFound: there is no such tool for this user.
+            ToolNotFound: a tool does not exist for this user.
         """
         return await self._retry.until_answered(
             lambda: self._registry.resolve(self._context, names, pinned, most=most, skip_missing=skip_missing)
@@ -82,9 +82,9 @@ class ToolCalls:
     async def check(
         self, calls: Sequence[ProposedCall], known_tool_names: Sequence[str], *, may_read: bool = False
     ) -> dict[CallId, Verdict]:
-        """Return a verdict on each call; a refusal if the registry is away or fails, or if the key of a job is gone.
+        """Return verdicts on calls. They are refusals if the registry fails or a job's API key is no longer valid.
 
-        With `may_read` it may come with the result of a call that only reads.
+        With `may_read`, verdicts may contain results of read-only calls.
         """
         if not calls:
             return {}
@@ -95,7 +95,7 @@ class ToolCalls:
         try:
             verdicts = await self._retry.until_answered(
                 lambda: self._registry.check(self._context, whole, known_tool_names, reads),
-                seconds_max=_PATIENCE_SECONDS,
+                seconds_max=_CHECK_SECONDS_MAX,
             )
         except TRANSIENT:
             verdicts = ()
@@ -106,29 +106,29 @@ class ToolCalls:
         }
 
     async def check_output(self, schema_json: bytes, output: str) -> OutputChecked:
-        """Return what an answer is beside the schema of a response format, however long that takes."""
+        """Check an answer against the schema of a response format. Retries until the registry answers."""
         store_id = self._context.store_id
         return await self._retry.until_answered(lambda: self._registry.check_output(store_id, schema_json, output))
 
     def _with_own_tool(self, call: ProposedCall) -> ProposedCall:
-        """Return a call with its tool, if that came with the run: the registry keeps none of those."""
+        """Attach the tool if it came with the run, because the registry does not store it."""
         own = self._own_tools.get(call.tool_name) if call.tool_version else None
         return call if own is None else replace(call, own_tool=own)
 
     async def record(self, decisions: Sequence[RecordedDecision], results: Sequence[RecordedResult]) -> None:
-        """Have these written to the audit chain, however long that takes: before that they have no effect."""
+        """Record these in the audit chain, retrying until it succeeds. They have no effect before."""
         if decisions:
             await self._retry.until_answered(lambda: self._registry.record_decisions(self._context, decisions))
         if results:
             await self._retry.until_answered(lambda: self._registry.record_results(self._context, results))
 
-    async def report(self, given_up: Sequence[RecordedResult], *, seconds_max: float) -> bool:
-        """Have front-end calls counted that were given up; whether they are: nothing waits for that any longer."""
-        if not given_up:
+    async def report(self, withdrawn_results: Sequence[RecordedResult], *, seconds_max: float) -> bool:
+        """Report withdrawn front-end calls to the registry, which counts them. Return whether that succeeded."""
+        if not withdrawn_results:
             return True
         try:
             await self._retry.until_answered(
-                lambda: self._registry.record_results(self._context, given_up), seconds_max=seconds_max
+                lambda: self._registry.record_results(self._context, withdrawn_results), seconds_max=seconds_max
             )
         except PawlError:
             return False
@@ -142,9 +142,9 @@ class ToolCalls:
         answers: Sequence[Answer] = (),
         series: Series | None = None,
     ) -> ExecutionResult:
-        """Run a call, perhaps under the grant of a series, and return how it ended.
+        """Run a call, possibly under the grant of a series, and return how it ended.
 
-        Never raises for the tool's or the registry's sake.
+        Errors of the tool or the registry do not raise; they are part of the result.
         """
         execution = Execution(
             call_id=call.call_id,
@@ -159,19 +159,19 @@ class ToolCalls:
             answers=tuple(answers),
             series=series,
         )
-        began, failures, lost = self._clock.monotonic(), 0, 0
+        started, failures, lost = self._clock.monotonic(), 0, 0
         while True:
-            left = began + call.timeout_seconds + _GRACE_SECONDS - self._clock.monotonic()
+            left = started + call.timeout_seconds + _GRACE_SECONDS - self._clock.monotonic()
             asked = replace(execution, earlier_attempts=execution.earlier_attempts + lost)
             ended = await self._attempt(call, asked, on_progress, left, failures)
             if isinstance(ended, ExecutionResult):
                 return ended
             failures += 1
-            # What was refused for want of room has not begun; of what broke off nobody knows.
+            # An overloaded registry did not start the call. After any other error it may have.
             lost += not isinstance(ended, Overloaded)
 
     async def stop(self, call: Call) -> Stopped:
-        """Stop a call and return what it came to; not stopped if nobody can say."""
+        """Stop a call and return its result, if known. `stopped` is false if the registry does not answer."""
         try:
             return await self._retry.until_answered(
                 lambda: self._registry.cancel(self._context, call.call_id, wait_seconds=_STOP_SECONDS),
@@ -183,16 +183,16 @@ class ToolCalls:
     async def _attempt(
         self, call: Call, execution: Execution, on_progress: OnProgress, left: float, failures: int
     ) -> ExecutionResult | PawlError:
-        """Return how the call ended, or why it is to be asked for again by the same id."""
+        """Return how the call ended, or the error after which to request it again with the same id."""
         try:
             async with asyncio.timeout(left), aclosing(self._registry.execute(self._context, execution)) as pieces:
                 async for piece in pieces:
                     if isinstance(piece, ExecutionResult):
                         return piece
                     on_progress(piece)
-            raise DependencyUnavailable("the execution ended without a result")
+            raise DependencyUnavailable("the registry's stream ended without a result")
         except TimeoutError:
-            return await self._give_up(call)
+            return await self._time_out(call)
         except TRANSIENT as error:
             try:
                 await self._retry.pause(error, failures + 1, left=left)
@@ -202,7 +202,7 @@ class ToolCalls:
         except PawlError as error:
             return ExecutionResult(outcome=Outcome.FAILED, result=settle.error(error.reason, error.message))
 
-    async def _give_up(self, call: Call) -> ExecutionResult:
+    async def _time_out(self, call: Call) -> ExecutionResult:
         answer = await self.stop(call)
         if answer.result is not None:
             return answer.result

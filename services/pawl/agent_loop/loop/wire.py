@@ -1,4 +1,4 @@
-"""Values of the loop from and to messages of pawl.event.v1."""
+"""Conversion between the loop's values and messages of pawl.event.v1."""
 
 from __future__ import annotations
 
@@ -49,27 +49,27 @@ _DEFAULTS: Final[dict[type[Enum], Enum]] = {
 
 
 def _result(message: call_pb2.Call) -> CallResult | None:
-    """Return the result, or what stands for one that the ledger left out; None if there is none yet."""
+    """Return the result, or a placeholder for a result that the ledger left out; None if the call is open."""
     if message.HasField("result"):
         return RESULT.read(message.result)
     if not message.result_omitted_bytes:
         return None
     size_bytes = message.result_omitted_bytes
-    return CallResult(content_json=b"null", note=f"The result of {size_bytes} bytes is too large to be repeated here.")
+    return CallResult(content_json=b"null", note=f"The result of {size_bytes} bytes is too large to repeat here.")
 
 
 WIRE: Final = Translator(lambda unknown: ValueError(f"{unknown.value} is not known"), defaults=_DEFAULTS)
+# For client requests: an unknown value raises InvalidField.
 CLIENTS: Final = Translator(
     lambda unknown: InvalidField(f"{unknown.field} has no known value", field=unknown.field),
     defaults=enum_defaults(AskedOptions()),
 )
-"""For requests of clients: a value that is not known is an InvalidField."""
 _LIMITS_ASKED: Final = Exceptions(
     read={"limits": lambda message: {field.name: value for field, value in message.limits.ListFields()}},
     write={"limits": lambda asked: dict(asked.limits) or None},
 )
+# Reads the options that a client requests. Raises InvalidField for an unknown enum value.
 asked_options: Final = CLIENTS.struct(AskedOptions, run_pb2.RunOptions, _LIMITS_ASKED, field="options").read
-"""Return what a client asks of a run; InvalidField if an enum has no known value."""
 
 USAGE: Final = WIRE.struct(Usage, run_pb2.Usage)
 JOB: Final = WIRE.struct(Job, run_pb2.Job)
@@ -110,7 +110,7 @@ PART: Final = WIRE.struct(Part, message_pb2.Part)
 MESSAGE: Final = WIRE.struct(
     Message,
     message_pb2.Message,
-    # The ledger gives ids, numbers and times.
+    # The ledger assigns ids, numbers and times.
     Exceptions(
         unwritten=("run_id", "number", "user_id"),
         of_message=("message_id", "conversation_id", "create_time"),
@@ -130,11 +130,12 @@ CALL: Final = WIRE.struct(
     call_pb2.Call,
     Exceptions(
         read={"result": _result},
-        # The ledger knows whose call it is and who holds an offer, and gives the times.
+        # The ledger knows the call's owner and lease holder, and sets the times.
         unwritten=("store_id", "conversation_id", "run_id", "offer", "create_time", "start_time", "end_time"),
         of_message=("user_id", "result_omitted_bytes"),
     ),
 )
+# A tool that the client supplied with the run.
 OWN_TOOL: Final = WIRE.struct(
     Tool,
     tool_pb2.OwnTool,
@@ -151,7 +152,6 @@ OWN_TOOL: Final = WIRE.struct(
         write={"definition": lambda tool: tool_pb2.ToolDefinition.FromString(tool.own_definition)},
     ),
 )
-"""Between a tool that came with a run, and its message."""
 
 
 EVENT: Final = WIRE.one_of(
@@ -165,7 +165,7 @@ EVENT: Final = WIRE.one_of(
         "tool_progress": ToolProgress,
         "warning": Warned,
     },
-    # The ledger writes these itself.
+    # Only the ledger writes these.
     without=(
         *("run_changed", "message_added", "call_changed", "operator_acted", "run_topped_up"),
         *("starter_paused", "starter_fired"),
@@ -194,7 +194,7 @@ KIND: Final = WIRE.one_of(
         "completed": Completed,
         "agent_ended": AgentEnded,
     },
-    without=("redrive",),  # The ledger's own.
+    without=("redrive",),  # Only the ledger handles it.
 )
 COMMAND: Final = WIRE.struct(
     Command, ledger_pb2.Command, Exceptions(read={"kind": KIND.read}, of_message=kinds_of(ledger_pb2.Command, "kind"))

@@ -1,8 +1,7 @@
-"""Claims runs, keeps their leases and drives them side by side.
+"""Claims runs, renews their leases and drives them concurrently.
 
-A run whose lease could not be confirmed in time is dropped before the lease
-ends: another worker may drive it then. The ledger refuses what a late worker
-writes all the same; dropping it keeps it from calling models and tools.
+The worker drops a run whose lease was not confirmed in time before the lease ends, because another worker may then
+drive it. The ledger would refuse late commits anyway; dropping the run also stops calls to models and tools.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from pawl.agent_loop.loop.drive import Drive, Left
+from pawl.agent_loop.loop.drive import Drive, DriveEnd
 from pawl.agent_loop.loop.ports import Claim, Loaded
 from pawl.agent_loop.loop.rules.run import FailureClass, RunFailure
 from pawl.agent_loop.loop.run_tasks import WorkerDependencies
@@ -25,42 +24,41 @@ from pawl.chassis.process.tasks import within
 from pawl.errors import Internal, LeaseLost, PawlError, RunEnded, RunNotFound
 
 _CLAIMED_AT_ONCE_MAX: Final = 64
-# A claim costs the same for one run as for many. So the next one comes at the earliest so long after the last began.
+# A claim costs the same for one run as for many, so claims start at least this far apart.
 _CLAIM_SECONDS_MIN: Final = 0.02
-# A sleep that ends so late says that this process has more to do than it can: it takes on nothing more for a while,
-# so that what it has, and the requests that it serves, do not wait for each other.
+# A sleep that ends this late means that the process is overloaded. It then claims nothing for a while, so that its runs
+# and the requests it serves stay responsive.
 _BUSY_SECONDS: Final = 0.05
-_BREATH_SECONDS_MAX: Final = 1.0
-# Work is stopped this long before a lease that nobody confirmed ends.
+_THROTTLE_SECONDS_MAX: Final = 1.0
+# Stop work this long before an unconfirmed lease ends.
 _FENCE_MARGIN_SECONDS: Final = 0.5
-# A renewal that failed is tried again so soon: many attempts fit before the fence.
+# Retry a failed renewal this soon, so that many attempts fit before the lease ends.
 _RENEW_AGAIN_SECONDS: Final = 0.25
 _REMEMBERED_MAX: Final = 4096
 _RELEASE_SECONDS_MAX: Final = 1.0
-# What is due later is found by looking now and then.
+# Polling finds work that is due later than this.
 _DUE_SECONDS_MAX: Final = 3600.0
-# Two clocks never agree to the last digit: a claim a moment too early would be in vain, and the next one is the poll's.
+# Clocks differ slightly. A claim a moment too early would find nothing, and the next one would wait for the poll.
 _DUE_AFTER_SECONDS: Final = 0.001
-# A quarter of what a worker can drive is for runs that people wait for, unless it can drive one alone.
-_BACKGROUND_SHARE: Final = 0.75
-# From here on the next claim may find more that is due than this worker had room for.
-_CROWDED_SHARE: Final = 0.5
+# The rest is reserved for runs that people wait for, unless the worker can drive only one run.
+_BACKGROUND_FRACTION: Final = 0.75
+# When this full, the next claim may find more due runs than this worker had room for.
+_CROWDED_FRACTION: Final = 0.5
 
 _log = logs.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLimits:
-    """The limits of what a worker takes on, and its rhythm."""
+    """Capacity and timing of a worker."""
 
     runs_max: int = 256
     lease_seconds: float = 10.0
     renew_seconds: float = 2.0
     poll_seconds: float = 1.0
     hand_over_seconds: float = 1.0
-    hearsay_seconds: float = 0.2
-    """Work that this process only hears of is claimed so much later: the process that it came through takes it at once,
-    and the others cost nothing. If that one cannot, another one does."""
+    # Delay before claiming work that came through another process, which normally claims it itself.
+    remote_work_delay_seconds: float = 0.2
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,10 +70,10 @@ class _Held:
 
 
 class Worker:
-    """Drives runs until it is told to stop.
+    """Drives runs until stopped.
 
-    Run `claim_forever`, `renew_forever` and `fence_forever` side by side, each
-    again if it fails; at the end cancel them and call `hand_over`.
+    Run `claim_forever`, `renew_forever` and `fence_forever` concurrently, and restart each if it fails. At the end,
+    cancel them and call `hand_over`.
     """
 
     def __init__(
@@ -94,28 +92,28 @@ class Worker:
         self._limits = limits
         self._new_drive = new_drive
         self._held: dict[Claim, _Held] = {}
-        # The claims that were driven, each with the time when it was left, so that a late answer about one is not taken
-        # for a new claim; and what came with a claim is how the run was before its first drive.
+        # When each driven claim was left. A late response about such a claim is not a new claim, and the state loaded
+        # with it is outdated.
         self._left_at: dict[Claim, float] = {}
         self._work_may_be_there = False
         self._work_is_ours = asyncio.Event()
-        # That one of these is so, or that something is due sooner.
-        self._news = asyncio.Event()
-        # When runs are due that were parked here, the next one first: nobody else looks as soon as that.
+        # Set when one of these changed, or when something is due sooner.
+        self._wakeup = asyncio.Event()
+        # When parked runs are due, as a heap. No other worker polls that soon.
         self._due_times: list[float] = []
         self._claiming = asyncio.Lock()
         self._stopping = False
 
     async def listen(self, bus: Bus) -> None:
-        """Be woken by hints of the bus from now on. Without them the worker polls."""
+        """Subscribe to wake-up hints on the bus. Without them, the worker polls."""
         await bus.subscribe("pawl.internal.v1.work", self._on_work)
         await bus.subscribe(f"pawl.internal.v1.worker.{self.worker_id}", self._on_command)
 
     def wake(self) -> None:
-        """Claim at once: what came through this process may have made a run due."""
+        """Claim immediately: a request to this process may have made a run due."""
         self._work_is_ours.set()
         self._work_may_be_there = True
-        self._news.set()
+        self._wakeup.set()
 
     def _wake_at(self, due: float) -> None:
         left = due - self._clock.monotonic()
@@ -123,21 +121,21 @@ class Worker:
             self.wake()
         elif left < _DUE_SECONDS_MAX and len(self._due_times) < _REMEMBERED_MAX:
             heapq.heappush(self._due_times, due + _DUE_AFTER_SECONDS)
-            self._news.set()
+            self._wakeup.set()
 
     async def claim_forever(self) -> None:
-        """Claim runs whenever there may be some and there is room."""
+        """Claim runs whenever some may be due and there is capacity."""
         while not self._stopping:
             self._work_may_be_there = False
             self._work_is_ours.clear()
             room = min(self._limits.runs_max - len(self._held), _CLAIMED_AT_ONCE_MAX)
-            began = self._clock.monotonic()
+            started = self._clock.monotonic()
             if room <= 0 or await self._claim(room) < room:
-                await self._wait_for_work(began)
-            await self._breathe(began + _CLAIM_SECONDS_MIN)
+                await self._wait_for_work(started)
+            await self._throttle(started + _CLAIM_SECONDS_MIN)
 
     async def _wait_for_work(self, looked: float) -> None:
-        """Return when there may be work again, of which a claim that began then has not seen anything."""
+        """Return when runs may be due that a claim at `looked` cannot have seen."""
         poll_at = self._clock.monotonic() + self._limits.poll_seconds * (0.8 + 0.4 * self._random())
         while not self._work_may_be_there:
             while self._due_times and self._due_times[0] <= looked:
@@ -145,13 +143,13 @@ class Worker:
             left = min([poll_at, *self._due_times[:1]]) - self._clock.monotonic()
             if left <= 0:
                 return
-            self._news.clear()
-            await within(left, self._news.wait())
-        await within(self._limits.hearsay_seconds * (1 + 0.5 * self._random()), self._work_is_ours.wait())
+            self._wakeup.clear()
+            await within(left, self._wakeup.wait())
+        await within(self._limits.remote_work_delay_seconds * (1 + 0.5 * self._random()), self._work_is_ours.wait())
 
-    async def _breathe(self, due: float) -> None:
-        """Sleep until `due`, and on for up to a second as long as this process has too much to do."""
-        end = due + _BREATH_SECONDS_MAX
+    async def _throttle(self, due: float) -> None:
+        """Sleep until `due`, and up to a second longer while this process is overloaded."""
+        end = due + _THROTTLE_SECONDS_MAX
         while (left := due - self._clock.monotonic()) > 0:
             await self._clock.sleep(left)
             late = self._clock.monotonic() - due
@@ -159,7 +157,7 @@ class Worker:
                 due = min(due + 2 * late, end)
 
     async def renew_forever(self) -> None:
-        """Renew all leases, and find out what was lost and who got commands."""
+        """Renew all leases. Drop lost runs, and wake drives that have commands."""
         pause, is_failing = self._limits.renew_seconds, False
         while True:
             await self._clock.sleep(pause)
@@ -168,15 +166,15 @@ class Worker:
                 async with asyncio.timeout(self._limits.renew_seconds):
                     await self._renew()
                 is_failing = False
-            except Exception as error:  # noqa: BLE001  # whatever it is: without renewals all drives are fenced
+            except Exception as error:  # noqa: BLE001  # without renewals all drives would be fenced
                 is_known = isinstance(error, TimeoutError | PawlError)
                 log = _log.debug if is_failing and is_known else _log.warning
-                log("lease.not_renewed", error=_said(error), exc_info=not is_known)
+                log("lease.not_renewed", error=_error_text(error), exc_info=not is_known)
                 is_failing = True
                 pause = min(pause, _RENEW_AGAIN_SECONDS * (0.8 + 0.4 * self._random()))
 
     async def fence_forever(self) -> None:
-        """Drop each run whose lease is about to end unconfirmed."""
+        """Drop each run whose unconfirmed lease is about to end."""
         while True:
             now = self._clock.monotonic()
             for claim, held in list(self._held.items()):
@@ -186,7 +184,7 @@ class Worker:
             await self._clock.sleep(min(1.0, max(0.05, soonest - _FENCE_MARGIN_SECONDS - now)))
 
     async def hand_over(self) -> None:
-        """Stop all drives at their next commit point and give all runs back. Nothing is settled."""
+        """Stop all drives at their next commit point and release all runs. Settles nothing."""
         self._stopping = True
         tasks = [held.task for held in self._held.values()]
         for held in self._held.values():
@@ -197,16 +195,16 @@ class Worker:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         try:
-            # What a claim that is under way still brings is given back too.
+            # Also release the runs of a claim that is still in flight.
             async with asyncio.timeout(_RELEASE_SECONDS_MAX), self._claiming:
                 await self._ledger.release(self.worker_id)
         except (TimeoutError, PawlError) as error:
-            # The leases end by themselves.
-            _log.warning("worker.not_released", error=_said(error))
+            # The leases expire on their own.
+            _log.warning("worker.not_released", error=_error_text(error))
 
     async def _on_work(self, _subject: str, _data: bytes) -> None:
         self._work_may_be_there = True
-        self._news.set()
+        self._wakeup.set()
 
     async def _on_command(self, _subject: str, data: bytes) -> None:
         store_id, _, run_id = data.decode(errors="replace").partition("/")
@@ -219,71 +217,71 @@ class Worker:
         async with self._claiming:
             if self._stopping:
                 return 0
-            began = self._clock.monotonic()
+            started = self._clock.monotonic()
             claims = await self._ledger.claim(
                 self.worker_id,
                 runs_max=room,
                 lease_seconds=self._limits.lease_seconds,
-                background_runs_max=max(1, int(self._limits.runs_max * _BACKGROUND_SHARE)),
+                background_runs_max=max(1, int(self._limits.runs_max * _BACKGROUND_FRACTION)),
             )
         for claim, loaded in claims.items():
-            self._start(claim, began, loaded)
+            self._start(claim, started, loaded)
         return len(claims)
 
     async def _renew(self) -> None:
-        began = self._clock.monotonic()
+        started = self._clock.monotonic()
         renewal = await self._ledger.renew(self.worker_id, lease_seconds=self._limits.lease_seconds)
         confirmed = set(renewal.held)
         for claim, held in list(self._held.items()):
             if claim in confirmed:
-                held.confirmed_until = began + self._limits.lease_seconds
-            elif held.claimed_at < began:
+                held.confirmed_until = started + self._limits.lease_seconds
+            elif held.claimed_at < started:
                 self._drop(claim, held, "lease.lost")
         for claim in renewal.held:
-            # Held by this worker and driven by nobody: the answer to the claim was lost, or its drive ended and the
-            # ledger does not know it. Such a lease would be renewed for ever.
-            if not self._has_driven(claim, began):
+            # This worker holds the run but does not drive it: the claim's response was lost, or its drive ended without
+            # the ledger knowing. Otherwise the lease would be renewed forever.
+            if not self._has_driven(claim, started):
                 _log.warning("run.not_driven", store=claim.key.store_id, run=claim.key.run_id, epoch=claim.epoch)
-                self._start(claim, began)
+                self._start(claim, started)
         for claim in renewal.with_commands:
             if claim in self._held:
                 self._held[claim].drive.wake()
 
-    def _start(self, claim: Claim, began: float, loaded: Loaded | None = None) -> None:
-        if self._has_driven(claim, began) or self._stopping:
+    def _start(self, claim: Claim, started: float, loaded: Loaded | None = None) -> None:
+        if self._has_driven(claim, started) or self._stopping:
             return
         loaded = None if claim in self._left_at else loaded
         self._note(claim, -math.inf)
         drive = self._new_drive(claim, self._dependencies, None)
         task = asyncio.get_running_loop().create_task(self._drive(drive, loaded), name=f"drive {claim.key.run_id}")
-        task.add_done_callback(lambda ended: self._forget(claim, ended))
+        task.add_done_callback(lambda ended: self._remove(claim, ended))
         self._held[claim] = _Held(
-            drive=drive, task=task, claimed_at=began, confirmed_until=began + self._limits.lease_seconds
+            drive=drive, task=task, claimed_at=started, confirmed_until=started + self._limits.lease_seconds
         )
         self._meter.runs_held(len(self._held))
 
     def _note(self, claim: Claim, left_at: float) -> None:
-        """Remember when a claim was left; of all claims a bounded number, the last ones."""
+        """Record when a claim was left. Keeps a bounded number of recent claims."""
         self._left_at.pop(claim, None)
         self._left_at[claim] = left_at
         if len(self._left_at) > _REMEMBERED_MAX:
             del self._left_at[next(iter(self._left_at))]
 
     def _has_driven(self, claim: Claim, since: float) -> bool:
-        """Return whether there is a drive of this claim, or one has ended meanwhile."""
+        """Return whether this claim has a drive, or had a drive that ended since."""
         held = self._held.get(claim)
         is_driving = held is not None and not held.task.done()
         return is_driving or self._left_at.get(claim, -math.inf) >= since
 
     def _drop(self, claim: Claim, held: _Held, why: str) -> None:
-        """Stop a drive. It is held until it has ended, so that no other begins under the same claim before."""
+        """Cancel a drive. The claim stays held until the drive ends, so that no second drive starts under it."""
         if held.task.cancelling():
             return
         _log.warning(why, store=claim.key.store_id, run=claim.key.run_id, epoch=claim.epoch)
         held.task.cancel()
 
-    def _forget(self, claim: Claim, ended: asyncio.Task[str]) -> None:
-        """Let go of a claim whose task is done, however that ended: a claim that is held is not driven again."""
+    def _remove(self, claim: Claim, ended: asyncio.Task[str]) -> None:
+        """Release a claim whose task has ended in any way."""
         if claim in self._held and self._held[claim].task is ended:
             del self._held[claim]
         how = "lost" if ended.cancelled() else "crashed"
@@ -295,13 +293,13 @@ class Worker:
                 _log.error("run.not_given_up", run=claim.key.run_id, epoch=claim.epoch, exc_info=error)
         self._meter.runs_held(len(self._held))
         self._meter.run_left(how)
-        # The next one of its conversation, or one that waited for its place. One that parks has left a place only, and
-        # the ledger says it if one waits for that; if it was one of many, those that wait for this worker may be more.
-        if how != Left.PARKED or len(self._held) >= self._limits.runs_max * _CROWDED_SHARE:
+        # The conversation's next run may be due, or a run that waited for a slot. The ledger reports the latter when a
+        # run parks, but if this worker was crowded, more runs may wait for it.
+        if how != DriveEnd.PARKED or len(self._held) >= self._limits.runs_max * _CROWDED_FRACTION:
             self.wake()
 
     async def _drive(self, drive: Drive, loaded: Loaded | None) -> str:
-        """Drive a run; return how it was left."""
+        """Drive a run. Return how it was left."""
         claim = drive.claim
         logs.bind(store=claim.key.store_id, run=claim.key.run_id)
         try:
@@ -309,8 +307,8 @@ class Worker:
         except (LeaseLost, RunEnded, RunNotFound) as error:
             left = "lost"
             _log.info("run.lost", reason=error.reason, epoch=claim.epoch)
-        except Exception:  # noqa: BLE001  # one run must not hurt the others
-            left = "failed" if await self._fail(claim) else await self._give_up(claim)
+        except Exception:  # noqa: BLE001  # one run must not affect the others
+            left = "failed" if await self._fail(claim) else await self._report_crash(claim)
         else:
             _log.info("run.left", how=left, epoch=claim.epoch)
         if left != "crashed":
@@ -318,7 +316,7 @@ class Worker:
         return left
 
     async def _fail(self, claim: Claim) -> bool:
-        """End a run whose drive crashed; whether it could be ended."""
+        """End a run whose drive crashed. Return whether that succeeded."""
         error_id = self._dependencies.ids.new("err")
         _log.exception("run.crashed", error_id=error_id)
         message = f"{Internal().message} ({error_id})"
@@ -327,27 +325,26 @@ class Worker:
             await self._new_drive(claim, self._dependencies, failure).run()
         except (LeaseLost, RunEnded, RunNotFound):
             return True
-        except Exception:  # noqa: BLE001  # logged, and given up
+        except Exception:  # noqa: BLE001  # logged, and reported as a crash
             _log.exception("run.cannot_be_failed", error_id=error_id)
             return False
         return True
 
-    async def _give_up(self, claim: Claim) -> str:
-        """Give a run back that can neither be driven nor ended, as if this worker had died of it.
+    async def _report_crash(self, claim: Claim) -> str:
+        """Release a run that can neither be driven nor ended, as if this worker had crashed on it.
 
-        Return how it was left. If the ledger cannot be told either, whatever it answers, the next renewal tries the
-        run again.
+        Return how it was left. If the ledger cannot be reached either, the next renewal tries the run again.
         """
         try:
             quarantined = await self._ledger.report_crash(claim)
         except (LeaseLost, RunEnded, RunNotFound):
             return "lost"
-        except Exception as error:  # noqa: BLE001  # see above
-            _log.warning("run.not_given_up", error=_said(error), exc_info=not isinstance(error, PawlError))
+        except Exception as error:  # noqa: BLE001  # the next renewal tries the run again
+            _log.warning("run.not_given_up", error=_error_text(error), exc_info=not isinstance(error, PawlError))
             return "crashed"
         _log.error("run.given_up", epoch=claim.epoch, quarantined=quarantined)
         return "given_up"
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return str(error) or type(error).__name__

@@ -1,4 +1,4 @@
-"""The state of a model's answer while its bytes arrive."""
+"""Parses a model's answer as its bytes arrive."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from pawl.agent_loop.model.request import (
 )
 from pawl.agent_loop.model.response import EventTooLargeError, SseDecoder
 
+# Per answer.
 ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Most bytes of one answer."""
 
-# What a line of a stream of events begins with that says nothing.
+# Line prefixes of an event stream that carry no data of their own.
 _OF_A_STREAM: Final = (b":", b"event:", b"id:", b"retry:", b"data:")
 
 
 class Answer:
-    """Bytes in, pieces out: a stream of events, or one JSON object.
+    """Parses an event stream or a single JSON object into pieces.
 
-    `finished`: the model gave a finish reason, so nothing of the answer is
-    missing if the connection ends now. `done`: nothing more will come. A body
-    without any event is kept for what it says: a page of a proxy, or plain text.
+    `finished` means that the model gave a finish reason, so the answer is complete even if the connection ends now.
+    `done` means that nothing more will arrive. A body without events, such as a proxy's page or plain text, is kept for
+    the error message.
     """
 
     def __init__(self) -> None:
@@ -43,20 +43,20 @@ class Answer:
 
     @property
     def finished(self) -> bool:
-        """True if the model said that the answer is complete."""
+        """True if the model reported that the answer is complete."""
         return self._finish_reason is not None
 
     def feed(self, data: bytes) -> Iterator[Piece]:
-        """Give the pieces that `data` completes, also those before a fault in it. Take them all.
+        """Yield the pieces that `data` completes, including those before a fault. Consume all of them.
 
         Raises:
-            ModelError: the data cannot be read, or it reports an error.
+            ModelError: the data is invalid or reports an error.
         """
         self._bytes += len(data)
         if self._bytes > ANSWER_BYTES_MAX:
             raise ModelError(failure.TOO_LARGE)
         if self._start is not None:
-            # A server that does not stream answers with an object, whatever its content type.
+            # A server that does not stream sends an object. Its content type is unreliable.
             self._start += data
             text = self._start.lstrip(b"\xef\xbb\xbf \t\r\n")
             if not text:
@@ -76,10 +76,10 @@ class Answer:
             yield from self._take(event)
 
     def end(self) -> list[Piece]:
-        """Return the last pieces, at the end of the data.
+        """Return the last pieces at the end of the data.
 
         Raises:
-            ModelError: the answer is not whole, or was withheld.
+            ModelError: the answer is incomplete or was withheld.
         """
         pieces = self._last_pieces()
         if self._finish_reason is None and not (self.done and self._has_output):

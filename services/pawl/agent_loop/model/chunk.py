@@ -1,8 +1,7 @@
-"""One chunk of a model's stream, or one whole completion, to pieces.
+"""Converts one chunk of a model's stream, or a whole completion, to pieces.
 
-Servers differ in everything that the protocol leaves open, and in some things
-that it does not. What can be understood is understood; what cannot is
-STREAM_GARBLED. See `pieces`.
+Servers differ in everything that the protocol leaves open, and in some things that it does not. The parser accepts what
+it can interpret; everything else is STREAM_GARBLED.
 """
 
 from __future__ import annotations
@@ -58,22 +57,21 @@ _DELTA: Final = frozenset(
 )
 _CALL: Final = frozenset({"index", "id", "type", "function"})
 _FUNCTION: Final = frozenset({"name", "arguments"})
+# A JSON escape; group 1 is a lone surrogate.
 _ESCAPE: Final = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|u([dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
 )
-"""An escape of JSON; group 1 is a lone surrogate."""
 _MARKED_ESCAPE: Final = re.compile(rb"\\uffffd[89a-f][0-9a-f]{2}")
 _MARKED: Final = re.compile("\uffff(d[89a-f][0-9a-f]{2})")
-# A string, whole or not, so that nothing inside one is found; or a number that JSON does not have.
+# A string, complete or not, so that nothing inside is matched; or a number that JSON does not have.
 _STRING_OR_NO_NUMBER: Final = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|-?\b(?:NaN|Infinity)\b', re.DOTALL)
 
 
 def pieces(data: bytes, *, whole: bool = False) -> list[Piece]:
-    """Return the pieces of a chunk; `whole` says that it is a `chat.completion`.
+    """Return the pieces of a chunk, or with `whole` of a `chat.completion`.
 
-    Only the first choice counts. Where a server sends reasoning under both of
-    its names, it is taken once. NaN and Infinity, which some servers write where
-    there is no number, count as null. Texts may hold NUL and lone surrogates.
+    Only the first choice counts. Reasoning that a server sends under both of its names is used once. NaN and Infinity,
+    which some servers write for missing numbers, count as null. Texts may have NUL and lone surrogates.
 
     Raises:
         ModelError: STREAM_GARBLED, or the error that the server reports.
@@ -90,7 +88,7 @@ def pieces(data: bytes, *, whole: bool = False) -> list[Piece]:
 
 def _decoded(data: bytes) -> _Chunk:
     if b"\\ud" in data or b"\\uD" in data:
-        # The decoder refuses lone surrogates, so a noncharacter and their digits replace them.
+        # The decoder refuses lone surrogates: replace them by a noncharacter and their digits.
         data = _ESCAPE.sub(lambda found: rb"\uffff" + found[1].lower() if found[1] else found[0], data)
     try:
         return _chunks.decode(data)
@@ -135,7 +133,7 @@ def _delta(delta: fields.RawObject) -> Iterator[Piece]:
 
 
 def _content(content: Any) -> Iterator[Piece]:
-    """Give the text of a message: a string, or parts, of which some may be reasoning."""
+    """Yield the text of a message: a string, or parts that may include reasoning."""
     if not isinstance(content, list):
         if written := _text(content):
             yield TextPiece(text=written)

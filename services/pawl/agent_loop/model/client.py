@@ -1,4 +1,4 @@
-"""The model server behind `ModelPort`."""
+"""The client of the model server."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from pawl.agent_loop.model.direct import HEADERS, PATH, Direct, RefusedError
 from pawl.agent_loop.model.request import ModelError, ModelRequest, Piece
 from pawl.agent_loop.model.response import HttpxResponse, Response
 
-# After the finish reason only usage and the end can come; a server that keeps the
-# connection open instead is not waited for.
+# After the finish reason only usage and the end can follow. Do not wait longer for a server that keeps the connection
+# open.
 _AFTER_FINISH_SECONDS: Final = 5.0
-# A response read to its end leaves its connection for the next call.
+# Read a response to its end, so that its connection can be reused.
 _DRAIN_SECONDS: Final = 0.1
 
 _LIMITS: Final = httpx2.Limits(max_connections=1000, max_keepalive_connections=100, keepalive_expiry=60.0)
@@ -30,12 +30,11 @@ OutputTokensField = Literal["max_completion_tokens", "max_tokens"]
 
 
 class OpenAiModel:
-    """A client of one model server, with its own pool of connections.
+    """Client of one model server with its own connection pool.
 
-    The openai client is what is configured: credential headers, proxies, base
-    URL. Most calls only take their head from it, see `Direct`. Bodies are bytes:
-    its typed parameters cost 24 ms for a history of 120 messages, this way 0.3.
-    Nothing is retried. Use as an async context manager.
+    The openai client supplies the configuration: credential headers, proxies and base URL. Most calls only use the
+    request head that it makes, see `Direct`. Bodies are bytes, because its typed parameters take 24 ms for a history of
+    120 messages instead of 0.3 ms. It does not retry. Use it as an async context manager.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class OpenAiModel:
         http = httpx2.AsyncClient(limits=_LIMITS, timeout=None, follow_redirects=True)
         self._client = openai.AsyncOpenAI(
             base_url=base_url,
-            # The client insists on a key; servers without one ignore it.
+            # The client requires a key; servers without keys ignore it.
             api_key=api_key or "none",
             max_retries=0,
             timeout=None,
@@ -90,11 +89,11 @@ class OpenAiModel:
             if response is not None:
                 await response.close()
 
-    def _without_key(self, said: str) -> str:
-        return said.replace(self._api_key, "***") if self._api_key else said
+    def _without_key(self, text: str) -> str:
+        return text.replace(self._api_key, "***") if self._api_key else text
 
     async def _open(self, request: ModelRequest) -> Response:
-        """Send the request and return the response once its headers are there."""
+        """Send the request. Return the response once its headers have arrived."""
         body = msgspec.json.encode(self._body(request))
         try:
             async with asyncio.timeout(min(request.headers_timeout_seconds, request.deadline_seconds)):
@@ -111,7 +110,7 @@ class OpenAiModel:
             raise ModelError(failure.NETWORK) from None
 
     async def _post(self, body: bytes) -> httpx2.Response:
-        # Asked for a raw response, the client gives one, whatever its overloads say.
+        # Asked for a raw response, the client returns one, despite its overloads.
         response: Any = await self._client.post(
             PATH,
             cast_to=httpx2.Response,
@@ -155,14 +154,14 @@ class OpenAiModel:
 async def _read(response: Response, answer: Answer, request: ModelRequest, deadline: float) -> bytes | None:
     """Return the next bytes, or None at the end.
 
-    Once the answer is finished, no fault of the connection can harm it.
+    Once the answer is finished, connection errors are ignored.
     """
-    patience = _AFTER_FINISH_SECONDS if answer.finished else request.idle_timeout_seconds
-    silent_at = asyncio.get_running_loop().time() + patience
+    timeout_seconds = _AFTER_FINISH_SECONDS if answer.finished else request.idle_timeout_seconds
+    silent_at = asyncio.get_running_loop().time() + timeout_seconds
     try:
         return await response.read(until=min(silent_at, deadline))
     except TimeoutError:
-        fault = ModelError(failure.ROUND_TIMEOUT if deadline <= silent_at else failure.idle_timeout(patience))
+        fault = ModelError(failure.ROUND_TIMEOUT if deadline <= silent_at else failure.idle_timeout(timeout_seconds))
     except ModelError as error:
         fault = error
     if answer.finished:
@@ -176,4 +175,4 @@ async def _drain(response: Response) -> None:
         while await response.read(until=until) is not None:
             pass
     except (TimeoutError, ModelError):
-        return  # The connection is closed instead of used again.
+        return  # The connection is closed instead of reused.

@@ -1,8 +1,4 @@
-"""One HTTP/1.1 connection to a model server, over an asyncio transport and llhttp.
-
-It knows no request but the bytes of one, and does not judge what comes back: a
-status, headers, and the body as it arrives.
-"""
+"""HTTP/1.1 connections to the model server, over asyncio transports and llhttp, their pool, and a circuit breaker."""
 
 from __future__ import annotations
 
@@ -24,30 +20,28 @@ from pawl.agent_loop.model.request import UNAVAILABLE, ModelError, ModelPort, Mo
 from pawl.chassis.egress.addresses import look_up
 from pawl.chassis.process.tasks import shield
 
+# Bytes in a row that are not body: heads including earlier ones, trailers, chunk sizes.
 HEAD_BYTES_MAX: Final = 128 * 1024
-"""Most bytes in a row that are no body: a head with those before it, the trailers, the size of a chunk."""
 
+# At this many unread bytes the server must wait for a slow reader.
 _UNREAD_BYTES_MAX: Final = 1024 * 1024
-"""The unread bytes at which the server has to wait for a slow reader."""
 
 _INFORMATIONAL: Final = range(100, 200)
 
 
 class Connection(asyncio.Protocol):
-    """Sends a request and reads its response, then the next, never two at once.
+    """Sends one request at a time and reads its response.
 
-    `status` and `headers` are those of the response, once `send` has returned;
-    `fields` are the headers by their names in small letters.
-    `reusable` says that the response is read and the connection fit for another
-    request. Times are those of the loop's clock. A wait that is cancelled leaves
-    the connection to be closed by whoever waited.
+    `status` and `headers` are set once `send` has returned; `fields` has the headers by lower-case name. `reusable`
+    means that the response was read and the connection can take another request. Times are by the loop's clock. If a
+    wait is cancelled, the caller must close the connection.
     """
 
     def __init__(self, on_lost: Callable[[Connection], None]) -> None:
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpResponseParser(self)
-        # As liberal as h11 was: bare line feeds, and a length beside chunks, which count.
+        # Accept what h11 accepted: bare line feeds, and a content length besides chunks.
         self._parser.set_dangerous_leniencies(
             lenient_optional_cr_before_lf=True, lenient_chunked_length=True, lenient_spaces_after_chunk_size=True
         )
@@ -59,9 +53,9 @@ class Connection(asyncio.Protocol):
         self._wait_until: float | None = None
         self._closed = False
         self._fault: Problem | None = None
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         self.fields: dict[bytes, bytes] = {}
@@ -74,26 +68,26 @@ class Connection(asyncio.Protocol):
         self._complete = False
         self._keep_alive = False
 
-    # What the owner calls.
+    # Called by the owner.
 
     @property
     def reusable(self) -> bool:
-        """True if another request can go out, as far as is known without asking the system."""
+        """True if the connection can take another request, as far as known without a system call."""
         is_read = self._complete and not self._body and not self._paused
         return is_read and self._keep_alive and not self._closed and not self._sending()
 
     def is_alive(self) -> bool:
-        """Return whether an idle connection is still open: a server that closed it, or spoke, is found out here."""
+        """Return whether an idle connection is open. Detects a server that closed it or sent data."""
         return not self._closed and self._poll is not None and not self._poll.poll(0)
 
     async def send(self, request: bytes) -> None:
-        """Send a request, and return when the head of its response is there.
+        """Send a request. Return when the head of its response has arrived.
 
         Raises:
-            ModelError: NETWORK.
+            ModelError: NETWORK
         """
         if self._complete:
-            self._begin()
+            self._reset()
         if self._transport is None or self._closed:
             raise ModelError(failure.NETWORK)
         self._transport.write(request)
@@ -103,11 +97,11 @@ class Connection(asyncio.Protocol):
             await self._wait(None)
 
     async def read(self, *, until: float | None = None) -> bytes | None:
-        """Return what came of the body, at least one byte, or None at its end.
+        """Return the body bytes that arrived, at least one, or None at the end.
 
         Raises:
-            TimeoutError: nothing came up to the time `until`, if there is one.
-            ModelError: STREAM_TRUNCATED or NETWORK.
+            TimeoutError: nothing arrived before `until`.
+            ModelError: STREAM_TRUNCATED or NETWORK
         """
         while not self._body:
             if self._complete:
@@ -123,7 +117,7 @@ class Connection(asyncio.Protocol):
         return body[0] if len(body) == 1 else b"".join(body)
 
     def close(self) -> None:
-        """Close the connection at once, whatever it is doing. Idempotent."""
+        """Close the connection immediately. Idempotent."""
         self._closed = True
         self._stop_timer()
         if self._transport is not None:
@@ -133,7 +127,7 @@ class Connection(asyncio.Protocol):
         return self._transport is None or self._transport.get_write_buffer_size() > 0
 
     async def _wait(self, until: float | None) -> None:
-        # One timer serves many waits: it is seldom that one runs out.
+        # One timer serves many waits, because timeouts are rare.
         self._wait_until = until
         if until is not None and (self._timer is None or self._timer_at > until):
             self._start_timer(until)
@@ -166,16 +160,14 @@ class Connection(asyncio.Protocol):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    # What the transport calls.
+    # Called by the transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the transport."""
         self._transport = cast("asyncio.Transport", transport)
         self._poll = select.poll()
         self._poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
 
     def data_received(self, data: bytes) -> None:
-        """Read on."""
         self._bytes_without_body += len(data)
         try:
             self._parser.feed_data(data)
@@ -189,11 +181,10 @@ class Connection(asyncio.Protocol):
         self._wake()
 
     def eof_received(self) -> None:
-        """End what ends with the connection, which the transport closes now."""
+        """End a response that ends with the connection. The transport closes itself."""
         self._end()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Say so to whoever waits."""
         if error is None:
             self._end()
         self._break(failure.NETWORK)
@@ -208,24 +199,24 @@ class Connection(asyncio.Protocol):
         self._wake()
 
     def _break(self, fault: Problem) -> None:
-        """Give the connection up; a response that is whole, or a fault that came before, stays as it is."""
+        """Close the connection. A complete response or an earlier fault stays."""
         self._fault = self._fault or fault
         self.close()
 
-    # What the parser calls.
+    # Called by the parser.
 
     def on_message_begin(self) -> None:
-        """Refuse a response that nobody asked for."""
+        """Refuse an unrequested response."""
         if self._complete:
             raise httptools.HttpParserError("a second response")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep a header; a trailer is read over."""
+        """Keep a header; ignore trailers."""
         if not self._has_head:
             self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        """Take the status; an informational response is read over, whatever it says."""
+        """Keep the status; ignore informational responses."""
         status = self._parser.get_status_code()
         if status in _INFORMATIONAL:
             self.headers = []
@@ -237,33 +228,29 @@ class Connection(asyncio.Protocol):
         self._ends_with_connection = not chunked and b"content-length" not in self.fields
 
     def on_body(self, body: bytes) -> None:
-        """Keep a part of the body."""
         self._bytes_without_body = 0
         self._body.append(body)
         self._body_bytes += len(body)
 
     def on_message_complete(self) -> None:
-        """End the response."""
         if self._has_head:
             self._complete = True
             self._keep_alive = self._parser.should_keep_alive()
 
 
+# Further callers wait.
 CONNECTIONS_MAX: Final = 1000
-"""Most connections in use; who wants one more waits."""
 
 IDLE_MAX: Final = 100
-"""Most connections kept."""
 
 IDLE_SECONDS: Final = 60.0
-"""The time for which an idle one is kept."""
 
 _NEXT_ADDRESS_SECONDS: Final = 0.25  # RFC 8305, 5: the delay between attempts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """The address of the model server. `tls` is the context to meet it with, None for plain HTTP."""
+    """The address of the model server. `tls` is None for plain HTTP."""
 
     host: str
     port: int
@@ -271,13 +258,13 @@ class Origin:
 
 
 class Pool:
-    """The one used last is used first, so that the others grow old and go."""
+    """A connection pool. It reuses the most recent connection, so that the others time out."""
 
     def __init__(self, origin: Origin, *, idle_seconds: float = IDLE_SECONDS) -> None:
         self._origin = origin
         self._idle_seconds = idle_seconds
-        self._places = asyncio.Semaphore(CONNECTIONS_MAX)
-        # Each with the time at which it is too old, the oldest first.
+        self._slots = asyncio.Semaphore(CONNECTIONS_MAX)
+        # Idle connections by expiry time, oldest first.
         self._idle: dict[Connection, float] = {}
         self._open: set[Connection] = set()
         self._lookup: asyncio.Future[Sequence[AddrInfoType]] | None = None
@@ -286,12 +273,12 @@ class Pool:
         self._closed = False
 
     async def take(self) -> Connection:
-        """Return a connection that is open now; it goes back by `give`.
+        """Return an open connection. Return it with `give`.
 
         Raises:
-            ModelError: NETWORK.
+            ModelError: NETWORK
         """
-        await self._places.acquire()
+        await self._slots.acquire()
         try:
             while self._idle:
                 connection, _ = self._idle.popitem()
@@ -300,12 +287,12 @@ class Pool:
                 connection.close()
             return await self._connect()
         except BaseException:
-            self._places.release()
+            self._slots.release()
             raise
 
     def give(self, connection: Connection) -> None:
-        """Take a connection back: it is kept if its response was read to the end, and closed if not."""
-        self._places.release()
+        """Return a connection. It is kept if its response was read to the end, otherwise closed."""
+        self._slots.release()
         if self._closed or not connection.reusable or len(self._idle) >= IDLE_MAX:
             connection.close()
             return
@@ -315,7 +302,7 @@ class Pool:
             self._timer = loop.call_later(self._idle_seconds, self._sweep, loop.time)
 
     async def close(self) -> None:
-        """Close every connection, those in use too, and return when they are closed."""
+        """Close all connections, including those in use, and wait until they are closed."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -348,13 +335,13 @@ class Pool:
         return connection
 
     async def _addresses(self) -> Sequence[AddrInfoType]:
-        """Return the addresses of the model server, looked up once for all who wait for them."""
+        """Return the addresses of the model server. Concurrent callers share one lookup."""
         if self._lookup is None:
             self._lookup = asyncio.ensure_future(look_up(self._origin.host, self._origin.port))
-            self._lookup.add_done_callback(self._looked_up)
+            self._lookup.add_done_callback(self._lookup_done)
         return await shield(self._lookup)
 
-    def _looked_up(self, _: asyncio.Future[Sequence[AddrInfoType]]) -> None:
+    def _lookup_done(self, _: asyncio.Future[Sequence[AddrInfoType]]) -> None:
         self._lookup = None
 
     def _lost(self, connection: Connection) -> None:
@@ -364,7 +351,7 @@ class Pool:
             self._emptied.set()
 
     def _sweep(self, now: Callable[[], float]) -> None:
-        """Close what is too old, and come again for the oldest of the others."""
+        """Close expired connections, and schedule the next sweep."""
         self._timer = None
         for connection, expires_at in list(self._idle.items()):
             if expires_at > now():
@@ -379,10 +366,10 @@ _PAUSE_SECONDS: Final = 10.0
 
 
 class Breaker:
-    """A model server that is spared while it does not answer.
+    """A circuit breaker for a model server.
 
-    After 10 calls in a row without an answer, calls fail at once with PROVIDER_UNAVAILABLE, except for one every 10 s.
-    The first answer ends that. A rate limit is an answer. `monotonic` is a clock.
+    After 10 calls in a row without an answer, calls fail immediately with PROVIDER_UNAVAILABLE, except for one every 10
+    s. The first answer closes the circuit. A rate limit counts as an answer. `monotonic` is a clock.
     """
 
     def __init__(self, model: ModelPort, monotonic: Callable[[], float]) -> None:
@@ -392,7 +379,11 @@ class Breaker:
         self._closed_until = 0.0
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[Piece, None]:
-        """Yield the pieces of an answer; raises ModelError."""
+        """Yield the pieces of an answer.
+
+        Raises:
+            ModelError
+        """
         self._enter(request)
         try:
             async with aclosing(self._model.stream(request)) as pieces:
@@ -412,8 +403,10 @@ class Breaker:
         if self._failures < _FAILURES_MAX:
             return
         if now < self._closed_until:
-            message = f"The model server has not answered {self._failures} calls in a row, and is asked again later."
+            message = (
+                f"The model server has not answered {self._failures} calls in a row. It will be tried again later."
+            )
             left = self._closed_until - now
             raise ModelError(Problem(reason=UNAVAILABLE, message=message, retry_after_seconds=left))
-        # Others wait for the end of this one.
+        # Other calls wait for the end of this one.
         self._closed_until = now + request.headers_timeout_seconds

@@ -1,7 +1,7 @@
-"""Calls that go to the model server without the openai client and httpx2.
+"""Calls to the model server without the openai client and httpx2.
 
-The openai client makes the head of a request once; each call puts its body
-behind it. `python -m bench.model_calls` says what that saves.
+The openai client makes the head of a request once, and each call appends its body. `python -m bench.model_calls`
+measures the savings.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ PATH: Final = "/chat/completions"
 HEADERS: Final = {
     "Content-Type": "application/json",
     "Accept": "text/event-stream",
-    # Events are small, and what is compressed comes late.
+    # Events are small, and compression delays them.
     "Accept-Encoding": "identity",
 }
 
 _SUCCESS: Final = 2
 _REDIRECT: Final = 3
 _PORTS: Final = {"http": 80, "https": 443}
-# What may stand in a line of a head; a line feed in a key would begin another.
+# Valid characters of a head line. A line feed in a key would start another line.
 _LINE: Final = re.compile(rb"[^\x00-\x08\x0a-\x1f\x7f]+")
 
 
 class RefusedError(Exception):
-    """The server answered with a status that is no success."""
+    """The server answered with an error status."""
 
     def __init__(self, response: httpx2.Response) -> None:
         self.response = response
@@ -42,7 +42,7 @@ class RefusedError(Exception):
 
 
 class _Sample(httpx2.AsyncBaseTransport):
-    """Takes a request instead of sending it."""
+    """Captures a request instead of sending it."""
 
     request: httpx2.Request
 
@@ -52,11 +52,10 @@ class _Sample(httpx2.AsyncBaseTransport):
 
 
 class Direct:
-    """Makes calls like one that the client was seen to make.
+    """Makes calls with a request head captured from the client.
 
-    Some only the client can make: where a proxy is configured, with an address
-    or a header that is not plain, and all after the server has redirected one.
-    `http` is what the client uses; its cookies are kept up.
+    Only the client can make calls through a proxy, calls with an unusual address or header, and all calls after a
+    redirect. `http` is the client's transport; its cookies are kept up to date.
     """
 
     def __init__(self, client: openai.AsyncOpenAI, http: httpx2.AsyncClient) -> None:
@@ -68,11 +67,11 @@ class Direct:
         self._redirected = False
 
     async def post(self, body: bytes) -> Response | None:
-        """Send `body`, and return the response once its head is there; None if the client has to make the call.
+        """Send `body`. Return the response once its head has arrived, or None if the client must make the call.
 
         Raises:
-            RefusedError: the status is no success.
-            ModelError: NETWORK.
+            RefusedError: the server answered with an error status.
+            ModelError: NETWORK
         """
         if self._request is None:
             self._request = await self._learn()
@@ -95,12 +94,11 @@ class Direct:
         return None
 
     async def close(self) -> None:
-        """Close all connections."""
         if self._pool is not None:
             await self._pool.close()
 
     async def _learn(self) -> httpx2.Request:
-        """Have the client make a request, and keep its head and where it goes to."""
+        """Capture a request of the client. Keep its head and its origin."""
         sample = _Sample()
         async with httpx2.AsyncClient(transport=sample, cookies=self._http.cookies) as http:
             client = self._client.with_options(http_client=http)
@@ -122,14 +120,14 @@ class Direct:
         return HttpxResponse(httpx2.Response(connection.status, headers=connection.headers, stream=stream))
 
     def _keep_cookies(self, request: httpx2.Request, connection: Connection) -> None:
-        """Give the client its cookies, and have it make the next head with them."""
+        """Pass cookies to the client, so that its next head contains them."""
         response = httpx2.Response(connection.status, headers=connection.headers, request=request)
         self._http.cookies.extract_cookies(response)
         self._request = None
 
 
 async def _error(connection: Connection) -> httpx2.Response:
-    """Return a response that is no success, with as much of its body as there is."""
+    """Return an error response with as much of its body as arrives."""
     body = bytearray()
     try:
         while len(body) < _ERROR_BYTES_MAX and (data := await connection.read()) is not None:
@@ -141,7 +139,7 @@ async def _error(connection: Connection) -> httpx2.Response:
 
 
 def _has_proxy(url: httpx2.URL) -> bool:
-    """Return whether the client may use a proxy. NO_PROXY counts only where it names just this host, or all."""
+    """Return whether the client may use a proxy. NO_PROXY only counts if it names exactly this host, or all."""
     proxies = getproxies()
     direct = {host.strip() for host in proxies.get("no", "").split(",")}
     return bool((proxies.get(url.scheme) or proxies.get("all")) and not direct & {url.host, "*"})

@@ -1,4 +1,4 @@
-"""Failures of a model call, by status code and kind of fault, never by text."""
+"""Failures of a model call, classified by status and kind of fault, never by text."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pawl.agent_loop.model import request as model
 from pawl.agent_loop.model.request import Problem
 from pawl.chassis.rpc.retry import asked_seconds
 
+# Read this much of a body or an error text.
 READ_BYTES_MAX: Final = 16 * 1024
-"""Bytes of a body, and characters of what it says, that are looked at."""
 
 _CHARACTERS_MAX: Final = 300
 _DEPTH_MAX: Final = 5
@@ -44,10 +44,10 @@ _STATUS_OF_CODE: Final = {
 
 
 def of_json(value: Any, depth: int = _DEPTH_MAX) -> str:
-    """Return what an error says to people; empty if nothing is found.
+    """Return an error's message for people, or an empty text.
 
-    Understood are text, `{"error": {"message": text}}`, `{"error": text}`, `{"detail": text}`,
-    `{"detail": [{"msg": text}]}`, `{"message": text}`, and these inside each other and in lists.
+    Accepts text, `{"error": {"message": text}}`, `{"error": text}`, `{"detail": text}`, `{"detail": [{"msg": text}]}`,
+    `{"message": text}`, and these nested and in lists.
     """
     if isinstance(value, str):
         return value
@@ -61,7 +61,7 @@ def of_json(value: Any, depth: int = _DEPTH_MAX) -> str:
 
 
 def error_of(body: str) -> Any:
-    """Return the error that the body of a response holds: its JSON, or what HTML or plain text says to people."""
+    """Return the error in a response body: its JSON, or the text of HTML or plain text."""
     try:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError):
@@ -74,12 +74,12 @@ def error_of(body: str) -> Any:
 
 
 def status_of(error: Any) -> int | None:
-    """Return the HTTP status that a reported error stands for, by its code and never by its text; None if none."""
+    """Return the HTTP status that a reported error's code means, ignoring its text; None if unknown."""
     return next((status for code in codes(error) if (status := _status(code)) is not None), None)
 
 
 def codes(error: Any) -> tuple[Any, ...]:
-    """Return the codes of a reported error, the innermost first."""
+    """Return the codes of a reported error, innermost first."""
     inner = error.get("error") if isinstance(error, dict) else None
     return tuple(one.get(key) for one in (inner, error) if isinstance(one, dict) for key in _CODES)
 
@@ -90,9 +90,9 @@ def _status(code: Any) -> int | None:
     return code if type(code) is int and 400 <= code < 600 else None  # noqa: PLR2004  # 4xx and 5xx
 
 
-def on_one_line(words: str) -> str:
-    """Return ": words" as one line of what a person reads; the caller ends the sentence. Nothing of nothing."""
-    seen = words[:READ_BYTES_MAX]
+def on_one_line(texts: str) -> str:
+    """Return ": words" on one line, without a final period; empty for no words."""
+    seen = texts[:READ_BYTES_MAX]
     line = " ".join("".join(letter if letter.isprintable() else " " for letter in seen).split())
     if len(line) > _CHARACTERS_MAX:
         line = line[:_CHARACTERS_MAX] + "..."
@@ -100,9 +100,9 @@ def on_one_line(words: str) -> str:
 
 
 _AUTH: Final = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
-# Those that say that the same request may be taken later.
+# Statuses after which the same request may succeed later.
 _LATER: Final = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT)
-# Those with which servers refuse an image; some say 404 where a model takes none.
+# Servers refuse images with these statuses; some answer 404 if a model accepts none.
 _CONTENT: Final = (
     HTTPStatus.BAD_REQUEST,
     HTTPStatus.NOT_FOUND,
@@ -113,17 +113,17 @@ _CONTENT: Final = (
 
 TRUNCATED: Final = Problem(reason="STREAM_TRUNCATED", message="The model server's answer broke off.")
 EMPTY: Final = Problem(reason="EMPTY_STREAM", message="The model server's answer was empty.")
+# The connection could not be opened, or was lost.
 NETWORK: Final = Problem(reason=model.NETWORK, message="The model server cannot be reached.")
-"""The connection could not be made, or was lost."""
+# Not retryable: the next answer would likely be too large as well.
 TOO_LARGE: Final = Problem(
     reason="STREAM_TOO_LARGE", message="The model server's answer is too large.", retryable=False
 )
-"""Asking again would give the like."""
 ROUND_TIMEOUT: Final = Problem(
     reason=model.ROUND_TIMEOUT,
     failure_class=FailureClass.LIMIT,
     retryable=False,
-    message="The round took longer than it may.",
+    message="The round exceeded its time limit.",
 )
 CONTENT_FILTER: Final = Problem(
     reason=model.CONTENT_FILTER,
@@ -134,19 +134,18 @@ CONTENT_FILTER: Final = Problem(
 
 
 def http_status(status: int, *, error: Any = "", retry_after_seconds: float | None = None) -> Problem:
-    """Return the problem of a response that is not a success; `error` is what it says, in any form.
+    """Return the problem of an error response. `error` is its content in any form.
 
-    408, 409, 429 and 5xx are worth another attempt. A code that says that the
-    credential is wrong counts more than the status.
+    408, 409, 429 and 5xx are retryable. A code that reports a wrong credential overrides the status.
     """
     if status_of(error) == HTTPStatus.UNAUTHORIZED and status < HTTPStatus.INTERNAL_SERVER_ERROR:
         status = HTTPStatus.UNAUTHORIZED
-    said = on_one_line(of_json(error))
+    detail = on_one_line(of_json(error))
     group, retryable, message = FailureClass.PROVIDER, False, f"The model server refused the request (HTTP {status})"
     if status in _AUTH:
         group, message = FailureClass.AUTH, f"The model server refused the credential (HTTP {status})"
-        # What it says about a credential that it does not know may repeat it.
-        said = said if status == HTTPStatus.FORBIDDEN else ""
+        # The message about an unknown credential may repeat it.
+        detail = detail if status == HTTPStatus.FORBIDDEN else ""
     elif status == HTTPStatus.TOO_MANY_REQUESTS:
         group, retryable, message = FailureClass.RATE, True, "The model server is at its rate limit (HTTP 429)"
     elif status >= HTTPStatus.INTERNAL_SERVER_ERROR:
@@ -157,46 +156,44 @@ def http_status(status: int, *, error: Any = "", retry_after_seconds: float | No
         reason=f"HTTP_{int(status)}",
         failure_class=group,
         retryable=retryable,
-        message=f"{message}{said}.",
+        message=f"{message}{detail}.",
         retry_after_seconds=retry_after_seconds if retryable else None,
         refuses_content=status in _CONTENT and TOO_LONG not in codes(error),
     )
 
 
 def reported(error: Any) -> Problem:
-    """Return the problem of an error that the server reports inside a stream.
+    """Return the problem of an error reported inside a stream.
 
-    A code that is an HTTP status, or stands for one, counts like it; anything
-    else is a failure of the server.
+    A code that is or means an HTTP status counts as that status; anything else is a server failure.
     """
     status = status_of(error)
     if status is not None:
         return http_status(status, error=error)
-    said = on_one_line(of_json(error))
-    return Problem(reason="STREAM_ERROR", message=f"The model server reported an error{said}.")
+    detail = on_one_line(of_json(error))
+    return Problem(reason="STREAM_ERROR", message=f"The model server reported an error{detail}.")
 
 
 def garbled(data: bytes = b"") -> Problem:
-    """Return the problem of bytes that are no chunk; plain text among them is what the server says."""
-    said = on_one_line(of_json(error_of(data.decode(errors="replace"))))
-    return Problem(reason="STREAM_GARBLED", message=f"The model server sent data that cannot be read{said}.")
+    """Return the problem of bytes that are not a chunk. Plain text in them is used as the server's message."""
+    detail = on_one_line(of_json(error_of(data.decode(errors="replace"))))
+    return Problem(reason="STREAM_GARBLED", message=f"The model server sent data that cannot be read{detail}.")
 
 
 def headers_timeout(seconds: float) -> Problem:
-    """Return the problem of a server that does not begin to answer."""
+    """Return the problem of a server that did not start to answer in time."""
     return Problem(reason=model.HEADERS_TIMEOUT, message=f"The model server did not answer within {seconds:g} s.")
 
 
 def idle_timeout(seconds: float) -> Problem:
-    """Return the problem of a stream that fell silent."""
+    """Return the problem of a stream that stalled."""
     return Problem(reason="IDLE_TIMEOUT", message=f"The model server was silent for {seconds:g} s.")
 
 
 def retry_after_seconds(headers: Mapping[str, str], *, now: float) -> float | None:
-    """Return how long a response asks to wait: `retry-after-ms`, or Retry-After in seconds or as a date.
+    """Return how long a response asks to wait, from `retry-after-ms`, or Retry-After in seconds or as a date.
 
-    `now` is the time of day in seconds since 1970. None where neither header is
-    there (RFC 9110, 10.2.3), or says no such thing.
+    `now` is in seconds since 1970. None if neither header has a valid value (RFC 9110, 10.2.3).
     """
     milliseconds = asked_seconds(headers.get("retry-after-ms", ""))
     return asked_seconds(headers.get("retry-after", ""), now=now) if milliseconds is None else milliseconds / 1000

@@ -1,7 +1,7 @@
-"""Fields of a model's answer that Pawl does not know, put together from their chunks and kept as they came.
+"""Unknown fields of a model's answer, assembled from its chunks and kept verbatim.
 
-Nothing is parsed and written again: numbers, escapes and the order of keys stay
-what the model server wrote, because it may have signed them.
+They are never parsed and re-encoded: numbers, escapes and key order stay as the model server wrote them, because it may
+have signed them.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+# Of all unknown fields of one answer.
 BYTES_MAX: Final = 512 * 1024
-"""Most bytes that the unknown fields of one answer may have together."""
 
+# The key of the calls' fields within the message's: a list with one object per call, in order.
 CALLS: Final = "tool_calls"
-"""The place of the fields of calls among those of their message: a list with an object for each call, in order."""
 
+# The object inside a call that has its own fields.
 FUNCTION: Final = "function"
-"""The object inside a call that has fields of its own."""
 
 RawObject: TypeAlias = dict[str, msgspec.Raw]
 
@@ -33,16 +33,15 @@ _write: Final = msgspec.json.Encoder().encode
 class Fields:
     """The unknown fields of one object of an answer.
 
-    What comes more than once is more of the same: lists and texts go on, objects
-    are joined key by key, of anything else the last stands. What is repeated
-    word for word counts once, unless it is a list.
+    Repeated fields are combined: lists and texts are concatenated, objects are merged by key, and for other values the
+    last one wins. An identical repetition counts once, unless it is a list.
     """
 
     def __init__(self) -> None:
         self._values: dict[str, list[bytes]] = {}
 
     def add(self, object_json: bytes) -> None:
-        """Take more fields, as a JSON object; empty bytes are none."""
+        """Add fields from a JSON object; empty bytes mean none."""
         if object_json:
             _collect(self._values, _read(object_json))
 
@@ -52,10 +51,10 @@ class Fields:
 
 
 def unknown(whole: Mapping[str, msgspec.Raw], known: Collection[str]) -> RawObject:
-    """Return the fields of an object that are not `known` and say something.
+    """Return the fields that are neither `known` nor empty.
 
     Raises:
-        UnicodeDecodeError: one of them is no JSON.
+        UnicodeDecodeError: a field is not valid JSON.
     """
     left = {name: value for name, value in whole.items() if name not in known}
     for value in left.values():
@@ -64,7 +63,7 @@ def unknown(whole: Mapping[str, msgspec.Raw], known: Collection[str]) -> RawObje
 
 
 def with_calls(message_json: bytes, calls_json: Iterable[bytes]) -> bytes:
-    """Return the fields of a message and of its calls as one JSON object; empty for none."""
+    """Return the fields of a message and its calls as one JSON object; empty for none."""
     of_calls = [call or b"{}" for call in calls_json]
     if all(call == b"{}" for call in of_calls):
         return message_json
@@ -73,7 +72,7 @@ def with_calls(message_json: bytes, calls_json: Iterable[bytes]) -> bytes:
 
 
 def of_message(state_json: bytes) -> tuple[RawObject, list[RawObject]]:
-    """Return what `with_calls` put together: the fields of the message, and those of each call."""
+    """Split the result of `with_calls` into the fields of the message and of each call."""
     if not state_json:
         return {}, []
     fields = _read(state_json)
@@ -99,7 +98,7 @@ def _object(values: Mapping[str, list[bytes]], depth: int) -> bytes:
 
 
 def _joined(parts: list[bytes], depth: int) -> bytes:
-    """Return the one value that several parts make."""
+    """Combine several values of one field."""
     begins = {part[:1] for part in parts}
     if len(parts) == 1 or len(begins) > 1:
         return parts[-1]

@@ -1,7 +1,7 @@
-"""Names of tools as model servers allow them: ^[a-zA-Z0-9_-]{1,64}$, so without the dot of `<source>.<tool>`.
+"""Tool names that model servers allow: ^[a-zA-Z0-9_-]{1,64}$, without the dot of `<source>.<tool>`.
 
-A dot goes out as two underscores. Where another tool of the same request has
-that name, a digest is added, so that what comes back means one tool.
+A dot becomes two underscores. If another tool of the request has that name, a digest is added, so that names stay
+unique.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NOT_ALLOWED: Final = re.compile(r"[^a-zA-Z0-9_-]")
 
 
 class Names:
-    """The names of one request, there and back. The same tools give the same names."""
+    """Maps the tool names of one request in both directions. Deterministic."""
 
     def __init__(self, offered: Iterable[str]) -> None:
         names = sorted(set(offered))
@@ -32,16 +32,16 @@ class Names:
         for name in dotted:
             self._outward[name] = free = next(form for form in _forms(name) if form not in taken)
             taken.add(free)
+        # Original names by the changed names that the model sees.
         self.inward: Mapping[str, str] = {form: name for name, form in self._outward.items()}
-        """The names here of the tools that have another one towards the model server."""
 
     def outward(self, name: str) -> str:
-        """Return what a tool is called towards the model server, also one that is not offered any more."""
+        """Return a tool's name for the model server, including tools that are no longer offered."""
         return self._outward.get(name) or (next(_forms(name)) if "." in name else name)
 
 
 def _forms(name: str) -> Iterator[str]:
-    """Give what a name with a dot may be called, the first choice first."""
+    """Yield possible names for a name with a dot, in order of preference."""
     plain = _NOT_ALLOWED.sub("_", name.replace(".", _DOT))
     if len(plain) <= _CHARACTERS_MAX:
         yield plain
@@ -53,12 +53,12 @@ def _forms(name: str) -> Iterator[str]:
 
 
 def names_of(request: ModelRequest) -> Names:
-    """Return the names of the tools that a request offers."""
+    """Return the names of the tools in a request."""
     return Names(str(_function(tool).get("name", "")) for tool in request.tools)
 
 
 def renamed(request: ModelRequest, names: Names) -> ModelRequest:
-    """Return the request with the names that the model server allows: in tools, history and choice."""
+    """Replace the names in tools, history and choice by those that the model server allows."""
     choice = request.tool_choice
     return msgspec.structs.replace(
         request,

@@ -1,4 +1,4 @@
-"""A model call: what is asked, the pieces that come back, and how it can fail."""
+"""A model call: its request, the pieces of its answer, and its errors."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from pawl.values import Usage
 class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One call of a model.
 
-    `messages`, `tools`, `tool_choice`, `response_format` and `reasoning_effort` are
-    in the form of the chat-completions protocol and go to the model server as they
-    are; None leaves a field out.
+    `messages`, `tools`, `tool_choice`, `response_format` and `reasoning_effort` are in chat-completions format and are
+    sent unchanged. None omits a field.
     """
 
     model: str
@@ -29,12 +28,12 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_effort: str | None = None
     headers_timeout_seconds: float = 30.0
     idle_timeout_seconds: float = 45.0
+    # The rest of the round's active time, from the start of the call.
     deadline_seconds: float = 120.0
-    """The rest of the round's active time, from the start of the call."""
 
 
 class TextPiece(msgspec.Struct, frozen=True, kw_only=True):
-    """More of the answer's text."""
+    """More text of the answer."""
 
     text: str
 
@@ -46,14 +45,14 @@ class ReasoningPiece(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallPiece(msgspec.Struct, frozen=True, kw_only=True):
-    """More of a tool call. Any field may be missing; see `Assembly` for what belongs together."""
+    """More of a tool call. Any field may be missing; see `Assembly` for how fragments are matched."""
 
     index: int | None = None
     call_id: str = ""
     name: str = ""
     arguments: str = ""
+    # Unknown fields, as a JSON object in the form of a call; empty for none.
     fields_json: bytes = b""
-    """More of its fields that Pawl does not know: a JSON object in the form of a call; empty for none."""
 
 
 class RefusalPiece(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +62,7 @@ class RefusalPiece(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProviderState(msgspec.Struct, frozen=True, kw_only=True):
-    """More fields of the message that Pawl does not know: a JSON object. The server gets them back byte for byte."""
+    """Unknown fields of the message, as a JSON object. The server gets them back byte for byte."""
 
     fields_json: bytes
 
@@ -71,7 +70,7 @@ class ProviderState(msgspec.Struct, frozen=True, kw_only=True):
 class UsageReport(Usage, frozen=True, kw_only=True):
     """Usage of this call so far. A later report replaces an earlier one.
 
-    `prompt_bytes` is the size of the prompt whose tokens the model server did report, else 0.
+    `prompt_bytes` is the size of the prompt if the model server reported its tokens, otherwise 0.
     """
 
     model_calls: int = 1
@@ -79,7 +78,7 @@ class UsageReport(Usage, frozen=True, kw_only=True):
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True):
-    """The model server says that the answer is complete. `reason` is informative only."""
+    """The model server reported the end of the answer. `reason` is informational."""
 
     reason: str
 
@@ -91,18 +90,18 @@ NETWORK: Final = "NETWORK"
 CONTENT_FILTER: Final = "CONTENT_FILTER"
 EMPTY_ANSWER: Final = "EMPTY_ANSWER"
 HEADERS_TIMEOUT: Final = "HEADERS_TIMEOUT"
+# The server was not called, because many calls in a row had no answer.
 UNAVAILABLE: Final = "PROVIDER_UNAVAILABLE"
-"""It was not asked: it has not answered many calls in a row."""
 _OUTAGES: Final = frozenset({NETWORK, HEADERS_TIMEOUT, UNAVAILABLE})
 
+# Lower-case finish reasons of an answer that reached a limit.
 CUT_OFF: Final = frozenset({"length", "max_tokens", "model_length", "max_output_tokens"})
-"""Finish reasons, in small letters, of an answer that reached a limit before its end."""
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """The failure of a model call, which is made again, if `retryable`, after at least `retry_after_seconds`.
+    """The failure of a model call. If `retryable`, the call can be retried after `retry_after_seconds`.
 
-    `reason` goes into RoundRetrying. `message` is one sentence for the user and holds no secret.
+    `reason` is used in RoundRetrying. `message` is one sentence for the user and contains no secret.
     """
 
     reason: str
@@ -110,17 +109,17 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     failure_class: FailureClass = FailureClass.PROVIDER
     retryable: bool = True
     retry_after_seconds: float | None = None
+    # True if the server refused the content of the request, and not because of its length.
     refuses_content: bool = False
-    """True if the model server does not take what the request says, and not for its length."""
 
     @property
     def is_outage(self) -> bool:
-        """True if the model server cannot be reached or cannot answer now, whatever the request."""
+        """True if the model server is unreachable or cannot answer now, regardless of the request."""
         return self.retryable and (self.reason in _OUTAGES or self.reason.startswith("HTTP_"))
 
 
 class ModelError(Exception):
-    """A model call failed. Nothing is retried below this error: whoever catches it decides, by its problem."""
+    """A model call failed. Lower layers do not retry; the caller decides based on the problem."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -131,15 +130,12 @@ class ModelPort(Protocol):
     """A model server."""
 
     def stream(self, request: ModelRequest) -> AsyncGenerator[Piece, None]:
-        """Call the model and give the pieces of its answer as they come.
+        """Call the model and yield the pieces of its answer as they arrive.
 
-        Consume it inside `contextlib.aclosing`: that closes the connection when
-        the consumer is cancelled or stops early. A stream that ends normally is
-        whole, and one `Finished` is among its last pieces; every other end
-        raises. Deadlines count only while the next piece is awaited. Its texts may
-        have NUL and lone surrogates, which `Assembly` and `Coalescer` replace.
+        Use it inside `contextlib.aclosing`, which closes the connection when the consumer is cancelled or stops early.
+        A stream that ends normally is complete, and one `Finished` is among its last pieces. Deadlines only count while
+        the consumer awaits a piece. Texts may have NUL and lone surrogates, which `Assembly` and `Coalescer` replace.
 
         Raises:
-            ModelError: the call failed; pieces given before are void if it is
-                made again.
+            ModelError: the call failed. Its pieces are void if the call is retried.
         """

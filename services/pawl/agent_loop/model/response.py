@@ -1,9 +1,7 @@
-"""The body of a successful response, read the same way whoever fetched it.
+"""Bodies of successful responses, read the same way over both transports, and the decoder of server-sent events.
 
-Server-sent events from bytes, however the bytes were cut.
-
-Follows "Parsing an event stream" of the HTML standard, for what a model server
-sends: event names and ids are read over, a comment is nothing but a life sign. `Answer` drops a byte order mark.
+The decoder follows "Parsing an event stream" of the HTML standard as far as model servers need it. It ignores event
+names, ids and comments. `Answer` removes a byte order mark.
 """
 
 from __future__ import annotations
@@ -21,22 +19,22 @@ from pawl.agent_loop.model.request import ModelError
 
 
 class Response(Protocol):
-    """A response whose head is there."""
+    """A response whose head has arrived."""
 
     async def read(self, *, until: float) -> bytes | None:
-        """Return what came of the body, or None at its end. `until` is a time of the loop's clock.
+        """Return the body bytes that arrived, or None at the end. `until` is by the loop's clock.
 
         Raises:
-            TimeoutError: nothing came up to then.
-            ModelError: STREAM_TRUNCATED, STREAM_GARBLED or NETWORK.
+            TimeoutError: nothing arrived before `until`.
+            ModelError: STREAM_TRUNCATED, STREAM_GARBLED or NETWORK
         """
 
     async def close(self) -> None:
-        """Leave the connection for the next call if the body was read to its end; close it if not."""
+        """Release the connection for reuse if the body was read to its end; otherwise close it."""
 
 
 class DirectResponse:
-    """The bytes of a connection as they are."""
+    """The raw bytes of a connection."""
 
     def __init__(self, connection: Connection, pool: Pool) -> None:
         self.read = connection.read
@@ -48,7 +46,7 @@ class DirectResponse:
 
 
 class HttpxResponse:
-    """A body as httpx2 reads it: it takes encodings off."""
+    """A body that httpx2 reads and decodes."""
 
     def __init__(self, response: httpx2.Response) -> None:
         self._response = response
@@ -85,20 +83,20 @@ class DirectStream(httpx2.AsyncByteStream):
         self._pool.give(self._connection)
 
 
+# Per event and per line.
 EVENT_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Most bytes of one event, or of one line."""
 
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
 
 
 class EventTooLargeError(Exception):
-    """An event, or a line, is over EVENT_BYTES_MAX."""
+    """An event or a line exceeds EVENT_BYTES_MAX."""
 
 
 class SseDecoder:
-    """Gives the data of each event as soon as the event is whole.
+    """Returns the data of each event as soon as it is complete.
 
-    The same bytes give the same events, wherever they are cut.
+    The same bytes give the same events, regardless of how they are split.
     """
 
     def __init__(self) -> None:
@@ -126,12 +124,12 @@ class SseDecoder:
         return events
 
     def flush(self) -> bytes | None:
-        """Return the data of the event that the end of the stream left open, if there is one.
+        """Return the data of an unfinished event at the end of the stream, if there is one.
 
-        The standard drops it; servers that forget the last empty line are why it is kept.
+        The standard drops it. It is kept because some servers omit the last empty line.
 
         Raises:
-            EventTooLargeError: that event is too large.
+            EventTooLargeError: the event is too large.
         """
         events: list[bytes] = []
         self._buffer += b"\n\n"
@@ -143,7 +141,7 @@ class SseDecoder:
         for line_end, next_start in [match.span() for match in _LINE_END.finditer(self._buffer, self._scanned)]:
             self._take_line(bytes(self._buffer[start:line_end]), events)
             start = next_start
-        # A CR ends its line at once; the LF that may follow belongs to it.
+        # A CR ends its line immediately; a LF right after it belongs to it.
         self._after_cr = start == len(self._buffer) and self._buffer.endswith(b"\r")
         del self._buffer[:start]
         self._scanned = len(self._buffer)

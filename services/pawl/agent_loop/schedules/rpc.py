@@ -1,7 +1,7 @@
 """pawl.agent.v1.ScheduleService, and the firing of schedules.
 
-The ledger says when a schedule is due and makes the run; what the run is to be like is worked out here, as for a run
-that its user starts.
+The ledger decides when a schedule is due and creates the run. This module prepares the run's message, as for a run that
+its user starts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from pawl.agent.v1 import schedule_pb2 as pb
 from pawl.agent_loop.api import convert
-from pawl.agent_loop.schedules.starting import NO_REQUEST, PASSING, Starting, caller_of, surely
+from pawl.agent_loop.schedules.starting import NO_REQUEST, RETRYABLE, Starting, caller_of, fire_safely
 from pawl.chassis.identity.auth import Principal, require_user
 from pawl.chassis.ids import RequestId, check_id
 from pawl.chassis.process.clock import Clock
@@ -31,22 +31,22 @@ from pawl.job.v1.schedules_pb2 import DueSchedule
 
 _SERVICE: Final = "/pawl.agent.v1.ScheduleService"
 _CLAIMED_MAX: Final = 64
-# Many are due at full hours. A few at a time are fired, so that people who start runs hardly notice; when that has
-# taken two seconds, as where very many are due or the machine is busy, twice as many, and so on each second.
+# Many schedules are due at full hours. Fire only a few at a time, so that users who start runs hardly notice. If that
+# has taken two seconds, double the number, and again after each further second.
 _AT_ONCE: Final = 4
 _FEW_SECONDS: Final = 2
 _DOUBLED_MAX: Final = 3
 _PAUSE_SECONDS: Final = 0.02
 _TRIGGERS_MAX: Final = 8
 _WAIT_SECONDS_MIN: Final = 0.01
-_AWAY_SECONDS: Final = 1.0
+_RETRY_SECONDS: Final = 1.0
 _LATE_SECONDS: Final = 60
 
 
 class ScheduleServicer:
-    """Fires schedules that are due, and those that their users fire now. job-store, behind `stub`, keeps them.
+    """Fires due schedules, and schedules that users trigger. job-store, behind `stub`, stores them.
 
-    What is here needs agents; `forward` has job-store answer the rest.
+    Methods here need agents; `forward` passes the others to job-store.
     """
 
     def __init__(
@@ -89,65 +89,65 @@ class ScheduleServicer:
     async def trigger(
         self, caller: Principal, name: str, request_id: RequestId, backfill_time: Timestamp | None = None
     ) -> ScheduleFire:
-        """Fire a schedule of the caller now, or for a due time of the past; return the fire. Idempotent by request id.
+        """Fire a schedule of the caller now, or for a past due time. Return the fire. Idempotent by request id.
 
         Raises:
             ScheduleNotFound, RequestIdReused
-            DependencyUnavailable: the schedule changed all the time, or the ledger is unavailable.
+            DependencyUnavailable: the schedule kept changing, or the ledger is unavailable.
         """
         request = schedules_pb2.GetDueScheduleRequest(store_id=caller.store_id, user_id=caller.user_id, name=name)
         for _ in range(_TRIGGERS_MAX):
             found = await translated(self._stub.GetDueSchedule(request))
             if (fire := await self._fire(found.due, request_id, backfill_time)) is not None:
                 return fire
-        raise DependencyUnavailable("the schedule changes at this moment: try again")
+        raise DependencyUnavailable("the schedule is being changed: try again")
 
     async def backfill(
-        self, caller: Principal, name: str, begin: Timestamp, end: Timestamp, request_id: RequestId
+        self, caller: Principal, name: str, start: Timestamp, end: Timestamp, request_id: RequestId
     ) -> Sequence[ScheduleFire]:
-        """Fire a schedule for its due times of the past from `begin` on and before `end`; return the fires.
+        """Fire a schedule for its past due times from `start` until before `end`. Return the fires.
 
-        Idempotent by request id, for each due time.
+        Idempotent by request id and due time.
 
         Raises:
             ScheduleNotFound, InvalidField, TooLarge, RequestIdReused
-            DependencyUnavailable: as `trigger`; some of them may have fired.
+            DependencyUnavailable: like `trigger`; some due times may have been fired.
         """
         request = schedules_pb2.GetDueScheduleRequest(
-            store_id=caller.store_id, user_id=caller.user_id, name=name, begin_time=begin, end_time=end
+            store_id=caller.store_id, user_id=caller.user_id, name=name, begin_time=start, end_time=end
         )
         found = await translated(self._stub.GetDueSchedule(request))
-        return [await self.trigger(caller, name, _part_of(request_id, time), time) for time in found.past_times]
+        return [await self.trigger(caller, name, _part_id(request_id, time), time) for time in found.past_times]
 
     async def fire_forever(self) -> None:
-        """Fire what is due, as long as this process serves."""
-        begin = self._clock.monotonic()
+        """Fire due schedules until cancelled."""
+        start = self._clock.monotonic()
         while True:
             due, wait_seconds = await self._claim()
-            await self._fire_all(due, begin)
-            # Else what they are due for after that may have come meanwhile: so ask at once.
+            await self._fire_all(due, start)
+            # After a batch, more schedules may have become due: claim again immediately.
             if not due:
                 await self._clock.sleep(max(wait_seconds, _WAIT_SECONDS_MIN))
             if len(due) < _CLAIMED_MAX:
-                begin = self._clock.monotonic()
+                start = self._clock.monotonic()
 
     async def _claim(self) -> tuple[Sequence[DueSchedule], float]:
-        """Return schedules that are due, and the seconds until there may be more."""
+        """Return due schedules, and the seconds until there may be more."""
         try:
             claimed = await translated(
                 self._stub.ClaimSchedules(schedules_pb2.ClaimSchedulesRequest(schedules_max=_CLAIMED_MAX))
             )
             return claimed.schedules, claimed.wait_seconds
-        except PASSING:
-            return (), _AWAY_SECONDS
+        except RETRYABLE:
+            return (), _RETRY_SECONDS
 
-    async def _fire_all(self, due: Sequence[DueSchedule], begin: float) -> None:
+    async def _fire_all(self, due: Sequence[DueSchedule], start: float) -> None:
         left = list(due)
         while left:
-            seconds = self._clock.monotonic() - begin
+            seconds = self._clock.monotonic() - start
             at_once = _AT_ONCE << min(max(0, int(seconds) + 1 - _FEW_SECONDS), _DOUBLED_MAX)
             await asyncio.gather(
-                *(surely("schedule", each.owner, self._fire(each, NO_REQUEST)) for each in left[:at_once])
+                *(fire_safely("schedule", each.owner, self._fire(each, NO_REQUEST)) for each in left[:at_once])
             )
             if left := left[at_once:]:
                 await self._clock.sleep(_PAUSE_SECONDS)
@@ -158,8 +158,8 @@ class ScheduleServicer:
         message, refusal = await self._starting.message(caller_of(due.owner), due.definition, request_id)
         if message is not None:
             past_time = None if backfill_time is None else backfill_time.ToDatetime(tzinfo=UTC)
-            told = told_of(due, datetime.fromtimestamp(self._clock.now(), UTC), past_time)
-            instructions = "\n\n".join(filter(None, (message.options.instructions, told)))
+            note = fire_note(due, datetime.fromtimestamp(self._clock.now(), UTC), past_time)
+            instructions = "\n\n".join(filter(None, (message.options.instructions, note)))
             message.options.instructions = instructions
         request = schedules_pb2.FireScheduleRequest(
             due=due, message=message, refusal=refusal, request_id=request_id, backfill_time=backfill_time
@@ -168,8 +168,8 @@ class ScheduleServicer:
         return response.fire if response.HasField("fire") else None
 
 
-def told_of(due: DueSchedule, now: datetime, backfill_time: datetime | None = None) -> str:
-    """Return what the model of a run is told of the fire that started it."""
+def fire_note(due: DueSchedule, now: datetime, backfill_time: datetime | None = None) -> str:
+    """Return the note about the fire for the run's instructions."""
     expected_time = due.expected_time.ToDatetime(tzinfo=UTC) if due.HasField("expected_time") else None
     time = backfill_time or expected_time or now
     zone = due.definition.time_zone or "UTC"
@@ -185,7 +185,7 @@ def told_of(due: DueSchedule, now: datetime, backfill_time: datetime | None = No
     return f"This run belongs to the schedule {due.definition.name}. {how}"
 
 
-def _part_of(request_id: RequestId, time: Timestamp) -> RequestId:
-    """Return the id of the part of a request that is about one due time."""
+def _part_id(request_id: RequestId, time: Timestamp) -> RequestId:
+    """Return the request id for one due time of a request."""
     digest = hashlib.sha256(f"{request_id} {time.ToJsonString()}".encode()).hexdigest()
     return RequestId(f"backfill_{digest[:32]}") if request_id else NO_REQUEST

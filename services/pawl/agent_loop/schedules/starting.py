@@ -1,4 +1,4 @@
-"""The messages with which runs begin that nobody starts by hand, worked out as for one whom a user starts."""
+"""Prepares the messages of runs that schedules and triggers start, as if their user started them."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from pawl.job.v1.ledger_pb2 import SubmitMessageRequest
 from pawl.job.v1.schedules_pb2 import ScheduleOwner
 
 TEXT_BYTES_MAX: Final = 16 * 1024
-PASSING: Final = (Unavailable, DeadlineExceeded, Overloaded, Internal, Unimplemented)
-"""The errors that say nothing about what is to be started."""
+# Transient errors, which are not about the run to start.
+RETRYABLE: Final = (Unavailable, DeadlineExceeded, Overloaded, Internal, Unimplemented)
 NO_REQUEST: Final = RequestId("")
 
 _log = logs.get_logger(__name__)
@@ -38,7 +38,7 @@ Definition: TypeAlias = ScheduleDefinition | TriggerDefinition
 
 
 def caller_of(owner: ScheduleOwner) -> Principal:
-    """Return with whose rights runs are started."""
+    """Return the principal with whose rights the runs start."""
     return Principal(
         store_id=StoreId(owner.store_id),
         user_id=UserId(owner.user_id),
@@ -49,28 +49,28 @@ def caller_of(owner: ScheduleOwner) -> Principal:
     )
 
 
-async def surely(kind: str, owner: ScheduleOwner, firing: Awaitable[object]) -> None:
-    """Fire a schedule or a trigger; if that fails now, it will be claimed again."""
+async def fire_safely(kind: str, owner: ScheduleOwner, firing: Awaitable[object]) -> None:
+    """Fire a schedule or a trigger. If that fails now, it will be claimed again."""
     try:
         await firing
-    except (*PASSING, ScheduleNotFound, TriggerNotFound) as error:
+    except (*RETRYABLE, ScheduleNotFound, TriggerNotFound) as error:
         _log.info(f"{kind}.not_fired", store=owner.store_id, reason=error.reason)
-    except Exception:  # noqa: BLE001  # one keeps no other one from firing
+    except Exception:  # noqa: BLE001  # a failure must not affect the others
         _log.exception(f"{kind}.not_fired", store=owner.store_id)
 
 
 class Starting:
-    """Works out messages. `credential_is_gone` says whether the API key of a principal is not in force any more."""
+    """Prepares messages. `credential_is_gone` returns whether a principal's API key is no longer valid."""
 
     def __init__(self, messages: Messages, credential_is_gone: Callable[[Principal], bool]) -> None:
         self._messages = messages
         self._credential_is_gone = credential_is_gone
 
     async def check(self, caller: Principal, definition: Definition) -> None:
-        """Return if a run could be started so now.
+        """Check that a run can be started with this definition now.
 
         Raises:
-            AgentNotFound, InvalidField, InvalidId, TooLarge: it could not.
+            AgentNotFound, InvalidField, InvalidId, TooLarge: it cannot.
         """
         checks.text(definition.text, "definition.text", bytes_max=TEXT_BYTES_MAX)
         await self._message(caller, definition, NO_REQUEST)
@@ -78,16 +78,16 @@ class Starting:
     async def message(
         self, caller: Principal, definition: Definition, request_id: RequestId = NO_REQUEST
     ) -> tuple[SubmitMessageRequest | None, str]:
-        """Return the message of a run, or why there can be none.
+        """Return the message of a run, or why it cannot be started.
 
         Raises:
-            PASSING
+            PawlError: a transient error from PASSING.
         """
         try:
             if self._credential_is_gone(caller):
-                raise PermissionDenied("the API key with which it was saved or resumed last is gone or has lost a role")
+                raise PermissionDenied("the API key that last saved or resumed it was revoked or has lost a role")
             return await self._message(caller, definition, request_id), ""
-        except PASSING:
+        except RETRYABLE:
             raise
         except PawlError as error:
             return None, f"{error.reason}: {error.message}"

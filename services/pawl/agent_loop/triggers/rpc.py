@@ -1,7 +1,7 @@
 """pawl.agent.v1.TriggerService, and the events that fire triggers.
 
-The ledger says who may fire a trigger and makes the run; what the run is to be like is worked out here, as for a run
-that its user starts.
+The ledger decides who may fire a trigger and creates the run. This module prepares the run's message, as for a run that
+its user starts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from pawl.agent.v1 import trigger_pb2 as pb
 from pawl.agent_loop.loop.rules import checks
-from pawl.agent_loop.schedules.starting import PASSING, TEXT_BYTES_MAX, Starting, caller_of, surely
+from pawl.agent_loop.schedules.starting import RETRYABLE, TEXT_BYTES_MAX, Starting, caller_of, fire_safely
 from pawl.agent_loop.triggers import rules as outside
 from pawl.chassis.identity.auth import Principal, require_user
 from pawl.chassis.identity.roles import Role
@@ -34,15 +34,15 @@ HEADERS_MAX: Final = 100
 HEADERS_BYTES_MAX: Final = 16 * 1024
 _LINE_BYTES_MAX: Final = checks.MESSAGE_BYTES_MAX - TEXT_BYTES_MAX - 16
 _CLAIMED_MAX: Final = 64
-_TRIES_MAX: Final = 8
+_ATTEMPTS_MAX: Final = 8
 _WAIT_SECONDS_MIN: Final = 0.01
-_AWAY_SECONDS: Final = 1.0
+_RETRY_SECONDS: Final = 1.0
 
 
 class TriggerServicer:
-    """Fires triggers. job-store, behind `stub`, keeps them.
+    """Fires triggers. job-store, behind `stub`, stores them.
 
-    What is here needs agents, or parses what comes from outside; `forward` has job-store answer the rest.
+    Methods here need agents or parse untrusted data; `forward` passes the others to job-store.
     """
 
     def __init__(
@@ -86,14 +86,16 @@ class TriggerServicer:
         return pb.DeliverMailResponse(fire=fire, duplicate=fired.duplicate)
 
     async def check(self, caller: Principal, definition: TriggerDefinition) -> None:
-        """Return if the caller may have such a trigger, and a run could be started so now.
+        """Check that the caller may have this trigger, and that a run can be started with it now.
 
         Raises:
-            PermissionDenied: it has a mailbox, whose password belongs to the store, and the caller is no admin.
-            AgentNotFound, InvalidField, InvalidId, TooLarge: no run could be.
+            PermissionDenied: it has a mailbox, whose password belongs to the store, and the caller is not an admin.
+            AgentNotFound, InvalidField, InvalidId, TooLarge: no run can be started.
         """
         if definition.HasField("mailbox") and Role.ADMIN not in caller.rights:
-            raise PermissionDenied(f"the password of a mailbox belongs to the store: this needs the role {Role.ADMIN}")
+            raise PermissionDenied(
+                f"definition.mailbox requires the role {Role.ADMIN}, because its password belongs to the store"
+            )
         await self._starting.check(caller, definition)
 
     async def deliver_webhook(
@@ -103,7 +105,7 @@ class TriggerServicer:
 
         Raises:
             TriggerNotFound, BadSignature, WebhookTooOld, TriggerPaused, InvalidField, TooLarge
-            DependencyUnavailable: the trigger changed all the time, or the ledger is away.
+            DependencyUnavailable: the trigger kept changing, or the ledger is unavailable.
         """
         headers = _checked(headers, body)
         data = outside.read_body(body)
@@ -111,17 +113,17 @@ class TriggerServicer:
         request = triggers_pb2.CheckWebhookRequest(
             store_id=caller.store_id, trigger_id=trigger_id, headers=headers, body=body
         )
-        for _ in range(_TRIES_MAX):
+        for _ in range(_ATTEMPTS_MAX):
             checked = await translated(self._stub.CheckWebhook(request))
             event_id = event_id or checked.event_id or request_id or self._ids.new("evt")
             source = {"source": "webhook", "content_type": headers.get("content-type", "")[:200]}
             fired = await self._fire(checked.due, self._event(checked.due, event_id, source, data))
             if fired.HasField("fire"):
                 return fired
-        raise DependencyUnavailable("the trigger changes at this moment: try again")
+        raise DependencyUnavailable("the trigger is being changed: try again")
 
     async def deliver_mail(self, store_id: StoreId, mail: pb.DeliverMailRequest) -> FireTriggerResponse:
-        """Fire a trigger with a mail, unless one at or after its position was delivered before.
+        """Fire a trigger with a mail, unless a mail at or after its position was already delivered.
 
         Raises:
             TriggerNotFound
@@ -142,23 +144,23 @@ class TriggerServicer:
         return await self._fire(checked.due, event, mail=mail.position)
 
     async def fire_forever(self) -> None:
-        """Fire the events that have waited, as long as this process serves."""
+        """Fire waiting events until cancelled."""
         while True:
             wait_seconds = await self._fire_waiting()
             if wait_seconds:
                 await self._clock.sleep(max(wait_seconds, _WAIT_SECONDS_MIN))
 
     async def _fire_waiting(self) -> float:
-        """Fire events that have waited; return the seconds until there may be more."""
+        """Fire waiting events. Return the seconds until there may be more."""
         try:
             response = await translated(
                 self._stub.ClaimEvents(triggers_pb2.ClaimEventsRequest(events_max=_CLAIMED_MAX))
             )
-        except PASSING:
-            return _AWAY_SECONDS
+        except RETRYABLE:
+            return _RETRY_SECONDS
         await asyncio.gather(
             *(
-                surely("trigger", each.due.owner, self._fire(each.due, each.event, claimed=True))
+                fire_safely("trigger", each.due.owner, self._fire(each.due, each.event, claimed=True))
                 for each in response.events
             )
         )
@@ -170,7 +172,7 @@ class TriggerServicer:
         asked = TriggerDefinition()
         asked.CopyFrom(due.definition)
         asked.text = outside.put_into(asked.text, event.data)
-        if asked.conversation_pointer:  # Without one, an event that has waited fires as its trigger is now.
+        if asked.conversation_pointer:  # Otherwise, an event uses the trigger's current key.
             asked.conversation_key = event.conversation_key
         message, refusal = await self._starting.message(caller_of(due.owner), asked)
         request = triggers_pb2.FireTriggerRequest(
@@ -181,28 +183,31 @@ class TriggerServicer:
     def _event(self, due: DueTrigger, event_id: str, source: dict[str, str], data: dict[str, Any]) -> TriggerEvent:
         definition = due.definition
         time = datetime.fromtimestamp(int(self._clock.now()), UTC)
-        told = {**source, "trigger": definition.name, "event_id": event_id, "receive_time": time.isoformat()}
+        event_fields = {**source, "trigger": definition.name, "event_id": event_id, "receive_time": time.isoformat()}
         parsed = data.get("data")
         key = definition.conversation_key
         if definition.conversation_pointer:
             pointed = outside.pointed_at(parsed, definition.conversation_pointer)
-            # Of this trigger alone: no event gets into another conversation of its user.
+            # Prefix the trigger, so that no event can enter another conversation of its user.
             key = f"trigger:{due.trigger_id}:{pointed}" if pointed else ""
         lane: str | None = None
         if definition.debounce_seconds or definition.overlap != SCHEDULE_OVERLAP_ALLOW:
             pointer = definition.concurrency_pointer
             lane = (outside.pointed_at(parsed, pointer) or "") if pointer else ""
-        line = outside.line(told, data, bytes_max=_LINE_BYTES_MAX)
+        line = outside.line(event_fields, data, bytes_max=_LINE_BYTES_MAX)
         return TriggerEvent(event_id=event_id, lane=lane, data=line, conversation_key=key)
 
 
 def _checked(headers: Mapping[str, str], body: bytes) -> Mapping[str, str]:
-    """Return headers with names in lower case, if they and the body are within bounds."""
+    """Check the sizes, and return the headers with lower-case names."""
     if len(body) > BODY_BYTES_MAX:
-        raise TooLarge(f"a webhook has at most {BODY_BYTES_MAX} bytes", field="body")
+        raise TooLarge(f"body may have at most {BODY_BYTES_MAX} bytes", field="body")
     if len(headers) > HEADERS_MAX or sum(len(name) + len(value) for name, value in headers.items()) > HEADERS_BYTES_MAX:
-        raise TooLarge(f"there are at most {HEADERS_MAX} headers, of {HEADERS_BYTES_MAX} characters", field="headers")
+        raise TooLarge(
+            f"headers may have at most {HEADERS_MAX} entries and {HEADERS_BYTES_MAX} characters in total",
+            field="headers",
+        )
     lower = {name.lower(): value for name, value in headers.items()}
     if len(lower) < len(headers):
-        raise InvalidField("a header is there twice", field="headers")
+        raise InvalidField("headers must not repeat a name", field="headers")
     return lower

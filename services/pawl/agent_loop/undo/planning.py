@@ -1,4 +1,4 @@
-"""Reading from the ledger what an undo is about."""
+"""Reads the calls for an undo from the ledger, and plans it."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _READS_AT_ONCE_MAX: Final = 16
 async def sources(
     channel: grpc.aio.Channel, store_id: StoreId, user_id: UserId, run_id: RunId
 ) -> tuple[UndoSource, ...]:
-    """Return the calls of a run, each with the calls that have tried to undo it, without the contents of results.
+    """Return the calls of a run, each with the calls that tried to undo it, without result contents.
 
-    What is not kept of a job has one source, which says so.
+    Trimmed rounds of a job have one common source with their number.
 
     Raises:
         RunNotFound: the user has no such run.
@@ -50,26 +50,26 @@ async def sources(
         request.page_token = page.next_page_token
         if not page.next_page_token:
             break
-    places = asyncio.Semaphore(_READS_AT_ONCE_MAX)
+    slots = asyncio.Semaphore(_READS_AT_ONCE_MAX)
 
     async def source(call: Call) -> UndoSource:
         if undo.inverse_of(call) is None:
             return UndoSource(call=call)
-        async with places:
-            return UndoSource(call=call, tries=await _tries(stub, store_id, user_id, call.call_id))
+        async with slots:
+            return UndoSource(call=call, attempts=await _attempts(stub, store_id, user_id, call.call_id))
 
     found = tuple(await asyncio.gather(*map(source, calls)))
     if not (trimmed and calls):
         return found
-    # Before all others, so that an undo comes to it last.
+    # First, so that the undo reaches it last.
     like_them = replace(calls[0], call_id=CallId(""), round=0, end_time=None)
     return (UndoSource(call=like_them, trimmed_rounds=trimmed), *found)
 
 
-async def _tries(
+async def _attempts(
     stub: ledger_pb2_grpc.LedgerServiceAsyncStub, store_id: StoreId, user_id: UserId, call_id: CallId
 ) -> tuple[Call, ...]:
-    tries: list[Call] = []
+    attempts: list[Call] = []
     for attempt in itertools.count(1):
         request = ledger_pb2.GetCallRequest(
             store_id=store_id, user_id=user_id, call_id=undo.undo_call_id(CallId(call_id), attempt)
@@ -78,12 +78,12 @@ async def _tries(
             response = await translated(stub.GetCall(request))
         except CallNotFound:
             break
-        tries.append(undo.slim(wire.CALL.read(response.call)))
-    return tuple(tries)
+        attempts.append(undo.slim(wire.CALL.read(response.call)))
+    return tuple(attempts)
 
 
 async def plan(run: Run, *, channel: grpc.aio.Channel, tool_calls: ToolCalls, retry: Retry) -> Fact:
-    """Return what an undo does, with the versions of the tools that it needs, or that it cannot begin."""
+    """Return the plan of an undo with the tools it needs, or why it cannot start."""
     undone_run_id = run.undo.run_id if run.undo else RunId("")
     try:
         read = await retry.until_answered(lambda: sources(channel, run.store_id, run.user_id, undone_run_id))

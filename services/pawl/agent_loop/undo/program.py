@@ -1,6 +1,6 @@
-"""The program of an undo: one inverse after the other, then the report. Its cursor is the plan.
+"""The program of an undo: runs one inverse after the other, then reports. Its cursor is the plan.
 
-It calls no model, unless the user says something meanwhile: then the report comes first, and the model answers.
+It only calls the model if the user sends a message in the meantime: it reports first, and the model answers.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from pawl.values import RunState
 
 
 def follows(state: State, now: float) -> Decision:
-    """Return the next inverse once the one before it is settled, however it ended, or the end. See `Program`."""
+    """Return the next inverse once the previous one is settled, or the end. See `Program`."""
     planned = _plan(state)
     if planned is None:
         return PlanUndo()
     if state.loop.model_call is not None or state.open_calls:
         return Wait(until=None)
     if state.loop.steers:
-        # What was not begun is left as it is: the user has something to say about it.
+        # The remaining steps do not run, because the user intervened.
         return EnterSteers()
     if not planned.reported:
         step = undo.following(planned, state.calls)
@@ -46,20 +46,20 @@ def follows(state: State, now: float) -> Decision:
     return CallModel(round=state.run.round + 1, without_tools=True)
 
 
-def concluded(state: State, *, goes_on: bool) -> State:
-    """Return the state with the report in the conversation; it is a round of its own if the run goes on."""
+def concluded(state: State, *, continues: bool) -> State:
+    """Add the report to the conversation; as a round of its own if the run continues."""
     planned = _plan(state)
     if planned is not None and planned.reported:
         return state
-    said = undo.report(planned, state.run, state.calls)
+    report = undo.report(planned, state.run, state.calls)
     planned = replace(planned or undo.UndoPlan(), reported=True)
-    run = replace(state.run, output_text=said, round=state.run.round + goes_on)
+    run = replace(state.run, output_text=report, round=state.run.round + continues)
     state = replace(state, run=run, loop=replace(state.loop, cursor=planned))
-    return state.with_message(Message(role=Role.ASSISTANT, run_id=run.run_id, text=said))
+    return state.with_message(Message(role=Role.ASSISTANT, run_id=run.run_id, text=report))
 
 
 def reported(base: State, after: State) -> State:  # noqa: ARG001  # calls speak for themselves
-    """Return the state as it is."""
+    """Return the state unchanged."""
     return after
 
 

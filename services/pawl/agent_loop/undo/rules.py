@@ -1,7 +1,7 @@
-"""Taking the calls of a run back: which can be, in which order, and what it has come to.
+"""Rules for undoing the calls of a run: which can be undone, in which order, and the results.
 
-The calls that try to undo a call have ids that follow from its own. So it is
-known from the calls alone what was tried, and no try is made twice.
+The ids of undo attempts are derived from the call's id. So the calls alone show earlier attempts, and no attempt is
+made twice.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from pawl.values import WITH_PEOPLE, CallState, DecisionKind, EffectClass, Execu
 REASON_CHARACTERS_MAX: Final = 300
 _REPORT_LINES_MAX: Final = 50
 
+# Reasons of results of calls that may have had their effect, or may still have it.
 _IN_DOUBT: Final = frozenset({NOT_STOPPED, "TOOL_TIMEOUT"})
-"""Reasons of results of calls that may have had their effect, or may have it yet."""
 
 
 class UndoState(StrEnum):
-    """The fate of a call in an undo, expected or reached."""
+    """The expected or actual outcome of an undo for one call."""
 
     TO_UNDO = "TO_UNDO"
     RUNNING = "RUNNING"
@@ -42,7 +42,7 @@ class UndoState(StrEnum):
 
 
 class CallUndo(msgspec.Struct, frozen=True, kw_only=True):
-    """The meaning or the result of an undo for one call; `undo_call_id` is the last call that ran its inverse."""
+    """An undo's expected or actual effect on one call. `undo_call_id` is the last call that ran its inverse."""
 
     call_id: CallId
     tool_name: str
@@ -54,16 +54,16 @@ class CallUndo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UndoSource(msgspec.Struct, frozen=True, kw_only=True):
-    """A call of a run, and the calls that tried to undo it, oldest first. Contents of results may be left out."""
+    """A call of a run with the calls that tried to undo it, oldest first. Result contents may be left out."""
 
     call: Call
-    tries: tuple[Call, ...] = ()
+    attempts: tuple[Call, ...] = ()
+    # If positive, the source represents that many trimmed first rounds of a job, and `call` is a sample.
     trimmed_rounds: int = 0
-    """Over 0 it stands for the calls of so many first rounds of a job, which are not kept; `call` is like them."""
 
 
 class PlannedUndo(msgspec.Struct, frozen=True, kw_only=True):
-    """One inverse that an undo runs: as `undo_call_id`, to take `call_id` of the tool `tool_name` back."""
+    """One inverse that an undo runs, as call `undo_call_id`, to reverse `call_id`."""
 
     call_id: CallId
     undo_call_id: CallId
@@ -72,7 +72,7 @@ class PlannedUndo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UndoPlan(msgspec.Struct, frozen=True, kw_only=True, tag_field="program", tag="undo"):
-    """The plan of an undo: what it does, in order, and what it cannot do; `reported` once the conversation knows it."""
+    """The plan of an undo: its steps in order, and the calls it cannot undo. `reported` is true after the report."""
 
     steps: tuple[PlannedUndo, ...] = ()
     others: tuple[CallUndo, ...] = ()
@@ -80,35 +80,35 @@ class UndoPlan(msgspec.Struct, frozen=True, kw_only=True, tag_field="program", t
 
 
 def undo_call_id(call_id: CallId, attempt: int) -> CallId:
-    """Return the id of the call that tries for the `attempt`th time, from 1, to undo a call."""
+    """Return the id of the `attempt`th call, from 1, that tries to undo a call."""
     return CallId(f"undo_{attempt}_{hashlib.sha256(call_id.encode()).hexdigest()[:32]}")
 
 
 def inverse_of(call: Call) -> Inverse | None:
-    """Return what takes the effect of a call back, if it has one and something does."""
+    """Return the inverse of a call, if the call had an effect that can be reversed."""
     return call.result.inverse if call.state is CallState.SUCCEEDED and call.result is not None else None
 
 
 def in_order(sources: Iterable[UndoSource], call_id: CallId = CallId("")) -> tuple[UndoSource, ...]:
-    """Return all sources, or that of one call, in the order of an undo: what ended last comes first."""
+    """Return all sources or the source of one call, in undo order: latest end first."""
     chosen = (source for source in sources if call_id in {"", source.call.call_id})
     return tuple(sorted(chosen, key=_end, reverse=True))
 
 
-def judged(source: UndoSource, undo_run_id: RunId = RunId("")) -> CallUndo:
-    """Return what became of a call in the undo that is run `undo_run_id`, or what an undo would do with it now."""
+def outcome_of(source: UndoSource, undo_run_id: RunId = RunId("")) -> CallUndo:
+    """Return the outcome of a call in the undo run `undo_run_id`, or the expected outcome if an undo ran now."""
     call, inverse = source.call, inverse_of(source.call)
     if source.trimmed_rounds:
-        reason = f"The first {source.trimmed_rounds} iterations are not kept any more."
+        reason = f"The first {source.trimmed_rounds} iterations are no longer stored."
         state = UndoState.CANNOT_BE_UNDONE
         if call.effect_class is EffectClass.READ_ONLY:
-            state, reason = UndoState.NOTHING_TO_UNDO, "They only read."
+            state, reason = UndoState.NOTHING_TO_UNDO, "They were read-only."
         return CallUndo(call_id=CallId(""), tool_name=call.tool_name, state=state, reason=reason)
     if inverse is None:
         state, reason = _without_inverse(call)
         return CallUndo(call_id=call.call_id, tool_name=call.tool_name, state=state, reason=reason)
-    own = [each for each in source.tries if each.run_id == undo_run_id]
-    last = next(reversed(own or source.tries), None)
+    own = [each for each in source.attempts if each.run_id == undo_run_id]
+    last = next(reversed(own or source.attempts), None)
     state, reason = _tried(last, undo_run_id)
     return CallUndo(
         call_id=call.call_id,
@@ -122,14 +122,14 @@ def judged(source: UndoSource, undo_run_id: RunId = RunId("")) -> CallUndo:
 
 
 def plan(sources: Iterable[UndoSource], run: Run) -> UndoPlan:
-    """Return what the undo `run` does: inverses in the order in which they run, each call at most once."""
+    """Return the plan of the undo `run`, with each call at most once."""
     steps, others = [], []
     for source in in_order(sources, run.undo.call_id if run.undo else CallId("")):
-        found = judged(source, run.run_id)
+        found = outcome_of(source, run.run_id)
         if found.state is UndoState.TO_UNDO:
             step = PlannedUndo(
                 call_id=found.call_id,
-                undo_call_id=undo_call_id(found.call_id, len(source.tries) + 1),
+                undo_call_id=undo_call_id(found.call_id, len(source.attempts) + 1),
                 tool_name=found.tool_name,
                 summary=found.summary,
             )
@@ -140,12 +140,12 @@ def plan(sources: Iterable[UndoSource], run: Run) -> UndoPlan:
 
 
 def following(planned: UndoPlan, calls: Mapping[CallId, Call]) -> PlannedUndo | None:
-    """Return the next step of a plan, the first that has no call yet."""
+    """Return the first step of a plan that has no call yet."""
     return next((step for step in planned.steps if step.undo_call_id not in calls), None)
 
 
 def draft(run: Run, step: PlannedUndo, inverse: Inverse, now: float) -> Call:
-    """Return the call of a step, PROPOSED, in the round after the current one."""
+    """Return the call of a step in state PROPOSED, in the next round."""
     return Call(
         store_id=run.store_id,
         conversation_id=run.conversation_id,
@@ -162,7 +162,7 @@ def draft(run: Run, step: PlannedUndo, inverse: Inverse, now: float) -> Call:
 
 
 def report(planned: UndoPlan | None, run: Run, calls: Mapping[CallId, Call]) -> str:
-    """Return what an undo has come to, for people and for the model."""
+    """Return the report of an undo, for people and the model."""
     head = f"Undo of run {run.undo.run_id}" if run.undo else "Undo"
     if planned is None:
         return f"{head}: nothing was undone."
@@ -171,37 +171,37 @@ def report(planned: UndoPlan | None, run: Run, calls: Mapping[CallId, Call]) -> 
         return f"{head}: there was nothing to undo."
     undone = sum(each.state is UndoState.UNDONE for each in found)
     lines = [f"{head}: {undone} of {len(found)} calls with effects {'was' if undone == 1 else 'were'} undone."]
-    lines += map(_told, found[:_REPORT_LINES_MAX])
+    lines += map(_report_line, found[:_REPORT_LINES_MAX])
     if len(found) > _REPORT_LINES_MAX:
         lines.append(f"- and {len(found) - _REPORT_LINES_MAX} more")
     return "\n".join(lines)
 
 
 def request_text(run_id: RunId, call_id: CallId = CallId("")) -> str:
-    """Return the message that stands for the request in the conversation."""
+    """Return the message that represents the request in the conversation."""
     return f"[Undo of call {call_id} of run {run_id}]" if call_id else f"[Undo of run {run_id}]"
 
 
 def slim(call: Call) -> Call:
-    """Return a call without what the rules of an undo do not look at."""
+    """Return a call without the contents that the rules of an undo do not use."""
     result = call.result
     if result is not None and not result.is_error:
         result = replace(result, content_json=b"null")
     return replace(call, arguments_json=b"", proposed_arguments="", result=result)
 
 
-_TOLD: Final = {
+_STATE_TEXTS: Final = {
     UndoState.UNDONE: "undone",
-    UndoState.ALREADY_UNDONE: "was undone before",
-    UndoState.FAILED: "could not be undone now",
+    UndoState.ALREADY_UNDONE: "was already undone",
+    UndoState.FAILED: "could not be undone",
     UndoState.CANNOT_BE_UNDONE: "cannot be undone",
 }
 
 
-def _told(found: CallUndo) -> str:
+def _report_line(found: CallUndo) -> str:
     what = f"{found.tool_name} ({found.summary})" if found.summary else found.tool_name
     reason = f": {found.reason}" if found.reason else ""
-    return f"- {what} {_TOLD.get(found.state, 'not undone')}{reason}"
+    return f"- {what} {_STATE_TEXTS.get(found.state, 'not undone')}{reason}"
 
 
 def _outcome(step: PlannedUndo, run: Run, calls: Mapping[CallId, Call]) -> CallUndo:
@@ -218,31 +218,31 @@ def _without_inverse(call: Call) -> tuple[UndoState, str]:
     if call.imported:
         return UndoState.CANNOT_BE_UNDONE, "It was made elsewhere, before the conversation was imported."
     if call.effect_class is EffectClass.READ_ONLY:
-        return UndoState.NOTHING_TO_UNDO, "It only reads."
+        return UndoState.NOTHING_TO_UNDO, "It was read-only."
     if call.context is ExecutionContext.HUMAN or (call.question is not None and not call.attempt):
         return UndoState.NOTHING_TO_UNDO, "It was a question."
     if _is_in_doubt(call):
         return UndoState.CANNOT_BE_UNDONE, "It is not known whether it had its effect."
     if call.state is CallState.DETACHED:
-        return UndoState.CANNOT_BE_UNDONE, f"Job {call.child_run_id} does it: undo that run."
+        return UndoState.CANNOT_BE_UNDONE, f"Job {call.child_run_id} runs it: undo that run."
     if call.state is not CallState.SUCCEEDED:
         return UndoState.NOTHING_TO_UNDO, "It did not succeed."
     if _was_answered(call):
         return UndoState.NOTHING_TO_UNDO, "A person answered it; it was not run."
     if call.child_run_id:
         return UndoState.CANNOT_BE_UNDONE, f"Run {call.child_run_id} did it: undo that run."
-    return UndoState.CANNOT_BE_UNDONE, "Its tool gives no way back."
+    return UndoState.CANNOT_BE_UNDONE, "Its tool does not support undo."
 
 
 def _tried(last: Call | None, undo_run_id: RunId) -> tuple[UndoState, str]:
-    """Return what the last try came to, as the undo `undo_run_id` sees it."""
+    """Return the outcome of the last attempt, as seen by the undo run `undo_run_id`."""
     if last is None:
         return UndoState.TO_UNDO, ""
     own = last.run_id == undo_run_id
     if not last.settled:
         return UndoState.NEEDS_APPROVAL if last.state in WITH_PEOPLE else UndoState.RUNNING, ""
     if _is_in_doubt(last):
-        return UndoState.CANNOT_BE_UNDONE, "It is not known whether its inverse had its effect: it is not run again."
+        return UndoState.CANNOT_BE_UNDONE, "It is not known whether its inverse had its effect, so it is not run again."
     if last.state is CallState.SUCCEEDED and not _was_answered(last):
         return UndoState.UNDONE if own else UndoState.ALREADY_UNDONE, ""
     if not own:
@@ -274,9 +274,9 @@ def _why(call: Call) -> str:
             content = msgspec.json.decode(call.result.content_json)
         except msgspec.DecodeError:
             content = None
-    said = content.get("error") if isinstance(content, dict) else content
-    return _line(said) if isinstance(said, str) and said else f"The inverse ended {call.state.name}."
+    text = content.get("error") if isinstance(content, dict) else content
+    return _line(text) if isinstance(text, str) and text else f"The inverse ended {call.state.name}."
 
 
-def _line(said: str) -> str:
-    return " ".join(strict_json.storable(said).split())[:REASON_CHARACTERS_MAX]
+def _line(text: str) -> str:
+    return " ".join(strict_json.storable(text).split())[:REASON_CHARACTERS_MAX]

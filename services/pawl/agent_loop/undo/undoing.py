@@ -1,4 +1,4 @@
-"""Undo, for users: what it would do, asking for it, and what it has come to."""
+"""Undo for users: preview, start and report."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _log = logs.get_logger(__name__)
 
 
 class Undoing:
-    """Undoes runs. Needs the user of the run, or an admin of its store; to all others there is no such run."""
+    """Undoes runs. Only the run's user and admins of its store may use it; for others the run is not found."""
 
     def __init__(self, *, ledger: PublicLedger, defaults: RunDefaults) -> None:
         self._ledger = ledger
@@ -36,18 +36,18 @@ class Undoing:
             RunNotFound, CallNotFound, RunNotEnded
         """
         owner, _ = await self._ended_run(caller, run_id)
-        return await self._judged(owner, run_id, call_id)
+        return await self._outcomes(owner, run_id, call_id)
 
     async def start(self, caller: Principal, request_id: RequestId, run_id: RunId, call_id: CallId) -> run_pb2.Run:
-        """Create the run that undoes; durable when this returns. Idempotent by request id.
+        """Create the undo run. It is durable when this returns. Idempotent by request id.
 
         Raises:
             RunNotFound, CallNotFound, RunNotEnded, QueueFull, RequestIdReused
         """
         owner, run = await self._ended_run(caller, run_id)
         if call_id:
-            await self._judged(owner, run_id, call_id)
-        # What needed two people is not taken back by one.
+            await self._outcomes(owner, run_id, call_id)
+        # Calls that needed two people must not be undone by one.
         asked = AskedOptions(approvals_required=run.options.approvals_required)
         message = submission(
             owner,
@@ -65,24 +65,24 @@ class Undoing:
         return created
 
     async def report(self, caller: Principal, run_id: RunId) -> tuple[CallUndo, ...]:
-        """Return what an undo has come to so far, call by call, in its order.
+        """Return the results of an undo so far, call by call, in its order.
 
         Raises:
             RunNotFound
-            InvalidField: the run is no undo.
+            InvalidField: the run is not an undo.
         """
         owner, run = await self._run(caller, run_id)
         if not run.HasField("undo"):
-            raise InvalidField("the run is no undo", field="run_id")
-        return await self._judged(owner, RunId(run.undo.run_id), CallId(run.undo.call_id), run_id)
+            raise InvalidField("run_id: the run is not an undo", field="run_id")
+        return await self._outcomes(owner, RunId(run.undo.run_id), CallId(run.undo.call_id), run_id)
 
-    async def _judged(
+    async def _outcomes(
         self, owner: Principal, run_id: RunId, call_id: CallId, undo_run_id: RunId = RunId("")
     ) -> tuple[CallUndo, ...]:
         found = undo.in_order(await sources(self._ledger.channel, owner.store_id, owner.user_id, run_id), call_id)
         if call_id and not found:
             raise CallNotFound
-        return tuple(undo.judged(source, undo_run_id) for source in found)
+        return tuple(undo.outcome_of(source, undo_run_id) for source in found)
 
     async def _ended_run(self, caller: Principal, run_id: RunId) -> tuple[Principal, run_pb2.Run]:
         owner, run = await self._run(caller, run_id)
@@ -91,14 +91,14 @@ class Undoing:
         return owner, run
 
     async def _run(self, caller: Principal, run_id: RunId) -> tuple[Principal, run_pb2.Run]:
-        """Return a run that the caller may undo, and the user whose run it is, in whose name it is undone."""
+        """Return a run that the caller may undo, and its user as the principal of the undo."""
         try:
             return caller, await self._ledger.get_run(caller, run_id)
         except RunNotFound:
             if Role.ADMIN not in caller.roles:
                 raise
         run = (await self._ledger.get_run_as_service(caller, run_id)).run
-        # Whoever asks for it has started it, and is none of those who approve what it does.
+        # Record the caller as the delegate, so that they cannot approve the calls of the undo.
         owner = replace(
             caller, user_id=UserId(run.user_id), delegate_user_id=caller.user_id, roles=frozenset(run.user_roles)
         )

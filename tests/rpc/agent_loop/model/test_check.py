@@ -52,9 +52,9 @@ async def test_the_settings_of_a_picky_server_are_found() -> None:
     assert report.settings["PAWL_REASONING_ECHO"] == "none"
     said = "\n".join(report.lines)
     assert "<think>" in said
-    assert "tokens were used: they are estimated" in said
-    assert "cannot ask it for an answer in a form: The model server refused the request (HTTP 400): unknown" in said
-    assert "takes images and does not see them" in said
+    assert "report token usage: Pawl estimates" in said
+    assert "refuses response_format: The model server refused the request (HTTP 400): unknown" in said
+    assert "accepts images but does not see them" in said
     assert "PAWL_MODEL_INPUT" not in report.settings
 
 
@@ -71,7 +71,7 @@ async def test_what_a_server_makes_of_forms_and_images_is_found() -> None:
         report = await found(server.base_url)
         sent = server.requests[-1].body["messages"][0]["content"][1]["image_url"]["url"]
     assert report.settings["PAWL_MODEL_INPUT"] == "text,image"
-    assert "ok    it answers in the form that is asked for" in report.lines
+    assert "ok    it follows response_format" in report.lines
     assert base64.b64decode(sent.partition(",")[2]).startswith(b"\x89PNG")
     plain = {"when": {"user_contains": "What is 2 + 3?"}, "reply": {"text": "5"}}
     blind = {
@@ -82,8 +82,8 @@ async def test_what_a_server_makes_of_forms_and_images_is_found() -> None:
         report = await found(server.base_url)
     assert report.works, report.lines
     said = "\n".join(report.lines)
-    assert "takes a round more" in said
-    assert "it takes no images: The model server failed (HTTP 500): no images." in said
+    assert "take an extra round" in said
+    assert "it does not accept images: The model server failed (HTTP 500): no images." in said
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ async def test_what_a_server_makes_of_forms_and_images_is_found() -> None:
     [
         ({"fault": {"type": "status", "status": 401}}, "refused the credential"),
         ({"fault": {"type": "empty_stream"}}, "answer was empty"),
-        ({"text": "I would rather not."}, "did not call the tool"),
+        ({"text": "I would rather not."}, "did not call the requested tool"),
     ],
 )
 async def test_what_runs_cannot_work_with_is_said(reply: dict[str, Any], said: str) -> None:
@@ -105,10 +105,10 @@ async def test_what_runs_cannot_work_with_is_said(reply: dict[str, Any], said: s
 async def test_a_server_that_is_not_there_is_said() -> None:
     report = await found("http://127.0.0.1:9/v1", "")
     assert not report.works
-    assert "cannot be reached" in report.lines[0]
+    assert "is unreachable" in report.lines[0]
 
 
 def test_a_url_without_a_scheme_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["127.0.0.1:7622"])
-    assert "a URL begins with http:// or https://" in capsys.readouterr().err
+    assert "the URL must start with http:// or https://" in capsys.readouterr().err

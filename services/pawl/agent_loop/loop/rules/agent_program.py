@@ -1,4 +1,7 @@
-"""The program of an agent: the model says what is called, until it answers. It has no cursor: messages tell it all."""
+"""The program of an agent: the model requests calls until it answers.
+
+It has no cursor, because the messages are its state.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from pawl.values import RunState
 def follows(state: State, now: float) -> Decision:
     """Return the next model call once the batch is closed, or the end. See `Program`."""
     run = state.run
-    if run.is_turn and not run.round and not _is_told(state):
+    if run.is_turn and not run.round and not _has_unanswered_notices(state):
         return Finish(state=RunState.COMPLETED)
     if not (run.round or run.tools or state.tools_pinned):
         return PinTools()
@@ -41,21 +44,21 @@ def follows(state: State, now: float) -> Decision:
     return CallModel(round=run.round + 1, without_tools=is_last, is_last=is_last, summarise_to_number=to_number)
 
 
-def concluded(state: State, *, goes_on: bool) -> State:  # noqa: ARG001  # the model has the last word
-    """Return the state as it is."""
+def concluded(state: State, *, continues: bool) -> State:  # noqa: ARG001  # the model has the last word
+    """Return the state unchanged."""
     return state
 
 
 def reported(base: State, after: State) -> State:  # noqa: ARG001  # calls speak for themselves
-    """Return the state as it is."""
+    """Return the state unchanged."""
     return after
 
 
-def _is_told(state: State) -> bool:
-    """Return whether jobs have told something that the model has not answered."""
+def _has_unanswered_notices(state: State) -> bool:
+    """Return whether there are job notices that the model has not answered."""
     if state.notices:
         return True
-    # What an earlier run had begun to say or do about it, and did not end, is no answer.
+    # An answer that an earlier run started but did not finish does not count.
     answers_and_notices = (
         message
         for message in filter(state.is_own, reversed(state.messages))

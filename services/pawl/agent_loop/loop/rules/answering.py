@@ -1,12 +1,8 @@
-"""Changes of the state by the end of a model call.
+"""State changes at the end of a model call, and detection of a model that repeats itself (LOOP-5).
 
-The detection of a model that repeats itself (LOOP-5).
-
-Identical: the same name and canonical arguments. With a limit of 4, the run is
-stuck when a call is made for the fourth time, or when its last six rounds were
-A B A B A B, where A and B stand for everything that a round called. Neither the
-call nor any other of its round is executed: where the next round may be such a
-one, not even what only reads before its check has come back.
+Calls are identical if they have the same name and canonical arguments. With a limit of 4, the run is stuck when a call
+is made for the fourth time, or when its last six rounds were A B A B A B, where A and B are all calls of a round. No
+call of that round is executed. If the next round may be stuck, not even read-only calls run before their check.
 """
 
 from __future__ import annotations
@@ -44,16 +40,16 @@ _DIGITS: Final = 16
 
 
 def fingerprint(call: Call) -> str:
-    """Return what identical calls have in common. Calls that were refused count by the text the model wrote."""
+    """Return a key that identical calls share. For refused calls it uses the text that the model wrote."""
     arguments = call.arguments_json or call.proposed_arguments.encode()
     return _digest(call.tool_name.encode() + b"\0" + arguments)
 
 
 def count(loop: LoopState, calls: Sequence[Call], identical_max: int) -> LoopState:
-    """Return the state after the calls of one more round."""
+    """Return the state with the calls of one more round counted."""
     counts = dict(loop.call_counts)
     for key in map(fingerprint, calls):
-        # Taken out and put in again, so that the most recent ones stand last.
+        # Reinsert the key, so that recent calls are last.
         counts[key] = counts.pop(key, 0) + 1
     kept = dict(list(counts.items())[-_FINGERPRINTS_KEPT:])
     rounds = (*loop.round_fingerprints, _digest("".join(map(fingerprint, calls)).encode()))
@@ -61,7 +57,7 @@ def count(loop: LoopState, calls: Sequence[Call], identical_max: int) -> LoopSta
 
 
 def stuck_call(loop: LoopState, calls: Iterable[Call], identical_max: int) -> Call | None:
-    """Return the call of the last round by which the run is stuck, given the state that counts it."""
+    """Return the call of the last round that makes the run stuck, given the state that counts it."""
     calls = list(calls)
     repeated = next((call for call in calls if loop.call_counts.get(fingerprint(call), 0) >= identical_max), None)
     if repeated is not None or not calls:
@@ -71,9 +67,9 @@ def stuck_call(loop: LoopState, calls: Iterable[Call], identical_max: int) -> Ca
 
 
 def may_be_stuck(loop: LoopState, calls: Sequence[Call], identical_max: int) -> bool:
-    """Return whether the run may be found stuck once these calls are counted.
+    """Return whether the run may be stuck once these calls are counted.
 
-    They are not checked yet: which of them are identical to others only their canonical arguments will tell.
+    They are not checked yet, so their canonical arguments are unknown.
     """
     of_one_tool = max(Counter(call.tool_name for call in calls).values(), default=0)
     if max(loop.call_counts.values(), default=0) + of_one_tool >= identical_max:
@@ -87,7 +83,7 @@ def _takes_turns(last: Sequence[str], length: int) -> bool:
 
 
 def _alternation_length(identical_max: int) -> int:
-    # At least A B A B, however low the limit is.
+    # At least A B A B, even for a low limit.
     return 2 * max(2, identical_max - 1)
 
 
@@ -96,7 +92,7 @@ def _digest(data: bytes) -> str:
 
 
 def answered(state: State, fact: ModelAnswered, now: float) -> tuple[State, tuple[OwnerEvent, ...]]:
-    """Return the state with the answer: a message and its calls, or a summary."""
+    """Add the answer: a message and its calls, or a summary."""
     answer, opened = fact.answer, state.loop.model_call
     if opened is None:
         return state, ()
@@ -117,7 +113,7 @@ def answered(state: State, fact: ModelAnswered, now: float) -> tuple[State, tupl
         return _summarised(state, answer, opened.summarised_to_number), (ended,)
     limits = state.run.options.limits
     calls = tuple(
-        proposals.judged(call, fact.verdicts[call.call_id], state.run.options, now)
+        proposals.apply_verdict(call, fact.verdicts[call.call_id], state.run.options, now)
         if call.state is CallState.PROPOSED
         else call
         for call in fact.calls
@@ -127,22 +123,24 @@ def answered(state: State, fact: ModelAnswered, now: float) -> tuple[State, tupl
     loop = replace(state.loop, notes=notes)
     if within and not opened.without_tools:
         loop = _counted(loop, within, limits.identical_calls_max)
-    state = jobs.detached(replace(state, loop=loop).with_calls(calls), calls, fact.wishes, fact.verdicts, now)
+    state = jobs.detached(replace(state, loop=loop).with_calls(calls), calls, fact.terms, fact.verdicts, now)
     state = _with_message(state, fact, calls)
     events: list[OwnerEvent] = [ended]
     if answer.cut_off:
-        events.append(Warned(reason="ANSWER_CUT_OFF", message="The model's output limit cut its answer off."))
+        events.append(
+            Warned(reason="ANSWER_CUT_OFF", message="The model reached its output limit before the end of its answer.")
+        )
     if answer.fields_left_out:
-        message = "The model server's own fields are too large to be kept; it may miss them in the next request."
+        message = "The extra fields of the model server are too large to store; it may need them in the next request."
         events.append(Warned(reason="FIELDS_LEFT_OUT", message=message))
     if len(calls) > limits.calls_per_round_max:
-        message = f"The model asked for {len(calls)} calls at once; only {limits.calls_per_round_max} are run."
+        message = f"The model asked for {len(calls)} calls in one round; only {limits.calls_per_round_max} are run."
         events.append(Warned(reason="TOO_MANY_CALLS", message=message))
     return _filtered(state, answer) if not calls else state, tuple(events)
 
 
 def failed(state: State, fact: ModelFailed, now: float) -> tuple[State, tuple[OwnerEvent, ...]]:
-    """Return the state before the next attempt, waiting for the model server, or about to fail, with the partial text.
+    """Return the state that retries, waits for the model server or is about to fail, with the partial text.
 
     A turn that notices started does not wait for the server, because no user waits for it.
     """
@@ -152,8 +150,8 @@ def failed(state: State, fact: ModelFailed, now: float) -> tuple[State, tuple[Ow
     if fact.quota_end_time is not None:
         held = replace(state.loop, model_call=replace(opened, held=True, quota_waits=opened.quota_waits + 1))
         state = replace(state, loop=held, model_starts_in=None, quota_end_time=fact.quota_end_time)
-        told = Warned(reason=fact.error.reason, message=fact.error.message)
-        return state, () if opened.quota_waits else (told,)
+        warning = Warned(reason=fact.error.reason, message=fact.error.message)
+        return state, () if opened.quota_waits else (warning,)
     if fact.tokens_needed:
         return _not_made(state, opened, fact.tokens_needed)
     limits = state.run.options.limits
@@ -162,13 +160,13 @@ def failed(state: State, fact: ModelFailed, now: float) -> tuple[State, tuple[Ow
     usage = usage_of(fact.answer.usage)
     state = replace(state, run=replace(state.run, usage=opened.usage_before + usage))
     left = limits.round_timeout_seconds - state.round_active_seconds
-    # What the budget cut short was no failure of the model server, and is bounded by the top-ups.
+    # Output cut short by the budget is not a failure of the model server. Top-ups limit it.
     failures = opened.failures + (fact.error.reason != retry.BUDGET_EXHAUSTED)
     is_empty = fact.error.reason == EMPTY_ANSWER
-    # A model that says nothing twice will not say more the third time.
+    # A model that answered nothing twice will not answer the third time.
     error = replace(fact.error, retryable=False) if is_empty and opened.empty_answers else fact.error
     may_wait = error.is_outage and limits.provider_wait_seconds > 0 and not state.run.is_turn
-    # The round cuts no attempt off after which the run could still wait.
+    # End the attempts early enough that the run can still wait for the server within its round timeout.
     left_here = left - limits.model_headers_timeout_seconds if may_wait else left
     attempts_max = 0 if may_wait and error.reason == UNAVAILABLE else limits.model_attempts_max
     delay = retry.delay(error, failures=failures, attempts_max=attempts_max, left=left_here, jitter=fact.jitter)
@@ -196,7 +194,7 @@ def failed(state: State, fact: ModelFailed, now: float) -> tuple[State, tuple[Ow
     before, state = state.model, replace(state, loop=loop, model_starts_in=None if waits else delay or 0.0)
     if falls_back:
         state = _with_next_model(state, again)
-        message = f"The model {before} has failed for good: the run goes on with {state.model}."
+        message = f"The model {before} failed. The run continues with {state.model}."
         warned = (Warned(reason="MODEL_FALLBACK", message=message),)
     event = RoundRetrying(
         round=state.run.round + opened.summary,
@@ -212,7 +210,7 @@ def failed(state: State, fact: ModelFailed, now: float) -> tuple[State, tuple[Ow
 
 
 def _held_back(opened: OpenModelCall, error: Problem, wait_seconds: float, jitter: float, now: float) -> OpenModelCall:
-    """Return a call that waits for the model server; one that is not held back if it has waited for long enough."""
+    """Return the call waiting for the model server; not held if it has waited long enough."""
     since, waits = now if opened.outage_since is None else opened.outage_since, opened.outage_waits
     next_try = retry.next_try_time(error, since=since, waits=waits, wait_seconds=wait_seconds, jitter=jitter, now=now)
     held = next_try is not None
@@ -220,22 +218,22 @@ def _held_back(opened: OpenModelCall, error: Problem, wait_seconds: float, jitte
 
 
 def _with_next_model(state: State, opened: OpenModelCall) -> State:
-    """Return the state with the next model, which has all attempts before it."""
+    """Return the state with the next model, which gets all attempts again."""
     opened = replace(opened, failures=0, empty_answers=0)
-    # Another model may count tokens in another way.
+    # Another model may count tokens differently.
     loop = replace(state.loop, model_call=opened, fallbacks_used=state.loop.fallbacks_used + 1, counted_prompt=None)
     return replace(state, loop=loop)
 
 
 def _not_made(state: State, opened: OpenModelCall, tokens_needed: int) -> tuple[State, tuple[OwnerEvent, ...]]:
-    """Return the state with a call held back that costs more than what is left."""
+    """Return the state with the call held because it costs more tokens than are left."""
     held = replace(opened, held=True, tokens_needed=tokens_needed)
     state = replace(state, loop=replace(state.loop, model_call=held), model_starts_in=None)
-    return state, (Warned(reason=retry.BUDGET_EXHAUSTED, message=budget.said_of_need(state)),)
+    return state, (Warned(reason=retry.BUDGET_EXHAUSTED, message=budget.need_message(state)),)
 
 
 def cut(state: State, fact: ModelCut) -> State:
-    """Return the state with what the model had written until it was stopped."""
+    """Return the state with the model's output until it was stopped."""
     opened = state.loop.model_call
     if opened is None:
         return state
@@ -250,10 +248,9 @@ def cut(state: State, fact: ModelCut) -> State:
 
 
 def with_partial(state: State, shown: Shown) -> State:
-    """Keep what the last attempt had written as an interrupted message.
+    """Add the last attempt's output as an interrupted message.
 
-    `shown` is where its output is in the log; nowhere if it is of an attempt
-    whose output is void.
+    `shown` is where its output is in the log; empty if that output is void.
     """
     partial = state.loop.partial_text
     opened = state.loop.model_call
@@ -276,7 +273,7 @@ def _counted(loop: LoopState, calls: Sequence[Call], identical_max: int) -> Loop
     stuck = stuck_call(loop, calls, identical_max)
     if stuck is None:
         return loop
-    message = f"The model kept calling {stuck.tool_name} in the same way."
+    message = f"The model kept repeating the same call of {stuck.tool_name}."
     failure = RunFailure(failure_class=FailureClass.STUCK, reason="STUCK_LOOP", message=message)
     return replace(loop, failure=failure)
 
@@ -322,8 +319,8 @@ def _with_message(state: State, fact: ModelAnswered, calls: tuple[Call, ...]) ->
         last_output_seq=shown.last_seq,
         misfit="\n".join(output.faults),
     )
-    said = [jobs.alarms(state) if not calls else "", message.text or message.refusal]
-    run = replace(state.run, output_text="\n\n".join(filter(None, said)), output_json=output.output_json)
+    texts = [jobs.alarms(state) if not calls else "", message.text or message.refusal]
+    run = replace(state.run, output_text="\n\n".join(filter(None, texts)), output_json=output.output_json)
     said_nothing = is_silent and not message.refusal.strip()
     loop = replace(state.loop, misfits=state.loop.misfits + bool(output.faults), said_nothing=said_nothing)
     state = replace(state, run=run, loop=loop)
@@ -331,5 +328,4 @@ def _with_message(state: State, fact: ModelAnswered, calls: tuple[Call, ...]) ->
 
 
 def usage_of(report: UsageReport) -> Usage:
-    """Return what one model call used."""
     return Usage() + report

@@ -1,4 +1,4 @@
-"""From the pieces of a model's answer to the answer."""
+"""Assembles a model's answer from the pieces of its stream."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ from pawl.chassis import strict_json
 from pawl.chassis.strict_json import storable
 from pawl.errors import InvalidJson, TooLarge
 
+# Maximum for one call.
 ARGUMENTS_BYTES_MAX: Final = 256 * 1024
-"""Most bytes that the arguments of one call may have."""
 _decoder: Final = json.JSONDecoder()
 
 
 def is_json(arguments: str, kind: type = object) -> bool:
-    """Return whether arguments are strict JSON that is not too large, and of a kind."""
+    """Return whether arguments are strict JSON of this type within the size limit."""
     try:
         return isinstance(strict_json.loads(arguments.encode(), bytes_max=ARGUMENTS_BYTES_MAX), kind)
     except (InvalidJson, TooLarge):
         return False
 
 
-def _meant(fragments: Sequence[str]) -> str:
-    """Return the arguments that fragments spell: joined, unless only another reading is a JSON object.
+def _joined_arguments(fragments: Sequence[str]) -> str:
+    """Return the arguments that the fragments form: joined, unless only another reading is a JSON object.
 
-    Some servers send all arguments again in each fragment, `{}` first, or text after the object.
+    Some servers repeat all arguments in each fragment, send `{}` first, or add text after the object.
     """
     joined = storable("".join(fragments))
     if is_json(joined):
@@ -58,34 +58,34 @@ def _readings(fragments: Sequence[str], joined: str) -> Iterator[str]:
     yield joined.removeprefix("{}")
     with suppress(ValueError, RecursionError):
         end = _decoder.raw_decode(joined[:ARGUMENTS_BYTES_MAX])[1]
-        if not joined.startswith("{}") and "{" not in joined[end:]:  # broken arguments never become an empty object
+        if not joined.startswith("{}") and "{" not in joined[end:]:  # invalid arguments must not become an empty object
             yield joined[:end]
 
 
 class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole answer, or what came of it before it broke off."""
+    """A complete answer, or the part before the stream broke off."""
 
     text: str
     reasoning: str
+    # Complete calls as the model wrote them. The arguments may be invalid JSON.
     calls: tuple[CallPiece, ...]
-    """Each whole, as the model wrote it: its arguments may be anything, also no JSON."""
     refusal: str
+    # A JSON object of extra fields to send back with the message and its calls; empty for none.
     provider_state_json: bytes
-    """A JSON object of the extra fields that the message and its calls carry back; empty for none."""
     usage: UsageReport
+    # Empty if the answer broke off.
     finish_reason: str
-    """Empty when the answer broke off."""
+    # True if the unknown fields were too large, so that none was kept.
     fields_left_out: bool = False
-    """True if there were more unknown fields than are kept, so that none is."""
 
     @property
     def cut_off(self) -> bool:
-        """True if the answer reached the model's limit before its end."""
+        """True if the answer reached the model's output limit."""
         return self.finish_reason.lower() in CUT_OFF
 
     @property
     def empty(self) -> bool:
-        """True if the model said nothing: no text, no refusal, no call."""
+        """True if the answer has no text, refusal or call."""
         return not (self.text.strip() or self.refusal.strip() or self.calls)
 
 
@@ -99,15 +99,14 @@ class _OpenCall:
 
 
 class Assembly:
-    """Folds pieces into an answer.
+    """Assembles pieces into an answer.
 
-    Which fragments belong to one call: those with the same id; without an id,
-    those with the same index; without either, those after the same beginning. A
-    new id opens a new call even at an index that is in use, because some servers
-    send 0 for every call. A new id that comes with nothing but arguments goes
-    on with the call at its index, because some servers make up an id per
-    fragment. Calls stand in the order of their indexes where each has one, else
-    in the order in which they were opened. `names` are those of tools that the model knows by another one.
+    Fragments belong to one call if they have the same id; without an id, the same index; without either, if they follow
+    the same start. A new id starts a new call even if its index is in use, because some servers send 0 for every call.
+    A new id with only arguments continues the call at its index, because some servers generate an id per fragment.
+
+    Calls are sorted by index if each has one, otherwise by their start. `names` maps the model's names of tools to
+    their real names.
     """
 
     def __init__(self, names: Mapping[str, str] = MappingProxyType({})) -> None:
@@ -122,10 +121,9 @@ class Assembly:
         self._finish_reason = ""
 
     def add(self, piece: Piece) -> Piece:
-        """Fold `piece`, and return it as watchers should see it.
+        """Add `piece` and return it as watchers should see it.
 
-        A `CallPiece` comes back with `index` set to the call's position in the
-        answer; every other piece comes back as it is.
+        A `CallPiece` gets the call's position in the answer as `index`. Other pieces are unchanged.
         """
         match piece:
             case TextPiece():
@@ -152,7 +150,6 @@ class Assembly:
         return self._usage
 
     def answer(self) -> ModelAnswer:
-        """Return the answer so far."""
         calls = self._calls
         if all(call.index is not None for call in calls):
             calls = sorted(calls, key=lambda call: call.index or 0)
@@ -164,7 +161,7 @@ class Assembly:
                 CallPiece(
                     call_id=call.provider_call_id,
                     name=self._names.get(call.name, call.name),
-                    arguments=_meant(call.arguments),
+                    arguments=_joined_arguments(call.arguments),
                 )
                 for call in calls
             ),
@@ -198,7 +195,7 @@ class Assembly:
         return CallPiece(index=position, call_id=call.provider_call_id, name=name, arguments=piece.arguments)
 
     def _position(self, piece: CallPiece) -> int | None:
-        """Return the position of the call that `piece` goes on with, or None if it opens one."""
+        """Return the position of the call that `piece` continues, or None if it starts a call."""
         if piece.call_id:
             same_id = self._last(lambda call: call.provider_call_id == piece.call_id)
             if same_id is not None and (piece.index is None or self._calls[same_id].index in {None, piece.index}):
@@ -212,7 +209,7 @@ class Assembly:
         if not piece.name:
             return current
         if call.arguments:
-            return None if piece.name != call.name or is_json(_meant(call.arguments)) else current
+            return None if piece.name != call.name or is_json(_joined_arguments(call.arguments)) else current
         return None if piece.index is None and call.name else current
 
     def _last(self, test: Callable[[_OpenCall], bool]) -> int | None:

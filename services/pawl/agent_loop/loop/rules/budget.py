@@ -1,4 +1,4 @@
-"""The token budget of a run (LOOP-12): what it may use, what is left, and what counts where nobody reported it."""
+"""The token budget of a run (LOOP-12): its size, its use, and estimates of unreported usage."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from pawl.agent_loop.loop.rules.state import State
 from pawl.agent_loop.model.request import Problem, UsageReport
 from pawl.values import RunState, Usage, WaitKind
 
-# Prose has four bytes and more to a token, code and most other scripts have about three: rather too many tokens than
-# too few, so that what nobody reports is no way round a budget.
+# Prose has four or more bytes per token, code and most other scripts about three. Overestimating is safer: unreported
+# usage must not bypass a budget.
 _BYTES_PER_TOKEN: Final = 3
-# So much has no text on average: a server that counts less leaves something out, as what it had in its cache.
+# No text has more on average. A server that counts fewer tokens leaves something out, such as cached ones.
 _BYTES_PER_TOKEN_MAX: Final = 8
 _QUOTA_WAIT_SECONDS: Final = 300.0
 _QUOTA_WAITS_COUNTED_MAX: Final = 8
@@ -29,24 +29,24 @@ _QUOTA_WAITS_COUNTED_MAX: Final = 8
 TOO_LITTLE: Final = Problem(
     reason=BUDGET_EXHAUSTED,
     failure_class=FailureClass.LIMIT,
-    message="What is left of the token budget is less than the request costs.",
+    message="The request costs more tokens than are left of the budget.",
 )
 
 
 def tokens(state: State) -> int:
-    """Return what the run may use, top-ups included; 0 if it has no budget."""
+    """Return the run's token budget including top-ups; 0 means no budget."""
     tokens_max = state.run.options.limits.total_tokens_max
     return tokens_max + state.loop.tokens_added if tokens_max else 0
 
 
 def left(state: State) -> int | None:
-    """Return how many tokens may still be used, 0 if none; None if there is no budget."""
+    """Return how many tokens are left; None if there is no budget."""
     budget = tokens(state)
     return max(0, budget - used(state)) if budget else None
 
 
 def used(state: State) -> int:
-    """Return the tokens used of the run's budget, by itself and by runs that share it."""
+    """Return the tokens used of the run's budget, including by runs that share it."""
     own, shared_max = state.run.usage.total_tokens, state.shared_tokens_max
     return own if shared_max is None else max(own, tokens(state) - (shared_max - state.own_tokens))
 
@@ -58,7 +58,7 @@ def is_used_up(state: State) -> bool:
 
 
 def ends_run(state: State) -> bool:
-    """Return whether the run is to fail because its budget is used up, and it shall not wait or no top-up can help."""
+    """Return whether the run fails for lack of tokens, because it may not wait for a top-up or none can help."""
     does_not_wait = state.run.options.token_budget_policy is TokenBudgetPolicy.FAIL
     return is_used_up(state) and (does_not_wait or _is_beyond_top_ups(state))
 
@@ -74,25 +74,25 @@ def _needed_by_open_call(state: State) -> int:
 
 
 def missing(state: State) -> int:
-    """Return how many tokens a top-up must add at the least for the next model call, as far as that is known."""
+    """Return the minimum top-up for the next model call, as far as known."""
     last = state.loop.counted_prompt
-    # A prompt begins with the one before it.
+    # A prompt starts with the previous one.
     needed_tokens = _needed_by_open_call(state) or (last.tokens + 1 if last else 1)
     return max(1, needed_tokens - (left(state) or 0))
 
 
 def failure(state: State) -> RunFailure:
-    """Return why the run fails when it does not wait for a top-up."""
+    """Return the failure of a run that does not wait for a top-up."""
     message = f"The run has used up its budget of {tokens(state)} tokens."
     if left(state):
-        message = said_of_need(state)
+        message = need_message(state)
     if _is_beyond_top_ups(state):
-        message += f" Top-ups may raise it to {state.run.options.limits.topped_up_tokens_max} only."
+        message += f" Top-ups can raise it to at most {state.run.options.limits.topped_up_tokens_max}."
     return RunFailure(failure_class=FailureClass.LIMIT, reason=BUDGET_EXHAUSTED, message=message)
 
 
 def exhausted(state: State, now: float) -> Decision:
-    """Return what a run does whose budget is used up: it fails, or waits for a top-up as long as it may."""
+    """Decide for a run whose budget is used up: fail, or wait for a top-up within its timeout."""
     if ends_run(state):
         return Fail(failure=failure(state))
     deadline = state.loop.top_up_deadline_time
@@ -104,22 +104,23 @@ def exhausted(state: State, now: float) -> Decision:
 
 
 def quota_used_up(quota: AgentQuota) -> Problem:
-    """Return why a model call is not made whose agent has used up its tokens of the day."""
+    """Return why a model call is not made when the agent's daily quota is used up."""
     return Problem(
         reason=AGENT_QUOTA_EXHAUSTED,
         failure_class=FailureClass.LIMIT,
-        message=f"The runs of this agent have used up the {quota.tokens_max} tokens that they may use in a day (UTC).",
+        message=f"The runs of this agent have used up its quota of {quota.tokens_max} tokens per day (UTC).",
     )
 
 
 def waits_for_day(state: State, day_end_time: float, now: float) -> Decision:
-    """Return what a run does whose agent has used up its tokens of the day: it fails, or waits for the next one.
+    """Decide for a run whose agent's daily quota is used up: fail, or wait for the next day.
 
-    It looks again after 5 minutes, then after 20 and so on: the ledger wakes the runs that wait when the agent is given
-    more, and may do so just before this one does. Each time it pauses, also if this clock is ahead of the ledger's.
+    A waiting run checks again after 5 minutes, then 20 and so on. The ledger wakes waiting runs when the quota is
+    raised, but may do so just before this run parks. A minimum pause protects against a clock that is ahead of the
+    ledger's.
     """
     if state.run.options.token_budget_policy is TokenBudgetPolicy.FAIL:
-        message = "The runs of its agent have used up the tokens that they may use in a day (UTC)."
+        message = "The runs of this agent have used up its quota of tokens per day (UTC)."
         failure = RunFailure(failure_class=FailureClass.LIMIT, reason=AGENT_QUOTA_EXHAUSTED, message=message)
         return Fail(failure=failure)
     waits = min(state.loop.model_call.quota_waits, _QUOTA_WAITS_COUNTED_MAX) if state.loop.model_call else 1
@@ -128,21 +129,21 @@ def waits_for_day(state: State, day_end_time: float, now: float) -> Decision:
 
 
 def needed(state: State, prompt_tokens: int) -> int:
-    """Return what a call needs that cannot be made with what is left, its prompt and one token; 0 if it can be."""
+    """Return the tokens that a call needs, its prompt and one token, if fewer are left; 0 if it can be made."""
     rest = left(state)
     return prompt_tokens + 1 if rest is not None and rest <= prompt_tokens else 0
 
 
-def said_of_need(state: State) -> str:
+def need_message(state: State) -> str:
     """Return why the open call is not made, for people."""
     return (
-        f"The next model call needs about {_needed_by_open_call(state)} tokens, the descriptions of tools included; "
+        f"The next model call needs about {_needed_by_open_call(state)} tokens, including tool descriptions; "
         f"{left(state)} are left of the budget of {tokens(state)}."
     )
 
 
 def output_tokens_max(state: State, prompt_tokens: int) -> int | None:
-    """Return how many tokens the next answer may have: what was asked for, or what the prompt leaves of the budget."""
+    """Return the maximum length of the next answer: the requested one, or the budget that the prompt leaves."""
     asked, rest = state.run.options.output_tokens_max, left(state)
     if rest is None:
         return asked
@@ -151,26 +152,27 @@ def output_tokens_max(state: State, prompt_tokens: int) -> int | None:
 
 
 def cut_short(state: State, answer: ModelAnswer, output_tokens_max: int | None) -> Problem | None:
-    """Return what is wrong with an answer that ended because the budget did: half an answer is none."""
+    """Return the problem of an answer that ended because the budget did. Such a partial answer is not used."""
     is_budget = output_tokens_max is not None and output_tokens_max != state.run.options.output_tokens_max
     if not is_budget or not answer.cut_off:
         return None
     return Problem(
         reason=BUDGET_EXHAUSTED,
         failure_class=FailureClass.LIMIT,
-        message=f"The answer did not fit into what was left of the budget of {tokens(state)} tokens.",
+        message=f"The answer did not fit into the rest of the budget of {tokens(state)} tokens.",
     )
 
 
 def estimate(size_bytes: int) -> int:
-    """Return how many tokens so many bytes are taken for."""
+    """Estimate the tokens of so many bytes."""
     return -(-size_bytes // _BYTES_PER_TOKEN)
 
 
 def prompt_tokens(state: State, prompt_bytes: int) -> int:
-    """Return how many tokens the next prompt is taken for.
+    """Estimate the tokens of the next prompt.
 
-    What the model server counted of the last one, which the next one begins with, and an estimate of what came since.
+    It adds an estimate of the new part to the server's count of the previous prompt, because the next prompt starts
+    with it.
     """
     last = state.loop.counted_prompt
     if last is None:
@@ -180,7 +182,7 @@ def prompt_tokens(state: State, prompt_bytes: int) -> int:
 
 
 def counted(report: UsageReport, *, prompt_bytes: int, output_bytes: int) -> UsageReport:
-    """Return what a call used: what was reported of it, and an estimate of what was not."""
+    """Return the usage of a call, with estimates for unreported parts."""
     missing_input = 0 if report.input_tokens else estimate(prompt_bytes)
     missing_output = 0 if report.output_tokens else estimate(output_bytes)
     return replace(
@@ -192,8 +194,8 @@ def counted(report: UsageReport, *, prompt_bytes: int, output_bytes: int) -> Usa
     )
 
 
-def with_forgotten(state: State, usage: Usage) -> State:
-    """Return the state before whose next model call others were made of which nothing but their cost is kept."""
+def with_discarded(state: State, usage: Usage) -> State:
+    """Add the usage of discarded model calls to the state before the next one."""
     if usage == Usage():
         return state
     opened = state.loop.model_call
@@ -204,10 +206,9 @@ def with_forgotten(state: State, usage: Usage) -> State:
 
 
 def with_lost_call(state: State, usage_before: Usage) -> Usage:
-    """Return what the run has used when the worker that made the open call is gone.
+    """Return the run's usage after the worker that made the open call died.
 
-    What the call had shown is counted already; of one that had shown nothing,
-    the prompt counts.
+    Output that was shown is already counted. If none was shown, the prompt is added.
     """
     if state.run.usage != usage_before:
         return state.run.usage

@@ -1,4 +1,4 @@
-"""A tool call as the ledger has it. Names and meanings are those of pawl.event.v1."""
+"""A tool call in the ledger. Names and meanings follow pawl.event.v1."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pawl.values import (
 
 
 class ByPerson(msgspec.Struct, frozen=True, kw_only=True):
-    """What a person did: who, and by which credential and delegate; empty if not known, or for none."""
+    """The person who did something, with their credential and delegate; empty if unknown or none."""
 
     user_id: UserId
     credential_id: CredentialId = CredentialId("")
@@ -27,19 +27,19 @@ class ByPerson(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decided(ByPerson, frozen=True, kw_only=True):
-    """The decision about a call, with the person and the time."""
+    """A decision about a call, with the person and the time."""
 
     kind: DecisionKind
     reason: str = ""
     time: float = 0.0
+    # Of the arguments that were decided on, in hex; empty if unknown.
     arguments_sha256: str = ""
-    """Of the arguments that it is about, in hex; empty where it is not known."""
+    # The series that was decided on with the call; None if only the call was.
     series: Series | None = None
-    """The series that it is about, with the call; None if it is about the call alone."""
 
 
 class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The request to decide, and who approved it so far as this process knows: the ledger counts."""
+    """A request for a decision, with the approvals known to this process. The ledger counts them."""
 
     digest: str
     preview: str = ""
@@ -47,21 +47,21 @@ class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
     decision: Decided | None = None
     approvals_required: int = 1
     approvals: tuple[Decided, ...] = ()
+    # Approvals of the call before it was edited.
     earlier_approvals: tuple[Decided, ...] = ()
-    """Of what the call was before it was edited."""
     escalated: bool = False
+    # The series that can be granted with the call, or whose grant covers it.
     series: Series | None = None
-    """The series that can be granted with the call, or under whose grant it runs."""
 
     @property
     def edited(self) -> bool:
-        """True if somebody changed the arguments."""
+        """True if a person changed the arguments."""
         decided = (*self.approvals, self.decision) if self.decision else self.approvals
         return any(decision.kind is DecisionKind.EDIT for decision in decided)
 
 
 class OfferLease(msgspec.Struct, frozen=True, kw_only=True):
-    """The hold of a client on a front-end call."""
+    """A client's lease of a front-end call."""
 
     client_id: ClientId = ClientId("")
     offer_epoch: int = 0
@@ -69,7 +69,7 @@ class OfferLease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Inverse(msgspec.Struct, frozen=True, kw_only=True):
-    """The call that takes the effect of another one back; `summary` says to people, in one line, what it does."""
+    """The call that reverses another one. `summary` is one line for people."""
 
     tool_name: str
     arguments_json: bytes
@@ -77,7 +77,7 @@ class Inverse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a call; `content_json` is strict JSON. The model is not told of `inverse`."""
+    """The result of a call. `content_json` is strict JSON. The model does not see `inverse`."""
 
     content_json: bytes
     is_error: bool = False
@@ -98,10 +98,10 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     tool_name: str
     state: CallState
     provider_call_id: str = ""
+    # The name that the model used if another tool replaced it; otherwise empty.
     proposed_tool_name: str = ""
-    """The name that the model used, where another tool took its place; else empty."""
+    # The call that this one reverses; empty unless the run is an undo.
     undoes_call_id: CallId = CallId("")
-    """The call whose effect this one takes back; empty unless the run is an undo."""
     tool_version: int = 0
     context: ExecutionContext | None = None
     category: Category | None = None
@@ -123,17 +123,16 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     start_time: float | None = None
     end_time: float | None = None
     rule_id: str = ""
+    # The agent of its run; empty for the deployment's `default`.
     agent_name: str = ""
-    """The agent of its run; empty for the `default` of the deployment."""
-    """The rule that decided about it in place of a person, or asked for the person."""
+    # The run that does the call, if the call is or was DELEGATED or DETACHED.
     child_run_id: RunId = RunId("")
-    """The run that does it; only of a call that is or was DELEGATED, or is DETACHED."""
+    # True if it was made elsewhere and imported with its result.
     imported: bool = False
-    """True if it was made elsewhere: here it was never anything but settled."""
 
     @property
     def name_for_model(self) -> str:
-        """The name of the tool as the model used it."""
+        """The tool's name as the model used it."""
         return self.proposed_tool_name or self.tool_name
 
     @property
@@ -143,12 +142,12 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def asks_in_mid_execution(self) -> bool:
-        """True if its tool runs and asks a person something: it is asked on behalf of the tool, not of the model."""
+        """True if its running tool asks a person something, on behalf of the tool and not of the model."""
         return self.state is CallState.ASKED and self.attempt > 0
 
     @property
     def approved_digest(self) -> str:
-        """The digest of the approval that was given, empty if none was."""
+        """The digest of the approval; empty if the call was not approved."""
         decision = self.approval.decision if self.approval else None
         if self.approval is None or decision is None:
             return ""
@@ -156,7 +155,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def granted_series(self) -> Series | None:
-        """The series whose grant covers the call, once it may begin: given with it, or before it was made."""
+        """The series whose grant covers the call once it may start, whether granted with this call or earlier."""
         if self.approval is None:
             return None
         decision = self.approval.decision

@@ -1,4 +1,4 @@
-"""Checks of everything that comes from a client (LOOP-15)."""
+"""Validation of everything that clients send (LOOP-15)."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ OWN_TOOLS_BYTES_MAX: Final = 64 * 1024
 WAIT_SECONDS_MAX: Final = 60.0
 SEQ_MAX: Final = 2**63 - 1
 
+# Control characters other than tab, line feed and carriage return.
 CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
-"""The control characters; tab, line feed and carriage return are text."""
 
 
 def text(value: str, field: str, *, bytes_max: int, may_be_empty: bool = False) -> str:
-    """Return `value` if it is text of 1 to `bytes_max` bytes.
+    """Check a text of 1 to `bytes_max` bytes and return it.
 
     Raises:
         TooLarge: it is longer.
-        InvalidField: it is empty, or has control characters.
+        InvalidField: it is empty or has control characters.
     """
     if not value and not may_be_empty:
         raise InvalidField(f"{field} is empty", field=field)
@@ -44,7 +44,7 @@ def text(value: str, field: str, *, bytes_max: int, may_be_empty: bool = False) 
 
 
 def conversation_key(value: str) -> str:
-    """Return `value` if a conversation may have it as the key of a client, or if it is empty.
+    """Check a client's conversation key, which may be empty, and return it.
 
     Raises:
         TooLarge: it has more than 200 bytes.
@@ -55,21 +55,21 @@ def conversation_key(value: str) -> str:
 
 
 def own_tools(definitions: Sequence[bytes], field: str) -> Sequence[bytes]:
-    """Return the definitions of tools that are to come with a run, if they are not too many or too large.
+    """Check the serialized tools that a client supplies with a run, and return them.
 
     Raises:
-        InvalidField: they are more than 64.
+        InvalidField: there are more than 64.
         TooLarge: they have more than 64 KiB together.
     """
     if len(definitions) > OWN_TOOLS_MAX:
-        raise InvalidField(f"{field}: at most {OWN_TOOLS_MAX} tools come with a run", field=field)
+        raise InvalidField(f"{field} may have at most {OWN_TOOLS_MAX} tools", field=field)
     if sum(map(len, definitions)) > OWN_TOOLS_BYTES_MAX:
-        raise TooLarge(f"{field}: the tools of a run have at most {OWN_TOOLS_BYTES_MAX} bytes together", field=field)
+        raise TooLarge(f"{field} may have at most {OWN_TOOLS_BYTES_MAX} bytes in total", field=field)
     return definitions
 
 
 def result_json(content: bytes) -> bytes:
-    """Return `content` if it is strict JSON of at most 1 MiB.
+    """Check strict JSON of at most 1 MiB and return it.
 
     Raises:
         TooLarge, InvalidJson
@@ -79,7 +79,7 @@ def result_json(content: bytes) -> bytes:
 
 
 def arguments_json(content: bytes) -> bytes:
-    """Return `content` if it is a strict JSON object of at most 256 KiB.
+    """Check a strict JSON object of at most 256 KiB and return it.
 
     Raises:
         TooLarge, InvalidJson
@@ -90,10 +90,10 @@ def arguments_json(content: bytes) -> bytes:
 
 
 def fraction(value: float | None) -> float | None:
-    """Return `value` if it is absent or from 0 to 1.
+    """Check a fraction from 0 to 1, or None, and return it.
 
     Raises:
-        InvalidField: it is something else.
+        InvalidField
     """
     if value is not None and not 0 <= value <= 1:
         raise InvalidField("fraction must be from 0 to 1", field="fraction")
@@ -101,10 +101,10 @@ def fraction(value: float | None) -> float | None:
 
 
 def page_size(value: int) -> int:
-    """Return `value` if it is 0 (the ledger's own) or a size that a page may have.
+    """Check a page size and return it; 0 means the ledger's default.
 
     Raises:
-        InvalidField: it is larger.
+        InvalidField: it is larger than PAGE_SIZE_MAX.
     """
     if value > PAGE_SIZE_MAX:
         raise InvalidField(f"page_size may be at most {PAGE_SIZE_MAX}", field="page_size")
@@ -112,10 +112,10 @@ def page_size(value: int) -> int:
 
 
 def wait_seconds(value: float) -> float:
-    """Return `value` if a client may wait that long.
+    """Check a wait of 0 to 60 seconds and return it.
 
     Raises:
-        InvalidField: it is not from 0 to 60.
+        InvalidField
     """
     if not math.isfinite(value) or not 0 <= value <= WAIT_SECONDS_MAX:
         raise InvalidField("wait_seconds must be from 0 to 60", field="wait_seconds")
@@ -123,7 +123,7 @@ def wait_seconds(value: float) -> float:
 
 
 def seq(value: int, field: str) -> int:
-    """Return `value` if a log can be that long.
+    """Check a seq and return it.
 
     Raises:
         InvalidField

@@ -1,4 +1,4 @@
-"""Few events from many pieces: what watchers see of an answer, and when."""
+"""Combines the pieces of an answer into fewer events for watchers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pawl.chassis.strict_json import storable
 
 INTERVAL_SECONDS: Final = 0.1
 PIECES_MAX: Final = 10
+# Limits the size of one event.
 OUTPUT_CHARACTERS_MAX: Final = 64 * 1024
-"""Most characters of one output, so that no event is too large for a watcher."""
 
 DisplayPiece = TextPiece | ReasoningPiece | RefusalPiece | CallPiece
 
@@ -24,29 +24,24 @@ DisplayPiece = TextPiece | ReasoningPiece | RefusalPiece | CallPiece
 class Coalescer:
     """Holds pieces back until it is time to show them.
 
-    The first piece is due at once, later ones when 10 wait or 100 ms after the
-    last output. So 100 pieces at once give at most 11 outputs, and at 20 ms a
-    piece at most 22. Within one output the order between text, reasoning and
-    calls is lost; the order within each is kept. `now` is any clock in seconds
-    that never goes back.
+    The first piece is due immediately, later ones when 10 are held or 100 ms after the last output. So 100 pieces in
+    one burst give at most 11 outputs, and at 20 ms per piece at most 22. Within one output, the order between text,
+    reasoning and calls is lost; the order within each is kept. `now` is any monotonic clock in seconds.
     """
 
     def __init__(self, head: OutputDelta) -> None:
-        """Make outputs that are like `head`, which has nothing in it."""
+        """Outputs are copies of `head`, which has no content."""
         self._head = head
         self._pieces: list[DisplayPiece] = []
         self._shown_at: float | None = None
 
     def add(self, piece: Piece) -> None:
-        """Take a piece, as `Assembly.add` returned it; what is not for display is ignored."""
+        """Add a piece that `Assembly.add` returned. Pieces that are not for display are ignored."""
         if isinstance(piece, DisplayPiece):
             self._pieces.append(piece)
 
     def due_at(self) -> float | None:
-        """Return when the pieces held are to be shown: any time not after now means at once.
-
-        None if nothing is held.
-        """
+        """Return when the held pieces are due; 0 means immediately, None that nothing is held."""
         if not self._pieces:
             return None
         if self._shown_at is None or len(self._pieces) >= PIECES_MAX:
@@ -54,9 +49,9 @@ class Coalescer:
         return self._shown_at + INTERVAL_SECONDS
 
     def take(self, now: float) -> tuple[OutputDelta, ...]:
-        """Return all pieces held, joined, whether or not they are due.
+        """Return all held pieces as one output, whether or not they are due.
 
-        One output, or none; several only where one would be too large.
+        Returns several outputs only if one would be too large.
         """
         if not self._pieces:
             return ()
@@ -66,7 +61,7 @@ class Coalescer:
 
 
 def _groups(pieces: list[DisplayPiece]) -> Iterator[list[DisplayPiece]]:
-    """Give the pieces in groups of at most OUTPUT_CHARACTERS_MAX characters."""
+    """Yield groups of pieces with at most OUTPUT_CHARACTERS_MAX characters."""
     group: list[DisplayPiece] = []
     room = OUTPUT_CHARACTERS_MAX
     for piece in itertools.chain.from_iterable(map(_split, pieces)):
@@ -94,7 +89,7 @@ def _characters(piece: DisplayPiece) -> str:
 
 
 def _join(head: OutputDelta, pieces: list[DisplayPiece]) -> OutputDelta:
-    """Return pieces as one output. The calls stand in the order they were written."""
+    """Join pieces into one output. Calls keep the order in which they were written."""
     return replace(
         head,
         text=storable("".join(piece.text for piece in pieces if isinstance(piece, TextPiece))),
@@ -105,7 +100,7 @@ def _join(head: OutputDelta, pieces: list[DisplayPiece]) -> OutputDelta:
 
 
 def _fragments(pieces: list[CallPiece]) -> Iterator[CallFragment]:
-    """Give the pieces with those next to each other of one call joined."""
+    """Join adjacent pieces of the same call."""
     for index, group in itertools.groupby(pieces, key=lambda piece: piece.index):
         parts = tuple(group)
         yield CallFragment(

@@ -1,4 +1,4 @@
-"""Changes of the state by commands. The ledger has judged them before: a command that is read here is taken."""
+"""State changes by commands. The ledger has already accepted every command that is read here."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _DID_NOT_HAPPEN = "An operator found that this call did not happen."
 
 
 def apply_command(state: State, command: Command, now: float) -> State:
-    """Return the state after `command`. One whose call is not pending any more changes nothing."""
+    """Apply `command`. A command about a call that is no longer pending changes nothing."""
     match command.kind:
         case ToolResult() as result:
             call = state.calls.get(result.call_id)
@@ -68,7 +68,7 @@ def apply_command(state: State, command: Command, now: float) -> State:
 
 
 def decisions(state: State) -> tuple[RecordedDecision, ...]:
-    """Return what the unconsumed commands of a state decide about gated calls."""
+    """Return the decisions about gated calls in the unconsumed commands of a state."""
     return tuple(
         RecordedDecision(
             call_id=call.call_id,
@@ -91,7 +91,7 @@ def decisions(state: State) -> tuple[RecordedDecision, ...]:
 
 
 def results(state: State) -> tuple[RecordedResult, ...]:
-    """Return what the unconsumed commands of a state bring for front-end calls."""
+    """Return the results of front-end calls in the unconsumed commands of a state."""
     return tuple(
         replace(
             _result_note(state, _with_result(call, command.kind, command.time), command.user_id),
@@ -105,13 +105,13 @@ def results(state: State) -> tuple[RecordedResult, ...]:
     )
 
 
-def given_up(state: State) -> tuple[RecordedResult, ...]:
-    """Return the front-end calls of the last two rounds that ended while a client held them, without its result."""
+def withdrawn_results(state: State) -> tuple[RecordedResult, ...]:
+    """Return the front-end calls of the last two rounds that ended while leased, without the client's result."""
     return tuple(
         _result_note(state, call, state.run.user_id)
         for call in state.calls.values()
         if call.run_id == state.run.run_id
-        # With the step that settles the last call of a round the next one begins.
+        # The step that settles the last call of a round also starts the next round.
         and call.round >= state.run.round - 1
         and call.context is ExecutionContext.FRONTEND
         and call.state in {CallState.EXPIRED, CallState.CANCELLED}
@@ -121,15 +121,15 @@ def given_up(state: State) -> tuple[RecordedResult, ...]:
 
 
 def may_have_been_held(base: State, after: State) -> bool:
-    """Return whether a step gives up a front-end call that a client may have come to hold since the run was read."""
-    given_up_calls = (after.calls[call.call_id] for call in base.open_calls if call.state is CallState.OFFERED)
+    """Return whether a step withdraws a front-end call that a client may have leased since the run was read."""
+    withdrawn_calls = (after.calls[call.call_id] for call in base.open_calls if call.state is CallState.OFFERED)
     return any(
-        call.state in {CallState.EXPIRED, CallState.CANCELLED} and call.start_time is None for call in given_up_calls
+        call.state in {CallState.EXPIRED, CallState.CANCELLED} and call.start_time is None for call in withdrawn_calls
     )
 
 
 def _result_note(state: State, call: Call, user_id: UserId) -> RecordedResult:
-    began, ended = call.start_time, call.end_time
+    started, ended = call.start_time, call.end_time
     return RecordedResult(
         call_id=call.call_id,
         tool_name=call.tool_name,
@@ -138,18 +138,18 @@ def _result_note(state: State, call: Call, user_id: UserId) -> RecordedResult:
         arguments_json=call.arguments_json,
         content_json=call.result.content_json if call.result else b"",
         state=call.state,
-        duration_seconds=0.0 if began is None or ended is None else max(0.0, ended - began),
+        duration_seconds=0.0 if started is None or ended is None else max(0.0, ended - started),
         definition_sha256=state.run.definition_sha256(call.tool_name),
     )
 
 
 def others_change_calls(state: State) -> bool:
-    """Return whether the ledger itself changes open calls: it counts approvals by several people, and leases offers."""
+    """Return whether the ledger may change open calls: it counts approvals by several people and leases offers."""
     return bool(shared_decisions(state)) or any(call.state is CallState.OFFERED for call in state.open_calls)
 
 
 def approvals_given(state: State) -> tuple[RecordedDecision, ...]:
-    """Return the approvals and edits of calls that several people approve, also of what they were before an edit."""
+    """Return the approvals and edits of calls that several people approve, including those before an edit."""
     return tuple(
         RecordedDecision(
             call_id=call.call_id,
@@ -171,7 +171,7 @@ def approvals_given(state: State) -> tuple[RecordedDecision, ...]:
 
 
 def shared_decisions(state: State) -> tuple[Call, ...]:
-    """Return the calls that wait for approvals of several people: each approval changes them in the ledger."""
+    """Return the calls that wait for several approvals. The ledger changes them with each approval."""
     return tuple(
         call
         for call in state.open_calls
@@ -195,12 +195,12 @@ def _decided(state: State, command: Command, decision: Decide, now: float) -> St
         return state
     if call.asks_in_mid_execution:
         if state.run.state is RunState.CANCELLING:
-            return state  # Its tool is stopped instead.
+            return state  # The cancellation stops its tool instead.
         return fact_rules.answered(state, call, decision.answer if decision.kind is DecisionKind.ANSWER else None)
     if call.approval is not None:
         call = replace(call, approval=_approval(call.approval, command, decision))
     if call.approval is not None and decision.kind is DecisionKind.EDIT and call.approval.decision is None:
-        # Others approve what it is now: the request is shown again.
+        # Other people must approve the edited call, so show the request again.
         return state.with_calls([replace(call, arguments_json=decision.arguments_json)])
     match decision.kind:
         case DecisionKind.ANSWER:
@@ -217,7 +217,7 @@ def _decided(state: State, command: Command, decision: Decide, now: float) -> St
 
 
 def _granted(state: State, call: Call) -> State:
-    """Return the state of a job as a decision about a call leaves it: one for the series says what the job is, too."""
+    """Apply a decision for a series to the job."""
     job, approval = state.run.job, call.approval
     if job is None or approval is None or approval.series is None:
         return state
@@ -228,7 +228,7 @@ def _granted(state: State, call: Call) -> State:
         job,
         arguments_json=call.arguments_json,
         interval_seconds=series.interval_seconds,
-        # An edit may say fewer than there are: then the one that it is about is the last.
+        # If an edit allows fewer iterations than there have been, the current one is the last.
         iterations_max=max(series.iterations_max, call.round),
         end_time=series.end_time,
     )
@@ -263,9 +263,9 @@ def _approval(approval: ApprovalRequest, command: Command, decision: Decide) -> 
 def _answered(call: Call, answer: str, now: float) -> Call:
     content = strict_json.dumps_canonical({"answer": answer})
     if call.state is CallState.AWAITING_APPROVAL:
-        note = f"{call.tool_name} was not run: the reviewer gave this answer instead."
+        note = f"{call.tool_name} was not run. A reviewer gave this answer instead."
     else:
-        note = f"No client ran {call.tool_name}: the user gave this answer instead." if call.offer else ""
+        note = f"No client ran {call.tool_name}, so the user gave this answer instead." if call.offer else ""
     return settle.settled(call, CallState.SUCCEEDED, CallResult(content_json=content), now, note)
 
 
@@ -276,14 +276,14 @@ def _rejected(call: Call, reason: str, now: float) -> Call:
 
 
 def _steered(state: State, steer: Steer, now: float) -> State:
-    """Withdraw what waits for a person, for a message of the user; the rest of what is open goes on."""
+    """Withdraw calls that wait for a person when the user steers the run. Other open calls continue."""
     for call in state.open_calls:
         if call.asks_in_mid_execution and state.run.state is not RunState.CANCELLING:
             state = fact_rules.answered(state, call, None)
     withdrawn = [
         settle.withdrawn(call, _WITHDRAWN, now)
         for call in state.open_calls
-        if not call.attempt and order.gives_up(call, state.batch)
+        if not call.attempt and order.is_withdrawn_by_steer(call, state.batch)
     ]
     loop = replace(state.loop, steers=(*state.loop.steers, steer.text))
     return replace(state.with_calls(withdrawn), loop=loop)
@@ -304,7 +304,8 @@ def _resolved(state: State, command: Resolve, now: float) -> State:
             result = settle.error("TOOL_ERROR", _DID_NOT_HAPPEN)
             return state.with_calls([settle.settled(call, CallState.FAILED, result, now, note)])
         case CallResolution.RUN_AGAIN:
-            # Runnable again: so it moves with this command, also when the run is stopped and it is withdrawn instead.
+            # Make it runnable again, so that it progresses with this command even if the run is cancelled and the call
+            # withdrawn.
             found = {**state.loop.unknowns_resolved}
             found[call.call_id] = found.get(call.call_id, 0) + 1
             state = state.with_calls([replace(call, state=CallState.RUNNABLE)])

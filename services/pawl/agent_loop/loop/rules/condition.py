@@ -1,4 +1,4 @@
-"""Conditions on the results of iterations, by which a job watches for something without asking a model (ASYNC-4)."""
+"""Conditions on results of iterations. Jobs monitor them without a model (ASYNC-4)."""
 
 from __future__ import annotations
 
@@ -16,40 +16,39 @@ _INDEX: Final = re.compile(r"0|[1-9][0-9]{0,6}", re.ASCII)
 _POINTER: Final = re.compile(r"(/[^/]{0,200}){0,16}")
 _EQUALS_BYTES_MAX: Final = 1024
 _NUMBER_MAX: Final = 1e300
+# Larger values are not kept until the next iteration.
 KEPT_BYTES_MAX: Final = 3 * 1024
-"""Most bytes of a value, as JSON, that is kept until the next iteration."""
 _encode: Final = msgspec.json.Encoder(order="sorted").encode
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """The value that an iteration had at the place of a condition."""
+    """The value that a condition's pointer had in an iteration."""
 
     sha256: str
+    # Also None if the value is too large.
     value: Any = None
-    """None, too, if it is too large."""
     is_too_large: bool = False
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True):
-    """A number at a place of a result that is below or above another one, a value, a change, or an expression."""
+    """A condition on a result: a threshold, an equal value, a change, or a CEL expression. Exactly one is set."""
 
+    # A JSON pointer (RFC 6901); empty for the whole result.
     pointer: str = ""
-    """A JSON pointer (RFC 6901); empty for the whole result."""
     below: float | None = None
     above: float | None = None
     equals_json: bytes = b""
-    """Empty unless it is the value."""
     changed: bool = False
+    # In CEL.
     expression: str = ""
-    """Empty unless it is in CEL."""
 
     def is_met(self, content: Any, before: Seen | None = None, fired: int = 0) -> bool:
-        """Return whether a result, parsed, meets it; one that has no such place meets no number and no value.
+        """Return whether a parsed result meets the condition. A missing value meets no threshold and equals nothing.
 
-        `before` is what the iteration before has left, None for the first one.
+        `before` is the previous iteration's value; None for the first one.
 
         Raises:
-            ExpressionError: the expression comes to nothing with it.
+            ExpressionError: the expression cannot be evaluated with this value.
         """
         found = find(content, self.pointer)
         if self.expression:
@@ -64,7 +63,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
         return (self.below is not None and found < self.below) or (self.above is not None and found > self.above)
 
     def seen(self, content: Any) -> Seen | None:
-        """Return what the next iteration is to know of a result, parsed; None for nothing."""
+        """Return the part of a parsed result that the next iteration needs, if any."""
         names_previous = bool(self.expression) and expression.names_previous(self.expression)
         if not self.changed and not names_previous:
             return None
@@ -80,12 +79,12 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _kind(value: Any) -> type:
-    """Return the type of a value as JSON has them: 20 and 20.0 are one number, and true is none."""
+    """Return the JSON type of a value: 20 and 20.0 are the same number, and true is not a number."""
     return float if type(value) is int else type(value)
 
 
 def _number(written: str) -> int | float:
-    """Return a float as the integer that it is, if it is one of 64 bits."""
+    """Parse a float. Return it as an integer if it is integral and fits into 64 bits."""
     value = float(written)
     return int(value) if value.is_integer() and -(2**63) <= value < 2**64 else value
 
@@ -94,7 +93,7 @@ _decode: Final = msgspec.json.Decoder(float_hook=_number).decode
 
 
 def _digest(value: Any) -> str:
-    """Return a digest that is the same for equal values; unless they are large, 20 and 20.0 are equal."""
+    """Return a digest that is the same for equal values. Unless they are large, 20 and 20.0 are equal."""
     encoded = _encode(value)
     if len(encoded) <= expression.VALUE_BYTES_MAX:
         encoded = _encode(_decode(encoded))
@@ -102,7 +101,7 @@ def _digest(value: Any) -> str:
 
 
 def find(data: Any, pointer: str) -> Any:
-    """Return the value at a JSON pointer (RFC 6901); None if there is none."""
+    """Return the value at a JSON pointer (RFC 6901); None if it does not exist."""
     for step in pointer.split("/")[1:]:
         name = step.replace("~1", "/").replace("~0", "~")
         if isinstance(data, dict) and name in data:
@@ -115,7 +114,7 @@ def find(data: Any, pointer: str) -> Any:
 
 
 def written(condition: Condition) -> dict[str, Any]:
-    """Return a condition as `read` takes it; what says several things, or none, is as wrong there."""
+    """Return a condition in the form that `read` accepts. Ambiguous and empty conditions stay invalid."""
     kinds = {
         "below": condition.below,
         "above": condition.above,
@@ -123,35 +122,33 @@ def written(condition: Condition) -> dict[str, Any]:
         "changed": condition.changed or None,
         "cel": condition.expression or None,
     }
-    said = {kind: value for kind, value in kinds.items() if value is not None}
-    return {"path": condition.pointer, **said} if condition.pointer else said
+    spec = {kind: value for kind, value in kinds.items() if value is not None}
+    return {"path": condition.pointer, **spec} if condition.pointer else spec
 
 
 def _value(data: bytes) -> Any:
-    """Return a value of JSON; of what is none a list, which is as wrong in a condition."""
+    """Decode JSON. Return a list for invalid JSON, because a list is invalid in a condition, too."""
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return []
 
 
-def read(said: object) -> Condition | None:
-    """Return the condition that a model has written, `"value < 20"` or `{"path": "/price", "below": 20}`.
-
-    None if it is none.
+def read(spec: object) -> Condition | None:
+    """Parse a condition such as `"value < 20"` or `{"path": "/price", "below": 20}`; None if it is invalid.
 
     Raises:
-        ExpressionError: it is an expression that cannot be evaluated.
+        ExpressionError: the expression cannot be evaluated.
     """
-    if isinstance(said, str):
-        said = {"cel": said}
-    if not isinstance(said, Mapping):
+    if isinstance(spec, str):
+        spec = {"cel": spec}
+    if not isinstance(spec, Mapping):
         return None
-    said = dict(said)
-    pointer = said.pop("path", "")
-    if len(said) != 1 or not isinstance(pointer, str) or not _POINTER.fullmatch(pointer):
+    spec = dict(spec)
+    pointer = spec.pop("path", "")
+    if len(spec) != 1 or not isinstance(pointer, str) or not _POINTER.fullmatch(pointer):
         return None
-    ((kind, value),) = said.items()
+    ((kind, value),) = spec.items()
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if is_number and abs(value) <= _NUMBER_MAX and kind == "below":
         return Condition(pointer=pointer, below=float(value))

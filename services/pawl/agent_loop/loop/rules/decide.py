@@ -1,8 +1,7 @@
-"""The rules of the loop: what to do next with a run, given all that is known of it.
+"""The rules of the loop. They decide the next step of a run from its whole state.
 
-Plain functions, no I/O. `decide` gives one decision; `advance` carries decisions
-out on the state until work or waiting comes up. What holds for every run is here;
-what follows, where nothing stands against it, is for the program of the run to say.
+Pure functions without I/O. `decide` returns one decision. The rules that hold for every run are here; the run's program
+decides everything else.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from pawl.agent_loop.loop.rules.decision import (
     Wait,
 )
 from pawl.agent_loop.loop.rules.run import FailureClass, RunFailure
-from pawl.agent_loop.loop.rules.state import BEGIN, MODEL, State, check_of, stop_of
+from pawl.agent_loop.loop.rules.state import MODEL, START, State, check_of, stop_of
 from pawl.values import ENDED, CallState, ExecutionContext, OfferFallback, RunState, WaitKind
 
 _WAITS: Final = {
@@ -44,8 +43,8 @@ _WAITS: Final = {
     CallState.DELEGATED: WaitKind.AGENT,
 }
 
+# A run in these states can become COMPLETED.
 IN_MOTION: Final = frozenset({RunState.QUEUED, RunState.RUNNING})
-"""The states in which a run may be COMPLETED."""
 
 _JOB_SECONDS: Final = 86_400.0
 
@@ -53,11 +52,9 @@ _JOB_SECONDS: Final = 86_400.0
 def decide(state: State, now: float) -> Decision:
     """Return what to do next.
 
-    Guarantees, whatever came before and whichever program the run has: it is
-    asked each time, unless the run is ending; nothing starts once the run is
-    CANCELLING or is about to fail, and no model call once the token budget is
-    used up; an open model call comes before open calls; a run ends only when
-    every call has its result.
+    Guarantees for every program: it is asked each time unless the run is ending. Nothing starts once the run is
+    CANCELLING or about to fail, and no model call once the token budget is used up. An open model call comes before
+    open calls. A run ends only when every call has its result.
     """
     if state.run.state in ENDED:
         return Wait(until=None)
@@ -66,16 +63,16 @@ def decide(state: State, now: float) -> Decision:
     failure = _limit_reached(state)
     if failure is not None:
         return Fail(failure=failure)
-    following = _begun_here(program.of(state.run).follows(state, now), state)
+    following = _without_running(program.of(state.run).follows(state, now), state)
     if not isinstance(following, Wait):
         return following
     if state.loop.model_call is not None:
-        return _go_on_with_model(state, now)
-    return _go_on_with_calls(state, following, now)
+        return _continue_model(state, now)
+    return _continue_calls(state, following, now)
 
 
-def _begun_here(decision: Decision, state: State) -> Decision:
-    """Return what is new of what follows: not the work that is going on, and no end that the ledger would refuse."""
+def _without_running(decision: Decision, state: State) -> Decision:
+    """Remove work that is already running, and ends that the ledger would refuse."""
     match decision:
         case Propose():
             new = tuple(call for call in decision.calls if check_of(call.call_id) not in state.under_way)
@@ -91,13 +88,15 @@ def _begun_here(decision: Decision, state: State) -> Decision:
 def _end(state: State, now: float) -> Decision:
     if MODEL in state.under_way:
         return StopModel()
-    # First, and whatever runs: the ledger takes no step in which a call of a stopped run gets nearer to its start,
-    # as one does whose approval was taken just before.
-    not_begun = [call for call in state.open_calls if not _has_begun_running(call, state)]
-    if not_begun:
-        # Perhaps not all at once, so that a run can be ended whatever its calls have grown to.
-        count = step.fitting([step.size_bytes(call) for call in not_begun], step.BYTES_MAX)
-        return Settle(calls=tuple(not_made(call, now) for call in not_begun[:count]), is_part=count < len(not_begun))
+    # Settle first, even if other calls run: the ledger refuses steps in which a call of a cancelled run progresses,
+    # such as one that was just approved.
+    not_started = [call for call in state.open_calls if not _has_started(call, state)]
+    if not_started:
+        # Perhaps not all in one step, so that large calls cannot prevent the end of a run.
+        count = step.fitting([step.size_bytes(call) for call in not_started], step.BYTES_MAX)
+        return Settle(
+            calls=tuple(not_made(call, now) for call in not_started[:count]), is_part=count < len(not_started)
+        )
     running = state.open_calls
     to_stop = tuple(call.call_id for call in running if stop_of(call.call_id) not in state.under_way)
     if to_stop:
@@ -110,14 +109,14 @@ def _end(state: State, now: float) -> Decision:
 
 
 def not_made(call: Call, now: float) -> Call:
-    """Return a call that has not begun to run, as the stop of its run leaves it."""
+    """Return a call that has not started, as settled by the stop of its run."""
     message = "The run was stopped before this call was made."
     if call.state is CallState.DELEGATED:
-        message = "The run was stopped before this call ended, and with it the run that did the call."
+        message = "The run was stopped before this call ended, and so was the run that did the call."
     return settle.withdrawn(call, message, now)
 
 
-def _has_begun_running(call: Call, state: State) -> bool:
+def _has_started(call: Call, state: State) -> bool:
     """Return whether the registry may hold an execution of the call: it runs, or its tool waits for an answer."""
     is_answered = call.state is CallState.RUNNABLE and call.call_id in state.loop.answers
     return call.state is CallState.RUNNING or call.asks_in_mid_execution or is_answered
@@ -129,8 +128,8 @@ def _limit_reached(state: State) -> RunFailure | None:
     limits = state.run.options.limits
     if state.active_seconds >= limits.run_timeout_seconds:
         message = f"The run was active for more than {limits.run_timeout_seconds:g} seconds."
-        if BEGIN in state.under_way:
-            message += " It waited for its tools all the time: see whether tool-registry can be reached."
+        if START in state.under_way:
+            message += " It waited for its tools all that time: check that tool-registry is reachable."
         return RunFailure(failure_class=FailureClass.LIMIT, reason="RUN_TIMEOUT", message=message)
     if _is_in_round(state) and state.round_active_seconds >= limits.round_timeout_seconds:
         message = f"A round was active for more than {limits.round_timeout_seconds:g} seconds."
@@ -144,7 +143,7 @@ def _is_in_round(state: State) -> bool:
 
 def _timeout_at(state: State, now: float) -> float:
     if state.run.is_job:
-        # Its deadlines are those of its calls and its own: it is only looked at again.
+        # A job has no timeout besides its deadline and its calls' deadlines. This is just a regular check.
         return now + _JOB_SECONDS
     limits = state.run.options.limits
     left = limits.run_timeout_seconds - state.active_seconds
@@ -153,7 +152,7 @@ def _timeout_at(state: State, now: float) -> float:
     return now + max(0.0, left)
 
 
-def _go_on_with_model(state: State, now: float) -> Decision:
+def _continue_model(state: State, now: float) -> Decision:
     if MODEL in state.under_way:
         return Wait(until=_timeout_at(state, now))
     opened = state.loop.model_call
@@ -168,16 +167,16 @@ def _go_on_with_model(state: State, now: float) -> Decision:
     return StartModel(delay_seconds=state.model_starts_in or 0.0)
 
 
-def _go_on_with_calls(state: State, following: Wait, now: float) -> Decision:
-    """Let overdue approvals, questions and offers expire or fall back, then go on with the calls that are open.
+def _continue_calls(state: State, following: Wait, now: float) -> Decision:
+    """Let overdue approvals, questions and offers expire or fall back, then continue with the open calls.
 
-    Without any, wait for what the program waits for, until its time.
+    Without open calls, wait as the program requests.
     """
     overdue = [call for call in state.open_calls if call.deadline_time is not None and call.deadline_time <= now]
     to_check = next((call for call in overdue if _falls_back(call)), None)
     if to_check is not None and check_of(to_check.call_id) not in state.under_way:
         return CheckFallback(call_id=to_check.call_id)
-    # Nobody waits for a turn that notices have begun.
+    # A turn that notices started does not wait for people.
     unasked = state.open_calls if state.run.is_turn else overdue
     unanswered = next((call for call in unasked if call.asks_in_mid_execution), None)
     if unanswered is not None:
@@ -208,7 +207,7 @@ def _can_start(call: Call, state: State, now: float) -> bool:
     if call.call_id in state.under_way or call.call_id in state.loop.in_doubt:
         return False
     if call.state is CallState.RUNNING:
-        # Its worker is gone, or it was completed. The registry knows what became of it, by its id.
+        # Its worker died, or it was completed externally. The registry knows the outcome by the call's id.
         return not fact_rules.awaits(state, call, now)
     return call.state is CallState.RUNNABLE and order.may_start(call, state.batch, state.run.options.batch_order)
 

@@ -1,6 +1,6 @@
-"""The next steps of the loop: the answers of `decide`, and of the programs that it asks.
+"""Decisions of `decide` and of programs.
 
-Decisions that are work beside the drive have `names`: while a name is under way, that work is not begun again.
+Decisions that start work have `names`. While a name is in progress, that work does not start again.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import msgspec
 
 from pawl.agent_loop.loop.rules.call import Call
 from pawl.agent_loop.loop.rules.run import RunFailure
-from pawl.agent_loop.loop.rules.state import BEGIN, READ, check_of, stop_of
+from pawl.agent_loop.loop.rules.state import READ, START, check_of, stop_of
 from pawl.chassis.ids import CallId
 from pawl.values import RunState, WaitKind
 
 
 class Settle(msgspec.Struct, frozen=True, kw_only=True):
-    """Change these calls at once: a deadline passed, or the run is ending. Then decide again.
+    """Change these calls because a deadline passed or the run is ending. Then decide again.
 
-    With `is_part`, after that is durable: all of them would be too much for one step.
+    With `is_part`, commit first, because all of them would be too large for one step.
     """
 
     calls: tuple[Call, ...]
@@ -27,35 +27,35 @@ class Settle(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decline(msgspec.Struct, frozen=True, kw_only=True):
-    """Nobody answers what the tool of this call asks: it goes on without. Then decide again."""
+    """Continue this call's tool without an answer to its question. Then decide again."""
 
     call_id: CallId
 
 
 class EnterSteers(msgspec.Struct, frozen=True, kw_only=True):
-    """Append the waiting messages of the user. Then decide again."""
+    """Append the user's waiting messages. Then decide again."""
 
 
 class Fail(msgspec.Struct, frozen=True, kw_only=True):
-    """Stop all work, then end the run FAILED. Then decide again."""
+    """Stop all work, then end the run as FAILED. Then decide again."""
 
     failure: RunFailure
 
 
 class PinTools(msgspec.Struct, frozen=True, kw_only=True):
-    """Ask the registry which tools the run may use. A beginning of a program."""
+    """Ask the registry which tools the run may use. One of the ways a program starts."""
 
-    names: ClassVar = (BEGIN,)
+    names: ClassVar = (START,)
 
 
 class PlanUndo(msgspec.Struct, frozen=True, kw_only=True):
-    """Find out what an undo takes back, and which tools that needs. A beginning of a program."""
+    """Plan an undo and find the tools that it needs. One of the ways a program starts."""
 
-    names: ClassVar = (BEGIN,)
+    names: ClassVar = (START,)
 
 
 class ReadCalls(msgspec.Struct, frozen=True, kw_only=True):
-    """Read calls that the program names and the claim did not load. Then decide again."""
+    """Read calls that the program needs and the claim did not load. Then decide again."""
 
     call_ids: tuple[CallId, ...]
 
@@ -63,40 +63,38 @@ class ReadCalls(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReadAgent(msgspec.Struct, frozen=True, kw_only=True):
-    """Read the agent that a call gives a task to. Then decide again."""
+    """Read the agent that a call delegates to. Then decide again."""
 
     call_id: CallId
     name: str
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The name of the call."""
         return (self.call_id,)
 
 
 class Propose(msgspec.Struct, frozen=True, kw_only=True):
-    """Have the registry check calls that the program has drafted, PROPOSED, and begin them. Then decide again.
+    """Have the registry check drafted calls in state PROPOSED, and start them. Then decide again.
 
-    The calls have a round that is not before the current one; a later one begins with the first of its calls.
+    Their round is the current or a later one. A later round starts with its first call.
     """
 
     calls: tuple[Call, ...]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the checks."""
         return tuple(check_of(call.call_id) for call in self.calls)
 
 
 class Resume(msgspec.Struct, frozen=True, kw_only=True):
-    """Make it durable that a parked run goes on. Then decide again: it cannot complete from where it was."""
+    """Commit that a parked run continues. Then decide again. A parked run cannot complete directly."""
 
 
 class CallModel(msgspec.Struct, frozen=True, kw_only=True):
     """Announce a model call. Then decide again. Nothing of the run may be open.
 
-    `summarise_to_number` is 0 unless the call writes a summary of the messages
-    up to that number. With `is_last` the limit of rounds has been reached.
+    `summarise_to_number` is not 0 if the call summarises the messages up to that number. `is_last` means that the round
+    limit is reached.
     """
 
     round: int
@@ -106,40 +104,39 @@ class CallModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TakeOver(msgspec.Struct, frozen=True, kw_only=True):
-    """Announce that the open model call, whose worker is gone, is made again. Then decide again."""
+    """Announce another attempt of the open model call after its worker died. Then decide again."""
 
 
 class StartModel(msgspec.Struct, frozen=True, kw_only=True):
-    """Make the announced model call, after this time."""
+    """Make the announced model call after a delay."""
 
     delay_seconds: float
 
 
 class Execute(msgspec.Struct, frozen=True, kw_only=True):
-    """Make the intent to run these calls durable, then run them. Then decide again."""
+    """Commit the intent to run these calls, then run them. Then decide again."""
 
     call_ids: tuple[CallId, ...]
 
 
 class Delegate(msgspec.Struct, frozen=True, kw_only=True):
-    """Create the run that does this call, with the step that says so. Then decide again."""
+    """Create the run that does this call, in the same step. Then decide again."""
 
     call_id: CallId
 
 
 class CheckFallback(msgspec.Struct, frozen=True, kw_only=True):
-    """Ask the registry about the backend tool that shall replace a call's front end. Then decide again."""
+    """Have the registry check the backend tool that replaces a front-end call. Then decide again."""
 
     call_id: CallId
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The name of the check."""
         return (check_of(self.call_id),)
 
 
 class StopModel(msgspec.Struct, frozen=True, kw_only=True):
-    """Cut the model's stream off; what it wrote is kept."""
+    """Cancel the model's stream. Its output so far is kept."""
 
 
 class StopCalls(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,15 +146,14 @@ class StopCalls(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the cancellations."""
         return tuple(map(stop_of, self.call_ids))
 
 
 class Wait(msgspec.Struct, frozen=True, kw_only=True):
-    """Nothing to do until work that is under way reports, or until this time.
+    """Wait until running work reports or until a time.
 
-    Of a program: nothing more follows until a call changes, a command comes, or this time; `waits` are what it waits
-    for besides its calls, if it is not the time.
+    From a program it means that nothing follows until a call changes, a command arrives or the time comes. `waits` has
+    its reasons besides calls and time.
     """
 
     until: float | None
@@ -165,7 +161,7 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Park(msgspec.Struct, frozen=True, kw_only=True):
-    """Let go of the run until a command comes, or until this time. WAITING or NEEDS_ATTENTION."""
+    """Release the run as WAITING or NEEDS_ATTENTION until a command arrives or until a time."""
 
     state: RunState
     waits: tuple[WaitKind, ...]
@@ -173,8 +169,6 @@ class Park(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Finish(msgspec.Struct, frozen=True, kw_only=True):
-    """End the run."""
-
     state: RunState
     failure: RunFailure | None = None
 

@@ -1,9 +1,9 @@
-"""Expressions in CEL (Common Expression Language) over the results of a job.
+"""CEL expressions (Common Expression Language) over the results of a job.
 
-Models write them and they judge untrusted data, so both are hostile. An expression reaches its three variables and
-nothing else: no time, no file, no regular expression. Its cost is bounded before it runs, in steps and not in seconds,
-so the same expression and data give the same outcome everywhere. The slowest permitted one takes some 30 ms. Macros
-that make values larger in each step (map, filter, macros in macros) are left out.
+Models write them and they evaluate untrusted data, so both may be hostile. An expression can only use its three
+variables: no time, files or regular expressions. Its cost is bounded before it runs, in steps rather than seconds, so
+the same expression and data give the same outcome everywhere. The slowest permitted one takes about 30 ms. Macros that
+grow values in each step (map, filter, nested macros) are excluded.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import msgspec
 from cel_expr_python import cel  # type: ignore[import-untyped]  # ships .pyi but no py.typed
 
 CHARACTERS_MAX: Final = 256
+# Of a value as JSON.
 VALUE_BYTES_MAX: Final = 64 * 1024
-"""Most bytes of a value, as JSON, that an expression looks at."""
+# Per evaluation; a step takes at most 0.5 µs.
 _STEPS_MAX: Final = 60_000
-"""Most steps of an evaluation; a step takes at most 0.5 µs."""
+# Steps to convert one number, text, list or object.
 _CONVERSION_STEPS: Final = 5
-"""Steps for the conversion of one number, text, list or object."""
 _PARSING_STEPS: Final = 8
 _EXACT_MAX: Final = 2**53
 _MACROS: Final = re.compile(r"\b(?:all|exists|exists_one)\b")
@@ -30,7 +30,7 @@ _PARSING: Final = re.compile(r"\b(?:timestamp|duration|double|u?int|string)\b")
 _SEARCH: Final = re.compile(r"\bcontains\b")
 _SEARCH_FOR_LITERAL: Final = re.compile(r"\bcontains\s*\(\s*['\"]")
 _NAMES: Final = re.compile(r"\b(?:value|previous)\b")
-_PLACE: Final = re.compile(r"ERROR: <input>:(-?\d+):(-?\d+): ([^\n]*)")
+_POSITION: Final = re.compile(r"ERROR: <input>:(-?\d+):(-?\d+): ([^\n]*)")
 _OPERATORS: Final = "_&&_ _||_ !_ _?_:_ _==_ _!=_ _<_ _<=_ _>_ _>=_ _+_ _-_ _*_ _/_ _%_ -_ @in _[_] @not_strictly_false"
 _FUNCTIONS: Final = "size contains startsWith endsWith int uint double string bool dyn type timestamp duration"
 _CONFIG: Final = {
@@ -45,48 +45,48 @@ _CONFIG: Final = {
         {"name": "fired", "type_name": "int"},
     ],
 }
-# JSON is YAML.
+# JSON is valid YAML.
 _ENVIRONMENT: Final = cel.NewEnv(config=cel.NewEnvConfigFromYaml(msgspec.json.encode(_CONFIG).decode()))
 
 
 class ExpressionError(ValueError):
-    """An expression that is none, or comes to nothing with some values; the message says why."""
+    """An expression is invalid or fails with some values. The message has the reason."""
 
 
 def check(source: str) -> None:
-    """Return if `source` is an expression that may be evaluated.
+    """Check that an expression may be evaluated.
 
     Raises:
-        ExpressionError: it is not; the message says where.
+        ExpressionError: it may not; the message has the position.
     """
     if not 0 < len(source) <= CHARACTERS_MAX:
-        raise ExpressionError(f"an expression has 1 to {CHARACTERS_MAX} characters")
+        raise ExpressionError(f"an expression must have 1 to {CHARACTERS_MAX} characters")
     if not source.isprintable():
-        raise ExpressionError("an expression stands in one line")
+        raise ExpressionError("an expression must be printable and in one line")
     if len(_MACROS.findall(source)) > 1:
-        raise ExpressionError("an expression has one of all, exists and exists_one at most")
+        raise ExpressionError("an expression may use all, exists or exists_one only once")
     kind = _compiled(source).return_type()
     if kind not in (cel.Type.BOOL, cel.Type.DYN):
-        raise ExpressionError(f"an expression is true or false, and this one is of type {kind.name().lower()}")
+        raise ExpressionError(f"an expression must be true or false, but this one has type {kind.name().lower()}")
 
 
 def names_previous(source: str) -> bool:
-    """Return whether an expression may look at the value before."""
+    """Return whether an expression may use the previous value."""
     return re.search(r"\bprevious\b", source) is not None
 
 
 def evaluate(source: str, *, value: Any, previous: Any, fired: int) -> bool:
-    """Return what an expression comes to that was checked. Numbers are doubles, as in JSON, if they are exact so.
+    """Evaluate a checked expression. Numbers are doubles, as in JSON, if that is exact.
 
     Raises:
-        ExpressionError: it comes to an error, to what is neither true nor false, or would look at too much.
+        ExpressionError: it fails, is neither true nor false, or would process too much data.
     """
     data = {"value": value, "previous": previous}
     size_bytes = max(len(msgspec.json.encode(each)) for each in data.values())
     if size_bytes > VALUE_BYTES_MAX:
-        raise ExpressionError(f"the value has {size_bytes} bytes, at most {VALUE_BYTES_MAX} are looked at: give a path")
+        raise ExpressionError(f"the value has {size_bytes} bytes, more than {VALUE_BYTES_MAX}: use a path")
     if _steps(source, list(data.values())) > _STEPS_MAX:
-        raise ExpressionError("the value is too large for this expression: give a path")
+        raise ExpressionError("the value is too large for this expression: use a path")
     try:
         found = _compiled(source).eval(data={**{name: _plain(each) for name, each in data.items()}, "fired": fired})
     except (RuntimeError, OverflowError, UnicodeError) as error:
@@ -95,7 +95,7 @@ def evaluate(source: str, *, value: Any, previous: Any, fired: int) -> bool:
         raise ExpressionError(_first_line(str(found.value())))
     outcome = found.value()
     if not isinstance(outcome, bool):
-        raise ExpressionError(f"it comes to a {found.type().name().lower()}, which is neither true nor false")
+        raise ExpressionError(f"the result is a {found.type().name().lower()} and neither true nor false")
     return outcome
 
 
@@ -104,43 +104,46 @@ def _compiled(source: str) -> Any:
     try:
         return _ENVIRONMENT.compile(source)
     except (RuntimeError, TypeError, UnicodeError) as error:
-        place = _PLACE.search(str(error))
-        if place is None:
+        position = _POSITION.search(str(error))
+        if position is None:
             raise ExpressionError(_first_line(str(error))) from None
-        column, said = int(place[2]), place[3].replace(" (in container '')", "")
-        raise ExpressionError(f"column {column}: {said}"[:300] if column > 0 else said[:300]) from None
+        column, text = int(position[2]), position[3].replace(" (in container '')", "")
+        raise ExpressionError(f"column {column}: {text}"[:300] if column > 0 else text[:300]) from None
 
 
-def _first_line(said: str) -> str:
-    return (said.splitlines() or [""])[0].removesuffix(" [INTERNAL]")[:300]
+def _first_line(text: str) -> str:
+    return (text.splitlines() or [""])[0].removesuffix(" [INTERNAL]")[:300]
 
 
 def _steps(source: str, values: list[Any]) -> int:
-    """Return an upper bound of the steps that an expression takes with values.
+    """Return an upper bound of the steps of an evaluation.
 
-    Each operation may visit all that its operands hold, `+` makes these larger, and a macro repeats what follows it.
+    Each operation may visit everything in its operands, `+` makes these larger, and a macro repeats what follows it.
     """
-    longest, places, characters = _measured(values)
+    longest, nodes, characters = _measured(values)
     macro = _MACROS.search(source)
     before = len(_NAMES.findall(source, 0, macro.start())) if macro else len(_NAMES.findall(source))
     after = len(_NAMES.findall(source, macro.end())) if macro else 0
     searches = len(_SEARCH.findall(source))
     divisor = 16 if not searches else 4 if searches == len(_SEARCH_FOR_LITERAL.findall(source)) else 1
-    size = places + characters // divisor
+    size = nodes + characters // divisor
     work = (before + after) * size
     if macro:
         iterations = before * longest + CHARACTERS_MAX // 2
         operations = len(_OPERATIONS.findall(source)) + _PARSING_STEPS * len(_PARSING.findall(source))
         work = operations * (before * size + iterations) + after * iterations * size
-    return _CONVERSION_STEPS * places + (1 + source.count("+")) * work
+    return _CONVERSION_STEPS * nodes + (1 + source.count("+")) * work
 
 
 def _measured(values: list[Any]) -> tuple[int, int, int]:
-    """Return the length of the longest list or object, and the numbers of values and of characters, or too many."""
-    longest, places, characters, rest = 0, 0, 0, list(values)
-    while rest and places * _CONVERSION_STEPS <= _STEPS_MAX:
+    """Return the length of the longest list or object and the number of values and characters.
+
+    Stops when there are too many.
+    """
+    longest, nodes, characters, rest = 0, 0, 0, list(values)
+    while rest and nodes * _CONVERSION_STEPS <= _STEPS_MAX:
         each = rest.pop()
-        places += 1
+        nodes += 1
         if isinstance(each, str):
             characters += len(each)
         elif isinstance(each, list | dict):
@@ -149,7 +152,7 @@ def _measured(values: list[Any]) -> tuple[int, int, int]:
                 characters += sum(map(len, each))
                 each = each.values()
             rest += each
-    return longest, places, characters
+    return longest, nodes, characters
 
 
 def _plain(value: Any) -> Any:

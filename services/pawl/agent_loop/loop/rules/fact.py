@@ -1,4 +1,4 @@
-"""The outcomes of this process's work."""
+"""Facts (outcomes of this worker's tasks), events and commands."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msgspec import field
 
 from pawl.agent_loop.agents.rules import AgentVersion
 from pawl.agent_loop.loop.rules.assembly import ModelAnswer
-from pawl.agent_loop.loop.rules.background import Wish
+from pawl.agent_loop.loop.rules.background import RequestedTerms
 from pawl.agent_loop.loop.rules.call import ByPerson, Call, CallResult
 from pawl.agent_loop.loop.rules.run import PinnedTool, Run, RunFailure
 from pawl.agent_loop.loop.rules.tool import ExecutionResult, Stopped, Verdict
@@ -21,54 +21,54 @@ from pawl.values import CallResolution, DecisionKind, Series, StopCause, Usage
 
 
 class ToolsPinned(msgspec.Struct, frozen=True, kw_only=True):
-    """The run can begin: the registry said which tools it may use, and from `cursor` its program goes on."""
+    """The run can start: the registry returned its tools. The program continues at `cursor`."""
 
     tools: tuple[PinnedTool, ...]
+    # Tools beyond the maximum of a run.
     left_out: int = 0
-    """The number left out, because a run can have no more."""
     cursor: UndoPlan | None = None
 
 
 class RunRefused(msgspec.Struct, frozen=True, kw_only=True):
-    """The run cannot begin."""
+    """The run cannot start."""
 
     failure: RunFailure
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
-    """Output of the open model call that the log has: the first and the last seq; 0 if none."""
+    """The first and last seq of the open model call's output in the log; 0 for no output."""
 
     first_seq: int = 0
     last_seq: int = 0
 
 
 class OutputChecked(msgspec.Struct, frozen=True, kw_only=True):
-    """An answer beside the response format of its run: the JSON of one that fits, or everything that is wrong."""
+    """An answer checked against the response format: its JSON if it fits, otherwise all faults."""
 
     output_json: bytes = b""
     faults: tuple[str, ...] = ()
 
 
 class ModelAnswered(msgspec.Struct, frozen=True, kw_only=True):
-    """The model answered; its calls as drafted, and the verdict on each that may be run.
+    """The model answered. Has the drafted calls, and verdicts for those that may run.
 
-    `output` is None where no form of the answer was asked for, or it is not what the run may end with.
+    `output` is None if there is no response format or the run cannot end with this answer.
     """
 
     answer: ModelAnswer
     calls: tuple[Call, ...] = ()
     verdicts: Mapping[CallId, Verdict] = field(default_factory=dict)
     output: OutputChecked | None = None
-    wishes: Mapping[CallId, Wish] = field(default_factory=dict)
-    """The calls that are to run in the background."""
+    # The calls that shall run in the background.
+    terms: Mapping[CallId, RequestedTerms] = field(default_factory=dict)
     shown: Shown = field(default_factory=Shown)
 
 
 class ModelFailed(msgspec.Struct, frozen=True, kw_only=True):
-    """The model call failed after it had written `answer`; `jitter` is from 0 to 1.
+    """The model call failed after `answer`. `jitter` is from 0 to 1.
 
-    `tokens_needed`: it was not made, because so many tokens are more than what is left. `quota_end_time`: it was not
-    made, because the agent has used up its tokens of the day that ends then.
+    `tokens_needed` is set if it was not made because fewer tokens are left. `quota_end_time` is set if it was not made
+    because the agent's daily quota is used up until then.
     """
 
     error: Problem
@@ -80,7 +80,7 @@ class ModelFailed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelCut(msgspec.Struct, frozen=True, kw_only=True):
-    """The model call was stopped after it had written `answer`; `failure` is why, if the run is to fail for it."""
+    """The model call was cancelled after `answer`. `failure` is the reason if the run shall fail."""
 
     answer: ModelAnswer
     shown: Shown = field(default_factory=Shown)
@@ -88,30 +88,28 @@ class ModelCut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallExecuted(msgspec.Struct, frozen=True, kw_only=True):
-    """An execution ended."""
-
     call_id: CallId
     ended: ExecutionResult
 
 
 class CallStopped(msgspec.Struct, frozen=True, kw_only=True):
-    """The cancellation of an execution was answered."""
+    """The registry answered a cancellation."""
 
     call_id: CallId
     answer: Stopped
 
 
 class FallbackChecked(msgspec.Struct, frozen=True, kw_only=True):
-    """The registry judged the backend tool that shall replace a call's front end."""
+    """The registry checked the backend tool that replaces a front-end call."""
 
     call_id: CallId
     verdict: Verdict
 
 
 class AgentRead(msgspec.Struct, frozen=True, kw_only=True):
-    """The agent that a call gives a task to: None unless it is there and one of `delegates`.
+    """The agent that a call delegates to; None unless it exists and is in `delegates`.
 
-    Those are the ones to which the agent of the run may give tasks.
+    `delegates` are the agents that the run's agent may delegate to.
     """
 
     call_id: CallId
@@ -120,13 +118,13 @@ class AgentRead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallsRead(msgspec.Struct, frozen=True, kw_only=True):
-    """The calls that the program has named, as they are."""
+    """The calls that the program requested."""
 
     calls: tuple[Call, ...]
 
 
 class CallChecked(msgspec.Struct, frozen=True, kw_only=True):
-    """The registry judged a call that the program has proposed."""
+    """The registry checked a call that the program proposed."""
 
     call: Call
     verdict: Verdict
@@ -147,8 +145,8 @@ Fact: TypeAlias = (
 )
 
 
+# Reason of RoundRetrying after the call's worker died.
 TAKEOVER: Final = "TAKEOVER"
-"""Reason of RoundRetrying when the worker that made the call is gone."""
 
 
 class RoundStarted(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,9 +160,9 @@ class RoundStarted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RoundRetrying(msgspec.Struct, frozen=True, kw_only=True):
-    """An attempt failed and the next one, of `model`, follows; output from `void_from_seq` on is void.
+    """An attempt failed and another follows, with `model`. Output from `void_from_seq` on is void.
 
-    `usage` is what the failed one used.
+    `usage` counts the failed attempt.
     """
 
     round: int
@@ -187,7 +185,7 @@ class RoundEnded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallFragment(msgspec.Struct, frozen=True, kw_only=True):
-    """A piece of a call that the model is writing, for display."""
+    """A fragment of a call that the model is writing, for display."""
 
     index: int
     tool_name: str = ""
@@ -206,7 +204,7 @@ class OutputDelta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """A running tool reports progress; `fraction` is from 0 to 1."""
+    """Progress of a running tool. `fraction` is from 0 to 1."""
 
     call_id: CallId
     tool_name: str
@@ -215,7 +213,7 @@ class ToolProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Warned(msgspec.Struct, frozen=True, kw_only=True):
-    """A remark on the run: a reason for programs, a message for people."""
+    """A warning about the run: a reason for programs and a message for people."""
 
     reason: str
     message: str
@@ -241,8 +239,8 @@ class Decide(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     answer: str = ""
     edited_preview: str = ""
+    # True if the decision covers the call's series.
     for_series: bool = False
-    """True if it is about the series of the call, too."""
     edited_series: Series | None = None
 
 
@@ -253,14 +251,14 @@ class Steer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True):
-    """A request to stop the run."""
+    """A request to cancel the run."""
 
     cause: StopCause
     reason: str = ""
 
 
 class Resolve(msgspec.Struct, frozen=True, kw_only=True):
-    """An operator says what became of a call; `content_json` goes with HAPPENED."""
+    """An operator resolved a call. `content_json` is only set with HAPPENED."""
 
     call_id: CallId
     resolution: CallResolution
@@ -268,7 +266,7 @@ class Resolve(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """A front end reports progress of a call. The ledger has told it; nothing follows from it."""
+    """A front end reported progress of a call. The ledger has already published it, so the run ignores it."""
 
 
 class TopUp(msgspec.Struct, frozen=True, kw_only=True):
@@ -284,7 +282,7 @@ class Pause(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Completed(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody outside has completed a call: the registry knows how it ended."""
+    """A call was completed externally. The registry knows its result."""
 
     call_id: CallId
 
@@ -302,7 +300,7 @@ CommandKind: TypeAlias = (
 
 
 class Command(ByPerson, frozen=True, kw_only=True):
-    """An entry of the inbox of a run."""
+    """An entry in a run's inbox."""
 
     command_id: CommandId
     time: float

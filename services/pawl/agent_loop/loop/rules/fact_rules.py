@@ -1,8 +1,7 @@
-"""Changes of the state by the outcomes of this process's work.
+"""State changes by facts.
 
-Calls that somebody outside completes: the run waits for the news, and asks the registry then, or when time is over.
-
-Such a call stays RUNNING, and to begin it again is to ask the registry by its id.
+For a call that is completed externally, the run waits for the news, or for a timeout, and then asks the registry. Such
+a call stays RUNNING. Starting it again asks the registry by its id.
 """
 
 from __future__ import annotations
@@ -45,32 +44,32 @@ def asked(state: State, call: Call, question: Question, now: float) -> State:
 
 
 def answered(state: State, call: Call, answer: str | None) -> State:
-    """Return the state with the call to be run again with the answer, or with the news that nobody answers."""
+    """Make the call runnable again with the answer, or without one if it is None."""
     asked_last = call.question.question if call.question else ""
     given = Answer(question=asked_last, answer=answer or "", declined=answer is None)
     answers = {**state.loop.answers, call.call_id: (*state.loop.answers.get(call.call_id, ()), given)}
-    goes_on = replace(call, state=CallState.RUNNABLE, question=None, deadline_time=None)
-    return replace(state.with_calls([goes_on]), loop=replace(state.loop, answers=answers))
+    continues = replace(call, state=CallState.RUNNABLE, question=None, deadline_time=None)
+    return replace(state.with_calls([continues]), loop=replace(state.loop, answers=answers))
 
 
-# The registry tells by its own clock when the time is over.
+# The registry decides by its own clock when the time is over.
 _SECONDS_MIN: Final = 1.0
 _AT_ONCE: Final = 0.0
 
 
 def awaits(state: State, call: Call, now: float) -> bool:
-    """Return whether a call waits to be completed, and its time is not over."""
+    """Return whether a call still waits to be completed externally."""
     until = state.loop.completions.get(call.call_id, _AT_ONCE)
     return call.state is CallState.RUNNING and until > max(now, _AT_ONCE)
 
 
 def times(state: State, now: float) -> list[float]:
-    """Return the times at which the registry is to be asked again."""
+    """Return the times at which to ask the registry again."""
     return [state.loop.completions[call.call_id] for call in state.open_calls if awaits(state, call, now)]
 
 
-def begun(state: State, call: Call, seconds_left: float, now: float) -> State:
-    """Return the state with a call that is to be completed; one of which the news came first is asked for again."""
+def wait_for_completion(state: State, call: Call, seconds_left: float, now: float) -> State:
+    """Record that a call waits for its completion. If the completion came first, ask again immediately."""
     if call.state is not CallState.RUNNING:
         return state
     known = {each: time for each, time in state.loop.completions.items() if each != call.call_id}
@@ -80,7 +79,7 @@ def begun(state: State, call: Call, seconds_left: float, now: float) -> State:
 
 
 def completed(state: State, call_id: CallId) -> State:
-    """Return the state after the news that a call was completed."""
+    """Record that a call was completed externally."""
     call = state.calls.get(call_id)
     if call is None or call.state is not CallState.RUNNING:
         return state
@@ -88,7 +87,7 @@ def completed(state: State, call_id: CallId) -> State:
 
 
 def ended(state: State, call_id: CallId) -> State:
-    """Return the state without what is kept of a call that has its result."""
+    """Remove the completion record of a settled call."""
     if call_id not in state.loop.completions:
         return state
     known = {each: time for each, time in state.loop.completions.items() if each != call_id}
@@ -96,9 +95,9 @@ def ended(state: State, call_id: CallId) -> State:
 
 
 def apply_fact(state: State, fact: Fact, now: float) -> tuple[State, tuple[OwnerEvent, ...]]:
-    """Return the state after `fact`, and the events that tell of it.
+    """Apply `fact`. Return the state and the events that report it.
 
-    A fact about a call that has been settled in the meantime changes nothing.
+    A fact about a call that is already settled changes nothing.
     """
     match fact:
         case ToolsPinned():
@@ -133,7 +132,7 @@ def _left_out(fact: ToolsPinned) -> tuple[OwnerEvent, ...]:
     if not fact.left_out:
         return ()
     count = f"{fact.left_out} tools were left out: a run has at most {TOOLS_MAX}"
-    message = f"{count}. Name those that it needs: `tool_names` of its options, or `pawl run --tools`."
+    message = f"{count}. Name the tools that it needs with `tool_names` in its options or `pawl run --tools`."
     return (Warned(reason="TOOLS_LEFT_OUT", message=message),)
 
 
@@ -144,7 +143,7 @@ def _executed(state: State, fact: CallExecuted, now: float) -> State:
         question = fact.ended.question or Question(question="What is the answer?")
         return asked(state, call, question, now) if is_running else state
     if fact.ended.outcome is Outcome.AWAITING_COMPLETION:
-        return begun(state, call, fact.ended.completion_seconds_left, now)
+        return wait_for_completion(state, call, fact.ended.completion_seconds_left, now)
     policy = state.run.options.unknown_outcome_policy
     if (
         fact.ended.outcome is Outcome.UNKNOWN
@@ -170,20 +169,20 @@ def _stopped(state: State, fact: CallStopped, now: float) -> tuple[State, tuple[
     if call.result is None or call.result.error_reason != settle.NOT_STOPPED:
         return state, ()
     run = replace(state.run, unstopped_call_ids=(*state.run.unstopped_call_ids, call.call_id))
-    warned = Warned(reason=settle.NOT_STOPPED, message=f"{call.tool_name} could not be stopped: it may go on.")
+    warned = Warned(reason=settle.NOT_STOPPED, message=f"{call.tool_name} could not be stopped and may still run.")
     return replace(state, run=run), (warned,)
 
 
 def _checked(state: State, fact: CallChecked, now: float) -> State:
-    """Begin a call that the program proposed; one that began before, or that it proposes no more, changes nothing."""
+    """Start a call that the program proposed. Calls that have started or are no longer proposed are ignored."""
     is_stopped = state.run.state is RunState.CANCELLING or state.loop.failure is not None
     following = program.of(state.run).follows(state, now)
     proposed = following.calls if isinstance(following, Propose) else ()
     if is_stopped or all(call.call_id != fact.call.call_id for call in proposed):
         return state
-    call = proposals.judged(fact.call, fact.verdict, state.run.options, now, state.run.series)
+    call = proposals.apply_verdict(fact.call, fact.verdict, state.run.options, now, state.run.series)
     if call.state is CallState.AWAITING_APPROVAL and state.run.grant is not None:
-        # Once the series asks again, what was granted before is over.
+        # When the series needs another approval, the earlier grant ends.
         state = replace(state, run=replace(state.run, grant=replace(state.run.grant, ended=True)))
     if call.round > state.run.round:
         state = _with_round(state, call.round)
@@ -193,7 +192,7 @@ def _checked(state: State, fact: CallChecked, now: float) -> State:
 
 
 def _with_round(state: State, number: int) -> State:
-    """Begin a round; what is kept for calls that are still open stays."""
+    """Start a round. Records of calls that are still open stay."""
     loop, opened = state.loop, {call.call_id for call in state.open_calls}
     loop = replace(
         loop,
@@ -211,11 +210,11 @@ def _fallen_back(state: State, fact: FallbackChecked, now: float) -> State:
     if call.state is not CallState.OFFERED:
         return state
     if fact.verdict.context in {ExecutionContext.FRONTEND, ExecutionContext.AGENT}:
-        message = f"No client ran this call in time, and {call.fallback_tool_name} cannot run in its place."
+        message = f"No client ran this call in time, and {call.fallback_tool_name} cannot replace it."
         result = settle.error("EXPIRED", message)
         return state.with_calls([settle.settled(call, CallState.EXPIRED, result, now)])
-    note = f"No client ran {call.tool_name} in time; {call.fallback_tool_name} took its place."
-    # The approval of the front-end tool, if there was one, is not one of this tool.
+    note = f"No client ran {call.tool_name} in time, so {call.fallback_tool_name} replaced it."
+    # An approval of the front-end tool does not cover this tool.
     replaced = replace(
         call,
         tool_name=call.fallback_tool_name,
@@ -223,6 +222,6 @@ def _fallen_back(state: State, fact: FallbackChecked, now: float) -> State:
         approval=None,
         offer=None,
     )
-    call = proposals.judged(replaced, fact.verdict, state.run.options, now)
+    call = proposals.apply_verdict(replaced, fact.verdict, state.run.options, now)
     notes = {**state.loop.notes, call.call_id: f"{note} {fact.verdict.note}".strip()}
     return replace(state.with_calls([call]), loop=replace(state.loop, notes=notes))

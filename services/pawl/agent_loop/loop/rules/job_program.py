@@ -1,8 +1,8 @@
-"""The program of a job: one call, once or again and again. It calls no model; what it comes to is told by notices.
+"""The program of a job: one call, once or repeatedly. It calls no model; notices report its results.
 
-Iteration n of a series is due at the beginning of the job plus n intervals, however long each takes: one that takes
-too long skips what it missed, and so does a pause; how many these are is told. Each is a round of one call, whose id
-follows from the run and the round.
+Iteration n of a series is due at the start of the job plus n intervals. A slow iteration or a pause skips the due times
+it misses, and the job reports how many. Each iteration is a round with one call, whose id is derived from the run and
+the round.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from pawl.agent_loop.loop.rules.state import State
 from pawl.chassis import strict_json
 from pawl.values import CallState, RunState, WaitKind
 
+# Maximum backoff of a job whose polls fail.
 BACKOFF_SECONDS_MAX: Final = 3600.0
-"""The longest pause that a job makes because its polls fail."""
-# Somebody was asked and did not want it: nobody is asked again.
+# A person was asked and did not approve: do not ask again.
 _NOT_WANTED: Final = frozenset({CallState.REJECTED, CallState.EXPIRED})
-# A rule says no, before the call or in between: as long as it is there every iteration would fail.
+# A rule denies the call. Until it changes, every iteration would fail.
 _DENIED: Final = frozenset({"NOT_ALLOWED", "PERMISSION_DENIED"})
-# A due time that was reached but for a rounding error was reached.
+# Tolerance for rounding errors of due times.
 _TINY: Final = 1e-6
 
 
-class _Said(msgspec.Struct, frozen=True):
+class _Success(msgspec.Struct, frozen=True):
     success: bool = True
 
 
 def follows(state: State, now: float) -> Decision:
-    """Return the next iteration at its time, or the end. See `Program`."""
+    """Return the next iteration when it is due, or the end. See `Program`."""
     run, job = state.run, state.run.job
     if job is None:
-        raise RuntimeError("a job has lost what it is to do")
+        raise RuntimeError("the run is not a job")
     if not (run.round or run.tools or state.tools_pinned):
         return PinTools()
     cursor = _cursor(state)
@@ -49,7 +49,7 @@ def follows(state: State, now: float) -> Decision:
         return Wait(until=None, waits=paused)
     last = next((call for call in state.calls.values() if call.run_id == run.run_id and call.round == run.round), None)
     is_over = last is not None and (not job.interval_seconds or last.state in _NOT_WANTED)
-    if last is not None and is_over and (last.state is not CallState.SUCCEEDED or _says_failed(last)):
+    if last is not None and is_over and (last.state is not CallState.SUCCEEDED or _reports_failure(last)):
         return Fail(failure=_failure(last))
     if run.round >= job.iterations_max or monitor.is_over(job, cursor):
         return Finish(state=RunState.COMPLETED)
@@ -62,7 +62,7 @@ def follows(state: State, now: float) -> Decision:
 
 
 def paused(state: State, time: float, *, resumes: bool) -> State:
-    """Return the state in which the job begins no iteration, or does so again."""
+    """Pause or resume the job. A paused job starts no iterations."""
     cursor = _cursor(state)
     if cursor.is_paused is not resumes:
         return state
@@ -70,15 +70,16 @@ def paused(state: State, time: float, *, resumes: bool) -> State:
     return replace(state, loop=replace(state.loop, cursor=after))
 
 
-def concluded(state: State, *, goes_on: bool) -> State:  # noqa: ARG001  # its result is its last word
-    """Return the state as it is."""
+def concluded(state: State, *, continues: bool) -> State:  # noqa: ARG001  # its result is its last word
+    """Return the state unchanged."""
     return state
 
 
 def reported(base: State, after: State) -> State:
-    """Return the state with what the iteration came to that a step settles, to be told if it is to be.
+    """Record the result of an iteration that a step settles, and whether to report it.
 
-    A series of which a rule denies an iteration is paused, and says so: its user resumes it once it may go on.
+    If a rule denies an iteration of a series, the job pauses and reports that. Its user can resume it when the rule
+    allows it.
     """
     job, cursor = after.run.job, _cursor(after)
     if job is None:
@@ -93,17 +94,19 @@ def reported(base: State, after: State) -> State:
     if not settled:
         return after
     call = max(settled, key=lambda each: each.round)
-    said = jobs.said(call)
-    judged = monitor.judged(job, cursor, call, said)
+    outcome = jobs.result_text(call)
+    evaluated = monitor.evaluated(job, cursor, call, outcome)
     denial = _denial(call) if job.interval_seconds else ""
-    seen, tells = monitor.tells(job, cursor, judged, call, said)
-    ends_digest = seen.digest_time != judged.digest_time
-    told = monitor.told(job, cursor, judged, said, after.run.output_text, paused=denial, ends_digest=ends_digest)
-    run = replace(after.run, output_text=told, missed_iterations=missed(job, call))
+    seen, report_due = monitor.report_due(job, cursor, evaluated, call, outcome)
+    ends_digest = seen.digest_time != evaluated.digest_time
+    job_output = monitor.job_output(
+        job, cursor, evaluated, outcome, after.run.output_text, paused=denial, ends_digest=ends_digest
+    )
+    run = replace(after.run, output_text=job_output, missed_iterations=missed(job, call))
     after = replace(after, run=run, loop=replace(after.loop, cursor=seen))
     if denial:
         after = paused(after, call.end_time or 0.0, resumes=False)
-    return replace(after, tells_iteration=call.round) if tells or denial else after
+    return replace(after, tells_iteration=call.round) if report_due or denial else after
 
 
 def _cursor(state: State) -> JobCursor:
@@ -112,20 +115,20 @@ def _cursor(state: State) -> JobCursor:
 
 
 def due_time(job: Job, last: Call | None, resume_time: float = 0.0) -> float:
-    """Return when the iteration after `last` is due, or the first.
+    """Return when the iteration after `last`, or the first one, is due.
 
-    That is on the beat of the job, once `last` has ended, and not before `resume_time`.
+    Due times are at whole intervals since the start, after `last` has ended and not before `resume_time`.
     """
     if not job.interval_seconds:
         return job.begin_time
     times = (last.create_time, last.end_time, resume_time) if last is not None else (None, None, resume_time)
-    began, ended, resumed = (((time or job.begin_time) - job.begin_time) / job.interval_seconds for time in times)
-    first = job.delay_first if last is None else math.floor(began + _TINY) + 1
+    started, ended, resumed = (((time or job.begin_time) - job.begin_time) / job.interval_seconds for time in times)
+    first = job.delay_first if last is None else math.floor(started + _TINY) + 1
     return job.begin_time + job.interval_seconds * max(first, math.ceil(ended - _TINY), math.ceil(resumed - _TINY))
 
 
 def _not_before(job: Job, last: Call | None, cursor: JobCursor) -> float:
-    """Return the time before which no iteration begins: it was resumed then, or polls that fail become rarer."""
+    """Return the earliest start of the next iteration: the resume time, or a backoff after failed polls."""
     if last is None or last.end_time is None or (job.until is None and job.when is None):
         return cursor.resume_time
     doublings = max(0, min(cursor.failed_in_a_row, 20) - 1)
@@ -134,9 +137,9 @@ def _not_before(job: Job, last: Call | None, cursor: JobCursor) -> float:
 
 
 def missed(job: Job, last: Call) -> int:
-    """Return how many times an iteration was due until `last` ended, and there was none.
+    """Return how many due times passed without an iteration until `last` ended.
 
-    After the last one that there is to be none is due. Where the clock was set back it is too few.
+    After the last iteration nothing is due. The count is too low if the clock was set back.
     """
     if not job.interval_seconds:
         return 0
@@ -148,25 +151,25 @@ def missed(job: Job, last: Call) -> int:
 
 
 def _denial(call: Call) -> str:
-    """Return why a rule denies a call; empty if none does."""
+    """Return the message of a rule that denies a call; empty if none does."""
     is_denied = call.state is CallState.FAILED and call.result is not None and call.result.error_reason in _DENIED
     return _message(call) if is_denied else ""
 
 
 def _message(call: Call) -> str:
-    """Return the error that a call has ended with, as it is told."""
-    said = None
+    """Return the error message of a call that failed."""
+    outcome = None
     if (result := call.result) is not None:
         content = strict_json.loads(result.content_json, bytes_max=len(result.content_json) or 1)
-        said = content.get("error") if isinstance(content, dict) else content
-    otherwise = "The tool reports no success." if _says_failed(call) else f"The call ended {call.state.name}."
-    return (said if isinstance(said, str) and said else otherwise)[:1000]
+        outcome = content.get("error") if isinstance(content, dict) else content
+    otherwise = "The tool reports no success." if _reports_failure(call) else f"The call ended {call.state.name}."
+    return (outcome if isinstance(outcome, str) and outcome else otherwise)[:1000]
 
 
-def _says_failed(call: Call) -> bool:
-    """Return whether a tool says in its result that it failed, with `"success": false`."""
+def _reports_failure(call: Call) -> bool:
+    """Return whether a tool reports failure in its result with `"success": false`."""
     try:
-        return call.result is not None and not msgspec.json.decode(call.result.content_json, type=_Said).success
+        return call.result is not None and not msgspec.json.decode(call.result.content_json, type=_Success).success
     except msgspec.DecodeError:
         return False
 

@@ -1,4 +1,4 @@
-"""Jobs: calls that go on in the background, from the call that begins one to what its conversation is told."""
+"""Background jobs: from the call that starts one to the notices in its conversation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pawl.agent_loop.loop.rules import background, budget, delegation, settle, text
-from pawl.agent_loop.loop.rules.background import Wish
+from pawl.agent_loop.loop.rules.background import RequestedTerms
 from pawl.agent_loop.loop.rules.call import Call, CallResult
 from pawl.agent_loop.loop.rules.message import Message, Role
 from pawl.agent_loop.loop.rules.retry import BUDGET_EXHAUSTED
@@ -33,105 +33,107 @@ from pawl.chassis.ids import CallId
 from pawl.errors import InvalidArguments, PermissionDenied, ToolNotFound
 from pawl.values import WITH_PEOPLE, CallState, Disposition, ExecutionContext, JobReports, RunState, WaitKind
 
+# Open jobs per conversation (ASYNC-7).
 OPEN_MAX: Final = 10
-"""Most jobs of a conversation that are open at once (ASYNC-7)."""
+# Timeout of an iteration if the tool sets none.
 TIMEOUT_SECONDS: Final = 3600.0
-"""The time that an iteration may take whose tool does not say how long."""
+# Rounds of a turn that notices start (ASYNC-5).
 TURN_ROUNDS_MAX: Final = 3
-"""Most rounds of a turn that notices begin (ASYNC-5)."""
-ENTERED_SHARE: Final = 0.25
-"""Most of the context that notices fill which enter together; one alone may be larger."""
+# Part of the context that new notices may fill; a single one may be larger.
+ENTERED_FRACTION: Final = 0.25
+# Larger results are cut in notices.
 OUTPUT_BYTES_MAX: Final = 16 * 1024
-"""Most bytes of a result that a conversation is told."""
+# The answer of a model that has nothing to say.
 SILENT: Final = "[silent]"
-"""The answer of a model that has nothing to say."""
 
 _IN_BACKGROUND: Final = frozenset({ExecutionContext.BACKEND, ExecutionContext.AGENT})
-_NEEDS_USER: Final = "This tool needs the user, or the user's own program: it cannot run in the background."
+_NEEDS_USER: Final = "This tool needs the user or the user's program, so it cannot run in the background."
 _REFUSALS: Final = {"TOOL_NOT_FOUND": ToolNotFound, "NOT_ALLOWED": PermissionDenied}
 _MARKING: Final = re.compile(r"[<>]|[^\x20-\x7e]")
-_NOT_SO: Final = "It was run at once, and not in the background: {}."
+_NOT_SO: Final = "It was run immediately and not in the background: {}."
 
 
+# A run waits for tools in these contexts, except a turn that notices started.
 WAITED_FOR: Final = frozenset({ExecutionContext.HUMAN, ExecutionContext.FRONTEND, ExecutionContext.AGENT})
-"""The places of tools for which a run waits, and a turn that notices have begun does not."""
 
 
-def may_begin(run: Run) -> str:
-    """Return why a run may not have calls run in the background; empty if it may."""
+def background_denial(run: Run) -> str:
+    """Return why a run may not start background calls; empty if it may."""
     if run.options.without_background:
-        return "that is switched off here"
+        return "background calls are switched off"
     if run.depth or run.job is not None:
-        return "a run that does a call of another one waits for what it does"
+        return "a child run or job cannot start jobs"
     return ""
 
 
-def wishes_of(
+def extract_terms(
     calls: Iterable[Call], tools: Iterable[Tool], now: float, *, as_tool: bool = False
-) -> tuple[tuple[Call, ...], dict[CallId, Wish]]:
-    """Return calls that are to be checked without the parameters of `background`, and what these wish for.
+) -> tuple[tuple[Call, ...], dict[CallId, RequestedTerms]]:
+    """Return the calls without background parameters, and their background requests.
 
-    With `as_tool` calls of `background.TOOL` are those that they ask for.
+    With `as_tool`, calls of `background.TOOL` become calls of the tools they name.
     """
     schemas = {tool.name: tool.arguments_schema_json for tool in tools}
-    wishes: dict[CallId, Wish] = {}
+    terms: dict[CallId, RequestedTerms] = {}
     found = []
     for call in calls:
         if as_tool and call.tool_name == background.TOOL not in schemas:
-            meant, reading = background.read_tool(call.proposed_arguments, schemas)
+            named, reading = background.read_tool(call.proposed_arguments, schemas)
             if call.state is CallState.PROPOSED and not reading.fault:
-                call = replace(call, tool_name=meant, proposed_tool_name=background.TOOL)  # noqa: PLW2901
+                call = replace(call, tool_name=named, proposed_tool_name=background.TOOL)  # noqa: PLW2901
         else:
             reading = background.read(call.proposed_arguments, schemas.get(call.tool_name, b""))
         if call.state is CallState.PROPOSED and reading.fault:
             call = _refused(call, "INVALID_ARGUMENTS", reading.fault, now)  # noqa: PLW2901
         elif call.state is CallState.PROPOSED and reading.arguments != call.proposed_arguments:
             call = replace(call, arguments_json=reading.arguments.encode())  # noqa: PLW2901
-            if reading.wish is not None:
-                wishes[call.call_id] = reading.wish
+            if reading.terms is not None:
+                terms[call.call_id] = reading.terms
         found.append(call)
-    return tuple(found), wishes
+    return tuple(found), terms
 
 
 def detached(
     state: State,
     calls: Iterable[Call],
-    wishes: Mapping[CallId, Wish],
+    terms_by_call: Mapping[CallId, RequestedTerms],
     verdicts: Mapping[CallId, Verdict],
     now: float,
 ) -> State:
-    """Return the state in which those of the calls that were wished for in the background, and may be, are DETACHED."""
-    begun: dict[str, CallId] = {}
+    """Return the state in which the calls that shall and may run in the background are DETACHED."""
+    started: dict[str, CallId] = {}
     for call in calls:
-        wish = wishes.get(call.call_id)
-        if wish is None or call.settled:
+        terms = terms_by_call.get(call.call_id)
+        if terms is None or call.settled:
             continue
         verdict = verdicts[call.call_id]
-        why_not = may_begin(state.run)
+        why_not = background_denial(state.run)
         if verdict.without_background and not why_not:
-            why_not = f"{call.tool_name} does not run there"
+            why_not = f"{call.tool_name} cannot run in the background"
         if why_not:
             note = f"{state.loop.notes.get(call.call_id, '')} {_NOT_SO.format(why_not)}".strip()
             loop = replace(state.loop, notes={**state.loop.notes, call.call_id: note})
             state = replace(state, loop=loop)
             continue
-        key = repr((call.tool_name, call.arguments_json, wish))
-        if key in begun:
-            message = f"The same call is in the background already, by this answer: {begun[key]}. It is not made twice."
+        key = repr((call.tool_name, call.arguments_json, terms))
+        if key in started:
+            message = f"This answer already has the same background call: {started[key]}. It is not made twice."
             state = state.with_calls([_refused(call, "DUPLICATE_CALL", message, now)])
             continue
-        begun[key] = call.call_id
-        state = _begun(state, call, wish, verdict, now)
+        started[key] = call.call_id
+        state = _start_job(state, call, terms, verdict, now)
     if not state.run.is_turn:
         return state
-    message = "Nobody has asked for this answer, so nobody is asked now. Say what you would do; the user decides."
+    message = (
+        "The user did not request this answer, so no person is asked now. Say what you would do; the user decides."
+    )
     return state.with_calls(
         _refused(call, "NOT_ALLOWED", message, now) for call in state.batch if call.state in WITH_PEOPLE
     )
 
 
 def as_driven(run: Run) -> Run:
-    """Return a run with the options by which it is driven, where it is a job or a turn that notices have begun."""
+    """Return a run with the options that apply if it is a job or a turn that notices started."""
     options, limits = run.options, run.options.limits
     if run.job is not None and run.is_job:
         seconds = run.job.timeout_seconds
@@ -144,7 +146,7 @@ def as_driven(run: Run) -> Run:
         return replace(run, options=options)
     if not run.is_turn:
         return run
-    # Nobody has asked for it, so it waits for nobody.
+    # No user requested it, so it waits for no person.
     options = replace(
         options,
         limits=replace(limits, rounds_max=min(TURN_ROUNDS_MAX, limits.rounds_max)),
@@ -158,17 +160,17 @@ def as_driven(run: Run) -> Run:
 
 
 def entered(state: State) -> State:
-    """Return the state with a message that tells the model what jobs have told the conversation.
+    """Add a message with the job notices for the model.
 
-    What does not fit waits for the next model call, or the next turn.
+    Notices that do not fit wait for the next model call or turn.
     """
-    taken, rest = list[bytes](), ENTERED_SHARE * state.run.options.limits.context_bytes_max
+    taken, rest = list[bytes](), ENTERED_FRACTION * state.run.options.limits.context_bytes_max
     for notice in state.notices:
-        told = _escaped(msgspec.json.encode(_told(notice)))
-        rest -= len(told)
+        shown = _escaped(msgspec.json.encode(_notice_content(notice)))
+        rest -= len(shown)
         if taken and rest < 0:
             break
-        taken.append(told)
+        taken.append(shown)
     if not taken:
         return state
     notices = state.notices[: len(taken)]
@@ -182,90 +184,90 @@ def entered(state: State) -> State:
 
 
 def alarms(state: State) -> str:
-    """Return what the user of a turn is told whatever its model answers, a line each; empty if there is nothing."""
+    """Return the alarms that a turn always reports to the user, one per line; empty for none."""
     if not state.run.is_turn:
         return ""
-    told = (
+    shown = (
         notice
         for message in state.messages
         if message.role is Role.NOTICE and message.run_id == state.run.run_id
         for notice in msgspec.json.decode(message.notices_json)
     )
-    return "\n".join(f"{each['tool']}: {each['alarm']} ({each['job_id']})" for each in told if "alarm" in each)
+    return "\n".join(f"{each['tool']}: {each['alarm']} ({each['job_id']})" for each in shown if "alarm" in each)
 
 
-def is_silent(said: str) -> bool:
-    """Return whether an answer says nothing."""
-    return said.strip().lower() in {"", SILENT}
+def is_silent(content: str) -> bool:
+    """Return whether an answer is silent."""
+    return content.strip().lower() in {"", SILENT}
 
 
-def may_become_silent(said: str) -> bool:
-    """Return whether an answer that begins so may come to say nothing."""
-    return SILENT.startswith(said.strip().lower())
+def may_become_silent(content: str) -> bool:
+    """Return whether an answer that starts like this may turn out to be silent."""
+    return SILENT.startswith(content.strip().lower())
 
 
-def wished(wish: Wish, tool_name: str, arguments_json: bytes, now: float) -> Job:
-    """Return the job that makes a call as it is wished."""
+def new_job(terms: RequestedTerms, tool_name: str, arguments_json: bytes, now: float) -> Job:
+    """Return the job for a background request."""
     return Job(
         tool_name=tool_name,
         arguments_json=arguments_json,
         begin_time=now,
-        interval_seconds=wish.interval_seconds,
-        iterations_max=wish.iterations_max,
-        end_time=now + wish.duration_seconds if wish.duration_seconds else None,
-        delay_first=wish.delay_first,
+        interval_seconds=terms.interval_seconds,
+        iterations_max=terms.iterations_max,
+        end_time=now + terms.duration_seconds if terms.duration_seconds else None,
+        delay_first=terms.delay_first,
         timeout_seconds=TIMEOUT_SECONDS,
-        estimated_minutes=wish.estimated_minutes,
-        reports=wish.reports,
-        report_iterations=wish.report_iterations,
-        report_seconds=wish.report_seconds,
-        until=wish.until,
-        when=wish.when,
-        failures_told=wish.failures_told,
+        estimated_minutes=terms.estimated_minutes,
+        reports=terms.reports,
+        report_iterations=terms.report_iterations,
+        report_seconds=terms.report_seconds,
+        until=terms.until,
+        when=terms.when,
+        failures_told=terms.failures_told,
     )
 
 
-def admitted(job: Job, wish: Wish, verdict: Verdict) -> Job:
-    """Return a job that a user starts, as the verdict on its first call leaves it.
+def admitted(job: Job, terms: RequestedTerms, verdict: Verdict) -> Job:
+    """Return a user's job as adjusted by the verdict on its first call.
 
     Raises:
-        ToolNotFound, PermissionDenied, InvalidArguments: it may not be; the message says what would do.
+        ToolNotFound, PermissionDenied, InvalidArguments: the job is not allowed; the message has the reason.
     """
     if verdict.disposition is Disposition.REFUSE:
         raise _REFUSALS.get(verdict.error_reason, InvalidArguments)(verdict.error_message)
     if verdict.context not in _IN_BACKGROUND:
         raise InvalidArguments(_NEEDS_USER)
     if verdict.without_background:
-        raise InvalidArguments(f"{job.tool_name} does not run in the background.")
+        raise InvalidArguments(f"{job.tool_name} cannot run in the background.")
     return replace(
-        _under_policy(job, wish, verdict),
+        _under_policy(job, terms, verdict),
         arguments_json=verdict.arguments_json,
         timeout_seconds=verdict.async_timeout_seconds or TIMEOUT_SECONDS,
         delegates=verdict.context is ExecutionContext.AGENT,
     )
 
 
-def _under_policy(job: Job, wish: Wish, verdict: Verdict) -> Job:
-    """Return a job of which the conversation is told what its tool says, if nobody has said anything else.
+def _under_policy(job: Job, terms: RequestedTerms, verdict: Verdict) -> Job:
+    """Apply the tool's report policy unless the request has its own.
 
-    Who watches for something wants to hear of that alone, and of a call that is made once there is the end only.
+    A monitoring job only reports its condition, and a single call only its end.
     """
     policy = verdict.reports
-    if policy is None or wish.says_reports or wish.until is not None or wish.when is not None:
+    if policy is None or terms.sets_reports or terms.until is not None or terms.when is not None:
         return job
     if not job.interval_seconds and policy.reports is not JobReports.NONE:
         return job
-    said = {name: getattr(policy, name) for name in policy.__struct_fields__}
-    return replace(job, **said)
+    content = {name: getattr(policy, name) for name in policy.__struct_fields__}
+    return replace(job, **content)
 
 
 def title(job: Job) -> str:
-    """Return what stands in the conversation of a job."""
+    """Return the title of a job in its conversation."""
     return f"{job.tool_name} (in the background)"
 
 
 def draft(run: Run, job: Job, now: float) -> Call:
-    """Return the call of the next iteration, PROPOSED."""
+    """Return the call of the next iteration in state PROPOSED."""
     number = run.round + 1
     digest = hashlib.sha256(f"{run.run_id}:{number}".encode()).hexdigest()[:32]
     return Call(
@@ -283,16 +285,18 @@ def draft(run: Run, job: Job, now: float) -> Call:
     )
 
 
-def _begun(state: State, call: Call, wish: Wish, verdict: Verdict, now: float) -> State:
-    """Return the state with the call DETACHED, and the run that goes on with it; or FAILED, if it cannot be so."""
+def _start_job(state: State, call: Call, terms: RequestedTerms, verdict: Verdict, now: float) -> State:
+    """Return the state with the call DETACHED and its job, or FAILED if it cannot run in the background."""
     if call.context not in _IN_BACKGROUND:
         return state.with_calls([_refused(call, "INVALID_ARGUMENTS", _NEEDS_USER, now)])
     if state.open_jobs >= OPEN_MAX:
-        message = f"{OPEN_MAX} jobs of this conversation are open: stop one, or wait until one ends."
+        message = (
+            f"{OPEN_MAX} jobs of this conversation are open, which is the maximum. Stop one or wait until one ends."
+        )
         return state.with_calls([_refused(call, "TOO_MANY_JOBS", message, now)])
     run, run_id = state.run, delegation.child_run_id(call)
     job = replace(
-        _under_policy(wished(wish, call.tool_name, call.arguments_json, now), wish, verdict),
+        _under_policy(new_job(terms, call.tool_name, call.arguments_json, now), terms, verdict),
         timeout_seconds=verdict.async_timeout_seconds or TIMEOUT_SECONDS,
         delegates=call.context is ExecutionContext.AGENT,
     )
@@ -302,7 +306,7 @@ def _begun(state: State, call: Call, wish: Wish, verdict: Verdict, now: float) -
             return state.with_calls([_refused(call, BUDGET_EXHAUSTED, "No tokens are left for an agent.", now)])
         limits = replace(options.limits, total_tokens_max=tokens, topped_up_tokens_max=tokens)
         options = replace(options, limits=limits)
-    begun = Delegation(
+    started = Delegation(
         call_id=call.call_id,
         run_id=run_id,
         text=title(job),
@@ -316,17 +320,15 @@ def _begun(state: State, call: Call, wish: Wish, verdict: Verdict, now: float) -
     handle: dict[str, Any] = {"job_id": run_id, "state": "RUNNING"}
     if call.state is CallState.AWAITING_APPROVAL:
         handle["state"] = "AWAITING_APPROVAL"
-    if wish.estimated_minutes:
-        handle["estimated_minutes"] = wish.estimated_minutes
-    are_told = "are not told" if job.reports is JobReports.NONE else "are told"
-    told = (
-        f"It goes on in the background, and you {are_told} what it comes to. Do not wait for it, and do not repeat it."
-    )
-    note = f"{state.loop.notes.get(call.call_id, '')} {told}".strip()
+    if terms.estimated_minutes:
+        handle["estimated_minutes"] = terms.estimated_minutes
+    notified = "are not notified of" if job.reports is JobReports.NONE else "are notified of"
+    shown = f"It continues in the background, and you {notified} its results. Do not wait for it, and do not repeat it."
+    note = f"{state.loop.notes.get(call.call_id, '')} {shown}".strip()
     bare = replace(call, approval=None, offer=None, question=None, child_run_id=run_id, start_time=None)
     result = CallResult(content_json=strict_json.dumps_canonical(handle))
     state = state.with_calls([settle.settled(bare, CallState.DETACHED, result, now, note)])
-    return replace(state, delegations=(*state.delegations, begun), open_jobs=state.open_jobs + 1)
+    return replace(state, delegations=(*state.delegations, started), open_jobs=state.open_jobs + 1)
 
 
 def _refused(call: Call, reason: str, message: str, now: float) -> Call:
@@ -335,8 +337,8 @@ def _refused(call: Call, reason: str, message: str, now: float) -> Call:
     )
 
 
-def said(call: Call) -> str:
-    """Return what an iteration came to: the JSON of its result, or an object with `error`."""
+def result_text(call: Call) -> str:
+    """Return the result of an iteration as JSON, or an object with `error`."""
     content = call.result.content_json if call.result else b"null"
     if len(content) <= OUTPUT_BYTES_MAX:
         return content.decode(errors="replace")
@@ -347,50 +349,49 @@ def said(call: Call) -> str:
     return strict_json.dumps_canonical({"cut": cut, "note": note}).decode()
 
 
-def _told(notice: Notice) -> dict[str, Any]:
-    """Return what the model is given of a notice."""
+def _notice_content(notice: Notice) -> dict[str, Any]:
+    """Return a notice as the model sees it."""
     run, job = notice.run, _job(notice)
-    told: dict[str, Any] = {"job_id": run.run_id, "tool": job.tool_name}
+    shown: dict[str, Any] = {"job_id": run.run_id, "tool": job.tool_name}
     if notice.occasion:
-        told |= {"state": "PAUSED" if _is_paused(notice) else "RUNNING", "iteration": notice.occasion}
+        shown |= {"state": "PAUSED" if _is_paused(notice) else "RUNNING", "iteration": notice.occasion}
         if run.round > notice.occasion:
-            # It waited, and the result is that of the last one that has ended by now.
-            told["iterations"] = run.round
+            # The notice was delayed; its result is from the latest iteration.
+            shown["iterations"] = run.round
     else:
-        told["state"] = run.state.name
+        shown["state"] = run.state.name
         if job.interval_seconds:
-            told["iterations"] = run.round
+            shown["iterations"] = run.round
         if run.failure is not None:
-            told["error"] = run.failure.message
+            shown["error"] = run.failure.message
     if alarm := _alarm(notice):
-        told["alarm"] = alarm
+        shown["alarm"] = alarm
     if run.missed_iterations:
-        told["missed"] = run.missed_iterations
+        shown["missed"] = run.missed_iterations
     if run.output_text:
-        told["result"] = _json(run.output_text)
-    return told
+        shown["result"] = _json(run.output_text)
+    return shown
 
 
 def _job(notice: Notice) -> Job:
     if notice.run.job is None:
-        raise RuntimeError("a notice is of a job")
+        raise RuntimeError("the run of a notice is not a job")
     return notice.run.job
 
 
 def _is_paused(notice: Notice) -> bool:
-    """Return whether the job begins no iteration until somebody resumes it."""
     return WaitKind.PAUSED in notice.run.waits
 
 
-def _json(said: str) -> Any:
+def _json(content: str) -> Any:
     try:
-        return msgspec.json.decode(said)
+        return msgspec.json.decode(content)
     except msgspec.DecodeError:
-        return said
+        return content
 
 
 def _alarm(notice: Notice) -> str:
-    """Return what the user is to be told of a notice in any case; empty if the model decides."""
+    """Return the alarm that the user must see; empty if the model decides what to report."""
     run, job = notice.run, _job(notice)
     if not notice.occasion and run.state in {RunState.FAILED, RunState.EXPIRED}:
         return run.state.name.lower()
@@ -405,7 +406,7 @@ def _alarm(notice: Notice) -> str:
 
 
 def _escaped(encoded: bytes) -> bytes:
-    """Return JSON without characters that are invisible, turn the direction, or mark up the text of a model."""
+    """Escape characters in JSON that are invisible, change the text direction, or mark up a model's text."""
     return _MARKING.sub(_escape, encoded.decode()).encode()
 
 
@@ -417,7 +418,7 @@ def _escape(found: re.Match[str]) -> str:
 
 
 def _line(notice: Notice) -> str:
-    """Return what people read of a notice."""
+    """Return a notice as one line for people."""
     what = f"iteration {notice.occasion}" if notice.occasion else notice.run.state.name.lower()
     if (alarm := _alarm(notice)) not in {"", what}:
         what = f"{what}, {alarm}"

@@ -1,4 +1,4 @@
-"""Bounds of a run: what holds where nothing is asked for, and the most that may be asked for."""
+"""Limits of a run: defaults, and the ceilings for requested values."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from msgspec.structs import asdict, replace
 from pawl.errors import InvalidField
 from pawl.values import TOKENS_MAX
 
+# People who must approve a call.
 APPROVALS_MAX: Final = 5
-"""Most people whose approval a call can need."""
 
 _SECONDS: Final = (0.001, 366 * 86_400)
+# Allowed minimum and maximum in a deployment, _SECONDS if absent. Whole numbers only if the minimum is an int.
 _RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "rounds_max": (1, 1000),
     "calls_per_round_max": (1, 1000),
-    # With 1, the first call of any tool would be a loop.
+    # With 1, the first call of any tool would count as a loop.
     "identical_calls_max": (2, 1000),
     "model_attempts_max": (1, 20),
-    # Below it a cut result is little more than the note that says so.
+    # Below this, a cut result is little more than its remark.
     "result_bytes_per_round_max": (1024, 2**30),
-    # Below it there is no room for a summary and the message that it is for.
+    # Below this, a summary and the message it is for do not fit.
     "context_bytes_max": (10_000, 2**30),
     "total_tokens_max": (0, TOKENS_MAX),
     "topped_up_tokens_max": (0, TOKENS_MAX),
@@ -32,16 +33,15 @@ _RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "approvals_required": (1, APPROVALS_MAX),
     "provider_wait_seconds": (0.0, 366 * 86_400),
 }
-"""The least and the most that a deployment may set, _SECONDS if absent. Only whole numbers if the least is an int."""
 _BACKGROUND: Final = ("on", "tool", "off")
+# 0 means unlimited for these limits.
 NONE_IS_ZERO: Final = frozenset({"total_tokens_max", "topped_up_tokens_max"})
-"""Limits for which 0 means unlimited."""
+# Maximums for values that tools set. The deployment's value equals the ceiling for runs.
 OF_TOOLS: Final = ("tool_timeout_seconds_max", "answer_timeout_seconds_max")
-"""The most that tools may set for themselves; the deployment's value is the ceiling of what runs may."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Every bound that holds for a run; see pawl.event.v1.RunLimits for what each means."""
+    """All limits of a run. See pawl.event.v1.RunLimits for the fields."""
 
     rounds_max: int = 10
     calls_per_round_max: int = 20
@@ -66,12 +66,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     provider_wait_seconds: float = 0.0
 
     def with_asked(self, asked: Mapping[str, float], ceilings: Limits) -> Limits:
-        """Return these limits with those of `asked`, which may reach `ceilings`.
-
-        `asked` has the fields that are present, by name.
+        """Return these limits with the requested values, by name, which may not exceed `ceilings`.
 
         Raises:
-            InvalidField: a value is above its ceiling, or too small to work with.
+            InvalidField: a value is above its ceiling or too small.
         """
         for name, value in asked.items():
             ceiling = getattr(ceilings, name)
@@ -81,23 +79,26 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             if not math.isfinite(value) or value < least:
                 raise InvalidField(f"limits.{name} must be at least {least:g}", field=f"options.limits.{name}")
             if value > most:
-                raise InvalidField(f"limits.{name} may be at most {most:g} here", field=f"options.limits.{name}")
+                raise InvalidField(
+                    f"limits.{name} may be at most {most:g} in this deployment", field=f"options.limits.{name}"
+                )
         return replace(self, **{name: type(getattr(self, name))(value) for name, value in asked.items()})
 
     def seconds_of_tool(self, own: float) -> float:
-        """Return how long a call of a tool may take whose own timeout is that; 0 if it has none."""
+        """Return the timeout of a call, given the tool's own timeout or 0."""
         return min(own or self.tool_timeout_seconds, self.tool_timeout_seconds_max)
 
     def seconds_of_question(self, own: float) -> float:
-        """Return how long a question may wait whose own timeout is that; 0 if it has none."""
+        """Return the timeout of a question, given its own timeout or 0."""
         return min(own or self.answer_timeout_seconds, self.answer_timeout_seconds_max)
 
 
+# Ceilings where the deployment sets none.
 CEILINGS: Final = Limits(
     rounds_max=1000,
     calls_per_round_max=100,
     identical_calls_max=100,
-    # Shorter than a round, so that a slow tool ends its call and not its run.
+    # Less than a round, so that a slow tool fails its call and not its run.
     tool_timeout_seconds=100.0,
     round_timeout_seconds=3600.0,
     run_timeout_seconds=86_400.0,
@@ -113,16 +114,15 @@ CEILINGS: Final = Limits(
     agent_depth_max=10,
     provider_wait_seconds=86_400.0,
 )
-"""The most that a run may ask for where the deployment sets nothing."""
 
 
 class DeploymentLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a deployment sets for all runs: the file of PAWL_LIMITS_FILE."""
+    """The limits of a deployment, read from PAWL_LIMITS_FILE."""
 
+    # Limits of a run that requests none.
     defaults: Limits = Limits(provider_wait_seconds=900.0)
-    """The limits of a run that asks for none."""
+    # The most that a run may request.
     ceilings: Limits = CEILINGS
-    """The most that a run may ask for."""
     approvals_required: int = 1
     background: str = "on"
 
@@ -133,13 +133,13 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_limits(document: object) -> DeploymentLimits:
-    """Return the limits in a JSON value: {"defaults": {"rounds_max": 20}, "ceilings": {"rounds_max": 50}}.
+    """Parse limits from a JSON value such as {"defaults": {"rounds_max": 20}, "ceilings": {"rounds_max": 50}}.
 
-    A ceiling that is absent is that of CEILINGS, or the default where that is higher. A token budget costs money:
-    without a ceiling of its own it is its default.
+    A missing ceiling is the one in CEILINGS, or the default if that is higher. Tokens cost money, so the ceiling of a
+    token budget is its default unless set.
 
     Raises:
-        ValueError: names or values are wrong; all of them are in the message.
+        ValueError: names or values are invalid; the message lists all problems.
     """
     file, usual = msgspec.convert(document, _File), DeploymentLimits()
     if problems := [*_problems(file, asdict(usual.defaults))]:
@@ -158,7 +158,7 @@ def _with(limits: Limits, numbers: Mapping[str, float]) -> Limits:
 
 
 def _problems(file: _File, usual: Mapping[str, float]) -> Iterator[str]:
-    """Return what is wrong with each limit of a file."""
+    """Yield the problems of the limits in a file."""
     defaults = {**usual, **{name: value for name, value in file.defaults.items() if type(value) in {int, float}}}
     for name, value in file.defaults.items():
         if name == "background":
@@ -176,7 +176,7 @@ def _problems(file: _File, usual: Mapping[str, float]) -> Iterator[str]:
 def _problem(name: str, value: object, names: Collection[str]) -> str:
     """Return why a limit cannot have this value; empty if it can."""
     if name not in names or name in OF_TOOLS:
-        return "is no limit"
+        return "is not a limit"
     least, most = _RANGES.get(name, _SECONDS)
     kinds, kind = ((int,), "whole number") if isinstance(least, int) else ((int, float), "number")
     is_right = isinstance(value, kinds) and not isinstance(value, bool) and least <= value <= most

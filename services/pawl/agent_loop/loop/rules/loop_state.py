@@ -1,6 +1,6 @@
-"""The memory of a run beyond the ledger's rows, which a worker leaves so that another can go on.
+"""The state of a run that is not in the ledger's rows, so that another worker can continue.
 
-Stored as JSON with each commit that changes it. Fields that are missing have their defaults.
+Stored as JSON with each commit that changes it. Missing fields have their defaults.
 """
 
 from __future__ import annotations
@@ -18,18 +18,15 @@ from pawl.values import Answer, Usage
 
 
 class OpenModelCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A model call that was announced and has not ended.
+    """An announced model call that has not ended.
 
-    `attempt` counts all that were made of it, also those of workers that died or
-    handed over; `failures` only those in which the model server failed (LOOP-7).
-    Output of this attempt has seqs from `output_from_seq` on; `summarised_to_number`
-    is 0 unless the call writes a summary. `usage_before` is what the run had used
-    before this attempt: while it is open, the run's usage has an estimate of it.
-    `held`: the attempt is not made before the token budget is raised.
-    `tokens_needed` is what its request was found to cost where the budget had less.
-    `empty_answers` counts those failures in which the model said nothing, `quota_waits` how often the call was put off
-    because the agent had used up its tokens of the day. `outage_since` is when the run began to wait for the model
-    server, `outage_waits` how often it has, `next_try_time` when it asks again.
+    `attempt` counts all attempts, also by workers that died or handed over. `failures` counts failures of the model
+    server (LOOP-7), and `empty_answers` its empty answers. Output of this attempt starts at seq `output_from_seq`.
+    `usage_before` is the run's usage before this attempt; until it ends, the run's usage includes an estimate of it.
+
+    A `held` attempt waits for tokens or for the model server. `tokens_needed` is its cost if the budget had less, and
+    `quota_waits` how often the agent's daily quota delayed it. `outage_since` is when the run started to wait for the
+    model server, `outage_waits` how often it has waited, `next_try_time` when it tries again.
     """
 
     attempt: int
@@ -48,117 +45,112 @@ class OpenModelCall(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def summary(self) -> bool:
-        """True if the call writes a summary."""
         return self.summarised_to_number > 0
 
 
 class CountedPrompt(msgspec.Struct, frozen=True, kw_only=True):
-    """The size of a prompt, and the tokens that the model server counted in it."""
+    """The size of a prompt, and the model server's count of its tokens."""
 
     size_bytes: int
     tokens: int
 
 
 class Digested(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Iterations one after the other that came to the same, of which the beginning is here."""
+    """Consecutive iterations with the same result, cut to a few bytes."""
 
     first_round: int
     last_round: int
-    said: str
+    result: str
 
 
 class JobCursor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="program", tag="job"):
-    """The place of a job: what its iterations came to so far. Values in it are bounded: it is under 16 KiB."""
+    """The state of a job's program. Its values are bounded; it is under 16 KiB."""
 
+    # Iterations that failed or whose condition could not be evaluated.
     failures: int = 0
-    """The iterations that did not succeed, or could not be judged."""
+    # Digest of the result that was reported last.
     told_sha256: str = ""
-    """A digest of the result that was told last."""
     failed_in_a_row: int = 0
-    """The last iterations that are failures."""
+    # The error of the conditions in the last iteration; empty for none.
     problem: str = ""
-    """The error of the conditions in the last iteration; empty for none."""
+    # True once the `until` condition is met.
     met: bool = False
-    """True once it has come to what it ends with."""
     until_seen: Seen | None = None
     when_seen: Seen | None = None
+    # True if the `when` condition was false, or its change has not been reported yet.
     is_armed: bool = True
-    """True if what it watches for was not so, or has not been told yet."""
+    # How often the condition became true and was reported.
     fired: int = 0
-    """The times that it became so and was told."""
     fired_time: float = 0.0
+    # Since when the condition is true; None if it is false.
     held_time: float | None = None
-    """Since when what it watches for is so; None if it is not."""
+    # Digest of the changed value that must stay unchanged for the hold time.
     held_sha256: str = ""
-    """The digest of the value that has changed and is to stay so."""
+    # Results since the last reported digest. Equal consecutive ones are merged, and only the last ones are kept.
     digest: tuple[Digested, ...] = ()
-    """The iterations since the last digest that was told, those that came to the same together; the last ones only."""
+    # Iterations before those in `digest`.
     digest_left_out: int = 0
-    """The iterations before them."""
     digest_time: float = 0.0
+    # When the job was last resumed. Earlier due times are skipped.
     resume_time: float = 0.0
-    """The time at which it was resumed last: what was due before is skipped."""
     is_paused: bool = False
-    """True if it starts no iteration until it is resumed."""
 
 
 class LoopState(msgspec.Struct, frozen=True, kw_only=True):
-    """See the module."""
+    """State of a run that its worker keeps between steps."""
 
     model_call: OpenModelCall | None = None
+    # Active seconds of the run at the start of the current round.
     round_began_active_seconds: float = 0.0
-    """Active seconds of the run when its current round began."""
+    # How often each call was made, by fingerprint; recent calls only.
     call_counts: dict[str, int] = field(default_factory=dict)
-    """The number of times that each call was made, by fingerprint; the most recent calls only."""
+    # Fingerprints of the calls of the last rounds, oldest first.
     round_fingerprints: tuple[str, ...] = ()
-    """The calls of the last rounds, oldest first; the most recent ones only."""
+    # Messages of the user that wait for the batch to close.
     steers: tuple[str, ...] = ()
-    """Messages of the user that wait for the batch to close."""
+    # Remarks to add to the results of open calls.
     notes: dict[CallId, str] = field(default_factory=dict)
-    """Remarks that will go with the results of open calls, by call id."""
+    # Calls with an unknown outcome that an operator must resolve.
     in_doubt: tuple[CallId, ...] = ()
-    """Calls of unknown outcome that an operator must resolve."""
+    # How often an operator found that an open call had not happened and shall run again.
     unknowns_resolved: dict[CallId, int] = field(default_factory=dict)
-    """The times an operator found that an open call of unknown outcome had not happened and shall run, by call id."""
+    # Answers to the questions that tools of open calls asked, in order.
     answers: dict[CallId, tuple[Answer, ...]] = field(default_factory=dict)
-    """The outcomes of the questions that tools of open calls have asked, in order, by call id."""
+    # When to ask the registry again about calls that are completed externally; 0 once completed.
     completions: dict[CallId, float] = field(default_factory=dict)
-    """The times at which the registry is asked again for calls that somebody outside completes, by call id; 0 once one
-    was completed."""
+    # The failure of the run once all of its work has stopped.
     failure: RunFailure | None = None
-    """The failure with which the run will end once all of its work has stopped."""
+    # Output of the last failed attempt.
     partial_text: str = ""
-    """The text that the last failed attempt had written."""
+    # The last round before which history was summarised.
     summarised_round: int = 0
-    """The last round before which history was summarised."""
+    # Tokens that top-ups have added to the budget.
     tokens_added: int = 0
-    """The tokens that top-ups have added to the budget."""
+    # Part of the run's usage that its agents have used.
     agents_tokens: int = 0
-    """The part of the run's usage that agents it called have used."""
+    # Until when the run waits for a top-up; None if it does not.
     top_up_deadline_time: float | None = None
-    """Until when the run waits for a top-up; None if it does not."""
+    # Answers that did not fit the response format.
     misfits: int = 0
-    """The number of answers that did not fit the response format."""
+    # The last prompt; None before the first one and after a summary, which changes the next prompt.
     counted_prompt: CountedPrompt | None = None
-    """The last prompt of the run; None before there is one, and after a summary, which makes the next one another."""
+    # The state of the run's program, which only the program reads. None for agents.
     cursor: UndoPlan | JobCursor | None = None
-    """The position of the run's program, which only that reads; None for an agent, and before another program starts.
-    """
+    # True if the last answer was empty, so that no message was added.
     said_nothing: bool = False
-    """True if the last answer was empty, so that no message was added."""
+    # Models that failed; the run continues with the next of its `model_fallbacks`.
     fallbacks_used: int = 0
-    """The number of models that have failed for good: the run goes on with the next of its `model_fallbacks`."""
 
 
 _decoder: Final = msgspec.json.Decoder(LoopState)
+# Encodes a state for `read`.
 write: Final = msgspec.json.Encoder().encode
-"""Returns the bytes that `read` takes."""
 
 
 def read(data: bytes) -> LoopState:
-    """Return the state stored as `data`; empty bytes are the state of a run that has not begun.
+    """Decode a state. Empty bytes are the state of a run that has not started.
 
     Raises:
-        msgspec.DecodeError: the bytes are no such state.
+        msgspec.DecodeError: the bytes are not a state.
     """
     return _decoder.decode(data) if data else LoopState()

@@ -1,4 +1,4 @@
-"""A message as the ledger has it. Names and meanings are those of pawl.event.v1."""
+"""A message in the ledger. Names and meanings follow pawl.event.v1."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from pawl.chassis.ids import CallId, RunId, UserId
 
 
 class Role(StrEnum):
-    """The authors of messages."""
-
     USER = "USER"
     ASSISTANT = "ASSISTANT"
     SUMMARY = "SUMMARY"
@@ -20,7 +18,7 @@ class Role(StrEnum):
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of a conversation. `number` is the ledger's, 0 before."""
+    """One entry of a conversation. The ledger assigns `number`; it is 0 before."""
 
     role: Role
     run_id: RunId
@@ -34,15 +32,14 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     first_output_seq: int = 0
     last_output_seq: int = 0
     summarised_to_number: int = 0
+    # True if it was written elsewhere and imported.
     imported: bool = False
-    """True if it was written elsewhere."""
+    # All parts of a user's message that is more than text; `text` has its texts.
     parts: tuple[Part, ...] = ()
-    """All of a message of the user that has more than a text; `text` is the texts of it."""
+    # The faults of an answer that does not fit the response format; empty for none.
     misfit: str = ""
-    """The faults of an answer that does not fit the response format of its run; empty for none."""
+    # The model that wrote it; empty for other authors or if unknown.
     model: str = ""
-    """The model that was asked for it; empty if it is of nobody, or not known."""
+    # Job notices for the model, as a JSON array; empty except for NOTICE.
     notices_json: bytes = b""
-    """Notices of jobs as the model is given them, a JSON array; empty but for NOTICE."""
     user_id: UserId = UserId("")
-    """The user whose it is."""

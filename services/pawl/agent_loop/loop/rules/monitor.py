@@ -1,4 +1,4 @@
-"""The judging of iterations: what a job remembers of each, and whether its conversation is told (ASYNC-4, ASYNC-5)."""
+"""Evaluates iterations of a job: what to remember of each, and whether to report it (ASYNC-4, ASYNC-5)."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from pawl.agent_loop.loop.rules.loop_state import Digested, JobCursor
 from pawl.agent_loop.loop.rules.run import Job, Monitor
 from pawl.values import CallState, JobReports
 
+# Default number of consecutive failures after which a monitoring job reports them.
 FAILURES_TOLD: Final = 3
-"""The failures one after the other after which a job that watches for something says so, if it was not told when."""
+# Results in a digest; earlier ones are only counted.
 DIGESTED_MAX: Final = 8
-"""Most results of a digest; those before are counted."""
 _DIGESTED_BYTES_MAX: Final = 200
 
 
-def judged(job: Job, cursor: JobCursor, call: Call, said: str) -> JobCursor:
-    """Return the cursor after an iteration that came to `said`."""
+def evaluated(job: Job, cursor: JobCursor, call: Call, result: str) -> JobCursor:
+    """Return the cursor after an iteration with the result `result`."""
     failed = call.state is not CallState.SUCCEEDED
     after = replace(cursor, problem="")
     if not failed and (job.until is not None or job.when is not None):
@@ -33,14 +33,14 @@ def judged(job: Job, cursor: JobCursor, call: Call, said: str) -> JobCursor:
         after = fired(job.when, after, content, call.end_time or 0.0)
         failed = bool(after.problem)
     after = replace(after, failures=after.failures + failed, failed_in_a_row=after.failed_in_a_row + 1 if failed else 0)
-    return _digested(after, call.round, said) if job.reports is JobReports.DIGEST else after
+    return _digested(after, call.round, result) if job.reports is JobReports.DIGEST else after
 
 
-def tells(job: Job, before: JobCursor, after: JobCursor, call: Call, said: str) -> tuple[JobCursor, bool]:
-    """Return whether the conversation is told of an iteration, and the cursor with that noted."""
+def report_due(job: Job, before: JobCursor, after: JobCursor, call: Call, result: str) -> tuple[JobCursor, bool]:
+    """Return whether to report an iteration, and the cursor that records the report."""
     if not job.interval_seconds or job.reports is JobReports.NONE:
         return after, False
-    digest = hashlib.sha256(said.encode()).hexdigest()[:16]
+    digest = hashlib.sha256(result.encode()).hexdigest()[:16]
     now = call.end_time or 0.0
     match job.reports:
         case JobReports.EVERY:
@@ -59,61 +59,61 @@ def tells(job: Job, before: JobCursor, after: JobCursor, call: Call, said: str) 
     return (replace(after, digest=(), digest_left_out=0, digest_time=now) if is_due else after), True
 
 
-def told(
+def job_output(
     job: Job,
     before: JobCursor,
     after: JobCursor,
-    said: str,
-    told_before: str,
+    result: str,
+    output_before: str,
     *,
     paused: str = "",
     ends_digest: bool = False,
 ) -> str:
-    """Return the output of a job after an iteration that came to `said`; before it that was `told_before`.
+    """Return the job's output after an iteration with the result `result`; the output before it was `output_before`.
 
-    `paused` is why it begins no other one; empty if it does. `ends_digest` if its digest is due with it.
+    `paused` is why the job pauses; empty if it does not. `ends_digest` is true if its digest is due.
     """
     outcome: dict[str, Any] = {"paused": paused} if paused else {}
     if job.until is not None:
         outcome["met"] = after.met
     if job.when is not None:
         outcome["fired"] = after.fired
-        # What was told of may still wait to be told.
-        told_then = msgspec.json.decode(told_before, type=dict[str, msgspec.Raw]) if before.fired else {}
+        # Keep what may not have been delivered yet.
+        previous = msgspec.json.decode(output_before, type=dict[str, msgspec.Raw]) if before.fired else {}
         if 0 < after.fired == before.fired:
-            outcome["fired_with"] = told_then.get("fired_with", told_then["result"])
+            outcome["fired_with"] = previous.get("fired_with", previous["result"])
         if after.fired > before.fired and job.when.condition.changed and before.when_seen is not None:
             outcome["changed_from"] = "(too large)" if before.when_seen.is_too_large else before.when_seen.value
-        elif "changed_from" in told_then:
-            outcome["changed_from"] = told_then["changed_from"]
+        elif "changed_from" in previous:
+            outcome["changed_from"] = previous["changed_from"]
     if after.problem:
         outcome["condition_error"] = after.problem
     if job.reports is JobReports.DIGEST:
         outcome["iterations"] = [
-            {"from": each.first_round, "to": each.last_round, "result": each.said} for each in after.digest
+            {"from": each.first_round, "to": each.last_round, "result": each.result} for each in after.digest
         ]
         outcome["left_out"] = after.digest_left_out
-        if told_before and before.digest_time and not ends_digest:
-            # What was told of may still wait to be told.
-            told_then = msgspec.json.decode(told_before, type=dict[str, msgspec.Raw])
-            digest_before = told_then.get("digest_before" if before.digest else "iterations")
+        if output_before and before.digest_time and not ends_digest:
+            # Keep what may not have been delivered yet.
+            previous = msgspec.json.decode(output_before, type=dict[str, msgspec.Raw])
+            digest_before = previous.get("digest_before" if before.digest else "iterations")
             outcome |= {"digest_before": digest_before} if digest_before else {}
     if not outcome:
-        return said
-    return msgspec.json.encode(outcome | {"result": msgspec.Raw(said.encode())}).decode()
+        return result
+    return msgspec.json.encode(outcome | {"result": msgspec.Raw(result.encode())}).decode()
 
 
 def is_over(job: Job, cursor: JobCursor) -> bool:
-    """Return whether a job has seen what it watched for as often as was asked."""
+    """Return whether a job has met its condition as often as requested."""
     return cursor.met or (job.when is not None and cursor.fired >= job.when.firings_max)
 
 
 def fired(monitor: Monitor | None, cursor: JobCursor, content: Any, now: float) -> JobCursor:
-    """Return the cursor after a result: a monitor fires when its condition becomes true, not while it stays so.
+    """Apply a result to a monitor, which fires when its condition becomes true, not while it stays true.
 
-    What becomes true within the pause, and is still true after it, fires then; so does what has to be true for some
-    time, once it has been: a value that has changed must stay the same. A condition that comes to nothing is neither
-    true nor false.
+    If the condition becomes true during the pause and is still true afterwards, the monitor fires then. With a hold
+    time, it fires once the condition has been true for that long; a changed value must stay the same. A condition that
+    cannot be evaluated is neither true nor false.
     """
     if monitor is None:
         return cursor
@@ -123,7 +123,7 @@ def fired(monitor: Monitor | None, cursor: JobCursor, content: Any, now: float) 
         holds = condition.is_met(content, before, cursor.fired)
     except ExpressionError as error:
         return replace(cursor, problem=f"{cursor.problem} when: {error}".strip())
-    # By a clock that went back nobody knows for how long: from now on, then.
+    # After the clock went back the duration is unknown: restart it now.
     digest = seen.sha256 if seen is not None and condition.changed else ""
     is_held = cursor.held_time is not None and digest == cursor.held_sha256
     since = min(cursor.held_time or now, now) if is_held else now
@@ -133,14 +133,14 @@ def fired(monitor: Monitor | None, cursor: JobCursor, content: Any, now: float) 
     if holds and may and (cursor.is_armed or condition.changed):
         return replace(cursor, fired=cursor.fired + 1, fired_time=now, is_armed=False)
     if holds and condition.changed:
-        # It has still changed when the pause is over, unless it is again what it was.
+        # It still counts as changed after the pause, unless the value returns to the earlier one.
         cursor = replace(cursor, when_seen=before)
     return replace(cursor, is_armed=cursor.is_armed or not holds)
 
 
-def has_passed(begin: float, now: float, seconds: float) -> bool:
-    """Return whether a time is over. A clock that went back holds up nothing."""
-    return not 0 <= now - begin < seconds
+def has_passed(start: float, now: float, seconds: float) -> bool:
+    """Return whether so many seconds have passed. A clock that went back does not block."""
+    return not 0 <= now - start < seconds
 
 
 def _until(condition: Condition | None, cursor: JobCursor, content: Any) -> JobCursor:
@@ -154,12 +154,12 @@ def _until(condition: Condition | None, cursor: JobCursor, content: Any) -> JobC
         return replace(cursor, problem=f"until: {error}")
 
 
-def _digested(cursor: JobCursor, number: int, said: str) -> JobCursor:
-    cut = text.cut_bytes(said.encode(), _DIGESTED_BYTES_MAX)
+def _digested(cursor: JobCursor, number: int, result: str) -> JobCursor:
+    cut = text.cut_bytes(result.encode(), _DIGESTED_BYTES_MAX)
     last = cursor.digest[-1] if cursor.digest else None
-    if last is not None and last.said == cut:
+    if last is not None and last.result == cut:
         return replace(cursor, digest=(*cursor.digest[:-1], replace(last, last_round=number)))
-    digest = (*cursor.digest, Digested(first_round=number, last_round=number, said=cut))
+    digest = (*cursor.digest, Digested(first_round=number, last_round=number, result=cut))
     left_out = sum(each.last_round - each.first_round + 1 for each in digest[:-DIGESTED_MAX])
     return replace(cursor, digest=digest[-DIGESTED_MAX:], digest_left_out=cursor.digest_left_out + left_out)
 

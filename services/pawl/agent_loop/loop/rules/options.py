@@ -1,4 +1,4 @@
-"""The options of a run: from what a client asks to what the ledger keeps."""
+"""The options of a run: validation and defaults."""
 
 from __future__ import annotations
 
@@ -16,42 +16,42 @@ from pawl.chassis import strict_json
 from pawl.errors import InvalidField, InvalidJson, InvalidSchema, TooLarge
 
 INSTRUCTIONS_BYTES_MAX: Final = 64 * 1024
+# Of a model's or tool's name.
 NAME_CHARACTERS_MAX: Final = 256
-"""Most characters of the name of a model or a tool."""
 TOOL_NAMES_MAX: Final = 1000
+# Models that a run can fall back to.
 FALLBACKS_MAX: Final = 4
-"""Most models that a run can go on with when its own has failed."""
 TEMPERATURE_MAX: Final = 2.0
+# Of the schema of a response format.
 SCHEMA_BYTES_MAX: Final = 64 * 1024
-"""Most bytes of the schema of a response format."""
 
 _FORMAT_NAME: Final = re.compile(r"[A-Za-z0-9_-]{0,64}", re.ASCII)
 
 
 class RunDefaults(msgspec.Struct, frozen=True, kw_only=True):
-    """The options that the deployment gives where a client asks for nothing."""
+    """The deployment's options where a client sets nothing."""
 
     model: str
     instructions: str = ""
     limits: Limits = field(default_factory=Limits)
+    # The most that a client may request.
     ceilings: Limits = CEILINGS
-    """The most that a client may ask for."""
     approvals_required: int = 0
     without_background: bool = False
 
 
 class AskedOptions(Options, frozen=True, kw_only=True):
-    """Options that a client asks for; `limits` has only the fields that were present."""
+    """Options that a client requests. `limits` has only the fields that were present."""
 
     limits: Mapping[str, float] = field(default_factory=dict)
 
 
 def complete(asked: AskedOptions, defaults: RunDefaults) -> RunOptions:
-    """Return options with nothing left open.
+    """Return options with all defaults filled in.
 
     Raises:
         InvalidField, TooLarge: a value is out of range, or two contradict each other.
-        InvalidSchema: the schema of the response format is no JSON. All else about it is for the registry to say.
+        InvalidSchema: the schema of the response format is not JSON. tool-registry checks everything else about it.
     """
     _check_names(asked)
     _check_tool_choice(asked)
@@ -78,9 +78,9 @@ def complete(asked: AskedOptions, defaults: RunDefaults) -> RunOptions:
 
 
 def as_deployed(options: RunOptions, approvals_required: int) -> RunOptions:
-    """Return the options of a run that is under way, of whose gated calls the deployment now wants so many approvals.
+    """Return the options of a continuing run under the deployment's current approval minimum.
 
-    Who raises that number means what goes on, too; lowered, it is as it was when the run was started.
+    A raised minimum applies to continuing runs; a lowered one does not.
     """
     if approvals_required <= max(1, options.approvals_required):
         return options
@@ -89,19 +89,19 @@ def as_deployed(options: RunOptions, approvals_required: int) -> RunOptions:
 
 def _check_names(asked: AskedOptions) -> None:
     if len(asked.model_fallbacks) > FALLBACKS_MAX:
-        raise InvalidField(f"at most {FALLBACKS_MAX} models", field="options.model_fallbacks")
+        raise InvalidField(f"model_fallbacks may have at most {FALLBACKS_MAX} models", field="options.model_fallbacks")
     if len(asked.tool_names) > TOOL_NAMES_MAX:
-        raise InvalidField(f"at most {TOOL_NAMES_MAX} tools", field="options.tool_names")
+        raise InvalidField(f"tool_names may have at most {TOOL_NAMES_MAX} tools", field="options.tool_names")
     fields = {"model": filter(None, (asked.model,)), "model_fallbacks": asked.model_fallbacks}
     for option, names in {**fields, "tool_names": asked.tool_names}.items():
         if not all(0 < len(name) <= NAME_CHARACTERS_MAX and name.isprintable() for name in names):
-            message = f"{option}: a name has 1 to {NAME_CHARACTERS_MAX} printable characters"
+            message = f"{option}: a name must have 1 to {NAME_CHARACTERS_MAX} printable characters"
             raise InvalidField(message, field=f"options.{option}")
 
 
 def _check_format(form: ResponseFormat) -> None:
     if not _FORMAT_NAME.fullmatch(form.name):
-        message = "response_format.name has at most 64 of A-Z, a-z, 0-9, _ and -"
+        message = "response_format.name may have at most 64 characters of A-Z, a-z, 0-9, _ and -"
         raise InvalidField(message, field="options.response_format.name")
     if not form.schema_json:
         raise InvalidField("response_format needs a schema_json", field="options.response_format.schema_json")
@@ -117,8 +117,10 @@ def _check_format(form: ResponseFormat) -> None:
 def _check_tool_choice(asked: AskedOptions) -> None:
     choice = asked.tool_choice
     if (choice.mode is ToolChoiceMode.TOOL) != bool(choice.tool_name):
-        raise InvalidField("tool_choice.tool_name goes with MODE_TOOL", field="options.tool_choice.tool_name")
+        raise InvalidField("tool_choice.tool_name requires MODE_TOOL", field="options.tool_choice.tool_name")
     if choice.mode in {ToolChoiceMode.TOOL, ToolChoiceMode.REQUIRED} and asked.without_tools:
-        raise InvalidField("without_tools leaves nothing to choose from", field="options.tool_choice.mode")
+        raise InvalidField(
+            "tool_choice.mode requires tools, but without_tools is set", field="options.tool_choice.mode"
+        )
     if choice.tool_name and asked.tool_names and choice.tool_name not in asked.tool_names:
-        raise InvalidField("tool_choice names a tool that tool_names leaves out", field="options.tool_choice.tool_name")
+        raise InvalidField("tool_choice.tool_name must be in tool_names", field="options.tool_choice.tool_name")

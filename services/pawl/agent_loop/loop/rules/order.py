@@ -1,10 +1,9 @@
-"""The order in which calls of a batch may start, as D1 fixes it (docs/reference/requirements.md).
+"""The order in which calls of a batch may start, as defined by D1 (docs/reference/requirements.md).
 
-Read-only and parallel-safe calls start at once, unless an earlier open call of
-the batch shares a resource key. Every other backend call, and each that a run of its own does, is serial: it waits for
-the serial calls before it, and for every earlier call that waits for a person's
-decision, because what follows may depend on it. With OVERTAKE_DECISIONS it does
-not wait for decisions. Nothing waits for a front end.
+Read-only and parallel-safe calls start immediately, unless an earlier open call of the batch shares a resource key.
+Other backend calls and delegated calls are serial. They wait for the serial calls before them and for every earlier
+call that waits for a decision, because they may depend on it. With OVERTAKE_DECISIONS they do not wait for decisions.
+No call waits for a front end.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ _READY: Final = frozenset({CallState.RUNNABLE, CallState.RUNNING, CallState.DELE
 
 
 def may_start(call: Call, batch: Sequence[Call], order: BatchOrder) -> bool:
-    """Return whether a RUNNABLE call may be started now."""
+    """Return whether a RUNNABLE call may start now."""
     return not any(_holds_back(other, call, order) for other in batch if other.index < call.index)
 
 
-def gives_up(call: Call, batch: Sequence[Call]) -> bool:
-    """Return whether an open call that has not begun is withdrawn when a message of the user enters the run.
+def is_withdrawn_by_steer(call: Call, batch: Sequence[Call]) -> bool:
+    """Return whether steering the run withdraws an open call that has not started.
 
-    It is if it waits for a person, or stands behind a call that waits for a decision.
+    It does if the call waits for a person, or for an earlier call that waits for a decision.
     """
     if call.state is not CallState.RUNNABLE:
         return call.state in WITH_PEOPLE

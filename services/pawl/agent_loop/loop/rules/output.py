@@ -1,4 +1,4 @@
-"""Answers in the form that a run was asked for: JSON that fits a schema."""
+"""Structured answers: JSON that fits the schema of a response format."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from pawl.agent_loop.loop.rules.message import Message
 from pawl.agent_loop.loop.rules.run import FailureClass, ResponseFormat, RoundLimitPolicy, RunFailure
 from pawl.agent_loop.loop.rules.state import State
 
+# Answers that may not fit before the run fails.
 TRIES_MAX: Final = 3
-"""Most answers of a run that do not fit."""
+# Failure reason of a run without an answer that fits.
 OUTPUT_INVALID: Final = "OUTPUT_INVALID"
-"""The run ended without an answer that fits."""
 
 _DEFAULT_NAME: Final = "answer"
 _FAULTS_SHOWN_CHARACTERS: Final = 500
-# As models write JSON for people: the whole answer is one block of Markdown.
+# Models often wrap JSON in a Markdown block.
 _BLOCK: Final = re.compile(r"```[A-Za-z]*[ \t]*\r?\n(?P<inside>.*)\n[ \t]*```", re.DOTALL)
 
 
 def asked(form: ResponseFormat) -> dict[str, Any]:
-    """Return a response format as the chat-completions protocol has it."""
+    """Return a response format as in the chat-completions protocol."""
     return {
         "type": "json_schema",
         "json_schema": {
@@ -36,36 +36,36 @@ def asked(form: ResponseFormat) -> dict[str, Any]:
 
 
 def document(text: str) -> str:
-    """Return the JSON that an answer is meant to be: its text, or what stands in the one block that it consists of."""
+    """Return the JSON in an answer: its text, or the contents of the only Markdown block."""
     whole = text.strip()
     block = _BLOCK.fullmatch(whole)
     return block["inside"].strip() if block and "```" not in block["inside"] else whole
 
 
 def is_refusal(answer: ModelAnswer) -> bool:
-    """Return whether the model refuses to answer, which needs no form."""
+    """Return whether the model refuses to answer, which needs no format."""
     return bool(answer.refusal.strip()) and not answer.text.strip()
 
 
 def may_be_tried_again(state: State) -> bool:
-    """Return whether the model may be told what is wrong with its last answer, and called once more."""
+    """Return whether the model may correct its last answer."""
     options, round_number = state.run.options, state.run.round
     rounds_max = options.limits.rounds_max + (options.round_limit_policy is RoundLimitPolicy.FINAL_ANSWER)
     return state.loop.misfits < TRIES_MAX and round_number < rounds_max
 
 
 def correction(answer: Message, form: ResponseFormat | None) -> str:
-    """Return what the model is told of an answer that does not fit; with `form` also what would fit."""
+    """Return the correction for the model after an answer that does not fit; with `form`, it includes the schema."""
     faults = "\n".join(f"- {fault}" for fault in answer.misfit.splitlines())
-    told = f"[This answer does not have the form that was asked for:\n{faults}"
+    head = f"[This answer does not have the requested format:\n{faults}"
     if form is None:
-        return f"{told}]"
+        return f"{head}]"
     schema = form.schema_json.decode()
-    return f"{told}\nAnswer again, with JSON and nothing else, which fits this JSON Schema:\n{schema}]"
+    return f"{head}\nAnswer again with only JSON that fits this JSON Schema:\n{schema}]"
 
 
 def failure(answer: Message) -> RunFailure:
-    """Return why a run fails whose last answer does not fit."""
+    """Return the failure of a run whose last answer does not fit."""
     faults = "; ".join(answer.misfit.splitlines())[:_FAULTS_SHOWN_CHARACTERS]
-    message = f"The model did not answer in the form that was asked for: {faults}"
+    message = f"The model did not answer in the requested format: {faults}"
     return RunFailure(failure_class=FailureClass.LIMIT, reason=OUTPUT_INVALID, message=message)

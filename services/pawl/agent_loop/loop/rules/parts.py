@@ -1,4 +1,4 @@
-"""The parts of a user's message, checked, and as the model is told them: texts, images, documents by their names."""
+"""The parts of a user's message: validation, and conversion for the model."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from pawl.agent_loop.loop.rules import checks
 from pawl.errors import InvalidField, TooLarge, UnsupportedPart
 
 PARTS_MAX: Final = 32
+# Of all parts of a message: texts, images and the texts of documents.
 BYTES_MAX: Final = 1024 * 1024
-"""Most bytes of all parts of a message: texts, images and the texts of documents."""
+# Size of an image in a history: about two thousand tokens, independent of its bytes.
 IMAGE_SIZE_BYTES: Final = 6000
-"""The size that an image counts with where a history is measured: about two thousand tokens, however many its bytes."""
 NAME_CHARACTERS_MAX: Final = 200
+# The first bytes of an image by type. The model server finds out whether the rest is valid.
 _IMAGES: Final = {
     "image/png": re.compile(rb"\x89PNG\r\n\x1a\n"),
     "image/jpeg": re.compile(rb"\xff\xd8\xff"),
     "image/gif": re.compile(rb"GIF8[79]a"),
     "image/webp": re.compile(rb"RIFF.{4}WEBP", re.DOTALL),
 }
-"""The first bytes of an image by its type. Whether the rest is whole the model server finds out."""
 
 
 class ImagePart(msgspec.Struct, frozen=True, kw_only=True):
-    """An image. Without `data` it is one that is not shown any more; the rest says which it was."""
+    """An image. Without `data` it is no longer shown, and the other fields describe it."""
 
     data: bytes = b""
     media_type: str = ""
@@ -40,7 +40,7 @@ class ImagePart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FilePart(msgspec.Struct, frozen=True, kw_only=True):
-    """A document by its name, the user's own or the store's, with its text as it was when the message came."""
+    """A document of the user or the store, with its text at the time of the message."""
 
     document_name: str
     shared: bool = False
@@ -50,7 +50,7 @@ class FilePart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """A piece of a message: exactly one of these is not None."""
+    """A part of a message. Exactly one field is not None."""
 
     text: str | None = None
     image: ImagePart | None = None
@@ -58,55 +58,55 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def checked(text: str, parts: Sequence[Part], *, takes_images: bool) -> tuple[Part, ...]:
-    """Return the parts of a message, its text first; images with their types, documents without their texts.
+    """Validate the parts of a message. Return the text first, images with their types, and documents without text.
 
     Raises:
-        InvalidField, TooLarge: they cannot be meant so; the field is named.
-        UnsupportedPart: the models of the deployment do not take images.
+        InvalidField, TooLarge: a part is invalid; the error names the field.
+        UnsupportedPart: the models of the deployment do not accept images.
     """
     if len(parts) > PARTS_MAX:
-        raise InvalidField(f"parts: at most {PARTS_MAX}", field="parts")
+        raise InvalidField(f"parts may have at most {PARTS_MAX} entries", field="parts")
     if text:
         checks.text(text, "text", bytes_max=checks.MESSAGE_BYTES_MAX)
     whole = [*([Part(text=text)] if text else []), *(_checked(part, takes_images=takes_images) for part in parts)]
     texts = sum(len(part.text.encode()) for part in whole if part.text is not None)
     if texts > checks.MESSAGE_BYTES_MAX:
-        raise TooLarge(f"the texts of a message have at most {checks.MESSAGE_BYTES_MAX} bytes together", field="parts")
+        raise TooLarge(f"the texts in parts may have at most {checks.MESSAGE_BYTES_MAX} bytes in total", field="parts")
     return within(whole)
 
 
 def within(parts: Sequence[Part]) -> tuple[Part, ...]:
-    """Return parts that fit into a message.
+    """Check the total size of the parts.
 
     Raises:
-        TooLarge: they do not.
+        TooLarge
     """
     size_bytes = sum(map(_size_bytes, parts))
     if size_bytes > BYTES_MAX:
-        message = f"the parts of a message have at most {BYTES_MAX} bytes together, and these have {size_bytes}"
+        message = f"parts may have at most {BYTES_MAX} bytes in total, got {size_bytes}"
         raise TooLarge(message, field="parts")
     return tuple(parts)
 
 
 def with_text(file: FilePart, text: str) -> FilePart:
-    """Return a document with the text that it has now, which stays with the message."""
+    """Return a document with its current text, which stays with the message."""
     data = text.encode()
     return replace(file, text=text, size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
 
 
 def content(parts: Iterable[Part], *, takes_images: bool) -> str | list[dict[str, Any]]:
-    """Return parts in the form of the chat-completions protocol: a text if there is nothing but texts.
+    """Return parts as in the chat-completions protocol: plain text if all parts are text.
 
-    What the model cannot see it is told of.
+    Placeholders describe images that the model cannot see.
     """
-    told = [_told(part, takes_images=takes_images) for part in parts]
-    if any(each["type"] != "text" for each in told):
-        return told
-    return "\n\n".join(each["text"] for each in told)
+    shown = [_content_part(part, takes_images=takes_images) for part in parts]
+    if any(each["type"] != "text" for each in shown):
+        return shown
+    return "\n\n".join(each["text"] for each in shown)
 
 
 def joined(contents: Sequence[str | Sequence[Mapping[str, Any]] | None]) -> str | list[Mapping[str, Any]] | None:
-    """Return contents of the chat-completions protocol as one: a text if there is no other part."""
+    """Join contents of the chat-completions protocol; plain text if all are text."""
     texts = list(takewhile(lambda content: isinstance(content, str | None), contents))
     text = "\n\n".join(each for each in texts if isinstance(each, str) and each) or None
     if len(texts) == len(contents):
@@ -116,7 +116,7 @@ def joined(contents: Sequence[str | Sequence[Mapping[str, Any]] | None]) -> str 
 
 
 def size_bytes(content: object) -> int:
-    """Return how much a content counts for where a history is measured: what images weigh is not their bytes."""
+    """Return the size of a content in a history. Images count with a fixed size."""
     if not isinstance(content, list | tuple):
         return len(msgspec.json.encode(content))
     return sum(
@@ -133,26 +133,26 @@ def _checked(part: Part, *, takes_images: bool) -> Part:
             return Part(image=_checked_image(image, takes_images=takes_images))
         case Part(file=FilePart() as file):
             if not 1 <= len(file.document_name) <= NAME_CHARACTERS_MAX:
-                message = f"parts.file.document_name has 1 to {NAME_CHARACTERS_MAX} characters"
+                message = f"parts.file.document_name must have 1 to {NAME_CHARACTERS_MAX} characters"
                 raise InvalidField(message, field="parts.file.document_name")
             return Part(file=FilePart(document_name=file.document_name, shared=file.shared))
         case _:
-            message = "a part is a text, an image or a file, and nothing that this version does not know"
+            message = "each part must be a text, an image or a file"
             raise InvalidField(message, field="parts")
 
 
 def _checked_image(image: ImagePart, *, takes_images: bool) -> ImagePart:
     if not takes_images:
         raise UnsupportedPart(
-            "the models of this deployment take no images: send a text, or have PAWL_MODEL_INPUT set", part="image"
+            "the models of this deployment do not accept images: send text, or set PAWL_MODEL_INPUT", part="image"
         )
     if not image.data:
         raise InvalidField("parts.image.data is empty", field="parts.image.data")
     kind = next((kind for kind, pattern in _IMAGES.items() if pattern.match(image.data)), None)
     if kind is None:
-        raise InvalidField("parts.image.data is no PNG, JPEG, GIF or WebP image", field="parts.image.data")
+        raise InvalidField("parts.image.data is not a PNG, JPEG, GIF or WebP image", field="parts.image.data")
     if image.media_type not in {"", kind}:
-        message = f"parts.image is {kind}, and not what media_type says"
+        message = f"parts.image.media_type is {image.media_type!r}, but the data is {kind}"
         raise InvalidField(message, field="parts.image.media_type")
     digest = hashlib.sha256(image.data).hexdigest()
     return ImagePart(data=image.data, media_type=kind, size_bytes=len(image.data), sha256=digest)
@@ -164,13 +164,13 @@ def _size_bytes(part: Part) -> int:
     return len((part.file.text if part.file is not None else part.text or "").encode())
 
 
-def _told(part: Part, *, takes_images: bool) -> dict[str, Any]:
+def _content_part(part: Part, *, takes_images: bool) -> dict[str, Any]:
     match part:
         case Part(image=ImagePart() as image):
             if image.data and takes_images:
                 data = base64.b64encode(image.data).decode()
                 return {"type": "image_url", "image_url": {"url": f"data:{image.media_type};base64,{data}"}}
-            why = "it is not shown any more" if takes_images else "this model takes no images"
+            why = "it is no longer shown" if takes_images else "this model does not accept images"
             return text_part(f"[An image was here ({image.media_type}, {image.size_bytes} bytes); {why}.]")
         case Part(file=FilePart() as file):
             return text_part(f"[File {file.document_name}, {file.size_bytes} bytes]\n{file.text}\n[End of file]")
@@ -179,7 +179,6 @@ def _told(part: Part, *, takes_images: bool) -> dict[str, Any]:
 
 
 def text_part(text: str) -> dict[str, Any]:
-    """Return a text as a content part of the chat-completions protocol."""
     return {"type": "text", "text": text}
 
 

@@ -1,4 +1,4 @@
-"""Carries decisions out on the state, up to the work that has to be done and the step that comes before it."""
+"""Applies decisions to the state, up to the next work and the step to commit before it."""
 
 from __future__ import annotations
 
@@ -56,20 +56,20 @@ from pawl.chassis.ids import CallId
 from pawl.values import CallState, RunState, WaitKind
 
 _ROUNDS_NEAR_LIMIT: Final = 0.8
-# More decisions in a row than this, without any work, cannot be right.
+# A correct rule set never makes more decisions in a row without work.
 _DECISIONS_MAX: Final = 1000
 
+# Decisions that start work once the step is durable.
 Work: TypeAlias = (
     PinTools | PlanUndo | ReadCalls | ReadAgent | Propose | StartModel | Execute | CheckFallback | StopCalls
 )
-"""Decisions that are work to be done, after the step is durable."""
 
+# Decisions that end a plan. After StopModel, planning continues once the model call is cancelled.
 Rest: TypeAlias = Wait | Park | Finish | StopModel
-"""Decisions that end a plan. After StopModel the plan goes on when the model's task has been cut."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """The changes to make durable (what `state` has and the ledger lacks, and `events`), and what to do then."""
+    """The changes to commit (the difference between `state` and the ledger, and `events`), and what to do next."""
 
     state: State
     events: tuple[OwnerEvent, ...]
@@ -78,50 +78,49 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan(base: State, facts: Sequence[Fact], now: float) -> Plan:
-    """Return the next step from what the ledger has, the commands it holds, and what happened here since.
+    """Return the next step from the ledger's state, its commands and new facts.
 
-    Pure: the same arguments give the same plan, so a step that the ledger did
-    not take is planned again from a fresh base.
+    Pure: the same arguments give the same plan. A step that the ledger refuses is planned again from a fresh base.
     """
-    state, events = take_all(base, facts, now)
+    state, events = apply_all(base, facts, now)
     found = advance(state, events, now, written=base.run.state)
     return replace(found, state=program.of(found.state.run).reported(state, found.state))
 
 
-def take_all(base: State, facts: Sequence[Fact], now: float) -> tuple[State, list[OwnerEvent]]:
-    """Return the state with its unconsumed commands and these facts applied, and the events that tell of the facts.
+def apply_all(base: State, facts: Sequence[Fact], now: float) -> tuple[State, list[OwnerEvent]]:
+    """Apply the unconsumed commands and these facts. Return the state and the events that report the facts.
 
-    What the program makes of the calls that have ended so is in it: what follows may depend on that.
+    Includes the program's records of settled calls, because later decisions may depend on them.
     """
-    state = _taken(base, sorted(base.commands, key=_order_of), now)
+    state = _apply_commands(base, sorted(base.commands, key=_priority), now)
     events: list[OwnerEvent] = []
     for fact in facts:
-        state, told = apply_fact(state, fact, now)
-        events += told
+        state, produced = apply_fact(state, fact, now)
+        events += produced
     return program.of(state.run).reported(base, state), events
 
 
-def take_part(base: State, now: float, bytes_max: int) -> State | None:
-    """Return the state with as many of its unconsumed commands applied as go into a step of their own.
+def apply_part(base: State, now: float, bytes_max: int) -> State | None:
+    """Apply as many unconsumed commands as fit into one step.
 
-    None if all of them do: then other things may go into the step as well.
+    Returns None if all fit; then the step may contain more.
     """
-    commands = sorted(base.commands, key=_order_of)
+    commands = sorted(base.commands, key=_priority)
     count = step.fitting([_bytes_of(base, command) for command in commands], bytes_max)
     if count == len(commands):
         return None
-    state = _taken(base, commands[:count], now)
+    state = _apply_commands(base, commands[:count], now)
     if state.run.state is not RunState.CANCELLING:
         return state
-    # The ledger takes no step in which a call of a stopped run gets nearer to its start.
+    # The ledger refuses a step in which a call of a cancelled run progresses.
     nearer = [call for call in state.open_calls if call is not base.calls.get(call.call_id)]
     return state.with_calls(not_made(call, now) for call in nearer)
 
 
-def _taken(base: State, commands: Sequence[Command], now: float) -> State:
+def _apply_commands(base: State, commands: Sequence[Command], now: float) -> State:
     state = base
-    # What was taken about a call counts, though a message that withdraws the call came before: receipts are final.
-    # A tool that asks does not go on with an answer that a cancel came with.
+    # A result that the ledger accepted counts even if an earlier message withdraws the call, because receipts are
+    # final. A waiting tool does not continue with an answer that arrived together with a cancel.
     for command in commands:
         state = apply_command(state, command, now)
     taken = tuple(command.command_id for command in commands)
@@ -130,44 +129,44 @@ def _taken(base: State, commands: Sequence[Command], now: float) -> State:
 
 
 def _bytes_of(state: State, command: Command) -> int:
-    """Return what a command adds to a step: what it brings, and the call that it moves."""
+    """Return the size that a command adds to a step, including the call that it changes."""
     call = state.calls.get(getattr(command.kind, "call_id", CallId("")))
     return step.size_bytes(command) + (0 if call is None else step.size_bytes(call))
 
 
-def _order_of(command: Command) -> int:
+def _priority(command: Command) -> int:
     return 0 if isinstance(command.kind, Cancel) else 2 if isinstance(command.kind, Steer) else 1
 
 
 def advance(state: State, events: Sequence[OwnerEvent], now: float, *, written: RunState) -> Plan:
-    """Return the plan that follows from a state; `written` is that of the run as the ledger has it."""
-    told = list(events)
+    """Return the plan that follows from a state. `written` is the state of the run in the ledger."""
+    produced = list(events)
     work: list[Work] = []
     for _ in range(_DECISIONS_MAX):
         decision = decide(state, now)
         if isinstance(decision, Finish) and decision.state is RunState.COMPLETED and written not in IN_MOTION:
-            # It goes on and ends within this step: two of the ledger's.
+            # The run resumes and ends in one plan, but the ledger needs a step for each.
             decision = Resume()
         if isinstance(decision, Work):
             work.append(decision)
         state, more = enact(state, decision, now)
-        told += more
+        produced += more
         if isinstance(decision, Wait | Park | Finish | StopModel):
-            return Plan(state=state, events=tuple(told), work=tuple(work), rest=decision)
+            return Plan(state=state, events=tuple(produced), work=tuple(work), rest=decision)
         if isinstance(decision, Resume) or (isinstance(decision, Settle) and decision.is_part):
-            return Plan(state=state, events=tuple(told), work=tuple(work), rest=Wait(until=now))
-    raise RuntimeError("the rules of the loop do not come to an end")
+            return Plan(state=state, events=tuple(produced), work=tuple(work), rest=Wait(until=now))
+    raise RuntimeError("the rules of the loop do not terminate")
 
 
 def enact(state: State, decision: Decision, now: float) -> tuple[State, tuple[OwnerEvent, ...]]:
-    """Return the state once `decision` is carried out, and the events that tell of it."""
+    """Carry out `decision`. Return the state and the events that report it."""
     match decision:
         case Settle():
             return state.with_calls(decision.calls), ()
         case Decline():
             return fact_rules.answered(state, state.calls[decision.call_id], None), ()
         case EnterSteers():
-            return _enter_steers(program.of(state.run).concluded(state, goes_on=True)), ()
+            return _enter_steers(program.of(state.run).concluded(state, continues=True)), ()
         case Fail():
             return replace(state, loop=replace(state.loop, failure=decision.failure)), ()
         case PinTools() | PlanUndo() | ReadCalls() | ReadAgent() | Propose() | CheckFallback() | StopCalls():
@@ -183,7 +182,7 @@ def enact(state: State, decision: Decision, now: float) -> tuple[State, tuple[Ow
         case Execute():
             return _start_calls(state, decision, now), ()
         case Delegate():
-            return _running(delegation.begin(state, state.calls[decision.call_id], now)), ()
+            return _running(delegation.start(state, state.calls[decision.call_id], now)), ()
         case Park():
             return _park(state, decision), ()
         case Finish():
@@ -216,8 +215,8 @@ def _start_model(state: State) -> State:
             state.loop, model_call=replace(opened, held=False, next_try_time=None), top_up_deadline_time=None
         )
         state = replace(state, loop=loop)
-    # A run that was let go on from quarantine is QUEUED with its model call open. Were it to run with the answer only,
-    # the ledger would tell of that before the output, and the message would name other events than its own.
+    # A redriven run is QUEUED with its model call open. Mark it as running now: otherwise the ledger would report that
+    # after the output, and the message would reference the wrong events.
     return replace(_with_work(_running(state), MODEL), model_starts_in=None, quota_end_time=None)
 
 
@@ -234,10 +233,10 @@ def _park(state: State, decision: Park) -> State:
 
 def _finish(state: State, decision: Finish) -> State:
     if state.loop.model_call is not None:
-        # It is not made any more; what an earlier attempt had written is kept.
+        # The call is dropped, but the output of an earlier attempt is kept.
         state = answering.with_partial(state, Shown())
-    # What its user said meanwhile is kept, though only the next run answers it.
-    state = _enter_steers(program.of(state.run).concluded(state, goes_on=False))
+    # Keep new messages of the user, although only the next run answers them.
+    state = _enter_steers(program.of(state.run).concluded(state, continues=False))
     run = replace(state.run, state=decision.state, waits=(), failure=decision.failure, tokens_needed=0)
     return replace(state, run=run)
 
@@ -300,13 +299,13 @@ def _take_over(state: State) -> tuple[State, tuple[OwnerEvent, ...]]:
         return state, ()
     usage = budget.with_lost_call(state, opened.usage_before)
     state = replace(state, run=replace(state.run, usage=usage))
-    # Whether the lost attempt showed anything is known by the log having grown since.
+    # A longer log means that the lost attempt has shown output.
     showed = state.run.last_seq > opened.output_from_seq
     event = RoundRetrying(
         round=state.run.round + opened.summary,
         model_attempt=opened.attempt,
         reason=TAKEOVER,
-        message="Another worker goes on with the run.",
+        message="Another worker continues the run.",
         void_from_seq=opened.output_from_seq if showed else 0,
         usage=usage - opened.usage_before,
         model=state.model,

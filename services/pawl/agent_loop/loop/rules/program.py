@@ -1,8 +1,7 @@
-"""The program of a run: what drives it, a model or a plan, behind one question.
+"""The program of a run: a model, a job or an undo, behind one interface.
 
-The loop asks the same of every program and never which one it is: checks, approvals, questions, executions, takeovers,
-cancels, limits, the inbox and the log are the same for all. A program is a module with these functions; all are pure,
-as cheap as `decide` is often called, and know only the state.
+The loop treats all programs the same: checks, approvals, questions, executions, takeovers, cancellation, limits, the
+inbox and the log. A program is a module with these functions. They are pure, cheap, and only see the state.
 """
 
 from __future__ import annotations
@@ -17,45 +16,44 @@ from pawl.agent_loop.undo import program as undo_program
 
 
 class Program(Protocol):
-    """The driver of a run. It remembers messages and calls, and beyond them `LoopState.cursor`."""
+    """What drives a run. Its memory is the messages, the calls and `LoopState.cursor`."""
 
     def follows(self, state: State, now: float) -> Decision:
-        """Return what follows now.
+        """Return the program's next decision.
 
-        Asked after each settlement, command, fact and due time, also while calls are open; not while the run is
-        ending. What is asked for and under way is not begun again, so the same answer may be given until its result
-        is in the state. An answer is one of:
-
-        * a beginning (PinTools, PlanUndo), until the run has begun; nothing else comes before it,
+        The loop asks after each settlement, command, fact and due time, also while calls are open, but not while the
+        run is ending. Work that is in progress does not start again, so the program may repeat an answer until its
+        result is in the state. The answer is one of:
+        * PinTools or PlanUndo until the run has started; nothing else comes before,
         * CallModel or EnterSteers, only when no call and no model call is open,
-        * Propose, with ids that follow from the state, so that no call is made twice,
+        * Propose, with ids derived from the state, so that no call is made twice,
         * ReadCalls, for calls that are not in the state,
-        * Finish, when nothing is open, or Fail, which stops what is open,
-        * `budget.exhausted`, before a model call that the budget does not allow,
-        * Wait: nothing more until something changes, or until its time. What is open goes on.
+        * Finish when nothing is open, or Fail, which stops open work,
+        * `budget.exhausted` instead of a model call that the budget does not allow,
+        * Wait if nothing follows until something changes or its time comes. Open work continues.
 
-        What the loop reports of a Propose is taken only if the program still answers it then.
+        The result of a Propose is only used if the program still gives that answer then.
         """
         ...
 
     def reported(self, base: State, after: State) -> State:
-        """Return the state with what the program says of the calls that are settled in it and not in `base`.
+        """Return `after` with the program's records of the calls that are settled in it but not in `base`.
 
-        Asked once facts are taken in, before `follows`, with what the ledger has for `base`; and when a step is
-        planned, with the state as it was then.
+        Called after facts are applied and before `follows`, with the ledger's state as `base`, and when a step is
+        planned.
         """
         ...
 
-    def concluded(self, state: State, *, goes_on: bool) -> State:
-        """Return the state with what the program says at its end: before the run ends, however it does.
+    def concluded(self, state: State, *, continues: bool) -> State:
+        """Return the state with the program's final report, before the run ends in any way.
 
-        `goes_on`: it does not end yet, for messages of the user enter now. Called again, it adds nothing.
+        With `continues` the run does not end yet, because messages of the user enter it. Idempotent.
         """
         ...
 
 
 def of(run: Run) -> Program:
-    """Return the program of a run. Only this function knows which there are."""
+    """Return the program of a run."""
     if run.job is not None:
         return job_program
     return agent_program if run.undo is None else undo_program

@@ -1,4 +1,4 @@
-"""From what the model asked for to rows of calls."""
+"""Turns the calls that the model requested into call rows."""
 
 from __future__ import annotations
 
@@ -17,26 +17,25 @@ from pawl.agent_loop.model.request import CallPiece
 from pawl.chassis.ids import CallId
 from pawl.values import CallState, Disposition, EffectClass, ExecutionContext, Outcome, Series
 
+# Characters kept of arguments that are too large.
 _KEPT_CHARACTERS: Final = 4096
-"""The characters kept of arguments that are too large to be run."""
 _ENDS: Final = frozenset({Outcome.SUCCEEDED, Outcome.FAILED})
 
 
 def draft(
     run: Run, answer: ModelAnswer, *, without_tools: bool, now: float, new_call_id: Callable[[], CallId]
 ) -> tuple[Call, ...]:
-    """Return a call for everything that the model asked for in round `run.round`, in its order.
+    """Return a call for each request of the model in round `run.round`, in its order.
 
-    What may be run is PROPOSED and has to be checked; the surplus, arguments
-    over 256 KiB, a last call that was cut off, and calls in an answer that was
-    to have none are FAILED.
+    Calls that may run are PROPOSED and must be checked. These are FAILED: surplus calls, arguments over 256 KiB, a
+    truncated last call, and calls in an answer that must not have any.
     """
     calls = [
         _draft(run, raw, index, without_tools=without_tools, now=now, call_id=new_call_id())
         for index, raw in enumerate(answer.calls)
     ]
     if calls and answer.cut_off and calls[-1].state is CallState.PROPOSED and not is_json(calls[-1].proposed_arguments):
-        message = "The model's output limit cut the arguments off. Write less in one answer."
+        message = "The arguments were truncated by the output limit. Write less in one answer."
         calls[-1] = _refused(calls[-1], "INVALID_ARGUMENTS", message, now)
     return tuple(calls)
 
@@ -58,14 +57,14 @@ def _draft(run: Run, raw: CallPiece, index: int, *, without_tools: bool, now: fl
         agent_name=run.agent.name if run.agent else "",
     )
     if without_tools:
-        return _refused(call, "NOT_ALLOWED", "No more tools can be called in this run.", now)
+        return _refused(call, "NOT_ALLOWED", "This run cannot call more tools.", now)
     calls_max = run.options.limits.calls_per_round_max
     if index >= calls_max:
         message = f"Only the first {calls_max} calls of an answer are run; this one was not."
         return _refused(call, "TOO_MANY_CALLS", message, now)
-    near = _meant(raw.name, run)
+    near = _near_match(raw.name, run)
     if near or call.tool_name != raw.name.strip():
-        # It is kept in a form that model servers take back. That form may be the name of another tool.
+        # Keep the name in a form that model servers accept, and that is not the name of another tool.
         if near:
             call = replace(call, tool_name=text.tool_name(raw.name.replace(".", "_")))
         hint = f"; did you mean '{near}'?" if near else "."
@@ -76,8 +75,8 @@ def _draft(run: Run, raw: CallPiece, index: int, *, without_tools: bool, now: fl
     return call
 
 
-def _meant(name: str, run: Run) -> str:
-    """Return the tool whose name has something around it, as the model knows it; empty if it is none."""
+def _near_match(name: str, run: Run) -> str:
+    """Return the tool that the model means by a name with extra characters, in the model's form; empty if none."""
     known = {tool.name.replace(".", "__"): tool.name for tool in run.tools}
     if name.strip() in known.values():
         return ""
@@ -86,7 +85,7 @@ def _meant(name: str, run: Run) -> str:
 
 
 def to_check(run: Run, calls: Sequence[Call]) -> tuple[ProposedCall, ...]:
-    """Return what the registry is asked about those calls that may be run."""
+    """Return the check requests for PROPOSED calls."""
     return tuple(
         ProposedCall(
             call_id=call.call_id,
@@ -100,12 +99,11 @@ def to_check(run: Run, calls: Sequence[Call]) -> tuple[ProposedCall, ...]:
     )
 
 
-def judged(call: Call, verdict: Verdict, options: RunOptions, now: float, series: Series | None = None) -> Call:
-    """Return a PROPOSED call, or one that falls back to a backend tool, as the registry's verdict leaves it.
+def apply_verdict(call: Call, verdict: Verdict, options: RunOptions, now: float, series: Series | None = None) -> Call:
+    """Apply the registry's verdict to a PROPOSED call or to a call that falls back to a backend tool.
 
-    One of a `series` may begin under the grant of that, or ask for one.
-    A call that may run at once is RUNNABLE; when it starts is a matter of its
-    batch. One that has run already, because it only reads, is settled.
+    A call of a `series` may start under its grant, or asks for one. A call that may run is RUNNABLE; its batch
+    determines when it starts. A read-only call that has already run is settled.
     """
     limits, people = options.limits, max(1, verdict.approvals_required, options.approvals_required)
     call = replace(
@@ -115,7 +113,7 @@ def judged(call: Call, verdict: Verdict, options: RunOptions, now: float, series
         category=verdict.category,
         effect_class=verdict.effect_class,
         arguments_json=verdict.arguments_json,
-        # Of the runs that do calls each is given what the ones before it have left of the budget.
+        # Delegated calls are not parallel, because each gets the budget that the earlier ones left.
         parallel=verdict.context is not ExecutionContext.AGENT
         and (verdict.parallel or verdict.effect_class is EffectClass.READ_ONLY),
         resource_keys=verdict.resource_keys,
@@ -147,21 +145,21 @@ def judged(call: Call, verdict: Verdict, options: RunOptions, now: float, series
                 deadline_time=now + limits.approval_expiry_seconds,
             )
         case Disposition.RUN if verdict.result is not None and verdict.result.outcome in _ENDS:
-            begun = replace(call, state=CallState.RUNNING, attempt=1, start_time=now)
-            return settle.executed(begun, verdict.result, now, verdict.note)
+            started = replace(call, state=CallState.RUNNING, attempt=1, start_time=now)
+            return settle.executed(started, verdict.result, now, verdict.note)
         case Disposition.OFFER | Disposition.ASK | Disposition.RUN | Disposition.DELEGATE:
             return released(with_offer(call, verdict), limits, now)
 
 
 def with_offer(call: Call, verdict: Verdict) -> Call:
-    """Return a front-end call with what happens if nobody runs it."""
+    """Return a front-end call with its fallback if no client runs it."""
     if verdict.context is not ExecutionContext.FRONTEND:
         return call
     return replace(call, offer_fallback=verdict.offer_fallback, fallback_tool_name=verdict.fallback_tool_name)
 
 
 def released(call: Call, limits: Limits, now: float) -> Call:
-    """Return a call that needs no approval, or has it, waiting for whoever makes it."""
+    """Return a call that needs no approval, or has it, in the waiting state of its context."""
     match call.context:
         case ExecutionContext.FRONTEND:
             deadline = now + limits.offer_deadline_seconds

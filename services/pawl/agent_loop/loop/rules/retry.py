@@ -1,4 +1,4 @@
-"""Retries of failed model calls (LOOP-7). The only retry layer there is."""
+"""Retries of failed model calls (LOOP-7). There is no other retry layer."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _DELAY_SECONDS_MAX: Final = 10.0
 _FIRST_WAIT_SECONDS: Final = 10.0
 _WAIT_SECONDS_MAX: Final = 60.0
 
+# The token budget is used up, or cut an answer short.
 BUDGET_EXHAUSTED: Final = "BUDGET_EXHAUSTED"
-"""The token budget is used up, or cut an answer short."""
 
+# The agent's daily quota is used up.
 AGENT_QUOTA_EXHAUSTED: Final = "AGENT_QUOTA_EXHAUSTED"
-"""The runs of the agent have used up what they may in a day."""
 
 _REASONS: Final = {
     FailureClass.AUTH: "PROVIDER_AUTH",
@@ -28,23 +28,22 @@ _REASONS: Final = {
 }
 
 
-def of_nothing(answer: ModelAnswer) -> Problem | None:
-    """Return what is wrong with an answer that has neither text nor a call; None if it has."""
+def empty_answer_problem(answer: ModelAnswer) -> Problem | None:
+    """Return the problem of an answer with neither text nor a call; None if it has either."""
     if not answer.empty or answer.finish_reason.lower() == CONTENT_FILTER.lower():
         return None
-    said = "The model's answer had neither text nor a call."
+    message = "The model's answer had neither text nor a call."
     if answer.cut_off:
-        said = "The model reached its output limit before it gave any text or call."
-    return Problem(reason=EMPTY_ANSWER, message=said)
+        message = "The model reached its output limit before it gave any text or call."
+    return Problem(reason=EMPTY_ANSWER, message=message)
 
 
 def delay(problem: Problem, *, failures: int, attempts_max: int, left: float, jitter: float) -> float | None:
-    """Return the seconds to wait before the next attempt, or None if there is none.
+    """Return the seconds before the next attempt, or None for no more attempts.
 
-    `failures` are those of the model server in this call, this one included: a
-    worker that died or handed over is none of them. 1 s doubling to 10 s, of which
-    up to a half is left out by `jitter` (0 to 1); at least what the server asked
-    for. `left` is what the round has: a wait beyond it makes no sense.
+    `failures` counts the model server's failures in this call, including this one, but not workers that died or handed
+    over. The delay doubles from 1 s to 10 s, reduced by up to half by `jitter` (0 to 1), and respects the server's
+    minimum. `left` is the rest of the round; a longer delay is pointless.
     """
     if not problem.retryable or failures >= attempts_max:
         return None
@@ -56,10 +55,10 @@ def delay(problem: Problem, *, failures: int, attempts_max: int, left: float, ji
 def next_try_time(
     problem: Problem, *, since: float, waits: int, wait_seconds: float, jitter: float, now: float
 ) -> float | None:
-    """Return when a run that has waited for the model server since a time asks it again; None if it does not.
+    """Return when a run that has waited for the model server since `since` tries again; None if it fails.
 
-    After 10 s doubling to a minute, of which up to a half is left out by `jitter`, but no earlier than the server asked
-    for; for the last time when `wait_seconds` are over.
+    The wait doubles from 10 s to one minute, reduced by up to half by `jitter`, and respects the server's minimum. The
+    last attempt is at the end of `wait_seconds`.
     """
     end = since + wait_seconds
     asked = now + (problem.retry_after_seconds or 0.0)
@@ -70,18 +69,17 @@ def next_try_time(
 
 
 def falls_back(problem: Problem, *, fallbacks_left: int, left: float) -> bool:
-    """Return whether the next model is asked, after the last attempt with this one.
+    """Return whether to use the next fallback model after the last attempt with this one.
 
-    It is where the model server failed, refused the request, or is at its rate limit: another model may be served
-    elsewhere. A wrong credential, what a filter withheld and limits of the run are not mended by that. `left` as for
-    `delay`.
+    It does after server errors, refusals and rate limits, because another model may be served elsewhere. It does not
+    after wrong credentials, content filters or limits of the run. `left` is the same as for `delay`.
     """
-    is_of_server = problem.failure_class in {FailureClass.PROVIDER, FailureClass.RATE}
-    return is_of_server and fallbacks_left > 0 and left > 0
+    is_server_fault = problem.failure_class in {FailureClass.PROVIDER, FailureClass.RATE}
+    return is_server_fault and fallbacks_left > 0 and left > 0
 
 
 def failure_of(problem: Problem) -> RunFailure:
-    """Return why the run fails after its last attempt."""
+    """Return the failure of a run after its last attempt."""
     if problem.reason in {ROUND_TIMEOUT, BUDGET_EXHAUSTED}:
         return RunFailure(failure_class=FailureClass.LIMIT, reason=problem.reason, message=problem.message)
     reason = "PROVIDER_REFUSED" if problem.refuses_content else _REASONS.get(problem.failure_class, "PROVIDER_ERROR")

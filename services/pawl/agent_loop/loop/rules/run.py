@@ -1,4 +1,4 @@
-"""A run as the ledger has it. Names and meanings are those of pawl.event.v1."""
+"""A run in the ledger. Names and meanings follow pawl.event.v1."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from pawl.values import JobReports, RunState, Series, StopCause, Usage, WaitKind
 
 
 class RoundLimitPolicy(StrEnum):
-    """The policy after the last allowed round."""
+    """What happens after the last allowed round."""
 
     FINAL_ANSWER = "FINAL_ANSWER"
     FAIL = "FAIL"
 
 
 class BatchOrder(StrEnum):
-    """The policy for a serial call behind earlier calls that wait for a person: to wait for them or not."""
+    """Whether a serial call waits for earlier calls that need a person."""
 
     WAIT_FOR_DECISIONS = "WAIT_FOR_DECISIONS"
     OVERTAKE_DECISIONS = "OVERTAKE_DECISIONS"
 
 
 class UnknownOutcomePolicy(StrEnum):
-    """The policy for a call of which it cannot be known whether its effect happened."""
+    """What happens to a call whose effect is unknown."""
 
     TELL_MODEL = "TELL_MODEL"
     NEEDS_ATTENTION = "NEEDS_ATTENTION"
 
 
 class TokenBudgetPolicy(StrEnum):
-    """The policy when the token budget is used up."""
+    """What happens when the token budget is used up."""
 
     WAIT = "WAIT"
     FAIL = "FAIL"
 
 
 class ApprovalExpiryPolicy(StrEnum):
-    """The policy when nobody decides a gated call in time."""
+    """What happens when a gated call is not decided in time."""
 
     DENY = "DENY"
     ESCALATE = "ESCALATE"
@@ -59,7 +59,7 @@ class ToolChoiceMode(StrEnum):
 
 
 class ReasoningEffort(StrEnum):
-    """The thinking of a model before it answers; the value is the model server's word."""
+    """Reasoning effort. Values as in chat completions."""
 
     NONE = "none"
     MINIMAL = "minimal"
@@ -71,7 +71,7 @@ class ReasoningEffort(StrEnum):
 
 
 class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """The form of an answer that is JSON; `strict` asks the model server to hold the model to the schema."""
+    """A JSON response format. `strict` asks the model server to enforce the schema."""
 
     name: str = ""
     schema_json: bytes = b""
@@ -79,14 +79,14 @@ class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """The constraint on the first model call; `tool_name` goes with TOOL."""
+    """The constraint on the first model call. `tool_name` requires TOOL."""
 
     mode: ToolChoiceMode = ToolChoiceMode.AUTO
     tool_name: str = ""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """The options that are kept as they are asked for: all but the limits."""
+    """The options that are stored as requested: all but the limits."""
 
     model: str = ""
     instructions: str = ""
@@ -101,22 +101,22 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     approvals_required: int = 0
     temperature: float | None = None
     output_tokens_max: int | None = None
+    # None for text.
     response_format: ResponseFormat | None = None
-    """The form of the answer; None for text."""
+    # None leaves it to the model server.
     reasoning_effort: ReasoningEffort | None = None
-    """None leaves it to the model server."""
     model_fallbacks: tuple[str, ...] = ()
     without_background: bool = False
 
 
 class RunOptions(Options, frozen=True, kw_only=True):
-    """The options of a run; fixed when it is created."""
+    """The options of a run, fixed when it is created."""
 
     limits: Limits = field(default_factory=Limits)
 
 
 class FailureClass(StrEnum):
-    """The group of a failure, for clients to branch on."""
+    """Groups of failures, for clients to branch on."""
 
     AUTH = "AUTH"
     RATE = "RATE"
@@ -129,7 +129,7 @@ class FailureClass(StrEnum):
 
 
 class RunFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """The reason why a run FAILED: the group, the reason for programs, a sentence for the user."""
+    """Why a run FAILED: the group, a reason for programs, and a sentence for the user."""
 
     failure_class: FailureClass
     reason: str
@@ -141,28 +141,31 @@ class PinnedTool(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     version: int
+    # Digest of a definition that the client supplied; empty for registered tools.
     definition_sha256: str = ""
-    """The digest of its definition, of a tool that came with the run; empty for one of the register."""
 
 
 class OwnTools(msgspec.Struct, frozen=True, kw_only=True):
-    """The tools that came with a run; the client that alone gets their calls, any of the user if it is empty."""
+    """The tools that a client supplied with the run.
+
+    Only `client_id` gets their calls, or any client of the user if empty.
+    """
 
     names: tuple[str, ...] = ()
     client_id: ClientId = ClientId("")
 
 
 class PinnedAgent(msgspec.Struct, frozen=True, kw_only=True):
-    """The version of an agent with which a run was started."""
+    """The version of an agent that a run was started with."""
 
     name: str
     version: int
+    # True if the agent selects the run's tools; those that the user may not call are omitted.
     gives_tools: bool = False
-    """True if the names of the tools of the run are its: those that the user may not call are left out."""
 
 
 class Monitor(msgspec.Struct, frozen=True, kw_only=True):
-    """A condition that a job tells of each time it becomes so; see pawl.event.v1.JobMonitor."""
+    """A condition that a job reports each time it becomes true. See pawl.event.v1.JobMonitor."""
 
     condition: Condition
     pause_seconds: float = 0.0
@@ -171,24 +174,24 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """How a call is made in the background; see pawl.event.v1.Job for what each field means."""
+    """How a call runs in the background. See pawl.event.v1.Job for the fields."""
 
     interval_seconds: float = 0.0
     iterations_max: int = 1
     delay_first: bool = False
     estimated_minutes: float = 0.0
+    # The condition that ends the job early.
     until: Condition | None = None
-    """The result with which it ends before its time; None for any."""
+    # The condition that is reported each time it becomes true.
     when: Monitor | None = None
-    """The result that is told each time it becomes so; None for none."""
     report_iterations: int = 0
     report_seconds: float = 0.0
+    # 0 for the default.
     failures_told: int = 0
-    """0 for as many as are usual."""
 
 
 class Job(JobTerms, frozen=True, kw_only=True):
-    """A call in the background, once or again and again; see pawl.event.v1.Job for what each field means."""
+    """A background call, made once or repeatedly. See pawl.event.v1.Job for the fields."""
 
     tool_name: str
     arguments_json: bytes
@@ -200,7 +203,7 @@ class Job(JobTerms, frozen=True, kw_only=True):
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True):
-    """The approval of the iterations of a job, given with a call; one that has `ended` covers nothing any more."""
+    """An approval of a job's iterations, given with a call. Once `ended`, it covers nothing."""
 
     series: Series
     call_id: CallId
@@ -208,12 +211,12 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
     ended: bool = False
 
     def covers(self, approvals_required: int) -> bool:
-        """Return whether iterations may begin under it, where so many people must approve a gated call by now."""
+        """Return whether iterations may start under this grant, given the current approval minimum."""
         return not self.ended and len({each.user_id for each in self.approvals}) >= max(1, approvals_required)
 
 
 class Undo(msgspec.Struct, frozen=True, kw_only=True):
-    """The order to take back the calls of a run, or the one named; `user_id` asked for it."""
+    """A request to undo the calls of a run, or only `call_id`. `user_id` requested it."""
 
     run_id: RunId
     call_id: CallId = CallId("")
@@ -221,7 +224,7 @@ class Undo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunAbove(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that stands above another one, its conversation and its agent, which is empty if it is not known."""
+    """An ancestor of a run, with its conversation and agent; the agent is empty if unknown."""
 
     run_id: RunId
     conversation_id: ConversationId
@@ -229,24 +232,24 @@ class RunAbove(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Delegation(msgspec.Struct, frozen=True, kw_only=True):
-    """A run to be created: its first message, how it is driven, and the runs above it, the parent last."""
+    """A run to create: its first message, its options, and its ancestors, the parent last."""
 
     call_id: CallId
     run_id: RunId
     text: str
     options: RunOptions
     above: tuple[RunAbove, ...]
+    # Delegations above it. A job has the depth of the run that starts it.
     depth: int
-    """The number of delegations above it: a job is as deep as the run that starts it."""
     user_roles: tuple[str, ...] = ()
+    # None for the deployment's `default`.
     agent: PinnedAgent | None = None
-    """The agent that drives it; None for the `default` of the deployment."""
+    # The background job of a DETACHED call; None if the caller waits.
     job: Job | None = None
-    """The call in the background, where it is DETACHED; None where the caller waits for it."""
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """One execution on a conversation; with `undo` it takes another one back and calls no model for that."""
+    """One execution in a conversation. With `undo` it undoes another run."""
 
     store_id: StoreId
     user_id: UserId
@@ -255,74 +258,74 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     state: RunState = RunState.QUEUED
     waits: tuple[WaitKind, ...] = ()
     options: RunOptions = field(default_factory=RunOptions)
+    # The root run whose token budget also counts this run's tokens; empty for none.
     budget_run_id: RunId = RunId("")
-    """The root run whose token budget also counts this run's tokens; empty for none."""
     tools: tuple[PinnedTool, ...] = ()
     round: int = 0
     last_seq: int = 0
     usage: Usage = field(default_factory=Usage)
+    # The minimum top-up, while the run waits for one.
     tokens_needed: int = 0
-    """The tokens that a top-up must add at the least, while the run waits for one."""
     failure: RunFailure | None = None
     stop_cause: StopCause | None = None
     output_text: str = ""
+    # Due times of a series without an iteration, up to the end of its last one.
     missed_iterations: int = 0
-    """Of a series: the due times until the end of its last iteration for which there was none."""
     active_seconds: float = 0.0
     unstopped_call_ids: tuple[CallId, ...] = ()
+    # The user's roles at the start of the run.
     user_roles: tuple[str, ...] = ()
-    """Roles of the user when the run was started."""
     undo: Undo | None = None
+    # The run whose call this run does; empty if it is not a child run.
     parent_run_id: RunId = RunId("")
-    """The run whose call this one does; empty unless it does one."""
     parent_call_id: CallId = CallId("")
+    # Delegations above it.
     depth: int = 0
-    """The number of delegations above it."""
+    # Ancestors, also through jobs, the parent last. Rules that restrict them restrict this run.
     above: tuple[RunAbove, ...] = ()
-    """The runs above it, through jobs too, the parent last: rules that restrict them restrict it."""
+    # The credential that started it or its ancestor; empty if unknown.
     credential_id: CredentialId = CredentialId("")
-    """The credential that started it, or the run above it; empty if it is not known."""
+    # The user of the delegate that started it; empty for none.
     delegate_user_id: UserId = UserId("")
-    """The user of the delegate that started it for its user; empty for none."""
+    # None for the deployment's `default`.
     agent: PinnedAgent | None = None
-    """The agent that it was started with; None for the `default` of the deployment."""
+    # The last answer as JSON if it fits the response format.
     output_json: bytes = b""
-    """The last answer as JSON, if it is what the response format asks for; empty otherwise."""
+    # The tools that the client supplied.
     own_tools: OwnTools | None = None
-    """The tools that came with it; None for none."""
+    # The background call, if the run is a job.
     job: Job | None = None
-    """The call that it makes in the background; None unless it is a job."""
+    # The conversation that a job reports to.
     reports_to_conversation_id: ConversationId = ConversationId("")
-    """The conversation that a job reports to."""
+    # Turns started by job notices, and not by messages, that led to this run.
     generation: int = 0
-    """The number of turns, begun by notices of jobs and by no message, that lead to it."""
+    # The approval of a job's iterations, if there ever was one.
     grant: Grant | None = None
-    """The approval of the iterations of a job; None if there never was one."""
 
     @property
     def is_job(self) -> bool:
-        """True if it makes a call in the background."""
+        """True if the run makes a call in the background."""
         return self.job is not None and bool(self.reports_to_conversation_id)
 
     @property
     def acts_for_conversation_id(self) -> ConversationId:
-        """The conversation whose rules hold: for a job the one that it reports to."""
+        """The conversation whose rules apply: a job uses the conversation it reports to."""
         return self.reports_to_conversation_id or self.conversation_id
 
     @property
     def chain(self) -> tuple[RunAbove, ...]:
-        """The runs above a run that this one starts."""
+        """The ancestors of a run that this run starts."""
         own = RunAbove(run_id=self.run_id, conversation_id=self.acts_for_conversation_id, agent_name=self.agent_name)
         return (*self.above, own)
 
     @property
     def is_turn(self) -> bool:
-        """True if notices of jobs have begun it, and no message."""
+        """True if job notices started the run, and not a message."""
         return self.generation > 0 and not self.reports_to_conversation_id
 
     @property
     def series(self) -> Series | None:
-        """The iterations of a job, with the grant that covers them if one does by now; None for any other run."""
+        """The iterations of a job, with their current grant, if any; None for other runs."""
         job, grant = self.job, self.grant
         if job is None or not self.is_job or not job.interval_seconds:
             return None
@@ -336,21 +339,24 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def definition_sha256(self, name: str) -> str:
-        """Return the digest of a tool that came with the run; empty for any other."""
+        """Return the digest of a client-supplied tool; empty for other tools."""
         return next((tool.definition_sha256 for tool in self.tools if tool.name == name), "")
 
     @property
     def agent_name(self) -> str:
-        """The name of its agent, also where that is the `default` of the deployment."""
+        """The name of the run's agent, including the deployment's `default`."""
         return self.agent.name if self.agent else DEFAULT_AGENT
 
     def tool_version(self, name: str) -> int:
-        """Return the pinned version of a tool, 0 if the run has no such tool."""
+        """Return the pinned version of a tool; 0 if the run does not have it."""
         return next((tool.version for tool in self.tools if tool.name == name), 0)
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
-    """The word of a job to its conversation, of an iteration or with `occasion` 0 of its end: how its run is now."""
+    """A job's report to its conversation about an iteration, or with `occasion` 0 about its end.
+
+    `run` is the job's state.
+    """
 
     run: Run
     occasion: int

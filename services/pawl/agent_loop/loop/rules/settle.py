@@ -1,4 +1,4 @@
-"""Settlement: a call gets its one result."""
+"""Settles calls: gives each its one result."""
 
 from __future__ import annotations
 
@@ -23,27 +23,26 @@ _STATE_OF_OUTCOME: Final = {
 _UNKNOWN: Final = (
     "It is not known whether this call had its effect: the process that ran it died. Check before you repeat it."
 )
-_NOBODY_ANSWERED: Final = "Nobody answered in time: this is the default answer that the question came with."
+_DEFAULT_ANSWER: Final = "No answer arrived in time. This is the question's default answer."
 
+# Reason of a call's result if the call may still run although its run was stopped.
 NOT_STOPPED: Final = "NOT_STOPPED"
-"""Reason of the result of a call that may go on though its run was stopped."""
 
 
 def error(reason: str, message: str) -> CallResult:
-    """Return an error for the model."""
     content = strict_json.dumps_canonical({"error": message})
     return CallResult(content_json=content, is_error=True, error_reason=reason)
 
 
 def settled(call: Call, state: CallState, result: CallResult, now: float, note: str = "") -> Call:
-    """Return the call with its result and with everything that the model should know about how it came."""
+    """Return the call with its result and notes for the model."""
     notes = [note, _edit_note(call), result.note]
     whole = replace(result, note=" ".join(part for part in notes if part))
     return replace(call, state=state, result=whole, end_time=now, deadline_time=None)
 
 
 def executed(call: Call, ended: ExecutionResult, now: float, note: str = "") -> Call:
-    """Return the call as its execution left it."""
+    """Return the call settled by its execution."""
     result = ended.result
     if ended.outcome is Outcome.UNKNOWN:
         result = error("OUTCOME_UNKNOWN", _UNKNOWN)
@@ -53,16 +52,16 @@ def executed(call: Call, ended: ExecutionResult, now: float, note: str = "") -> 
 
 
 def stopped(call: Call, answer: Stopped, now: float, note: str = "") -> Call:
-    """Return a running call as the cancellation of its execution left it.
+    """Return a running call settled by its cancellation.
 
-    What may go on has a result with the reason NOT_STOPPED; if it may then have
-    an effect that nobody knows of, it is OUTCOME_UNKNOWN.
+    A call that may still run gets a result with reason NOT_STOPPED. If it may then have an unknown effect, it is
+    OUTCOME_UNKNOWN.
     """
     if answer.result is not None:
         return executed(call, answer.result, now, note)
     if answer.stopped:
         return withdrawn(call, "The run was stopped before this call ended.", now)
-    message = "The run was stopped, and it could not be found out in time whether this call was: it may go on."
+    message = "The run was stopped. It is not known whether this call was stopped; it may still run."
     return _not_stopped(call, error(NOT_STOPPED, message), now, note)
 
 
@@ -72,17 +71,14 @@ def _not_stopped(call: Call, result: CallResult, now: float, note: str) -> Call:
 
 
 def withdrawn(call: Call, message: str, now: float) -> Call:
-    """Return the call CANCELLED."""
     return settled(call, CallState.CANCELLED, error("CANCELLED", message), now)
 
 
 def expired(call: Call, options: RunOptions, now: float) -> Call:
-    """Return the call after nobody decided, answered or ran it in time.
+    """Return a call that was not decided, answered or run in time.
 
-    A request for approval that is to be escalated waits once more. A question with
-    a default has that for its answer. A front-end call that shall be put to the
-    user becomes a question with its own deadline; one that shall run in the
-    backend instead is not for this function.
+    An approval request may be escalated and waits once more. A question with a default answer gets it. A front-end call
+    may become a question with a new deadline. Front-end calls that fall back to a backend tool are handled elsewhere.
     """
     match call.state:
         case CallState.AWAITING_APPROVAL if _escalates(call, options):
@@ -93,11 +89,11 @@ def expired(call: Call, options: RunOptions, now: float) -> Call:
             )
         case CallState.ASKED if call.question is not None and call.question.default_answer:
             content = strict_json.dumps_canonical({"answer": call.question.default_answer})
-            return settled(call, CallState.SUCCEEDED, CallResult(content_json=content), now, _NOBODY_ANSWERED)
+            return settled(call, CallState.SUCCEEDED, CallResult(content_json=content), now, _DEFAULT_ANSWER)
         case CallState.AWAITING_APPROVAL:
-            message = "Nobody approved this call in time, so it was not run."
+            message = "This call was not approved in time, so it was not run."
         case CallState.ASKED:
-            message = "Nobody answered in time."
+            message = "No answer arrived in time."
         case _ if call.offer_fallback is OfferFallback.ASK_USER:
             asked = f"What is the result of {call.tool_name} with {_short(call.arguments_json)}?"
             return replace(

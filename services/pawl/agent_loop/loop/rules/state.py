@@ -1,4 +1,4 @@
-"""All that the loop knows about a run at one moment: the input of every rule."""
+"""Everything the loop knows about a run at one moment: the input of all rules."""
 
 from __future__ import annotations
 
@@ -16,28 +16,27 @@ from pawl.agent_loop.loop.rules.message import Message, Role
 from pawl.agent_loop.loop.rules.run import Delegation, Notice, Run
 from pawl.chassis.ids import CallId, CommandId
 
-BEGIN: Final = "begin"
+START: Final = "start"
 READ: Final = "read"
 MODEL: Final = "model"
 
 
 def stop_of(call_id: CallId) -> str:
-    """Return the name of the work that stops a call."""
+    """Return the task name for stopping a call."""
     return f"stop:{call_id}"
 
 
 def check_of(call_id: CallId) -> str:
-    """Return the name of the work that has a call checked, or what it falls back to."""
+    """Return the task name for checking a call or its fallback."""
     return f"check:{call_id}"
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
-    """A run, its conversation and its calls, and what is going on about it here.
+    """A run, its conversation, its calls, and the work in progress.
 
-    `messages` are those the model is shown, in order; `calls` those that they
-    ask for. `under_way` names the work that this process does for the run right
-    now (BEGIN, READ, MODEL, call ids, `stop_of`, `check_of`); it starts empty, so
-    after a takeover everything is found not to be under way.
+    `messages` are those that the model sees, in order, and `calls` the calls that they request. `under_way` names the
+    tasks of this process for the run (START, READ, MODEL, call ids, `stop_of`, `check_of`). It starts empty, so that
+    after a takeover all work starts again.
     """
 
     run: Run
@@ -45,51 +44,51 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     calls: Mapping[CallId, Call] = field(default_factory=dict)
     loop: LoopState = field(default_factory=LoopState)
     commands: tuple[Command, ...] = ()
+    # Commands that are applied but not committed yet.
     consumed: tuple[CommandId, ...] = ()
-    """Commands taken into account here and not yet in a commit."""
+    # Runs to create with the next commit.
     delegations: tuple[Delegation, ...] = ()
-    """Runs that do calls, to be created with the next commit."""
+    # Job notices that no model has seen yet, as far as this process knows.
     notices: tuple[Notice, ...] = ()
-    """The words of jobs to the conversation, of which no model was told yet, as far as this process knows."""
+    # Open jobs of the conversation.
     open_jobs: int = 0
-    """The jobs of the conversation that have not ended."""
+    # Notices in a message that is not committed yet.
     entered: tuple[Notice, ...] = ()
-    """Notices of which a message tells that is not in a commit yet."""
+    # The iteration of a job that the next commit reports; 0 for none.
     tells_iteration: int = 0
-    """The iteration of a job of which the next commit tells its conversation; 0 for none."""
+    # Active time so far by this process's clock; `run` has the ledger's value.
     active_seconds: float = 0.0
-    """The time for which the run was active until now, by the clock of this process; that of the ledger is in `run`."""
     under_way: frozenset[str] = frozenset()
+    # Calls that ReadCalls has read for the program. Not persisted.
     named: Mapping[CallId, Call] = field(default_factory=dict)
-    """Calls that the program has had read last (ReadCalls), as they were then; of this process, and never written."""
+    # Agents that ReadAgent has read, by call. Not persisted.
     agents: Mapping[CallId, AgentRead] = field(default_factory=dict)
-    """The agents to which calls give tasks, as they were when they were read here (ReadAgent); never written."""
+    # True if the registry has returned the tools. The first commit stores them.
     tools_pinned: bool = False
-    """True if the registry has said which tools the run may use; the first commit keeps them."""
+    # Seconds until the open model call starts here; None if it has started, here or elsewhere.
     model_starts_in: float | None = None
-    """Seconds until the open model call is to be made here; None if it was made, here or elsewhere."""
 
+    # When the agent's used-up daily quota ends. Not persisted.
     quota_end_time: float | None = None
-    """The end of the day of which the agent has used up the tokens, as it was found here; never written."""
 
+    # The value of `own_tokens` at which the shared budget is used up, by the last commit; None if unknown.
     shared_tokens_max: int | None = None
-    """The value of `own_tokens` at which the shared budget is exhausted, by the last commit; None if unknown."""
 
     @property
     def own_tokens(self) -> int:
-        """Tokens of the run's own model calls, without agents that it called."""
+        """Tokens of the run's own model calls, without tokens of its agents."""
         return self.run.usage.total_tokens - self.loop.agents_tokens
 
     @property
     def model(self) -> str:
-        """The model that the run is driven by now: its own, or the fallback that took its place."""
+        """The current model: the run's own, or the fallback that replaced it."""
         options = self.run.options
         models = (options.model, *options.model_fallbacks)
         return models[min(self.loop.fallbacks_used, len(models) - 1)]
 
     @property
     def fallbacks_left(self) -> int:
-        """The number of models that the run can still go on with."""
+        """The number of fallback models that are left."""
         return max(0, len(self.run.options.model_fallbacks) - self.loop.fallbacks_used)
 
     @property
@@ -101,30 +100,30 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def open_calls(self) -> tuple[Call, ...]:
-        """The calls of the run that have no result yet, in the order of their rounds and the model's."""
+        """The calls without a result, ordered by round and index."""
         run_id = self.run.run_id
         found = [call for call in self.calls.values() if call.run_id == run_id and not call.settled]
         return tuple(sorted(found, key=lambda call: (call.round, call.index)))
 
     @property
     def last_message(self) -> Message | None:
-        """The newest message of this run, summaries aside."""
+        """The newest message of this run, except summaries."""
         own = (message for message in reversed(self.messages) if message.run_id == self.run.run_id)
         return next((message for message in own if message.role is not Role.SUMMARY), None)
 
     def is_own(self, message: Message) -> bool:
-        """Return whether a message is of the user of the run."""
+        """Return whether a message belongs to the run's user."""
         return message.user_id in {"", self.run.user_id}
 
     @property
     def round_active_seconds(self) -> float:
-        """The time for which the current round was active until now."""
+        """How long the current round has been active."""
         return self.active_seconds - self.loop.round_began_active_seconds
 
     def with_calls(self, calls: Iterable[Call]) -> Self:
-        """Return the state with these calls in place of those with their ids."""
+        """Return the state with these calls added or replaced, by id."""
         return replace(self, calls={**self.calls, **{call.call_id: call for call in calls}})
 
     def with_message(self, message: Message) -> Self:
-        """Return the state with a message at the end."""
+        """Return the state with a message appended."""
         return replace(self, messages=(*self.messages, message))

@@ -1,4 +1,4 @@
-"""One step of a run: what a commit writes, found as the difference of two states."""
+"""One step of a run: the difference of two states, as committed to the ledger."""
 
 from __future__ import annotations
 
@@ -19,17 +19,15 @@ from pawl.values import ENDED, LeaseAction, RunState, StopCause, Usage, WaitKind
 
 T = TypeVar("T")
 
+# Target size of a step: further items wait for the next step if they would exceed it. Items that cannot wait, such as
+# the model's answer, have limits of their own, so that the step fits into a message.
 BYTES_MAX: Final = 2 * 1024 * 1024
-"""A step that brings something takes no further thing that makes it larger than this, as far as that can be chosen.
-
-What goes along in any case, as the answer of the model, has bounds of its own: the whole fits into a message.
-"""
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """The changes to write, all or nothing; None and empty leave things as they are."""
+    """The changes to write atomically. None and empty values mean no change."""
 
     events: tuple[OwnerEvent, ...] = ()
     messages: tuple[Message, ...] = ()
@@ -40,46 +38,46 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     stop_cause: StopCause | None = None
     round: int | None = None
     usage: Usage | None = None
+    # Only set with `usage`.
     tokens_needed: int = 0
-    """Goes with `usage`."""
+    # Only set with `usage`: tokens of the run's own model calls since the last step.
     tokens_used: int = 0
-    """Goes with `usage`: the tokens of its own model calls since the last step."""
     budget_run_id: RunId = RunId("")
     output_text: str | None = None
+    # Only set with `output_text`.
     output_json: bytes = b""
-    """Of the `output_text`, and only with it."""
+    # Only set with `output_text`.
     missed_iterations: int = 0
-    """Goes with `output_text`."""
     active_seconds: float | None = None
     tools: tuple[PinnedTool, ...] = ()
     loop_state: bytes | None = None
     consumed_command_ids: tuple[CommandId, ...] = ()
     lease_action: LeaseAction = LeaseAction.KEEP
     wake_time: float | None = None
+    # All of them, if the step adds any.
     unstopped_call_ids: tuple[CallId, ...] = ()
-    """All of them, with a step that adds any."""
+    # The current end of the log, for a step whose messages name seqs of its own events.
     after_seq: int | None = None
-    """The seq at which the log must end now, for a step whose messages name seqs of its own events."""
+    # Runs for the calls that this step delegates.
     delegations: tuple[Delegation, ...] = ()
-    """The runs that do the calls which this step delegates."""
     entered_notices: tuple[Notice, ...] = ()
     tells_iteration: int = 0
+    # True if a model shall write the conversation's title, because the run has answered.
     asks_title: bool = False
-    """True if a model is to make the title of the conversation, as the run has answered."""
 
     @property
     def changes_nothing(self) -> bool:
-        """True if there is nothing that must become durable."""
+        """True if nothing needs to be committed."""
         return replace(self, active_seconds=None, budget_run_id=RunId("")) == Step()
 
 
 def size_bytes(entry: Call | Command) -> int:
-    """Return about how much an entry adds to a step."""
+    """Return the approximate size of an entry in a step."""
     return len(_encode(entry))
 
 
 def fitting(sizes: Sequence[int], bytes_max: int) -> int:
-    """Return how many of some entries, the first ones, go into one step; one does in any case."""
+    """Return how many of the first entries fit into one step; at least one."""
     total = 0
     for count, size in enumerate(sizes):
         total += size
@@ -96,9 +94,9 @@ def between(
     lease_action: LeaseAction = LeaseAction.KEEP,
     wake_time: float | None = None,
 ) -> Step:
-    """Return the step that takes the ledger from `base`, which it has, to `after`."""
+    """Return the step from `base`, which the ledger has, to `after`."""
     old, new = base.run, after.run
-    # CANCELLING is the ledger's own doing, in the transaction that takes the cancel.
+    # The ledger sets CANCELLING itself, in the transaction that accepts the cancel.
     moved = new.state is not RunState.CANCELLING and (new.state, new.waits) != (old.state, old.waits)
     messages = after.messages[_kept(base, after) :]
     changes_output = (new.output_text, new.output_json, new.missed_iterations) != (
@@ -139,10 +137,10 @@ def between(
 
 
 def committed(after: State, last_seq: int, shared_tokens_left: int | None) -> State:
-    """Return the state that the ledger has once it has taken a step that leads to `after`.
+    """Return the state in the ledger after it accepted the step to `after`.
 
-    `last_seq` is 0 if the step made no event. Messages get the numbers that the ledger gives: only the owner of the
-    active run appends to a conversation.
+    `last_seq` is 0 if the step had no event. The messages get the same numbers as in the ledger, because only the
+    active run's worker appends to a conversation.
     """
     last = max((message.number for message in after.messages), default=0)
     messages = []
@@ -155,12 +153,12 @@ def committed(after: State, last_seq: int, shared_tokens_left: int | None) -> St
 
 
 def with_shared_budget(state: State, left: int | None) -> State:
-    """Return the state with the tokens left of the budget that the run uses."""
+    """Return the state with the tokens left of the shared budget."""
     return replace(state, shared_tokens_max=None if left is None else left + state.own_tokens)
 
 
 def _kept(base: State, after: State) -> int:
-    """Return how many messages at the beginning of `after` the ledger has: new ones stand at the end."""
+    """Return how many of the first messages in `after` the ledger already has."""
     known = {id(message) for message in base.messages}
     return next((n for n, message in enumerate(after.messages) if id(message) not in known), len(after.messages))
 

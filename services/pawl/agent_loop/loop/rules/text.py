@@ -1,4 +1,4 @@
-"""Text from outside that must survive every store and every wire."""
+"""Sanitizing of external text for storage and transport."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ _DOTTED: Final = re.compile(r"(?=.{3,63}\Z)[a-zA-Z0-9_-]+\.[a-zA-Z0-9_-]+", re.A
 
 
 def tool_name(text: str) -> str:
-    """Return `text` as a name that a tool can have: ^[a-zA-Z0-9_-]{1,64}$, or one dot inside at most 63 characters."""
+    """Return `text` as a valid tool name: ^[a-zA-Z0-9_-]{1,64}$, or up to 63 characters with one dot inside."""
     if _DOTTED.fullmatch(text.strip()):
         return text.strip()
     return _NOT_IN_A_NAME.sub("_", text.strip())[:_NAME_CHARACTERS_MAX] or "unnamed"
 
 
 def bare_name(name: str) -> str:
-    """Return a tool's name without what some models write around it: `functions.x`, `x()`, `x<|channel|>json`."""
+    """Return a tool's name without decorations of some models: `functions.x`, `x()`, `x<|channel|>json`."""
     head = _AFTER_A_NAME.split(name.strip().lstrip("<|"), maxsplit=1)[0]
     return head.rpartition(".")[2].rpartition(":")[2]
 
 
 def cut_bytes(data: bytes, bytes_max: int) -> str:
-    """Return the beginning of UTF-8 text, at most `bytes_max` bytes, without half a character at its end."""
+    """Return the start of UTF-8 text, at most `bytes_max` bytes, without a partial character."""
     return data[:bytes_max].decode(errors="ignore")

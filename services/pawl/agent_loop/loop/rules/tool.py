@@ -1,4 +1,4 @@
-"""Tools, calls and executions as the registry has them. Meanings are those of pawl.tool.v1."""
+"""Tools, calls and executions in the registry. Meanings follow pawl.tool.v1."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pawl.values import (
 
 
 class Tool(msgspec.Struct, frozen=True, kw_only=True):
-    """A tool version as the model is told of it."""
+    """A tool version as shown to the model."""
 
     name: str
     version: int
@@ -33,44 +33,44 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     arguments_schema_json: bytes = b""
     fallback_tool_name: str = ""
     context: ExecutionContext | None = None
+    # The serialized definition of a client-supplied tool; empty for registered tools.
     own_definition: bytes = b""
-    """The definition as the contract has it, of a tool that came with its run; empty for one of the register."""
+    # The digest of `own_definition`.
     definition_sha256: str = ""
-    """The digest of that."""
 
     @property
     def is_own(self) -> bool:
-        """True if it came with its run."""
+        """True if the client supplied the tool with the run."""
         return bool(self.definition_sha256)
 
 
 class ProposedCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call to be checked, `edited` by somebody or not; a version of 0 means that the run has no such tool."""
+    """A call to check. `edited` means that a person changed it. Version 0 means that the run has no such tool."""
 
     call_id: CallId
     tool_name: str
     tool_version: int
     arguments_json: bytes
     edited: bool = False
+    # The tool, if the client supplied it.
     own_tool: Tool | None = None
-    """The tool, if it came with the run."""
+    # The series that the call belongs to.
     series: Series | None = None
-    """The series of which it is a call."""
 
 
+# Most model servers do not accept more tools.
 TOOLS_MAX: Final = 128
-"""Tools of a run: more are taken by few model servers."""
 
 
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):
-    """Tools that were asked for, and how many more there are."""
+    """The requested tools, and how many were left out."""
 
     tools: tuple[Tool, ...]
     left_out: int = 0
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
-    """What a person or a front end did about a call, for the audit chain."""
+    """A person's or front end's action on a call, for the audit chain."""
 
     call_id: CallId
     tool_name: str
@@ -79,26 +79,26 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     arguments_json: bytes = b""
     credential_id: CredentialId = CredentialId("")
     delegate_user_id: UserId = UserId("")
+    # As in `PinnedTool`.
     definition_sha256: str = ""
-    """As in `PinnedTool`."""
 
 
 class RecordedDecision(Recorded, frozen=True, kw_only=True):
-    """The decision of a person about a gated call."""
+    """A person's decision about a gated call."""
 
     kind: DecisionKind
+    # Replaces the arguments.
     arguments_sha256: str = ""
-    """In place of the arguments."""
     for_series: bool = False
 
 
 class RecordedResult(Recorded, frozen=True, kw_only=True):
-    """The end of a front-end call: who brought the result or held the call, and how long."""
+    """The end of a front-end call: who returned the result or held the call, and for how long."""
 
     content_json: bytes
     state: CallState
+    # Since the lease; 0 without one.
     duration_seconds: float
-    """Since the lease; 0 without one."""
 
 
 class ExecutionResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,10 +106,10 @@ class ExecutionResult(msgspec.Struct, frozen=True, kw_only=True):
 
     outcome: Outcome
     result: CallResult
+    # The tool's question, with INPUT_REQUIRED.
     question: Question | None = None
-    """The question of the tool, with INPUT_REQUIRED."""
+    # How long it can still be completed, with AWAITING_COMPLETION.
     completion_seconds_left: float = 0.0
-    """The time in which somebody may complete it, with AWAITING_COMPLETION."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,23 +136,23 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     error_message: str = ""
     rule_id: str = ""
     approvals_required: int = 0
+    # True if the tool cannot run in the background.
     without_background: bool = False
-    """True if the tool does not run in the background."""
+    # The tool's own timeout in the background; 0 if unset.
     async_timeout_seconds: float = 0.0
-    """The time that it may take there; 0 if it has none of its own."""
+    # The tool's default report policy for its jobs; None to report each iteration.
     reports: ReportPolicy | None = None
-    """The iterations of its jobs that are told where nobody says so; None for each."""
+    # The digest for granting the call's series, or of the grant that covers the call.
     series_digest: str = ""
-    """The digest by which its series can be granted; of a call that may begin, of the grant that covers it."""
+    # The result of a read-only call that has already run.
     result: ExecutionResult | None = None
-    """The end of a call that only reads and has run already."""
 
 
 ExecutionPiece: TypeAlias = Progress | ExecutionResult
 
 
 class Stopped(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a cancelled execution: whether nothing of it runs any more, and what it came to."""
+    """The answer to a cancellation: whether the execution has stopped, and its result if there is one."""
 
     stopped: bool
     result: ExecutionResult | None = None
