@@ -104,7 +104,7 @@ class Probe:
         if "<think>" in answer.text:
             report.add(
                 "note",
-                "it sends reasoning in the text as <think>: configure the server to separate it (docs/guides/model-server.md)",
+                "it sends reasoning in the text, as <think>: let the server separate it (docs/guides/model-server.md)",
             )
         elif answer.reasoning:
             report.add("ok", "it sends reasoning separately from the text")
