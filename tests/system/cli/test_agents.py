@@ -78,11 +78,11 @@ def test_agents_of_a_folder_are_saved_once_and_what_is_shown_can_be_applied(pawl
 
 def test_files_that_make_no_agent_are_refused_in_a_sentence(pawl: CommandLine, tmp_path: Path) -> None:
     for content, told in (
-        ("name: [", "is no YAML"),
+        ("name: [", "is not YAML"),
         ("name: clerk\noptions: {instruction: typo}", 'no field named "instruction"'),
-        ("name: a\ndelegates_to: [b]\n---\nname: b\ndelegates_to: [a]", "in a circle"),
-        ("name: a\n---\nname: a", "two agents 'a'"),
-        ("name: a\nname: b", "'name' comes twice"),
+        ("name: a\ndelegates_to: [b]\n---\nname: b\ndelegates_to: [a]", "in a cycle"),
+        ("name: a\n---\nname: a", "agent 'a' is defined twice"),
+        ("name: a\nname: b", "'name' is defined twice"),
         ("name: a\ntools: {names: [fly]}", "There is no tool 'fly'"),
         ("name: a\ndelegates_to: [nobody]", "there is no agent 'nobody'"),
         (SUMS.replace("type: object, prop", "type: array, prop"), '"type": "object"'),
