@@ -233,7 +233,7 @@ async def test_a_header_that_says_whose_a_request_is_comes_once() -> None:
             headers = [*({"pawl-store": "s", "pawl-user": "u"} | BEARER).items(), (name, "Bearer other")]
             answer = await Door().ask("POST", path, json={}, headers=headers)
             assert (answer.status_code, reason(answer)) == (400, "INVALID_FIELD")
-            assert answer.json()["message"] == f"The header {name} came twice."
+            assert answer.json()["message"] == f"The header {name} must not be repeated."
 
 
 START = "/rpc/pawl.agent.v1.AgentService/StartRun"
@@ -393,8 +393,8 @@ async def test_a_link_of_an_e_mail_asks_before_it_unsubscribes_and_a_mail_progra
     assert (page.status_code, '<form method="post">' in page.text, door.channel.timeouts) == (200, True, [])
     for token, status, text in (
         ("good", 200, "You are unsubscribed"),
-        ("bad", 404, "This link does nothing"),
-        ("x" * 300, 404, "This link does nothing"),
+        ("bad", 404, "Invalid link"),
+        ("x" * 300, 404, "Invalid link"),
         ("other", 503, "That did not work"),
     ):
         answer = await door.ask("POST", f"/unsubscribe/acme/{token}", data={"List-Unsubscribe": "One-Click"})
@@ -473,7 +473,7 @@ async def test_a_header_by_which_a_webhook_is_judged_read_or_framed_comes_once(
         for value in ("another", GIVEN[name.title()]):
             answer = await sent(door, (name, value))
             assert b" 400 " in answer.splitlines()[0]
-            assert f"The header {name.lower()} came twice.".encode() in answer
+            assert f"The header {name.lower()} must not be repeated.".encode() in answer
     for name, value in {"Host": "localhost", "Content-Length": "3", "Transfer-Encoding": "chunked"}.items():
         assert b" 400 " in (await sent(door, (name, value))).splitlines()[0], name
     assert webhooks == []
