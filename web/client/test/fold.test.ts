@@ -21,7 +21,7 @@ describe("fold", () => {
     const retry: RunEventJson = { roundRetrying: { round: 1, reason: "STREAM_CUT", message: "cut" } };
     const view = told(began(1), text(1, "Hel"), retry, began(1, 2), text(1, "Hello"));
     expect(view.rounds.map((round) => round.text)).toEqual(["Hello"]);
-    expect(view.notes).toMatchObject([{ kind: "retry", text: "cut", round: 1, place: -1 }]);
+    expect(view.notes).toMatchObject([{ kind: "retry", text: "cut", round: 1, position: -1 }]);
   });
 
   it("says where in the run a warning and a message stand", () => {
@@ -30,7 +30,7 @@ describe("fold", () => {
     const broken = [began(1), text(1, "Hel"), warning, { roundRetrying: { round: 1, reason: "CUT" } }, began(1, 2)];
     const whole = [text(1, "Hello"), { callChanged: { call: { callId: "c", round: 1 } } }, warning, message];
     const { notes } = told(message, warning, ...broken, ...whole, began(2), warning);
-    expect(notes.map((note) => [note.text, note.round, note.place].join(" "))).toEqual(["W 0 -1", "W 1 -1", "CUT 1 -1", "W 1 1", "more 1 1", "W 2 -1"]);
+    expect(notes.map((note) => [note.text, note.round, note.position].join(" "))).toEqual(["W 0 -1", "W 1 -1", "CUT 1 -1", "W 1 1", "more 1 1", "W 2 -1"]);
   });
 
   it("leaves out what it has already", () => {

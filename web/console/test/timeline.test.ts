@@ -11,7 +11,7 @@ const call = (name: string): RunEventJson => ({ callChanged: { call: { callId: "
 function laid(...all: [RunEventJson, string][]): string[] {
   const events = all.map(([event, attempt], index) => ({ ...event, attempt, seq: String(index + 1), time: time(index) }));
   const { bars } = events.reduce((before, event) => lay(before, [event]), NO_BARS);
-  return bars.map((bar) => `${bar.kind} ${bar.name} ${(bar.begin - 1_000_000) / 1000}-${bar.end === undefined ? "" : (bar.end - 1_000_000) / 1000}`);
+  return bars.map((bar) => `${bar.kind} ${bar.name} ${(bar.start - 1_000_000) / 1000}-${bar.end === undefined ? "" : (bar.end - 1_000_000) / 1000}`);
 }
 
 it("has one bar for a call, however many events it had", () => {
@@ -29,7 +29,7 @@ it.each([
 
 it("ends a wait when the run goes on, which is no takeover", () => {
   const bars = laid([state("RUN_STATE_RUNNING"), "1"], [state("RUN_STATE_WAITING"), "1"], [state("RUN_STATE_RUNNING"), "2"]);
-  expect(bars).toEqual(["wait Waits 1-2"]);
+  expect(bars).toEqual(["wait Waiting 1-2"]);
 });
 
 it("shows a takeover, and ends with the run what was open", () => {
