@@ -31,7 +31,7 @@ def set_end(thing: Any, lasts: str) -> None:
 def _scope(scope: rule_pb2.RuleScope.ValueType) -> Callable[[rule_pb2.Rule, str], None]:
     def put(rule: rule_pb2.Rule, scope_id: str) -> None:
         if rule.scope != rule_pb2.RULE_SCOPE_USER:
-            raise CommandError("Give only one of --run, --conversation, --agent and --everybody.")
+            raise CommandError("Give only one of --run, --conversation, --agent and --all-users.")
         if not scope_id:
             raise CommandError("must not be empty. Omit it for all.", parameter="scope_id")
         rule.scope, rule.scope_id = scope, scope_id
@@ -53,7 +53,7 @@ def _patterns(parameter: str, field: str) -> Callable[[rule_pb2.Rule, list[str]]
 
 _STRICT: Final[Options] = {
     "tool": "rule.tool_name",
-    "--everybody": Option(
+    "--all-users": Option(
         path="rule.scope",
         help="For all users of the store; requires the role admin.",
         constant=rule_pb2.RULE_SCOPE_STORE,
@@ -337,7 +337,7 @@ async def whoami(
     limits: Annotated[bool, typer.Option("--limits", help="Also show the limits of runs and their maximums.")] = False,
     json: Json = False,
 ) -> None:
-    """Show your identity, your permissions and what the deployment offers."""
+    """Show your identity, your permissions and the features of the deployment."""
     found = await target.whoami()
     caller, deployment = found.caller, found.deployment
     where = f"of the store {caller.store_id}" if caller.store_id else "of the deployment"

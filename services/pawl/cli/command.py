@@ -29,7 +29,7 @@ from pawl.client import AsyncClient, forms
 from pawl.client.target import Service
 from pawl.errors import InvalidJson
 
-# The command ran, but what it did or watched did not succeed.
+# The command ran, but its operation, or the run it watched, did not succeed.
 EXIT_UNSUCCESSFUL: Final = 1
 # The command could not run; standard error says why.
 EXIT_IMPOSSIBLE: Final = 2
@@ -289,7 +289,7 @@ class WordWrap:
         self._word = ""
 
     def take(self, text: str) -> str:
-        """Return what can be printed after the next piece."""
+        """Add a piece; return the text to print."""
         parts = _PART.findall(self._word + text)
         self._word = ""
         if parts and not parts[-1].isspace() and cell_len(parts[-1]) < _HELD_CELLS_MAX:

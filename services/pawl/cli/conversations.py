@@ -211,7 +211,7 @@ async def fork(
     console: Console,
     conversation_id: ConversationId = None,
     text: Annotated[
-        str | None, typer.Argument(help="What the agent should do there; omit it to start no run.", show_default=False)
+        str | None, typer.Argument(help="A message that starts a run there. Default: start no run.", show_default=False)
     ] = None,
     *,
     key: Key = "",

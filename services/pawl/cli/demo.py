@@ -53,7 +53,7 @@ _DELTAS_BEFORE_KILL: Final = 3
 
 @dataclass(slots=True, kw_only=True)
 class Evidence:
-    """What the demo client did and received, and what the services have stored."""
+    """The actions of the demo client, the events it received, and the data stored by the services."""
 
     run: run_pb2.Run = field(default_factory=run_pb2.Run)
     calls: Sequence[call_pb2.Call] = ()

@@ -113,9 +113,9 @@ _TLS_SECONDS_MAX: Final = 2.0
 
 
 class CommandError(Exception):
-    """A command cannot run. The message is for users and says what to do next.
+    """A command cannot run. The message tells users what to do next.
 
-    `parameter` is the wrong parameter of the command; the message shows it as it is typed.
+    `parameter` is the wrong parameter. The message shows the name that users type.
     """
 
     def __init__(self, message: str, *, parameter: str = "") -> None:

@@ -150,7 +150,7 @@ class Reviewer:
         return line
 
     async def _settle(self, line: str, call: call_pb2.Call) -> str:
-        """Apply what was typed to a call; return the confirmation."""
+        """Apply a typed line to a call; return the confirmation."""
         if call.state == call_pb2.CALL_STATE_OFFERED:
             return await self._return(answers.result_of(line, call))
         decision = answers.decision_of(line, call)

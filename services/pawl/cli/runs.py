@@ -63,7 +63,7 @@ _STATUSES: Final = {
 async def run(
     target: AsyncClient,
     console: Console,
-    text: Annotated[str, typer.Argument(help="What the agent should do.", show_default=False)],
+    text: Annotated[str, typer.Argument(help="The message to the agent.", show_default=False)],
     *,
     conversation: Annotated[str, typer.Option(help="Continue this conversation.")] = "",
     conversation_key: ConversationKey = "",

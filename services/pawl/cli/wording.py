@@ -34,7 +34,7 @@ _WAITS: Final = {
     run_pb2.WAIT_KIND_PAUSED: "its user to resume it",
     run_pb2.WAIT_KIND_COMPLETION: "an external result of a call",
 }
-# What a queued run waits for.
+# Wait reasons of queued runs.
 QUEUED_FOR: Final = {
     waiting_pb2.WAIT_REASON_TURN: "its turn",
     waiting_pb2.WAIT_REASON_PLACE: "a free slot",
@@ -121,7 +121,7 @@ def stopped_text(job: jobs_pb2.BackgroundJob) -> str:
 
 
 def wait_names(waits: Sequence[run_pb2.WaitKind.ValueType]) -> str:
-    """Return what a run waits for: `an approval and an answer`."""
+    """Return the wait reasons as text: `an approval and an answer`."""
     return " and ".join(_WAITS[wait] for wait in waits) or "input"
 
 

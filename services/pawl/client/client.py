@@ -54,7 +54,7 @@ class AsyncClient(TriggerVerbs, JobVerbs):
     """
 
     async def whoami(self) -> whoami_pb2.WhoAmIResponse:
-        """Return your identity, your permissions and what the deployment offers."""
+        """Return your identity, your permissions and the features of the deployment."""
         return await self.again(self.agents.WhoAmI, whoami_pb2.WhoAmIRequest())
 
     # Runs.
@@ -144,9 +144,9 @@ class AsyncClient(TriggerVerbs, JobVerbs):
         return response.run
 
     async def result(self, run_id: str) -> run_pb2.Run:
-        """Wait until a run has ended, and return it. `output_text` is the answer; `failure` says why there is none.
+        """Wait until a run has ended, and return it with `output_text`, or with `failure` if it failed.
 
-        It also waits while the run waits for people; `get` and `pending` show for whom.
+        It also waits while the run waits for people; use `get` or `pending` to see for whom.
         """
         run = await self.get(run_id)
         while run.state not in ENDED:

@@ -82,8 +82,8 @@ def form(schema: Mapping[str, Any] | bytes, *, name: str = "", strict: bool = Fa
 
 
 def output(run: run_pb2.Run) -> Any:
-    """Return the structured answer of a run as a value; None if there is none.
+    """Return the structured answer of a run as a value.
 
-    There is none while the run is active, when it failed, or when the model refused (`output_text` has the refusal).
+    None while the run is active, when it failed, or when the model refused (`output_text` has the refusal).
     """
     return msgspec.json.decode(run.output_json) if run.output_json else None

@@ -171,14 +171,14 @@ def test_waits_acts_and_what_could_not_be_stopped_are_told() -> None:
             run_event(state=run_pb2.RUN_STATE_NEEDS_ATTENTION, attention=UNKNOWN_OUTCOME),
             [
                 "‖ needs an operator: it is unknown whether a call had its effect",
-                "  an operator sees what to do with: pawl attention run_1",
+                "  operators can see what to do with: pawl attention run_1",
             ],
         ),
         (
             run_event(state=run_pb2.RUN_STATE_NEEDS_ATTENTION, attention=QUARANTINED, crash_count=3),
             [
-                "‖ needs an operator: quarantined: 3 workers died while they drove it, without any progress in between",
-                "  an operator sees what to do with: pawl attention run_1",
+                "‖ needs an operator: quarantined: 3 workers died running it, without any progress in between",
+                "  operators can see what to do with: pawl attention run_1",
             ],
         ),
         (
@@ -187,7 +187,7 @@ def test_waits_acts_and_what_could_not_be_stopped_are_told() -> None:
                     user_id="bob", act=event_pb2.OPERATOR_ACT_REDRIVEN, reason="the tool is\nmended"
                 )
             ),
-            ["⚑ operator bob let the run go on: the tool is mended"],
+            ["⚑ operator bob resumed the run: the tool is mended"],
         ),
         (
             event_pb2.RunEvent(
@@ -195,7 +195,7 @@ def test_waits_acts_and_what_could_not_be_stopped_are_told() -> None:
                     user_id="bob", act=event_pb2.OPERATOR_ACT_RESOLVED, call_id="call_1"
                 )
             ),
-            ["⚑ operator bob said what became of a call (call_1)"],
+            ["⚑ operator bob reported the outcome of a call (call_1)"],
         ),
         (
             run_event(

@@ -107,7 +107,7 @@ def test_an_error_says_what_to_do_next(monkeypatch: pytest.MonkeyPatch, tmp_path
     ):
         assert advice in explain(error, [NOBODY])
     monkeypatch.setenv("PAWL_API_KEY", "k")
-    assert "It came from PAWL_API_KEY" in explain(Unauthenticated("the key is not known"), [NOBODY])
+    assert "The key came from PAWL_API_KEY" in explain(Unauthenticated("the key is not known"), [NOBODY])
 
 
 def test_a_value_that_is_none_is_refused_with_the_option_that_was_typed() -> None:
@@ -218,9 +218,9 @@ def test_what_is_no_policy_is_said_in_a_sentence() -> None:
         ("look=timeout_seconds", "'timeout_seconds': must be one of"),
         ("look=excluded=yes", "'excluded=yes': must be one of"),
         ("look=timeout_seconds=soon", "must be a number of seconds"),
-        ("look=reports=now", "reports is every, every=10"),
-        ("look=reports=every=ten", "reports is every, every=10"),
-        ("look=reports=", "reports is every, every=10"),
+        ("look=reports=now", "reports must be every, every=10"),
+        ("look=reports=every=ten", "reports must be every, every=10"),
+        ("look=reports=", "reports must be every, every=10"),
     ]
     assert not_explained(CommandError, policy_of, [(given, re.escape(told)) for given, told in rows]) == []
 

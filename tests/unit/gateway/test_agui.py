@@ -99,7 +99,7 @@ def test_what_was_settled_before_is_said_and_what_never_was_is_refused() -> None
     known = {"call_9": {"toolName": "pay", "state": "CALL_STATE_EXPIRED"}, "call_8": {"toolName": "pay"}}
     known["call_8"]["approval"] = {"decision": decision}  # type: ignore[assignment]  # JSON
     assert agui_input.settled("call_9.d", known) == "pay was already settled: expired."
-    assert agui_input.settled("call_8.d", known) == "pay was decided before, by bob: reject."
+    assert agui_input.settled("call_8.d", known) == "pay was already decided by bob: reject."
     with pytest.raises(CallNotFound):
         agui_input.answers(resume(**{"call_9.d": None}), WAITING, [], {})
     with pytest.raises(DigestMismatch):
@@ -163,7 +163,12 @@ def test_a_request_of_another_form_is_refused_with_its_place() -> None:
     ]
     told = [(wrong, says) for wrong, says in rows if not_explained(InvalidField, read, [(wrong, says)])]
     assert told == []
-    assert not_explained(InvalidField, agui_input.read_stop, [({"threadId": "t"}, "Name the run .*run_?[iI]d")]) == []
+    assert (
+        not_explained(
+            InvalidField, agui_input.read_stop, [({"threadId": "t"}, "threadId and runId are required: .*run_?[iI]d")]
+        )
+        == []
+    )
 
 
 @pytest.mark.parametrize("named", ["r1", "run_1", "r0", "run_0"])

@@ -306,7 +306,7 @@ async def test_an_address_that_takes_another_method_says_which() -> None:
     ]:
         answer = await Door().ask(method, path, headers={"accept": "text/html"})
         assert (answer.status_code, answer.headers["allow"], reason(answer)) == (405, allowed, "METHOD_NOT_FOUND")
-        assert answer.json()["message"] == f"{method} does not go with this address: it takes {allowed}."
+        assert answer.json()["message"] == f"{method} is not allowed here. Use {allowed}."
 
 
 BAD = (
@@ -395,7 +395,7 @@ async def test_a_link_of_an_e_mail_asks_before_it_unsubscribes_and_a_mail_progra
         ("good", 200, "You are unsubscribed"),
         ("bad", 404, "Invalid link"),
         ("x" * 300, 404, "Invalid link"),
-        ("other", 503, "That did not work"),
+        ("other", 503, "Something went wrong"),
     ):
         answer = await door.ask("POST", f"/unsubscribe/acme/{token}", data={"List-Unsubscribe": "One-Click"})
         assert (answer.status_code, text in answer.text) == (status, True), token

@@ -198,7 +198,7 @@ class Fold:
             found = [each for each in found if each["content"] or not message.get("callIds")]
             fresh = [each for each in found if each["id"] not in has]
             return [*closed, *self._add_whole(fresh)]
-        if not self._has_user:  # the client has the message with which it started the run
+        if not self._has_user:  # the client already has the message that started the run
             self._has_user = True
             known = {each["id"] for each in self._before}
             self._messages += [each for each in found if each["id"] not in known]
