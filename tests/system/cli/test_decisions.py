@@ -48,7 +48,7 @@ def test_gated_calls_are_shown_decided_once_audited_and_counted(pawl: CommandLin
         assert (code, errors.strip()) == (2, "There is no terminal to ask for confirmation. Add --yes to confirm.")
         assert "see you at noon" in pawl.succeed("approve", run_id, call_id, "--yes", *decision)
         assert shown in pawl.succeed("watch", run_id)
-        assert "does not wait" in pawl.refuse("approve", run_id, call_id)
+        assert "is not pending" in pawl.refuse("approve", run_id, call_id)
         assert story(pawl, run_id) == audited
     assert [now - then for now, then in zip(figures(pawl), before, strict=True)] == [2, 3, 1, 1, 1]
 

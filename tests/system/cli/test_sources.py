@@ -35,7 +35,7 @@ def test_a_source_is_added_used_remembered_checked_approved_and_removed(pawl: Co
     shown = output.splitlines()[-1].split()[-1]
     assert "Tells it to others." in pawl.succeed("sources", "approve", "parrot", shown)
     assert "parrot is ready" in pawl.succeed("sources", "check", "parrot")
-    assert "gone" in pawl.succeed("sources", "remove", "parrot")
+    assert "Removed" in pawl.succeed("sources", "remove", "parrot")
     assert pawl.succeed("sources", "list") == ""
 
 
