@@ -1,9 +1,9 @@
-"""Build the console into services/pawl/gateway/static, or with --check see whether it is what would be built.
+"""Build the console into services/pawl/gateway/static; with --check verify that the committed files are current.
 
-With `--client FOLDER` build @pawl/client as a package that npm installs, into that folder.
+`--client FOLDER` builds the npm package of @pawl/client into a folder.
 
-Run by `make web`, `make client` and `make check` with the node of a wheel, so nobody needs to have one. The same
-sources give the same bytes in every folder.
+`make web`, `make client` and `make check` run this script with Node from a wheel, so no Node needs to be installed.
+Builds are reproducible: the same sources give the same bytes.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ UNREACHABLE = ("ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ETIMEDOUT", "ENETUNREA
 
 
 def main(arguments: list[str]) -> int:
-    """Build, or compare."""
     if not install():
-        print("web/ was not checked: npm reaches no registry", file=sys.stderr)
+        print("web/ was not checked: npm cannot reach a registry", file=sys.stderr)
         return 0 if arguments == ["--check"] else 1
     if arguments[:1] == ["--client"]:
         print(package(Path(arguments[1])))
@@ -49,7 +48,7 @@ def main(arguments: list[str]) -> int:
 
 
 def generate(folder: Path) -> None:
-    """Generate the types of the contract into client/gen of a folder, and an index of all of them."""
+    """Generate the contract types into client/gen of a folder, with an index."""
     run(str(Path(sys.executable).parent / "buf"), "generate", "-o", str(folder))
     gen = folder / "client/gen"
     names = sorted(path.relative_to(gen).as_posix().removesuffix(".d.ts") for path in gen.rglob("*_pb.d.ts"))
@@ -57,7 +56,7 @@ def generate(folder: Path) -> None:
 
 
 def package(target: Path) -> Path:
-    """Return a package of the client, made away from web/, so that others may build meanwhile."""
+    """Build the client package in a temporary folder, so that other builds can run at the same time."""
     with tempfile.TemporaryDirectory(prefix="pawl-client-") as folder:
         client = Path(folder) / "client"
         shutil.copytree(WEB / "client", client, ignore=shutil.ignore_patterns("gen", "dist", "test"))
@@ -73,7 +72,7 @@ def package(target: Path) -> Path:
 
 
 def install() -> bool:
-    """Install what the lock names, once; False if no registry can be reached."""
+    """Install the packages of the lock file once; False if no registry can be reached."""
     done, lock = WEB / "node_modules/.installed", WEB / "package-lock.json"
     if done.exists() and done.read_bytes() == lock.read_bytes():
         return True
@@ -89,7 +88,7 @@ def install() -> bool:
 
 
 def compare(built: Path) -> int:
-    """Return 1, with a sentence, if there is another console than the sources give."""
+    """Return 1 and print an error if the committed files differ from a build."""
     names = {path.name for folder in (built, STATIC) for path in folder.iterdir()}
     same, _, _ = filecmp.cmpfiles(built, STATIC, sorted(names), shallow=False)
     if set(same) == names:
@@ -99,19 +98,19 @@ def compare(built: Path) -> int:
 
 
 def node(script: str) -> tuple[str, str]:
-    """Return the beginning of a command that runs a script of a package."""
+    """Return a command that runs a script of a package."""
     return NPM[0], str(WEB / "node_modules" / script)
 
 
 def run(*command: str) -> None:
-    """Run a command in web/, and end with its status if it fails."""
+    """Run a command in web/; exit if it fails."""
     status = subprocess.run(command, cwd=WEB, env=environment(), check=False).returncode
     if status:
         sys.exit(status)
 
 
 def environment() -> dict[str, str]:
-    """Return the environment in which the node of the wheel is the one that is found."""
+    """Return the environment with the Node of the wheel on PATH."""
     return {**os.environ, "PATH": os.pathsep.join([str(NODE / "bin"), os.environ.get("PATH", "")])}
 
 

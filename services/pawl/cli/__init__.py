@@ -1,7 +1,4 @@
-"""`pawl`: the command line.
-
-A client of the public API only, by `pawl.client` as any other program.
-"""
+"""The `pawl` command line: a client of the public API, built on `pawl.client` like any other program."""
 
 from __future__ import annotations
 
@@ -10,12 +7,12 @@ import sys
 
 
 def main() -> None:
-    """Run the command line. Ctrl-C while it is being loaded ends it as quietly as later."""
-    # People get sentences of ours. gRPC's own lines about each failed connection, also of services that are started
-    # here, are no JSON, and any stranger can cause them. It looks when it is imported.
+    """Run the command line. Ctrl-C exits quietly, even during imports."""
+    # gRPC logs every failed connection to stderr, also in services started here. The lines are not JSON, and any
+    # client can cause them. gRPC reads the variable on import.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
-        from pawl.cli.__main__ import main as run  # noqa: PLC0415  # what takes half a second is this import
+        from pawl.cli.__main__ import main as run  # noqa: PLC0415  # this import takes half a second
     except KeyboardInterrupt:
         sys.exit(130)
     run()

@@ -41,7 +41,7 @@ _ALL_PASSED_ON: Final = {"allow_extra_args": True, "ignore_unknown_options": Tru
 
 
 class _Group(TyperGroup):
-    """Removes the prefix that pydantic puts before what is wrong with a choice."""
+    """Removes pydantic's "Value error" prefix from messages about invalid choices."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -74,34 +74,36 @@ def flags(
     context: typer.Context,
     *,
     address: Annotated[
-        str | None, typer.Option(envvar="PAWL_ADDRESS", help="host:port of agent-loop; several with commas between.")
+        str | None,
+        typer.Option(envvar="PAWL_ADDRESS", help="host:port of agent-loop; separate several replicas with commas."),
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(envvar="PAWL_DATA", help="Data folder of the suite, by default .pawl.")
+        Path | None, typer.Option(envvar="PAWL_DATA", help="Data folder of the suite; default: .pawl.")
     ] = None,
     store: Annotated[
-        str | None, typer.Option(help="Act in this store; only with the key of a suite on this machine.")
+        str | None, typer.Option(help="Act in this store. Requires the local key of a suite on this machine.")
     ] = None,
     user: Annotated[
-        str | None, typer.Option(help="Act as this user; with the key of a suite on this machine, or a delegate's.")
+        str | None,
+        typer.Option(help="Act as this user. Requires the local key of a suite on this machine, or a delegate key."),
     ] = None,
     authority: Annotated[
         Path | None,
         typer.Option(
             "--ca",
             envvar="PAWL_TLS_CA_FILE",
-            help="Certificates of the authority, to speak TLS. A suite of the data folder has its own.",
+            help="CA certificate file, to connect with TLS. A suite in the data folder brings its own.",
         ),
     ] = None,
     key_in_clear: Annotated[
         bool,
-        typer.Option("--key-in-clear", envvar=IN_CLEAR, help="Send the key beyond this machine without TLS, too."),
+        typer.Option("--key-in-clear", envvar=IN_CLEAR, help="Allow sending the key to other machines without TLS."),
     ] = False,
     _version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Remember which suite to talk to, and as whom. The key comes from PAWL_API_KEY or the data folder."""
+    """Store the connection flags. The key comes from PAWL_API_KEY or the data folder."""
     context.obj = {"address": address, "data": data, "store": store, "user": user}
     context.obj |= {"authority": authority, "key_in_clear": key_in_clear}
 
@@ -111,15 +113,16 @@ def up(
     context: typer.Context,
     *,
     port: Annotated[
-        list[str] | None, typer.Option(help="name=number, 0 for a free one; `all` for the ones not named. Repeatable.")
+        list[str] | None,
+        typer.Option(help="name=number; 0 picks a free port, `all` sets the ports not named. Repeatable."),
     ] = None,
     replicas: Annotated[list[str] | None, typer.Option(help="service=count. Repeatable.")] = None,
 ) -> None:
     """Start the suite on this machine.
 
-    PostgreSQL, NATS, the services and, without OPENAI_API_KEY or
-    OPENAI_BASE_URL, the scripted model; until Ctrl-C. Everything is kept
-    in the folder of --data FOLDER or PAWL_DATA, by default .pawl.
+    Runs PostgreSQL, NATS and the services until Ctrl-C. Without
+    OPENAI_API_KEY or OPENAI_BASE_URL it also runs a scripted model. All data
+    is in the folder given by --data or PAWL_DATA (default: .pawl).
     """
     given: Flags = context.obj
     try:
@@ -134,7 +137,7 @@ tools.callback()(toolbox.tools)
 tools.command(add_help_option=False, context_settings=_ALL_PASSED_ON)(programs.check)
 tools.command("stats")(toolbox.stats)
 access.keys.command()(programs.bootstrap)
-model = typer.Typer(help="Look at model servers.", no_args_is_help=True)
+model = typer.Typer(help="Check model servers.", no_args_is_help=True)
 model.callback()(lambda: None)
 model.command("check", add_help_option=False, context_settings=_ALL_PASSED_ON)(programs.check_model)
 
@@ -185,26 +188,26 @@ for _name, _made in _COMMANDS.items():
 
 
 def flags_first(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with those in front that say which suite, and as whom: they may stand behind the command."""
+    """Move the connection flags to the front, so that they can also be typed after the command."""
     end = list(arguments).index("--") if "--" in arguments else len(arguments)
-    rest, flags, place = list(arguments), list[str](), 0
-    while place < end:
-        name, has_value, _ = rest[place].partition("=")
-        length = 1 if rest[place] in _SWITCHES else 0 if name not in _FLAGS else 1 if has_value else 2
-        flags += rest[place : place + length]
-        del rest[place : place + length]
+    rest, flags, index = list(arguments), list[str](), 0
+    while index < end:
+        name, has_value, _ = rest[index].partition("=")
+        length = 1 if rest[index] in _SWITCHES else 0 if name not in _FLAGS else 1 if has_value else 2
+        flags += rest[index : index + length]
+        del rest[index : index + length]
         end -= length
-        place += not length
+        index += not length
     return [*flags, *rest]
 
 
 def main() -> None:
-    """Run the command line. Ends the process; people see sentences, never a traceback."""
+    """Run the command line and exit. Users see error messages, never a traceback."""
     try:
         app(args=flags_first(sys.argv[1:]))
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
-    except Exception as error:  # noqa: BLE001  # the last place that can say it in words
+    except Exception as error:  # noqa: BLE001  # last chance to print a readable message
         fail(error, [])
         sys.exit(EXIT_IMPOSSIBLE)
 

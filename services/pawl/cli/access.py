@@ -1,4 +1,4 @@
-"""`pawl rules`, `keys` and `audit`: what calls may do without being asked about, who may call, and what was done."""
+"""`pawl rules`, `keys`, `audit` and `whoami`: approval rules, API keys and the audit chain."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from pawl.identity.v1 import key_pb2
 from pawl.tool.v1 import audit_pb2, rule_pb2
 
 _HEAD: Final = re.compile(r"(head )?(?P<seq>[1-9][0-9]{0,17}):(?P<hash>[0-9a-fA-F]{64})")
-ENDS: Final = "How long: 30m, 2h, 7d. Without it: until revoked."
+ENDS: Final = "How long it is valid: 30m, 2h, 7d. Default: until revoked."
 
 
 def set_end(thing: Any, lasts: str) -> None:
-    """Set when a rule or a key expires: so long from now, like 30m, 2h or 7d."""
+    """Set the expiry of a rule or key from a duration such as 30m, 2h or 7d."""
     thing.expire_time.FromMicroseconds(int((time.time() + seconds_of(lasts, "expire_time")) * 1e6))
 
 
 def _scope(scope: rule_pb2.RuleScope.ValueType) -> Callable[[rule_pb2.Rule, str], None]:
     def put(rule: rule_pb2.Rule, scope_id: str) -> None:
         if rule.scope != rule_pb2.RULE_SCOPE_USER:
-            raise CommandError("Give only one of --run, --conversation, --agent and --everybody.")
+            raise CommandError("Give only one of --run, --conversation, --agent and --all-users.")
         if not scope_id:
-            raise CommandError("it is empty. Leave it out for all.", parameter="scope_id")
+            raise CommandError("must not be empty. Omit it for all.", parameter="scope_id")
         rule.scope, rule.scope_id = scope, scope_id
 
     return put
@@ -44,7 +44,7 @@ def _patterns(parameter: str, field: str) -> Callable[[rule_pb2.Rule, list[str]]
         for each in typed:
             argument, equals, value = each.partition("=")
             if not (argument and equals):
-                raise CommandError(f"{each!r} is not of the form argument=value.", parameter=parameter)
+                raise CommandError(f"{each!r} must be argument=value.", parameter=parameter)
             pattern = rule.arguments.add(argument=argument)
             setattr(pattern, field, value.encode() if field == "equals_json" else value)
 
@@ -53,8 +53,10 @@ def _patterns(parameter: str, field: str) -> Callable[[rule_pb2.Rule, list[str]]
 
 _STRICT: Final[Options] = {
     "tool": "rule.tool_name",
-    "--everybody": Option(
-        path="rule.scope", help="For all users of the store; needs the role admin.", constant=rule_pb2.RULE_SCOPE_STORE
+    "--all-users": Option(
+        path="rule.scope",
+        help="For all users of the store; requires the role admin.",
+        constant=rule_pb2.RULE_SCOPE_STORE,
     ),
     "--run": Option(path="rule.scope_id", help="Only in this run.", put=_scope(rule_pb2.RULE_SCOPE_RUN)),
     "--conversation": Option(
@@ -62,7 +64,7 @@ _STRICT: Final[Options] = {
     ),
     "--agent": Option(
         path="rule.scope_id",
-        help="For all runs of this agent of the store; needs the role admin.",
+        help="For all runs of this agent of the store; requires the role admin.",
         put=_scope(rule_pb2.RULE_SCOPE_AGENT),
     ),
     "--like": Option(
@@ -90,12 +92,12 @@ def _rule(effect: rule_pb2.RuleEffect.ValueType) -> rule_pb2.CreateRuleRequest:
     return rule_pb2.CreateRuleRequest(rule=rule_pb2.Rule(effect=effect, scope=rule_pb2.RULE_SCOPE_USER))
 
 
-def says(rule: rule_pb2.Rule) -> str:
-    """Return what a rule says, in words."""
-    return wording.one_line(f"{wording.text_at(rule, 'effect')} {_what(rule)}, {_where(rule)}", 300)
+def rule_text(rule: rule_pb2.Rule) -> str:
+    """Return a rule as a sentence."""
+    return wording.one_line(f"{wording.text_at(rule, 'effect')} {_calls_text(rule)}, {_scope_text(rule)}", 300)
 
 
-def _what(rule: rule_pb2.Rule) -> str:
+def _calls_text(rule: rule_pb2.Rule) -> str:
     patterns = [
         f"{each.argument}={each.equals_json.decode(errors='replace')}"
         if each.HasField("equals_json")
@@ -105,9 +107,9 @@ def _what(rule: rule_pb2.Rule) -> str:
     return wording.one_line(rule.tool_name + (f" where {' and '.join(patterns)}" if patterns else ""), 300)
 
 
-def _where(rule: rule_pb2.Rule) -> str:
+def _scope_text(rule: rule_pb2.Rule) -> str:
     of_agent = f"for runs of the agent {rule.scope_id}" if rule.scope == rule_pb2.RULE_SCOPE_AGENT else ""
-    everywhere = {rule_pb2.RULE_SCOPE_STORE: "for everybody", rule_pb2.RULE_SCOPE_USER: "for your runs"}
+    everywhere = {rule_pb2.RULE_SCOPE_STORE: "for all users", rule_pb2.RULE_SCOPE_USER: "for your runs"}
     return of_agent or everywhere.get(rule.scope, f"in {rule.scope_id}")
 
 
@@ -116,47 +118,54 @@ def _until(rule: rule_pb2.Rule) -> str:
     return ended or wording.text_at(rule, "expire_time") or "until revoked"
 
 
-def _made(answer: Any, _: Any) -> list[str]:
+def _rule_created(answer: Any, _: Any) -> list[str]:
     rule_id = answer.rule.rule_id
-    return [f"Made {rule_id}: {says(answer.rule)}.", f"End it with: pawl rules revoke {rule_id}"]
+    return [f"Created {rule_id}: {rule_text(answer.rule)}.", f"Revoke it with: pawl rules revoke {rule_id}"]
 
 
-rules = typer.Typer(help="Rules that allow, ask about or deny calls without asking you again.", no_args_is_help=True)
+rules = typer.Typer(
+    help="Rules that allow calls, require an approval or deny them, without asking you each time.", no_args_is_help=True
+)
 rules.command("allow")(
     verb(
         _rule(rule_pb2.RULE_EFFECT_ALLOW),
         _ALLOW,
-        "Let calls run without an approval. `pawl rules allow '*' --for 1h` is trust for an hour.",
-        _made,
+        "Let calls run without approval. `pawl rules allow '*' --for 1h` trusts all tools for an hour.",
+        _rule_created,
     )
 )
 rules.command("ask")(
-    verb(_rule(rule_pb2.RULE_EFFECT_ASK), _STRICT, "Require an approval, whatever the category of the tool.", _made)
+    verb(
+        _rule(rule_pb2.RULE_EFFECT_ASK),
+        _STRICT,
+        "Require an approval, regardless of the tool's category.",
+        _rule_created,
+    )
 )
-rules.command("deny")(verb(_rule(rule_pb2.RULE_EFFECT_DENY), _STRICT, "Refuse calls without asking anybody.", _made))
+rules.command("deny")(verb(_rule(rule_pb2.RULE_EFFECT_DENY), _STRICT, "Deny calls without asking.", _rule_created))
 rules.command("revoke")(
     verb(
         rule_pb2.RevokeRuleRequest(),
         {"rule": "rule_id"},
-        "End a rule for good.",
-        "Revoked {rule_id}: calls that have not begun no longer run because of it.",
+        "Revoke a rule permanently.",
+        "Revoked {rule_id}. It no longer applies to calls that have not started.",
     )
 )
 rules.command("list")(
     listing(
         rule_pb2.ListRulesRequest(),
         {"--all": "include_ended", "--all-users": "all_users"},
-        "List your rules and those of the store, the newest first.",
+        "List your rules and those of the store, newest first.",
         {
             "rule": "rule_id",
-            "says": "effect",
-            "tool": _what,
-            "where": _where,
+            "effect": "effect",
+            "tool": _calls_text,
+            "where": _scope_text,
             "calls": lambda rule: f"{rule.uses}/{rule.uses_max}" if rule.uses_max else str(rule.uses),
             "until": _until,
             "by": "user_id",
         },
-        none="There are no rules: the category of each tool decides.",
+        none="There are no rules. The category of each tool decides.",
     )
 )
 
@@ -174,7 +183,7 @@ def _for(user_id: str, delegate_user_id: str) -> str:
 
 
 keys = typer.Typer(
-    help="API keys: make, list and revoke them, and see who did. Needs the role operator or deployment.",
+    help="Create, list and revoke API keys. Requires the role operator or deployment.",
     no_args_is_help=True,
 )
 keys.command("create")(
@@ -188,22 +197,22 @@ keys.command("create")(
             "--in-store": "key.store_id",
             "--decides-for-users": "key.decides_for_users",
         },
-        "Make a key. Standard output has its secret and nothing else, this once.",
-        lambda answer, _: f"Made {answer.key.key_id}. Revoke it with: pawl keys revoke {answer.key.key_id}",
+        "Create a key. Its secret is shown once, alone on standard output.",
+        lambda answer, _: f"Created {answer.key.key_id}. Revoke it with: pawl keys revoke {answer.key.key_id}",
     )
 )
 keys.command("list")(
     listing(
         key_pb2.ListKeysRequest(),
         {"--all": "include_ended", "--in-store": "store_id"},
-        "List keys, the newest first.",
+        "List keys, newest first.",
         {
             "key": "key_id",
             "user": "user_id",
             "roles": lambda key: ", ".join(key.roles) or "none",
             "until": _key_end,
             "last used": lambda key: wording.text_at(key, "last_use_time") or "never",
-            "made by": lambda key: wording.clean(key.create_user_id) or "bootstrap",
+            "created by": lambda key: wording.clean(key.create_user_id) or "bootstrap",
             "name": "name",
         },
         none="There are no keys.",
@@ -213,7 +222,7 @@ keys.command("revoke")(
     verb(
         key_pb2.RevokeKeyRequest(),
         {"key": "key_id"},
-        "End a key for good: within five seconds no service accepts it.",
+        "Revoke a key permanently. All services refuse it within five seconds.",
         "Revoked {key_id}.",
     )
 )
@@ -221,7 +230,7 @@ keys.command("events")(
     listing(
         key_pb2.ListKeyEventsRequest(),
         {"--key": "key_id", "--kind": "kind", "--in-store": "store_id"},
-        "List who made and revoked keys, the newest last.",
+        "List who created and revoked keys, newest last.",
         {
             "event": "event_id",
             "time": "time",
@@ -237,7 +246,7 @@ keys.command("events")(
             ),
             "name": "key_name",
         },
-        none="There are no such events.",
+        none="There are no matching events.",
         count=50,
         newest_last=True,
     )
@@ -250,7 +259,7 @@ def _verdict(entry: audit_pb2.AuditEntry) -> str:
 
 
 audit = typer.Typer(
-    help="Read the audit chain of the store and verify it. Needs the role operator or admin where there are API keys.",
+    help="List and verify the audit chain of the store. With API keys, requires the role operator or admin.",
     no_args_is_help=True,
 )
 audit.command("list")(
@@ -266,7 +275,7 @@ audit.command("list")(
             "--since": "since_time",
             "--before": "before_time",
         },
-        "List entries of the audit chain, the newest last.",
+        "List entries of the audit chain, newest last.",
         {
             "seq": "seq",
             "time": "time",
@@ -278,7 +287,7 @@ audit.command("list")(
             "verdict": _verdict,
             "reason": "reason",
         },
-        none="There are no such entries.",
+        none="There are no matching entries.",
         count=50,
         newest_last=True,
     )
@@ -286,17 +295,17 @@ audit.command("list")(
 
 
 @audit.command()
-@command(asks="tools")
+@command(service="tools")
 async def verify(
     target: AsyncClient,
     console: Console,
     *,
-    known_head: Annotated[str, typer.Option(help="A head that was printed earlier and kept elsewhere.")] = "",
+    known_head: Annotated[str, typer.Option(help="A head printed by an earlier run and kept elsewhere.")] = "",
 ) -> int:
-    """Read the whole audit chain and say whether anybody has changed it.
+    """Verify the whole audit chain.
 
-    Prints the head of the chain: keep it where nobody can write who can write to
-    the database, and give it as --known-head the next time.
+    Prints the head of the chain. Keep it where nobody with write access to the database can change it, and give it as
+    --known-head next time.
     """
     request, last = audit_pb2.VerifyAuditRequest(), audit_pb2.VerifyAuditResponse()
     if known_head:
@@ -308,9 +317,9 @@ async def verify(
         last = answer
     if last.HasField("problem"):
         problem = wording.clean(last.problem.explanation)
-        say(console, f"{last.problem.kind}: {problem}. The entries before it are good.", "red")
+        say(console, f"{last.problem.kind}: {problem}. The entries before it are intact.", "red")
         return EXIT_UNSUCCESSFUL
-    say(console, f"The audit chain is whole: {last.verified_seq} entries.")
+    say(console, f"The audit chain is intact: {last.verified_seq} entries.")
     if last.verified_seq:
         say(console, f"head {last.verified_seq}:{last.verified_hash}")
     return 0
@@ -325,10 +334,10 @@ async def whoami(
     target: AsyncClient,
     console: Console,
     *,
-    limits: Annotated[bool, typer.Option("--limits", help="Also the limits of runs, and their maximums.")] = False,
+    limits: Annotated[bool, typer.Option("--limits", help="Also show the limits of runs and their maximums.")] = False,
     json: Json = False,
 ) -> None:
-    """Show who you are here, what you may do, and what the deployment offers."""
+    """Show your identity, your permissions and the features of the deployment."""
     found = await target.whoami()
     caller, deployment = found.caller, found.deployment
     where = f"of the store {caller.store_id}" if caller.store_id else "of the deployment"

@@ -1,4 +1,4 @@
-"""`pawl agents` and `pawl apply`: the agents of a store, and the files that they are kept in."""
+"""`pawl agents` and `pawl apply`: manage the agents of a store, also from files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pawl.chassis import strict_json
 from pawl.chassis.ids import DRAFT
 from pawl.chassis.process.start import StartError
 from pawl.cli import wording
-from pawl.cli.command import EXIT_UNSUCCESSFUL, WithLabels, Yes, command, is_sure, labels_of, read_file, say
+from pawl.cli.command import EXIT_UNSUCCESSFUL, WithLabels, Yes, command, confirm, labels_of, read_file, say
 from pawl.cli.contract import Columns, Json, Option, ask, items, listing, show_items, verb
 from pawl.cli.failure import CommandError, explain
 from pawl.client import AsyncClient
@@ -31,16 +31,16 @@ from pawl.launcher.options import SuiteOptions
 
 _FILE_BYTES_MAX: Final = 1024 * 1024
 _WARNING: Final = "  warning: "
-_AGAIN_SECONDS: Final = (2.0, 5.0, 10.0, 20.0, 23.0)
-"""The time between two tries to save the agents of PAWL_AGENTS."""
+# Delays between attempts to save the agents of PAWL_AGENTS.
+_RETRY_DELAYS_SECONDS: Final = (2.0, 5.0, 10.0, 20.0, 23.0)
 _ENDINGS: Final = (".yaml", ".yml", ".json")
-_SILENT: Final = frozenset(
+# Defaults of options, which are left out.
+_DEFAULTS: Final = frozenset(
     {
         *("ROUND_LIMIT_POLICY_FINAL_ANSWER", "BATCH_ORDER_WAIT_FOR_DECISIONS", "UNKNOWN_OUTCOME_POLICY_TELL_MODEL"),
         *("TOKEN_BUDGET_POLICY_WAIT", "APPROVAL_EXPIRY_POLICY_DENY", "MODE_AUTO"),
     }
 )
-"""The values that options have where nothing is said."""
 
 _NAME: Final = {"name": "name"}
 
@@ -59,20 +59,20 @@ _AGENT: Final[Columns] = {
     "title": "definition.card.title",
 }
 
-app = typer.Typer(help="List, look at and delete the agents of the store.", no_args_is_help=True)
+app = typer.Typer(help="List, show and delete the agents of the store.", no_args_is_help=True)
 app.command("show")(
     verb(
         agents_pb2.GetAgentRequest(),
         {**_NAME, "--version": "version"},
-        "Show an agent as a file for `pawl apply`, and the tools that were selected when it was saved.",
-        lambda answer, _: wording.clean(text_of(answer.agent)).rstrip("\n"),
+        "Show an agent as a file for `pawl apply`, with the tools selected when it was saved.",
+        lambda answer, _: wording.clean(to_yaml(answer.agent)).rstrip("\n"),
     )
 )
 app.command("versions")(
     listing(
         agents_pb2.ListAgentVersionsRequest(),
         _NAME,
-        "List the versions of an agent, the newest first, also of one that was deleted.",
+        "List the versions of an agent, newest first. Also works for a deleted agent.",
         {"version": "version", "saved": "create_time", "by": "create_user_id"},
         none="There are no versions.",
     )
@@ -80,8 +80,8 @@ app.command("versions")(
 app.command("usage")(
     listing(
         agents_pb2.GetAgentUsageRequest(days=30),
-        {**_NAME, "--days": Option(path="days", help="Of so many days, up to today.")},
-        "Show what an agent has used on each day (UTC) of the last ones, the newest first. For admins.",
+        {**_NAME, "--days": Option(path="days", help="Number of days, up to today.")},
+        "Show the daily usage of an agent (days in UTC), newest first. Requires the role admin.",
         {
             "day": "day",
             "runs": "runs",
@@ -90,7 +90,7 @@ app.command("usage")(
             "input tokens": "usage.input_tokens",
             "output tokens": "usage.output_tokens",
         },
-        none="It has used nothing.",
+        none="There is no usage.",
     )
 )
 
@@ -98,7 +98,7 @@ app.command("usage")(
 @app.command("list")
 @command()
 async def list_agents(target: AsyncClient, console: Console, *, label: WithLabels = None, json: Json = False) -> None:
-    """List the agents that you may use, then your drafts."""
+    """List the agents you may use, then your drafts."""
     listed = [agents_pb2.ListAgentsRequest(drafts=drafts, labels=labels_of(label)) for drafts in (False, True)]
     found = [agent for request in listed for agent in await items(target, request) if agent.draft == request.drafts]
     show_items(console, found, _AGENT, none="There are no agents.", json=json)
@@ -109,12 +109,12 @@ async def list_agents(target: AsyncClient, console: Console, *, label: WithLabel
 async def delete(
     target: AsyncClient,
     console: Console,
-    name: Annotated[str, typer.Argument(help="Name of the agent; draft/NAME for a draft of yours.")],
+    name: Annotated[str, typer.Argument(help="Name of the agent; draft/NAME for one of your drafts.")],
     *,
     yes: Yes = False,
 ) -> int:
-    """Delete an agent, or your draft/NAME: no run starts with it any more. Runs that it drives continue."""
-    if not is_sure(f"Delete the agent {name}?", yes=yes):
+    """Delete an agent, or your draft/NAME. No new run starts with it; its current runs continue."""
+    if not confirm(f"Delete the agent {name}?", yes=yes):
         return EXIT_UNSUCCESSFUL
     request = agents_pb2.DeleteDraftRequest if name.startswith(DRAFT) else agents_pb2.DeleteAgentRequest
     await ask(target, request(name=name.removeprefix(DRAFT)))
@@ -130,17 +130,17 @@ async def apply(
     file: Annotated[
         list[Path],
         typer.Option(
-            "--file", "-f", help="A file of agents, or a folder of such files. Repeatable.", show_default=False
+            "--file", "-f", help="A file with agents, or a folder of such files. Repeatable.", show_default=False
         ),
     ],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change, and save nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the changes without saving them.")] = False,
     draft: Annotated[
-        bool, typer.Option("--draft", help="Save them as drafts of your own: draft/NAME, for nobody else.")
+        bool, typer.Option("--draft", help="Save them as drafts (draft/NAME) that only you can use.")
     ] = False,
 ) -> None:
-    """Save the agents of files, and show what is new about each.
+    """Save the agents in files, and show the changes.
 
-    A file is YAML or JSON, one agent or several with --- between. Agents that no file has stay as they are.
+    A file is YAML or JSON, with one agent or several separated by ---. Agents in no file remain unchanged.
     """
     async for line in changes(target, read(file), dry_run=dry_run, draft=draft):
         say(console, wording.clean(line))
@@ -153,10 +153,10 @@ async def changes(
     dry_run: bool = False,
     draft: bool = False,
 ) -> AsyncIterator[str]:
-    """Save agents or drafts, those first to which others delegate; yield lines that say what is new about each."""
-    # Drafts delegate to agents of the store only.
+    """Save agents or drafts, delegates first; yield lines that describe the changes."""
+    # Drafts can only delegate to agents of the store.
     known = frozenset[str]() if draft else {definition.name for definition in definitions}
-    for definition in in_order(definitions):
+    for definition in sorted_by_delegation(definitions):
         name = f"{DRAFT if draft else ''}{definition.name}"
         before = await _newest(target, name)
         later = [
@@ -166,51 +166,51 @@ async def changes(
         ]
         asked = agent_pb2.AgentDefinition()
         asked.CopyFrom(definition)
-        # They are not there yet, and will be.
+        # These agents are created later in this call.
         asked.delegates_to[:] = [name for name in definition.delegates_to if name not in later]
         request = agents_pb2.UpdateDraftRequest if draft else agents_pb2.UpdateAgentRequest
         saved = await ask(target, request(definition=asked, validate_only=dry_run))
         saved.agent.definition.delegates_to[:] = definition.delegates_to
         is_new = saved.created or bool(later)
         yield f"{name}: {f'version {saved.agent.version}' if is_new else 'unchanged'}"
-        old = text_of(before).splitlines() if before is not None else []
-        for line in difflib.unified_diff(old, text_of(saved.agent).splitlines(), n=1, lineterm=""):
+        old = to_yaml(before).splitlines() if before is not None else []
+        for line in difflib.unified_diff(old, to_yaml(saved.agent).splitlines(), n=1, lineterm=""):
             if is_new and not line.startswith(("---", "+++", "@@")):
                 yield f"  {line}"
         for pattern in saved.unmatched:
-            yield f"{_WARNING}{pattern} matches no tool now"
+            yield f"{_WARNING}{pattern} matches no available tool"
 
 
 async def apply_folder(options: SuiteOptions) -> None:
-    """Save the agents of PAWL_AGENTS in the store of a suite that has just started, and say what is new.
+    """Save the agents of PAWL_AGENTS in a suite that has just started, and print the changes.
 
-    What is wrong about them is said, too, and tried again for a minute: workers and sources may bring tools by then.
+    Errors are printed and retried for a minute, because workers and sources may add tools in that time.
     """
-    told = set[str]()
-    for wait_seconds in _AGAIN_SECONDS if options.agents else ():
+    printed = set[str]()
+    for wait_seconds in _RETRY_DELAYS_SECONDS if options.agents else ():
         lines: list[str] = []
         try:
             async with AsyncClient(data=options.data) as target:
                 async for line in changes(target, read([options.agents or Path()])):
-                    lines.append(line)  # noqa: PERF401  # those before an error count
+                    lines.append(line)  # noqa: PERF401  # keeps the lines before an error
         except (CommandError, StartError, PawlError) as error:
             lines.append(f"{_WARNING}{explain(error, [])}")
         for line in lines:
-            if not line.endswith(": unchanged") and line not in told:
+            if not line.endswith(": unchanged") and line not in printed:
                 print(f"PAWL_AGENTS: {wording.clean(line)}", flush=True)
-        told.update(lines)
+        printed.update(lines)
         if not any(line.startswith(_WARNING) for line in lines):
             return
         await asyncio.sleep(wait_seconds)
     if options.agents:
-        print("PAWL_AGENTS: not tried again; see the lines above, then `pawl apply`", flush=True)
+        print("PAWL_AGENTS: no more retries; fix the problems above, then run `pawl apply`", flush=True)
 
 
 def read(paths: Sequence[Path]) -> list[agent_pb2.AgentDefinition]:
-    """Return the agents of files and folders.
+    """Read agents from files and folders.
 
     Raises:
-        CommandError: a file cannot be read, is no agent, or two have one name.
+        CommandError: a file cannot be read or parsed, or two agents have the same name.
     """
     found: dict[str, agent_pb2.AgentDefinition] = {}
     for path in paths:
@@ -218,18 +218,20 @@ def read(paths: Sequence[Path]) -> list[agent_pb2.AgentDefinition]:
         for file in files:
             for definition in _definitions(file):
                 if definition.name in found:
-                    raise CommandError(f"{file}: there are two agents {definition.name!r}. Leave one out.")
+                    raise CommandError(f"{file}: the agent {definition.name!r} is defined twice. Remove one.")
                 found[definition.name] = definition
     if not found:
-        raise CommandError(f"There are no agents in {', '.join(map(str, paths))}: files end with .yaml, .yml or .json.")
+        raise CommandError(
+            f"No agents found in {', '.join(map(str, paths))}. Files must end with .yaml, .yml or .json."
+        )
     return list(found.values())
 
 
-def in_order(definitions: Sequence[agent_pb2.AgentDefinition]) -> list[agent_pb2.AgentDefinition]:
-    """Return agents with those first to which others delegate.
+def sorted_by_delegation(definitions: Sequence[agent_pb2.AgentDefinition]) -> list[agent_pb2.AgentDefinition]:
+    """Sort agents so that each follows the agents it delegates to.
 
     Raises:
-        CommandError: they delegate in a circle.
+        CommandError: agents delegate in a cycle.
     """
     named = {each.name: each for each in definitions}
     try:
@@ -239,12 +241,12 @@ def in_order(definitions: Sequence[agent_pb2.AgentDefinition]) -> list[agent_pb2
         return [named[name] for name in order]
     except CycleError as error:
         circle = ", ".join(error.args[1])
-        raise CommandError(f"The agents {circle} delegate to each other in a circle. Break it.") from None
+        raise CommandError(f"The agents {circle} delegate to each other in a cycle. Remove one delegation.") from None
 
 
-def text_of(agent: agent_pb2.AgentVersion) -> str:
-    """Return an agent as YAML, with the tools that were selected as a remark."""
-    fields = _without_silent(MessageToDict(agent.definition, preserving_proto_field_name=True))
+def to_yaml(agent: agent_pb2.AgentVersion) -> str:
+    """Return an agent as YAML, with its selected tools as comments."""
+    fields = _without_defaults(MessageToDict(agent.definition, preserving_proto_field_name=True))
     asked = fields.get("options", {}).get("response_format", {})
     if "schema_json" in asked:
         asked["schema"] = json.loads(base64.b64decode(asked.pop("schema_json")))
@@ -257,33 +259,35 @@ def text_of(agent: agent_pb2.AgentVersion) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a mapping with the same key twice, of which YAML would silently take the last."""
+    """Rejects duplicate keys in a mapping. YAML would silently keep the last one."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
         keys = [key.value for key, _ in node.value]
         if twice := [key for key in keys if keys.count(key) > 1]:
-            raise yaml.composer.ComposerError(None, None, f"{twice[0]!r} comes twice", node.start_mark)
+            raise yaml.composer.ComposerError(None, None, f"{twice[0]!r} is defined twice", node.start_mark)
         return node
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes texts of several lines as such."""
+    """Writes multi-line strings as blocks."""
 
 
-def _written(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
 
 
-_Dumper.add_representer(str, _written)
+_Dumper.add_representer(str, _represent_text)
 
 
-def _without_silent(value: Any) -> Any:
-    """Return fields without those that have the value which holds where nothing is given."""
+def _without_defaults(value: Any) -> Any:
+    """Return fields without those that have their default value."""
     if not isinstance(value, dict):
         return value
     kept = {
-        name: _without_silent(each) for name, each in value.items() if not (isinstance(each, str) and each in _SILENT)
+        name: _without_defaults(each)
+        for name, each in value.items()
+        if not (isinstance(each, str) and each in _DEFAULTS)
     }
     return {name: each for name, each in kept.items() if each != {}}
 
@@ -291,24 +295,24 @@ def _without_silent(value: Any) -> Any:
 def _definitions(file: Path) -> list[agent_pb2.AgentDefinition]:
     content = read_file(file, _FILE_BYTES_MAX + 1)
     if len(content) > _FILE_BYTES_MAX:
-        raise CommandError(f"{file} is over {_FILE_BYTES_MAX} bytes. Cut it into several files.")
+        raise CommandError(f"{file} is larger than {_FILE_BYTES_MAX} bytes. Split it into several files.")
     try:
         documents = [each for each in yaml.load_all(content, _Loader) if each is not None]
         return [_definition(each) for each in documents]
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise CommandError(f"{file} is no YAML: {wording.one_line(str(error), 300)}.") from None
+        raise CommandError(f"{file} is not YAML: {wording.one_line(str(error), 300)}.") from None
     except (ParseError, RecursionError) as error:
-        raise CommandError(f"{file} is no agent: {wording.one_line(str(error), 300)}.") from None
+        raise CommandError(f"{file} is not a valid agent: {wording.one_line(str(error), 300)}.") from None
 
 
 def _definition(document: object) -> agent_pb2.AgentDefinition:
     if not isinstance(document, dict) or not isinstance(document.get("name"), str):
-        raise ParseError("an agent is a mapping with a `name`")
+        raise ParseError("an agent must be a mapping with a `name`")
     return ParseDict(_with_schema_json(document), agent_pb2.AgentDefinition())
 
 
 def _with_schema_json(document: dict[str, Any]) -> dict[str, Any]:
-    """Return an agent of a file, in which the `schema` of its response format is a mapping, as protobuf has it."""
+    """Convert the response format's `schema` mapping to the bytes of the contract."""
     options = document.get("options")
     asked = options.get("response_format") if isinstance(options, dict) else None
     if not isinstance(options, dict) or not isinstance(asked, dict) or "schema" not in asked:
@@ -316,14 +320,14 @@ def _with_schema_json(document: dict[str, Any]) -> dict[str, Any]:
     try:
         schema_json = strict_json.dumps_canonical(asked["schema"])
     except PawlError as error:
-        raise ParseError(f"the schema of its response_format is no JSON: {error.message}") from None
+        raise ParseError(f"the schema of its response_format is not JSON: {error.message}") from None
     rest = {name: value for name, value in asked.items() if name != "schema"}
     form = {**rest, "schema_json": base64.b64encode(schema_json).decode()}
     return {**document, "options": {**options, "response_format": form}}
 
 
 async def _newest(target: AsyncClient, name: str) -> agent_pb2.AgentVersion | None:
-    """Return the newest version of an agent of the store; None if it has none."""
+    """Return the newest version of an agent; None if it does not exist."""
     try:
         found = (await target.agent_register.GetAgent(agents_pb2.GetAgentRequest(name=name))).agent
     except AgentNotFound:

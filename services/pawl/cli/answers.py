@@ -1,4 +1,4 @@
-"""From what a person types to a decision about a call."""
+"""Turns what users type into decisions about calls."""
 
 from __future__ import annotations
 
@@ -17,36 +17,35 @@ from pawl.cli.failure import CommandError
 from pawl.client import decisions
 from pawl.event.v1 import call_pb2
 
+# Typed to decline a question.
 REFUSAL: Final = "/refuse"
-"""The first word of who gives no answer to a question."""
-QUESTION_PROMPT: Final = f"number of an option, or your answer ({REFUSAL} to give none): "
-RESULT_PROMPT: Final = "the result as JSON, or ! text for an error: "
+QUESTION_PROMPT: Final = f"option number or your own answer ({REFUSAL} to decline): "
+RESULT_PROMPT: Final = "result as JSON, or ! text for an error: "
 DECIDABLE: Final = frozenset(
     {call_pb2.CALL_STATE_AWAITING_APPROVAL, call_pb2.CALL_STATE_ASKED, call_pb2.CALL_STATE_OFFERED}
 )
 
 
 def prompt(call: call_pb2.Call) -> str:
-    """Return what to ask for."""
+    """Return the prompt for a call."""
     if call.state == call_pb2.CALL_STATE_OFFERED:
         return RESULT_PROMPT
     return QUESTION_PROMPT if call.state == call_pb2.CALL_STATE_ASKED else f"{choices(call)}: "
 
 
 def choices(call: call_pb2.Call) -> str:
-    """Return the answers that decide about a call that awaits an approval."""
-    series = ", [s]eries to approve all of it" if call.approval.HasField("series") else ""
+    """Return the answers that decide about a call awaiting approval."""
+    series = ", [s]eries to approve the whole series" if call.approval.HasField("series") else ""
     return f"[a]pprove{series}, [e]dit [JSON], [r]eject[: reason], t: text to answer instead"
 
 
 def decision_of(line: str, call: call_pb2.Call) -> types_pb2.CallDecision:
-    """Return what `line` decides about `call`; `e` alone opens an editor.
+    """Parse a line into a decision about `call`; `e` alone opens an editor.
 
-    An approval is the bare word. A reason or a text follows a colon, so that no sentence
-    decides by its first word.
+    Only the bare word approves. A reason or a text follows a colon, so the first word of a sentence never decides.
 
     Raises:
-        CommandError: the line decides nothing.
+        CommandError: the line is not a decision.
     """
     line = line.strip()
     if call.state == call_pb2.CALL_STATE_ASKED:
@@ -65,39 +64,39 @@ def decision_of(line: str, call: call_pb2.Call) -> types_pb2.CallDecision:
         case ("t" | "text", ":") if text:
             return decisions.answer(call, text)
         case _:
-            raise CommandError(f"Nothing was decided. Type one of: {choices(call)}.")
+            raise CommandError(f"Not a decision. Type one of: {choices(call)}.")
 
 
 def result_of(line: str, call: call_pb2.Call) -> types_pb2.ToolResult:
-    """Return the result of a front-end call that `line` gives; what stands behind `!` is an error for the model.
+    """Parse a line into the result of a front-end call; text after `!` is an error for the model.
 
     Raises:
-        CommandError: it is no JSON.
+        CommandError: the line is not JSON.
     """
     line = line.strip()
     if line.startswith("!"):
         content, is_error = strict_json.dumps_canonical(line[1:].strip()), True
     else:
-        json_of(line, "The result", "A text stands in quotes.")
+        json_of(line, "The result", "Put text in quotes.")
         content, is_error = line.encode(), False
     return types_pb2.ToolResult(run_id=call.run_id, call_id=call.call_id, content_json=content, is_error=is_error)
 
 
 def done(decision: types_pb2.CallDecision, call: call_pb2.Call) -> str:
-    """Return what to say about a decision that was taken."""
+    """Return the confirmation for a decision."""
     approval = call.approval
-    whole = " The series is granted." if decision.for_series else ""
+    whole = " The series is approved." if decision.for_series else ""
     match decision.kind:
         case call_pb2.DECISION_KIND_APPROVE if approval.approvals_required > 1:
             return f"Approved: {len(approval.approvals) + 1} of {approval.approvals_required}."
         case call_pb2.DECISION_KIND_APPROVE:
             return f"Approved.{whole}"
         case call_pb2.DECISION_KIND_EDIT if approval.approvals_required > 1:
-            return f"Edited, and approved like that: 1 of {approval.approvals_required}."
+            return f"Edited and approved: 1 of {approval.approvals_required}."
         case call_pb2.DECISION_KIND_EDIT:
             return f"Approved with your arguments.{whole}"
         case call_pb2.DECISION_KIND_REJECT:
-            return "Rejected." if call.state != call_pb2.CALL_STATE_ASKED else "Refused to answer."
+            return "Rejected." if call.state != call_pb2.CALL_STATE_ASKED else "Declined to answer."
         case _:
             return "Answered."
 
@@ -105,18 +104,18 @@ def done(decision: types_pb2.CallDecision, call: call_pb2.Call) -> str:
 def edit(
     call: call_pb2.Call, arguments: bytes, *, for_series: bool = False, series: call_pb2.Series | None = None
 ) -> types_pb2.CallDecision:
-    """Return: run it with other arguments, or with `for_series` the whole series, perhaps another one.
+    """Approve a call with other arguments; with `for_series` the whole series, or another series.
 
     Raises:
-        CommandError: they are no JSON object.
-        InvalidField: there is no series.
+        CommandError: the arguments are not a JSON object.
+        InvalidField: the call has no series.
     """
-    object_of(arguments, "The text of the new arguments")
+    object_of(arguments, "The new arguments")
     return decisions.edit(call, arguments, for_series=for_series, series=series)
 
 
 def chosen(line: str, call: call_pb2.Call) -> str:
-    """Return the option of a question whose number `line` is, else `line`."""
+    """Return the option of a question if `line` is its number, otherwise `line`."""
     options = call.question.options
     if line.isascii() and line.isdecimal() and 1 <= int(line) <= len(options):
         return options[int(line) - 1]
@@ -124,7 +123,7 @@ def chosen(line: str, call: call_pb2.Call) -> str:
 
 
 def edit_in_editor(arguments: bytes) -> bytes:
-    """Return the arguments as somebody left them in $VISUAL or $EDITOR.
+    """Open the arguments in $VISUAL or $EDITOR; return the edited text.
 
     Raises:
         CommandError: there is no editor, or it failed.
@@ -137,12 +136,12 @@ def edit_in_editor(arguments: bytes) -> bytes:
             subprocess.run([*shlex.split(editor), str(path)], check=True)
             return path.read_bytes()
         except (OSError, ValueError, subprocess.CalledProcessError):
-            raise CommandError(f"The editor {editor!r} did not work; set EDITOR, or type: e JSON.") from None
+            raise CommandError(f"The editor {editor!r} failed. Set EDITOR, or type: e JSON.") from None
 
 
 def _answer_question(line: str, call: call_pb2.Call) -> types_pb2.CallDecision:
     if not line:
-        raise CommandError("Type the number of an option, or an answer in your own words.")
+        raise CommandError("Type the number of an option, or your own answer.")
     verb, _, reason = line.partition(" ")
     if verb == REFUSAL:
         return decisions.reject(call, reason.strip())

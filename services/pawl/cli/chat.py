@@ -19,33 +19,32 @@ from pawl.cli.command import LineReader, command, follows
 from pawl.cli.contract import show_items
 from pawl.cli.failure import CommandError, explain
 from pawl.cli.runs import Agent, ConversationKey, Effort, Reasoning, effort_of
-from pawl.cli.transcript import ENDED, Transcript, says_something
+from pawl.cli.transcript import ENDED, Transcript, is_visible
 from pawl.client import AsyncClient
 from pawl.errors import ConversationNotFound, InvalidArguments, InvalidJson, PawlError
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.tools import Category, EffectClass, Tool, tool
 
-# Each as it is typed, and what it does.
 _COMMANDS: Final = {
     "/cancel": "stops the run",
-    "/top-up TOKENS": "adds to its budget",
-    "/runs": "lists yours",
-    "/jobs": "lists what runs in the background",
-    "/pause JOB": "pauses one of these",
-    "/resume JOB": "lets it go on",
-    "/stop JOB": "ends it",
-    "/help": "says this",
-    "/quit": "leaves (runs go on)",
+    "/top-up TOKENS": "adds tokens to its budget",
+    "/runs": "lists your runs",
+    "/jobs": "lists background jobs",
+    "/pause JOB": "pauses a job",
+    "/resume JOB": "resumes it",
+    "/stop JOB": "stops it",
+    "/help": "shows this help",
+    "/quit": "leaves (runs continue)",
 }
 _HELP: Final = (
     f"Type a message. {', '.join(f'{typed} {does}' for typed, does in _COMMANDS.items())}. "
-    "What begins with a slash is said with two: //this."
+    "To send a message that starts with a slash, type two: //this."
 )
 _SHOWN: Final = 10
 _PAGE: Final = 200
 _DIGITS_MAX: Final = 18
-_QUIET_SECONDS: Final = 0.1
-_AGAIN_SECONDS: Final = 2.0
+_IDLE_SECONDS: Final = 0.1
+_RETRY_SECONDS: Final = 2.0
 
 
 @command()
@@ -53,23 +52,23 @@ async def chat(
     target: AsyncClient,
     console: Console,
     *,
-    conversation: Annotated[str, typer.Option(help="Go on with this conversation.")] = "",
+    conversation: Annotated[str, typer.Option(help="Continue this conversation.")] = "",
     conversation_key: ConversationKey = "",
     agent: Agent = "",
     effort: Effort = None,
     reasoning: Reasoning = False,
 ) -> int:
-    """Talk to the agent.
+    """Chat with an agent.
 
-    Live text, tool calls, approvals and questions in one place. Lines of a file
-    may take the place of the keyboard.
+    Shows text as it is written, tool calls, approvals and questions. Reads lines from standard input, so input can come
+    from a file.
     """
     screen = Transcript(console, whole_reasoning=reasoning)
     options = run_pb2.RunOptions(reasoning_effort=effort_of(effort))
     if conversation and conversation_key:
         raise CommandError("Give --conversation or --conversation-key, not both.")
     if conversation_key:
-        with suppress(ConversationNotFound):  # The first message begins it.
+        with suppress(ConversationNotFound):  # The first message creates it.
             conversation = (await target.get_conversation(conversation_key=conversation_key)).conversation_id
     talk = Chat(
         target,
@@ -85,7 +84,7 @@ async def chat(
 
 
 def panel(show: Callable[[str, str], dict[str, Any]]) -> Tool[..., Any]:
-    """Return the tool that a front end of ours runs itself."""
+    """Return the tool that our front ends run."""
 
     @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT)
     async def show_panel(
@@ -98,10 +97,9 @@ def panel(show: Callable[[str, str], dict[str, Any]]) -> Tool[..., Any]:
 
 
 class Chat:
-    """One conversation at the keyboard.
+    """One conversation on a terminal.
 
-    Lines are read while the model speaks. A line is a command, else the decision
-    about the first call that waits for one, else a message.
+    Reads lines while the model writes. A line is a command, or a decision about the first pending call, or a message.
     """
 
     def __init__(
@@ -127,20 +125,20 @@ class Chat:
         self._active: dict[str, None] = {}
         self._resumed: set[str] = set()
         self._pending: dict[str, call_pb2.Call] = {}
-        # Runs that do calls of those: of them only calls are shown.
-        self._below: set[str] = set()
+        # Runs of agents that these runs delegate to. Only their calls are shown.
+        self._child_runs: set[str] = set()
         self._unattached: list[str] = []
-        # Runs that nobody asked for: the model may have something to say.
-        self._turns: set[str] = set()
-        # What they began with, as long as they have not said anything.
-        self._unsaid: dict[str, list[event_pb2.RunEvent]] = {}
-        # What began since then is to be shown, though it may have ended before anybody looked.
+        # Runs started without a message, so that the model can react to background results.
+        self._model_turns: set[str] = set()
+        # Their first events, held back until they have visible output.
+        self._silent_turns: dict[str, list[event_pb2.RunEvent]] = {}
+        # Runs from here on are shown, even if they have ended before the next poll.
         self._first_run_id = ""
         self._following: asyncio.Task[None] | None = None
-        # Runs that wait for tokens or an operator: no line of a message helps them.
+        # Runs that wait for tokens or an operator; a message does not resume them.
         self._held: dict[str, run_pb2.Run] = {}
         self._connections = 0
-        self._noticed = asyncio.Event()
+        self._changed = asyncio.Event()
         self._prompting = False
         self._prompt_due = True
         self._leaving = False
@@ -150,7 +148,7 @@ class Chat:
         )
 
     async def run(self) -> int:
-        """Talk until /quit, or the end of the input and of what it started; returns the exit code."""
+        """Chat until /quit, or until the input and the runs it started have ended. Return the exit code."""
         if sys.stdin.isatty():
             self._screen.line(_HELP, "dim")
         follows(self._target)
@@ -163,61 +161,61 @@ class Chat:
                 if self._following is not None:
                     self._following.cancel()
                     await asyncio.wait([self._following])
-                self._part()
+                self._leave()
         return 0
 
     async def _follow(self) -> None:
-        """Have the turns of the model shown as they begin, however long the conversation goes on."""
+        """Show runs that the model starts in the conversation."""
         while True:
-            with suppress(PawlError):  # Whoever types is told by the session.
+            with suppress(PawlError):  # The session reports errors.
                 async with aclosing(self._target.follow(self._conversation_id, self._first_run_id)) as started:
                     async for run in started:
-                        if run.generation and run.run_id not in self._turns | self._resumed:
-                            self._turns.add(run.run_id)
+                        if run.generation and run.run_id not in self._model_turns | self._resumed:
+                            self._model_turns.add(run.run_id)
                             self._active[run.run_id] = None
                             self._unattached.append(run.run_id)
-                            self._unsaid[run.run_id] = []
-                            self._noticed.set()
-            await asyncio.sleep(_AGAIN_SECONDS)
+                            self._silent_turns[run.run_id] = []
+                            self._changed.set()
+            await asyncio.sleep(_RETRY_SECONDS)
 
     async def _resume(self) -> None:
-        """Take up what goes on in the conversation that was asked for."""
+        """Attach to the open runs of the conversation."""
         if not self._conversation_id:
             return
         request = agent_pb2.ListRunsRequest(page_size=_PAGE, conversation_id=self._conversation_id)
         page = await self._target.agents.ListRuns(request)
         if not page.runs:
-            raise CommandError(f"No such conversation: {self._conversation_id}. `pawl runs` shows yours.")
+            raise CommandError(f"No such conversation: {self._conversation_id}. `pawl conversations list` shows yours.")
         for run in reversed([run for run in page.runs if run.state not in ENDED]):
             self._active[run.run_id] = None
             self._resumed.add(run.run_id)
             await self._session.attach(run.run_id)
         await self._attach()
 
-    def _part(self) -> None:
-        """Say how to come back."""
+    def _leave(self) -> None:
+        """Print how to resume the conversation."""
         self._screen.end_line()
         if self._prompting:
             self._console.print()
         if self._conversation_id and sys.stdin.isatty():
-            going_on = "The run goes on. " if self._active else ""
-            self._screen.line(f"{going_on}Come back with: pawl chat --conversation {self._conversation_id}", "dim")
+            running = "The run continues. " if self._active else ""
+            self._screen.line(f"{running}Resume with: pawl chat --conversation {self._conversation_id}", "dim")
 
     async def _take_next(self) -> None:
-        """Take a frame, a line and a notice, whatever is there first; ask for a line once it is quiet."""
+        """Handle the next frame, line or notice; show the prompt when idle."""
         frame = asyncio.create_task(self._session.next_frame())
         line = asyncio.create_task(self._next_line())
-        notice = asyncio.create_task(self._noticed.wait())
+        notice = asyncio.create_task(self._changed.wait())
         tasks = (frame, line, notice)
         try:
-            await asyncio.wait(tasks, timeout=_QUIET_SECONDS if self._prompt_due else None, return_when=FIRST_COMPLETED)
+            await asyncio.wait(tasks, timeout=_IDLE_SECONDS if self._prompt_due else None, return_when=FIRST_COMPLETED)
         finally:
-            # Before anything else is awaited: what a task takes from now on is left for its successor.
+            # Cancel before the next await, so that no task takes an item that is then lost.
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         if not notice.cancelled():
-            self._noticed.clear()
+            self._changed.clear()
             await self._attach()
         if not line.cancelled():
             self._prompting = False
@@ -229,63 +227,63 @@ class Chat:
             self._show(frame.result())
             await self._attach()
         if not line.cancelled():
-            await self._obey(line.result())
+            await self._handle_line(line.result())
 
     async def _attach(self) -> None:
-        """Have the events of runs that were not started here come in."""
+        """Attach to runs that were not started here."""
         if self._conversation_id and self._following is None:
             self._following = asyncio.create_task(self._follow())
         while self._unattached:
             await self._session.attach(self._unattached.pop())
 
     async def _next_line(self) -> str | None:
-        """Return the next line. People may type at any time; the lines of a file wait until they are wanted."""
+        """Return the next line. Users may type at any time; lines of a file wait until they are needed."""
         if self._input_over or not (sys.stdin.isatty() or self._wants_line()):
             await asyncio.Event().wait()
         return await self._keyboard.line()
 
     def _wants_line(self) -> bool:
-        """Return whether nothing goes on without a line."""
+        """Return whether nothing continues without input."""
         return not self._active or bool(self._pending) or self._held.keys() >= self._active.keys()
 
     def _done(self) -> bool:
-        """Return whether to leave: told to, or the input has ended and nothing is left that could go on without it."""
+        """Return whether to leave: on request, or when the input has ended and no run can continue without it."""
         return self._leaving or (self._input_over and self._wants_line())
 
-    # What comes from the suite.
+    # Frames from the suite.
 
     def _show(self, frame: SessionResponse) -> None:
         match frame.WhichOneof("frame"):
             case "event":
-                for event in self._said(frame.event):
-                    self._begin_line()
+                for event in self._visible_events(frame.event):
+                    self._leave_prompt()
                     self._show_event(event)
             case "gap":
-                self._begin_line()
-                self._unsaid.pop(frame.gap.run_id, None)
+                self._leave_prompt()
+                self._silent_turns.pop(frame.gap.run_id, None)
                 self._screen.show_gap(frame.gap)
             case "end":
-                for runs_of in (self._active, self._held, self._unsaid):
+                for runs_of in (self._active, self._held, self._silent_turns):
                     runs_of.pop(frame.end.run_id, None)
 
-    def _said(self, event: event_pb2.RunEvent) -> list[event_pb2.RunEvent]:
-        """Return what there is to show with an event: nothing of a turn that says nothing."""
-        unsaid = self._unsaid.get(event.run_id)
-        if unsaid is None:
+    def _visible_events(self, event: event_pb2.RunEvent) -> list[event_pb2.RunEvent]:
+        """Return the events to show; nothing for a turn of the model without visible output."""
+        held_back = self._silent_turns.get(event.run_id)
+        if held_back is None:
             return [event]
-        if not says_something(event):
-            unsaid.append(event)
+        if not is_visible(event):
+            held_back.append(event)
             return []
-        return [*self._unsaid.pop(event.run_id), event]
+        return [*self._silent_turns.pop(event.run_id), event]
 
-    def _begin_line(self) -> None:
-        """Leave the line of a prompt, which is asked for again."""
+    def _leave_prompt(self) -> None:
+        """Leave the line of the prompt, which is shown again later."""
         if self._prompting:
             self._console.print()
             self._prompting = False
 
     def _show_event(self, event: event_pb2.RunEvent) -> None:
-        if event.run_id in self._below:
+        if event.run_id in self._child_runs:
             if event.HasField("call_changed"):
                 self._screen.show(event)
                 self._note_pending(event.call_changed.call)
@@ -293,7 +291,9 @@ class Chat:
         self._conversation_id = event.conversation_id
         self._first_run_id = self._first_run_id or event.run_id
         by_user = event.message_added.message.role == message_pb2.ROLE_USER
-        if not (by_user and sys.stdin.isatty() and event.run_id not in self._resumed):  # Else it stands there already.
+        if not (
+            by_user and sys.stdin.isatty() and event.run_id not in self._resumed
+        ):  # Otherwise the terminal shows it already.
             self._screen.show(event)
         if event.HasField("call_changed"):
             self._note_pending(event.call_changed.call)
@@ -305,15 +305,15 @@ class Chat:
             self._pending[call.call_id] = call
         else:
             self._pending.pop(call.call_id, None)
-        if call.state == call_pb2.CALL_STATE_DELEGATED and call.child_run_id not in self._below:
-            self._below.add(call.child_run_id)
+        if call.state == call_pb2.CALL_STATE_DELEGATED and call.child_run_id not in self._child_runs:
+            self._child_runs.add(call.child_run_id)
             self._unattached.append(call.child_run_id)
 
     def _note_held(self, run: run_pb2.Run) -> None:
         if run_pb2.WAIT_KIND_BUDGET in run.waits:
             self._held[run.run_id] = run
             needed = f" (at least {run.tokens_needed})" if run.tokens_needed else ""
-            self._screen.command(f"/top-up TOKENS adds some{needed}, /cancel stops the run")
+            self._screen.command(f"/top-up TOKENS adds tokens{needed}, /cancel stops the run")
         elif run.state == run_pb2.RUN_STATE_NEEDS_ATTENTION:
             self._held[run.run_id] = run
             self._screen.command(f"pawl attention {run.run_id} shows what to do, /cancel stops the run")
@@ -327,20 +327,20 @@ class Chat:
     def _connected(self, address: str) -> None:
         self._connections += 1
         if self._connections > 1:
-            self._notice(f"↻ connected again, to {address}", "dim")
+            self._notice(f"↻ reconnected to {address}", "dim")
 
     def _lost(self) -> None:
-        self._notice("↻ the connection is gone; trying again", "yellow")
+        self._notice("↻ connection lost; reconnecting", "yellow")
 
     def _notice(self, text: str, style: str) -> None:
-        """Say something that is no answer to anything; a prompt that stood there is asked again."""
+        """Print a notice, and show the prompt again."""
         if self._prompting:
             self._console.print()
         self._screen.line(text, style)
-        self._noticed.set()
+        self._changed.set()
 
     def _prompt(self) -> None:
-        """Ask for a decision if one is wanted, else for a message; nobody reads it without a terminal."""
+        """Prompt for a decision or a message, only on a terminal."""
         if not sys.stdin.isatty():
             return
         call = next(iter(self._pending.values()), None)
@@ -352,23 +352,23 @@ class Chat:
             self._console.print("> ", end="", style="bold")
         self._prompting = self._wants_line()
 
-    # What comes from the keyboard.
+    # Lines from the keyboard.
 
-    async def _obey(self, line: str | None) -> None:
+    async def _handle_line(self, line: str | None) -> None:
         if line is None:
             self._input_over = True
             if sys.stdin.isatty():
                 self._console.print()
             return
         try:
-            said = line.removeprefix("/") if line.startswith("//") else line
-            if said == line and line.startswith("/") and not self._refuses(line):
+            text = line.removeprefix("/") if line.startswith("//") else line
+            if text == line and line.startswith("/") and not self._declines(line):
                 await self._command(line.strip())
             elif self._pending:
-                await self._decide(said)
-            elif said.strip():
+                await self._decide(text)
+            elif text.strip():
                 run_id = await self._session.start(
-                    said,
+                    text,
                     conversation_id=self._conversation_id,
                     conversation_key="" if self._conversation_id else self._conversation_key,
                     agent=self._agent,
@@ -378,8 +378,8 @@ class Chat:
         except (CommandError, PawlError) as error:
             self._screen.line(explain(error, list(self._target.agent)), "yellow")
 
-    def _refuses(self, line: str) -> bool:
-        """Return whether a line gives no answer to the question that waits for one."""
+    def _declines(self, line: str) -> bool:
+        """Return whether a line declines the pending question."""
         call = next(iter(self._pending.values()), None)
         is_asked = call is not None and call.state == call_pb2.CALL_STATE_ASKED
         return is_asked and line.partition(" ")[0] == answers.REFUSAL
@@ -422,17 +422,17 @@ class Chat:
                 self._screen.line(jobs.paused_text(await self._target.resume_job(job_id), resumed=True), "dim")
             case ["/help"]:
                 self._screen.line(_HELP, "dim")
-            case [name, *_] if meant := [typed for typed in _COMMANDS if typed.split()[0] == name]:
-                self._screen.line(f"It is: {meant[0]}", "yellow")
+            case [name, *_] if usage := [typed for typed in _COMMANDS if typed.split()[0] == name]:
+                self._screen.line(f"Usage: {usage[0]}", "yellow")
             case [name, *_]:
-                there_are = ", ".join(_COMMANDS)
-                said = wording.one_line(name)
-                self._screen.line(f"There is no command {said}. There are {there_are}. To say it: /{said}", "yellow")
+                known = ", ".join(_COMMANDS)
+                shown = wording.one_line(name)
+                self._screen.line(f"Unknown command {shown}. Commands: {known}. To send it as text: /{shown}", "yellow")
 
     async def _top_up(self, tokens: int) -> None:
         waiting = [run for run in self._held.values() if run_pb2.WAIT_KIND_BUDGET in run.waits]
         if not waiting:
-            self._screen.line("No run waits for tokens.", "dim")
+            self._screen.line("No run is waiting for tokens.", "dim")
         for run in waiting:
             await self._target.top_up(run.run_id, tokens)
 

@@ -1,4 +1,4 @@
-"""The parts that all commands have in common: the suite they talk to, and how they end."""
+"""Code shared by all commands: connecting to the suite, parsing values, printing and exit codes."""
 
 from __future__ import annotations
 
@@ -26,39 +26,41 @@ from pawl.chassis import strict_json
 from pawl.chassis.process.tasks import shield
 from pawl.cli.failure import CommandError, explain
 from pawl.client import AsyncClient, forms
-from pawl.client.target import Asks
+from pawl.client.target import Service
 from pawl.errors import InvalidJson
 
+# The command ran, but its operation, or the run it watched, did not succeed.
 EXIT_UNSUCCESSFUL: Final = 1
-"""The command worked, and what it did or watched did not come to a good end."""
+# The command could not run; standard error says why.
 EXIT_IMPOSSIBLE: Final = 2
-"""The command could not be carried out; a sentence on standard error says why."""
 EXIT_INTERRUPTED: Final = 130
 
+# How long commands that follow something retry while no service answers.
 FOLLOW_SECONDS: Final = 30.0
-"""The time for which a command that follows something asks again while no service answers."""
 
+# The flags before the command: arguments of AsyncClient.
 Flags: TypeAlias = dict[str, Any]
-"""The flags that were given before the command: arguments of AsyncClient."""
 
 _JSON_BYTES_MAX: Final = 1024 * 1024
 _DURATION: Final = re.compile(r"(\d{1,9})([smhd])", re.ASCII)
 _UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-def command(*, asks: Asks = "agent") -> Callable[[Callable[..., Awaitable[int | None]]], Callable[..., None]]:
-    """Make a command for typer of a coroutine function, whose first parameters are the target and the console.
+def command(*, service: Service = "agent") -> Callable[[Callable[..., Awaitable[int | None]]], Callable[..., None]]:
+    """Turn a coroutine function into a typer command. Its first parameters are the client and the console.
 
-    What it returns is the exit code; None is 0.
+    Its result is the exit code; None means 0.
     """
 
     def made(work: Callable[..., Awaitable[int | None]]) -> Callable[..., None]:
         @functools.wraps(work)
         def run(context: typer.Context, **options: Any) -> None:
-            if context.invoked_subcommand is None:  # Else the work is that of a command of this one.
-                raise typer.Exit(_perform(context.obj, functools.partial(work, **options), asks, _typed(context)))
+            if context.invoked_subcommand is None:  # Otherwise a subcommand does the work.
+                raise typer.Exit(
+                    _perform(context.obj, functools.partial(work, **options), service, _option_names(context))
+                )
 
-        # Typer reads what it is to ask for from here.
+        # Typer reads the parameters from the signature.
         _, _, *options = inspect.signature(work, eval_str=True).parameters.values()
         context = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
         vars(run)["__signature__"] = inspect.Signature([context, *options])
@@ -67,21 +69,24 @@ def command(*, asks: Asks = "agent") -> Callable[[Callable[..., Awaitable[int | 
     return made
 
 
-def _typed(context: typer.Context) -> dict[str, str]:
-    """Return what people type for each parameter of a command: `--every`, or `run_id` as its usage has it."""
+def _option_names(context: typer.Context) -> dict[str, str]:
+    """Return the option or argument name as typed for each parameter: `--every`, or `run_id` as in the usage."""
     return {each.name: each.opts[0] for each in context.command.params if each.name}
 
 
 def _perform(
-    flags: Flags, work: Callable[[AsyncClient, Console], Awaitable[int | None]], asks: Asks, typed: Mapping[str, str]
+    flags: Flags,
+    work: Callable[[AsyncClient, Console], Awaitable[int | None]],
+    service: Service,
+    typed: Mapping[str, str],
 ) -> int:
-    """Run a command against the suite that the flags name; returns its exit code."""
+    """Run a command and return its exit code."""
     console = Console(highlight=False)
     addresses: list[str] = []
 
     async def run() -> int | None:
         async with AsyncClient(**flags, retry_seconds=0.0) as target:
-            addresses.extend(getattr(target, asks))
+            addresses.extend(getattr(target, service))
             return await work(target, console)
 
     try:
@@ -89,64 +94,64 @@ def _perform(
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Whoever read the output has seen enough. Nothing more can be written, at exit either.
+        # The reader closed the pipe. Writing would fail again at exit.
         sys.stdout = None
         return EXIT_UNSUCCESSFUL
-    except Exception as error:  # noqa: BLE001  # people get a sentence, never a traceback
-        return fail(error, addresses, asks, typed)
+    except Exception as error:  # noqa: BLE001  # users see a message, never a traceback
+        return fail(error, addresses, service, typed)
 
 
 def follows(target: AsyncClient) -> None:
-    """Have a command that follows something survive a restart of the suite; others fail at once."""
+    """Let a command that follows something survive a restart of the suite. Other commands fail immediately."""
     target.retry_seconds = FOLLOW_SECONDS
 
 
 def seconds_of(duration: str, parameter: str) -> int:
-    """Return how long a time like 30m, 2h or 7d is, which was given for a parameter of the command.
+    """Parse a duration such as 30m, 2h or 7d into seconds.
 
     Raises:
-        CommandError: that is no time.
+        CommandError: the duration is invalid; the error names the parameter.
     """
     match = _DURATION.fullmatch(duration)
     if match is None:
-        raise CommandError(f"{duration!r} is no duration like 30m, 2h or 7d.", parameter=parameter)
+        raise CommandError(f"{duration!r} is not a duration like 30m, 2h or 7d.", parameter=parameter)
     return int(match[1]) * _UNIT_SECONDS[match[2]]
 
 
 def time_of(text: str, parameter: str) -> Timestamp:
-    """Return the moment of `2026-01-31T09:00`, in the zone of this machine unless it names another one.
+    """Parse a time such as `2026-01-31T09:00`, in the local time zone unless it has an offset.
 
     Raises:
-        CommandError: it is no moment; the parameter of the command is named.
+        CommandError: the time is invalid; the error names the parameter.
     """
     moment = Timestamp()
     try:
         moment.FromDatetime(datetime.fromisoformat(text).astimezone(UTC))
     except (ValueError, OverflowError):
-        raise CommandError(f"{text!r} is no time like 2026-01-31T09:00.", parameter=parameter) from None
+        raise CommandError(f"{text!r} is not a time like 2026-01-31T09:00.", parameter=parameter) from None
     return moment
 
 
 def labels_of(texts: Sequence[str] | None, parameter: str = "labels") -> dict[str, str]:
-    """Return labels that were given as key=value.
+    """Parse key=value labels.
 
     Raises:
-        CommandError: one is not of this form, or a key comes twice.
+        CommandError: a label has another form, or a key is repeated.
     """
     labels: dict[str, str] = {}
     for text in texts or ():
         key, equals, value = text.partition("=")
         if not (key and equals) or key in labels:
-            raise CommandError(f"{text!r} is not of the form key=value, or its key comes twice.", parameter=parameter)
+            raise CommandError(f"{text!r} must be key=value, with each key at most once.", parameter=parameter)
         labels[key] = value
     return labels
 
 
 def json_of(text: str | bytes, what: str, hint: str = "", *, bytes_max: int = _JSON_BYTES_MAX) -> Any:
-    """Return the JSON value that was given as `what`.
+    """Parse JSON; `what` names it in errors.
 
     Raises:
-        CommandError: it is no JSON; the message ends with the hint.
+        CommandError: the text is not JSON; the message ends with the hint.
     """
     try:
         return strict_json.loads(text.encode() if isinstance(text, str) else text, bytes_max=bytes_max)
@@ -155,23 +160,23 @@ def json_of(text: str | bytes, what: str, hint: str = "", *, bytes_max: int = _J
 
 
 def object_of(text: str | bytes, what: str) -> dict[str, Any]:
-    """Return the JSON object that was given as `what`.
+    """Parse a JSON object; `what` names it in errors.
 
     Raises:
-        CommandError: it is none.
+        CommandError: the text is not a JSON object.
     """
     found = json_of(text, what)
     if not isinstance(found, dict):
-        raise CommandError(f'{what} is a JSON object, like {{"n": 1}}.')
+        raise CommandError(f'{what} must be a JSON object, like {{"n": 1}}.')
     return found
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Tell people of a file that the body cannot read.
+    """Report a file that cannot be read.
 
     Raises:
-        CommandError: it cannot.
+        CommandError: the body raised OSError.
     """
     try:
         yield
@@ -180,22 +185,22 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def read_file(path: Path, bytes_max: int = -1) -> bytes:
-    """Return what a file has, the first `bytes_max` bytes of it if that is given.
+    """Return the content of a file, or its first `bytes_max` bytes.
 
     Raises:
-        CommandError: it cannot be read.
+        CommandError: the file cannot be read.
     """
     with reading(path):
         return forms.read_file(path, bytes_max)
 
 
 def secret_of(given: str) -> str:
-    """Return what is secret: with `-` a line of standard input, with `@FILE` what a file has, else what is given.
+    """Read a secret: `-` from standard input, `@FILE` from a file, otherwise the value itself.
 
-    The arguments of a program can be seen by everybody on its machine.
+    All users of a machine can see the arguments of its programs.
 
     Raises:
-        CommandError: the file cannot be read, or nothing is there.
+        CommandError: the file cannot be read, or the secret is empty.
     """
     if given == "-":
         found = sys.stdin.readline().strip()
@@ -212,45 +217,45 @@ WithLabels = Annotated[list[str] | None, typer.Option("--label", help="Only with
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask whether you are sure; needed without a terminal.")]
 
 
-def is_sure(question: str, *, yes: bool) -> bool:
-    """Return whether the person means it, who is asked unless `yes` says so.
+def confirm(question: str, *, yes: bool) -> bool:
+    """Ask the user to confirm, unless `yes` is set.
 
     Raises:
-        CommandError: nobody can be asked, because there is no terminal.
+        CommandError: there is no terminal to ask on.
     """
     if yes:
         return True
     if not sys.stdin.isatty():
-        raise CommandError("Nobody can be asked here whether you are sure. Add --yes if you are.")
+        raise CommandError("There is no terminal to ask for confirmation. Add --yes to confirm.")
     return typer.confirm(question)
 
 
 def fail(
-    error: Exception, addresses: list[str], asks: Asks = "agent", typed: Mapping[str, str] = MappingProxyType({})
+    error: Exception, addresses: list[str], service: Service = "agent", typed: Mapping[str, str] = MappingProxyType({})
 ) -> int:
-    """Tell on standard error why a command could not be carried out; returns the exit code."""
-    told = explain(error, addresses, asks, typed)
-    Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print(told)
+    """Print why a command failed on standard error; return the exit code."""
+    message = explain(error, addresses, service, typed)
+    Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print(message)
     return EXIT_IMPOSSIBLE
 
 
 _GAP: Final = 2
 _LAST_WIDTH_MIN: Final = 8
 _PART: Final = re.compile(r"\n|[^\S\n]+|\S+")
+# Longest word that is kept whole. Longer ones are links, or text in a script without spaces.
 _HELD_CELLS_MAX: Final = 30
-"""The longest word that is kept whole. A longer one is a link, or text in a script without blanks."""
 
 
 def say(console: Console, lines: str | Iterable[str], style: str = "") -> None:
-    """Print lines as they are; the terminal breaks those that are too long, so that they can be copied."""
+    """Print lines unbroken, so that they can be copied; the terminal wraps them."""
     for line in [lines] if isinstance(lines, str) else lines:
         console.print(line, style=style, markup=False, soft_wrap=True)
 
 
 def show_table(console: Console, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows: a table on a terminal, lines with tabs elsewhere, for other programs.
+    """Print rows as a table on a terminal, and as tab-separated lines elsewhere.
 
-    On a terminal that is too narrow each cell has a line of its own, so that no id is cut.
+    On a narrow terminal each cell gets its own line, so that no id is cut.
     """
     if not console.is_terminal:
         for row in rows:
@@ -272,9 +277,9 @@ def show_table(console: Console, headings: Sequence[str], rows: Sequence[Sequenc
 
 
 class WordWrap:
-    """Takes pieces of a text and gives what is to be printed of it, with line breaks before words that do not fit.
+    """Wraps streamed text at word boundaries.
 
-    The last word is kept back until it is whole, and blanks until a word follows them.
+    The last word is held back until it is complete, and spaces until a word follows them.
     """
 
     def __init__(self, width: int) -> None:
@@ -284,21 +289,21 @@ class WordWrap:
         self._word = ""
 
     def take(self, text: str) -> str:
-        """Return what can be printed after the next piece."""
+        """Add a piece; return the text to print."""
         parts = _PART.findall(self._word + text)
         self._word = ""
         if parts and not parts[-1].isspace() and cell_len(parts[-1]) < _HELD_CELLS_MAX:
             self._word = parts.pop()
-        return "".join(map(self._placed, parts))
+        return "".join(map(self._wrapped, parts))
 
     def flush(self) -> str:
-        """Return what was kept back; the next piece begins a new line."""
+        """Return the text held back; the next piece starts a new line."""
         word, self._word = self._word, ""
-        rest = self._placed(word) if word else ""
+        rest = self._wrapped(word) if word else ""
         self._column, self._blanks = 0, ""
         return rest
 
-    def _placed(self, part: str) -> str:
+    def _wrapped(self, part: str) -> str:
         if part == "\n":
             self._column, self._blanks = 0, ""
             return part
@@ -317,9 +322,9 @@ class WordWrap:
 
 
 class LineReader:
-    """Reads a line only when asked, so that an editor can have the keyboard in between.
+    """Reads a line only on request, so that an editor can use the keyboard in between.
 
-    Its thread ends with the process: a read of a terminal cannot be cancelled.
+    A read of a terminal cannot be cancelled, so the thread ends only with the process.
     """
 
     def __init__(self, source: TextIO | None = None) -> None:
@@ -331,9 +336,9 @@ class LineReader:
         threading.Thread(target=self._read, name="keyboard", daemon=True).start()
 
     async def line(self) -> str | None:
-        """Return the next line without its end; None at the end of the input.
+        """Return the next line without its line break; None at the end of the input.
 
-        Safe to cancel: the line that was asked for is given to the next caller.
+        Safe to cancel: the next caller gets the line.
         """
         if self._pending is None:
             loop = asyncio.get_running_loop()
@@ -354,7 +359,7 @@ class LineReader:
             try:
                 loop.call_soon_threadsafe(_resolve, future, line)
             except RuntimeError:
-                return  # The program is over.
+                return  # The event loop is closed.
 
 
 def _resolve(future: asyncio.Future[str | None], line: str | None) -> None:

@@ -1,4 +1,4 @@
-"""Commands that follow from the contract: a request gives the options, its method the call, its answer the output."""
+"""Builds commands from the contract: the request defines the options, the response the output."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from google.protobuf.message import Message
 from rich.console import Console
 
 from pawl.cli import wording
-from pawl.cli.command import EXIT_UNSUCCESSFUL, Yes, command, is_sure, labels_of, say, seconds_of, show_table, time_of
+from pawl.cli.command import EXIT_UNSUCCESSFUL, Yes, command, confirm, labels_of, say, seconds_of, show_table, time_of
 from pawl.cli.failure import CommandError
 from pawl.client import AsyncClient
-from pawl.client.target import Asks
+from pawl.client.target import Service
 from pawl.comments.fields import COMMENTS
 
-_STUBS: Final[Mapping[str, tuple[str, Asks]]] = {
+# The stub of AsyncClient for each service, and its addresses.
+_STUBS: Final[Mapping[str, tuple[str, Service]]] = {
     "pawl.agent.v1.AgentService": ("agents", "agent"),
     "pawl.agent.v1.AgentRegistryService": ("agent_register", "agent"),
     "pawl.agent.v1.ConversationService": ("conversations", "agent"),
@@ -42,25 +43,24 @@ _STUBS: Final[Mapping[str, tuple[str, Asks]]] = {
     "pawl.notify.v1.PreferenceService": ("preferences", "notifications"),
     "pawl.identity.v1.KeyService": ("key_register", "keys"),
 }
-"""The stub of AsyncClient for each service, and the addresses where it is."""
 _METHODS: Final = {
     method.input_type.full_name: where
     for service, where in _STUBS.items()
     for method in descriptor_pool.Default().FindServiceByName(service).methods
 }
+# Terminals of this width also show conversation ids.
 _WIDE: Final = 120
-"""The width of a terminal that has room for the ids of conversations, too."""
-_SECONDS: Final = 90.0
-"""The deadline of calls about tool sources, which may take as long to start."""
+# Deadline of calls about tool sources, which can be slow to start.
+_SOURCE_SECONDS: Final = 90.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
     """A parameter that fills the field at `path` of a request.
 
-    `help` replaces the comment of the field. `put` fills the message that has the field in another way than its type
-    says. An option with a `constant` takes no value and sets the field to that one. `excludes` is an option before this
-    one in the table that cannot be given with it.
+    `help` replaces the comment of the field. `put` sets the value in a way other than the field's type suggests. An
+    option with a `constant` is a switch that sets the field to it. `excludes` names an earlier option that cannot be
+    combined with this one.
     """
 
     path: str
@@ -71,25 +71,24 @@ class Option:
     excludes: str = ""
 
 
+# Options of a command, keyed by what users type: `--every -e`, or `name` for an argument.
 Options: TypeAlias = Mapping[str, Option | str]
-"""The options of a command by what people type: `--every -e`, or `name` for an argument."""
-Says: TypeAlias = Callable[[Any, Any], str | Sequence[str]] | str
+Output: TypeAlias = Callable[[Any, Any], str | Sequence[str]] | str
+# Columns of a list by heading: a field path, or a function of an item.
 Columns: TypeAlias = Mapping[str, Callable[[Any], str] | str]
-"""The columns of a list by heading: the path of a field, or what a function returns of an item."""
-Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the JSON of protobuf, one message a line.")]
+Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print protobuf JSON, one message per line.")]
 
 _TARGET: Final = inspect.Parameter("target", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=AsyncClient)
 _CONSOLE: Final = inspect.Parameter("console", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Console)
 
 
 def choices(kind: EnumDescriptor) -> Any:
-    """Return the values of an enum as people type them: `needs-attention` for RUN_STATE_NEEDS_ATTENTION."""
+    """Return the values of an enum as users type them: `needs-attention` for RUN_STATE_NEEDS_ATTENTION."""
     names = [wording.short_name(kind, value.number).replace("_", "-") for value in kind.values if value.number]
     return StrEnum(kind.name, {name: name for name in names})
 
 
 def number_of(kind: EnumDescriptor, typed: str) -> int:
-    """Return the number of a value that was typed."""
     names = {wording.short_name(kind, value.number).replace("_", "-"): value.number for value in kind.values}
     return names[typed]
 
@@ -98,20 +97,20 @@ def verb(
     request: Message,
     options: Options,
     help: str,  # noqa: A002  # as typer has it
-    says: Says,
+    output: Output,
     *,
-    sure: Callable[[Any], str] | str = "",
+    confirmation: Callable[[Any], str] | str = "",
     narrows: bool = False,
     needs: Sequence[str] = (),
     before: Callable[[AsyncClient, Any], Awaitable[None]] | None = None,
     succeeded: Callable[[Any], bool] = lambda _: True,
 ) -> Callable[..., None]:
-    """Return a command that fills a request, sends it, and says what came of it.
+    """Build a command that sends a request and prints the outcome.
 
-    `says` is a sentence with fields of the request, or makes lines of the answer and the request. If the answer has a
-    secret, standard output gets only that. With `sure` people are asked first. With `narrows` an empty value is
-    refused: it would mean all. One of the options `needs` must be given. `before` completes a request with its names,
-    before the other options fill it. An answer that has not `succeeded` gives the exit code 1.
+    `output` is a sentence with fields of the request, or a function that returns lines. If the response has a secret,
+    only the secret goes to standard output. `confirmation` is asked first. `narrows` refuses an empty value, which
+    would mean all. At least one of the options in `needs` is required. `before` completes a request by its names,
+    before the options are applied to it. The exit code is 1 unless the response has `succeeded`.
     """
 
     async def work(target: AsyncClient, console: Console, *, json: bool, **given: Any) -> int:
@@ -124,11 +123,11 @@ def verb(
         if before:
             await before(target, asked)
             fill(asked, options, given)
-        question = sure(asked) if callable(sure) else _sentence(sure, asked)
-        if sure and not is_sure(question, yes=given["yes"]):
+        question = confirmation(asked) if callable(confirmation) else _sentence(confirmation, asked)
+        if confirmation and not confirm(question, yes=given["yes"]):
             return EXIT_UNSUCCESSFUL
         answer = await ask(target, asked)
-        lines = _sentence(says, asked) if isinstance(says, str) else says(answer, asked)
+        lines = _sentence(output, asked) if isinstance(output, str) else output(answer, asked)
         secret = getattr(answer, "secret", "")
         if json:
             print(json_line(answer))
@@ -136,11 +135,11 @@ def verb(
             say(Console(stderr=True, highlight=False), lines)
             say(console, secret)
         else:
-            say(console, lines, "green" if isinstance(says, str) else "")
+            say(console, lines, "green" if isinstance(output, str) else "")
         return 0 if succeeded(answer) else EXIT_UNSUCCESSFUL
 
-    flags = [_flag("yes", Yes)] if sure else []
-    return _made(work, request, help, [*parameters(request.DESCRIPTOR, options), *flags, _flag("json", Json)])
+    flags = [_flag("yes", Yes)] if confirmation else []
+    return _build(work, request, help, [*parameters(request.DESCRIPTOR, options), *flags, _flag("json", Json)])
 
 
 def listing(
@@ -154,10 +153,10 @@ def listing(
     newest_last: bool = False,
     footer: Callable[[AsyncClient, Any], Awaitable[str]] | None = None,
 ) -> Callable[..., None]:
-    """Return a command that lists what a method has, in columns: paths of fields, or functions of an item.
+    """Build a command that lists items in columns.
 
-    It lists all pages, or with `count` at most as many as people say. If there is nothing, standard error has the
-    sentence `none`. `footer` makes a last line for people of the request.
+    It lists all pages, or with `count` at most the number the user gives. If there are no items, `none` goes to
+    standard error. `footer` returns a last line, which JSON output leaves out.
     """
 
     async def work(target: AsyncClient, console: Console, *, json: bool, **given: Any) -> None:
@@ -168,15 +167,15 @@ def listing(
         if footer and not json:
             say(console, await footer(target, asked))
 
-    many = Annotated[int, typer.Option("--count", "-n", help="At most so many.", min=1)]
+    many = Annotated[int, typer.Option("--count", "-n", help="Maximum number of items.", min=1)]
     flags = (
         [inspect.Parameter("count", inspect.Parameter.KEYWORD_ONLY, default=count, annotation=many)] if count else []
     )
-    return _made(work, request, help, [*parameters(request.DESCRIPTOR, options), *flags, _flag("json", Json)])
+    return _build(work, request, help, [*parameters(request.DESCRIPTOR, options), *flags, _flag("json", Json)])
 
 
 def show_items(console: Console, found: Sequence[Any], columns: Columns, *, none: str, json: bool = False) -> None:
-    """Print items: a row of columns each, or their JSON."""
+    """Print items as rows, or as JSON."""
     if not found and not json:
         say(Console(stderr=True, highlight=False), none)
     elif json:
@@ -194,7 +193,7 @@ def show_items(console: Console, found: Sequence[Any], columns: Columns, *, none
 
 
 async def items(target: AsyncClient, request: Any, count: int = 0) -> list[Any]:
-    """Return what a method lists, at most `count` of it if that is not 0: of each page its first repeated field."""
+    """List the items of all pages, at most `count` unless that is 0. Items are the first repeated field of a page."""
     found: list[Any] = []
     if "page_size" not in request.DESCRIPTOR.fields_by_name:
         return _items_of(await ask(target, request))
@@ -206,34 +205,34 @@ async def items(target: AsyncClient, request: Any, count: int = 0) -> list[Any]:
 
 
 async def ask(target: AsyncClient, request: Any) -> Any:
-    """Send a request to the method that takes it; its effect comes once if the request has an id."""
+    """Send a request to its method. Retries have no second effect if the request has a request_id."""
     method = _method(target, request)
     if _where(request)[0] == "sources":
-        method = functools.partial(method, timeout=_SECONDS)
+        method = functools.partial(method, timeout=_SOURCE_SECONDS)
     return await (target.once if "request_id" in request.DESCRIPTOR.fields_by_name else target.again)(method, request)
 
 
 def shown(answer: Any, _request: Any) -> list[str]:
-    """Say of an answer what the message in it has."""
+    """Describe the message in a response."""
     return wording.described(getattr(answer, answer.DESCRIPTOR.fields[0].name))
 
 
 def json_line(message: Message) -> str:
-    """Return a message as one line of the JSON that protobuf defines."""
+    """Return a message as one line of protobuf JSON."""
     return MessageToJson(message, preserving_proto_field_name=True, indent=None)
 
 
 def parameters(kind: Any, options: Options) -> list[inspect.Parameter]:
-    """Return the parameters of a command that fill a message; their help is what the contract says of the fields."""
+    """Return the parameters of a command that fill a message. Their help comes from the contract."""
     return [_parameter(*each) for each in _named(kind, options)]
 
 
 def fill(message: Any, options: Options, given: Mapping[str, Any], *, narrows: bool = False) -> None:
-    """Fill a message with what was given for its options.
+    """Fill a message with the given options.
 
     Raises:
-        CommandError: a value is none of the field; two options exclude each other; or with `narrows` an empty value was
-            given, which would mean all.
+        CommandError: a value is out of range, two options exclude each other, or with `narrows` a value is empty, which
+            would mean all.
     """
     chosen: dict[str, tuple[str, str]] = {}
     seen: set[str] = set()
@@ -242,9 +241,9 @@ def fill(message: Any, options: Options, given: Mapping[str, Any], *, narrows: b
         if value is None or value == [] or (option.constant is not None and not value):
             continue
         if narrows and value == "":
-            raise CommandError("it is empty. Leave it out for all.", parameter=name)
+            raise CommandError("must not be empty. Omit it for all.", parameter=name)
         if option.excludes in seen:
-            raise CommandError(f"{typed} does not go with {option.excludes}.")
+            raise CommandError(f"{typed} cannot be combined with {option.excludes}.")
         seen |= {typed} if value != "" else set()
         *parents, _ = option.path.split(".")
         inside = message
@@ -252,7 +251,7 @@ def fill(message: Any, options: Options, given: Mapping[str, Any], *, narrows: b
             oneof = inside.DESCRIPTOR.fields_by_name[part].containing_oneof
             member, first = chosen.setdefault(oneof.full_name, (part, typed)) if oneof else (part, typed)
             if member != part:
-                raise CommandError(f"{typed} does not go with {first}.")
+                raise CommandError(f"{typed} cannot be combined with {first}.")
             inside = getattr(inside, part)
             inside.SetInParent()
         try:
@@ -262,7 +261,7 @@ def fill(message: Any, options: Options, given: Mapping[str, Any], *, narrows: b
                 _put(inside, field, value if option.constant is None else option.constant)
         except UnicodeEncodeError:
             raise
-        except ValueError:  # Of protobuf.
+        except ValueError:  # Raised by protobuf.
             raise CommandError(f"{value} is out of range.", parameter=name) from None
 
 
@@ -291,7 +290,7 @@ def _value(field: FieldDescriptor, value: Any) -> Any:
 
 
 def _named(kind: Any, options: Options) -> Iterator[tuple[str, str, Option, FieldDescriptor]]:
-    """Yield the name of each parameter, what people type for it, and the field that it fills."""
+    """Yield the parameter name, what users type, the option and the field of each option."""
     taken = set[str]()
     for typed, each in options.items():
         option = Option(path=each) if isinstance(each, str) else each
@@ -310,14 +309,14 @@ def field_at(kind: Any, path: str) -> Any:
 
 
 def _parameter(name: str, typed: str, option: Option, field: FieldDescriptor) -> inspect.Parameter:
-    told = option.help or COMMENTS.get(field.full_name, "")
+    text = option.help or COMMENTS.get(field.full_name, "")
     kind: Any = _type_of(field, option)
     bounds: dict[str, Any] = {"min": 0} if kind is int else {}
     if typed.startswith("-"):
         metavar = _metavar(field, option)
-        info, default = typer.Option(*typed.split(), help=told, metavar=metavar, show_default=False, **bounds), None
+        info, default = typer.Option(*typed.split(), help=text, metavar=metavar, show_default=False, **bounds), None
     else:
-        info = typer.Argument(metavar=typed.upper(), help=told, show_default=False, **bounds)
+        info = typer.Argument(metavar=typed.upper(), help=text, show_default=False, **bounds)
         default = None if option.is_optional else inspect.Parameter.empty
     several = field.is_repeated and option.constant is None
     annotation: Any = Annotated[(list[kind] if several else kind) | None, info]
@@ -336,7 +335,7 @@ def _type_of(field: FieldDescriptor, option: Option) -> Any:
 
 
 def _metavar(field: FieldDescriptor, option: Option) -> str | None:
-    """Return what stands for the value of an option in its help; None for what its type has."""
+    """Return the placeholder in the help; None for the type's default."""
     if _type_of(field, option) is not str:
         return None
     if field.message_type is not None and not option.put:
@@ -348,16 +347,16 @@ def _flag(name: str, annotation: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=annotation)
 
 
-def _made(
-    work: Callable[..., Awaitable[int | None]], request: Message, told: str, taken: list[inspect.Parameter]
+def _build(
+    work: Callable[..., Awaitable[int | None]], request: Message, text: str, taken: list[inspect.Parameter]
 ) -> Callable[..., None]:
     vars(work)["__signature__"] = inspect.Signature([_TARGET, _CONSOLE, *taken])
-    work.__doc__ = told
-    return command(asks=_where(request)[1])(work)
+    work.__doc__ = text
+    return command(service=_where(request)[1])(work)
 
 
-def _where(request: Any) -> tuple[str, Asks]:
-    """Return the stub of AsyncClient that takes a request, and the addresses where it is."""
+def _where(request: Any) -> tuple[str, Service]:
+    """Return the stub of AsyncClient for a request, and its addresses."""
     return _METHODS[request.DESCRIPTOR.full_name]
 
 
@@ -370,6 +369,6 @@ def _items_of(page: Any) -> list[Any]:
 
 
 def _sentence(text: str, request: Any) -> str:
-    """Return a sentence with fields of a request in it: `Deleted {name}.`."""
+    """Fill fields of a request into a sentence: `Deleted {name}.`."""
     fields = {field.name: getattr(request, field.name) for field in request.DESCRIPTOR.fields}
     return text.format_map({name: wording.one_line(str(value), 200) for name, value in fields.items()})

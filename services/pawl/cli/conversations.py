@@ -1,4 +1,4 @@
-"""`pawl conversations` and `fork`: what you talked about."""
+"""`pawl conversations` and `pawl fork`: read, organize, share and erase conversations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.console import Console
 
 from pawl.agent.v1 import conversation_pb2
 from pawl.cli import wording
-from pawl.cli.command import EXIT_UNSUCCESSFUL, Yes, command, is_sure, json_of, labels_of, read_file, say, show_table
+from pawl.cli.command import EXIT_UNSUCCESSFUL, Yes, command, confirm, json_of, labels_of, read_file, say, show_table
 from pawl.cli.contract import Columns, Json, Option, json_line, listing
 from pawl.cli.failure import CommandError
 from pawl.cli.runs import Agent, follow
@@ -23,12 +23,12 @@ from pawl.event.v1 import call_pb2, message_pb2
 from pawl.event.v1 import conversation_pb2 as values
 
 ConversationId = Annotated[
-    str | None, typer.Argument(help="Id of the conversation; none with --key.", show_default=False)
+    str | None, typer.Argument(help="Id of the conversation; omit it with --key.", show_default=False)
 ]
-Key = Annotated[str, typer.Option("--key", help="The key that it was begun with, instead of the id.")]
+Key = Annotated[str, typer.Option("--key", help="Your key of the conversation, instead of its id.")]
 _HISTORY_BYTES_MAX: Final = 4 * 1024 * 1024
+# How long the command waits for an erasure, which continues without it.
 _ERASURE_SECONDS: Final = 30.0
-"""The time that a command waits for the end of an erasure, which goes on without it."""
 _SPEAKERS: Final = {
     message_pb2.ROLE_USER: ("you", "bold"),
     message_pb2.ROLE_ASSISTANT: ("agent", ""),
@@ -55,30 +55,28 @@ _COLUMNS: Final[Columns] = {
     "title": _title,
 }
 
-app = typer.Typer(
-    help="Your conversations: list, search, read, name, archive, share and erase them.", no_args_is_help=True
-)
+app = typer.Typer(help="List, search, show, rename, archive, share and erase your conversations.", no_args_is_help=True)
 app.command("list")(
     listing(
         conversation_pb2.ListConversationsRequest(archived=False),
         {
-            "--archived": Option(path="archived", help="Those in the archive.", constant=True),
+            "--archived": Option(path="archived", help="Only archived conversations.", constant=True),
             "--label": "labels",
             "--shared": "shared",
         },
-        "List your conversations, the latest first.",
+        "List your conversations, most recent first.",
         _COLUMNS,
-        none="There are no such conversations. `pawl chat` or `pawl run` begins one.",
+        none="There are no matching conversations. Start one with `pawl chat` or `pawl run`.",
         count=20,
     )
 )
 app.command("search")(
     listing(
         conversation_pb2.ListConversationsRequest(),
-        {"query": Option(path="query", help="Words, or their beginnings."), "--shared": "shared"},
-        "Find conversations, archived ones too, by words of their title or of one message.",
+        {"query": Option(path="query", help="Words or prefixes of words."), "--shared": "shared"},
+        "Search titles and messages of your conversations, including archived ones.",
         _COLUMNS,
-        none="Nothing was found. All words must be in one message, or in the title.",
+        none="Nothing found. All words must occur in the same message or in the title.",
         count=20,
     )
 )
@@ -92,13 +90,15 @@ async def show(
     conversation_id: ConversationId = None,
     *,
     key: Key = "",
-    numbers: Annotated[bool, typer.Option("--numbers", help="Number the messages, as `pawl fork --at` does.")] = False,
+    numbers: Annotated[
+        bool, typer.Option("--numbers", help="Show the message numbers that `pawl fork --at` takes.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Print a conversation."""
-    conversation_id, _ = await _named(target, key, conversation_id)
+    conversation_id, _ = await _resolve(target, key, conversation_id)
     found = await target.get_conversation(conversation_id)
-    times = f"begun {wording.time_text(found.create_time)}, last used {wording.time_text(found.update_time)}"
+    times = f"created {wording.time_text(found.create_time)}, last used {wording.time_text(found.update_time)}"
     about = [f"{found.conversation_id}  {times}{', archived' if found.archived else ''}"]
     if not json:
         say(console, _title(found), "bold")
@@ -110,12 +110,12 @@ async def show(
         if json:
             print(json_line(message))
             continue
-        # `pawl steps` shows the calls of one's own runs. Those of others, and imported ones, are shown here.
+        # `pawl steps` shows the calls of your own runs. Calls of other users and imported calls are shown here.
         author = message.user_id or found.user_id
         shows_calls = message.imported if author == me else found.shows_arguments
         if message.call_ids and message.run_id not in calls and shows_calls:
             calls[message.run_id] = await _calls_of_run(target, message.run_id)
-        lines = lines_of_calls(message, calls.get(message.run_id, {}), is_mine=author == me)
+        lines = call_lines(message, calls.get(message.run_id, {}), is_mine=author == me)
         _show_message(
             console, message, f"{message.number:>4}  " if numbers else "", lines, "" if author == me else author
         )
@@ -128,17 +128,17 @@ async def rename(
     console: Console,
     conversation_id: ConversationId = None,
     title: Annotated[
-        str | None, typer.Argument(help="The title; empty for the beginning of its first message.", show_default=False)
+        str | None, typer.Argument(help="The title; empty to use the start of its first message.", show_default=False)
     ] = None,
     *,
     key: Key = "",
 ) -> None:
-    """Give a conversation a title."""
-    conversation_id, titles = await _named(target, key, conversation_id, title, most=1)
+    """Set the title of a conversation."""
+    conversation_id, titles = await _resolve(target, key, conversation_id, title, most=1)
     if not titles:
-        raise CommandError("Give a title, be it an empty one.")
+        raise CommandError("Give a title, or '' to remove it.")
     changed = await target.update_conversation(conversation_id, title=titles[0])
-    say(console, f"{changed.conversation_id} is called: {_title(changed)}")
+    say(console, f"{changed.conversation_id} is now called: {_title(changed)}")
 
 
 @app.command()
@@ -147,19 +147,17 @@ async def label(
     target: AsyncClient,
     console: Console,
     conversation_id: ConversationId = None,
-    labels: Annotated[
-        list[str] | None, typer.Argument(help="All that it has from now on: key=value.", show_default=False)
-    ] = None,
+    labels: Annotated[list[str] | None, typer.Argument(help="All labels, as key=value.", show_default=False)] = None,
     *,
     key: Key = "",
-    none: Annotated[bool, typer.Option("--none", help="Remove those that it has.")] = False,
+    none: Annotated[bool, typer.Option("--none", help="Remove all labels.")] = False,
 ) -> None:
     """Replace the labels of a conversation."""
-    conversation_id, given = await _named(target, key, conversation_id, *(labels or ()), most=len(labels or ()) + 1)
+    conversation_id, given = await _resolve(target, key, conversation_id, *(labels or ()), most=len(labels or ()) + 1)
     if bool(given) == none:
-        raise CommandError("Give all labels that it is to have, key=value; or --none to remove those that it has.")
+        raise CommandError("Give all labels as key=value, or --none to remove them.")
     changed = await target.update_conversation(conversation_id, labels=labels_of(given))
-    say(console, f"{changed.conversation_id} has: {wording.labels_text(changed.labels) or 'no labels'}")
+    say(console, f"{changed.conversation_id} labels: {wording.labels_text(changed.labels) or 'none'}")
 
 
 @app.command()
@@ -167,10 +165,10 @@ async def label(
 async def archive(
     target: AsyncClient, console: Console, conversation_id: ConversationId = None, *, key: Key = ""
 ) -> None:
-    """Archive a conversation. The next message to it brings it back."""
-    conversation_id, _ = await _named(target, key, conversation_id)
+    """Archive a conversation. A new message unarchives it."""
+    conversation_id, _ = await _resolve(target, key, conversation_id)
     await target.update_conversation(conversation_id, archived=True)
-    say(console, f"{conversation_id} is in the archive.")
+    say(console, f"{conversation_id} is archived.")
 
 
 @app.command()
@@ -178,10 +176,10 @@ async def archive(
 async def unarchive(
     target: AsyncClient, console: Console, conversation_id: ConversationId = None, *, key: Key = ""
 ) -> None:
-    """Bring a conversation back from the archive."""
-    conversation_id, _ = await _named(target, key, conversation_id)
+    """Move a conversation out of the archive."""
+    conversation_id, _ = await _resolve(target, key, conversation_id)
     await target.update_conversation(conversation_id, archived=False)
-    say(console, f"{conversation_id} is back.")
+    say(console, f"{conversation_id} is no longer archived.")
 
 
 @app.command("import")
@@ -189,12 +187,12 @@ async def unarchive(
 async def import_file(
     target: AsyncClient,
     console: Console,
-    file: Annotated[Path, typer.Argument(help="JSON: messages as in chat completions, or an object with them.")],
+    file: Annotated[Path, typer.Argument(help="JSON file: chat completions messages, or an object with `messages`.")],
     *,
-    title: Annotated[str, typer.Option(help="The title; the beginning of its first message if not given.")] = "",
-    key: Annotated[str, typer.Option(help="A key of your own for it, not in use: up to 200 bytes.")] = "",
+    title: Annotated[str, typer.Option(help="The title; default: the start of its first message.")] = "",
+    key: Annotated[str, typer.Option(help="Your own unused key for it, up to 200 bytes.")] = "",
 ) -> None:
-    """Make a conversation of a history from elsewhere. Nothing of it runs again."""
+    """Create a conversation from an existing history. Nothing in it runs again."""
     made = await target.import_conversation(_read_history(file), title=title, conversation_key=key)
     say(console, f"{made.conversation_id} has {made.last_message_number} messages: {_title(made)}")
 
@@ -203,7 +201,7 @@ def _read_history(file: Path) -> Sequence[Mapping[str, Any]]:
     content = json_of(read_file(file, _HISTORY_BYTES_MAX + 1), str(file), bytes_max=_HISTORY_BYTES_MAX)
     messages = content.get("messages") if isinstance(content, dict) else content
     if not isinstance(messages, list):
-        raise CommandError(f"{file} has no list of messages as in chat completions.")
+        raise CommandError(f"{file} must have a list of chat completions messages.")
     return messages
 
 
@@ -213,25 +211,25 @@ async def fork(
     console: Console,
     conversation_id: ConversationId = None,
     text: Annotated[
-        str | None, typer.Argument(help="What the agent is to do there; nothing yet if not given.", show_default=False)
+        str | None, typer.Argument(help="A message that starts a run there. Default: start no run.", show_default=False)
     ] = None,
     *,
     key: Key = "",
     at: Annotated[
         int,
-        typer.Option(help="Number of the last message that stays; the last one where it can be forked if 0.", min=0),
+        typer.Option(help="Number of the last message to copy; 0 is the last one where a fork is possible.", min=0),
     ] = 0,
     agent: Agent = "",
-    detach: Annotated[bool, typer.Option("--detach", help="With a text: print the run's id and leave.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="With a text: print the run id and exit.")] = False,
 ) -> int:
-    """Continue a conversation from an earlier message, in a new one; the old one is unchanged.
+    """Copy a conversation up to a message into a new one. The original is unchanged.
 
-    With a text it starts a run there and watches it; exit code as with `run`.
+    With a text, start a run there and watch it; the exit code is the same as for `run`.
     """
-    conversation_id, texts = await _named(target, key, conversation_id, text, most=1)
+    conversation_id, texts = await _resolve(target, key, conversation_id, text, most=1)
     made = await target.fork(conversation_id, at)
     shared = f"message {made.forked_number}" if made.forked_number == 1 else f"messages 1 to {made.forked_number}"
-    say(console, f"{made.conversation_id} begins with {shared} of {conversation_id}.")
+    say(console, f"{made.conversation_id} has {shared} of {conversation_id}.")
     if not any(texts):
         return 0
     started = await target.send(made.conversation_id, texts[0], agent=agent)
@@ -250,17 +248,17 @@ async def share(
     *,
     key: Key = "",
     arguments: Annotated[
-        bool, typer.Option("--arguments", help="Show the calls, too: what tools were given, and their results.")
+        bool, typer.Option("--arguments", help="Also show tool calls with their arguments and results.")
     ] = False,
     write: Annotated[
-        bool, typer.Option("--write", help="Let them write to it, too: each begins runs of their own.")
+        bool, typer.Option("--write", help="Also let them write to it; each user starts runs of their own.")
     ] = False,
-    private: Annotated[bool, typer.Option("--private", help="Share it no longer.")] = False,
+    private: Annotated[bool, typer.Option("--private", help="Stop sharing it.")] = False,
 ) -> None:
-    """Let all users of your store read a conversation, or write to it, or no longer."""
+    """Let all users of your store read a conversation or write to it, or make it private."""
     if private and (arguments or write):
-        raise CommandError("Give --arguments and --write, or --private.")
-    conversation_id, _ = await _named(target, key, conversation_id)
+        raise CommandError("--private cannot be combined with --arguments or --write.")
+    conversation_id, _ = await _resolve(target, key, conversation_id)
     await target.share(conversation_id, shows_arguments=arguments, write=write, private=private)
     what = "its messages and calls" if arguments else "its messages"
     rights = "read and write to" if write else "read"
@@ -278,9 +276,9 @@ async def erase(
     key: Key = "",
     yes: Yes = False,
 ) -> int:
-    """Erase a conversation, whole and for good, and say what tools know of it. Called again it says how far that is."""
-    conversation_id, _ = await _named(target, key, conversation_id)
-    if not is_sure(f"Erase {conversation_id} for good? Its runs are cancelled.", yes=yes):
+    """Erase a conversation permanently, and list the calls whose tools received data. Repeat it to see the progress."""
+    conversation_id, _ = await _resolve(target, key, conversation_id)
+    if not confirm(f"Erase {conversation_id} permanently? Its runs are cancelled.", yes=yes):
         return EXIT_UNSUCCESSFUL
     erasure = await target.erase(conversation_id)
     with suppress(TimeoutError):
@@ -288,47 +286,47 @@ async def erase(
             erasure = await target.erase(conversation_id, wait=True)
     if not erasure.HasField("end_time"):
         waits = ", ".join(erasure.waits_for)
-        say(console, f"{conversation_id} is being erased. What is left waits for: {waits}.")
+        say(console, f"{conversation_id} is being erased. Waiting for: {waits}.")
         return 0
     say(console, f"{conversation_id} is erased.")
     rows = [_left_row(call) async for call in target.left_calls(conversation_id)]
     if rows:
-        say(console, "These calls had begun, so their tools know what they were given:")
-        show_table(console, ("tool", "effect", "begun", "call"), rows)
+        say(console, "These calls had started, so their tools received their arguments:")
+        show_table(console, ("tool", "effect", "started", "call"), rows)
     return 0
 
 
-async def _named(
+async def _resolve(
     target: AsyncClient, key: str, first: str | None, *rest: str | None, most: int = 0
 ) -> tuple[str, list[str]]:
-    """Return the id of a conversation, and what was given behind it: with its key in place of the id, all of it.
+    """Return the id of a conversation and the remaining arguments; with a key there is no id among them.
 
     Raises:
-        CommandError: neither was given, or more than `most` behind it.
+        CommandError: there is neither an id nor a key, or more than `most` other arguments.
     """
     given = [each for each in (first, *rest) if each is not None]
     conversation_id = "" if key or not given else given.pop(0)
     if not (key or conversation_id) or len(given) > most:
-        raise CommandError("Give the id of a conversation, or --key and its key.")
+        raise CommandError("Give the id of a conversation, or --key with its key.")
     return conversation_id or (await target.get_conversation(conversation_key=key)).conversation_id, given
 
 
 def _left_row(call: values.LeftCall) -> list[str]:
-    """Return what is known of a call that had begun; of earlier ones of a series the job."""
+    """Describe a call that had started; earlier calls of a series are shown as their job."""
     which = call.call_id or f"earlier calls of {call.run_id}"
     return [*(wording.text_at(call, path) for path in ("tool_name", "effect_class", "start_time")), which]
 
 
 async def _calls_of_run(target: AsyncClient, run_id: str) -> dict[str, call_pb2.Call]:
-    """Return the calls of a run by id; none if the caller may not see them."""
+    """Return the calls of a run by id; empty if the caller may not see them."""
     try:
         return {call.call_id: call async for call in target.calls(run_id)}
     except RunNotFound:
         return {}
 
 
-def lines_of_calls(message: message_pb2.Message, calls: Mapping[str, call_pb2.Call], *, is_mine: bool) -> list[str]:
-    """Return what to show of the calls of a message: themselves if there are any, else how many, and where they are."""
+def call_lines(message: message_pb2.Message, calls: Mapping[str, call_pb2.Call], *, is_mine: bool) -> list[str]:
+    """Describe the calls of a message; without their details, only how many there are and how to show them."""
     shown = [calls[call_id] for call_id in message.call_ids if call_id in calls]
     if shown:
         return [
@@ -349,5 +347,5 @@ def _show_message(
     speaker, style = _SPEAKERS.get(message.role, ("", ""))
     if author and message.role == message_pb2.ROLE_USER:
         speaker = wording.clean(author)
-    lines = wording.said(f"{label}{speaker}: ", message.text or message.refusal)
+    lines = wording.quoted(f"{label}{speaker}: ", message.text or message.refusal)
     say(console, [*lines, *(f"  {each}" for each in wording.parts_of(message)), *calls], style)

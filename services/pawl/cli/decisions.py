@@ -1,4 +1,4 @@
-"""`pawl approve`: one call that waits for somebody, and the rule that an approval can make for the next time."""
+"""`pawl approve`: decide about one call, and optionally make a rule from the approval."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.console import Console
 
 from pawl.agent.v1 import agent_pb2, types_pb2
 from pawl.cli import access, answers, wording
-from pawl.cli.command import EXIT_UNSUCCESSFUL, Yes, command, is_sure, say
+from pawl.cli.command import EXIT_UNSUCCESSFUL, Yes, command, confirm, say
 from pawl.cli.contract import ask, choices, number_of
 from pawl.cli.failure import CommandError, explain
 from pawl.cli.transcript import Transcript
@@ -24,7 +24,7 @@ from pawl.tool.v1 import rule_pb2
 _SCOPE: Final = rule_pb2.RuleScope.DESCRIPTOR
 Remember: Any = Annotated[
     choices(_SCOPE) | None,
-    typer.Option(help="Approve, and let the same tool run without an approval there.", show_default=False),
+    typer.Option(help="Approve, and allow the tool without approval in this scope.", show_default=False),
 ]
 
 
@@ -35,28 +35,29 @@ async def approve(
     run_id: Annotated[str, typer.Argument(help="Id of the run.", show_default=False)],
     call_id: Annotated[str, typer.Argument(help="Id of the call.", show_default=False)],
     *,
-    edit: Annotated[str | None, typer.Option(help="Run it with these arguments: a JSON object.")] = None,
-    reject: Annotated[str | None, typer.Option(help="Do not run it; the model gets this reason.")] = None,
+    edit: Annotated[str | None, typer.Option(help="Run it with these arguments, a JSON object.")] = None,
+    reject: Annotated[str | None, typer.Option(help="Do not run it; the model receives this reason.")] = None,
     answer: Annotated[
         str | None,
-        typer.Option(help="Answer a question (or the number of an option), or give the result."),
+        typer.Option(help="Answer a question (text or option number), or give the result of the call."),
     ] = None,
     series: Annotated[
-        bool, typer.Option("--series", help="Approve the whole series of a job, as shown, and not this call alone.")
+        bool, typer.Option("--series", help="Approve the whole series of a job, not only this call.")
     ] = False,
-    interval: Annotated[float | None, typer.Option(help="With --series: seconds from one call to the next.")] = None,
-    stop_after: Annotated[int | None, typer.Option(min=1, help="With --series: most calls in all.")] = None,
-    duration: Annotated[float | None, typer.Option(help="With --series: minutes from now on.")] = None,
+    interval: Annotated[float | None, typer.Option(help="With --series: seconds between calls.")] = None,
+    stop_after: Annotated[int | None, typer.Option(min=1, help="With --series: maximum number of calls.")] = None,
+    duration: Annotated[float | None, typer.Option(help="With --series: minutes until it ends.")] = None,
     remember: Remember = None,
-    lasts: Annotated[str | None, typer.Option("--for", help="How long to remember it: 30m, 2h, 7d.")] = None,
-    uses: Annotated[int | None, typer.Option(min=1, help="For how many calls to remember it.")] = None,
+    lasts: Annotated[
+        str | None, typer.Option("--for", help="With --remember: how long the rule lasts, 30m, 2h or 7d.")
+    ] = None,
+    uses: Annotated[int | None, typer.Option(min=1, help="With --remember: maximum number of calls.")] = None,
     yes: Yes = False,
 ) -> int:
-    """Decide about a call that waits.
+    """Decide about a pending call.
 
-    Shows it, then approves it, or runs it with other arguments, or rejects it, or
-    answers it. With --remember it makes a rule too (`pawl rules`), and does both or
-    neither.
+    Shows the call, then approves it, edits its arguments, rejects it or answers it. With --remember it also creates a
+    rule (see `pawl rules`); either both take effect or neither.
     """
     terms = (interval, stop_after, duration)
     _check_options((edit, reject, answer), remember=remember, limits=(lasts, uses), series=series, terms=terms)
@@ -66,9 +67,9 @@ async def approve(
     Transcript(console).pending(call)
     decision = for_series(call, edit, *terms) if series else _decision(call, edit, reject, answer)
     if decision.for_series and decision.HasField("edited_series"):
-        say(console, f"granted: {wording.series_text(decision.edited_series)}")
-    if decision.kind == call_pb2.DECISION_KIND_APPROVE and not is_sure(
-        "Grant the series like this?" if series else "Run it like this?", yes=yes
+        say(console, f"approving: {wording.series_text(decision.edited_series)}")
+    if decision.kind == call_pb2.DECISION_KIND_APPROVE and not confirm(
+        "Approve this series?" if series else "Run this call?", yes=yes
     ):
         return EXIT_UNSUCCESSFUL
     if remember is None:
@@ -77,7 +78,7 @@ async def approve(
         return 0
     async with remembered(target, call, remember, lasts=lasts, uses=uses or 0) as rule:
         await target.decide(decision)
-    say(console, f"{answers.done(decision, call)} {told(rule)}", "green")
+    say(console, f"{answers.done(decision, call)} {rule_notice(rule)}", "green")
     return 0
 
 
@@ -91,19 +92,19 @@ def _check_options(
 ) -> None:
     _, *replies = others
     if [*others, remember].count(None) < len(others):
-        raise CommandError("Give only one of --edit, --reject, --answer and --remember.")
+        raise CommandError("--edit, --reject, --answer and --remember exclude each other.")
     if remember is None and limits != (None, None):
-        raise CommandError("--for and --uses go with --remember.")
+        raise CommandError("--for and --uses require --remember.")
     if series and [*replies, remember] != [None, None, None]:
-        raise CommandError("--series goes with an approval or --edit, not with --reject, --answer or --remember.")
+        raise CommandError("--series cannot be combined with --reject, --answer or --remember.")
     if not series and terms != (None, None, None):
-        raise CommandError("--interval, --stop-after and --duration go with --series.")
+        raise CommandError("--interval, --stop-after and --duration require --series.")
 
 
 def for_series(
     call: call_pb2.Call, edit: str | None, interval: float | None, stop_after: int | None, duration: float | None
 ) -> types_pb2.CallDecision:
-    """Return: run the whole series, as shown or as these say."""
+    """Approve the whole series, as shown or with these limits."""
     if interval is stop_after is duration is None:
         return (
             decisions.approve(call, for_series=True)
@@ -118,23 +119,23 @@ def for_series(
         if duration is not None:
             edited.end_time.FromDatetime(datetime.now(UTC) + timedelta(minutes=duration))
     except (ValueError, OverflowError):
-        raise CommandError("--stop-after and --duration: no series is that long.") from None
+        raise CommandError("--stop-after or --duration is out of range.") from None
     arguments = call.arguments_json if edit is None else edit.encode()
     return answers.edit(call, arguments, for_series=True, series=edited)
 
 
 async def find_pending(target: AsyncClient, run_id: str, call_id: str) -> call_pb2.Call:
-    """Return a call that waits for somebody; of another user's run one that awaits an approval, for approvers.
+    """Return a pending call. In another user's run, approvers find only calls that await approval.
 
     Raises:
-        CommandError: it does not.
+        CommandError: the call is not pending.
     """
     for scope in (agent_pb2.PENDING_SCOPE_MINE, agent_pb2.PENDING_SCOPE_STORE):
         with suppress(PermissionDenied):
             async for item in target.pending(agent_pb2.PendingFilter(scope=scope)):
                 if isinstance(item, call_pb2.Call) and (item.run_id, item.call_id) == (run_id, call_id):
                     return item
-    raise CommandError(f"Call {call_id} of {run_id} does not wait for anybody. `pawl inbox` lists the calls that wait.")
+    raise CommandError(f"Call {call_id} of {run_id} is not pending. `pawl inbox` lists pending calls.")
 
 
 def _decision(call: call_pb2.Call, edit: str | None, reject: str | None, answer: str | None) -> types_pb2.CallDecision:
@@ -145,7 +146,7 @@ def _decision(call: call_pb2.Call, edit: str | None, reject: str | None, answer:
     if answer is not None:
         return decisions.answer(call, answers.chosen(answer.strip(), call))
     if call.state == call_pb2.CALL_STATE_ASKED:
-        raise CommandError('This is a question: answer it with --answer "...".')
+        raise CommandError('This is a question. Answer it with --answer "...".')
     return decisions.approve(call)
 
 
@@ -153,10 +154,9 @@ def _decision(call: call_pb2.Call, edit: str | None, reject: str | None, answer:
 async def remembered(
     target: AsyncClient, call: call_pb2.Call, reach: Any, *, lasts: str | None = None, uses: int = 0
 ) -> AsyncIterator[rule_pb2.Rule]:
-    """Make a rule that allows the tool of a call, then let the body approve the call; if that fails, revoke the rule.
+    """Create a rule that allows the tool of a call, and let the body approve the call; if that fails, revoke the rule.
 
-    So both happen or neither. The rule ends after a time like 2h, else when it is revoked, and after so many `uses`,
-    unless that is 0.
+    The rule ends after a duration such as 2h, after `uses` calls (0: no limit), or when it is revoked.
 
     Raises:
         CommandError: no rule can replace this approval; or the approval failed and the rule could not be revoked.
@@ -180,26 +180,26 @@ async def remembered(
     except BaseException as error:
         try:
             await ask(target, rule_pb2.RevokeRuleRequest(rule_id=made.rule_id))
-        except Exception as failure:  # noqa: BLE001  # whatever it is, both are reported
+        except Exception as failure:  # noqa: BLE001  # both errors are reported
             first = explain(error, list(target.agent)) if isinstance(error, Exception) else "It was interrupted."
             raise CommandError(
-                f"{first} And the rule {made.rule_id}, which was made for it, is still in force:"
-                f" {explain(failure, list(target.tools), 'tools')} End it with `pawl rules revoke {made.rule_id}`."
+                f"{first} The rule {made.rule_id} created for it is still active:"
+                f" {explain(failure, list(target.tools), 'tools')} Revoke it with `pawl rules revoke {made.rule_id}`."
             ) from None
         raise
 
 
-def told(rule: rule_pb2.Rule) -> str:
-    """Return what to say about a rule that goes with an approval."""
-    return f"From now on: {access.says(rule)}. End it with: pawl rules revoke {rule.rule_id}"
+def rule_notice(rule: rule_pb2.Rule) -> str:
+    """Return the notice about a rule that was created with an approval."""
+    return f"New rule: {access.rule_text(rule)}. Revoke it with: pawl rules revoke {rule.rule_id}"
 
 
 async def _check_rememberable(target: AsyncClient, call: call_pb2.Call) -> None:
     if call.state != call_pb2.CALL_STATE_AWAITING_APPROVAL:
-        raise CommandError("Only an approval can be remembered, and this call does not wait for one.")
+        raise CommandError("Only approvals can be remembered, and this call does not await approval.")
     if call.approval.approvals_required > 1:
-        raise CommandError("This call needs two people each time: no rule can replace them.")
+        raise CommandError("This call needs two approvers each time. A rule cannot replace them.")
     try:
         await target.get(call.run_id)
     except RunNotFound:
-        raise CommandError("Rules are valid for your own runs, and this is a run of another user.") from None
+        raise CommandError("Rules apply to your own runs, and this run belongs to another user.") from None

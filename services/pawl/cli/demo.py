@@ -1,4 +1,4 @@
-"""`pawl demo`: one conversation through the whole suite, with a crash in the middle, checked from the ledger."""
+"""`pawl demo`: one conversation with a crash in the middle, verified from the ledger."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _DELTAS_BEFORE_KILL: Final = 3
 
 @dataclass(slots=True, kw_only=True)
 class Evidence:
-    """What the client of the demo did and saw, and what the services have of it."""
+    """The actions of the demo client, the events it received, and the data stored by the services."""
 
     run: run_pb2.Run = field(default_factory=run_pb2.Run)
     calls: Sequence[call_pb2.Call] = ()
@@ -71,13 +71,12 @@ class Evidence:
 
 
 def demo(
-    *, keep: Annotated[bool, typer.Option("--keep", help="Keep the data folder, with its logs, in any case.")] = False
+    *, keep: Annotated[bool, typer.Option("--keep", help="Always keep the data folder and its logs.")] = False
 ) -> None:
-    """Play one conversation, a crash included.
+    """Play one conversation, including a crash.
 
-    Starts a suite of its own in a temporary folder and on free ports, plays the
-    conversation, and checks from the ledger that everything really happened.
-    Exit code 0 only if it did.
+    Starts its own suite in a temporary folder on free ports, plays the conversation, and verifies the outcome from the
+    ledger. Exit code 0 if every check passes.
     """
     folder = Path(tempfile.mkdtemp(prefix="pawl-demo-"))
     code = EXIT_UNSUCCESSFUL
@@ -86,11 +85,11 @@ def demo(
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
     except TimeoutError:
-        code = fail(CommandError(f"The demo was not over after {_SECONDS_MAX:g} s."), [])
-    except Exception as error:  # noqa: BLE001  # people get a sentence, never a traceback
+        code = fail(CommandError(f"The demo did not finish within {_SECONDS_MAX:g} s."), [])
+    except Exception as error:  # noqa: BLE001  # users see a message, never a traceback
         code = fail(error, [])
     if keep or code in {EXIT_UNSUCCESSFUL, EXIT_IMPOSSIBLE}:
-        print(f"Data and logs are kept in {folder}")
+        print(f"Data and logs are in {folder}")
     else:
         shutil.rmtree(folder, ignore_errors=True)
     raise typer.Exit(code)
@@ -106,27 +105,31 @@ async def _play(folder: Path, screen: Transcript) -> int:
         Suite(options) as suite,
         AsyncClient(data=folder, environment={}) as target,
     ):
-        screen.line(f"Ready after {time.monotonic() - started:.1f} s. The agent-loop runs twice: {target.agent}")
+        screen.line(
+            f"Ready after {time.monotonic() - started:.1f} s. Two replicas of agent-loop are running: {target.agent}"
+        )
         story = Story(suite, target, screen)
         await story.play()
         evidence = story.evidence
         await _read_ledger(target, evidence, suite.folder.outbox)
     evidence.seconds = time.monotonic() - started
-    screen.line("\nRead again from the ledger:")
+    screen.line("\nVerified from the ledger:")
     found = verdicts(evidence)
     for name, good in found.items():
         screen.line(f"{'✓' if good else '✗'} {name}", "green" if good else "bold red")
     missing = [name for name, good in found.items() if not good]
     if missing:
-        screen.line(f"{len(missing)} of {len(found)} did not happen: {'; '.join(missing)}")
+        screen.line(f"{len(missing)} of {len(found)} checks failed: {'; '.join(missing)}")
         return EXIT_UNSUCCESSFUL
-    screen.line("All of it happened.")
-    screen.line("Next: `make up`, and in another terminal `.venv/bin/pawl console`, which opens a browser.")
+    screen.line("All checks passed.")
+    screen.line(
+        "Next: run `make up`, and in another terminal `.venv/bin/pawl console` to open the console in a browser."
+    )
     return 0
 
 
 class Story:
-    """Plays the conversation once. `target` lists every replica."""
+    """Plays the conversation once. `target` has every replica's address."""
 
     def __init__(self, suite: Suite, target: AsyncClient, screen: Transcript) -> None:
         self.evidence = Evidence()
@@ -136,16 +139,16 @@ class Story:
         self._address = ""
         self._deltas_after_mail = -1
         self._victim: int | None = None
-        self._told = asyncio.Event()
+        self._notified = asyncio.Event()
 
     async def play(self) -> None:
-        """Talk until the run has ended and its notification was heard, or should have been."""
+        """Play until the run has ended and its notification has arrived or timed out."""
         subscriber = await nats.connect(self._suite.nats_url())
         try:
             await subscriber.subscribe("pawl.v1.local.user.me.notifications", cb=self._hear)
             await flush(subscriber)
             await self._talk()
-            await within(_NOTIFICATION_SECONDS_MAX, self._told.wait())
+            await within(_NOTIFICATION_SECONDS_MAX, self._notified.wait())
         finally:
             await subscriber.close()
         if self._victim is not None:
@@ -163,7 +166,7 @@ class Story:
                     await self._react(session, frame.event)
 
     async def _react(self, session: AsyncSession, event: event_pb2.RunEvent) -> None:
-        """Do what a person would do at an event, and kill the owner of the run in the middle of its last answer."""
+        """React to an event as a user would, and kill the replica that drives the run during its last answer."""
         call = event.call_changed.call
         if call.state == call_pb2.CALL_STATE_ASKED and not self.evidence.answer:
             self.evidence.answer = call.question.options[0]
@@ -190,12 +193,12 @@ class Story:
             self.evidence.connections_after_kill.append(address)
 
     async def _kill_owner(self, attempt: int) -> None:
-        """Kill the replica through which the client decided, which drives the run, and keep it down."""
+        """Kill the replica that drives the run, to which the client is connected, and keep it down."""
         self.evidence.attempt_when_killed = attempt
         self._victim = self._target.agent.index(self._address)
         self._note(f"kill -9: the agent-loop at {self._address}, in the middle of the answer")
         self._suite.kill(_AGENT, self._victim)
-        # The launcher would start it again, and nobody could say who finished the run.
+        # The launcher would restart it, and the check of which replica finished the run would prove nothing.
         await self._suite.stop_process(_AGENT, self._victim)
 
     async def _hear(self, message: Msg) -> None:
@@ -203,14 +206,14 @@ class Story:
         self.evidence.heard.append(notification)
         self._note(f"NATS subscriber heard: {notification.title}")
         if notification.kind == notify_pb2.NOTIFICATION_KIND_RUN_COMPLETED:
-            self._told.set()
+            self._notified.set()
 
     def _note(self, text: str) -> None:
         self._screen.line(f"        --> {wording.clean(text)}", "bold yellow")
 
 
 async def _read_ledger(target: AsyncClient, evidence: Evidence, outbox: Path) -> None:
-    """Read everything again, from the services and the folder of mails."""
+    """Read everything back from the services and the mail folder."""
     evidence.run = run = await target.get(evidence.run.run_id)
     evidence.calls = [call async for call in target.calls(run.run_id)]
     evidence.messages = [message async for message in target.messages(run.conversation_id)]
@@ -227,7 +230,7 @@ def _subjects(outbox: Path) -> list[str]:
 
 
 def verdicts(evidence: Evidence) -> dict[str, bool]:
-    """Return for each thing that has to happen whether it did."""
+    """Return each check with its result."""
     run, events = evidence.run, evidence.events
     calls = {call.tool_name: call for call in reversed(evidence.calls)}
     created, added, shown, asked, mailed = (
@@ -251,7 +254,7 @@ def verdicts(evidence: Evidence) -> dict[str, bool]:
         and any(event.output_delta.reasoning for event in events),
         "the answer is complete to its last character": answers[-1:] == [run.output_text]
         and run.output_text.rstrip().endswith(str(_LAST_NUMBER)),
-        "two backend calls, the second needs the first": bool(_result(created).get("task_id"))
+        "two backend calls, the second uses the result of the first": bool(_result(created).get("task_id"))
         and _result(added).get("parent", {}).get("task_id") == _result(created)["task_id"],
         "a front-end call, answered by this client": _result(shown) == {"shown_as": _SHOWN_AS},
         "a question, answered": bool(evidence.answer) and evidence.answer in asked.result.content_json.decode(),
@@ -262,11 +265,11 @@ def verdicts(evidence: Evidence) -> dict[str, bool]:
         and evidence.stayed_down,
         "the client reconnected and saw every event once, byte for byte": bool(evidence.connections_after_kill)
         and [_bytes(event) for event in evidence.seen] == [_bytes(event) for event in events],
-        "nothing is left open": bool(evidence.calls)
+        "no call is left open": bool(evidence.calls)
         and all(call.HasField("result") and call.HasField("end_time") for call in evidence.calls)
         and not run.pending_calls,
         "a NATS subscriber was notified once": completed == stored == [event.event_id for event in events[-1:]] != [],
-        "in time": evidence.seconds < _SECONDS_GOOD,
+        "finished in time": evidence.seconds < _SECONDS_GOOD,
     }
 
 

@@ -1,4 +1,4 @@
-"""`pawl events`: what Pawl publishes on NATS, read."""
+"""`pawl events`: print what Pawl publishes on NATS."""
 
 from __future__ import annotations
 
@@ -34,16 +34,14 @@ async def events(
     target: AsyncClient,
     _console: Console,
     *,
-    subject: Annotated[str, typer.Option(help="Only these subjects; `*` and `>` as on NATS.")] = _ALL,
-    past: Annotated[
-        bool, typer.Option("--past", help="The life cycle of runs that is kept, from the first event, then leave.")
-    ] = False,
-    count: Annotated[int, typer.Option("--count", "-n", min=0, help="Leave after so many; 0 for never.")] = 0,
+    subject: Annotated[str, typer.Option(help="Only these subjects, with the NATS wildcards `*` and `>`.")] = _ALL,
+    past: Annotated[bool, typer.Option("--past", help="Print the stored lifecycle events of runs, then exit.")] = False,
+    count: Annotated[int, typer.Option("--count", "-n", min=0, help="Exit after this many messages; 0 for never.")] = 0,
     json: EventJson = False,
 ) -> None:
-    """Print what Pawl publishes on NATS, as it comes: events, the life cycle of runs, notifications.
+    """Print messages from NATS as they arrive: events, run lifecycle and notifications.
 
-    It reads as the user `subscriber` of the suite in the data folder, or of PAWL_NATS_URL. docs/reference/nats.md has
+    Connects as the user `subscriber` of the suite in the data folder, or to PAWL_NATS_URL. See docs/reference/nats.md for
     subjects, headers and types.
     """
     check_subject(subject)
@@ -61,18 +59,18 @@ async def events(
 
 
 def check_subject(subject: str) -> None:
-    """Return if a subject is one of NATS.
+    """Validate a NATS subject.
 
     Raises:
-        CommandError: it is none.
+        CommandError: the subject is invalid.
     """
     *first, last = subject.split(".")
     if ">" in first or not all(each and not re.search(r"\s", each) for each in (*first, last)):
-        raise CommandError(f"{subject!r} is no subject of NATS like {_ALL} or pawl.v1.*.run.*.events.")
+        raise CommandError(f"{subject!r} is not a NATS subject like {_ALL} or pawl.v1.*.run.*.events.")
 
 
 def url_of(data: Path, environment: Mapping[str, str]) -> str:
-    """Return how to connect: PAWL_NATS_URL, else as the subscriber of the suite in a data folder.
+    """Return PAWL_NATS_URL, or the subscriber URL of the suite in the data folder.
 
     Raises:
         CommandError: there is neither.
@@ -82,24 +80,22 @@ def url_of(data: Path, environment: Mapping[str, str]) -> str:
     try:
         return (data / "secrets" / "nats-subscriber.url").read_text(encoding="utf-8").strip()
     except OSError:
-        message = (
-            f"No Pawl suite with a NATS of its own runs on {data}. Start one with `pawl up`, or set PAWL_NATS_URL."
-        )
+        message = f"No Pawl suite with its own NATS runs on {data}. Start one with `pawl up`, or set PAWL_NATS_URL."
         raise CommandError(message) from None
 
 
 def line(message: Any, *, as_json: bool) -> str:
-    """Return a message of NATS as one line: for programs subject, headers and payload as protobuf defines its JSON."""
+    """Return a message as one line; as JSON with subject, headers and payload."""
     payload = decoded(message.subject, message.data or b"")
     if as_json:
         shown = {"subject": message.subject, "headers": dict(message.headers or {}), "payload": payload}
         return json_module.dumps(shown, ensure_ascii=False)
     found = payload.get("events", [payload]) if payload else []
-    return " ".join(filter(None, [message.subject, *map(_told, found)]))
+    return " ".join(filter(None, [message.subject, *map(_summary, found)]))
 
 
-def _told(payload: Mapping[str, Any]) -> str:
-    """Return what happened, and of a fire what became of it."""
+def _summary(payload: Mapping[str, Any]) -> str:
+    """Return what happened; for a fire also its outcome."""
     what = str(payload.get("type") or payload.get("title") or "")
     if "starter_fired" not in payload:
         return what
@@ -110,7 +106,7 @@ def _told(payload: Mapping[str, Any]) -> str:
 
 
 def decoded(subject: str, data: bytes) -> dict[str, Any] | None:
-    """Return the payload of a subject as JSON; None if it is of no type that is known."""
+    """Decode the payload of a subject; None if its type is unknown."""
     kind: type[Message]
     match subject.split("."):
         case [_, _, _, "run", _, "events"]:
@@ -130,26 +126,26 @@ def decoded(subject: str, data: bytes) -> dict[str, Any] | None:
 
 
 async def _connection(url: str) -> Any:
-    import nats  # noqa: PLC0415  # takes half a second, and only here
+    import nats  # noqa: PLC0415  # the import takes half a second
 
     try:
         return await nats.connect(url, connect_timeout=_CONNECT_SECONDS, max_reconnect_attempts=0, error_cb=_be_silent)
     except (nats.errors.Error, OSError, TimeoutError):
-        raise CommandError("NATS cannot be reached.") from None
+        raise CommandError("Cannot connect to NATS.") from None
 
 
 async def _be_silent(_error: Exception) -> None:
-    """Say nothing: an error that matters ends the reading, and is said then."""
+    """Ignore errors of the connection. An error that matters ends the subscription and is reported then."""
 
 
 async def _live(connection: Any, subject: str) -> AsyncGenerator[Any, None]:
-    from pawl.chassis.bus.connection import flush  # noqa: PLC0415  # takes NATS with it
+    from pawl.chassis.bus.connection import flush  # noqa: PLC0415  # imports NATS
 
     subscription = await connection.subscribe(subject, pending_msgs_limit=_PENDING_MAX)
     await flush(connection)
     async for message in subscription.messages:
         yield message
-    raise CommandError("NATS has gone.")
+    raise CommandError("The connection to NATS was lost.")
 
 
 async def _past(connection: Any, subject: str) -> AsyncGenerator[Any, None]:
@@ -164,6 +160,6 @@ async def _past(connection: Any, subject: str) -> AsyncGenerator[Any, None]:
         except NotFoundError:
             return
         except (nats.errors.Error, TimeoutError):
-            raise CommandError("The life cycle cannot be read: NATS does not answer, or does not allow it.") from None
+            raise CommandError("Cannot read lifecycle events: NATS does not answer, or denies access.") from None
         yield message
         seq = message.seq + 1

@@ -1,4 +1,4 @@
-"""`pawl inbox`: what waits for somebody, listed or as it comes, and answered from the keyboard."""
+"""`pawl inbox`: list what waits for a decision, and decide at the keyboard."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.console import Console
 from pawl.agent.v1 import agent_pb2, types_pb2
 from pawl.cli import answers, wording
 from pawl.cli.command import LineReader, command, follows, say
-from pawl.cli.decisions import remembered, told
+from pawl.cli.decisions import remembered, rule_notice
 from pawl.cli.failure import CommandError, explain
 from pawl.cli.transcript import Transcript, decides, hint, top_up_hint
 from pawl.client import AsyncClient, approve
@@ -23,7 +23,7 @@ from pawl.client.decisions import TAKEN
 from pawl.errors import PawlError
 from pawl.event.v1 import call_pb2, run_pb2
 
-_IN_INBOX: Final = ", always to allow the tool in its conversation, or all to approve all: "
+_IN_INBOX: Final = ", always to allow the tool in this conversation, all to approve all: "
 _YES: Final = frozenset({"y", "yes"})
 _NO: Final = frozenset({"", "n", "no"})
 
@@ -33,71 +33,72 @@ async def inbox(
     target: AsyncClient,
     console: Console,
     *,
-    only_list: Annotated[bool, typer.Option("--list", help="Do not ask for decisions.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Then wait for more, until Ctrl-C.")] = False,
+    only_list: Annotated[bool, typer.Option("--list", help="Only list; do not ask for decisions.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Wait for new items until Ctrl-C.")] = False,
     all_users: Annotated[
-        bool, typer.Option("--all-users", help="What awaits an approval, or tokens, in the whole store; for approvers.")
+        bool,
+        typer.Option("--all-users", help="Show what waits for approval or tokens in the whole store. For approvers."),
     ] = False,
 ) -> None:
-    """Show what waits for you, and decide.
+    """Show what waits for you, across all runs, and decide.
 
-    Over all runs. Without a terminal, or with `--list`, it only shows.
+    Without a terminal, or with --list, it only shows.
     """
     scope = agent_pb2.PENDING_SCOPE_STORE if all_users else agent_pb2.PENDING_SCOPE_MINE
     wanted = agent_pb2.PendingFilter(scope=scope)
     keyboard = LineReader() if not only_list and sys.stdin.isatty() else None
-    desk = Desk(target, console, keyboard)
+    reviewer = Reviewer(target, console, keyboard)
     if watch:
-        await desk.watch(wanted)
+        await reviewer.watch(wanted)
         return
     waiting = [item async for item in target.pending(wanted)]
     if not waiting:
-        say(console, "Nothing awaits an approval." if all_users else "Nothing waits for you.")
+        say(console, "Nothing waits for approval." if all_users else "Nothing waits for you.")
         return
-    await desk.go_through(waiting)
+    await reviewer.review(waiting)
 
 
-class Desk:
-    """Puts what waits before a person, one after the other; without a keyboard it only shows it."""
+class Reviewer:
+    """Presents pending items one by one; without a keyboard it only shows them."""
 
     def __init__(self, target: AsyncClient, console: Console, keyboard: LineReader | None) -> None:
         self._target = target
         self._console = console
         self._keyboard = keyboard
         self._transcript = Transcript(console)
-        self._told = False
+        self._help_shown = False
 
-    async def go_through(self, items: Sequence[Item]) -> bool:
-        """Put all of `items` before the person; returns whether to continue at all."""
+    async def review(self, items: Sequence[Item]) -> bool:
+        """Present `items`; return whether to continue with further ones."""
         for number, item in enumerate(items):
-            if not await self.put(item, items[number + 1 :]):
+            if not await self.review_item(item, items[number + 1 :]):
                 return False
         return True
 
     async def watch(self, wanted: agent_pb2.PendingFilter) -> None:
-        """Put before the person what waits and what comes, each as often as it changes."""
+        """Present pending and new items, and each one again when it changes."""
         follows(self._target)
         seen: dict[str, tuple[object, ...]] = {}
         async with aclosing(self._target.watch_pending(wanted)) as snapshots:
             async for waiting in snapshots:
                 new = [item for name, item in waiting.items() if seen.get(name) != _shown(item)]
                 seen |= {name: _shown(item) for name, item in waiting.items()}
-                if not await self.go_through(new):
+                if not await self.review(new):
                     return
 
     async def _decides(self, call: call_pb2.Call) -> bool:
-        """Return whether the person may decide it: in another user's inbox only those see it who may."""
+        """Return whether the user of the run may decide. Only approvers see other users' calls."""
         try:
             return decides(await self._target.get(call.run_id))
         except PawlError:
             return True
 
-    async def put(self, item: Item, others: Sequence[Item]) -> bool:
-        """Show what waits and take its decision from the keyboard; returns whether to go on at all."""
+    async def review_item(self, item: Item, others: Sequence[Item]) -> bool:
+        """Show an item and ask for a decision; return whether to continue."""
         if isinstance(item, call_pb2.Call):
             return await self._put_call(item, [other for other in others if isinstance(other, call_pb2.Call)])
         self._transcript.card(f"{item.run_id} waits for more tokens", [wording.budget_text(item)], "yellow")
-        is_own = item.conversation_id != ""  # Conversations of others are private.
+        is_own = item.conversation_id != ""  # The conversation id is hidden for runs of other users.
         how = top_up_hint(item) if is_own else f"waits for its user, {wording.clean(item.user_id)}"
         say(self._console, f"  {how}")
         return True
@@ -107,9 +108,9 @@ class Desk:
         if self._keyboard is None or call.state not in answers.DECIDABLE:
             say(self._console, f"  {hint(call, decides=await self._decides(call))}")
             return True
-        if not self._told:
-            say(self._console, "An empty line skips to the next, Ctrl-D leaves.", "dim")
-            self._told = True
+        if not self._help_shown:
+            say(self._console, "An empty line skips to the next item, Ctrl-D exits.", "dim")
+            self._help_shown = True
         gated = [other for other in others if other.state == call_pb2.CALL_STATE_AWAITING_APPROVAL]
         while True:
             is_gated = call.state == call_pb2.CALL_STATE_AWAITING_APPROVAL
@@ -128,7 +129,7 @@ class Desk:
                     done = await self._settle(line, call)
             except CommandError as error:
                 say(self._console, str(error), "yellow")
-            except Exception as error:  # noqa: BLE001  # decided by somebody else meanwhile, for example: go on
+            except Exception as error:  # noqa: BLE001  # for example decided by another user; continue with the next
                 say(self._console, explain(error, list(self._target.agent)), "red")
                 return True
             else:
@@ -149,7 +150,7 @@ class Desk:
         return line
 
     async def _settle(self, line: str, call: call_pb2.Call) -> str:
-        """Do with a call what was typed; return what to say about it."""
+        """Apply a typed line to a call; return the confirmation."""
         if call.state == call_pb2.CALL_STATE_OFFERED:
             return await self._return(answers.result_of(line, call))
         decision = answers.decision_of(line, call)
@@ -157,21 +158,21 @@ class Desk:
         return answers.done(decision, call)
 
     async def _always(self, call: call_pb2.Call) -> str:
-        """Approve a call, and its tool for the rest of the conversation; both or neither."""
+        """Approve a call, and its tool for the rest of the conversation; both take effect or neither."""
         decision = approve(call)
         async with remembered(self._target, call, "conversation") as rule:
             await self._target.decide(decision)
-        return f"{answers.done(decision, call)} {told(rule)}"
+        return f"{answers.done(decision, call)} {rule_notice(rule)}"
 
     async def _return(self, result: types_pb2.ToolResult) -> str:
         try:
             await self._target.submit(result)
         except PawlError as error:
-            raise CommandError(f"It was not taken: {wording.sentence(error.message)}") from None
-        return "The result was taken."
+            raise CommandError(f"Not accepted: {wording.sentence(error.message)}") from None
+        return "Result accepted."
 
     async def _approve_all(self, calls: Sequence[call_pb2.Call]) -> bool:
-        """Show all of `calls`, and approve them together once the person has seen them."""
+        """Show all `calls`, and approve them together after confirmation."""
         for call in calls[1:]:
             self._transcript.pending(call)
         question = f"Approve these {len(calls)} calls as shown? [y/N]: "
@@ -183,8 +184,8 @@ class Desk:
             return False
         for receipt in await self._target.decide_all([approve(call) for call in calls]):
             taken = receipt.status in TAKEN
-            said = "Approved." if taken else f"Not approved: {wording.sentence(receipt.message or receipt.reason)}"
-            say(self._console, f"{receipt.call_id}: {said}", "green" if taken else "red")
+            outcome = "Approved." if taken else f"Not approved: {wording.sentence(receipt.message or receipt.reason)}"
+            say(self._console, f"{receipt.call_id}: {outcome}", "green" if taken else "red")
         return False
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from pawl.agent.v1 import jobs_pb2, operator_pb2
 from pawl.chassis import job_reports
 from pawl.cli import wording
-from pawl.cli.command import Yes, command, is_sure, object_of, say
+from pawl.cli.command import Yes, command, confirm, object_of, say
 from pawl.cli.contract import Columns, Json, Option, listing, verb
 from pawl.cli.failure import CommandError
 from pawl.cli.runs import follow
@@ -28,14 +28,14 @@ def put_reports(message: Any, given: str, option: str = "--reports") -> None:
     """Set which results are reported: `every=10`, or {"every": 10}.
 
     Raises:
-        CommandError: it is none of them.
+        CommandError: the value is invalid.
     """
     kind, equals, amount = given.partition("=")
     try:
         read = object_of(given, option) if given.startswith("{") else {kind: float(amount)} if equals else kind
         fields = job_reports.read(read)
     except (ValueError, InvalidField):
-        raise CommandError(f"{option} is {_REPORTS}.") from None
+        raise CommandError(f"{option} must be {_REPORTS}.") from None
     message.reports = run_pb2.JobReports.Value(f"JOB_REPORTS_{fields.pop('reports')}")
     for name, value in fields.items():
         setattr(message, name, value)
@@ -67,7 +67,7 @@ def state_text(job: jobs_pb2.BackgroundJob) -> str:
 
 
 def progress_text(job: jobs_pb2.BackgroundJob) -> str:
-    """Return how many iterations a job has had, and how many of them failed or were missed."""
+    """Return how many iterations a job has finished, failed and missed."""
     failed = f" ({job.failures} failed)" if job.failures else ""
     missed = f", {job.missed_iterations} missed" if job.missed_iterations else ""
     return f"{job.iterations} of {job.definition.iterations_max}{failed}{missed}"
@@ -87,7 +87,7 @@ _SHOWN: Final = (
 )
 NONE_OPEN: Final = "There are no jobs."
 
-app = typer.Typer(help="Start, see, pause and stop calls in the background.", no_args_is_help=True)
+app = typer.Typer(help="Start, list, watch, pause and stop background jobs.", no_args_is_help=True)
 app.command("start")(
     verb(
         jobs_pb2.StartJobRequest(),
@@ -102,13 +102,17 @@ app.command("start")(
             "--stop-after": "iterations_max",
             "--duration": "duration_minutes",
             "--delay-first": "delay_first",
-            "--until": Option(path="until", help="End once this is true of a result: CEL, or JSON.", put=_until),
-            "--when": Option(path="when", help="Report each time this becomes true: CEL, or JSON.", put=_watch_for),
+            "--until": Option(
+                path="until", help="End when this condition holds for a result: CEL or JSON.", put=_until
+            ),
+            "--when": Option(
+                path="when", help="Report each time this condition becomes true: CEL or JSON.", put=_watch_for
+            ),
             "--on-failure": "failures_told",
-            "--reports": Option(path="reports", help=f"Results that are reported: {_REPORTS}.", put=put_reports),
+            "--reports": Option(path="reports", help=f"Which results to report: {_REPORTS}.", put=put_reports),
             "--estimated-minutes": "estimated_minutes",
         },
-        "Start a job without a model: a call in the background, once or again and again.",
+        "Start a background job without a model: call a tool once or repeatedly.",
         _lines,
     )
 )
@@ -117,9 +121,9 @@ app.command("list")(
         jobs_pb2.ListJobsRequest(open_only=True),
         {
             "--conversation": "conversation_id",
-            "--all -a": Option(path="open_only", help="Those that have ended, too.", constant=False),
+            "--all -a": Option(path="open_only", help="Also list ended jobs.", constant=False),
         },
-        "List your open jobs, the newest first.",
+        "List your open jobs, newest first.",
         COLUMNS,
         none=NONE_OPEN,
         count=20,
@@ -131,7 +135,7 @@ app.command("show")(
     verb(
         jobs_pb2.GetJobRequest(),
         {"job": "job_id"},
-        "Show a job: what it does, how many iterations it has had, what it waits for and its last result.",
+        "Show a job: its call, progress, wait reason and last result.",
         _lines,
     )
 )
@@ -144,10 +148,10 @@ async def watch(
     console: Console,
     job_id: JobId,
     *,
-    after: Annotated[int, typer.Option(help="Events after this number only.", min=0)] = 0,
+    after: Annotated[int, typer.Option(help="Only events after this number.", min=0)] = 0,
     json: Json = False,
 ) -> int:
-    """Watch a job to its end; exit code 0 if it completed, 1 if it ended otherwise. Ctrl-C stops the watching."""
+    """Watch a job until it ends. Exit code 0 if it completed, otherwise 1. Ctrl-C stops watching, not the job."""
     await target.get_job(job_id)
     return await follow(target, console, job_id, after, json=json)
 
@@ -159,18 +163,18 @@ async def stop(
     console: Console,
     job_ids: Annotated[list[str] | None, typer.Argument(help="Ids of jobs.", show_default=False)] = None,
     *,
-    conversation: Annotated[str, typer.Option(help="All open ones that report to this conversation.")] = "",
+    conversation: Annotated[str, typer.Option(help="Stop all open jobs that report to this conversation.")] = "",
     all_of_store: Annotated[
-        bool, typer.Option("--all-of-store", help="All open ones of all users; for operators and admins.")
+        bool, typer.Option("--all-of-store", help="Stop all open jobs of all users. For operators and admins.")
     ] = False,
     yes: Yes = False,
-    reason: Annotated[str, typer.Option(help="For the log.")] = "",
+    reason: Annotated[str, typer.Option(help="Reason, for the log.")] = "",
 ) -> None:
-    """Stop jobs. One that has ended stays as it is."""
+    """Stop jobs. Jobs that have ended are unchanged."""
     if [bool(job_ids), bool(conversation), all_of_store].count(True) != 1:
-        raise CommandError("Name the jobs, or give --conversation for all of one, or --all-of-store.")
+        raise CommandError("Give job ids, --conversation or --all-of-store.")
     if all_of_store:
-        if is_sure("Stop all jobs of the store, of all users?", yes=yes):
+        if confirm("Stop all jobs of the store, of all users?", yes=yes):
             request = operator_pb2.EndJobsRequest(reason=reason)
             job_ids = list((await target.once(target.operators.EndJobs, request)).job_ids)
             say(console, [*job_ids, f"{len(job_ids)} stopped."])
@@ -179,13 +183,13 @@ async def stop(
     stopped += await target.stop_jobs(conversation, reason) if conversation else ()
     say(console, map(wording.stopped_text, stopped))
     if not stopped:
-        say(console, "No job of the conversation is open, or each is being stopped already.")
+        say(console, "The conversation has no open jobs to stop.")
 
 
 @app.command()
 @command()
 async def pause(target: AsyncClient, console: Console, job_ids: JobIds) -> None:
-    """Pause jobs: no iteration starts until they are resumed. One that has started ends as usual."""
+    """Pause jobs. No iteration starts until they are resumed; a running one finishes."""
     for job_id in job_ids:
         say(console, paused_text(await target.pause_job(job_id)))
 
@@ -193,13 +197,13 @@ async def pause(target: AsyncClient, console: Console, job_ids: JobIds) -> None:
 @app.command()
 @command()
 async def resume(target: AsyncClient, console: Console, job_ids: JobIds) -> None:
-    """Resume paused jobs, on their beat. Iterations that were missed are skipped."""
+    """Resume paused jobs on their original schedule. Missed iterations are skipped."""
     for job_id in job_ids:
         say(console, paused_text(await target.resume_job(job_id), resumed=True))
 
 
 def job_lines(job: jobs_pb2.BackgroundJob) -> list[str]:
-    """Return what is known of a job."""
+    """Describe a job."""
     return [
         f"{job.job_id}: {state_text(job)}",
         f"done: {progress_text(job)}",
@@ -213,8 +217,8 @@ def job_lines(job: jobs_pb2.BackgroundJob) -> list[str]:
 
 
 def paused_text(job: jobs_pb2.BackgroundJob, *, resumed: bool = False) -> str:
-    """Return what happened to a job that was paused or resumed."""
-    now = "continues" if resumed else f"is paused; to resume it: pawl jobs resume {job.job_id}"
+    """Return the outcome of pausing or resuming a job."""
+    now = "continues" if resumed else f"is paused. Resume it with: pawl jobs resume {job.job_id}"
     if not (resumed or job.definition.interval_seconds):
-        now = f"is called once, and ends as usual if it has started; to end it: pawl jobs stop {job.job_id}"
+        now = f"runs only once, and finishes if it has started. Stop it with: pawl jobs stop {job.job_id}"
     return f"{wording.job_name(job)} {now}"

@@ -1,4 +1,4 @@
-"""`pawl notify` and `notifications`: what you are notified of, by which channels, and when."""
+"""`pawl notify` and `pawl notifications`: channels, preferences and the notification inbox."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _Kinds: Any = Annotated[
     list[choices(_KIND)] | None, typer.Option("--kind", help="Send only this kind. Repeatable.")  # type: ignore[misc]
 ]
 _PAGE: Final = 200
+# Delivery type that is not resent: `pawl notify code` sends a new code.
 _CODE: Final = "channel.code"
-"""The type of a delivery that is not sent again: `pawl notify code` sends another code."""
 _TEST_SECONDS: Final = 20.0
 _POLL_SECONDS: Final = 0.2
-_WHERE: Final = "A URL or an e-mail address; - reads it from standard input, @FILE from a file."
+_WHERE: Final = "A URL or an e-mail address; - reads standard input, @FILE reads a file."
 _DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _DAY: Final = "|".join(_DAYS)
 _QUIET: Final = re.compile(rf"(?:(?P<days>(?:{_DAY}|[,-])+) +)?(?P<start>\d\d:\d\d)-(?P<end>\d\d:\d\d)")
@@ -48,16 +48,16 @@ _CHANNEL: Final = {"channel": "channel_id"}
 
 
 def _url(channel: Any, typed: str) -> None:
-    """Set the URL of a channel, that of an e-mail address too."""
+    """Set the URL of a channel; an e-mail address becomes a mailto URL."""
     text = secret_of(typed)
     channel.url = f"mailto:{text}" if "@" in text and ":" not in text else text
 
 
-def _made(answer: Any, _: Any) -> str:
+def _created(answer: Any, _: Any) -> str:
     channel = answer.channel
-    mail = f"A code comes to its address: pawl notify confirm {channel.channel_id} CODE"
-    test = f"Try it with: pawl notify test {channel.channel_id}"
-    return f"Made {channel.channel_id}. {mail if channel.url.startswith('mailto:') else test}"
+    mail = f"Confirm with the code sent to its address: pawl notify confirm {channel.channel_id} CODE"
+    test = f"Test it with: pawl notify test {channel.channel_id}"
+    return f"Created {channel.channel_id}. {mail if channel.url.startswith('mailto:') else test}"
 
 
 def _state(channel: pb.Channel) -> str:
@@ -73,20 +73,20 @@ def _options(prefix: str, kinds: str) -> Options:
     }
 
 
-app = typer.Typer(help="Be notified by webhook (signed requests to your URL) or e-mail.", no_args_is_help=True)
+app = typer.Typer(help="Get notifications by webhook (signed requests to your URL) or e-mail.", no_args_is_help=True)
 app.command("create")(
     verb(
         pb.CreateChannelRequest(),
         {"url": Option(path="channel.url", help=_WHERE, put=_url), **_options("channel.", "kinds")},
-        "Make a channel. Of a webhook, standard output has the secret and nothing else, this once.",
-        _made,
+        "Create a channel. The secret of a webhook is shown once, alone on standard output.",
+        _created,
     )
 )
 app.command("list")(
     listing(
         pb.ListChannelsRequest(),
         {},
-        "List your channels, the oldest first.",
+        "List your channels, oldest first.",
         {
             "channel": "channel_id",
             "state": _state,
@@ -108,24 +108,24 @@ app.command("update")(
             "--all-kinds": Option(path="kinds.kinds", help="Notify of all kinds.", constant=()),
             "--enable/--disable": "enabled",
         },
-        "Change what is given of a channel.",
-        "Changed {channel_id}.",
+        "Update a channel. Only the given options change.",
+        "Updated {channel_id}.",
     )
 )
 app.command("delete")(
     verb(
         pb.DeleteChannelRequest(),
         _CHANNEL,
-        "Delete a channel, with its secret and its deliveries.",
+        "Delete a channel, its secret and its deliveries.",
         "Deleted {channel_id}.",
-        sure="Delete the channel {channel_id}?",
+        confirmation="Delete the channel {channel_id}?",
     )
 )
 app.command("confirm")(
     verb(
         pb.ConfirmChannelRequest(),
         {**_CHANNEL, "code": "code"},
-        "Confirm the address of an e-mail channel, which is enabled then.",
+        "Confirm the address of an e-mail channel, which enables it.",
         "Confirmed {channel_id}.",
     )
 )
@@ -133,28 +133,28 @@ app.command("code")(
     verb(
         pb.SendChannelCodeRequest(),
         _CHANNEL,
-        "Send another code to the address of an e-mail channel.",
-        "Sending a code. Then: pawl notify confirm {channel_id} CODE",
+        "Send a new code to the address of an e-mail channel.",
+        "A code is on its way. Confirm it with: pawl notify confirm {channel_id} CODE",
     )
 )
 app.command("rotate")(
     verb(
         pb.RotateChannelSecretRequest(),
         _CHANNEL,
-        "Give a channel another secret, which standard output has. The earlier one signs for another day.",
-        "The new secret of {channel_id}:",
+        "Rotate the secret of a channel and print the new one. The old one stays valid for a day.",
+        "New secret of {channel_id}:",
     )
 )
 
 
 @app.command()
-@command(asks="notifications")
+@command(service="notifications")
 async def test(
     target: AsyncClient,
     console: Console,
     channel_id: Annotated[str, typer.Argument(help="The channel.", show_default=False)],
 ) -> int:
-    """Send a test, and say what came of it."""
+    """Send a test notification and report the outcome."""
     sent = (await target.notify_channels.TestChannel(pb.TestChannelRequest(channel_id=channel_id))).delivery
     request = pb.ListDeliveriesRequest(channel_id=channel_id)
     try:
@@ -164,7 +164,7 @@ async def test(
                 listed = (await target.notify_channels.ListDeliveries(request)).deliveries
                 sent = next((each for each in listed if each.delivery_id == sent.delivery_id), sent)
     except TimeoutError:
-        raise CommandError(f"No outcome yet. See `pawl notify deliveries {channel_id}`.") from None
+        raise CommandError(f"No outcome yet. Check `pawl notify deliveries {channel_id}`.") from None
     if sent.state == pb.CHANNEL_DELIVERY_STATE_DELIVERED:
         say(console, f"Delivered in {sent.latency_milliseconds} ms: status {sent.status}.", "green")
         return 0
@@ -174,22 +174,22 @@ async def test(
 
 async def _in_all(target: AsyncClient, request: Any) -> str:
     counts = (await ask(target, request)).counts
-    in_all = ", ".join(f"{each.count} {wording.text_at(each, 'state')}" for each in counts)
-    return f"In all: {in_all or 'none'}."
+    total = ", ".join(f"{each.count} {wording.text_at(each, 'state')}" for each in counts)
+    return f"Total: {total or 'none'}."
 
 
 app.command("deliveries")(
     listing(
         pb.ListDeliveriesRequest(),
         {
-            "channel": Option(path="channel_id", help="The channel; all if not given.", is_optional=True),
+            "channel": Option(path="channel_id", help="The channel; default: all.", is_optional=True),
             "--state": Option(path="states", help="Only those in this state. Repeatable."),
         },
-        "List what was sent to a channel, or to all of yours, the newest first, and how many there are.",
+        "List the deliveries of a channel, or of all channels, newest first, with totals by state.",
         {
             "channel": "channel_id",
             "delivery": "delivery_id",
-            "made": "create_time",
+            "created": "create_time",
             "type": "type",
             "state": "state",
             "tries": "tries",
@@ -206,20 +206,22 @@ app.command("deliveries")(
 
 
 @app.command()
-@command(asks="notifications")
+@command(service="notifications")
 async def resend(
     target: AsyncClient,
     console: Console,
     delivery_id: Annotated[list[str] | None, typer.Argument(help="Ids of deliveries.", show_default=False)] = None,
     *,
-    dead: Annotated[bool, typer.Option("--dead", help="Send all that are dead.")] = False,
-    channel: Annotated[str | None, typer.Option("--channel", help="With --dead: only those of this channel.")] = None,
+    dead: Annotated[bool, typer.Option("--dead", help="Resend all dead deliveries.")] = False,
+    channel: Annotated[
+        str | None, typer.Option("--channel", help="With --dead: only deliveries of this channel.")
+    ] = None,
 ) -> None:
-    """Send deliveries once more, under the same ids."""
+    """Resend deliveries under the same ids."""
     if dead is bool(delivery_id):
-        raise CommandError("Give ids of deliveries, or --dead.")
+        raise CommandError("Give delivery ids or --dead.")
     if channel == "":
-        raise CommandError("it is empty. Leave it out for all.", parameter="channel")
+        raise CommandError("must not be empty. Omit it for all.", parameter="channel")
     ids = list(delivery_id or [])
     if dead:
         of_dead = pb.ListDeliveriesRequest(channel_id=channel or "", states=[pb.CHANNEL_DELIVERY_STATE_DEAD])
@@ -227,12 +229,12 @@ async def resend(
     for first in range(0, len(ids), _PAGE):
         some = pb.ResendDeliveriesRequest(delivery_ids=ids[first : first + _PAGE])
         await target.notify_channels.ResendDeliveries(some)
-    told = ids[0] if len(ids) == 1 else f"{len(ids)} deliveries"
-    say(console, f"Sending {told} again." if ids else "Nothing is dead.", "green")
+    shown_ids = ids[0] if len(ids) == 1 else f"{len(ids)} deliveries"
+    say(console, f"Resending {shown_ids}." if ids else "There are no dead deliveries.", "green")
 
 
 @app.command()
-@command(asks="notifications")
+@command(service="notifications")
 async def preferences(
     target: AsyncClient,
     console: Console,
@@ -241,13 +243,17 @@ async def preferences(
     all_kinds: Annotated[bool, typer.Option("--all-kinds", help="Send all kinds.")] = False,
     quiet: Annotated[
         list[str] | None,
-        typer.Option("--quiet", help="Send nothing then: 22:00-07:00, or 'sat,sun 00:00-00:00'. Repeatable."),
+        typer.Option(
+            "--quiet", help="Send nothing during these hours: 22:00-07:00, or 'sat,sun 00:00-00:00'. Repeatable."
+        ),
     ] = None,
-    no_quiet: Annotated[bool, typer.Option("--no-quiet", help="Have no quiet hours.")] = False,
-    zone: Annotated[str | None, typer.Option("--zone", help="Zone of --quiet, like Europe/Berlin; else UTC.")] = None,
+    no_quiet: Annotated[bool, typer.Option("--no-quiet", help="Remove the quiet hours.")] = False,
+    zone: Annotated[
+        str | None, typer.Option("--zone", help="Time zone of --quiet, like Europe/Berlin. Default: UTC.")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Show what of your notifications is sent, or change what is given. The inbox has all of them."""
+    """Show which notifications are sent, or change the preferences given. The inbox always has all of them."""
     if (kind and all_kinds) or (quiet and no_quiet):
         raise CommandError("Give --kind or --all-kinds, and --quiet or --no-quiet, not both.")
     hours = list(map(_quiet_hours, quiet or []))
@@ -268,12 +274,14 @@ async def preferences(
 def _quiet_hours(text: str) -> preference_pb2.QuietHours:
     match = _QUIET.fullmatch(text.strip().lower())
     if match is None:
-        raise CommandError(f"{text!r} are no quiet hours like 22:00-07:00 or 'mon-fri 22:00-07:00'.", parameter="quiet")
+        raise CommandError(
+            f"{text!r} are not quiet hours like 22:00-07:00 or 'mon-fri 22:00-07:00'.", parameter="quiet"
+        )
     days: list[preference_pb2.Weekday.ValueType] = []
     for part in (match["days"] or "").split(",") if match["days"] else ():
         span = _RANGE.fullmatch(part)
         if span is None:
-            raise CommandError(f"{part!r} are no days like mon, or mon-fri.", parameter="quiet")
+            raise CommandError(f"{part!r} are not days like mon or mon-fri.", parameter="quiet")
         first = _DAYS.index(span[1])
         count = (_DAYS.index(span[2] or span[1]) - first) % 7 + 1
         days += [preference_pb2.Weekday.values()[(first + number) % 7 + 1] for number in range(count)]
@@ -307,13 +315,13 @@ app.command("mute")(
             "conversation": "mute.conversation_id",
             "--for": Option(
                 path="mute.until_time",
-                help="How long: 30m, 2h, 7d; for good if not given.",
+                help="How long: 30m, 2h, 7d. Default: until unmuted.",
                 put=lambda muted, lasts: muted.until_time.FromDatetime(
                     datetime.now(UTC) + timedelta(seconds=seconds_of(lasts, "until_time"))
                 ),
             ),
         },
-        "Send nothing of a conversation. Your inbox still has it.",
+        "Mute a conversation. Its notifications still appear in your inbox.",
         lambda _, request: f"Muted {_mute_text(request.mute)}.",
         before=_exists,
     )
@@ -322,28 +330,28 @@ app.command("unmute")(
     verb(
         preference_pb2.UnmuteConversationRequest(),
         {"conversation": "conversation_id"},
-        "End the mute of a conversation.",
-        "{conversation_id} is not muted.",
+        "Unmute a conversation.",
+        "Unmuted {conversation_id}.",
     )
 )
 
 
-@command(asks="notifications")
+@command(service="notifications")
 async def notifications(
     target: AsyncClient,
     console: Console,
     *,
-    unread: Annotated[bool, typer.Option("--unread", help="Only those not read.")] = False,
-    read: Annotated[bool, typer.Option("--read", help="Mark the ones listed as read.")] = False,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Then show new ones as they come.")] = False,
-    count: Annotated[int, typer.Option("--count", "-n", help="At most so many.", min=1, max=200)] = 20,
+    unread: Annotated[bool, typer.Option("--unread", help="Only unread ones.")] = False,
+    read: Annotated[bool, typer.Option("--read", help="Mark the listed notifications as read.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new ones.")] = False,
+    count: Annotated[int, typer.Option("--count", "-n", help="Maximum number of notifications.", min=1, max=200)] = 20,
     json: Json = False,
 ) -> None:
-    """List your notifications, the newest last."""
+    """List your notifications, newest last."""
     request = notify_pb2.ListNotificationsRequest(page_size=count, only_unread=unread)
     listed = (await target.notifier.ListNotifications(request)).notifications[::-1]
     for notification in listed:
-        say(console, json_line(notification) if json else _told(notification))
+        say(console, json_line(notification) if json else _notification_lines(notification))
     if read and listed:
         ids = [notification.notification_id for notification in listed]
         acknowledge = notify_pb2.AcknowledgeNotificationsRequest(notification_ids=ids)
@@ -355,10 +363,10 @@ async def notifications(
     last = listed[-1].number if listed else 0
     async for response in target.notifier.Subscribe(notify_pb2.SubscribeRequest(after_number=last, only_new=last == 0)):
         if response.HasField("notification"):
-            say(console, json_line(response.notification) if json else _told(response.notification))
+            say(console, json_line(response.notification) if json else _notification_lines(response.notification))
 
 
-def _told(notification: notify_pb2.Notification) -> list[str]:
+def _notification_lines(notification: notify_pb2.Notification) -> list[str]:
     mark = " " if notification.HasField("read_time") else "*"
     title = wording.one_line(notification.title, 200)
     time = wording.time_text(notification.create_time)

@@ -1,4 +1,4 @@
-"""`pawl attention`, `resolve`, `redrive`, `end` and `undo`: runs that need an operator, and effects that are undone."""
+"""`pawl attention`, `resolve`, `redrive`, `end` and `undo`: operator commands."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.console import Console
 
 from pawl.agent.v1 import agent_pb2, operator_pb2, undo_pb2
 from pawl.cli import wording
-from pawl.cli.command import EXIT_UNSUCCESSFUL, Yes, command, is_sure, json_of, say
+from pawl.cli.command import EXIT_UNSUCCESSFUL, Yes, command, confirm, json_of, say
 from pawl.cli.contract import Json, ask, items, json_line, verb
 from pawl.cli.failure import CommandError
 from pawl.cli.runs import RunId, follow
@@ -26,10 +26,10 @@ _GOOD: Final = {
     undo_pb2.UNDO_STATE_CANNOT_BE_UNDONE: ("✗", "cannot be undone", "yellow"),
     undo_pb2.UNDO_STATE_NOTHING_TO_UNDO: ("·", "nothing to undo", "dim"),
 }
-_TOLD: Final = {
+_UNDO_STATES: Final = {
     undo_pb2.UNDO_STATE_TO_UNDO: ("↶", "to undo", "cyan"),
     undo_pb2.UNDO_STATE_RUNNING: ("⚙", "is being undone", "cyan"),
-    undo_pb2.UNDO_STATE_NEEDS_APPROVAL: ("‖", "waits for somebody", "yellow"),
+    undo_pb2.UNDO_STATE_NEEDS_APPROVAL: ("‖", "waits for approval", "yellow"),
     undo_pb2.UNDO_STATE_FAILED: ("✗", "could not be undone", "red"),
     **_GOOD,
 }
@@ -45,12 +45,11 @@ async def attention(
 ) -> None:
     """List the runs that need an operator.
 
-    Of all users of the store, the one that has waited longest first, with the
-    reason and what to do about it. Needs the role operator or admin where there
-    are API keys.
+    Covers all users of the store, longest wait first, with the reason and what to do. With API keys, requires the role
+    operator or admin.
     """
     if run_id == "":
-        raise CommandError("it is empty. Leave it out for all.", parameter="run_id")
+        raise CommandError("must not be empty. Omit it for all.", parameter="run_id")
     found = await items(target, operator_pb2.ListAttentionRequest(run_id=run_id or ""))
     if json:
         say(console, map(json_line, found))
@@ -61,11 +60,11 @@ async def attention(
 
 
 def _show(transcript: Transcript, run: operator_pb2.RunInNeed) -> None:
-    """Show why a run needs an operator, the calls in doubt whole, and the commands that help."""
+    """Show why a run needs an operator, its uncertain calls in full, and the commands that help."""
     now = datetime.now(tz=UTC)
     lines = [
         wording.attention_text(run.attention, run.crash_count),
-        f"of {wording.clean(run.user_id)}, conversation {run.conversation_id}, in round {run.round}",
+        f"user {wording.clean(run.user_id)}, conversation {run.conversation_id}, round {run.round}",
         f"since {wording.time_text(run.attention.since_time)}",
     ]
     if run.stop_cause:
@@ -76,7 +75,7 @@ def _show(transcript: Transcript, run: operator_pb2.RunInNeed) -> None:
     for call in run.calls:
         transcript.command(hint(call))
     if run.attention.reason == run_pb2.ATTENTION_REASON_QUARANTINED:
-        transcript.command(f"repair what killed them, then continue it: pawl redrive {run.run_id}")
+        transcript.command(f"fix the cause, then continue it: pawl redrive {run.run_id}")
     transcript.command(f"or end it: pawl end {run.run_id}")
 
 
@@ -87,26 +86,25 @@ async def resolve(
     run_id: RunId,
     call_id: Annotated[str, typer.Argument(help="Id of the call.", show_default=False)],
     *,
-    happened: Annotated[str | None, typer.Option(help="It happened; this JSON value is its result.")] = None,
-    run_again: Annotated[bool, typer.Option("--run-again", help="It did not happen: run it.")] = False,
-    tell_model: Annotated[bool, typer.Option("--tell-model", help="It did not happen: tell the model.")] = False,
+    happened: Annotated[str | None, typer.Option(help="It happened, with this JSON value as its result.")] = None,
+    run_again: Annotated[bool, typer.Option("--run-again", help="It did not happen; run it again.")] = False,
+    tell_model: Annotated[bool, typer.Option("--tell-model", help="It did not happen; inform the model.")] = False,
 ) -> None:
-    """Report the outcome of a call in doubt.
+    """Report the outcome of an uncertain call.
 
-    For runs that need attention, of any user of the store: a process died in the
-    middle of an effect. Find out whether it happened first. Needs the role operator
-    or admin where there are API keys.
+    For runs of any user that need attention because a process died during a call. First find out whether the effect
+    happened. With API keys, requires the role operator or admin.
     """
     if (happened is not None) + run_again + tell_model != 1:
-        raise CommandError("Give one of --happened JSON, --run-again and --tell-model.")
+        raise CommandError("Give exactly one of --happened JSON, --run-again and --tell-model.")
     request = agent_pb2.ResolveCallRequest(run_id=run_id, call_id=call_id)
     request.resolution = agent_pb2.RESOLUTION_RUN_AGAIN if run_again else agent_pb2.RESOLUTION_TELL_MODEL
     if happened is not None:
         request.resolution = agent_pb2.RESOLUTION_HAPPENED
-        json_of(happened, "The result", "Text needs quotes: --happened '\"sent\"'.")
+        json_of(happened, "The result", "Put text in quotes: --happened '\"sent\"'.")
         request.content_json = happened.encode()
     runs = await items(target, operator_pb2.ListAttentionRequest(run_id=run_id))
-    # Of several large calls only the first is listed; the ledger knows the others.
+    # If several calls are large, only the first is listed, but the ledger has all of them.
     for call in (call for run in runs for call in run.calls if call.call_id == call_id):
         Transcript(console).pending(call)
     await ask(target, request)
@@ -116,13 +114,13 @@ async def resolve(
 redrive: Final = verb(
     operator_pb2.RedriveRunRequest(),
     _REASON,
-    "Continue a quarantined run from where it was. Repair first what killed its workers. Needs the role operator.",
+    "Continue a quarantined run where it stopped. Fix what killed its workers first. Requires the role operator.",
     lambda answer, request: f"{request.run_id} is {wording.state_name(answer.state)} again.",
 )
 end: Final = verb(
     operator_pb2.EndRunRequest(),
     _REASON,
-    "End a run of any user of the store. Open calls are settled as with `pawl cancel`. Needs the role operator.",
+    "End a run of any user of the store. Its open calls end as with `pawl cancel`. Requires the role operator.",
     lambda answer, request: f"{request.run_id} is {wording.state_name(answer.state)}.",
 )
 
@@ -137,18 +135,18 @@ async def undo(
     preview: Annotated[bool, typer.Option("--preview", help="Only show what would be undone.")] = False,
     yes: Yes = False,
 ) -> int:
-    """Undo the effects of a run, the last one first.
+    """Undo the effects of a run, last first.
 
-    Shows what will be undone, and what cannot be; then does it and reports. What
-    needs an approval waits for it. Exit code 0 if all that can be undone is undone.
+    Shows what can and cannot be undone, then undoes it and reports. Undo calls that need approval wait for it. Exit
+    code 0 if everything that can be undone is undone.
     """
     found = await items(target, undo_pb2.PreviewUndoRequest(run_id=run_id, call_id=call))
     _show_undos(console, found)
     count = sum(each.state == undo_pb2.UNDO_STATE_TO_UNDO for each in found)
     if preview or not count:
-        say(console, [] if count else "Nothing can be undone.")
+        say(console, [] if count else "There is nothing to undo.")
         return 0
-    if not is_sure(f"Undo {wording.count_text(count, 'call')}?", yes=yes):
+    if not confirm(f"Undo {wording.count_text(count, 'call')}?", yes=yes):
         return EXIT_UNSUCCESSFUL
     one = undo_pb2.UndoCallRequest(run_id=run_id, call_id=call)
     undoing = (await ask(target, one if call else undo_pb2.UndoRunRequest(run_id=run_id))).run.run_id
@@ -164,8 +162,8 @@ def _show_undos(console: Console, found: Iterable[Any]) -> None:
 
 
 def undo_line(each: undo_pb2.CallUndo) -> tuple[str, str]:
-    """Return what an undo means, or has come to, for a call on one line, and its style."""
-    mark, words, style = _TOLD[each.state]
+    """Describe the undo of a call on one line; return it with its style."""
+    mark, words, style = _UNDO_STATES[each.state]
     summary = f" ({wording.one_line(each.summary, 200)})" if each.summary else ""
     reason = f": {wording.one_line(each.reason, 300)}" if each.reason else ""
     return f"{mark} {each.call_id or 'earlier calls'}  {wording.clean(each.tool_name)}{summary} {words}{reason}", style

@@ -1,4 +1,4 @@
-"""Commands that run a program of a service, or open the console: they know more than the public API."""
+"""Commands that run a program of a service or open the console; they use more than the public API."""
 
 from __future__ import annotations
 
@@ -27,10 +27,7 @@ _DATABASE: Final = "PAWL_DATABASE_URL"
 
 
 def check(context: typer.Context) -> None:
-    """Check Python tools, without a suite and without a model; `pawl tools check --help` says more.
-
-    It gets all arguments after `check`.
-    """
+    """Check Python tools without a suite or a model. See `pawl tools check --help`."""
     flags: Flags = context.obj
     given = (("--store", flags["store"]), ("--user", flags["user"]))
     run_program(
@@ -40,15 +37,15 @@ def check(context: typer.Context) -> None:
 
 
 def check_model(context: typer.Context) -> None:
-    """Probe a model server and print the settings that fit it; `pawl model check --help` says more.
+    """Probe a model server and print settings for it. See `pawl model check --help`.
 
-    Its key is OPENAI_API_KEY. It costs four short answers.
+    Uses the key in OPENAI_API_KEY and makes four short model calls.
     """
     run_program("pawl.agent_loop.check", context.args)
 
 
 def run_program(program: str, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> None:
-    """Run a program of a service, and end with its exit code."""
+    """Run a program of a service and exit with its exit code."""
     done = subprocess.run([sys.executable, "-m", program, *arguments], check=False, env=environment)
     raise typer.Exit(done.returncode if done.returncode >= 0 else 128 - done.returncode)
 
@@ -57,12 +54,13 @@ def bootstrap(
     context: typer.Context,
     *,
     database_url: Annotated[
-        str | None, typer.Option("--database-url", help="By default PAWL_DATABASE_URL, else that of the data folder.")
+        str | None,
+        typer.Option("--database-url", help="Default: PAWL_DATABASE_URL, or the database of the data folder."),
     ] = None,
 ) -> None:
-    """Make the first key of the deployment, which makes all others; needs access to the database.
+    """Create the first key of the deployment, which creates all others. Requires access to the database.
 
-    Standard output has its secret and nothing else. While the deployment has a key, it makes none.
+    Prints the secret alone on standard output. If the deployment already has a key, it creates none.
     """
     flags: Flags = context.obj
     if database_url is not None:
@@ -86,8 +84,8 @@ async def console(
     gateways = [replica.http for replica in (found.services.get("gateway", []) if found else []) if replica.ready]
     if found is None or not gateways:
         raise CommandError(
-            "No gateway of this folder runs. Start the suite with `pawl up`; of a suite elsewhere, open the address of"
-            " its gateway and log in with your key."
+            "No gateway is running for this folder. Start the suite with `pawl up`. For a remote suite, open its"
+            " gateway in a browser and log in with your key."
         )
     address = f"{'https' if found.authority else 'http'}://{gateways[0]}/"
     key, seal = (_secret(Path(found.secrets) / name) for name in (LOCAL_KEY, SEAL_FILE))
@@ -98,7 +96,7 @@ async def console(
 
 
 def _secret(path: Path) -> str:
-    """Return a secret of the suite's folder; empty if it cannot be read."""
+    """Return a secret from the suite's folder; empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8").strip()
     except OSError:

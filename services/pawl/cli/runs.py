@@ -25,8 +25,8 @@ from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, run_pb2, waiting_pb2
 
 _EFFORT: Final = run_pb2.ReasoningEffort.DESCRIPTOR
 EventJson = Annotated[bool, typer.Option("--json", help="Print each event as one line of JSON.")]
-Reasoning = Annotated[bool, typer.Option("--reasoning", help="Show the model's reasoning whole.")]
-Agent = Annotated[str, typer.Option(help="Agent of the store; 'default' if not given.")]
+Reasoning = Annotated[bool, typer.Option("--reasoning", help="Show the model's full reasoning.")]
+Agent = Annotated[str, typer.Option(help="Agent of the store. Default: 'default'.")]
 RunId = Annotated[str, typer.Argument(help="Id of the run.", show_default=False)]
 Effort: Any = Annotated[
     choices(_EFFORT) | None, typer.Option(help="Reasoning effort of the model.", show_default=False)
@@ -34,7 +34,7 @@ Effort: Any = Annotated[
 ConversationKey = Annotated[
     str,
     typer.Option(
-        "--conversation-key", help="Continue your conversation of this key, or begin it: any text of up to 200 bytes."
+        "--conversation-key", help="Continue or create your conversation with this key, any text up to 200 bytes."
     ),
 ]
 _POLL_SECONDS: Final = 1.0
@@ -52,8 +52,8 @@ _STEPS: Final = {
     steps_pb2.STEP_TYPE_ANSWER: ("answer", "bold"),
 }
 _STATUSES: Final = {
-    steps_pb2.STEP_STATUS_ACTIVE: " (under way)",
-    steps_pb2.STEP_STATUS_WAITING: " (waits)",
+    steps_pb2.STEP_STATUS_ACTIVE: " (running)",
+    steps_pb2.STEP_STATUS_WAITING: " (waiting)",
     steps_pb2.STEP_STATUS_FAILED: " (failed)",
     steps_pb2.STEP_STATUS_STOPPED: " (stopped)",
 }
@@ -63,44 +63,44 @@ _STATUSES: Final = {
 async def run(
     target: AsyncClient,
     console: Console,
-    text: Annotated[str, typer.Argument(help="What the agent is to do.", show_default=False)],
+    text: Annotated[str, typer.Argument(help="The message to the agent.", show_default=False)],
     *,
     conversation: Annotated[str, typer.Option(help="Continue this conversation.")] = "",
     conversation_key: ConversationKey = "",
     agent: Agent = "",
     label: Annotated[list[str] | None, typer.Option("--label", help="A label: key=value. Repeatable.")] = None,
-    model: Annotated[str, typer.Option(help="Model to use instead of the deployment's.")] = "",
+    model: Annotated[str, typer.Option(help="Model to use. Default: the model of the deployment.")] = "",
     tokens_max: Annotated[
-        int, typer.Option(help="Tokens that it may use; 0 for the deployment's budget.", min=0, max=_TOKENS_MAX)
+        int, typer.Option(help="Token budget; 0 is the default of the deployment.", min=0, max=_TOKENS_MAX)
     ] = 0,
     images: Annotated[
         list[Path] | None,
-        typer.Option("--image", help="An image that goes with the message. Repeatable.", show_default=False),
+        typer.Option("--image", help="Attach an image file. Repeatable.", show_default=False),
     ] = None,
     files: Annotated[
         list[str] | None,
-        typer.Option("--file", help="A document of yours that goes with it, by name. Repeatable.", show_default=False),
+        typer.Option("--file", help="Attach one of your documents, by name. Repeatable.", show_default=False),
     ] = None,
     shared_files: Annotated[
         list[str] | None,
-        typer.Option("--shared-file", help="The same of a document of the store. Repeatable.", show_default=False),
+        typer.Option(
+            "--shared-file", help="Attach a shared document of the store, by name. Repeatable.", show_default=False
+        ),
     ] = None,
-    tools: Annotated[
-        str, typer.Option(help="Names of the tools that it may call, with commas between; all if not given.")
-    ] = "",
+    tools: Annotated[str, typer.Option(help="Tools it may call, separated by commas. Default: all.")] = "",
     effort: Effort = None,
     schema: Annotated[
         Path | None,
-        typer.Option(help="A file with the JSON Schema that the answer has to match.", show_default=False),
+        typer.Option(help="A file with a JSON Schema for the answer.", show_default=False),
     ] = None,
-    no_background: Annotated[bool, typer.Option("--no-background", help="Let no calls run in the background.")] = False,
-    detach: Annotated[bool, typer.Option("--detach", help="Print the run's id and leave.")] = False,
+    no_background: Annotated[bool, typer.Option("--no-background", help="Do not run calls in the background.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Print the run id and exit.")] = False,
     json: EventJson = False,
     reasoning: Reasoning = False,
 ) -> int:
     """Start a run and watch it.
 
-    Exit code 0 if it completed, 1 if it ended otherwise. Ctrl-C stops the watching, not the run.
+    Exit code 0 if it completed, otherwise 1. Ctrl-C stops watching, not the run.
     """
     options = run_pb2.RunOptions(model=model, reasoning_effort=effort_of(effort), without_background=no_background)
     if schema is not None:
@@ -122,7 +122,7 @@ async def run(
         options=options,
     )
     if started.queue_position:
-        typer.echo(f"queued, place {started.queue_position}", err=True)
+        typer.echo(f"queued, position {started.queue_position}", err=True)
     if detach:
         say(console, started.run_id)
         return 0
@@ -130,7 +130,7 @@ async def run(
 
 
 def effort_of(effort: Any) -> Any:
-    """Return a reasoning effort as the contract has it; 0 for None."""
+    """Return the contract value of a reasoning effort; 0 for None."""
     return number_of(_EFFORT, effort) if effort else 0
 
 
@@ -140,13 +140,13 @@ async def watch(
     console: Console,
     run_id: RunId,
     *,
-    after: Annotated[int, typer.Option(help="Events after this number only.", min=0)] = 0,
+    after: Annotated[int, typer.Option(help="Only events after this number.", min=0)] = 0,
     json: EventJson = False,
     reasoning: Reasoning = False,
 ) -> int:
-    """Watch a run.
+    """Watch a run until it ends.
 
-    From its first event, or the one after `--after`, to its last; exit code as with `run`.
+    Starts at its first event, or after `--after`. The exit code is the same as for `run`.
     """
     return await follow(target, console, run_id, after, json=json, reasoning=reasoning)
 
@@ -154,11 +154,11 @@ async def watch(
 async def follow(
     target: AsyncClient, console: Console, run_id: str, after_seq: int, *, json: bool = False, reasoning: bool = False
 ) -> int:
-    """Show a run after an event to its end; returns the exit code."""
+    """Show the events of a run after `after_seq` until it ends; return the exit code."""
     follows(target)
     transcript = Transcript(console, whole_reasoning=reasoning, hints=True)
     state, delegates = run_pb2.RUN_STATE_UNSPECIFIED, asyncio.Event()
-    below = asyncio.create_task(show_below(target, transcript, run_id, delegates), name="runs.below")
+    child_calls = asyncio.create_task(show_child_calls(target, transcript, run_id, delegates), name="runs.child_calls")
     try:
         async for event in target.watch(run_id, after_seq):
             if isinstance(event, event_pb2.RunEvent) and event.HasField("run_changed"):
@@ -177,20 +177,20 @@ async def follow(
             transcript.line(f"The run continues. Watch it again with: pawl watch {run_id}", "dim")
         raise
     finally:
-        below.cancel()
-        await asyncio.wait([below])
+        child_calls.cancel()
+        await asyncio.wait([child_calls])
         transcript.end_line()
-    if state not in ENDED:  # Attached after its last event.
+    if state not in ENDED:  # The stream had no further events.
         state = (await target.get(run_id)).state
     return 0 if state == run_pb2.RUN_STATE_COMPLETED else EXIT_UNSUCCESSFUL
 
 
-async def show_below(target: AsyncClient, transcript: Transcript, run_id: str, delegates: asyncio.Event) -> None:
-    """Show what the runs below a run wait for, each call once, while the run waits for other agents. Never ends."""
+async def show_child_calls(target: AsyncClient, transcript: Transcript, run_id: str, delegates: asyncio.Event) -> None:
+    """Show pending calls of child runs, each once, while the run waits for other agents. Never returns."""
     shown = set[tuple[str, int]]()
     while True:
         await delegates.wait()
-        with suppress(PawlError):  # Reported by the stream of events, or temporary.
+        with suppress(PawlError):  # The event stream reports lasting errors.
             run = await target.get(run_id)
             for call in run.pending_calls:
                 if call.run_id != run_id and (call.call_id, call.state) not in shown:
@@ -227,8 +227,8 @@ runs: Final = listing(
         "--parent": "parent_run_id",
         "--agent": "agent",
         "--label": "labels",
-        "--since": Option(path="create_time_from", help="Only those created in the last 30m, 2h or 7d.", put=_since),
-        "--oldest": Option(path="order", help="The oldest first.", constant=agent_pb2.RUN_ORDER_OLDEST_FIRST),
+        "--since": Option(path="create_time_from", help="Only runs created in the last 30m, 2h or 7d.", put=_since),
+        "--oldest": Option(path="order", help="Oldest first.", constant=agent_pb2.RUN_ORDER_OLDEST_FIRST),
     },
     "List your runs, newest first.",
     COLUMNS,
@@ -238,13 +238,13 @@ runs: Final = listing(
 top_up: Final = verb(
     agent_pb2.TopUpRunRequest(),
     {"run": "run_id", "tokens": "tokens"},
-    "Add tokens to the budget of a run. It continues if it waits for them.",
+    "Add tokens to the budget of a run. A run that waits for tokens continues.",
     lambda answer, _: f"{answer.run.run_id} {wording.budget_text(answer.run)}.",
 )
 
 
 def _cancelled(answer: Any, request: Any) -> list[str]:
-    ends = "{} continues; to end it: pawl jobs stop {}"
+    ends = "{} continues. Stop it with: pawl jobs stop {}"
     jobs = [
         wording.stopped_text(job) if request.cancel_jobs else ends.format(wording.job_name(job), job.job_id)
         for job in answer.jobs
@@ -255,7 +255,7 @@ def _cancelled(answer: Any, request: Any) -> list[str]:
 cancel: Final = verb(
     agent_pb2.CancelRunRequest(),
     {"run": "run_id", "--jobs": "cancel_jobs", "--reason": "reason"},
-    "Stop a run. One that has ended stays as it is.",
+    "Cancel a run. A run that has ended is unchanged.",
     _cancelled,
 )
 
@@ -270,7 +270,7 @@ async def status(target: AsyncClient, console: Console, run_id: RunId, *, json: 
     if json:
         print(json_line(run))
         return
-    say(console, standing(run, datetime.now(UTC)))
+    say(console, status_lines(run, datetime.now(UTC)))
     transcript = Transcript(console)
     for call in run.pending_calls:
         transcript.pending(call)
@@ -280,8 +280,8 @@ async def status(target: AsyncClient, console: Console, run_id: RunId, *, json: 
     say(console, map(_active, run.active_calls))
 
 
-def standing(run: run_pb2.Run, now: datetime) -> list[str]:
-    """Return the state of a run, what it did so far, its relatives, and why it does not continue."""
+def status_lines(run: run_pb2.Run, now: datetime) -> list[str]:
+    """Describe the state of a run, its progress, its related runs, and why it does not continue."""
     lines = [f"{run.run_id} is {wording.state_name(run.state)}, in conversation {run.conversation_id}"]
     lines += [wording.budget_text(run)] if run.token_budget else []
     lines += wording.described(run, only=_FACTS)
@@ -294,8 +294,8 @@ def standing(run: run_pb2.Run, now: datetime) -> list[str]:
 
 
 def _active(call: call_pb2.Call) -> str:
-    began = f" since {wording.time_text(call.start_time)}" if call.HasField("start_time") else ""
-    return f"{wording.clean(call.tool_name)} is {wording.text_at(call, 'state')}{began}  call {call.call_id}"
+    since = f" since {wording.time_text(call.start_time)}" if call.HasField("start_time") else ""
+    return f"{wording.clean(call.tool_name)} is {wording.text_at(call, 'state')}{since}  call {call.call_id}"
 
 
 @command()
@@ -307,7 +307,7 @@ async def steps(
     full: Annotated[bool, typer.Option("--full", help="Show each step whole.")] = False,
     json: Json = False,
 ) -> None:
-    """Show what a run did, a line for each step: reasoning, calls, results, questions, answers."""
+    """Show the steps of a run, one per line: reasoning, calls, results, questions and answers."""
     async for page in target.pages(target.agents.ListSteps, steps_pb2.ListStepsRequest(run_id=run_id)):
         for step in page.steps:
             if json:
@@ -317,7 +317,7 @@ async def steps(
 
 
 def show_step(console: Console, step: steps_pb2.Step, *, full: bool) -> None:
-    """Print a step: on one line, or with all of its content below its heading."""
+    """Print a step on one line, or with its full content below a heading."""
     name, style = _STEPS[step.type]
     tool = f" {wording.clean(step.tool_name)}" if step.tool_name else ""
     heading = f"{step.round:>3} {name}{tool}{_STATUSES.get(step.status, '')}"

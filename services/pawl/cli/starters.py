@@ -1,4 +1,4 @@
-"""`pawl schedules` and `pawl triggers`: runs that start at times, or when something happens outside."""
+"""`pawl schedules` and `pawl triggers`: start runs at set times, or when a webhook or mail arrives."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from pawl.event.v1 import schedule_pb2, trigger_pb2
 
 _NAME: Final = {"name": "name"}
 _PAUSE: Final = {**_NAME, "--note": "note"}
-_UPDATE: Final = "Change what is given; '' removes it. Its runs have the permissions of your key from then on."
+_UPDATE: Final = "Change the given options; '' removes a value. New runs use the permissions of your key."
 
 
 def _every(definition: schedule_pb2.ScheduleDefinition, typed: str) -> None:
-    """Set an interval, which replaces times of cron."""
+    """Set the interval; it replaces a cron expression."""
     definition.cron = definition.time_zone = ""
     definition.interval_seconds = seconds_of(typed or "0s", "interval_seconds")
 
 
 def _cron(definition: schedule_pb2.ScheduleDefinition, typed: str) -> None:
-    """Set times of cron, which replace an interval."""
+    """Set the cron expression; it replaces an interval."""
     definition.interval_seconds = definition.offset_seconds = 0
     definition.cron = typed
 
@@ -39,7 +39,7 @@ _SCHEDULE: Final[Options] = {
     "--zone": "definition.time_zone",
     "--every": Option(
         path="definition.interval_seconds",
-        help="When it is due: each 30s, 15m, 2h or 7d.",
+        help="Interval: 30s, 15m, 2h or 7d.",
         put=_every,
         excludes="--cron",
     ),
@@ -90,12 +90,12 @@ async def _current_schedule(target: AsyncClient, request: Any) -> None:
     request.definition.CopyFrom((await target.get_schedule(request.definition.name)).definition)
 
 
-schedules = typer.Typer(help="Start runs again and again, at times or intervals.", no_args_is_help=True)
+schedules = typer.Typer(help="Start runs at set times or intervals.", no_args_is_help=True)
 schedules.command("create")(
     verb(
         schedule_requests.CreateScheduleRequest(),
         _SCHEDULE,
-        "Make a schedule: it needs --text, and --cron or --every.",
+        "Create a schedule. Requires --text, and --cron or --every.",
         _schedule,
     )
 )
@@ -107,7 +107,7 @@ schedules.command("list")(
         schedule_requests.ListSchedulesRequest(),
         {},
         "List your schedules by name.",
-        {"schedule": "definition.name", "when": _when, "next": _next, "what": "definition.text"},
+        {"schedule": "definition.name", "when": _when, "next": _next, "text": "definition.text"},
         none="You have no schedules.",
     )
 )
@@ -115,7 +115,7 @@ schedules.command("show")(
     verb(
         schedule_requests.GetScheduleRequest(),
         _NAME,
-        "Show a schedule, its next ten times and its last twenty fires.",
+        "Show a schedule, its next 10 due times and its last 20 fires.",
         shown,
     )
 )
@@ -123,7 +123,7 @@ schedules.command("pause")(
     verb(
         schedule_requests.PauseScheduleRequest(),
         _PAUSE,
-        "Pause a schedule. Times that are due until it is resumed are skipped.",
+        "Pause a schedule. Times due while it is paused are skipped.",
         _schedule,
     )
 )
@@ -134,7 +134,7 @@ schedules.command("trigger")(
     verb(
         schedule_requests.TriggerScheduleRequest(),
         _NAME,
-        "Fire a schedule now, also one that is paused.",
+        "Fire a schedule now, even if it is paused.",
         _fires,
         succeeded=_has_started,
     )
@@ -143,7 +143,7 @@ schedules.command("backfill")(
     verb(
         schedule_requests.BackfillScheduleRequest(),
         {**_NAME, "--from": "begin_time", "--to": "end_time"},
-        "Fire a schedule for its due times of the past, at most 100, whether they have fired or not.",
+        "Fire a schedule for past due times, at most 100, even those that have fired before.",
         _fires,
         succeeded=_has_started,
     )
@@ -152,20 +152,20 @@ schedules.command("delete")(
     verb(
         schedule_requests.DeleteScheduleRequest(),
         _NAME,
-        "Delete a schedule with its fires. Runs that it has started continue.",
+        "Delete a schedule and its history. Runs it has started continue.",
         "Deleted {name}.",
-        sure="Delete the schedule {name}?",
+        confirmation="Delete the schedule {name}?",
     )
 )
 
 
 def _mailbox(mailbox: trigger_pb2.MailboxSource, typed: str) -> None:
-    """Set user, host and port of `user@host:port`."""
+    """Set user, host and port from `user@host:port`."""
     mailbox.username, _, address = typed.rpartition("@")
     host, colon, port = address.rpartition(":")
     if not mailbox.username or (colon and not port.isdecimal()):
         raise CommandError(
-            f"{typed!r} is no mailbox like ann@imap.example.com or ann@imap.example.com:993.", parameter="username"
+            f"{typed!r} is not a mailbox like ann@imap.example.com or ann@imap.example.com:993.", parameter="username"
         )
     mailbox.host, mailbox.port = (host, int(port)) if colon else (address, 0)
 
@@ -193,7 +193,7 @@ _TRIGGER: Final[Options] = {
 }
 
 
-def _by(trigger: trigger_pb2.Trigger) -> str:
+def _source_text(trigger: trigger_pb2.Trigger) -> str:
     mailbox = trigger.definition.mailbox
     if trigger.definition.HasField("mailbox"):
         return wording.one_line(f"mails to {mailbox.username} at {mailbox.host}")
@@ -208,15 +208,15 @@ def _state(trigger: trigger_pb2.Trigger) -> str:
 
 
 def _trigger(answer: Any, _: Any) -> str:
-    return wording.clean(f"{answer.trigger.definition.name}: {_by(answer.trigger)}, {_state(answer.trigger)}")
+    return wording.clean(f"{answer.trigger.definition.name}: {_source_text(answer.trigger)}, {_state(answer.trigger)}")
 
 
 def _created(answer: Any, request: Any) -> str:
     name, is_webhook = request.definition.name, request.definition.HasField("webhook")
     if is_webhook and not answer.secret:
-        raise CommandError(f"The trigger {name} exists already: `pawl triggers rotate {name}` gives another secret.")
+        raise CommandError(f"The trigger {name} already exists. `pawl triggers rotate {name}` creates a new secret.")
     return (
-        f"Made {name}: webhooks for {answer.trigger.trigger_id}. Its secret:"
+        f"Created {name} with webhook id {answer.trigger.trigger_id}. Its secret:"
         if is_webhook
         else _trigger(answer, request)
     )
@@ -226,13 +226,13 @@ async def _current_trigger(target: AsyncClient, request: Any) -> None:
     request.definition.CopyFrom((await target.get_trigger(request.definition.name)).definition)
 
 
-triggers = typer.Typer(help="Start runs when a webhook or a mail comes in.", no_args_is_help=True)
+triggers = typer.Typer(help="Start runs when a webhook or mail arrives.", no_args_is_help=True)
 triggers.command("create")(
     verb(
         trigger_requests.CreateTriggerRequest(),
         _TRIGGER,
-        "Make a trigger: it needs --text, and --webhook or --mailbox. The secret of a webhook is all that standard"
-        " output has, this once.",
+        "Create a trigger. Requires --text, and --webhook or --mailbox. The secret of a webhook is shown once, alone on"
+        " standard output.",
         _created,
     )
 )
@@ -244,18 +244,24 @@ triggers.command("list")(
         trigger_requests.ListTriggersRequest(),
         {},
         "List your triggers by name.",
-        {"trigger": "definition.name", "id": "trigger_id", "by": _by, "state": _state, "what": "definition.text"},
+        {
+            "trigger": "definition.name",
+            "id": "trigger_id",
+            "by": _source_text,
+            "state": _state,
+            "text": "definition.text",
+        },
         none="You have no triggers.",
     )
 )
 triggers.command("show")(
-    verb(trigger_requests.GetTriggerRequest(), _NAME, "Show a trigger and its last twenty fires.", shown)
+    verb(trigger_requests.GetTriggerRequest(), _NAME, "Show a trigger and its last 20 fires.", shown)
 )
 triggers.command("pause")(
     verb(
         trigger_requests.PauseTriggerRequest(),
         _PAUSE,
-        "Pause a trigger: it takes no events, and waiting ones stay.",
+        "Pause a trigger. It accepts no new events; queued ones keep waiting.",
         _trigger,
     )
 )
@@ -266,16 +272,16 @@ triggers.command("rotate")(
     verb(
         trigger_requests.RotateTriggerSecretRequest(),
         _NAME,
-        "Give a trigger another secret, which standard output has. The earlier one is valid for another day.",
-        "The new secret of {name}:",
+        "Rotate the secret of a trigger and print the new one. The old one stays valid for a day.",
+        "New secret of {name}:",
     )
 )
 triggers.command("delete")(
     verb(
         trigger_requests.DeleteTriggerRequest(),
         _NAME,
-        "Delete a trigger with its secrets, its fires and what waits. Runs that it has started continue.",
+        "Delete a trigger with its secrets, history and queued events. Runs it has started continue.",
         "Deleted {name}.",
-        sure="Delete the trigger {name}?",
+        confirmation="Delete the trigger {name}?",
     )
 )

@@ -1,4 +1,4 @@
-"""`pawl tools`, `sources`, `documents` and `memory`: what the model can call, read and remember."""
+"""`pawl tools`, `sources`, `documents`, `memory` and `complete`: what the model can call, read and remember."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TOOL: Final[Columns] = {
     "runs in": "definition.context",
     "category": "definition.category",
     "effect": "definition.effect_class",
-    "what it does": lambda tool: wording.one_line(tool.definition.description, 80),
+    "description": lambda tool: wording.one_line(tool.definition.description, 80),
 }
 _FIGURES: Final[Columns] = {
     "tool": "tool_name",
@@ -42,7 +42,7 @@ _FIGURES: Final[Columns] = {
 }
 
 tools: Final = listing(
-    tool_pb2.ListToolsRequest(), {}, "List the tools that the model may be given.", _TOOL, none="There are no tools."
+    tool_pb2.ListToolsRequest(), {}, "List the tools available to models.", _TOOL, none="There are no tools."
 )
 stats: Final = listing(
     audit_pb2.GetToolAnalyticsRequest(),
@@ -53,9 +53,9 @@ stats: Final = listing(
         "--since": "since_time",
         "--before": "before_time",
     },
-    "Show what each tool did: executions, errors, durations, bytes, approvals. Needs the role operator or admin.",
+    "Show statistics by tool: executions, errors, latency, bytes and approvals. Requires the role operator or admin.",
     _FIGURES,
-    none="No tool did anything.",
+    none="No tool has been called.",
 )
 
 # Sources.
@@ -70,16 +70,16 @@ _SWITCHES: Final = ("excluded", "without_background", "permits_grants")
 _VALUES: Final = ("bulk", "timeout_seconds", "async_timeout_seconds", "reports")
 POLICY: Final = (
     f"TOOL=WORDS: {', '.join((*_WORDS, *_SWITCHES))}, bulk=$.body.items, timeout_seconds=30,"
-    " async_timeout_seconds=7200 or reports=end (as of pawl jobs start), with commas between; TOOL may be *."
+    " async_timeout_seconds=7200 or reports=end (see pawl jobs start), separated by commas; TOOL may be *."
     " Repeatable."
 )
 
 
 def policy_of(given: str) -> source_pb2.SourceToolPolicy:
-    """Return the policy in `TOOL=WORD,WORD`.
+    """Parse a policy `TOOL=WORD,WORD`.
 
     Raises:
-        CommandError: it has none.
+        CommandError: the policy is invalid or empty.
     """
     name, _, words = given.partition("=")
     policy = source_pb2.SourceToolPolicy(tool_name=name)
@@ -96,7 +96,7 @@ def policy_of(given: str) -> source_pb2.SourceToolPolicy:
 def _add_word(policy: source_pb2.SourceToolPolicy, word: str, value: str, *, has_value: bool) -> None:
     word = word.lower()
     if word not in (_VALUES if has_value else (*_WORDS, *_SWITCHES)):
-        raise ValueError(f"it is none of {', '.join((*_WORDS, *_SWITCHES, *(f'{each}=...' for each in _VALUES)))}")
+        raise ValueError(f"must be one of {', '.join((*_WORDS, *_SWITCHES, *(f'{each}=...' for each in _VALUES)))}")
     if word == "reports":
         put_reports(policy.reports, value, "reports")
     elif word == "bulk":
@@ -111,7 +111,7 @@ def _seconds(value: str) -> float:
     try:
         return float(value)
     except ValueError:
-        raise ValueError("it must be a number of seconds") from None
+        raise ValueError("must be a number of seconds") from None
 
 
 def _stateless(config: source_pb2.SourceConfig, _typed: str) -> None:
@@ -119,7 +119,7 @@ def _stateless(config: source_pb2.SourceConfig, _typed: str) -> None:
 
 
 def _headers(field: str) -> Callable[[source_pb2.SourceConfig, list[str]], None]:
-    """Return what adds to the `headers` or `secret_headers` of the kind of source that was given."""
+    """Return a function that adds headers to the `headers` or `secret_headers` of a source."""
 
     def put(config: source_pb2.SourceConfig, typed: list[str]) -> None:
         kind = getattr(config, config.WhichOneof("kind") or "open_api")
@@ -145,11 +145,11 @@ def _schema(config: source_pb2.HttpEndpointConfig, typed: str) -> None:
 
 _LAST: Final[Options] = {
     "--header": Option(
-        path="config.policies", help="Name=value, of every request. Repeatable.", put=_headers("headers")
+        path="config.policies", help="A header of every request, as name=value. Repeatable.", put=_headers("headers")
     ),
     "--secret-header": Option(
         path="config.policies",
-        help="Name=name of a secret of the registry. Repeatable.",
+        help="A header whose value is a secret of the registry, as name=secret. Repeatable.",
         put=_headers("secret_headers"),
     ),
     "--policy": Option(
@@ -160,7 +160,9 @@ _LAST: Final[Options] = {
 _PROGRAM: Final = "config.mcp_stdio"
 _MCP: Final[Options] = {
     "name": "config.name",
-    "command": Option(path=f"{_PROGRAM}.command", help="The program of the server, behind `--`.", is_optional=True),
+    "command": Option(
+        path=f"{_PROGRAM}.command", help="The command that starts the server, after `--`.", is_optional=True
+    ),
     "--url": "config.mcp_http.url",
     "--env": f"{_PROGRAM}.environment",
     "--secret-env": f"{_PROGRAM}.secret_environment",
@@ -174,7 +176,7 @@ _MCP: Final[Options] = {
     "--processes": f"{_PROGRAM}.processes_max",
     "--stateless": Option(
         path="config.name",
-        help="It keeps nothing between calls: all users may share one session.",
+        help="It keeps no state between calls, so all users can share a session.",
         constant=True,
         put=_stateless,
     ),
@@ -184,9 +186,7 @@ _MCP: Final[Options] = {
 }
 _HTTP: Final[Options] = {
     "name": "config.name",
-    "--openapi": Option(
-        path="config.open_api.document_url", help="OpenAPI document: a file, or its address.", put=_openapi
-    ),
+    "--openapi": Option(path="config.open_api.document_url", help="OpenAPI document: a file or URL.", put=_openapi),
     "--base-url": "config.open_api.base_url",
     "--operation": "config.open_api.operation_ids",
     "--endpoint": "config.http_endpoint.url",
@@ -194,7 +194,7 @@ _HTTP: Final[Options] = {
     "--description": "config.http_endpoint.description",
     "--arguments": Option(
         path="config.http_endpoint.arguments_schema_json",
-        help="Arguments of the endpoint: a JSON Schema, or @FILE with one.",
+        help="JSON Schema of the arguments of the endpoint, or @FILE.",
         put=_schema,
     ),
     "--idempotency-header": "config.http_endpoint.idempotency_header",
@@ -219,7 +219,7 @@ def _tool_line(tool: tool_pb2.Tool) -> str:
 
 
 def _left_out(tools: Sequence[source_pb2.LeftOutTool]) -> list[str]:
-    return [wording.clean(f"{tool.name} was left out: {tool.reason}.") for tool in tools]
+    return [wording.clean(f"{tool.name} was skipped: {tool.reason}.") for tool in tools]
 
 
 def _added(answer: Any, _: Any) -> list[str]:
@@ -227,13 +227,13 @@ def _added(answer: Any, _: Any) -> list[str]:
 
 
 sources = typer.Typer(
-    help="MCP servers and HTTP services that the store gets tools from.", no_args_is_help=True, rich_markup_mode=None
+    help="MCP servers and HTTP services that provide tools to the store.", no_args_is_help=True, rich_markup_mode=None
 )
 sources.command("list")(
     listing(
         source_pb2.ListSourcesRequest(),
         {},
-        "List the sources, with their state at the last check.",
+        "List the sources with their state at the last check.",
         {
             "source": "config.name",
             "state": "state",
@@ -248,7 +248,7 @@ sources.command("add-mcp")(
     verb(
         source_pb2.AddSourceRequest(),
         _MCP,
-        "Add an MCP server: a program of the registry's machine, or one over HTTP.",
+        "Add an MCP server: a command on the registry's machine, or a URL.",
         _added,
         needs=("command", "--url"),
     )
@@ -257,7 +257,7 @@ sources.command("add-http")(
     verb(
         source_pb2.AddSourceRequest(),
         _HTTP,
-        "Add an HTTP service: each operation of its OpenAPI document becomes a tool, or one endpoint does.",
+        "Add an HTTP service. Each operation of its OpenAPI document, or one endpoint, becomes a tool.",
         _added,
         needs=("--openapi", "--endpoint"),
     )
@@ -265,8 +265,8 @@ sources.command("add-http")(
 sources.command("approve")(
     verb(
         source_pb2.ApproveSourceRequest(),
-        {"name": "name", "hash": Option(path="definitions_hash", help="The hash that `pawl sources check` showed.")},
-        "Accept the definitions that a source has now.",
+        {"name": "name", "hash": Option(path="definitions_hash", help="The hash printed by `pawl sources check`.")},
+        "Approve the current tool definitions of a source.",
         _added,
     )
 )
@@ -275,40 +275,40 @@ sources.command("remove")(
         source_pb2.RemoveSourceRequest(),
         {"name": "name"},
         "Remove a source and its tools.",
-        "{name} and its tools are gone.",
+        "Removed {name} and its tools.",
     )
 )
 
 
 @sources.command()
-@command(asks="tools")
+@command(service="tools")
 async def check(
     target: AsyncClient,
     console: Console,
     name: Annotated[str, typer.Argument(help="Name of the source.", show_default=False)],
 ) -> int:
-    """Ask a source for its tools, and show how they differ from what was approved."""
+    """Check a source, and show how its tools differ from the approved ones."""
     checked = await ask(target, source_pb2.CheckSourceRequest(name=name))
     lines = [f"{name} is {wording.text_at(checked.source, 'state')}. {checked.source.problem}".rstrip()]
     lines += [line for change in checked.changes for line in _change_lines(change)]
     lines += _left_out(checked.left_out)
     if checked.changes:
-        lines.append(f"To accept this: pawl sources approve {name} {checked.found_hash}")
+        lines.append(f"Approve with: pawl sources approve {name} {checked.found_hash}")
     say(console, map(wording.clean, lines))
     return 0 if checked.source.state == source_pb2.SOURCE_STATE_READY else EXIT_UNSUCCESSFUL
 
 
 def _change_lines(change: source_pb2.SourceChange) -> Iterator[str]:
-    """Yield what an admin has to see of a change: both definitions, whole."""
+    """Describe a change for admins, with both definitions in full."""
     if not change.HasField("found"):
-        yield f"- {change.tool_name} is gone"
+        yield f"- {change.tool_name} was removed"
     elif not change.HasField("approved"):
         yield f"+ {change.tool_name} is new: {change.found.description}"
         yield f"  arguments: {change.found.arguments_schema_json.decode()}"
     else:
         yield f"* {change.tool_name} has changed"
         if change.approved == change.found:
-            yield "  in what is not part of its definition: title, results or annotations"
+            yield "  outside its definition: title, results or annotations"
         for field in change.found.DESCRIPTOR.fields_by_name:
             before, after = getattr(change.approved, field), getattr(change.found, field)
             if before != after:
@@ -327,7 +327,7 @@ documents.command("list")(
     listing(
         document_pb2.ListDocumentsRequest(),
         {},
-        "List your documents, and those of the store.",
+        "List your documents and shared documents of the store.",
         {
             "owner": lambda each: "store" if each.owner == document_pb2.DOCUMENT_OWNER_STORE else "you",
             "bytes": "text_bytes",
@@ -343,7 +343,9 @@ documents.command("remove")(
         document_pb2.DeleteDocumentRequest(owner=document_pb2.DOCUMENT_OWNER_USER),
         {
             "name": "name",
-            "--shared": Option(path="owner", help="The store's.", constant=document_pb2.DOCUMENT_OWNER_STORE),
+            "--shared": Option(
+                path="owner", help="Remove a shared document of the store.", constant=document_pb2.DOCUMENT_OWNER_STORE
+            ),
         },
         "Remove a document.",
         "Removed {name}.",
@@ -352,17 +354,19 @@ documents.command("remove")(
 
 
 @documents.command()
-@command(asks="tools")
+@command(service="tools")
 async def add(
     target: AsyncClient,
     console: Console,
-    file: Annotated[Path, typer.Argument(help="A text in UTF-8, at most 1 MiB.")],
+    file: Annotated[Path, typer.Argument(help="A UTF-8 text file, at most 1 MiB.")],
     *,
-    name: Annotated[str, typer.Option(help="Its name; that of the file if not given.")] = "",
-    language: Annotated[str, typer.Option(help="How its words are searched: simple, english, german and so on.")] = "",
-    shared: Annotated[bool, typer.Option("--shared", help="For all users of the store.")] = False,
+    name: Annotated[str, typer.Option(help="Name of the document. Default: the file name.")] = "",
+    language: Annotated[
+        str, typer.Option(help="Language of the full-text search: simple, english, german and so on.")
+    ] = "",
+    shared: Annotated[bool, typer.Option("--shared", help="Share it with all users of the store.")] = False,
 ) -> None:
-    """Add a document, or replace the one of its name."""
+    """Add a document, or replace the one with its name."""
     with reading(file):
         put = await target.upload(file, name=name, language=language, shared=shared)
     say(console, f"{'Added' if put.created else 'Replaced'} {wording.one_line(put.document.name)}.")
@@ -379,7 +383,7 @@ def _sure(request: memory_pb2.EraseMemoriesRequest) -> str:
 
 def _erased(answer: Any, request: Any) -> str:
     if request.memory_id and not answer.erased_count:
-        raise CommandError("No such memory, or none about you. `pawl memory list` lists yours.")
+        raise CommandError("No such memory about you. `pawl memory list` shows yours.")
     return f"Erased {answer.erased_count} {'memory' if answer.erased_count == 1 else 'memories'}."
 
 
@@ -388,38 +392,40 @@ memory.command("list")(
     listing(
         memory_pb2.ListMemoriesRequest(),
         {"--agent": "agent_name"},
-        "List what agents remember about you, the oldest first.",
-        {"agent": "agent_name", "remembered": "create_time", "id": "memory_id", "what": "text"},
-        none="Nothing is remembered about you.",
+        "List what agents remember about you, oldest first.",
+        {"agent": "agent_name", "remembered": "create_time", "id": "memory_id", "text": "text"},
+        none="Agents remember nothing about you.",
     )
 )
 memory.command("erase")(
     verb(
         memory_pb2.EraseMemoriesRequest(),
         {"memory": Option(path="memory_id", is_optional=True), "--agent": "agent_name"},
-        "Erase what agents remember about you: all of it, what one agent does, or one memory.",
+        "Erase all memories about you, those of one agent, or a single memory.",
         _erased,
-        sure=_sure,
+        confirmation=_sure,
         narrows=True,
     )
 )
 
 
-_TOKEN: Final = "The completion token, which the tool gave away; - reads it, @FILE from a file: commands can be seen."  # noqa: S105
+_TOKEN: Final = (
+    "The completion token from the tool. Use - for standard input or @FILE: other users can see command lines."  # noqa: S105
+)
 
 
-@command(asks="tools")
+@command(service="tools")
 async def complete(
     target: AsyncClient,
     console: Console,
     token: Annotated[str, typer.Argument(help=_TOKEN)],
     *,
-    result: Annotated[str | None, typer.Option("--result", help="The result of the call, in JSON.")] = None,
-    error: Annotated[str, typer.Option("--error", help="Why there is none, for the model.")] = "",
+    result: Annotated[str | None, typer.Option("--result", help="The result of the call, as JSON.")] = None,
+    error: Annotated[str, typer.Option("--error", help="The error to report to the model.")] = "",
 ) -> None:
-    """Complete a call whose tool waits for somebody outside: with its result, or with an error."""
+    """Complete a call whose tool waits for an external result, with a result or an error."""
     if (result is None) == (not error):
-        raise CommandError("Say how the call ended: --result JSON or --error TEXT.")
-    value = None if result is None else json_of(result, "--result", "A text stands in quotes.")
+        raise CommandError("Give --result JSON or --error TEXT.")
+    value = None if result is None else json_of(result, "--result", "Put text in quotes.")
     known = await target.complete_call(secret_of(token), value, error=error)
-    say(console, "The call had this end already." if known else "Completed.")
+    say(console, "The call was already completed like this." if known else "Completed.")

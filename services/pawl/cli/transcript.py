@@ -1,4 +1,4 @@
-"""The events of runs as a person reads them: appended line by line, with or without a terminal."""
+"""Prints the events of runs for people, line by line."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pawl.cli import wording
 from pawl.cli.command import WordWrap
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
 
+# Characters of reasoning shown per round; the rest is folded.
 REASONING_CHARACTERS_MAX: Final = 300
-"""Reasoning of a round that is shown before the rest is folded."""
 
 _SETTLED: Final = {
     call_pb2.CALL_STATE_SUCCEEDED: ("✓", "green"),
@@ -24,26 +24,26 @@ _SETTLED: Final = {
     call_pb2.CALL_STATE_CANCELLED: ("✗", "yellow"),
     call_pb2.CALL_STATE_OUTCOME_UNKNOWN: ("?", "red"),
 }
+# Final run states, each with its mark and style.
 ENDED: Final = {
     run_pb2.RUN_STATE_COMPLETED: ("✓", "green"),
     run_pb2.RUN_STATE_FAILED: ("✗", "red"),
     run_pb2.RUN_STATE_CANCELLED: ("✗", "yellow"),
     run_pb2.RUN_STATE_EXPIRED: ("✗", "yellow"),
 }
-"""The states in which a run has ended, each with its mark and style."""
-_UNDER_WAY: Final = (run_pb2.RUN_STATE_QUEUED, run_pb2.RUN_STATE_RUNNING)
+_IN_PROGRESS: Final = (run_pb2.RUN_STATE_QUEUED, run_pb2.RUN_STATE_RUNNING)
 
 
-def says_something(event: event_pb2.RunEvent) -> bool:
-    """Return whether an event of a turn that nobody asked for has something for people, and not for the model alone."""
+def is_visible(event: event_pb2.RunEvent) -> bool:
+    """Return whether an event of a turn that the model started is worth showing to users."""
     match event.WhichOneof("kind"):
         case "run_changed":
             run = event.run_changed.run
-            is_nothing = run.state in _UNDER_WAY or (run.state == run_pb2.RUN_STATE_COMPLETED and not run.output_text)
+            is_nothing = run.state in _IN_PROGRESS or (run.state == run_pb2.RUN_STATE_COMPLETED and not run.output_text)
             return not is_nothing and run.stop_cause != run_pb2.STOP_CAUSE_SUPERSEDED
         case "message_added":
-            said = event.message_added.message
-            return said.role == message_pb2.ROLE_ASSISTANT and bool(said.text or said.refusal or said.call_ids)
+            text = event.message_added.message
+            return text.role == message_pb2.ROLE_ASSISTANT and bool(text.text or text.refusal or text.call_ids)
         case "output_delta":
             return bool(event.output_delta.text or event.output_delta.refusal)
         case "round_started" | "round_ended":
@@ -53,9 +53,9 @@ def says_something(event: event_pb2.RunEvent) -> bool:
 
 
 class Transcript:
-    """Shows events in the order of their seq; on a terminal lines are broken between words.
+    """Prints events in order of their seq; on a terminal, lines wrap between words.
 
-    `whole_reasoning` folds none of it; `hints` adds to what waits the command that settles it.
+    `whole_reasoning` shows all reasoning; `hints` adds the command that settles a pending call.
     """
 
     def __init__(self, console: Console, *, whole_reasoning: bool = False, hints: bool = False) -> None:
@@ -72,7 +72,7 @@ class Transcript:
         self._decides = True
 
     def show(self, event: event_pb2.RunEvent) -> None:
-        """Show one event; most need a line, some none."""
+        """Show one event; some events print nothing."""
         self._note_takeover(event)
         match event.WhichOneof("kind"):
             case "run_changed":
@@ -89,20 +89,20 @@ class Transcript:
                 self._call_changed(event.call_changed)
             case "tool_progress":
                 progress = event.tool_progress
-                self.line(f"  … {wording.clean(progress.tool_name)} {wording.share_text(progress)}", "dim")
+                self.line(f"  … {wording.clean(progress.tool_name)} {wording.progress_text(progress)}", "dim")
             case "run_topped_up":
                 topped_up = event.run_topped_up
                 added = f"{wording.clean(topped_up.user_id)} added {wording.count_text(topped_up.tokens, 'token')}"
-                self.line(f"+ {added}: it may use {topped_up.token_budget}", "green")
+                self.line(f"+ {added}; the budget is now {topped_up.token_budget}", "green")
             case "operator_acted":
                 self.line(f"⚑ {wording.act_text(event.operator_acted)}", "magenta")
             case "warning":
                 self.line(f"! {wording.one_line(event.warning.message, 300)}", "yellow")
             case _:
-                pass  # An event of a later version, or one that says nothing new to a reader.
+                pass  # An event of a later version, or one with nothing to show.
 
     def show_gap(self, gap: gap_pb2.Gap) -> None:
-        """Say that events are gone, and show what they had led to: messages, and calls with their outcomes."""
+        """Show a gap in the log, and the messages and calls that the missing events led to."""
         snapshot = gap.snapshot
         omitted = [
             wording.count_text(count, noun)
@@ -113,7 +113,7 @@ class Transcript:
             if count
         ]
         without = f", without {' and '.join(omitted)}" if omitted else ""
-        self.line(f"… events {gap.from_seq} to {gap.to_seq} are not kept any more; they came to this{without}:", "dim")
+        self.line(f"… events {gap.from_seq} to {gap.to_seq} are no longer stored. Their outcome{without}:", "dim")
         calls = {call.call_id: call for call in snapshot.calls}
         self._begin_round()
         for message in snapshot.messages:
@@ -123,24 +123,24 @@ class Transcript:
                     self._call_changed(event_pb2.CallChanged(call=calls[call_id]))
 
     def line(self, text: str, style: str = "") -> None:
-        """Show a line of its own."""
+        """Print a separate line."""
         self.end_line()
         self._console.print(Text(text, style=style), soft_wrap=not self._console.is_terminal)
 
     def command(self, text: str) -> None:
-        """Show a command to type. It is never broken, so that it can be copied."""
+        """Print a command unwrapped, so that it can be copied."""
         self.end_line()
         self._console.print(Text(f"  {text}", style="bold"), soft_wrap=True)
 
     def end_line(self) -> None:
-        """Finish the line of output that is open, if one is."""
+        """Finish the open line, if any."""
         if self._in_line:
             rest = self._wrap.flush() if self._wrap else ""
             self._console.print(Text(rest, style=self._style), soft_wrap=True)
         self._in_line = self._in_reasoning = False
 
     def card(self, title: str, lines: list[str], style: str = "cyan") -> None:
-        """Show a block: a panel on a terminal, plain lines elsewhere."""
+        """Print a block: a panel on a terminal, plain lines elsewhere."""
         self.end_line()
         if self._console.is_terminal:
             body = Text("\n".join(lines))
@@ -149,13 +149,13 @@ class Transcript:
             self._console.print(Text("\n".join([f"[{title}]", *(f"  {line}" for line in lines)])), soft_wrap=True)
 
     def pending(self, call: call_pb2.Call) -> None:
-        """Show what a call waits for, whole."""
+        """Show a pending call in full."""
         self.card(wording.call_title(call), wording.call_lines(call, datetime.now(tz=UTC)), "yellow")
 
     def _note_takeover(self, event: event_pb2.RunEvent) -> None:
-        told = event.HasField("round_retrying")
-        if event.attempt > self._attempt > 0 and not told and (self._in_line or self._text_shown):
-            self.line("↻ another worker has taken over; what the model wrote above begins anew", "yellow")
+        is_retry = event.HasField("round_retrying")
+        if event.attempt > self._attempt > 0 and not is_retry and (self._in_line or self._text_shown):
+            self.line("↻ another worker took over; the text above is generated again", "yellow")
             self._begin_round()
         self._attempt = max(self._attempt, event.attempt)
 
@@ -166,7 +166,7 @@ class Transcript:
 
     def _retrying(self, retrying: event_pb2.RoundRetrying) -> None:
         why = wording.one_line(retrying.message or retrying.reason, 200).rstrip(". ")
-        void = "; what it wrote above is void" if retrying.void_from_seq else ""
+        void = "; discard the text above" if retrying.void_from_seq else ""
         self.line(f"↻ {why}, trying again{void}", "yellow")
         self._begin_round()
 
@@ -187,7 +187,7 @@ class Transcript:
         self._write(text[:room] + folded, "dim italic", reasoning=True)
 
     def _write(self, text: str, style: str = "", *, reasoning: bool = False) -> None:
-        """Go on with the open line; reasoning and text do not share one."""
+        """Continue the open line; reasoning and text use separate lines."""
         if reasoning is not self._in_reasoning:
             self.end_line()
         self._in_reasoning, self._style = reasoning, style
@@ -198,8 +198,8 @@ class Transcript:
     def _message_added(self, message: message_pb2.Message) -> None:
         match message.role:
             case message_pb2.ROLE_USER:
-                said = "\n".join((wording.clean(message.text), *wording.parts_of(message))).strip("\n")
-                self.line("> " + said.replace("\n", "\n> "), "bold")
+                text = "\n".join((wording.clean(message.text), *wording.parts_of(message))).strip("\n")
+                self.line("> " + text.replace("\n", "\n> "), "bold")
             case message_pb2.ROLE_NOTICE:
                 self.line("◆ " + wording.clean(message.text).replace("\n", "\n◆ "), "dim")
             case message_pb2.ROLE_ASSISTANT if not self._text_shown and (message.text or message.refusal):
@@ -216,7 +216,7 @@ class Transcript:
             case call_pb2.CALL_STATE_RUNNING:
                 by = f" (allowed by {call.rule_id})" if call.rule_id and not call.approval.digest else ""
                 if call.approval.HasField("series") and not call.approval.HasField("decision"):
-                    by = " (granted with its series)"
+                    by = " (approved with its series)"
                 self.line(f"⚙ {name} {arguments}{by}", "cyan")
             case call_pb2.CALL_STATE_OFFERED if changed.from_state != call_pb2.CALL_STATE_OFFERED:
                 self.line(f"⇢ {name} {arguments} (in a front end)", "cyan")
@@ -246,15 +246,15 @@ class Transcript:
         self._decides = decides(run)
         match run.state:
             case run_pb2.RUN_STATE_WAITING:
-                self.line(f"‖ waits for {wording.wait_names(run.waits)}", "yellow")
+                self.line(f"‖ waiting for {wording.wait_names(run.waits)}", "yellow")
                 if self._hints and run_pb2.WAIT_KIND_BUDGET in run.waits:
                     self.command(top_up_hint(run))
             case run_pb2.RUN_STATE_NEEDS_ATTENTION:
                 self.line(f"‖ needs an operator: {wording.attention_text(run.attention, run.crash_count)}", "red")
                 if self._hints:
-                    self.command(f"an operator sees what to do with: pawl attention {run.run_id}")
+                    self.command(f"operators can see what to do with: pawl attention {run.run_id}")
             case run_pb2.RUN_STATE_CANCELLING:
-                self.line("‖ is being cancelled", "yellow")
+                self.line("‖ cancelling", "yellow")
             case state if state in ENDED:
                 self._ended(run)
 
@@ -267,22 +267,22 @@ class Transcript:
         why = f": {wording.one_line(run.failure.message, 300)}" if run.failure.message else ""
         self.line(f"{mark} {run.run_id} {wording.state_name(run.state)}{by}{why} ({facts})", style)
         if run.unstopped_call_ids:
-            self.line(f"! could not be stopped and may go on: {', '.join(run.unstopped_call_ids)}", "red")
+            self.line(f"! could not be stopped and may still be running: {', '.join(run.unstopped_call_ids)}", "red")
 
 
 def decides(run: run_pb2.Run) -> bool:
-    """Return whether the user of a run may decide its gated calls: who has roles needs one of the two for it."""
+    """Return whether the user of a run may decide its gated calls. Users with roles need approver or admin."""
     return not run.user_roles or bool({"approver", "admin"} & set(run.user_roles))
 
 
 def top_up_hint(run: run_pb2.Run) -> str:
-    """Return the command by which a run that waits for tokens goes on."""
-    needed = f"at least {run.tokens_needed}" if run.tokens_needed else "some"
+    """Return the command that adds tokens to a run."""
+    needed = f"at least {run.tokens_needed} tokens" if run.tokens_needed else "tokens"
     return f"add {needed} with: pawl top-up {run.run_id} {run.tokens_needed or 'TOKENS'}"
 
 
 def hint(call: call_pb2.Call, *, decides: bool = True) -> str:
-    """Return the command by which a pending call is settled, or who does if the user of its run may not."""
+    """Return the command that settles a pending call, or who can settle it."""
     command = f"pawl approve {call.run_id} {call.call_id}"
     if call.state == call_pb2.CALL_STATE_AWAITING_APPROVAL:
         needed = call.approval.approvals_required
@@ -291,12 +291,14 @@ def hint(call: call_pb2.Call, *, decides: bool = True) -> str:
             whom = f"{left} other people" if left > 1 else "1 other person"
             return f"waits for {whom} with the role approver or admin: {command}"
         if not decides:
-            return "waits for somebody with the role approver or admin, who finds it with: pawl inbox --all-users"
+            return "waits for a user with the role approver or admin, who can use: pawl inbox --all-users"
     if call.state == call_pb2.CALL_STATE_ASKED:
         return f'answer with: {command} --answer "..."'
     if call.state == call_pb2.CALL_STATE_OFFERED:
-        return "waits for a front end; `pawl inbox` on a terminal takes its result as JSON"
+        return "waits for a front end; or enter its result as JSON in `pawl inbox`"
     if call.state == call_pb2.CALL_STATE_RUNNING:
         command = f"pawl resolve {call.run_id} {call.call_id}"
-        return f"find out and say: {command} --happened JSON   (or --run-again, --tell-model)"
+        return (
+            f"find out whether it happened, then report it: {command} --happened JSON   (or --run-again, --tell-model)"
+        )
     return f'decide with: {command}   (or --edit JSON, --reject "reason")'

@@ -1,4 +1,4 @@
-"""Runs, calls and values as short plain text."""
+"""Formats runs, calls and values as short plain text."""
 
 from __future__ import annotations
 
@@ -28,53 +28,53 @@ _WAITS: Final = {
     run_pb2.WAIT_KIND_TOOL_RESULT: "a front end",
     run_pb2.WAIT_KIND_BUDGET: "more tokens",
     run_pb2.WAIT_KIND_AGENT: "another agent",
-    run_pb2.WAIT_KIND_AGENT_QUOTA: "the next day: its agent has used up its tokens",
-    run_pb2.WAIT_KIND_PROVIDER: "the model server, which does not answer",
+    run_pb2.WAIT_KIND_AGENT_QUOTA: "the next day, because its agent has no tokens left today",
+    run_pb2.WAIT_KIND_PROVIDER: "the model server, which is not responding",
     run_pb2.WAIT_KIND_TIME: "the time of its next iteration",
     run_pb2.WAIT_KIND_PAUSED: "its user to resume it",
-    run_pb2.WAIT_KIND_COMPLETION: "somebody outside to complete a call",
+    run_pb2.WAIT_KIND_COMPLETION: "an external result of a call",
 }
+# Wait reasons of queued runs.
 QUEUED_FOR: Final = {
     waiting_pb2.WAIT_REASON_TURN: "its turn",
-    waiting_pb2.WAIT_REASON_PLACE: "a place",
+    waiting_pb2.WAIT_REASON_PLACE: "a free slot",
     waiting_pb2.WAIT_REASON_WORKER: "a worker",
 }
-"""The words for what a run waits for that has not begun."""
 
 _ACTS: Final = {
-    event_pb2.OPERATOR_ACT_RESOLVED: "said what became of a call",
-    event_pb2.OPERATOR_ACT_REDRIVEN: "let the run go on",
+    event_pb2.OPERATOR_ACT_RESOLVED: "reported the outcome of a call",
+    event_pb2.OPERATOR_ACT_REDRIVEN: "resumed the run",
     event_pb2.OPERATOR_ACT_ENDED: "ended the run",
 }
+# Who stopped a run, if it was not its user.
 STOPPED_BY: Final = {
     run_pb2.STOP_CAUSE_SUPERSEDED: " by a newer message",
     run_pb2.STOP_CAUSE_OPERATOR: " by an operator",
-    run_pb2.STOP_CAUSE_PARENT: " with the call that it did",
+    run_pb2.STOP_CAUSE_PARENT: " with its parent call",
     run_pb2.STOP_CAUSE_MODEL: " by the model",
 }
-"""The words for who stopped a run, where it was not its user."""
 
 
-def said(label: str, text: str) -> list[str]:
-    """Return what somebody wrote behind a label, each further line marked, so that it cannot be taken for ours."""
+def quoted(label: str, text: str) -> list[str]:
+    """Return untrusted text after a label. Further lines are marked, so that they cannot pass as our output."""
     first, *rest = clean(text).splitlines() or [""]
     return [f"{label}{first}", *(f"  | {line}" for line in rest)]
 
 
 def sentence(text: str) -> str:
-    """Return a text that ends as a sentence does: with the mark that it has, else with a full stop."""
+    """End a text with a full stop unless it ends with ? or !."""
     text = text.rstrip(". ")
     return text if text.endswith(("?", "!")) else f"{text}."
 
 
 def one_line(text: str, characters_max: int = PREVIEW_CHARACTERS_MAX) -> str:
-    """Return `text` on one line, cut."""
+    """Return `text` on one line, truncated."""
     line = " ".join(clean(text).split())
     return line if len(line) <= characters_max else f"{line[: characters_max - 1]}…"
 
 
 def json_line(data: bytes, characters_max: int = PREVIEW_CHARACTERS_MAX) -> str:
-    """Return JSON bytes on one line, cut; a string without its quotes."""
+    """Return JSON on one line, truncated; a string without its quotes."""
     text = data.decode(errors="replace")
     try:
         value = json.loads(text)
@@ -84,7 +84,7 @@ def json_line(data: bytes, characters_max: int = PREVIEW_CHARACTERS_MAX) -> str:
 
 
 def json_block(data: bytes) -> str:
-    """Return JSON bytes, a line for each value, that mean the same: hidden characters and hosts are escaped."""
+    """Return indented JSON. Hidden characters and misleading host names are escaped; the value is the same."""
     text = data.decode(errors="replace")
     try:
         block = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
@@ -106,7 +106,7 @@ def short_name(kind: EnumDescriptor, value: int) -> str:
 
 
 def job_name(job: jobs_pb2.BackgroundJob) -> str:
-    """Return the id of a job, and which tool it calls."""
+    """Return the id and tool of a job."""
     return f"{job.job_id} ({clean(job.definition.tool_name)})"
 
 
@@ -116,25 +116,25 @@ def state_name(state: run_pb2.RunState.ValueType) -> str:
 
 
 def stopped_text(job: jobs_pb2.BackgroundJob) -> str:
-    """Return what became of a job that somebody wanted to stop."""
+    """Return the outcome of stopping a job."""
     return f"{job_name(job)} is {state_name(job.state)}."
 
 
 def wait_names(waits: Sequence[run_pb2.WaitKind.ValueType]) -> str:
-    """Return what a run waits for: `an approval and an answer`."""
+    """Return the wait reasons as text: `an approval and an answer`."""
     return " and ".join(_WAITS[wait] for wait in waits) or "input"
 
 
 def attention_text(attention: run_pb2.Attention, crash_count: int) -> str:
-    """Return why a run needs an operator, as the rest of a sentence about it."""
+    """Return why a run needs an operator."""
     if attention.reason == run_pb2.ATTENTION_REASON_UNKNOWN_OUTCOME:
-        return "it is not known whether a call had its effect"
+        return "it is unknown whether a call had its effect"
     died = "1 worker died" if crash_count == 1 else f"{crash_count} workers died"
-    return f"quarantined: {died} while they drove it, without any progress in between"
+    return f"quarantined: {died} running it, without any progress in between"
 
 
 def act_text(acted: event_pb2.OperatorActed) -> str:
-    """Return what an operator did about a run: `operator bob let the run go on: the tool is mended`."""
+    """Describe an operator action: `operator bob resumed the run: tool fixed`."""
     call = f" ({acted.call_id})" if acted.call_id else ""
     reason = f": {one_line(acted.reason, 300)}" if acted.reason else ""
     return f"operator {clean(acted.user_id)} {_ACTS[acted.act]}{call}{reason}"
@@ -155,18 +155,17 @@ def count_text(count: int, noun: str) -> str:
 
 
 def budget_text(run: run_pb2.Run) -> str:
-    """Return how many tokens a run may use and has used."""
+    """Return the token budget and usage of a run."""
     used = run.usage.input_tokens + run.usage.output_tokens
-    return f"may use {run.token_budget} tokens; it has used {used}"
+    return f"has used {used} of {run.token_budget} tokens"
 
 
 def time_text(time: Timestamp) -> str:
-    """Return `2026-11-24 14:00:00+01:00`, in the time zone of this machine; Z is UTC. Options take it, too."""
+    """Return `2026-11-24 14:00:00+01:00` in the local time zone; Z is UTC. Options accept this format."""
     return time.ToDatetime(tzinfo=UTC).astimezone().isoformat(" ", "seconds").replace("+00:00", "Z")
 
 
 def labels_text(labels: Mapping[str, str]) -> str:
-    """Return labels on one line, for people."""
     return ", ".join(f"{key}={clean(value)}" for key, value in sorted(labels.items()))
 
 
@@ -179,7 +178,7 @@ def text_at(message: Any, path: str) -> str:
 
 
 def described(message: Any, indent: str = "", *, only: Collection[str] = ()) -> list[str]:
-    """Return a line for each field that a message has, or for `only` these; of a definition the fields themselves."""
+    """Return a line for each field that is set, or for those in `only`. Fields of a definition are not nested."""
     lines: list[str] = []
     for field, value in message.ListFields():
         if only and field.name not in only:
@@ -196,12 +195,12 @@ def described(message: Any, indent: str = "", *, only: Collection[str] = ()) -> 
             lines += [label, *json_block(value).splitlines()]
         else:
             text = value if isinstance(value, str) else "yes" if value is True else _text(field, value)
-            lines += said(f"{label} ", text)
+            lines += quoted(f"{label} ", text)
     return lines
 
 
 def summary(message: Any) -> str:
-    """Return what a message has on one line, without the names of its fields."""
+    """Return the values of a message on one line."""
     if isinstance(message, Timestamp):
         return time_text(message)
     return "  ".join(filter(None, (_text(field, value) for field, value in message.ListFields())))
@@ -229,40 +228,40 @@ def _one(field: FieldDescriptor, value: Any) -> str:
     return json_line(value) if isinstance(value, bytes) else one_line(str(value), 200)
 
 
-def share_text(progress: event_pb2.ToolProgress) -> str:
-    """Return how far a tool says that it is: `40% two of five pages`; without the share if it cannot say."""
-    share = f"{progress.fraction:.0%} " if progress.HasField("fraction") else ""
-    return f"{share}{one_line(progress.message)}".rstrip()
+def progress_text(progress: event_pb2.ToolProgress) -> str:
+    """Return the progress of a tool: `40% two of five pages`."""
+    percent = f"{progress.fraction:.0%} " if progress.HasField("fraction") else ""
+    return f"{percent}{one_line(progress.message)}".rstrip()
 
 
 def remaining_text(deadline: Timestamp, now: datetime) -> str:
-    """Return how long there is until `deadline`."""
+    """Return the time left until `deadline`."""
     seconds = (deadline.ToDatetime(tzinfo=UTC) - now).total_seconds()
     return f"expires in {seconds_text(seconds)}" if seconds > 0 else "expired"
 
 
 def call_lines(call: call_pb2.Call, now: datetime) -> list[str]:
-    """Return a pending call as a person should see it before deciding: everything, nothing cut."""
+    """Describe a pending call completely, as needed to decide about it."""
     lines = []
     if call.HasField("question"):
-        lines += said("", call.question.question)
+        lines += quoted("", call.question.question)
         if call.question.why:
-            lines += said("why: ", call.question.why)
+            lines += quoted("why: ", call.question.why)
         for number, option in enumerate(call.question.options, 1):
-            lines += said(f"  {number}. ", option)
+            lines += quoted(f"  {number}. ", option)
         if call.question.default_answer:
-            lines += said("if nobody answers: ", call.question.default_answer)
+            lines += quoted("default answer: ", call.question.default_answer)
     else:
         if call.approval.preview:
-            lines += [*said("", call.approval.preview), ""]
+            lines += [*quoted("", call.approval.preview), ""]
         lines += json_block(call.arguments_json).splitlines()
         if call.approval.cause:
-            lines += said("needs approval: ", call.approval.cause)
+            lines += quoted("needs approval: ", call.approval.cause)
         lines += _approval_lines(call.approval)
     if call.undoes_call_id:
-        lines.append(f"takes back: call {call.undoes_call_id}")
+        lines.append(f"undoes: call {call.undoes_call_id}")
     agent = f"  agent {clean(call.agent_name)}" if call.agent_name else ""
-    user = f"  of {clean(call.user_id)}" if call.user_id else ""
+    user = f"  user {clean(call.user_id)}" if call.user_id else ""
     lines.append(f"run {call.run_id}  call {call.call_id}{user}{agent}")
     if call.HasField("deadline_time"):
         lines.append(remaining_text(call.deadline_time, now))
@@ -272,17 +271,17 @@ def call_lines(call: call_pb2.Call, now: datetime) -> list[str]:
 
 
 def _approval_lines(approval: call_pb2.ApprovalRequest) -> list[str]:
-    """Return who approved a call so far, where several people have to, and whether it waits for the second time."""
+    """Return the approvals so far, the series and the escalation of a call."""
     lines = []
     if approval.approvals_required > 1:
-        people = ", ".join(clean(decision.user_id) for decision in approval.approvals) or "nobody yet"
+        people = ", ".join(clean(decision.user_id) for decision in approval.approvals) or "no one yet"
         edited = any(decision.kind == call_pb2.DECISION_KIND_EDIT for decision in approval.approvals)
         note = ", with edited arguments" if edited else ""
         lines.append(f"approved by {len(approval.approvals)} of {approval.approvals_required}: {people}{note}")
     if approval.HasField("series"):
-        lines.append(f"one of a series: {series_text(approval.series)} (to grant all of it: series)")
+        lines.append(f"one of a series: {series_text(approval.series)} (to approve all of it: series)")
     if approval.escalated:
-        lines.append("escalated: nobody decided in time")
+        lines.append("escalated: no decision in time")
     return lines
 
 
@@ -302,7 +301,6 @@ def call_title(call: call_pb2.Call) -> str:
 
 
 def parts_of(message: message_pb2.Message) -> list[str]:
-    """Return a line for each image and document of a message."""
     lines = []
     for part in message.parts:
         if part.HasField("image"):

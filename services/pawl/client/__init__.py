@@ -1,15 +1,15 @@
-"""The Python client of a suite: start runs, watch them, decide, answer, and run tools of a front end.
+"""The Python client of a suite: start and watch runs, decide about calls, and run front-end tools.
 
     with Client() as pawl:
         run = pawl.start("what is 17 * 23?")
         for piece in pawl.text(run.run_id):
             print(piece, end="", flush=True)
 
-`AsyncClient` has the same methods for asyncio. Values are the messages of the contract (pawl.event.v1,
-pawl.agent.v1), errors the classes of pawl.errors. See docs/reference/python-client.md.
+`AsyncClient` has the same methods for asyncio. Methods return messages of the contract (pawl.event.v1, pawl.agent.v1)
+and raise the classes of pawl.errors. See docs/reference/python-client.md.
 """
 
-import pawl.chassis  # noqa: F401  # before gRPC is imported
+import pawl.chassis  # noqa: F401  # must be imported before gRPC
 from pawl.chassis.process.start import StartError
 from pawl.client.blocking import Client, SyncSession
 from pawl.client.client import AsyncClient

@@ -1,4 +1,4 @@
-"""The client for programs without asyncio: the methods of the one for asyncio, run by a thread with an event loop."""
+"""The client for programs without asyncio. A thread with an event loop runs the asyncio client."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OVER: Final = object()
 
 
 class LoopThread:
-    """An event loop in a thread of its own."""
+    """An event loop in its own thread."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -33,31 +33,31 @@ class LoopThread:
         self._thread.start()
 
     def run(self, work: Callable[[], Awaitable[R]]) -> R:
-        """Return what `work` gives when it is awaited there. Interrupted, as by Ctrl-C, it is cancelled.
+        """Run `work` in the loop and return its result. An interrupt such as Ctrl-C cancels it.
 
         Raises:
-            RuntimeError: the client is closed, or this is the thread itself.
+            RuntimeError: the client is closed, or this is the thread of the loop.
         """
         if threading.current_thread() is self._thread:
-            raise RuntimeError("an async function must not wait for its own thread: give a function that is not async")
+            raise RuntimeError("an async callback cannot call the blocking client: use a function that is not async")
         future = self.begin(work)
         if future is None:
             raise RuntimeError("the client is closed")
         try:
             return future.result()
         except PawlError as error:
-            raise error.with_traceback(None) from None  # The way through the thread explains nothing.
+            raise error.with_traceback(None) from None  # The traceback through the thread is noise.
         except BaseException:
             future.cancel()
             raise
 
     def begin(self, work: Callable[[], Awaitable[R]]) -> Future[R] | None:
-        """Have `work` awaited there; None if the thread is closed."""
+        """Start `work` in the loop; None if the loop is closed."""
         with self._lock:
             return None if self._is_closed else asyncio.run_coroutine_threadsafe(_awaited(work), self._loop)
 
     def close(self, last: Callable[[], Awaitable[object]]) -> None:
-        """End what still runs, await `last`, and end the thread. Idempotent."""
+        """Cancel running work, await `last`, and stop the thread. Idempotent."""
         with self._lock:
             if self._is_closed:
                 return
@@ -69,7 +69,7 @@ class LoopThread:
 
 
 def _handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    # gRPC wakes all event loops of a process for what one of them gets, and the others find nothing to read.
+    # gRPC wakes all event loops of a process for an event of one of them; the others find nothing to read.
     if not isinstance(context.get("exception"), BlockingIOError):
         loop.default_exception_handler(context)
 
@@ -85,7 +85,7 @@ async def _awaited(work: Callable[[], Awaitable[R]]) -> R:
 
 
 def _plain(method: Callable[Concatenate[A, P], Awaitable[R]]) -> Callable[Concatenate[Any, P], R]:
-    """Return a method that waits for what one of the asyncio client returns."""
+    """Return a blocking version of a method."""
 
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
         return self._thread.run(lambda: method(self._asyncio, *args, **kwargs))  # type: ignore[no-any-return]
@@ -97,7 +97,7 @@ def _plain(method: Callable[Concatenate[A, P], Awaitable[R]]) -> Callable[Concat
 def _iterating(
     method: Callable[Concatenate[A, P], AsyncGenerator[R, None]],
 ) -> Callable[Concatenate[Any, P], Iterator[R]]:
-    """Return a method that yields what one of the asyncio client yields."""
+    """Return a blocking version of an async generator method."""
 
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[R]:
         items, turn = method(self._asyncio, *args, **kwargs), asyncio.Lock()
@@ -107,7 +107,7 @@ def _iterating(
                 return await anext(items, _OVER)
 
         async def close() -> None:
-            async with turn:  # A step that was interrupted ends first.
+            async with turn:  # Wait for an interrupted step.
                 await items.aclose()
 
         try:
@@ -123,12 +123,12 @@ def _iterating(
 def _as(
     _original: Callable[Concatenate[A, P], object],
 ) -> Callable[[Callable[..., R]], Callable[Concatenate[Any, P], R]]:
-    """Give a method the parameters of another one."""
+    """Give a method the type parameters of another one."""
     return lambda method: method
 
 
 class SyncSession:
-    """A front end without asyncio: see `AsyncSession`. A context manager, and an iterator over frames."""
+    """A front-end session without asyncio: see `AsyncSession`. A context manager and an iterator over frames."""
 
     def __init__(self, thread: LoopThread, session: AsyncSession) -> None:
         self._thread = thread
@@ -150,9 +150,9 @@ class SyncSession:
 
 
 class Client:
-    """A suite, as its users see it, without asyncio: takes what `AsyncClient` takes, and has its methods.
+    """The client of a suite without asyncio, with the parameters and methods of `AsyncClient`.
 
-    A context manager; safe to use from several threads.
+    A context manager. Thread-safe.
     """
 
     @_as(AsyncClient.__init__)
@@ -167,7 +167,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """End what still runs, and close the connections. Idempotent."""
+        """Cancel what still runs, and close the connections. Idempotent."""
         self._thread.close(self._asyncio.__aexit__)
 
     whoami = _plain(AsyncClient.whoami)
@@ -230,5 +230,5 @@ class Client:
 
     @_as(AsyncClient.session)
     def session(self, **options: Any) -> SyncSession:
-        """Return a front end, to be entered: see `AsyncSession`."""
+        """Return a front-end session, a context manager: see `AsyncSession`."""
         return SyncSession(self._thread, self._asyncio.session(**options))

@@ -1,4 +1,4 @@
-"""The verbs of a client, for asyncio."""
+"""The asyncio client."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from pawl.tool.v1 import document_pb2
 if TYPE_CHECKING:
     from pawl.tools import Tool
 
+# Final run states.
 ENDED: Final = frozenset(
     {
         run_pb2.RUN_STATE_COMPLETED,
@@ -35,26 +36,25 @@ ENDED: Final = frozenset(
         run_pb2.RUN_STATE_EXPIRED,
     }
 )
-"""The states in which a run has ended."""
 _RESTING: Final = ENDED | {run_pb2.RUN_STATE_WAITING, run_pb2.RUN_STATE_NEEDS_ATTENTION}
 _CONFIRM_SECONDS: Final = 2.0
 _BATCH: Final = 64
 _ERASURE_SECONDS: Final = 1.0
 _TEXT_BYTES_MAX: Final = 1024 * 1024
 
+# A pending call, or a run that waits for tokens.
 Item: TypeAlias = call_pb2.Call | run_pb2.Run
-"""A call that waits for somebody, or a run that waits for tokens."""
 
 
 class AsyncClient(TriggerVerbs, JobVerbs):
-    """A suite, as its users see it: see `Target` for where it is, for the key, and for what is asked again.
+    """The asyncio client of a suite. `Target` describes addresses, keys and retries.
 
-    Methods raise the classes of pawl.errors, by reason. A `request_id` is made up if none is given; give one of your
-    own to ask for the same thing again later, in another process too: it has its effect once, for 24 hours at least.
+    Methods raise the classes of pawl.errors. Each request gets a new `request_id` unless you give one. A request with
+    the same `request_id` takes effect once, also from another process, for at least 24 hours.
     """
 
     async def whoami(self) -> whoami_pb2.WhoAmIResponse:
-        """Return who calls, what that one may do, and what the deployment offers."""
+        """Return your identity, your permissions and the features of the deployment."""
         return await self.again(self.agents.WhoAmI, whoami_pb2.WhoAmIRequest())
 
     # Runs.
@@ -73,12 +73,12 @@ class AsyncClient(TriggerVerbs, JobVerbs):
         request_id: str = "",
         tools: Sequence[Tool[..., Any]] = (),
     ) -> run_pb2.Run:
-        """Start a run; returns once it is durable. It goes on whether or not anybody stays.
+        """Start a run; return when it is durable. The run continues even if the client disconnects.
 
-        In a conversation by its id or by a key of your own, which begins it where there is none; else in a new one.
-        `parts` are what the message has after its text: `image(...)`, `file(...)` and further texts.
-        `tools` are front-end tools for this run only: their calls wait for a session with tools of these names that is
-        attached to the run, or for `submit`.
+        The run starts in the conversation with this id or your key, or in a new conversation. A key creates its
+        conversation if needed. `parts` follow the text of the message: `image(...)`, `file(...)` and more texts.
+        `tools` are front-end tools for this run only. Their calls wait for `submit`, or for a session attached to the
+        run that has tools of these names.
         """
         request = agent_pb2.StartRunRequest(
             conversation_id=conversation_id,
@@ -106,7 +106,7 @@ class AsyncClient(TriggerVerbs, JobVerbs):
         policy: types_pb2.MessagePolicy.ValueType = types_pb2.MESSAGE_POLICY_UNSPECIFIED,
         request_id: str = "",
     ) -> agent_pb2.SendMessageResponse:
-        """Send a message to a conversation; `policy` says what it does while a run is active."""
+        """Send a message to a conversation; `policy` says what happens while a run is active."""
         request = agent_pb2.SendMessageRequest(
             conversation_id=conversation_id,
             text=text,
@@ -120,19 +120,20 @@ class AsyncClient(TriggerVerbs, JobVerbs):
         return await self.once(self.agents.SendMessage, request)
 
     async def cancel(self, run_id: str, reason: str = "", *, jobs: bool = False, request_id: str = "") -> run_pb2.Run:
-        """Stop a run, with `jobs` also those that it began; returns it. One that has ended stays as it is."""
+        """Cancel a run, with `jobs` also the jobs it started; return it. A run that has ended is unchanged."""
         request = agent_pb2.CancelRunRequest(run_id=run_id, reason=reason, cancel_jobs=jobs, request_id=request_id)
         return (await self.once(self.agents.CancelRun, request)).run
 
     async def top_up(self, run_id: str, tokens: int, *, request_id: str = "") -> run_pb2.Run:
-        """Add tokens to the budget of a run; returns it with its new one."""
+        """Add tokens to the budget of a run; return the run."""
         request = agent_pb2.TopUpRunRequest(run_id=run_id, tokens=natural(tokens, "tokens"), request_id=request_id)
         return (await self.once(self.agents.TopUpRun, request)).run
 
     async def get(self, run_id: str, *, wait_seconds: float = 0.0, after_seq: int = 0) -> run_pb2.Run:
-        """Return a run with its open calls, immediately or when it needs somebody or has ended, after 50 s at most.
+        """Return a run with its open calls.
 
-        With the `last_seq` of the run that you have as `after_seq`, it waits until that has changed.
+        With `wait_seconds` (at most 50) it waits until the run needs input or has ended. With `after_seq`, the
+        `last_seq` of the run you have, it waits until the run has changed since then.
         """
         after_seq = natural(after_seq, "after_seq")
         request = agent_pb2.GetRunRequest(run_id=run_id, wait_seconds=wait_seconds, after_seq=after_seq)
@@ -143,9 +144,9 @@ class AsyncClient(TriggerVerbs, JobVerbs):
         return response.run
 
     async def result(self, run_id: str) -> run_pb2.Run:
-        """Return a run once it has ended, however long that takes: `output_text` is the answer, `failure` says why not.
+        """Wait until a run has ended, and return it with `output_text`, or with `failure` if it failed.
 
-        While it waits for somebody this waits too; `get` and `pending` say for whom.
+        It also waits while the run waits for people; use `get` or `pending` to see for whom.
         """
         run = await self.get(run_id)
         while run.state not in ENDED:
@@ -156,17 +157,18 @@ class AsyncClient(TriggerVerbs, JobVerbs):
         return run
 
     async def watch(self, run_id: str, after_seq: int = 0) -> AsyncGenerator[event_pb2.RunEvent | gap_pb2.Gap, None]:
-        """Yield the events of a run after `after_seq`, each once, until its last one; a gap for those that are gone.
+        """Yield the events of a run after `after_seq`, each once, until the run ends.
 
-        When the connection is lost it continues after the last one seen, with any replica. Whoever has read on after an
-        event at which the run waits or ends has seen it, and is not notified of it by channels that wait.
+        A gap replaces events that are no longer stored. After a lost connection it continues with any replica, after
+        the last event seen. Reading on after an event at which the run waits or ends marks it as seen, so that delayed
+        notifications of it are not sent.
         """
         after_seq = natural(after_seq, "after_seq")
 
-        def begin() -> Any:
+        def open_stream() -> Any:
             return self.agents.WatchRun(agent_pb2.WatchRunRequest(run_id=run_id, after_seq=after_seq))
 
-        async with aclosing(responses(begin, ends=True, retry_seconds=self.retry_seconds)) as stream:
+        async with aclosing(responses(open_stream, ends=True, retry_seconds=self.retry_seconds)) as stream:
             async for response in stream:
                 for event in response.events:
                     after_seq = event.seq
@@ -180,10 +182,10 @@ class AsyncClient(TriggerVerbs, JobVerbs):
                     yield response.gap
 
     async def text(self, run_id: str, after_seq: int = 0) -> AsyncGenerator[Piece, None]:
-        """Yield the text that the model of a run writes, as it comes, to the end of the run.
+        """Yield the text that the model writes, until the run ends.
 
-        A piece that takes back some of what was given before says how much (`Piece.takes_back`). `after_seq` is the
-        `seq` of the last piece that you have: what follows it comes. All text comes again if its events are gone.
+        A piece may replace earlier text (`Piece.takes_back`). `after_seq` is the `seq` of the last piece you have;
+        later pieces follow. If events are no longer stored, the text is yielded again in full.
         """
         reader, after_seq = TextReader(), natural(after_seq, "after_seq")
         async with aclosing(self.watch(run_id)) as events:
@@ -201,7 +203,7 @@ class AsyncClient(TriggerVerbs, JobVerbs):
         agent: str = "",
         labels: Mapping[str, str] | None = None,
     ) -> AsyncGenerator[run_pb2.Run, None]:
-        """Yield your runs, newest first: those that meet all that is given, and have all of the `labels`."""
+        """Yield your runs that match all filters and have all `labels`, newest first."""
         request = agent_pb2.ListRunsRequest(
             conversation_id=conversation_id,
             states=states,
@@ -215,7 +217,7 @@ class AsyncClient(TriggerVerbs, JobVerbs):
                 yield run
 
     async def calls(self, run_id: str) -> AsyncGenerator[call_pb2.Call, None]:
-        """Yield the calls of a run in order, with whole results."""
+        """Yield the calls of a run in order, with full results."""
         async for page in self.pages(self.agents.ListCalls, agent_pb2.ListCallsRequest(run_id=run_id)):
             for call in page.calls:
                 yield call
@@ -235,9 +237,9 @@ class AsyncClient(TriggerVerbs, JobVerbs):
         shared: bool = False,
         labels: Mapping[str, str] | None = None,
     ) -> AsyncGenerator[conversation_pb2.Conversation, None]:
-        """Yield your conversations, or `shared` ones of others, in which the words of `query` stand, the latest first.
+        """Yield your conversations that match the words of `query`, or `shared` ones of other users, most recent first.
 
-        None for `archived` is both kinds; of `labels` each must be there.
+        `archived=None` yields both kinds. A conversation must have all of the `labels`.
         """
         request = requests_pb2.ListConversationsRequest(query=query, archived=archived, shared=shared, labels=labels)
         async for page in self.pages(self.conversations.ListConversations, request):
@@ -247,7 +249,7 @@ class AsyncClient(TriggerVerbs, JobVerbs):
     async def get_conversation(
         self, conversation_id: str = "", *, conversation_key: str = ""
     ) -> conversation_pb2.Conversation:
-        """Return a conversation, by its id or by your key."""
+        """Return a conversation by its id or your key."""
         request = requests_pb2.GetConversationRequest(
             conversation_id=conversation_id, conversation_key=conversation_key
         )
@@ -262,9 +264,9 @@ class AsyncClient(TriggerVerbs, JobVerbs):
         labels: Mapping[str, str] | None = None,
         request_id: str = "",
     ) -> conversation_pb2.Conversation:
-        """Give a conversation a title, put it into the archive or bring it back, or give it labels; None leaves it so.
+        """Set the title, archive state or labels of a conversation; None leaves a value unchanged.
 
-        An empty title is that which it had at first; `labels` are all that it has from now on.
+        An empty title restores the original one. `labels` replace all labels.
         """
         request = requests_pb2.UpdateConversationRequest(
             conversation_id=conversation_id, title=title, archived=archived, request_id=request_id
@@ -276,9 +278,9 @@ class AsyncClient(TriggerVerbs, JobVerbs):
     async def fork(
         self, conversation_id: str, number: int = 0, *, request_id: str = ""
     ) -> conversation_pb2.Conversation:
-        """Make a conversation whose past is that of another one up to a message; return it.
+        """Copy a conversation up to message `number` into a new one; return the new one. Continue it with `send`.
 
-        That stands behind an answer whose calls all have their results; 0 is the last such place. `send` goes on there.
+        The message must end an answer whose calls all have results; 0 is the last such message.
         """
         request = requests_pb2.ForkConversationRequest(
             conversation_id=conversation_id, number=natural(number, "number"), request_id=request_id
@@ -293,10 +295,10 @@ class AsyncClient(TriggerVerbs, JobVerbs):
         conversation_key: str = "",
         request_id: str = "",
     ) -> conversation_pb2.Conversation:
-        """Make a conversation of a history in the form of chat completions; return it. See `history`.
+        """Create a conversation from a chat completions history; return it. See `history`.
 
         Raises:
-            InvalidHistory: a strict model server would refuse it; the message lists every fault.
+            InvalidHistory: a strict model server would refuse the history; the message lists the faults.
         """
         request = requests_pb2.ImportConversationRequest(
             messages=history(messages), title=title, conversation_key=conversation_key, request_id=request_id
@@ -312,10 +314,10 @@ class AsyncClient(TriggerVerbs, JobVerbs):
         private: bool = False,
         request_id: str = "",
     ) -> conversation_pb2.Conversation:
-        """Let all users of your store read a conversation, with `shows_arguments` its calls, too; or end that.
+        """Let all users of your store read a conversation, or make it private again.
 
-        With `write` their messages begin runs of their own in it; without it those that are open are cancelled.
-        `private` holds from their next call on.
+        With `shows_arguments` they also see its calls, with `write` their messages start runs of their own in it.
+        Without `write`, open runs of other users are cancelled. `private` applies from their next call on.
         """
         sharing = conversation_pb2.SHARING_WRITE if write else conversation_pb2.SHARING_READ
         sharing = conversation_pb2.SHARING_PRIVATE if private else sharing
@@ -325,9 +327,9 @@ class AsyncClient(TriggerVerbs, JobVerbs):
         return (await self.once(self.conversations.UpdateConversation, request)).conversation
 
     async def erase(self, conversation_id: str, *, wait: bool = False) -> conversation_pb2.Erasure:
-        """Erase a conversation, whole and for good; returns how far that is, or with `wait` once nothing is left.
+        """Erase a conversation permanently; return the progress, or with `wait` return when it is complete.
 
-        It goes on whether or not anybody asks. Calling it again says how far it is then.
+        The erasure continues if the client disconnects. Call it again to get the progress.
         """
         request = requests_pb2.EraseConversationRequest(conversation_id=conversation_id, page_size=1)
         while True:
@@ -337,19 +339,19 @@ class AsyncClient(TriggerVerbs, JobVerbs):
             await asyncio.sleep(_ERASURE_SECONDS)
 
     async def left_calls(self, conversation_id: str) -> AsyncGenerator[conversation_pb2.LeftCall, None]:
-        """Yield the calls of an erased conversation that had begun: what they were given went to their tools.
+        """Yield the calls of an erased conversation that had started, whose tools received their arguments.
 
-        All of them are there once the erasure has ended. A conversation that is not erased is: see `erase`.
+        The list is complete once the erasure has ended. A conversation that is not erased yet is erased: see `erase`.
         """
         request = requests_pb2.EraseConversationRequest(conversation_id=conversation_id)
         async for page in self.pages(self.conversations.EraseConversation, request):
             for call in page.left_calls:
                 yield call
 
-    # What waits for people.
+    # Pending calls and runs.
 
     async def pending(self, wanted: agent_pb2.PendingFilter | None = None) -> AsyncGenerator[Item, None]:
-        """Yield everything that waits for you, or what is `wanted` of it: calls, oldest first, then runs for tokens."""
+        """Yield what waits for you or matches the filter: calls, oldest first, then runs that wait for tokens."""
         async for page in self.pages(self.agents.ListPending, agent_pb2.ListPendingRequest(filter=wanted)):
             for call in page.calls:
                 yield call
@@ -359,38 +361,38 @@ class AsyncClient(TriggerVerbs, JobVerbs):
     async def watch_pending(
         self, wanted: agent_pb2.PendingFilter | None = None
     ) -> AsyncGenerator[Mapping[str, Item], None]:
-        """Yield all that waits now by the ids of calls and runs, at first and again after each change; never ends."""
+        """Yield all pending items by call id or run id, first immediately and then after each change. Never ends."""
         waiting: dict[str, Item] = {}
         is_whole = False
 
-        def begin() -> Any:
+        def open_stream() -> Any:
             nonlocal is_whole
-            is_whole = False  # A new stream begins with everything.
+            is_whole = False  # A new stream starts with all items.
             waiting.clear()
             return self.agents.WatchPending(agent_pb2.WatchPendingRequest(filter=wanted))
 
-        async with aclosing(responses(begin, ends=False, retry_seconds=self.retry_seconds)) as stream:
+        async with aclosing(responses(open_stream, ends=False, retry_seconds=self.retry_seconds)) as stream:
             async for response in stream:
                 waiting.update({call.call_id: call for call in response.calls})
                 waiting.update({run.run_id: run for run in response.runs})
                 for gone_id in [*response.gone_call_ids, *response.gone_run_ids]:
                     waiting.pop(gone_id, None)
-                is_change = bool(response.ByteSize())  # Else it is a sign of life.
+                is_change = bool(response.ByteSize())  # An empty response is a heartbeat.
                 is_whole = is_whole or response.complete
                 if is_whole and is_change:
                     yield dict(waiting)
 
     async def decide(self, decision: types_pb2.CallDecision, *, request_id: str = "") -> run_pb2.Run:
-        """Decide about a call: `decide(approve(call))`; `edit`, `reject` and `answer` make the others.
+        """Decide about a call: `decide(approve(call))`; also `edit`, `reject` and `answer`.
 
-        It is taken once and final, and applies to exactly the call that was read.
+        A decision is final, takes effect once, and applies to exactly the call that you read.
         """
         decision = checked(decision)
         request = agent_pb2.DecideRequest(run_id=decision.run_id, decision=decision, request_id=request_id)
         return (await self.once(self.agents.Decide, request)).run
 
     async def decide_all(self, decisions: Sequence[types_pb2.CallDecision]) -> list[types_pb2.Receipt]:
-        """Decide about calls of any number of runs; returns a receipt for each, and a bad one stops no other."""
+        """Decide about calls of several runs; return a receipt for each. A refused one does not affect the others."""
         decisions = [*map(checked, decisions)]
         receipts: list[types_pb2.Receipt] = []
         for start in range(0, len(decisions), _BATCH):
@@ -399,9 +401,9 @@ class AsyncClient(TriggerVerbs, JobVerbs):
         return receipts
 
     async def submit(self, result: types_pb2.ToolResult, *, request_id: str = "") -> run_pb2.Run:
-        """Return the result of a front-end call without a session: `submit(result(call, value))`."""
+        """Submit the result of a front-end call without a session: `submit(result(call, value))`."""
         if not isinstance(result, types_pb2.ToolResult):
-            raise InvalidField("submit takes a result: result(call, value)", field="result")
+            raise InvalidField("submit takes a result: submit(result(call, value))", field="result")
         request = agent_pb2.SubmitToolResultsRequest(run_id=result.run_id, results=[result], request_id=request_id)
         response = await self.once(self.agents.SubmitToolResults, request)
         check_taken(response.receipts[0])
@@ -417,7 +419,7 @@ class AsyncClient(TriggerVerbs, JobVerbs):
         on_connected: Callable[[str], None] = lambda _: None,
         on_lost: Callable[[], None] = lambda: None,
     ) -> AsyncSession:
-        """Return a front end, to be entered: see `AsyncSession`."""
+        """Return a front-end session, an async context manager: see `AsyncSession`."""
         return AsyncSession(
             self,
             tools=tools,
@@ -437,16 +439,16 @@ class AsyncClient(TriggerVerbs, JobVerbs):
                 yield document
 
     async def get_document(self, name: str, *, shared: bool = False) -> document_pb2.GetDocumentResponse:
-        """Return a document with its text: yours, or with `shared` the store's."""
+        """Return a document of yours with its text, or with `shared` one of the store."""
         request = document_pb2.GetDocumentRequest(name=name, owner=_owner(shared=shared))
         return await self.again(self.document_store.GetDocument, request)
 
     async def put_document(
         self, name: str, text: str, *, language: str = "", shared: bool = False
     ) -> document_pb2.PutDocumentResponse:
-        """Write a document that the model can read, or replace the one of its name.
+        """Create or replace a document that the model can read.
 
-        `language` says how its words are searched: simple, english, german and so on.
+        `language` selects the full-text search: simple, english, german and so on.
         """
         request = document_pb2.PutDocumentRequest(name=name, text=text, language=language, owner=_owner(shared=shared))
         return await self.again(self.document_store.PutDocument, request)
@@ -454,19 +456,19 @@ class AsyncClient(TriggerVerbs, JobVerbs):
     async def upload(
         self, path: str | Path, *, name: str = "", language: str = "", shared: bool = False
     ) -> document_pb2.PutDocumentResponse:
-        """Write a file as a document, under its own name if none is given. See `put_document`.
+        """Upload a text file as a document; the default name is the file name. See `put_document`.
 
         Raises:
-            OSError: it cannot be read.
-            TooLarge: it has more than 1 MiB.
-            InvalidField: it is no text in UTF-8.
+            OSError: the file cannot be read.
+            TooLarge: the file is over 1 MiB.
+            InvalidField: the file is not UTF-8 text.
         """
         file = Path(path)
         text = await asyncio.to_thread(_read, file)
         return await self.put_document(name or file.name, text, language=language, shared=shared)
 
     async def delete_document(self, name: str, *, shared: bool = False) -> None:
-        """Remove a document. Not made again by itself: the second time it is not found."""
+        """Delete a document. Not retried: a second attempt raises DocumentNotFound."""
         request = document_pb2.DeleteDocumentRequest(name=name, owner=_owner(shared=shared))
         await self.document_store.DeleteDocument(request)
 
@@ -478,8 +480,8 @@ def _owner(*, shared: bool) -> document_pb2.DocumentOwner.ValueType:
 def _read(file: Path) -> str:
     content = read_file(file, _TEXT_BYTES_MAX + 1)
     if len(content) > _TEXT_BYTES_MAX:
-        raise TooLarge(f"{file} is over {_TEXT_BYTES_MAX} bytes. Cut it into several documents")
+        raise TooLarge(f"{file} is over {_TEXT_BYTES_MAX} bytes. Split it into several documents")
     try:
         return content.decode()
     except UnicodeDecodeError:
-        raise InvalidField(f"{file} is not a text in UTF-8. Convert it first", field="text") from None
+        raise InvalidField(f"{file} is not UTF-8 text. Convert it first", field="text") from None

@@ -1,4 +1,4 @@
-"""Decisions about calls, results of calls, and what became of them."""
+"""Creates decisions about calls and results of front-end calls, and checks their receipts."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pawl.chassis import strict_json
 from pawl.errors import InvalidField, PawlError, by_reason
 from pawl.event.v1 import call_pb2
 
+# Receipt statuses of requests that are in effect.
 TAKEN: Final = frozenset({types_pb2.RECEIPT_STATUS_ACCEPTED, types_pb2.RECEIPT_STATUS_DUPLICATE})
-"""The receipts of what is in effect."""
 
 
 def approve(call: call_pb2.Call, note: str = "", *, for_series: bool = False) -> types_pb2.CallDecision:
-    """Return: run it as shown, or with `for_series` the whole series (`call.approval.series`). The note is for the log.
+    """Run the call as shown, or with `for_series` the whole series (`call.approval.series`). The note goes to the log.
 
     Raises:
-        InvalidField: no series can be granted with it.
+        InvalidField: the call has no series.
     """
     return _decision(call, call_pb2.DECISION_KIND_APPROVE, for_series=for_series, reason=note)
 
@@ -31,13 +31,13 @@ def edit(
     for_series: bool = False,
     series: call_pb2.Series | None = None,
 ) -> types_pb2.CallDecision:
-    """Return: run it with these arguments, all of them, or with those of a JSON text. The note is for the log.
+    """Run the call with these arguments, a mapping or JSON text, instead of its own. The note goes to the log.
 
-    With `for_series` it is for the whole series; a `series` says how often, how far apart and until when that is, and
-    without an end keeps the one that is shown.
+    With `for_series` the decision is for the whole series. A `series` changes its interval, limit and end; without an
+    end it keeps the end that is shown.
 
     Raises:
-        InvalidField: no series can be granted with it.
+        InvalidField: the call has no series.
     """
     content = arguments if isinstance(arguments, bytes) else strict_json.dumps_canonical(dict(arguments))
     fields = {"arguments_json": content, "reason": note, "edited_series": series}
@@ -45,43 +45,43 @@ def edit(
 
 
 def reject(call: call_pb2.Call, reason: str = "") -> types_pb2.CallDecision:
-    """Return: do not run it, or give no answer; the model is told the reason."""
+    """Do not run the call, or decline to answer the question. The model receives the reason."""
     return _decision(call, call_pb2.DECISION_KIND_REJECT, reason=reason)
 
 
 def answer(call: call_pb2.Call, text: str) -> types_pb2.CallDecision:
-    """Return: this is the answer to the question, or the result to give instead of running the call."""
+    """Answer the question, or give this result instead of running the call."""
     return _decision(call, call_pb2.DECISION_KIND_ANSWER, answer=text)
 
 
 def result(call: call_pb2.Call, value: Any, *, is_error: bool = False) -> types_pb2.ToolResult:
-    """Return the result of a front-end call: a JSON value; an error is for the model."""
+    """Return the result of a front-end call, a JSON value; an error is for the model."""
     content = strict_json.dumps_canonical(value)
     call = _read(call)
     return types_pb2.ToolResult(run_id=call.run_id, call_id=call.call_id, content_json=content, is_error=is_error)
 
 
 def checked(decision: object) -> types_pb2.CallDecision:
-    """Return a decision.
+    """Return the decision if it is one.
 
     Raises:
-        InvalidField: it is none, but an id perhaps.
+        InvalidField: it is something else, such as an id.
     """
     if isinstance(decision, types_pb2.CallDecision):
         return decision
-    message = "a decision is approve(call), edit(call, arguments), reject(call) or answer(call, text)"
+    message = "a decision must be approve(call), edit(call, arguments), reject(call) or answer(call, text)"
     raise InvalidField(message, field="decision")
 
 
 def check_taken(receipt: types_pb2.Receipt) -> None:
-    """Return if the receipt says that it is in effect.
+    """Raise unless the receipt's request is in effect.
 
     Raises:
-        PawlError: it is not; of the class of the receipt's reason.
+        PawlError: it is not in effect; the class follows from the receipt's reason.
     """
     if receipt.status not in TAKEN:
-        told = receipt.message or receipt.reason or types_pb2.ReceiptStatus.Name(receipt.status)
-        raise by_reason.get(receipt.reason, PawlError).restore(told, receipt.reason, {})
+        message = receipt.message or receipt.reason or types_pb2.ReceiptStatus.Name(receipt.status)
+        raise by_reason.get(receipt.reason, PawlError).restore(message, receipt.reason, {})
 
 
 def _decision(
@@ -89,7 +89,7 @@ def _decision(
 ) -> types_pb2.CallDecision:
     call = _read(call)
     if for_series and not call.approval.HasField("series"):
-        raise InvalidField("no series can be granted with this call: decide about the call alone", field="for_series")
+        raise InvalidField("the call has no series: decide about this call only", field="for_series")
     digest = call.approval.series.digest if for_series else call.approval.digest
     return types_pb2.CallDecision(
         run_id=call.run_id, call_id=call.call_id, kind=kind, digest=digest, for_series=for_series, **fields
@@ -97,7 +97,7 @@ def _decision(
 
 
 def _read(call: object) -> call_pb2.Call:
-    """Return a call as it was read: an id does not say what was decided about."""
+    """Return the call if it is one. An id alone would not say which version of the call the decision is about."""
     if isinstance(call, call_pb2.Call):
         return call
-    raise InvalidField("give the call itself, as pending() or get() returned it", field="call")
+    raise InvalidField("give the call itself, as returned by pending() or get()", field="call")

@@ -1,4 +1,4 @@
-"""Functions as tools of a front end: what a run is told of them, and how a call of one is answered."""
+"""Front-end tools: their definitions, and the execution of their calls."""
 
 from __future__ import annotations
 
@@ -20,28 +20,29 @@ from pawl.tool_registry.sdk.values import plain
 from pawl.tools import ExecutionContext, Tool, ToolContext, ToolDefinitionError, ToolError
 
 _RESULT_BYTES_MAX: Final = 1024 * 1024
+# More than a model is shown. A longer error would exceed the limit for results, and the model would only see its size.
 _ERROR_CHARACTERS_MAX: Final = 64 * 1024
-"""More than a model is shown. Of all of a long one, over what is taken, it would be told its size alone."""
 
 Progress = Callable[[float | None, str], None]
 
 
 def definition_of(tool: Tool[..., Any]) -> tool_pb2.ToolDefinition:
-    """Return the definition of a function of `pawl.tools.tool` as a tool of a front end.
+    """Return the definition of a `pawl.tools.tool` function as a front-end tool.
 
     Raises:
-        ToolDefinitionError: it is no such function, or has what only the registry can do.
+        ToolDefinitionError: it is not such a function, or uses options that only the registry supports.
     """
     if not isinstance(tool, Tool):
-        raise ToolDefinitionError(f"{tool!r} is no tool: put `@tool` of pawl.tools above the function")
+        raise ToolDefinitionError(f"{tool!r} is not a tool: decorate the function with `@tool` of pawl.tools")
     if tool.process is not None or tool.reconcile is not None or tool.heartbeat_seconds:
-        of_registry = "process, reconcile and heartbeat_seconds"
-        raise ToolDefinitionError(f"{tool.name}: {of_registry} go with tools that the registry runs")
+        raise ToolDefinitionError(
+            f"{tool.name}: process, reconcile and heartbeat_seconds need a tool that the registry runs"
+        )
     return DEFINITION.write(dataclasses.replace(tool.definition, context=ExecutionContext.FRONTEND))
 
 
 def context_of(call: call_pb2.Call, cancelled: threading.Event, report: Progress) -> ToolContext:
-    """Return what the function of a call is told about it. It has no secrets and asks nobody."""
+    """Return the context for the function of a call. It has no secrets, and cannot ask users."""
     names = ("store_id", "user_id", "conversation_id", "run_id", "call_id")
     known: dict[str, Any] = {name: getattr(call, name) for name in names}
     if call.HasField("deadline_time"):
@@ -53,9 +54,9 @@ def context_of(call: call_pb2.Call, cancelled: threading.Event, report: Progress
 async def perform(
     tool: Tool[..., Any] | None, call: call_pb2.Call, context: ToolContext, threads: Executor
 ) -> tuple[bytes, bool]:
-    """Return the content of the result of a call, and whether it is an error for the model, which whatever fails is.
+    """Run a call; return the content of its result, and whether it is an error for the model.
 
-    Functions that are not async run in `threads`.
+    Any exception becomes such an error. Functions that are not async run in `threads`.
     """
     if tool is None:
         return _error(f"there is no tool {call.tool_name} here")
@@ -76,7 +77,7 @@ async def perform(
 
 
 def _no_checkpoint(_content: bytes) -> Future[None]:
-    raise ToolError("front ends keep no checkpoints: a call that is given back begins anew")
+    raise ToolError("front ends store no checkpoints: a call that is offered again starts over")
 
 
 def _error(text: str) -> tuple[bytes, bool]:

@@ -1,4 +1,4 @@
-"""Histories of chat completions, as JSON has them, for ImportConversation."""
+"""Converts chat completions histories for ImportConversation."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ class _ChatMessage(msgspec.Struct):
 
 
 def history(messages: Sequence[Mapping[str, Any]]) -> list[conversation_pb2.HistoryMessage]:
-    """Return messages of chat completions as the contract has them; the service checks what they say.
+    """Convert chat completions messages to the contract. The service validates their meaning.
 
-    A content of several texts becomes one, with an empty line between them.
+    Several texts in one content are joined with an empty line.
 
     Raises:
-        InvalidHistory: they do not have this form; the message lists where, up to 20 times.
+        InvalidHistory: messages have another form; the message lists up to 20 faults.
     """
     read: list[conversation_pb2.HistoryMessage] = []
     faults: list[str] = []
     if isinstance(messages, Mapping | str | bytes):
-        raise InvalidHistory("it is no list: give the list of messages alone", fault_count=1)
+        raise InvalidHistory("the history must be a list of messages", fault_count=1)
     for position, message in enumerate(messages, 1):
         try:
             read.append(_message(msgspec.convert(message, _ChatMessage)))

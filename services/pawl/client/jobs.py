@@ -1,4 +1,4 @@
-"""The verbs of a client for what goes on in the background."""
+"""Client methods for background jobs."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ _KINDS: Final = {
     "cel": "expression",
 }
 _LIMITS: Final = {"pause": "pause_seconds", "times": "firings_max", "for": "hold_seconds"}
-_LOOK_SECONDS: Final = 1.0
-# A run may become visible after one that was created later.
+_POLL_SECONDS: Final = 1.0
+# A run can become visible after a run that was created later.
 _LATE_MICROSECONDS: Final = 10_000_000
 
 
-def condition(said: str | Mapping[str, Any], field: str = "until") -> run_pb2.JobCondition:
-    """Return what a job watches for: an expression in CEL, or as the model writes it.
+def condition(given: str | Mapping[str, Any], field: str = "until") -> run_pb2.JobCondition:
+    """Return a job condition from a CEL expression or a mapping.
 
-    That is `{"path": "/price", "below": 20}`, or `above`, `equals`, `"changed": True` or `cel`.
+    A mapping is `{"path": "/price", "below": 20}`, or with `above`, `equals`, `"changed": True` or `cel`.
 
     Raises:
-        InvalidField: something else is said, or nothing; the `field` is named.
+        InvalidField: the condition is invalid; the error names `field`.
     """
-    named = dict(said) if isinstance(said, Mapping) else {"cel": said}
+    named = dict(given) if isinstance(given, Mapping) else {"cel": given}
     found = run_pb2.JobCondition()
     try:
         if named in ({}, {"cel": ""}):
@@ -54,33 +54,35 @@ def condition(said: str | Mapping[str, Any], field: str = "until") -> run_pb2.Jo
             wanted = json.dumps(value).encode() if kind == "equals" else value
             setattr(found, _KINDS[kind], wanted)
     except (KeyError, TypeError, ValueError):
-        message = "a condition is CEL, or has a path and one of below, above, equals, changed and cel"
+        message = "a condition must be CEL, or have a path and one of below, above, equals, changed and cel"
         raise InvalidField(message, field=field) from None
     return found
 
 
-def monitor(said: str | Mapping[str, Any]) -> run_pb2.JobMonitor:
-    """Return what a job tells of each time it becomes so: a condition, with `pause` and `for` (seconds) and `times`.
+def monitor(given: str | Mapping[str, Any]) -> run_pb2.JobMonitor:
+    """Return a monitor, which reports each time a condition becomes true.
+
+    A mapping is a condition, optionally with `pause` and `for` (seconds) and `times`.
 
     Raises:
-        InvalidField: something else is said.
+        InvalidField: the monitor is invalid.
     """
-    named = dict(said) if isinstance(said, Mapping) else {"cel": said}
+    named = dict(given) if isinstance(given, Mapping) else {"cel": given}
     limits: dict[str, Any] = {field: named.pop(name) for name, field in _LIMITS.items() if name in named}
     try:
         return run_pb2.JobMonitor(condition=condition(named, "when"), **limits)
     except (TypeError, ValueError):
-        raise InvalidField(f"{', '.join(_LIMITS)} of a condition are numbers", field="when") from None
+        raise InvalidField(f"{', '.join(_LIMITS)} of a condition must be numbers", field="when") from None
 
 
-def _reports(said: str | Mapping[str, float]) -> dict[str, Any]:
-    """Return of which iterations a conversation is told: "change", or {"every": 10}, as the model writes it."""
-    fields = job_reports.read(said) if said else {"reports": "UNSPECIFIED"}
+def _reports(given: str | Mapping[str, float]) -> dict[str, Any]:
+    """Return the report fields of a request: `"change"` or `{"every": 10}`."""
+    fields = job_reports.read(given) if given else {"reports": "UNSPECIFIED"}
     return fields | {"reports": f"JOB_REPORTS_{fields['reports']}"}
 
 
 class JobVerbs(Target):
-    """A suite with calls that go on in the background, as its users see it."""
+    """Methods for background jobs."""
 
     async def start_job(
         self,
@@ -102,10 +104,10 @@ class JobVerbs(Target):
         failures_told: int = 0,
         request_id: str = "",
     ) -> pb.BackgroundJob:
-        """Start a job; returns it. Its conversation is told what it comes to: a new one, if none is named.
+        """Start a job and return it. Its results are reported to its conversation, which is new if none is given.
 
-        With an interval the call is repeated. `until`, `when` and `reports` are as the model writes them: see
-        `condition`, `monitor`, and `"change"` or `{"every": 10}`.
+        With an interval the call is repeated. For `until` and `when` see `condition` and `monitor`; `reports` is a word
+        such as `"change"`, or `{"every": 10}`.
         """
         request = pb.StartJobRequest(
             tool_name=tool_name,
@@ -130,48 +132,48 @@ class JobVerbs(Target):
     async def list_jobs(
         self, conversation_id: str = "", *, open_only: bool = False
     ) -> AsyncGenerator[pb.BackgroundJob, None]:
-        """Yield your jobs, the newest first: those that report to a conversation, if it is named."""
+        """Yield your jobs, newest first; with `conversation_id` only those that report to it."""
         request = pb.ListJobsRequest(conversation_id=conversation_id, open_only=open_only)
         async for page in self.pages(self.jobs.ListJobs, request):
             for job in page.jobs:
                 yield job
 
     async def get_job(self, job_id: str) -> pb.BackgroundJob:
-        """Return a job, with the calls that wait for somebody."""
+        """Return a job with its pending calls."""
         return (await self.again(self.jobs.GetJob, pb.GetJobRequest(job_id=job_id))).job
 
     async def stop_job(self, job_id: str, reason: str = "", *, request_id: str = "") -> pb.BackgroundJob:
-        """Stop a job; returns it as it is now. One that has ended stays as it is."""
+        """Stop a job and return it. A job that has ended is unchanged."""
         request = pb.StopJobRequest(job_id=job_id, reason=reason, request_id=request_id)
         return (await self.once(self.jobs.StopJob, request)).job
 
     async def pause_job(self, job_id: str, *, request_id: str = "") -> pb.BackgroundJob:
-        """Let no iteration of a job begin any more; returns it. One that has begun ends as usual."""
+        """Pause a job and return it. No iteration starts while it is paused; a running one finishes."""
         return (await self.once(self.jobs.PauseJob, pb.PauseJobRequest(job_id=job_id, request_id=request_id))).job
 
     async def resume_job(self, job_id: str, *, request_id: str = "") -> pb.BackgroundJob:
-        """Let a paused job go on, on its beat; returns it. What it missed is skipped."""
+        """Resume a paused job on its original schedule, and return it. Missed iterations are skipped."""
         return (await self.once(self.jobs.ResumeJob, pb.ResumeJobRequest(job_id=job_id, request_id=request_id))).job
 
     async def stop_jobs(
         self, conversation_id: str, reason: str = "", *, request_id: str = ""
     ) -> Sequence[pb.BackgroundJob]:
-        """Stop all open jobs of a conversation; returns those that it stopped, the newest first."""
+        """Stop all open jobs of a conversation; return the stopped ones, newest first."""
         request = pb.StopJobsRequest(conversation_id=conversation_id, reason=reason, request_id=request_id)
         return (await self.once(self.jobs.StopJobs, request)).jobs
 
     async def complete_call(self, token: str, result: Any = None, *, error: str = "") -> bool:
-        """Give a call its end by its completion token: a JSON value, or an error; True if it had this end before."""
+        """Complete a call by its completion token, with a JSON value or an error. True if it already had this end."""
         request = completion_pb2.CompleteCallRequest(token=token, error=error)
         if not error:
             request.result_json = strict_json.dumps_canonical(result)
         return (await self.again(self.completions.CompleteCall, request)).duplicate
 
     async def follow(self, conversation_id: str, from_run_id: str = "") -> AsyncGenerator[run_pb2.Run, None]:
-        """Yield your open runs of a conversation, then those that begin in it, each once, within seconds; never ends.
+        """Yield your open runs of a conversation, then new ones within seconds of their start, each once. Never ends.
 
-        With `from_run_id` also those that have ended, from that run on: so none is missed that began meanwhile. Those
-        that nobody asked for are among them: turns of the model, which begin with what jobs have to tell.
+        With `from_run_id` it also yields ended runs, starting at that run, so that none is missed. Runs that the model
+        starts to react to background results are included.
         """
         if from_run_id:
             first = (await self.again(self.agents.GetRun, agent_pb2.GetRunRequest(run_id=from_run_id))).run
@@ -196,7 +198,7 @@ class JobVerbs(Target):
                     if run.run_id not in seen and (created > before or run.state in _OPEN):
                         yield run
             if not request.states:
-                await asyncio.sleep(_LOOK_SECONDS)
+                await asyncio.sleep(_POLL_SECONDS)
             seen = listed
             del request.states[:]
             request.create_time_from.FromMicroseconds(max(0, last - _LATE_MICROSECONDS))

@@ -1,14 +1,13 @@
-"""A client of the Session stream: several replicas, reconnecting, nothing lost and nothing twice.
+"""The client of the Session stream. It reconnects to any replica; nothing is lost or duplicated.
 
     async with AsyncClient() as pawl, pawl.session(tools=[show]) as session:
         run_id = await session.start("show me the plan")
         async for frame in session:
             ...
 
-What makes it safe: every frame has an id and is kept until its receipt arrives;
-after a reconnect, to whichever replica, those kept are sent again with the same
-ids, and every attached run is attached again after the last `seq` seen. So a
-command takes effect once, and each event is given once.
+Every frame has an id and is kept until its receipt arrives. After a reconnect the kept frames are sent again with the
+same ids, and each run is attached again after the last `seq` seen. So each command takes effect once, and each event is
+delivered once.
 """
 
 from __future__ import annotations
@@ -52,41 +51,43 @@ if TYPE_CHECKING:
     from pawl.tools import Tool
 
 _HEARTBEAT_SECONDS: Final = 10.0
-# A replica that is well takes a stream at once; each failure in a row doubles it.
+# A healthy replica accepts a stream immediately; each consecutive failure doubles this.
 _OPENING_SECONDS: Final = 2.0
 _PROGRESS_BYTES_MAX: Final = 1024
+# Limit of agent-loop for a frame, unless its PAWL_MESSAGE_BYTES_MAX is lower.
 FRAME_BYTES_MAX: Final = 1280 * 1024
-"""Most bytes of a frame: as many as agent-loop takes, unless its PAWL_MESSAGE_BYTES_MAX is less."""
-# Cancelled: another program has the client id. Each would end the stream of the other one for ever.
-_HOPELESS: Final = (Cancelled, InvalidArgument, PermissionDenied, TooLarge, Unauthenticated, Unimplemented, StartError)
+# Cancelled means that another program uses the client id. Both would end each other's streams forever.
+_PERMANENT: Final = (Cancelled, InvalidArgument, PermissionDenied, TooLarge, Unauthenticated, Unimplemented, StartError)
 
 
 def definitions_of(tools: Sequence[Tool[..., Any]]) -> list[tool_pb2.ToolDefinition]:
-    """Return functions of `pawl.tools.tool` as tools that come with a run.
+    """Return the definitions of `pawl.tools.tool` functions for a run.
 
     Raises:
-        ToolDefinitionError: one is no such function, or has what only the registry can do.
+        ToolDefinitionError: one is not such a function, or uses options that only the registry supports.
     """
     if not tools:
         return []
-    from pawl.client.front_end import definition_of  # noqa: PLC0415  # takes half of the registry along
+    from pawl.client.front_end import definition_of  # noqa: PLC0415  # imports half of the registry
 
     return [definition_of(tool) for tool in tools]
 
 
 class AsyncSession:
-    """One front end. An async context manager, and an iterator over event, gap and end frames of the attached runs.
+    """A front-end session: an async context manager and an iterator over event, gap and end frames of attached runs.
 
-    It is connected within its `with` only: elsewhere its methods raise RuntimeError.
+    Methods raise RuntimeError outside of the `with` block.
 
-    `tools` are functions made by `pawl.tools.tool`. The runs that the session starts have them, and no others; their
-    calls come here: async ones run in tasks, others in threads, `calls_max` at once. So do calls of tools of these
-    names in runs that it is attached to, if those were started with tools, or of tools in the register. A `client_id`
-    that is kept over restarts of the program takes its calls back. `addresses` are those of `target`, unless others
-    are given. `on_connected` is told the address of each connection, `on_lost` that it is gone. When no replica has
-    answered for the `retry_seconds` of the client, or one refuses for good, every method raises the error of the last
-    connection (PawlError); a replica of which `on_connected` raises counts as one that does not answer. So does every
-    method that waits when the session is left (Cancelled).
+    `tools` are functions decorated with `pawl.tools.tool`. Runs started by the session have these tools and no other
+    front-end tools. The session executes their calls: async functions as tasks, others in threads, at most `calls_max`
+    at a time. It also executes calls of tools with these names in other attached runs, if those were started with tools
+    or the registry has the tools. A program that keeps its `client_id` over restarts gets its calls back. `addresses`
+    default to those of `target`.
+
+    `on_connected` is called with the address of each connection, `on_lost` when a connection is lost. A replica for
+    which `on_connected` raises counts as unavailable. When no replica has answered for the `retry_seconds` of the
+    client, or one refuses permanently, every method raises the error of the last connection (PawlError). Leaving the
+    session raises Cancelled in every waiting method.
     """
 
     def __init__(
@@ -114,14 +115,14 @@ class AsyncSession:
         self._on_connected = on_connected
         self._on_lost = on_lost
         self._frame_ids = map(f"{secrets.token_hex(4)}-{{}}".format, itertools.count(1))
-        self._unreceipted: dict[str, tuple[wire.SessionRequest, asyncio.Future[types_pb2.Receipt]]] = {}
+        self._unacknowledged: dict[str, tuple[wire.SessionRequest, asyncio.Future[types_pb2.Receipt]]] = {}
         self._last_seq: dict[str, int] = {}
-        self._attaching_again: dict[str, str] = {}
+        self._reattaching: dict[str, str] = {}
         self._offers: dict[str, wire.Offer] = {}
         self._results: dict[str, tuple[bytes, bool]] = {}
         self._tool_tasks: dict[str, asyncio.Task[None]] = {}
         self._threads = ThreadPoolExecutor(calls_max, thread_name_prefix="pawl-tool")
-        # No longer than the logs of the attached runs: a receipt behind an event must not wait for its reader.
+        # Bounded by the logs of the attached runs. A receipt after an event must not wait for the reader.
         self._incoming: deque[wire.SessionResponse | PawlError] = deque()
         self._news = asyncio.Event()
         self._outgoing: asyncio.Queue[wire.SessionRequest] | None = None
@@ -148,11 +149,11 @@ class AsyncSession:
             yield await self.next_frame()
 
     async def next_frame(self) -> wire.SessionResponse:
-        """Return the next event, gap or end. Safe to cancel.
+        """Return the next event, gap or end frame. Safe to cancel.
 
         Raises:
-            PawlError: the session is over; or, once, a replica refused to go on with the run that metadata `run_id`
-                names: nothing more comes of it.
+            PawlError: the session is over; or, once per run, a replica refused to continue the run in the metadata
+                `run_id`, which gets no more frames.
         """
         if not self._incoming:
             self._check_entered()
@@ -177,7 +178,10 @@ class AsyncSession:
         labels: Mapping[str, str] | None = None,
         options: run_pb2.RunOptions | None = None,
     ) -> str:
-        """Start a run, queued behind those of its conversation, and attach to it; returns its id once it is durable."""
+        """Start a run, queued after other runs of its conversation, and attach to it.
+
+        Returns the id of the run when it is durable.
+        """
         start = wire.Start(
             conversation_id=conversation_id,
             conversation_key=conversation_key,
@@ -190,7 +194,7 @@ class AsyncSession:
         return (await self._send(wire.SessionRequest(start=start))).run_id
 
     async def attach(self, run_id: str, after_seq: int = 0) -> None:
-        """Get the events of a run after `after_seq`, and its front-end calls."""
+        """Receive the events of a run after `after_seq`, and its front-end calls."""
         await self._send(
             wire.SessionRequest(attach=wire.Attach(run_id=run_id, after_seq=natural(after_seq, "after_seq")))
         )
@@ -200,19 +204,19 @@ class AsyncSession:
         await self._send(wire.SessionRequest(decision=checked(decision)))
 
     async def cancel(self, run_id: str, reason: str = "") -> None:
-        """Stop a run."""
+        """Cancel a run."""
         await self._send(wire.SessionRequest(cancel=wire.Cancel(run_id=run_id, reason=reason)))
 
     async def _send(self, frame: wire.SessionRequest) -> types_pb2.Receipt:
-        """Return the receipt of a frame, however many connections that takes; raises PawlError if it says no."""
+        """Send a frame, over as many connections as needed, and return its receipt; raise PawlError if refused."""
         self._check_entered()
         if self._failure is not None:
             raise self._failure
         if (size := frame.ByteSize()) > FRAME_BYTES_MAX:
-            raise TooLarge(f"a frame has at most {FRAME_BYTES_MAX} bytes, this one has {size}")
+            raise TooLarge(f"a frame can have at most {FRAME_BYTES_MAX} bytes, got {size}")
         frame.frame_id = next(self._frame_ids)
         future: asyncio.Future[types_pb2.Receipt] = asyncio.get_running_loop().create_future()
-        self._unreceipted[frame.frame_id] = (frame, future)
+        self._unacknowledged[frame.frame_id] = (frame, future)
         if self._outgoing is not None:
             self._outgoing.put_nowait(frame)
         receipt = await future
@@ -224,7 +228,7 @@ class AsyncSession:
             raise RuntimeError("the session is not connected: use it within `with client.session(...) as session:`")
 
     async def _stay_connected(self) -> NoReturn:
-        """Connect to one replica after the other until one refuses for good or none answers, which it raises."""
+        """Connect to one replica after another until one refuses permanently or none answers; raise that error."""
         loop = asyncio.get_running_loop()
         last_answer, failures = loop.time(), 0
         addresses = itertools.cycle(self._addresses)
@@ -236,38 +240,38 @@ class AsyncSession:
             except grpc.aio.AioRpcError as caught:
                 error = error_of(caught, address)
             except TimeoutError:
-                error = NoAnswer(f"no answer from {address}: it is silent")
+                error = NoAnswer(f"no answer from {address}: the stream is silent")
             except Exception as caught:  # noqa: BLE001  # however a connection ends, the next replica is tried
                 error = caught
             was_connected, self._outgoing = self._outgoing is not None, None
             if was_connected:
                 last_answer, failures = loop.time(), 0
                 self._on_lost()
-            is_hopeless = isinstance(error, _HOPELESS)
-            if is_hopeless or loop.time() - last_answer >= self._target.retry_seconds:
+            is_permanent = isinstance(error, _PERMANENT)
+            if is_permanent or loop.time() - last_answer >= self._target.retry_seconds:
                 raise error
             await asyncio.sleep(min(0.1 * 2**failures, 2.0))
             failures += 1
 
     def _end(self, connection: asyncio.Task[NoReturn]) -> None:
-        """Tell all who wait why the session is over."""
+        """Fail all waiting methods with the reason why the session is over."""
         failure = None if connection.cancelled() else connection.exception()
         self._failure = error = failure or Cancelled("the session was left")
         self._news.set()
-        for _, future in self._unreceipted.values():
+        for _, future in self._unacknowledged.values():
             if not future.done():
                 future.set_exception(error)
-        self._unreceipted.clear()
+        self._unacknowledged.clear()
 
     async def _connect(self, address: str, failures: int) -> None:
-        """Use one connection until it ends; a replica that does not take it in time is not waited for."""
+        """Use one connection until it ends. A replica that does not accept the stream in time is skipped."""
         async with self._target.connect(address) as channel:
             stream: Any = AgentServiceStub(channel).Session(metadata=self._target.metadata)
             async with asyncio.timeout(min(_OPENING_SECONDS * 2**failures, SILENCE_SECONDS_MAX)):
                 await stream.write(wire.SessionRequest(frame_id=next(self._frame_ids), hello=self._hello))
                 await stream.initial_metadata()
             frame = await self._read(stream)
-            self._on_connected(address)  # Before anything else begins: if it fails, nobody is connected.
+            self._on_connected(address)  # Called first: if it raises, the connection does not count.
             self._outgoing = self._first_frames()
             writing = asyncio.create_task(self._write(stream, self._outgoing), name="session.write")
             try:
@@ -283,13 +287,13 @@ class AsyncSession:
             return await stream.read()
 
     def _first_frames(self) -> asyncio.Queue[wire.SessionRequest]:
-        """Return what a fresh connection sends first: attachments, then all that has no receipt yet."""
+        """Return the first frames of a new connection: attachments, then all frames without a receipt."""
         outgoing: asyncio.Queue[wire.SessionRequest] = asyncio.Queue()
-        self._attaching_again = {next(self._frame_ids): run_id for run_id in self._last_seq}
-        for frame_id, run_id in self._attaching_again.items():
+        self._reattaching = {next(self._frame_ids): run_id for run_id in self._last_seq}
+        for frame_id, run_id in self._reattaching.items():
             attach = wire.Attach(run_id=run_id, after_seq=self._last_seq[run_id])
             outgoing.put_nowait(wire.SessionRequest(frame_id=frame_id, attach=attach))
-        for frame, _ in self._unreceipted.values():
+        for frame, _ in self._unacknowledged.values():
             outgoing.put_nowait(frame)
         return outgoing
 
@@ -323,12 +327,12 @@ class AsyncSession:
         self._news.set()
 
     def _take_receipt(self, receipt: types_pb2.Receipt) -> None:
-        if (run_id := self._attaching_again.pop(receipt.frame_id, None)) is not None:
+        if (run_id := self._reattaching.pop(receipt.frame_id, None)) is not None:
             self._check_attached(run_id, receipt)
             return
-        frame, future = self._unreceipted.pop(receipt.frame_id, (None, None))
+        frame, future = self._unacknowledged.pop(receipt.frame_id, (None, None))
         if frame is None or future is None:
-            return  # Of a hello, or of a tool's progress.
+            return  # A receipt of a hello or of tool progress.
         if receipt.status in TAKEN and frame.HasField("start"):
             self._last_seq.setdefault(receipt.run_id, 0)
         if receipt.status in TAKEN and frame.HasField("attach"):
@@ -337,7 +341,7 @@ class AsyncSession:
             future.set_result(receipt)
 
     def _check_attached(self, run_id: str, receipt: types_pb2.Receipt) -> None:
-        """Leave a run that a reconnect could not attach to again, and tell the reader, who would wait for ever."""
+        """Report a run that could not be attached again to the reader, who would otherwise wait forever."""
         try:
             check_taken(receipt)
         except PawlError as error:
@@ -348,26 +352,26 @@ class AsyncSession:
     def _take_offer(self, offer: wire.Offer) -> None:
         call_id = offer.call.call_id
         self._offers[call_id] = offer
-        if call_id not in self._tool_tasks:  # Else it is offered again after a reconnect, and being run.
-            self._begin(offer)
+        if call_id not in self._tool_tasks:  # Otherwise it is running, and was offered again after a reconnect.
+            self._start_call(offer)
 
-    def _begin(self, offer: wire.Offer) -> None:
+    def _start_call(self, offer: wire.Offer) -> None:
         call_id = offer.call.call_id
         self._tool_tasks[call_id] = task = asyncio.create_task(self._run_tool(offer), name=f"tool.{call_id}")
-        task.add_done_callback(partial(self._begin_again, offer))
+        task.add_done_callback(partial(self._restart_call, offer))
 
-    def _begin_again(self, offer: wire.Offer, _: asyncio.Task[None]) -> None:
-        """Run a call once more that was revoked, and offered again before its task had ended."""
+    def _restart_call(self, offer: wire.Offer, _: asyncio.Task[None]) -> None:
+        """Run a call again that was revoked and offered again before its task had ended."""
         call_id = offer.call.call_id
         del self._tool_tasks[call_id]
         newest = self._offers.get(call_id, offer)
         if newest is offer:
             self._offers.pop(call_id, None)
         else:
-            self._begin(newest)
+            self._start_call(newest)
 
     async def _run_tool(self, offer: wire.Offer) -> None:
-        """Run an offered call and return its result, which is refused if it was settled elsewhere meanwhile."""
+        """Run an offered call and send its result, which is refused if the call was settled elsewhere."""
         call = offer.call
         kept = self._results.pop(call.call_id, None)
         content, is_error = kept or await self._perform(call)
@@ -387,14 +391,14 @@ class AsyncSession:
         del self._offers[call.call_id]
 
     def _keep(self, call_id: str, content: bytes, *, is_error: bool) -> None:
-        """Keep a result that came under an older lease: the next one may be on its way."""
+        """Keep a result that was sent under an old lease, because a new offer may be on its way."""
         self._results[call_id] = (content, is_error)
         if len(self._results) > self._hello.calls_max:
             del self._results[next(iter(self._results))]
 
     async def _perform(self, call: call_pb2.Call) -> tuple[bytes, bool]:
-        """Return the content of the result of a call, and whether it is an error for the model."""
-        from pawl.client.front_end import context_of, perform  # noqa: PLC0415  # is there since the hello was made
+        """Run a call; return the content of its result, and whether it is an error for the model."""
+        from pawl.client.front_end import context_of, perform  # noqa: PLC0415  # already imported for the hello
 
         cancelled, loop = threading.Event(), asyncio.get_running_loop()
 
@@ -409,7 +413,7 @@ class AsyncSession:
             cancelled.set()
 
     def _report(self, call_id: str, fraction: float | None, message: str) -> None:
-        """Say how far a call is, if anybody is there; nobody waits for the receipt."""
+        """Send the progress of a call, without waiting for the receipt."""
         offer = self._offers.get(call_id)
         if offer is not None and self._outgoing is not None:
             report = wire.ToolProgressReport(run_id=offer.call.run_id, call_id=call_id, offer_epoch=offer.offer_epoch)

@@ -1,4 +1,4 @@
-"""Streams of the suite, followed over reconnects."""
+"""Streams that survive reconnects."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ SILENCE_SECONDS_MAX: Final = 45.0
 _PAUSE_SECONDS: Final = 0.5
 
 
-async def responses(begin: Callable[[], Any], *, ends: bool, retry_seconds: float) -> AsyncGenerator[Any, None]:
-    """Yield what a stream brings, which begins anew when it is lost; if it never `ends`, also when it does.
+async def responses(open_stream: Callable[[], Any], *, ends: bool, retry_seconds: float) -> AsyncGenerator[Any, None]:
+    """Yield the responses of a stream, and reopen it when it is lost; unless it `ends`, also when the server ends it.
 
-    Survives what a watcher can survive: a replica that goes away, a stream that is
-    silent for too long (servers give a sign of life every 15 s), being too slow.
+    Survives a replica that stops, a stream that is silent for too long (servers send a heartbeat every 15 s), and a
+    consumer that is too slow.
 
     Raises:
-        PawlError: any other error, or no replica answered for `retry_seconds` (NoAnswer if silent).
+        PawlError: any other error, or no replica answered for `retry_seconds` (NoAnswer if it was silent).
     """
     loop = asyncio.get_running_loop()
     last_answer = loop.time()
     while True:
-        stream, answered = begin(), False
+        stream, answered = open_stream(), False
         lost: PawlError | None = None
         try:
             while True:

@@ -1,4 +1,4 @@
-"""The services of a suite: where they are, and as whom to call them."""
+"""The connection to a suite: addresses, credentials, channels and stubs."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ from pawl.tool.v1.rule_pb2_grpc import RuleServiceStub
 from pawl.tool.v1.source_pb2_grpc import SourceServiceStub
 from pawl.tool.v1.tool_pb2_grpc import ToolServiceStub
 
-Asks: TypeAlias = Literal["agent", "tools", "notifications", "keys"]
-"""The service that a call goes to."""
+# A public service of the suite.
+Service: TypeAlias = Literal["agent", "tools", "notifications", "keys"]
 
+# Service names in logs and certificates.
 SERVICES: Final = {
     "agent": "agent-loop",
     "tools": "tool-registry",
     "notifications": "notifier",
     "keys": "job-store",
 }
-"""The names of the services, in logs and certificates."""
 DEADLINE_SECONDS: Final = 15.0
 _RETRY_SECONDS: Final = 60.0
 _PAGE: Final = 200
-# Codes that gRPC gives by itself where a connection cannot be made, or breaks.
+# Codes that gRPC itself reports when a connection fails or breaks.
 _BROKEN: Final = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.INTERNAL,
@@ -65,39 +65,39 @@ _BROKEN: Final = (
 
 
 class NoAnswer(Unavailable):
-    """Nobody answered: no service listens there, or the connection broke. The message names the addresses."""
+    """No service listens at the addresses in the message, or the connection broke."""
 
 
 Stub = TypeVar("Stub")
 Answer = TypeVar("Answer")
 
 
-def _stub(kind: Callable[[grpc.aio.Channel], Stub], service: Asks) -> cached_property[Stub]:
-    """Return a property of a target: a stub of what a service serves, made when it is first asked for."""
+def _stub(kind: Callable[[grpc.aio.Channel], Stub], service: Service) -> cached_property[Stub]:
+    """Return a property with a stub of a service, created on first use."""
     return cached_property(lambda target: kind(target.channel(service)))
 
 
 class Target:
-    """The public services of a suite, and as whom to call them. A context manager, which closes what was opened.
+    """The public services of a suite and the credentials for them. A context manager that closes its channels.
 
-    The suite is that at `address` (one, or those of all replicas of agent-loop), else the one that runs on the folder
-    `data`, else one at the default ports of this machine; where neither is given, PAWL_ADDRESS and PAWL_DATA stand for
-    them. A folder that was named must have a suite that runs; the default ports may belong to another one. With
-    addresses of another suite, the other services are looked for on their default ports beside it, unless
-    PAWL_TOOL_REGISTRY_ADDRESS, PAWL_NOTIFIER_ADDRESS or PAWL_JOB_STORE_ADDRESS say where they are.
+    The suite is the one at `address` (one address, or those of all replicas of agent-loop), else the one that runs on
+    the folder `data`, else one at the default ports of this machine. If neither is given, PAWL_ADDRESS and PAWL_DATA
+    apply. A suite must be running on a folder that is explicit; the default ports may belong to another suite. For a
+    remote suite, the other services are expected at their default ports on the same hosts, unless
+    PAWL_TOOL_REGISTRY_ADDRESS, PAWL_NOTIFIER_ADDRESS or PAWL_JOB_STORE_ADDRESS are set.
 
-    The key is `api_key`, else PAWL_API_KEY, else that of a suite on this machine, which is shown to that suite only
-    and looked for before each call: others may listen there by then. `store` and `user` name on whose behalf to act,
-    for keys that may choose. `authority` (or PAWL_TLS_CA_FILE) is a file with the certificates by which to check those
-    of the services; a suite of the data folder says itself whether it speaks TLS. Without TLS the key goes beyond this
-    machine only with `key_in_clear` (or PAWL_KEY_IN_CLEAR=1).
+    The key is `api_key`, else PAWL_API_KEY, else the local key of a suite on this machine. The local key is read before
+    each call and sent only to that suite, because another program may listen there later. `store` and `user` name the
+    identity to act for, if the key allows it. `authority` (or PAWL_TLS_CA_FILE) is a file with CA certificates; a suite
+    in a data folder brings its own. Without TLS the key is sent to other machines only with `key_in_clear` (or
+    PAWL_KEY_IN_CLEAR=1).
 
-    Nothing is connected before the first call. Calls of the stubs raise the classes of pawl.errors. Methods, streams
-    and sessions ask again for `retry_seconds` while no service answers, or an answer takes too long; None: for ever.
+    Nothing is connected before the first call. Stubs raise the classes of pawl.errors. Methods, streams and sessions
+    retry for `retry_seconds` while no service answers or a deadline is exceeded; None retries forever.
 
     Raises:
-        StartError: an address has another form, no suite runs on `data`, the key cannot be one, or the certificates
-            cannot be used.
+        StartError: an address is malformed, no suite runs on `data`, the key is malformed, or the certificates are
+            unusable.
     """
 
     agents = _stub(AgentServiceStub, "agent")
@@ -136,24 +136,24 @@ class Target:
         _check_key("PAWL_API_KEY" if api_key is None else "api_key", own)
         given = address or (not data and environment.get("PAWL_ADDRESS")) or ""
         given = given if isinstance(given, str) else ",".join(given)
-        named = _addresses(given) if given else ()
+        explicit = _addresses(given) if given else ()
         folder = data or environment.get("PAWL_DATA")
         self.data = Path(folder or ".pawl")
         running = _running(self.data)
-        if running is not None and not set(named) <= set(running.addresses("agent-loop")):
+        if running is not None and not set(explicit) <= set(running.addresses("agent-loop")):
             running = None
-        if running is None and not named and folder:
+        if running is None and not explicit and folder:
             raise StartError(
                 f"No Pawl suite runs on {self.data}. Start one with `pawl up --data {shlex.quote(str(self.data))}`."
             )
 
         def of(service: str, variable: str = "") -> tuple[str, ...]:
             if running is not None:
-                return tuple(running.addresses(service)) or _beside((), service)
+                return tuple(running.addresses(service)) or _default_addresses((), service)
             elsewhere = environment.get(variable)
-            return _addresses(elsewhere) if elsewhere else _beside(named, service)
+            return _addresses(elsewhere) if elsewhere else _default_addresses(explicit, service)
 
-        self.agent = named or of("agent-loop")
+        self.agent = explicit or of("agent-loop")
         self.tools = of("tool-registry", "PAWL_TOOL_REGISTRY_ADDRESS")
         self.notifications = of("notifier", "PAWL_NOTIFIER_ADDRESS")
         self.keys = of("job-store", "PAWL_JOB_STORE_ADDRESS")
@@ -177,15 +177,15 @@ class Target:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """The metadata of a call that is made now: key, store and user."""
+        """The metadata of a call made now: key, store and user."""
         key = self._key()
         return ((("authorization", f"Bearer {key}"),) if key else ()) + self._names
 
-    def channel(self, service: Asks) -> grpc.aio.Channel:
-        """Return the one channel to a service. Nothing is connected before the first call.
+    def channel(self, service: Service) -> grpc.aio.Channel:
+        """Return the shared channel to a service. It connects on the first call.
 
         Raises:
-            KeyInClear: the key would go there unencrypted.
+            KeyInClear: the key would be sent unencrypted to another machine.
         """
         if service not in self._channels:
             addresses = ",".join(getattr(self, service))
@@ -201,10 +201,10 @@ class Target:
         return self._channels[service]
 
     def connect(self, address: str) -> grpc.aio.Channel:
-        """Return a channel to one replica, whose calls bring their own metadata.
+        """Return a channel to one replica. Calls must bring their own metadata.
 
         Raises:
-            KeyInClear: the key would go there unencrypted.
+            KeyInClear: the key would be sent unencrypted to another machine.
         """
         self._check_hidden([address])
         return connect(address, self._certificates)
@@ -214,16 +214,16 @@ class Target:
             check_hidden(addresses, speaks_tls=self._certificates is not None, in_clear=self._in_clear)
 
     async def once(self, method: Callable[[Any], Awaitable[Answer]], request: Any) -> Answer:
-        """Make a request whose effect comes once, under the id that it has or gets, however often it is sent."""
+        """Send a request that takes effect once, however often it is retried. Sets a request_id if there is none."""
         request.request_id = request.request_id or f"py_{secrets.token_hex(12)}"
         return await self.again(method, request)
 
     async def again(self, method: Callable[[Any], Awaitable[Answer]], request: Any) -> Answer:
-        """Make a request that does no harm when it is sent again."""
+        """Send a request that is safe to retry."""
         return await self._retry.until_answered(partial(method, request), seconds_max=self.retry_seconds)
 
     async def pages(self, call: Callable[..., Awaitable[Answer]], request: Any) -> AsyncIterator[Answer]:
-        """Yield the pages of a list, from the one that `request` asks for to the last."""
+        """Yield the pages of a list, starting at the page token of `request`."""
         request.page_size = _PAGE
         while True:
             page: Any = await self.again(call, request)
@@ -234,27 +234,27 @@ class Target:
 
 
 def error_of(error: grpc.aio.AioRpcError, addresses: str) -> PawlError:
-    """Return the error that a service reported, or, where nobody answered, one that names the addresses."""
+    """Return the error that a service reported, or NoAnswer with the addresses if the connection failed."""
     if error.code() in _BROKEN and not has_reason(error):
         return NoAnswer(f"no answer from {addresses}: {error.details() or error.code().name}")
     return from_rpc_error(error)
 
 
 def _check_key(name: str, key: str | None) -> None:
-    """Return if a key may be one: one that was meant to be given is not made up for by the local one."""
+    """Refuse a malformed key. The local key must not silently replace a key that was meant to be given."""
     if key is None:
         return
     if not key.strip():
-        instead = f"; `unset {name}` for that of the suite on this machine" if name.isupper() else ""
+        instead = f", or `unset {name}` to use the local key of this machine" if name.isupper() else ""
         raise StartError(f"{name} is empty. Set it to your key{instead}.")
     if not key.isascii() or not key.isprintable() or " " in key:
         raise StartError(
-            f"{name} has a space, a line break or another character that no key has. Set it to the key alone."
+            f"{name} contains a space, a line break or another invalid character. Set it to the key alone."
         )
 
 
 def _running(folder: Path) -> Endpoints | None:
-    """Return the suite of a folder; none that is elsewhere: `pawl up` runs here, and anybody may write such a file."""
+    """Return the endpoints of the suite in a folder. Ignores other machines, because anyone may write such a file."""
     found = read_endpoints(folder)
     try:
         is_here = found is None or all(is_loopback(each) for name in found.services for each in found.addresses(name))
@@ -276,7 +276,7 @@ def _addresses(text: str) -> tuple[str, ...]:
     return addresses
 
 
-def _beside(agent: tuple[str, ...], service: str) -> tuple[str, ...]:
-    """Return the default address of a service, on the hosts of the agent-loop."""
+def _default_addresses(agent: tuple[str, ...], service: str) -> tuple[str, ...]:
+    """Return the default addresses of a service on the hosts of agent-loop."""
     hosts = dict.fromkeys(address.rpartition(":")[0] for address in agent) or {"127.0.0.1": None}
     return tuple(f"{host}:{DEFAULT_PORTS[service]}" for host in hosts)

@@ -1,4 +1,4 @@
-"""From the events of a run to the text that its model writes, piece by piece."""
+"""Assembles the text of a run from its events."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _BETWEEN: Final = "\n\n"
 
 
 class Piece(str):
-    """More of the text. First take back the last `takes_back` characters of what was given before: they are void.
+    """A piece of text. Before appending it, remove the last `takes_back` characters received so far.
 
-    That is 0, except when a call of the model failed in the middle and is made again, when another worker has taken
-    the run over, and for a gap. `seq` is that of the event that it came from.
+    `takes_back` is 0 unless a model call failed midway and is retried, another worker took over the run, or events are
+    missing. `seq` is the seq of the event.
     """
 
     __slots__ = ("seq", "takes_back")
@@ -29,8 +29,8 @@ class Piece(str):
 class TextReader:
     """The text of one run, event by event.
 
-    All pieces together, with what they take back, are at any time the answers of the model so far, a blank line
-    between two of them, and then what has come of the next one. Summaries are no answers.
+    All pieces together are the answers of the model so far, separated by a blank line, followed by the start of the
+    next answer. Summaries are not answers.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class TextReader:
         self._is_summary = False
 
     def take(self, event: event_pb2.RunEvent | gap_pb2.Gap) -> Piece | None:
-        """Return what an event adds to the text, or takes from it; None if it does neither."""
+        """Return the change that an event makes to the text; None if there is none."""
         piece = self._take(event)
         if piece is not None:
             piece.seq = event.to_seq if isinstance(event, gap_pb2.Gap) else event.seq

@@ -1,1 +1,1 @@
-"""The door for what speaks HTTP: browsers, programs without gRPC, and senders of webhooks."""
+"""The HTTP gateway for browsers, programs without gRPC, and webhook senders."""

@@ -16,7 +16,6 @@ _CALLS_MAX: Final = 1000
 
 
 async def main(stop: asyncio.Event) -> None:
-    """Run until `stop`."""
     settings = load(GatewaySettings)
     async with Service("gateway", settings) as service:
         channels = {

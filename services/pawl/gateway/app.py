@@ -1,4 +1,4 @@
-"""The gateway's addresses, and what every request goes through."""
+"""The routes of the gateway, and the checks of every request."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from pawl.gateway.login.callers import Callers
 from pawl.gateway.login.http import OpenIdLogins
 from pawl.gateway.metrics import Counters
 from pawl.gateway.services import CLIENT, CallsOfStore, Services, find, write
-from pawl.gateway.web import hosts as door
-from pawl.gateway.web.answers import NOTHING, Pages, answer, read_json, refusal
+from pawl.gateway.web import hosts as host_rules
+from pawl.gateway.web.answers import NOT_FOUND, Pages, answer, read_json, refusal
 from pawl.gateway.web.streams import Streams
 
 _DEADLINE_SECONDS: Final = 15.0
 _DEADLINE_SECONDS_MAX: Final = 60.0
-# What comes from the gateway is data, whatever a browser is made to take it for.
+# Responses are data. Browsers must not run them as anything else.
 _HEADERS: Final = (
     (b"cache-control", b"no-store"),
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'; sandbox"),
@@ -44,18 +44,18 @@ _HEADERS: Final = (
 
 _STREAMS: Final = frozenset({"/stream", "/runs/{run_id}/events", "/agui"})
 
-_SHARED: Final = frozenset({"/agui", "/agui/cancel"})
-"""The addresses that take a key with each request, and no cookie: pages of other origins may use them."""
+# Routes that authenticate with a key and never with a cookie. Pages of other origins may use them.
+_CROSS_ORIGIN: Final = frozenset({"/agui", "/agui/cancel"})
 
 _log = logs.get_logger(__name__)
 
 
 async def _call(callers: Callers, services: Services, bytes_max: int, request: Request) -> Response:
-    """Answer `POST /rpc/{service}/{method}`, a public method, as the Connect protocol has it for JSON."""
+    """Handle `POST /rpc/{service}/{method}`: call a public method with the JSON encoding of the Connect protocol."""
     metadata = callers.credential(request)
     method = find(f"{request.path_params['service']}/{request.path_params['method']}", streams=False)
     asked = method.read(await read_json(request, bytes_max))
-    # Who waits for the end of a run is not cut off before.
+    # A request with wait_seconds gets that much more time.
     seconds = _DEADLINE_SECONDS + max(0.0, min(_DEADLINE_SECONDS_MAX, getattr(asked, "wait_seconds", 0.0)))
     if (given := request.headers.get("connect-timeout-ms", "")).isdecimal() and len(given) <= 10:  # noqa: PLR2004
         seconds = min(int(given) / 1000, _DEADLINE_SECONDS_MAX)
@@ -76,7 +76,7 @@ def application(
     health: Page,
     bytes_max: int,
 ) -> ASGIApp:
-    """Return the application that the server serves."""
+    """Return the ASGI application."""
 
     async def fail(_: Request, error: Exception) -> Response:
         if isinstance(error, PawlError):
@@ -88,9 +88,9 @@ def application(
     async def miss(request: Request, error: Exception) -> Response:
         allowed = ", ".join(sorted((getattr(error, "headers", None) or {}).get("Allow", "").split(", ")))
         if allowed:
-            text = f"{request.method} does not go with this address: it takes {allowed}."
+            text = f"{request.method} is not allowed here. Use {allowed}."
             return refusal(MethodNotFound(text), status=405, headers={"Allow": allowed})
-        return pages.page(request) if request.method in {"GET", "HEAD"} else refusal(NOTHING)
+        return pages.page(request) if request.method in {"GET", "HEAD"} else refusal(NOT_FOUND)
 
     async def check(_: Request) -> Response:
         page = health()
@@ -105,7 +105,7 @@ def application(
         Route("/agui/cancel", partial(agui.cancel, callers, services, bytes_max), methods=["POST"]),
         Route("/login", callers.log_in, methods=["POST"]),
         Route("/login/providers", logins.list, methods=["GET"]),
-        Route("/login/openid/{name}", logins.begin, methods=["GET"]),
+        Route("/login/openid/{name}", logins.redirect, methods=["GET"]),
         Route("/login/return/{name}", logins.finish, methods=["GET"]),
         Route("/login/renew", logins.renew, methods=["POST"]),
         Route("/login/out", logins.log_out, methods=["POST"]),
@@ -117,12 +117,12 @@ def application(
     handlers: dict[Any, Any] = {PawlError: fail, HTTPException: miss, Exception: fail}
     app = Starlette(routes=routes, exception_handlers=handlers)
     app.router.redirect_slashes = False
-    return _Door(_shared(app, origins), counters, hosts)
+    return _Guard(_with_cors(app, origins), counters, hosts)
 
 
-def _shared(app: ASGIApp, origins: Collection[str]) -> ASGIApp:
-    """Return the application that lets pages of `origins` read what the shared addresses answer."""
-    opened = CORSMiddleware(
+def _with_cors(app: ASGIApp, origins: Collection[str]) -> ASGIApp:
+    """Let pages of `origins` read the responses of cross-origin routes."""
+    with_cors = CORSMiddleware(
         app,
         allow_origins=origins,
         allow_methods=["POST"],
@@ -131,13 +131,13 @@ def _shared(app: ASGIApp, origins: Collection[str]) -> ASGIApp:
     )
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-        await (opened if scope["path"] in _SHARED else app)(scope, receive, send)
+        await (with_cors if scope["path"] in _CROSS_ORIGIN else app)(scope, receive, send)
 
     return serve if origins else app
 
 
-class _Door:
-    """Turns away requests for other hosts, adds the headers that all answers have, and counts."""
+class _Guard:
+    """Refuses requests for other hosts, adds the common headers, and records metrics."""
 
     def __init__(self, app: ASGIApp, counters: Counters, hosts: Collection[str]) -> None:
         self._app = app
@@ -147,7 +147,7 @@ class _Door:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        began, status = time.monotonic(), 499
+        start, status = time.monotonic(), 499
 
         async def guarded(message: Message) -> None:
             nonlocal status
@@ -163,8 +163,8 @@ class _Door:
         request = Request(scope)
         CLIENT.set(_peer(request))
         try:
-            door.check_host(request.headers.get("host", ""), self._hosts)
-            door.check_frame(request.headers)
+            host_rules.check_host(request.headers.get("host", ""), self._hosts)
+            host_rules.check_frame(request.headers)
         except ForeignHost as error:
             await refusal(error)(scope, receive, guarded)
         except InvalidField as error:
@@ -175,11 +175,11 @@ class _Door:
             route = getattr(scope.get("route"), "path", "none")
             self._counters.requests.labels(route, str(status)).inc()
             if route not in _STREAMS:
-                self._counters.seconds.labels(route).observe(time.monotonic() - began)
+                self._counters.seconds.labels(route).observe(time.monotonic() - start)
 
 
 def _peer(request: Request) -> str:
-    """Return the address that a request comes from, in the form of gRPC; empty if it is not known."""
+    """Return the client's address in gRPC format; empty if unknown."""
     if (client := request.client) is None:
         return ""
     return f"{'ipv6' if ':' in client.host else 'ipv4'}:{join_address(client.host, client.port)}"

@@ -1,4 +1,4 @@
-"""The counts of the gateway."""
+"""Metrics of the gateway."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from pawl.chassis.process.metrics import Metrics
 
 
 class Counters:
-    """The metrics of the door."""
+    """Metrics of HTTP requests and streams."""
 
     def __init__(self, metrics: Metrics) -> None:
-        self.requests = metrics.counter("http_requests_total", "HTTP requests ended, by status.", ("route", "status"))
-        self.seconds = metrics.histogram(
-            "http_duration_seconds", "Time from the start of a request to its end, streams left out.", ("route",)
+        self.requests = metrics.counter(
+            "http_requests_total", "HTTP requests completed, by status.", ("route", "status")
         )
-        self.streams = metrics.gauge("streams", "Streams of server-sent events that are open.")
+        self.seconds = metrics.histogram("http_duration_seconds", "Duration of requests, without streams.", ("route",))
+        self.streams = metrics.gauge("streams", "Open server-sent event streams.")
         self.events = metrics.counter("stream_messages_total", "Messages sent on streams.")

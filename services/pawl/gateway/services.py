@@ -33,6 +33,7 @@ from pawl.tool.v1 import audit_pb2, completion_pb2, document_pb2, memory_pb2, ru
 Metadata: TypeAlias = tuple[tuple[str, str], ...]
 CallsOfStore: TypeAlias = Callable[[str, type[PawlError]], Callable[[str, Message], Awaitable[Any]]]
 
+# The services behind the gateway, and the modules with their public API.
 PEERS: Final[Mapping[str, tuple[ModuleType, ...]]] = {
     "agent_loop": (
         agent_pb2,
@@ -46,20 +47,19 @@ PEERS: Final[Mapping[str, tuple[ModuleType, ...]]] = {
     "tool_registry": (audit_pb2, completion_pb2, document_pb2, memory_pb2, rule_pb2, source_pb2, tool_pb2),
     "notifier": (channel_pb2, notify_pb2, preference_pb2),
 }
-"""The services, and the files that describe what they serve to people."""
 UNSUBSCRIBE: Final = "pawl.notify.v1.ChannelService/UnsubscribeChannel"
 DELIVER_WEBHOOK: Final = "pawl.agent.v1.TriggerService/DeliverWebhook"
 COMPLETE_CALL: Final = "pawl.tool.v1.CompletionService/CompleteCall"
 WHO_AM_I: Final = "pawl.agent.v1.AgentService/WhoAmI"
 GET_RUN: Final = "pawl.agent.v1.AgentService/GetRun"
 WATCH_RUN: Final = "pawl.agent.v1.AgentService/WatchRun"
+# The address of the current request's client, in gRPC format.
 CLIENT: Final[ContextVar[str]] = ContextVar("pawl_client", default="")
-"""The address of the client whose request this task serves, in the form of gRPC."""
 _DEADLINE_SECONDS: Final = 10.0
 
 
 class Method(msgspec.Struct, frozen=True, kw_only=True):
-    """A method that takes one request: `package.Service/Method`, and who serves it."""
+    """A method with a single request, `package.Service/Method`, and the service that has it."""
 
     name: str
     peer: str
@@ -67,26 +67,28 @@ class Method(msgspec.Struct, frozen=True, kw_only=True):
     response: type[Message]
     streams: bool
 
-    def read(self, said: Any) -> Message:
-        """Return a request as a message.
+    def read(self, value: Any) -> Message:
+        """Parse a request from protobuf JSON.
 
         Raises:
-            InvalidField: it is not one in the JSON of protobuf; the message names the place.
+            InvalidField: the value is not valid; the message says where.
         """
-        if not isinstance(said, dict):
+        if not isinstance(value, dict):
             raise InvalidField("The request must be a JSON object.", field="request")
         try:
-            return json_format.ParseDict(said, self.request())
+            return json_format.ParseDict(value, self.request())
         except (json_format.ParseError, RecursionError, ValueError, TypeError) as error:
-            raise InvalidField(f"This is no {self.request.DESCRIPTOR.name}: {error}"[:500], field="request") from None
+            raise InvalidField(
+                f"The request is not a valid {self.request.DESCRIPTOR.name}: {error}"[:500], field="request"
+            ) from None
 
 
 def write(message: Message) -> dict[str, Any]:
-    """Return a message in the JSON of protobuf."""
+    """Return a message as protobuf JSON."""
     return json_format.MessageToDict(message)
 
 
-def _described() -> Iterator[Method]:
+def _methods() -> Iterator[Method]:
     for peer, modules in PEERS.items():
         for module in modules:
             for service in module.DESCRIPTOR.services_by_name.values():
@@ -101,52 +103,57 @@ def _described() -> Iterator[Method]:
                         )
 
 
-_DESCRIBED: Final = {method.name: method for method in _described()}
+_METHODS: Final = {method.name: method for method in _methods()}
+# Methods that users may call. The gateway exposes these and nothing else.
 PUBLIC: Final[Mapping[str, Method]] = {
-    name: method for name, method in _DESCRIBED.items() if not READERS.isdisjoint(CALLERS.get(f"/{name}", ()))
+    name: method for name, method in _METHODS.items() if not READERS.isdisjoint(CALLERS.get(f"/{name}", ()))
 }
-"""The methods that people may call: they are reached through the gateway, and nothing else is."""
 
 
 def find(name: str, *, streams: bool) -> Method:
     """Return a public method.
 
     Raises:
-        MethodNotFound: there is none of that name and kind.
+        MethodNotFound: there is no such method, or it is of the other kind.
     """
     method = PUBLIC.get(name)
     if method is None:
-        raise MethodNotFound("The gateway has no such method: POST /rpc/pawl.agent.v1.AgentService/WhoAmI is one.")
+        raise MethodNotFound(
+            "The gateway has no such method. An example is POST /rpc/pawl.agent.v1.AgentService/WhoAmI."
+        )
     if method.streams != streams:
-        there = "POST /stream" if method.streams else f"POST /rpc/{name}"
-        raise MethodNotFound(f"{name} is reached by {there}.")
+        route = "POST /stream" if method.streams else f"POST /rpc/{name}"
+        raise MethodNotFound(f"Call {name} with {route}.")
     return method
 
 
 class Services:
-    """Calls public methods, each as whoever it is called for. With `service_key`, failed logins are the client's."""
+    """Calls public methods with the caller's credential.
+
+    With `service_key`, failed logins count for the client's address.
+    """
 
     def __init__(self, channels: Mapping[str, grpc.aio.Channel], service_key: Callable[[], str] | None = None) -> None:
         self._service_key = service_key
-        self._calls = {name: _callable(channels[method.peer], method) for name, method in _DESCRIBED.items()}
+        self._calls = {name: _callable(channels[method.peer], method) for name, method in _METHODS.items()}
 
     async def call(self, name: str, request: Message, metadata: Metadata, *, timeout_seconds: float) -> Any:
-        """Return what a method answers.
+        """Call a method and return its response.
 
         Raises:
-            PawlError: what the service says, or DependencyUnavailable.
+            PawlError: the service's error, or DependencyUnavailable.
         """
         return await self._calls[name](request, metadata=(*metadata, *self._client()), timeout=timeout_seconds)
 
     async def watch(self, name: str, request: Message, metadata: Metadata) -> AsyncGenerator[Any, None]:
-        """Yield the messages of a stream; raises as `call`. Consume it inside `contextlib.aclosing`, which ends it."""
+        """Yield the messages of a stream; raises as `call`. Consume it inside `contextlib.aclosing`."""
         call = self._calls[name](request, metadata=(*metadata, *self._client()))
         try:
             async for message in call:
                 yield message
                 del message
         finally:
-            # gRPC keeps a stream open of which nobody wants the rest.
+            # gRPC would keep the unread stream open.
             call.cancel()
 
     def _client(self) -> Metadata:
@@ -158,10 +165,10 @@ class Services:
 def calls_of_store(
     services: Services, key_of: Callable[[str], Metadata | None], store_id: str, absent: type[PawlError]
 ) -> Callable[[str, Message], Awaitable[Any]]:
-    """Return what calls methods by their names for a store, with the key that the gateway has for it.
+    """Return a function that calls methods for a store, with the gateway's key for it.
 
     Raises:
-        PawlError: `absent`, of a store for which there is no key.
+        PawlError: `absent`, if there is no key for the store.
     """
     metadata = key_of(store_id) if is_id(store_id) else None
     if metadata is None:

@@ -14,7 +14,7 @@ from pawl.chassis.process.settings import Constant, PeerAddresses, PublicUrl, Se
 
 def _check_hosts(value: str) -> str:
     if "*" in value or "/" in value:
-        raise ValueError("must be names of hosts with commas between, for example pawl.example.com")
+        raise ValueError("must be host names separated by commas, for example pawl.example.com")
     return value
 
 
@@ -25,7 +25,7 @@ _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 def _check_seal_keys(value: SecretStr) -> SecretStr:
     keys = _names(value.get_secret_value())
     if not keys or len(min(keys, key=len)) < _SEAL_KEY_CHARACTERS_MIN:
-        raise ValueError(f"must have {_SEAL_KEY_CHARACTERS_MIN} characters or more, and so must each of several")
+        raise ValueError(f"must have at least {_SEAL_KEY_CHARACTERS_MIN} characters; so must each of several keys")
     return value
 
 
@@ -35,8 +35,8 @@ def _check_origins(value: str) -> str:
         is_plain = origin == f"{parts.scheme}://{parts.netloc}" and not {"*", "@"} & set(origin)
         if not is_plain or not parts.hostname or _DEFAULT_PORTS.get(parts.scheme, parts.port) == parts.port:
             raise ValueError(
-                "must be origins with commas between, as browsers say them: https://app.example.com, without a path,"
-                " * or the port that is the default"
+                "must be origins separated by commas, as browsers send them: https://app.example.com, without a path,"
+                " a * or the default port"
             )
     return value
 
@@ -46,7 +46,7 @@ def _names(value: str) -> list[str]:
 
 
 class GatewaySettings(ServiceSettings):
-    """See `.env.example`."""
+    """Settings are described in `.env.example`."""
 
     listen: TcpAddress = "127.0.0.1:7600"
     metrics_listen: TcpAddress = "127.0.0.1:7610"
@@ -66,18 +66,20 @@ class GatewaySettings(ServiceSettings):
 
     @property
     def hosts(self) -> frozenset[str]:
-        """The hosts that it answers to beside loopback; an IPv6 address without the brackets that it may have."""
+        """Allowed hosts in addition to loopback. IPv6 addresses have no brackets."""
         return frozenset(re.sub(r"^\[([0-9a-f:.]+)\]$", r"\1", name) for name in _names(self.gateway_hosts))
 
     @property
     def origins(self) -> frozenset[str]:
-        """The origins of pages elsewhere that may use the addresses that take a key with each request."""
+        """Other origins whose pages may use the cross-origin routes."""
         return frozenset(_names(self.gateway_origins))
 
     @model_validator(mode="after")
-    def _refuse_the_open(self) -> Self:
+    def _check_public(self) -> Self:
         if not is_loopback(self.listen) and not self.hosts:
-            raise ValueError("PAWL_GATEWAY_HOSTS: is required where PAWL_LISTEN is not on loopback")
+            raise ValueError("PAWL_GATEWAY_HOSTS: is required if PAWL_LISTEN is not on loopback")
         if self.gateway_oidc_file and (self.hosts or not is_loopback(self.listen)) and not self.public_url:
-            raise ValueError("PAWL_PUBLIC_URL: is required with PAWL_GATEWAY_OIDC_FILE, to which providers send back")
+            raise ValueError(
+                "PAWL_PUBLIC_URL: is required with PAWL_GATEWAY_OIDC_FILE, for redirects from the provider"
+            )
         return self

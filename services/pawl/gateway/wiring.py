@@ -1,4 +1,4 @@
-"""The gateway put together: channels in, an application out."""
+"""Wires the gateway: channels in, an ASGI application out."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def wire(
     clock: Clock,
     ids: IdSource,
 ) -> ASGIApp:
-    """Return the application that a server is to serve."""
+    """Return the ASGI application."""
     services, counters = Services(channels, service_key(settings, clock)), Counters(metrics)
     seal = Seal(settings.gateway_seal_key.get_secret_value())
     session_seconds = settings.gateway_session_hours * 3600
@@ -69,13 +69,13 @@ def wire(
 
 
 def _keys(settings: GatewaySettings) -> Callable[[str], Metadata | None]:
-    """Return what gives the metadata by which the gateway brings a store what has no key of its own."""
+    """Return a function that gives the credential of the gateway for a store."""
     if settings.local_key is not None:
         local = settings.local_key.get_secret_value()
         return lambda store_id: (("authorization", f"Bearer {local}"), ("pawl-store", store_id))
     keys = _read(settings.gateway_webhook_keys_file) if settings.gateway_webhook_keys_file else {}
-    shown = {store_id: (("authorization", f"Bearer {key}"),) for store_id, key in keys.items()}
-    return shown.get
+    by_store = {store_id: (("authorization", f"Bearer {key}"),) for store_id, key in keys.items()}
+    return by_store.get
 
 
 def _providers(settings: GatewaySettings) -> tuple[Provider, ...]:

@@ -63,7 +63,7 @@ def test_agents_of_a_folder_are_saved_once_and_what_is_shown_can_be_applied(pawl
     assert "clerk " not in pawl.succeed("agents", "list")
     saved = pawl.succeed("apply", "-f", str(files))
     assert saved.index("counter: version") < saved.index("clerk: version"), "those first to which others delegate"
-    assert "warning: gone_* matches no tool now" in saved
+    assert "warning: gone_* matches no available tool" in saved
     assert pawl.succeed("apply", "-f", str(files)).count("unchanged") == 2
     (files / "all.yaml").write_text(CLERK.replace("the clerk", "a clerk"))
     changed = pawl.succeed("apply", "-f", str(files))
@@ -78,11 +78,11 @@ def test_agents_of_a_folder_are_saved_once_and_what_is_shown_can_be_applied(pawl
 
 def test_files_that_make_no_agent_are_refused_in_a_sentence(pawl: CommandLine, tmp_path: Path) -> None:
     for content, told in (
-        ("name: [", "is no YAML"),
+        ("name: [", "is not YAML"),
         ("name: clerk\noptions: {instruction: typo}", 'no field named "instruction"'),
-        ("name: a\ndelegates_to: [b]\n---\nname: b\ndelegates_to: [a]", "in a circle"),
-        ("name: a\n---\nname: a", "two agents 'a'"),
-        ("name: a\nname: b", "'name' comes twice"),
+        ("name: a\ndelegates_to: [b]\n---\nname: b\ndelegates_to: [a]", "in a cycle"),
+        ("name: a\n---\nname: a", "agent 'a' is defined twice"),
+        ("name: a\nname: b", "'name' is defined twice"),
         ("name: a\ntools: {names: [fly]}", "There is no tool 'fly'"),
         ("name: a\ndelegates_to: [nobody]", "there is no agent 'nobody'"),
         (SUMS.replace("type: object, prop", "type: array, prop"), '"type": "object"'),
@@ -168,7 +168,7 @@ def test_documents_and_files_are_added_found_by_the_model_attached_and_removed(
     pawl.succeed("documents", "remove", "menu.txt")
     assert "`pawl documents list`" in pawl.refuse("documents", "remove", "menu.txt")
     file.write_bytes(b"\xff\xfe")
-    assert "is not a text in UTF-8" in pawl.refuse("documents", "add", str(file))
+    assert "is not UTF-8 text" in pawl.refuse("documents", "add", str(file))
     pawl.succeed("run", 'call write_file with {"path": "notes/plan.md", "content": "marzipan"}')
     (written,) = (pawl.data / "files").glob("*/notes/plan.md")
     assert written.read_text() == "marzipan"

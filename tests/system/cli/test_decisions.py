@@ -45,10 +45,10 @@ def test_gated_calls_are_shown_decided_once_audited_and_counted(pawl: CommandLin
         run_id = pawl.started(LETTER)
         call_id = pawl.pending(run_id)
         code, _, errors = pawl.run("approve", run_id, call_id, keyboard="y\n")
-        assert (code, errors.strip()) == (2, "Nobody can be asked here whether you are sure. Add --yes if you are.")
+        assert (code, errors.strip()) == (2, "There is no terminal to ask for confirmation. Add --yes to confirm.")
         assert "see you at noon" in pawl.succeed("approve", run_id, call_id, "--yes", *decision)
         assert shown in pawl.succeed("watch", run_id)
-        assert "does not wait" in pawl.refuse("approve", run_id, call_id)
+        assert "is not pending" in pawl.refuse("approve", run_id, call_id)
         assert story(pawl, run_id) == audited
     assert [now - then for now, then in zip(figures(pawl), before, strict=True)] == [2, 3, 1, 1, 1]
 
@@ -82,7 +82,7 @@ def test_a_rule_allows_or_denies_calls_until_it_is_revoked_and_each_call_names_i
     assert rule_id in zoe.succeed("rules", "list", "--all")
     for arguments, says in (
         ("allow *", "must expire within 30 days"),
-        ("allow send_email --for soon", "no duration like"),
+        ("allow send_email --for soon", "not a duration like"),
         ("deny send_email --like to", "argument=value"),
         ("deny send_email --conversation conv_x", "No such conversation"),
     ):

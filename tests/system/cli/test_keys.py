@@ -42,7 +42,7 @@ def test_what_cannot_be_a_key_is_refused_in_a_sentence(pawl: CommandLine) -> Non
     for arguments, says in (
         ("create ann --role delegate", "roles that you do not have"),
         ("create ann --role member --in-store acme", "only operators of a store"),
-        ("create ann --role member --for soon", "no duration like"),
+        ("create ann --role member --for soon", "not a duration like"),
         ("revoke key_x", "`pawl keys list`"),
         ("bootstrap --database-url postgresql://127.0.0.1:1/nothing", "no database answered"),
     ):

@@ -64,7 +64,7 @@ def test_a_run_is_undone_once_its_inverse_is_approved_and_one_without_effects_ha
     run_id = pawl.done("add task Paint the fence")
     assert "create_task (Delete the task 'Paint the fence') to undo" in pawl.succeed("undo", run_id, "--preview")
     code, _, errors = pawl.run("undo", run_id, keyboard="y\n")
-    assert (code, "Nobody can be asked here" in errors) == (2, True)
+    assert (code, "no terminal to ask" in errors) == (2, True)
     with ThreadPoolExecutor() as beside:
         undoing = beside.submit(pawl.succeed, "undo", run_id, "--yes")
         found = None
@@ -76,7 +76,7 @@ def test_a_run_is_undone_once_its_inverse_is_approved_and_one_without_effects_ha
     assert "create_task (Delete the task 'Paint the fence') undone" in output.splitlines()[-1]
     output = pawl.succeed("undo", pawl.done("what is 17 * 23"), "--yes")
     assert "calculate nothing to undo: It was read-only." in output
-    assert output.splitlines()[-1] == "Nothing can be undone."
+    assert output.splitlines()[-1] == "There is nothing to undo."
 
 
 def test_a_detached_run_is_cancelled_and_ends_with_1(pawl: CommandLine) -> None:
@@ -90,12 +90,12 @@ def test_a_run_waits_for_tokens_and_continues_after_a_top_up(pawl: CommandLine) 
     """LOOP-12."""
     run_id = pawl.succeed("run", "--detach", "--tokens-max", "5", "what is 17 * 23").strip()
     pawl.until(lambda runs: "waiting for more tokens" in line_of(run_id, runs), "runs")
-    needed = re.search(rf"add at least (\d+) with: pawl top-up {run_id} \1", pawl.succeed("inbox"))
+    needed = re.search(rf"add at least (\d+) tokens with: pawl top-up {run_id} \1", pawl.succeed("inbox"))
     assert needed
     assert f"at least {needed[1]} tokens" in pawl.succeed("status", run_id)
-    assert f"{run_id} may use 50005 tokens" in pawl.succeed("top-up", run_id, "50000")
+    assert "of 50005 tokens" in pawl.succeed("top-up", run_id, "50000")
     output = pawl.succeed("watch", run_id)
-    for line in ("‖ waits for more tokens", f"pawl top-up {run_id} {needed[1]}", "+ me added 50000 tokens"):
+    for line in ("‖ waiting for more tokens", f"pawl top-up {run_id} {needed[1]}", "+ me added 50000 tokens"):
         assert line in output
     assert "completed" in output.splitlines()[-1]
     assert "ended" in pawl.refuse("top-up", run_id, "1")

@@ -35,20 +35,20 @@ def test_a_source_is_added_used_remembered_checked_approved_and_removed(pawl: Co
     shown = output.splitlines()[-1].split()[-1]
     assert "Tells it to others." in pawl.succeed("sources", "approve", "parrot", shown)
     assert "parrot is ready" in pawl.succeed("sources", "check", "parrot")
-    assert "gone" in pawl.succeed("sources", "remove", "parrot")
+    assert "Removed" in pawl.succeed("sources", "remove", "parrot")
     assert pawl.succeed("sources", "list") == ""
 
 
 def test_what_cannot_be_a_source_is_refused_in_a_sentence(pawl: CommandLine) -> None:
     for arguments, told in (
-        ("add-http x --openapi https://a.example/ --method GET", "--method does not go with --openapi"),
+        ("add-http x --openapi https://a.example/ --method GET", "--method cannot be combined with --openapi"),
         ("add-http x --endpoint https://a.example/ --arguments @/no/such/file", "cannot be read"),
         ("add-http x --endpoint http://127.0.0.1:9/ --method GET --description d", "be reached"),
         ("add-http x --openapi http://169.254.169.254/", "not an allowed address"),
         ("add-http x --openapi http://127.0.0.1:9/", "be reached"),
         ("add-mcp x --url http://127.0.0.1:9/mcp", "egress is not allowed: port 9 of 127.0.0.1"),
-        ("add-mcp x --url http://127.0.0.1:9/ --env A=b", "--env does not go with --url"),
-        ("add-mcp x --header A=b -- true", "--header does not go with command"),
+        ("add-mcp x --url http://127.0.0.1:9/ --env A=b", "--env cannot be combined with --url"),
+        ("add-mcp x --header A=b -- true", "--header cannot be combined with command"),
         ("add-mcp x -- /no/such/program", "No such file"),
         ("check absent", "pawl sources list"),
     ):

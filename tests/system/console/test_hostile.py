@@ -67,7 +67,7 @@ async def test_a_text_that_stops_parsers_stops_no_page_and_no_stream(open_page: 
         await page.reload()
         await done(page)
         await expect(page.locator(".turn .markdown").last).to_contain_text("two")
-        await expect(page.get_by_text("The connection is lost")).to_have_count(0)
+        await expect(page.get_by_text("Connection lost")).to_have_count(0)
 
 
 WEB: Final = Path(__file__).parents[3] / "web"

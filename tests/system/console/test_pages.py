@@ -25,7 +25,7 @@ async def write(page: Page, button: str, value: object) -> None:
 async def sure(page: Page, button: str) -> None:
     """Do what is asked about once more."""
     await page.get_by_role("button", name=button, exact=True).click()
-    await page.get_by_role("button", name=f"{button} for good").click()
+    await page.get_by_role("button", name=f"Yes, {button}").click()
 
 
 async def test_an_agent_is_made_changed_and_deleted(open_page: NewPage) -> None:
@@ -37,7 +37,7 @@ async def test_an_agent_is_made_changed_and_deleted(open_page: NewPage) -> None:
     await expect(page.get_by_label("New agent (JSON)")).to_have_attribute("aria-invalid", "true")
     await expect(page.get_by_label("New agent (JSON)")).to_be_focused()
     await write(page, "New agent", {"name": "clerk", "options": {"instructions": "Be short."}})
-    await expect(page.get_by_text("Version 1 is saved.")).to_be_visible()
+    await expect(page.get_by_text("Saved version 1.")).to_be_visible()
     await page.get_by_role("link", name="clerk").click()
     await page.get_by_role("button", name="Edit agent").click()
     await page.get_by_label("Edit agent (JSON)").fill('{"name": "clerk", ')
@@ -62,7 +62,7 @@ async def test_a_schedule_is_made_paused_run_and_deleted(open_page: NewPage) -> 
     await write(page, "New schedule", {**wanted, "cron": "0 9 * * *"})
     await page.get_by_role("link", name="daily").click()
     await page.get_by_role("button", name="Pause").click()
-    await page.get_by_label("Why (optional)").fill("a holiday")
+    await page.get_by_label("Reason (optional)").fill("a holiday")
     await page.keyboard.press("Enter")
     await expect(page.locator(".facts")).to_contain_text("paused: a holiday")
     await page.get_by_role("button", name="Resume").click()
@@ -89,7 +89,7 @@ async def test_a_rule_is_made_and_revoked(open_page: NewPage) -> None:
     await expect(page.locator("pre.json")).to_contain_text('"equalsJson": "1 + 1"')
     await sure(page, "Revoke")
     await expect(row).to_have_count(0)
-    await page.get_by_label("also what has ended").check()
+    await page.get_by_label("Include ended").check()
     await expect(row).to_contain_text("revoked")
     await page.reload()
     await expect(row).to_contain_text("revoked")
@@ -111,11 +111,11 @@ async def test_tools_and_the_audit_of_their_calls_are_seen(open_page: NewPage) -
     await page.get_by_label("Kind").select_option("RETURNED")
     await expect(page.get_by_role("cell", name="succeeded", exact=True)).to_be_visible()
     await page.get_by_role("button", name="Verify the chain").click()
-    await expect(page.get_by_role("status")).to_contain_text("entries are as they were written", timeout=90_000)
+    await expect(page.get_by_role("status")).to_contain_text("entries are intact", timeout=90_000)
     await page.locator(".more summary").click()
     await page.get_by_role("link", name="Tools").click()
     await page.get_by_role("link", name="calculate", exact=True).click()
-    await expect(page.get_by_role("region", name="Figures").get_by_role("row")).to_have_count(2)
+    await expect(page.get_by_role("region", name="Statistics").get_by_role("row")).to_have_count(2)
     await expect(page.get_by_role("columnheader", name="Edited")).to_be_visible()
     await expect(page.get_by_role("button", name="Edit tool")).to_have_count(0)
 
@@ -147,9 +147,9 @@ async def test_what_one_is_told_is_seen_and_chosen(open_page: NewPage) -> None:
         await page.reload()
         await page.wait_for_timeout(500)
     await told.click()
-    await page.get_by_role("button", name="Read", exact=True).click()
-    await expect(page.get_by_role("button", name="Read", exact=True)).to_have_count(0)
-    await page.get_by_role("button", name="Mute its conversation").click()
+    await page.get_by_role("button", name="Mark as read", exact=True).click()
+    await expect(page.get_by_role("button", name="Mark as read", exact=True)).to_have_count(0)
+    await page.get_by_role("button", name="Mute conversation").click()
     await expect(page.get_by_role("status")).to_contain_text("muted")
     await page.locator(".more summary").click()
     await page.get_by_role("link", name="Settings").click()
@@ -161,8 +161,8 @@ async def test_what_one_is_told_is_seen_and_chosen(open_page: NewPage) -> None:
     await expect(page.get_by_label("run completed")).not_to_be_checked()
     await expect(page.get_by_label("run failed")).to_be_checked()
     hours = [{"start": "25:00", "end": "07:00"}]
-    await write(page, "Quiet hours", {"hours": hours, "timeZone": "Europe/Berlin"})
+    await write(page, "Edit quiet hours", {"hours": hours, "timeZone": "Europe/Berlin"})
     await expect(page.get_by_role("alert")).to_be_visible()
     hours[0]["start"] = "22:00"
-    await write(page, "Quiet hours", {"hours": hours, "timeZone": "Europe/Berlin"})
+    await write(page, "Edit quiet hours", {"hours": hours, "timeZone": "Europe/Berlin"})
     await expect(page.get_by_text("22:00 to 07:00 Europe/Berlin")).to_be_visible()

@@ -21,7 +21,7 @@ async def test_who_may_sees_it_who_may_not_does_not(world: World) -> None:
     run_id = await member.locator(".turn").get_attribute("data-run")
 
     viewer = await world.enter("acme", "vic")
-    await expect(viewer.get_by_text("You may read here, and not write.")).to_be_visible()
+    await expect(viewer.get_by_text("You have read-only access.")).to_be_visible()
     await viewer.goto("/schedules")
     await expect(viewer.locator(".empty")).to_be_visible()
     await expect(viewer.get_by_role("button", name="New schedule")).to_have_count(0)

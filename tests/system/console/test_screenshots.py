@@ -41,7 +41,7 @@ async def test_chat_inbox_and_run_look_as_in_the_docs(open_page: NewPage, tmp_pa
     await page.get_by_text("Timeline:").click()
     await page.get_by_role("region", name="Timeline").scroll_into_view_if_needed()
     await page.screenshot(path=folder / "console-run.png")
-    await page.get_by_role("button", name="Dark or light").click()
+    await page.get_by_role("button", name="Toggle dark mode").click()
     await page.set_viewport_size({"width": 1280, "height": 800})
     await page.goto(at(page, f"/c/{conversation}?run={run_id}"))
     await expect(page.get_by_role("complementary", name="Run").locator("[data-bar]").first).to_be_visible()

@@ -108,7 +108,7 @@ async def test_what_a_job_asks_is_an_interrupt_of_the_thread_that_started_it(doo
         return [job["state"] for job in answer.json()["jobs"]] == ["RUN_STATE_COMPLETED"]
 
     await until(is_done)
-    assert notices(await thread.ask(resume=resolved(asked[0]))) == ["send_email was decided before, by me: approve."]
+    assert notices(await thread.ask(resume=resolved(asked[0]))) == ["send_email was already decided by me: approve."]
 
 
 async def test_a_run_goes_on_without_the_page_that_left_and_is_joined_again(door: httpx2.AsyncClient) -> None:

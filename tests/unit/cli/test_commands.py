@@ -71,20 +71,20 @@ def test_a_command_line_that_cannot_be_meant_ends_with_2_and_says_why(monkeypatc
         ("invented",): "No such command",
         ("top-up", "run_1", str(2**64)): "tokens: 18446744073709551616 is out of range.",
         ("up", "--port", "nothing=1"): "nothing",
-        ("approve", "run_1", "call_1", "--reject", "no", "--answer", "x"): "only one of",
-        ("events", "--subject", "pawl.>.run"): "is no subject of NATS",
+        ("approve", "run_1", "call_1", "--reject", "no", "--answer", "x"): "exclude each other",
+        ("events", "--subject", "pawl.>.run"): "is not a NATS subject",
         ("complete", "token"): "--result JSON or --error TEXT",
         ("complete", "token", "--result", "{"): "--result is not JSON",
         ("resolve", "run_1", "call_1"): "--happened JSON, --run-again and --tell-model",
-        ("resolve", "run_1", "call_1", "--run-again", "--tell-model"): "Give one of",
+        ("resolve", "run_1", "call_1", "--run-again", "--tell-model"): "Give exactly one of",
         ("resolve", "run_1", "call_1", "--happened", "sent"): "is not JSON",
         ("sources", "add-http", "shop", "--endpoint", "https://x", "--operation", "pay"): (
-            "--endpoint does not go with --operation."
+            "--endpoint cannot be combined with --operation."
         ),
         ("sources", "add-mcp", "files"): "Give COMMAND or --url.",
         ("sources", "add-http", "shop"): "Give --openapi or --endpoint.",
-        ("sources", "add-mcp", "files", "--url", "https://x", "--header", "key"): "--header: 'key' is not of the form",
-        ("triggers", "create", "x", "--webhook", "bearer", "--mailbox", "a@b"): "--mailbox does not go with --webhook.",
+        ("sources", "add-mcp", "files", "--url", "https://x", "--header", "key"): "--header: 'key' must be key=value",
+        ("triggers", "create", "x", "--webhook", "bearer", "--mailbox", "a@b"): "--mailbox cannot be combined with",
         (
             "schedules",
             "create",
@@ -95,10 +95,10 @@ def test_a_command_line_that_cannot_be_meant_ends_with_2_and_says_why(monkeypatc
             "1h",
             "--cron",
             "0 9 * * *",
-        ): "--every does not go with",
+        ): "--every cannot be combined with",
         ("triggers", "delete", "", "--yes"): "No Pawl suite answers",
-        ("rules", "allow", "*", "--run", "run_1", "--everybody"): "Give only one of --run,",
-        ("apply", "--file", "/dev/null"): "There are no agents in",
+        ("rules", "allow", "*", "--run", "run_1", "--all-users"): "Give only one of --run,",
+        ("apply", "--file", "/dev/null"): "No agents found in",
         ("notify", "update", "hook_1", "--kind", "foo"): "'--kind': 'foo' is not one of 'run-completed'",
         ("notify", "update", "hook_1", "--kind", "run-failed"): "notifier does not answer",
         ("notify", "preferences", "--quiet", "Fri-Mon,wed 22:00-07:00"): "notifier does not answer",
@@ -139,12 +139,12 @@ def test_a_key_goes_beyond_this_machine_over_tls_only(
         environment = {"PAWL_API_KEY": key} if key else {}
         return AsyncClient(address=address, data=tmp_path, environment=environment, **more)
 
-    asks: list[Callable[[AsyncClient], object]] = [
+    requests: list[Callable[[AsyncClient], object]] = [
         lambda target: target.agents,
         lambda target: target.key_register,
         lambda target: target.connect("10.0.0.1:7601"),
     ]
-    for ask in asks:
+    for ask in requests:
         with pytest.raises(KeyInClear, match=r"unencrypted.*--ca FILE or PAWL_TLS_CA_FILE.*--key-in-clear") as caught:
             ask(found())
         assert "the-key-of-ann" not in str(caught.value)
@@ -232,7 +232,7 @@ def test_a_history_that_cannot_be_read_is_refused_in_a_sentence(tmp_path: Path) 
         (b"nothing", "is not JSON"),
         (b"\xff\xfe", "is not JSON"),
         (b"[" * 100_000, "is not JSON"),
-        (b'{"model": "m"}', "no list of messages"),
+        (b'{"model": "m"}', "must have a list of"),
         (b" " * (4 * 1024 * 1024 + 1), "bytes"),
         (b'[{"role": "user", "content": 7}, 8]', "message 2"),
         (b'[{"role": "user", "content": "\\ud800"}]', "is not JSON"),
@@ -307,7 +307,7 @@ def test_of_all_that_is_dead_a_code_is_not_sent_again(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(AsyncClient, "pages", pages)
     monkeypatch.setattr(AsyncClient, "notify_channels", MagicMock(ResendDeliveries=resend))
-    assert invoke("notify", "resend", "--dead") == (0, "Sending 2 deliveries again.\n")
+    assert invoke("notify", "resend", "--dead") == (0, "Resending 2 deliveries.\n")
     assert sent == ["dlv_run.completed", "dlv_channel.test"]
 
 
@@ -361,7 +361,7 @@ DOCUMENT = source_pb2.OpenApiConfig(document=b"name: clerk\n", headers={"key": "
 # The command, what the suite answers, its last request where it counts, and parts of what is shown.
 DONE: list[tuple[str, Mapping[str, Any], Any, tuple[str, ...]]] = [
     ("--version", {}, None, (f"pawl {version('pawl-runtime')}",)),
-    ("attention", {"ListAttention": NEEDS_OPERATOR}, None, ("of ann", "being stopped", "pay", "pawl redrive run_1")),
+    ("attention", {"ListAttention": NEEDS_OPERATOR}, None, ("user ann", "being stopped", "pay", "pawl redrive run_1")),
     ("attention", {"ListAttention": operator_pb2.ListAttentionResponse()}, None, ("No run needs attention.",)),
     (
         "resolve run_1 call_1 --tell-model",
@@ -387,7 +387,7 @@ DONE: list[tuple[str, Mapping[str, Any], Any, tuple[str, ...]]] = [
         None,
         ("7\t", "pay", "bot for ann", " by bob"),
     ),
-    ("tools stats", {"GetToolAnalytics": audit_pb2.GetToolAnalyticsResponse()}, None, ("No tool did anything.",)),
+    ("tools stats", {"GetToolAnalytics": audit_pb2.GetToolAnalyticsResponse()}, None, ("No tool has been called.",)),
     ("keys list", {"ListKeys": key_pb2.ListKeysResponse()}, None, ("There are no keys.",)),
     (
         "memory erase --yes --agent clerk",
@@ -436,7 +436,7 @@ DONE: list[tuple[str, Mapping[str, Any], Any, tuple[str, ...]]] = [
         "notify unmute conv_1",
         MADE,
         preference_pb2.UnmuteConversationRequest(conversation_id="conv_1"),
-        ("conv_1 is not muted.",),
+        ("Unmuted conv_1.",),
     ),
     ("rules list", {"ListRules": rule_pb2.ListRulesResponse(rules=[OF_AGENT])}, None, ("for runs of the agent clerk",)),
     ("agents delete draft/clerk --yes", MADE, agents_pb2.DeleteDraftRequest(name="clerk"), ("Deleted draft/clerk.",)),
@@ -469,7 +469,7 @@ def test_a_command_asks_the_suite_for_what_was_typed_and_shows_the_answer(
         assert (code, [part for part in shown if part not in output]) == (0, []), (command, output)
         assert sent is None or sent == suite.asked[-1], command
     file.write_text("title: clerk\n")
-    assert "an agent is a mapping with a `name`" in invoke("apply", "--file", str(file))[1]
+    assert "an agent must be a mapping with a `name`" in invoke("apply", "--file", str(file))[1]
 
 
 async def test_the_agents_folder_is_applied_again_until_its_tools_are_there(
@@ -483,17 +483,17 @@ async def test_the_agents_folder_is_applied_again_until_its_tools_are_there(
             raise ToolNotFound("There is no tool 'late'.")
         yield "clerk: version 1" if now == "warned" else "clerk: version 2"
         if now == "warned":
-            yield "  warning: late_* matches no tool now"
+            yield "  warning: late_* matches no available tool"
 
     monkeypatch.setattr(agents, "changes", changes)
     monkeypatch.setattr(agents, "AsyncClient", lambda **_: nullcontext())
-    monkeypatch.setattr(agents, "_AGAIN_SECONDS", (0.0,) * 9)
+    monkeypatch.setattr(agents, "_RETRY_DELAYS_SECONDS", (0.0,) * 9)
     (tmp_path / "clerk.yaml").write_text("name: clerk\n")
     await agents.apply_folder(SuiteOptions(data=tmp_path, agents=tmp_path))
     told = capsys.readouterr().out.splitlines()
     assert [line.removeprefix("PAWL_AGENTS: ").split("'")[0] for line in told] == [
         "  warning: There is no tool ",
         "clerk: version 1",
-        "  warning: late_* matches no tool now",
+        "  warning: late_* matches no available tool",
         "clerk: version 2",
     ]

@@ -16,10 +16,10 @@ from pawl.cli import wording
 from pawl.cli.command import LineReader
 from pawl.cli.events import line
 from pawl.cli.failure import CommandError
-from pawl.cli.inbox import Desk
+from pawl.cli.inbox import Reviewer
 from pawl.cli.jobs import job_lines, paused_text, put_reports
 from pawl.cli.operating import undo_line
-from pawl.cli.runs import show_step, standing
+from pawl.cli.runs import show_step, status_lines
 from pawl.client import AsyncClient
 from pawl.errors import AlreadyDecided, PermissionDenied
 from pawl.event.v1 import call_pb2, event_pb2, run_pb2, schedule_pb2, waiting_pb2
@@ -109,7 +109,7 @@ async def typed(agents: Agents, text: str, *calls: call_pb2.Call | run_pb2.Run, 
     target = AsyncClient("127.0.0.1:1", environment={})
     vars(target).update(agents=agents, rules=rules or Rules())
     console = Console(file=shown, width=200, highlight=False)
-    await Desk(target, console, LineReader(io.StringIO(text))).go_through(calls)
+    await Reviewer(target, console, LineReader(io.StringIO(text))).review(calls)
     return shown.getvalue()
 
 
@@ -151,8 +151,8 @@ async def test_each_line_is_about_the_call_that_was_shown() -> None:
     assert [each.call_id for each in agents.asked] == ["b", "c", "d"]
     assert (refused.kind, refused.reason) == (call_pb2.DECISION_KIND_REJECT, "not now")
     assert approved.kind == also.kind == call_pb2.DECISION_KIND_APPROVE
-    assert ("approved by 1 of 2: cyd" in shown, "escalated: nobody decided in time" in shown) == (True, True)
-    assert ("needs two people" in shown, rules.made) == (True, []), "what two people decide is not remembered"
+    assert ("approved by 1 of 2: cyd" in shown, "escalated: no decision in time" in shown) == (True, True)
+    assert ("needs two approvers" in shown, rules.made) == (True, []), "what two people decide is not remembered"
 
 
 async def test_a_front_end_call_takes_its_result_as_json_or_an_error() -> None:
@@ -174,7 +174,7 @@ async def test_always_approves_and_allows_the_tool_in_its_conversation() -> None
     assert (rule.scope, rule.scope_id) == (rule_pb2.RULE_SCOPE_CONVERSATION, "conv_1")
     (decision,) = agents.asked
     assert (decision.kind, decision.digest) == (call_pb2.DECISION_KIND_APPROVE, "digest of a")
-    assert "Approved. From now on: allow tool_of_a, in conv_1." in shown
+    assert "Approved. New rule: allow tool_of_a, in conv_1." in shown
     assert "pawl rules revoke rule_1" in shown
     assert not rules.revoked
 
@@ -186,10 +186,10 @@ async def test_a_rule_and_its_approval_are_both_made_or_it_is_said_which_was() -
     assert (agents.asked, "needs the role approver" in shown) == ([], True)
     agents, rules = Agents(late="a"), Rules()
     shown = await typed(agents, "always\n", call("a"), rules=rules)
-    assert (rules.revoked, "From now on" in shown) == (["rule_1"], False)
+    assert (rules.revoked, "New rule" in shown) == (["rule_1"], False)
     rules.refuses_to.add("revoke")
     shown = await typed(agents, "always\n", call("a"), rules=rules)
-    assert "still in force: Not now" in shown
+    assert "still active: Not now" in shown
     assert "`pawl rules revoke rule_1`" in shown
 
 
@@ -227,9 +227,9 @@ def test_all_that_there_is_to_say_of_a_job_is_said_and_nothing_else() -> None:
         assert part not in said
     job.waiting.reason = waiting_pb2.WAIT_REASON_PAUSED
     assert "run_2: paused" in job_lines(job)
-    assert paused_text(job) == "run_2 (probe) is paused; to resume it: pawl jobs resume run_2"
+    assert paused_text(job) == "run_2 (probe) is paused. Resume it with: pawl jobs resume run_2"
     once = jobs_pb2.BackgroundJob(job_id="run_3")
-    assert "is called once" in paused_text(once)
+    assert "runs only once" in paused_text(once)
     assert not any("last result" in line for line in job_lines(once))
     job.ClearField("waiting")
     job.state, job.stop_cause = run_pb2.RUN_STATE_CANCELLED, run_pb2.STOP_CAUSE_USER
@@ -276,11 +276,11 @@ def test_a_run_says_what_drives_it_what_it_may_use_and_what_was_granted_and_noth
         "  name: clerk",
         "  version: 2",
         "labels: case=42",
-        "may use 20 tokens; it has used 7",
+        "has used 7 of 20 tokens",
         "    interval seconds: 60",
         "  uses: 3",
-    } <= set(standing(run, datetime.now(UTC)))
-    lines = standing(run_pb2.Run(), datetime.now(UTC))
+    } <= set(status_lines(run, datetime.now(UTC)))
+    lines = status_lines(run_pb2.Run(), datetime.now(UTC))
     assert not any(word in line for word in ("agent", "tokens", "grant") for line in lines)
 
 
@@ -307,4 +307,4 @@ def test_each_state_of_an_undo_has_words_and_an_inverse_says_what_it_takes_back(
         line, _ = undo_line(undo)
         assert ("does not know" in line, "call_1  write" in line) == (False, True), state
     call = call_pb2.Call(call_id="undo_1", undoes_call_id="call_1", arguments_json=b"{}")
-    assert "takes back: call call_1" in wording.call_lines(call, datetime.now(tz=UTC))
+    assert "undoes: call call_1" in wording.call_lines(call, datetime.now(tz=UTC))

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from pawl.cli import wording
 from pawl.cli.command import WordWrap, show_table
-from pawl.cli.runs import show_below
+from pawl.cli.runs import show_child_calls
 from pawl.cli.transcript import REASONING_CHARACTERS_MAX, Transcript, decides, hint
 from pawl.client import AsyncClient
 from pawl.errors import DependencyUnavailable
@@ -94,7 +94,7 @@ def test_a_retried_model_call_says_that_what_it_wrote_is_void() -> None:
     """EVT-2."""
     retrying = event_pb2.RoundRetrying(message="HTTP 500.", void_from_seq=3)
     output = shown(started(), delta("Hel"), event_pb2.RunEvent(round_retrying=retrying), delta("Hello"))
-    assert output == "Hel\n↻ HTTP 500, trying again; what it wrote above is void\nHello\n"
+    assert output == "Hel\n↻ HTTP 500, trying again; discard the text above\nHello\n"
 
 
 def test_a_run_is_told_line_by_line() -> None:
@@ -124,7 +124,7 @@ def test_a_run_is_told_line_by_line() -> None:
     )
     assert output.splitlines() == [
         *("> hello", "> [send_email]", "Once upon", "a time", "Hel"),
-        "↻ another worker has taken over; what the model wrote above begins anew",
+        "↻ another worker took over; the text above is generated again",
         *("Hello", '⚙ send_email {"to": "ann"}', '✓ send_email (12 ms) → {"sent": true}'),
         *("✗ send_email rejected → not today", '⇉ run_agent {"task": "look"} (run run_2)'),
         "  watch it with: pawl watch run_2",
@@ -161,24 +161,24 @@ def test_waits_acts_and_what_could_not_be_stopped_are_told() -> None:
     for event, lines in [
         (
             run_event(state=run_pb2.RUN_STATE_WAITING, waits=[run_pb2.WAIT_KIND_BUDGET]),
-            ["‖ waits for more tokens", "  add some with: pawl top-up run_1 TOKENS"],
+            ["‖ waiting for more tokens", "  add tokens with: pawl top-up run_1 TOKENS"],
         ),
         (
             event_pb2.RunEvent(run_topped_up=event_pb2.RunToppedUp(tokens=500, token_budget=1500, user_id="ann")),
-            ["+ ann added 500 tokens: it may use 1500"],
+            ["+ ann added 500 tokens; the budget is now 1500"],
         ),
         (
             run_event(state=run_pb2.RUN_STATE_NEEDS_ATTENTION, attention=UNKNOWN_OUTCOME),
             [
-                "‖ needs an operator: it is not known whether a call had its effect",
-                "  an operator sees what to do with: pawl attention run_1",
+                "‖ needs an operator: it is unknown whether a call had its effect",
+                "  operators can see what to do with: pawl attention run_1",
             ],
         ),
         (
             run_event(state=run_pb2.RUN_STATE_NEEDS_ATTENTION, attention=QUARANTINED, crash_count=3),
             [
-                "‖ needs an operator: quarantined: 3 workers died while they drove it, without any progress in between",
-                "  an operator sees what to do with: pawl attention run_1",
+                "‖ needs an operator: quarantined: 3 workers died running it, without any progress in between",
+                "  operators can see what to do with: pawl attention run_1",
             ],
         ),
         (
@@ -187,7 +187,7 @@ def test_waits_acts_and_what_could_not_be_stopped_are_told() -> None:
                     user_id="bob", act=event_pb2.OPERATOR_ACT_REDRIVEN, reason="the tool is\nmended"
                 )
             ),
-            ["⚑ operator bob let the run go on: the tool is mended"],
+            ["⚑ operator bob resumed the run: the tool is mended"],
         ),
         (
             event_pb2.RunEvent(
@@ -195,7 +195,7 @@ def test_waits_acts_and_what_could_not_be_stopped_are_told() -> None:
                     user_id="bob", act=event_pb2.OPERATOR_ACT_RESOLVED, call_id="call_1"
                 )
             ),
-            ["⚑ operator bob said what became of a call (call_1)"],
+            ["⚑ operator bob reported the outcome of a call (call_1)"],
         ),
         (
             run_event(
@@ -205,7 +205,7 @@ def test_waits_acts_and_what_could_not_be_stopped_are_told() -> None:
             ),
             [
                 "✗ run_1 cancelled by an operator (0 rounds, 0 tokens, 0 ms active)",
-                "! could not be stopped and may go on: call_1, call_2",
+                "! could not be stopped and may still be running: call_1, call_2",
             ],
         ),
     ]:
@@ -240,7 +240,7 @@ def test_a_gap_is_a_sentence_and_what_the_events_had_led_to() -> None:
         event_pb2.RunEvent(run_changed=event_pb2.RunChanged(run=ended)),
     ).splitlines()
     assert lines[:-1] == [
-        "… events 3 to 40 are not kept any more; they came to this, without 1 earlier call:",
+        "… events 3 to 40 are no longer stored. Their outcome, without 1 earlier call:",
         "> Tell ann",
         "I will.",
         "✓ send_email → sent",
@@ -253,7 +253,7 @@ def test_who_may_not_decide_is_told_who_does() -> None:
     for roles, approvals, approved, told in (
         ([], 1, [], "decide with: pawl approve"),
         (["approver"], 1, [], "decide with: pawl approve"),
-        (["member"], 1, [], "waits for somebody with the role approver or admin"),
+        (["member"], 1, [], "waits for a user with the role approver or admin"),
         ([], 2, [], "waits for 2 other people"),
         ([], 2, ["ann"], "waits for 1 other person with"),
     ):
@@ -274,7 +274,9 @@ async def test_what_runs_below_wait_for_is_shown_once_although_a_look_fails(monk
     monkeypatch.setattr("pawl.cli.runs._POLL_SECONDS", 0)
     delegates = asyncio.Event()
     delegates.set()
-    below = asyncio.create_task(show_below(target, Transcript(Console(file=output, width=100)), "run_1", delegates))
+    below = asyncio.create_task(
+        show_child_calls(target, Transcript(Console(file=output, width=100)), "run_1", delegates)
+    )
     await until(lambda: target.get.await_count > 3)
     below.cancel()
     assert output.getvalue().count("pawl approve") == output.getvalue().count("pawl approve run_2 call_1") == 1

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from pawl.agent.v1 import agent_pb2, conversation_pb2, session_pb2
 from pawl.cli.chat import Chat
-from pawl.cli.conversations import lines_of_calls
+from pawl.cli.conversations import call_lines
 from pawl.cli.transcript import Transcript
 from pawl.client import AsyncClient
 from pawl.errors import InvalidArguments
@@ -135,7 +135,7 @@ def turn_event(**kind: Any) -> session_pb2.SessionResponse:
 async def test_of_a_turn_that_says_nothing_nothing_is_shown(said: str) -> None:
     """ASYNC-5: neither that it begins, nor what it is told, nor its end; of any other all of it, in order."""
     talk, _, output = talking()
-    talk._active["turn_1"], talk._unsaid["turn_1"] = None, []
+    talk._active["turn_1"], talk._silent_turns["turn_1"] = None, []
     talk._prompting = True
     notice = message_pb2.Message(role=message_pb2.ROLE_NOTICE, text="calculate: completed (run_1)")
     answer = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text=said)
@@ -164,18 +164,18 @@ async def typed(monkeypatch: pytest.MonkeyPatch, *lines: str) -> tuple[list[str]
     """Return what was said by lines at the keyboard, and what the screen shows."""
     monkeypatch.setattr(AsyncClient, "session", Session)
     talk, session, output = talking(*lines)
-    await asyncio.gather(*(talk._obey(line) for line in lines))
+    await asyncio.gather(*(talk._handle_line(line) for line in lines))
     return session.started, output.getvalue()
 
 
 async def test_a_line_that_is_no_command_is_told_so_and_not_said(monkeypatch: pytest.MonkeyPatch) -> None:
     for line, told in {
-        "/foo": "There is no command /foo. There are /cancel, ",
-        "/etc/notes.txt is what?": "To say it: //etc/notes.txt",
-        "/": "There is no command /. ",
-        "/stop": "It is: /stop JOB\n",
-        "/top-up many": "It is: /top-up TOKENS\n",
-        "/quit now": "It is: /quit\n",
+        "/foo": "Unknown command /foo. Commands: /cancel, ",
+        "/etc/notes.txt is what?": "To send it as text: //etc/notes.txt",
+        "/": "Unknown command /. ",
+        "/stop": "Usage: /stop JOB\n",
+        "/top-up many": "Usage: /top-up TOKENS\n",
+        "/quit now": "Usage: /quit\n",
         "/help": "Type a message. ",
     }.items():
         started, shown = await typed(monkeypatch, line)
@@ -195,11 +195,11 @@ CALLS = {
 
 
 def test_calls_are_where_the_steps_of_an_own_run_are_or_with_their_message() -> None:
-    assert lines_of_calls(MESSAGE, {}, is_mine=True) == ["  (2 calls: pawl steps run_1)"]
-    assert lines_of_calls(MESSAGE, {}, is_mine=False) == ["  (2 calls)"], "steps of others are not theirs to see"
+    assert call_lines(MESSAGE, {}, is_mine=True) == ["  (2 calls: pawl steps run_1)"]
+    assert call_lines(MESSAGE, {}, is_mine=False) == ["  (2 calls)"], "steps of others are not theirs to see"
     shown = ['  weather {"city": "Oslo"} → {"degrees": 12}', "  look {}"]
-    assert lines_of_calls(MESSAGE, CALLS, is_mine=True) == lines_of_calls(MESSAGE, CALLS, is_mine=False) == shown
-    assert lines_of_calls(message_pb2.Message(run_id="run_1"), CALLS, is_mine=True) == []
+    assert call_lines(MESSAGE, CALLS, is_mine=True) == call_lines(MESSAGE, CALLS, is_mine=False) == shown
+    assert call_lines(message_pb2.Message(run_id="run_1"), CALLS, is_mine=True) == []
 
 
 class Target:
@@ -318,6 +318,6 @@ async def test_a_run_that_waits_for_tokens_or_an_operator_is_topped_up_or_cancel
     assert topped_up == [("run_1", 500)]
     assert sessions[0].started == ["spend", "break", "break"]
     shown = output.getvalue()
-    assert "/top-up TOKENS adds some" in shown
+    assert "/top-up TOKENS adds tokens" in shown
     assert "pawl attention run_2 shows what to do" in shown
-    assert "No run waits for tokens." in shown
+    assert "No run is waiting for tokens." in shown

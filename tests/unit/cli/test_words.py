@@ -80,7 +80,7 @@ REFUSALS: list[tuple[Mapping[str, str], PawlError, str]] = [
         "--schema is not strict JSON.",
     ),
     ({}, InvalidField("interval_seconds is wrong", field="interval_seconds"), "interval_seconds is wrong."),
-    (EVERY, ToolNotFound("the text of cron"), "The text of cron. `pawl tools` lists those that there are."),
+    (EVERY, ToolNotFound("the text of cron"), "The text of cron. `pawl tools` lists the available tools."),
 ]
 
 
@@ -92,7 +92,7 @@ def test_a_refusal_names_the_option_that_was_typed_and_leaves_other_words_alone(
 def test_an_error_says_what_to_do_next(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     for error, advice in (
-        (RunNotFound("where is it?"), "Where is it? `pawl runs` lists yours."),
+        (RunNotFound("where is it?"), "Where is it? `pawl runs` shows your runs."),
         (ConversationNotFound(), "`pawl conversations list`"),
         (ConversationExists("there is one"), "`pawl conversations show --key`"),
         (Unauthenticated("the key is not known"), "PAWL_API_KEY"),
@@ -100,14 +100,14 @@ def test_an_error_says_what_to_do_next(monkeypatch: pytest.MonkeyPatch, tmp_path
             Unauthenticated("no key was sent: send it"),
             f"There is no .pawl in {tmp_path}, so no key was found. Set",
         ),
-        (Internal("internal error err_1"), "The log of the service"),
+        (Internal("internal error err_1"), "The service log"),
         (AlreadyDecided("decided by bob"), "`pawl inbox`"),
         (AttentionNotNeeded("it is well"), "`pawl attention`"),
         (KeyError("x"), "KeyError: 'x'"),
     ):
         assert advice in explain(error, [NOBODY])
     monkeypatch.setenv("PAWL_API_KEY", "k")
-    assert "It came from PAWL_API_KEY" in explain(Unauthenticated("the key is not known"), [NOBODY])
+    assert "The key came from PAWL_API_KEY" in explain(Unauthenticated("the key is not known"), [NOBODY])
 
 
 def test_a_value_that_is_none_is_refused_with_the_option_that_was_typed() -> None:
@@ -163,7 +163,7 @@ def test_what_narrows_a_command_down_never_means_everything_when_it_is_empty() -
         ("rules", "allow", "*", "--run", ""),
     ]:
         refused = CliRunner().invoke(app, command, env={"PAWL_ADDRESS": NOBODY})
-        assert (refused.exit_code, "it is empty. Leave it out for all." in refused.output) == (2, True), command
+        assert (refused.exit_code, "must not be empty. Omit it for all." in refused.output) == (2, True), command
 
 
 def test_a_file_that_cannot_be_read_is_refused_in_the_same_words_everywhere(tmp_path: Path) -> None:
@@ -214,13 +214,13 @@ def test_what_is_no_policy_is_said_in_a_sentence() -> None:
     rows = [
         ("look", "of the form TOOL=WORD,WORD"),
         ("=safe", "of the form TOOL=WORD,WORD"),
-        ("look=nice", "'nice': it is none of safe, sensitive, "),
-        ("look=timeout_seconds", "'timeout_seconds': it is none of"),
-        ("look=excluded=yes", "'excluded=yes': it is none of"),
-        ("look=timeout_seconds=soon", "it must be a number of seconds"),
-        ("look=reports=now", "reports is every, every=10"),
-        ("look=reports=every=ten", "reports is every, every=10"),
-        ("look=reports=", "reports is every, every=10"),
+        ("look=nice", "'nice': must be one of safe, sensitive, "),
+        ("look=timeout_seconds", "'timeout_seconds': must be one of"),
+        ("look=excluded=yes", "'excluded=yes': must be one of"),
+        ("look=timeout_seconds=soon", "must be a number of seconds"),
+        ("look=reports=now", "reports must be every, every=10"),
+        ("look=reports=every=ten", "reports must be every, every=10"),
+        ("look=reports=", "reports must be every, every=10"),
     ]
     assert not_explained(CommandError, policy_of, [(given, re.escape(told)) for given, told in rows]) == []
 
@@ -294,7 +294,7 @@ def test_the_editor_gets_the_arguments_and_gives_the_new_ones(monkeypatch: pytes
 
 def test_an_editor_that_does_not_work_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VISUAL", "/no/such/editor")
-    with pytest.raises(CommandError, match="set EDITOR"):
+    with pytest.raises(CommandError, match="Set EDITOR"):
         answers.decision_of("e", GATED)
 
 
@@ -327,9 +327,9 @@ def test_only_who_says_so_grants_it() -> None:
     once, series = answers.decision_of("a", call), answers.decision_of("series", call)
     assert (once.for_series, once.digest) == (False, "of the call")
     assert (series.for_series, series.digest) == (True, "of the series")
-    with pytest.raises(CommandError, match="Nothing was decided"):
+    with pytest.raises(CommandError, match="Not a decision"):
         answers.decision_of("s", gated())
-    with pytest.raises(InvalidField, match="decide about the call alone"):
+    with pytest.raises(InvalidField, match="the call has no series"):
         decisions.for_series(gated(), None, None, None, None)
 
 
@@ -352,10 +352,10 @@ def test_what_no_series_can_be_is_refused() -> None:
     terms: list[tuple[int | None, float | None]] = [(2**32, None), *((None, float(n)) for n in ("1e12", "inf", "nan"))]
     assert not_refused(CommandError, lambda each: decisions.for_series(call, None, None, *each), terms) == []
     for options, told in {
-        ("--interval", "1"): "go with --series",
-        ("--series", "--reject", "no"): "goes with an approval",
-        ("--reject", "no", "--remember", "run"): "only one of",
-        ("--uses", "1"): "go with --remember",
+        ("--interval", "1"): "require --series",
+        ("--series", "--reject", "no"): "cannot be combined with",
+        ("--reject", "no", "--remember", "run"): "exclude each other",
+        ("--uses", "1"): "require --remember",
     }.items():
         refused = CliRunner().invoke(app, ("approve", "run_1", "call_1", *options), env={"PAWL_ADDRESS": NOBODY})
         assert (refused.exit_code, told in refused.output) == (2, True), options

@@ -122,7 +122,7 @@ def test_the_thread_does_not_wait_for_itself() -> None:
     async def wait_for_itself() -> None:
         thread.run(nothing)
 
-    with pytest.raises(RuntimeError, match="must not wait for its own thread"):
+    with pytest.raises(RuntimeError, match="cannot call the blocking client"):
         thread.run(wait_for_itself)
     thread.close(nothing)
 

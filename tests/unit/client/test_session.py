@@ -228,7 +228,7 @@ async def test_a_result_under_an_older_lease_is_kept_for_the_next_lease(cluster:
         cluster.book.offers.clear()
         cluster.refuse()
         leave.set()
-        await until(lambda: client._unreceipted)
+        await until(lambda: client._unacknowledged)
         cluster.refuse(None)
         await until(lambda: not client._tool_tasks)
         cluster.book.refusals.clear()
@@ -357,7 +357,7 @@ async def test_a_client_that_is_refused_or_whose_id_was_taken_does_not_try_again
 
 
 async def test_a_function_that_no_front_end_can_run_is_refused(cluster: Cluster) -> None:
-    for function, says in ((compute, "tools that the registry runs"), (len, "above the function")):
+    for function, says in ((compute, "tool that the registry runs"), (len, "decorate the function")):
         with pytest.raises(ToolDefinitionError, match=says):
             cluster.client(tools=[function])
 

@@ -84,7 +84,7 @@ def test_a_resume_that_answers_everything_is_decisions() -> None:
     approval, question, _ = [each["message"] for each in agui_input.interrupts(WAITING)]
     assert (
         approval
-        == "May tool run?\n\nIf nobody decides by 2026-05-02 00:00 UTC, it is escalated, or the call does not run."
+        == "Allow tool to run?\n\nIf nobody decides by 2026-05-02 00:00 UTC, it is escalated, or the call does not run."
     )
     assert question == "Which?<U+202E>", "what hides is marked"
     said = agui_input.answers(resume(), WAITING, [], {})
@@ -98,8 +98,8 @@ def test_what_was_settled_before_is_said_and_what_never_was_is_refused() -> None
     decision = {"userId": "bob", "kind": "DECISION_KIND_REJECT"}
     known = {"call_9": {"toolName": "pay", "state": "CALL_STATE_EXPIRED"}, "call_8": {"toolName": "pay"}}
     known["call_8"]["approval"] = {"decision": decision}  # type: ignore[assignment]  # JSON
-    assert agui_input.settled("call_9.d", known) == "pay was settled before: expired."
-    assert agui_input.settled("call_8.d", known) == "pay was decided before, by bob: reject."
+    assert agui_input.settled("call_9.d", known) == "pay was already settled: expired."
+    assert agui_input.settled("call_8.d", known) == "pay was already decided by bob: reject."
     with pytest.raises(CallNotFound):
         agui_input.answers(resume(**{"call_9.d": None}), WAITING, [], {})
     with pytest.raises(DigestMismatch):
@@ -119,7 +119,7 @@ def test_a_resume_that_answers_half_or_something_twice_or_what_no_run_can_have_i
     with pytest.raises(InvalidField, match="tokens"):
         agui_input.answers(resume(**{"budget.run.100": {"tokens": 2**63}}), WAITING, [], {})
     first, *rest = resume()
-    with pytest.raises(InvalidField, match="is resolved or cancelled"):
+    with pytest.raises(InvalidField, match="must be resolved or cancelled"):
         agui_input.answers([agui_input.Resume(interrupt_id=first.interrupt_id, status="maybe"), *rest], WAITING, [], {})
 
 
@@ -152,18 +152,23 @@ def test_a_request_of_another_form_is_refused_with_its_place() -> None:
     def read(wrong: dict[str, Any]) -> None:
         said = {"threadId": "t", "runId": "r", "messages": [{"id": "1", "role": "user", "content": "go"}]}
         found = agui_input.read(said | wrong)
-        agui_input.wishes(found)
+        agui_input.options_of(found)
         agui_input.start(found, found.messages[0])
 
     rows: list[tuple[dict[str, Any], str]] = [
-        ({"runId": 3}, "no RunAgentInput: .*runId"),
-        ({"runId": ""}, "runId is not empty"),
+        ({"runId": 3}, "not a valid RunAgentInput: .*runId"),
+        ({"runId": ""}, "runId must not be empty"),
         ({"tools": [{"name": "show", "description": "d", "parameters": 3}]}, "of show must be a JSON Schema"),
         ({"forwardedProps": {"pawl": {"nope": 1}}}, "forwardedProps.pawl: .*nope"),
     ]
     told = [(wrong, says) for wrong, says in rows if not_explained(InvalidField, read, [(wrong, says)])]
     assert told == []
-    assert not_explained(InvalidField, agui_input.read_stop, [({"threadId": "t"}, "Name the run .*run_?[iI]d")]) == []
+    assert (
+        not_explained(
+            InvalidField, agui_input.read_stop, [({"threadId": "t"}, "threadId and runId are required: .*run_?[iI]d")]
+        )
+        == []
+    )
 
 
 @pytest.mark.parametrize("named", ["r1", "run_1", "r0", "run_0"])

@@ -233,7 +233,7 @@ async def test_a_header_that_says_whose_a_request_is_comes_once() -> None:
             headers = [*({"pawl-store": "s", "pawl-user": "u"} | BEARER).items(), (name, "Bearer other")]
             answer = await Door().ask("POST", path, json={}, headers=headers)
             assert (answer.status_code, reason(answer)) == (400, "INVALID_FIELD")
-            assert answer.json()["message"] == f"The header {name} came twice."
+            assert answer.json()["message"] == f"The header {name} must not be repeated."
 
 
 START = "/rpc/pawl.agent.v1.AgentService/StartRun"
@@ -306,7 +306,7 @@ async def test_an_address_that_takes_another_method_says_which() -> None:
     ]:
         answer = await Door().ask(method, path, headers={"accept": "text/html"})
         assert (answer.status_code, answer.headers["allow"], reason(answer)) == (405, allowed, "METHOD_NOT_FOUND")
-        assert answer.json()["message"] == f"{method} does not go with this address: it takes {allowed}."
+        assert answer.json()["message"] == f"{method} is not allowed here. Use {allowed}."
 
 
 BAD = (
@@ -393,9 +393,9 @@ async def test_a_link_of_an_e_mail_asks_before_it_unsubscribes_and_a_mail_progra
     assert (page.status_code, '<form method="post">' in page.text, door.channel.timeouts) == (200, True, [])
     for token, status, text in (
         ("good", 200, "You are unsubscribed"),
-        ("bad", 404, "This link does nothing"),
-        ("x" * 300, 404, "This link does nothing"),
-        ("other", 503, "That did not work"),
+        ("bad", 404, "Invalid link"),
+        ("x" * 300, 404, "Invalid link"),
+        ("other", 503, "Something went wrong"),
     ):
         answer = await door.ask("POST", f"/unsubscribe/acme/{token}", data={"List-Unsubscribe": "One-Click"})
         assert (answer.status_code, text in answer.text) == (status, True), token
@@ -473,7 +473,7 @@ async def test_a_header_by_which_a_webhook_is_judged_read_or_framed_comes_once(
         for value in ("another", GIVEN[name.title()]):
             answer = await sent(door, (name, value))
             assert b" 400 " in answer.splitlines()[0]
-            assert f"The header {name.lower()} came twice.".encode() in answer
+            assert f"The header {name.lower()} must not be repeated.".encode() in answer
     for name, value in {"Host": "localhost", "Content-Length": "3", "Transfer-Encoding": "chunked"}.items():
         assert b" 400 " in (await sent(door, (name, value))).splitlines()[0], name
     assert webhooks == []

@@ -177,7 +177,7 @@ async def test_a_provider_that_fails_is_asked_once_in_five_seconds(
 async def test_a_provider_that_is_away_is_told_on_the_page_of_the_login(world: World) -> None:
     world.is_away = True
     begun = await world.go("GET", "/login/openid/staff")
-    assert (begun.status_code, begun.headers["location"]) == (303, "/#login=away")
+    assert (begun.status_code, begun.headers["location"]) == (303, "/#login=unavailable")
     assert (await world.go("GET", "/login/openid/nobody")).status_code == 400
 
 
@@ -188,7 +188,7 @@ BACK = "https://pawl.example.com/login/return"
 
 def attempt(to: str = "/") -> openid.Attempt:
     texts = (f"random-{number}" for number in itertools.count())
-    return openid.begin(PROVIDER, to, 100.0, lambda: next(texts))
+    return openid.start_attempt(PROVIDER, to, 100.0, lambda: next(texts))
 
 
 def test_the_browser_is_sent_with_a_challenge_and_nothing_secret() -> None:
@@ -236,7 +236,7 @@ def test_a_browser_that_comes_back_from_elsewhere_is_refused() -> None:
         ("random-0", "https://evil.example.com", 100.0),
         ("random-0", "", 700.0),
     ]:
-        check = partial(openid.check_return, attempt(), provider=PROVIDER, says_issuer=False)
+        check = partial(openid.check_return, attempt(), provider=PROVIDER, requires_issuer=False)
         check(state="random-0", issuer=PROVIDER.issuer, now=699.0)
         with pytest.raises(Unauthenticated):
             check(state=state, issuer=issuer, now=now)

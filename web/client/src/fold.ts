@@ -1,25 +1,25 @@
 import type { CallJson, GapJson, RunEventJson, RunJson } from "../gen/index.js";
 
-/** What the model has said in a round, and the calls of it. */
+/** The output and calls of one round. */
 export interface RoundView {
   round: number;
   attempt: number;
   model: string;
   text: string;
   reasoning: string;
-  /** Calls that are being written; those that are known are in `callIds`. */
+  /** Calls that the model is still writing; complete ones are in `callIds`. */
   drafts: { toolName: string; arguments: string }[];
   callIds: string[];
   done: boolean;
 }
 
-/** What happened besides, in order: a warning, an attempt of the model that was void, a message that came in the middle of the run. */
+/** Other things that happened, in order: warnings, retried model calls, and messages received during the run. */
 export interface NoteView {
   kind: "warning" | "retry" | "message" | "notice";
   text: string;
   round: number;
-  /** How many calls of the round stand before it; -1 if its text does not either. */
-  place: number;
+  /** Number of calls of the round before it; -1 if it precedes the text. */
+  position: number;
 }
 
 export interface Progress {
@@ -27,7 +27,7 @@ export interface Progress {
   message: string;
 }
 
-/** A run as its log tells it. Folding the same events again changes nothing. */
+/** The state of a run, folded from its log. Folding an event twice has no effect. */
 export interface RunView {
   run: RunJson;
   seq: number;
@@ -35,7 +35,7 @@ export interface RunView {
   calls: Record<string, CallJson>;
   progress: Record<string, Progress>;
   notes: NoteView[];
-  /** True if the log does not begin at its first event: what came before stands in `run`. */
+  /** True if earlier events are missing; `run` has their outcome. */
   gap: boolean;
   ended: boolean;
 }
@@ -49,8 +49,8 @@ export function emptyView(run: RunJson): RunView {
 export const isEnded = (run: RunJson): boolean => ENDED.has(run.state ?? "");
 
 /**
- * Returns the view with an event more. An event that it has already is left out; an attempt of the model that was void is
- * taken back, so text never stands twice.
+ * Returns the view after an event. Known events are skipped. The output of a failed model call is removed, so text never
+ * appears twice.
  */
 export function fold(view: RunView, event: RunEventJson): RunView {
   const seq = Number(event.seq ?? 0);
@@ -61,16 +61,16 @@ export function fold(view: RunView, event: RunEventJson): RunView {
     next.ended = isEnded(next.run);
   } else if (event.roundStarted) {
     const { round = 0, modelAttempt = 0, model = "" } = event.roundStarted;
-    next.rounds = [...view.rounds.filter((each) => each.round !== round), begun(round, modelAttempt, model)];
+    next.rounds = [...view.rounds.filter((each) => each.round !== round), emptyRound(round, modelAttempt, model)];
   } else if (event.roundRetrying) {
     const { round = 0, reason = "", message } = event.roundRetrying;
-    // What was said of the attempt stands before the text of the next one.
-    const before = view.notes.map((note) => (note.round === round ? { ...note, place: -1 } : note));
-    next.notes = [...before, { kind: "retry", text: message || reason, round, place: -1 }];
-    next.rounds = changed(view.rounds, round, (each) => ({ ...each, text: "", reasoning: "", drafts: [] }));
+    // Notes about the failed attempt precede the text of the next one.
+    const before = view.notes.map((note) => (note.round === round ? { ...note, position: -1 } : note));
+    next.notes = [...before, { kind: "retry", text: message || reason, round, position: -1 }];
+    next.rounds = withRound(view.rounds, round, (each) => ({ ...each, text: "", reasoning: "", drafts: [] }));
   } else if (event.outputDelta) {
     const { round = 0, text = "", reasoning = "", refusal = "", calls = [] } = event.outputDelta;
-    next.rounds = changed(view.rounds, round, (each) => {
+    next.rounds = withRound(view.rounds, round, (each) => {
       const drafts = calls.length ? [...each.drafts] : each.drafts;
       for (const { index = 0, toolName = "", argumentsText = "" } of calls) {
         while (drafts.length < index) drafts.push({ toolName: "", arguments: "" });
@@ -80,44 +80,44 @@ export function fold(view: RunView, event: RunEventJson): RunView {
       return { ...each, text: each.text + text + refusal, reasoning: each.reasoning + reasoning, drafts };
     });
   } else if (event.roundEnded) {
-    next.rounds = changed(view.rounds, event.roundEnded.round ?? 0, (each) => ({ ...each, done: true }));
+    next.rounds = withRound(view.rounds, event.roundEnded.round ?? 0, (each) => ({ ...each, done: true }));
   } else if (event.callChanged?.call) {
     const call = event.callChanged.call;
     const id = call.callId ?? "";
     next.calls = { ...view.calls, [id]: call };
     if (!view.calls[id])
-      next.rounds = changed(view.rounds, call.round ?? 0, (each) => ({ ...each, drafts: [], callIds: [...each.callIds, id] }));
+      next.rounds = withRound(view.rounds, call.round ?? 0, (each) => ({ ...each, drafts: [], callIds: [...each.callIds, id] }));
   } else if (event.toolProgress) {
     const { callId = "", fraction, message = "" } = event.toolProgress;
-    const told: Progress = fraction === undefined ? { message } : { fraction: Number(fraction), message };
-    next.progress = { ...view.progress, [callId]: told };
+    const latest: Progress = fraction === undefined ? { message } : { fraction: Number(fraction), message };
+    next.progress = { ...view.progress, [callId]: latest };
   } else if (event.warning) {
-    next.notes = noted(view, "warning", event.warning.message || event.warning.reason);
+    next.notes = withNote(view, "warning", event.warning.message || event.warning.reason);
   } else if (event.messageAdded && view.rounds.length) {
     const { role, text } = event.messageAdded.message ?? {};
-    if (role === "ROLE_USER" || role === "ROLE_NOTICE") next.notes = noted(view, role === "ROLE_USER" ? "message" : "notice", text);
+    if (role === "ROLE_USER" || role === "ROLE_NOTICE") next.notes = withNote(view, role === "ROLE_USER" ? "message" : "notice", text);
   }
   return next;
 }
 
-/** Returns the view that stands in place of events that are not kept any more. */
+/** Returns the view that replaces events no longer stored. */
 export function foldGap(view: RunView, gap: GapJson): RunView {
   const run = gap.snapshot?.run ?? view.run;
   const calls = Object.fromEntries((run.pendingCalls ?? []).map((call) => [call.callId ?? "", call]));
   return { ...emptyView(run), calls, seq: Number(gap.toSeq ?? view.seq), gap: true };
 }
 
-function noted({ rounds, notes }: RunView, kind: NoteView["kind"], text = ""): NoteView[] {
+function withNote({ rounds, notes }: RunView, kind: NoteView["kind"], text = ""): NoteView[] {
   const last = rounds.at(-1);
-  const place = last && (last.done || last.text || last.reasoning || last.callIds.length) ? last.callIds.length : -1;
-  return [...notes, { kind, text, round: last?.round ?? 0, place }];
+  const position = last && (last.done || last.text || last.reasoning || last.callIds.length) ? last.callIds.length : -1;
+  return [...notes, { kind, text, round: last?.round ?? 0, position }];
 }
 
-function begun(round: number, attempt = 1, model = ""): RoundView {
+function emptyRound(round: number, attempt = 1, model = ""): RoundView {
   return { round, attempt, model, text: "", reasoning: "", drafts: [], callIds: [], done: false };
 }
 
-function changed(rounds: RoundView[], round: number, change: (each: RoundView) => RoundView): RoundView[] {
-  const all = rounds.some((each) => each.round === round) ? rounds : [...rounds, begun(round)];
+function withRound(rounds: RoundView[], round: number, change: (each: RoundView) => RoundView): RoundView[] {
+  const all = rounds.some((each) => each.round === round) ? rounds : [...rounds, emptyRound(round)];
   return all.map((each) => (each.round === round ? change(each) : each));
 }

@@ -1,4 +1,4 @@
-/** Pawl over HTTP: every public method with its types, and runs as they happen. */
+/** The HTTP client of Pawl: every public method with its types, and live runs. */
 
 import type * as pb from "../gen/index.js";
 import { type PawlError, persist } from "./errors.js";
@@ -15,10 +15,10 @@ export type { AnswerOptions, FrontEndTool } from "./tools.js";
 export type { CallOptions, Options, Service } from "./transport.js";
 export type * from "../gen/index.js";
 
-/** The states in which a run waits for input or has ended. */
+/** States in which a run waits for input or has ended. */
 const RESTING = new Set([...ENDED, "RUN_STATE_WAITING", "RUN_STATE_NEEDS_ATTENTION"]);
 
-/** A caller of a suite, through its gateway. */
+/** The client of a suite. It connects to the gateway. */
 export class Pawl extends Transport {
   readonly agent = this.service<typeof pb.AgentService>("pawl.agent.v1.AgentService");
   readonly agents = this.service<typeof pb.AgentRegistryService>("pawl.agent.v1.AgentRegistryService");
@@ -38,7 +38,7 @@ export class Pawl extends Transport {
   readonly streams = new Streams(this);
   readonly #answers = new Answers(this.agent);
 
-  /** Logs the browser in, for a page of the gateway: the session is a cookie that no script can read. */
+  /** Logs in the browser, for pages of the gateway. The session is a cookie that scripts cannot read. */
   async logIn(login: { key: string; store?: string; user?: string } | { code: string }): Promise<pb.WhoAmIResponseJson> {
     return (await this.post("/login", login)).json() as Promise<pb.WhoAmIResponseJson>;
   }
@@ -48,10 +48,10 @@ export class Pawl extends Transport {
   }
 
   /**
-   * Tells a run as it is after each event, from the first to the last, through lost connections and crashes; returns what
-   * ends the watching. Several events that came together are told once, with those of them that are new.
+   * Watches a run until it ends, across reconnects, and passes its view and the new events to `onChange`.
+   * Events that arrive together cause one call. Returns a function that stops watching.
    */
-  watchRun(runId: string, told: (view: RunView, events: pb.RunEventJson[]) => void, failed: (error: PawlError) => void = () => {}): () => void {
+  watchRun(runId: string, onChange: (view: RunView, events: pb.RunEventJson[]) => void, onError: (error: PawlError) => void = () => {}): () => void {
     let view = emptyView({ runId });
     return this.streams.subscribe<pb.WatchRunResponseJson>({
       method: "pawl.agent.v1.AgentService/WatchRun",
@@ -60,18 +60,18 @@ export class Pawl extends Transport {
         if (message.gap) view = foldGap(view, message.gap);
         const fresh = (message.events ?? []).filter((event) => Number(event.seq ?? 0) > view.seq);
         for (const event of fresh) view = fold(view, event);
-        told(view, fresh);
-        // What is shown where nobody looks is not seen: then the user is notified.
+        onChange(view, fresh);
+        // Marks the state as seen, so that no notification is sent. A hidden page does not.
         const { document } = globalThis as { document?: { hidden: boolean } };
         if (fresh.some((event) => RESTING.has(event.runChanged?.run?.state ?? "")) && !document?.hidden)
           this.agent.getRun({ runId, afterSeq: String(view.seq) }).catch(() => {});
       },
-      end: (error) => error && failed(error),
+      end: (error) => error && onError(error),
     });
   }
 
-  /** Tells everything that waits for the caller, or with `store` for anybody of the store, whenever it changes, until it has `failed`. */
-  watchPending(told: (calls: pb.CallJson[], runs: pb.RunJson[]) => void, options: { store?: boolean } = {}, failed: (error: PawlError) => void = () => {}): () => void {
+  /** Watches everything that waits for the caller, or with `store` for any user of the store, until `onError` is called. */
+  watchPending(onChange: (calls: pb.CallJson[], runs: pb.RunJson[]) => void, options: { store?: boolean } = {}, onError: (error: PawlError) => void = () => {}): () => void {
     let calls = new Map<string, pb.CallJson>();
     let runs = new Map<string, pb.RunJson>();
     let fresh = true;
@@ -87,18 +87,18 @@ export class Pawl extends Transport {
         for (const run of message.runs ?? []) runs.set(run.runId ?? "", run);
         for (const id of message.goneCallIds ?? []) calls.delete(id);
         for (const id of message.goneRunIds ?? []) runs.delete(id);
-        if (message.complete) told([...calls.values()], [...runs.values()]);
+        if (message.complete) onChange([...calls.values()], [...runs.values()]);
       },
-      end: (error) => error && failed(error),
+      end: (error) => error && onError(error),
     });
   }
 
-  /** Yields the events of a run, from the first or the one after `afterSeq` to the last, through lost connections. */
+  /** Yields the events of a run after `afterSeq` until it ends, across reconnects. */
   async *events(runId: string, options: { afterSeq?: number; signal?: AbortSignal } = {}): AsyncGenerator<pb.RunEventJson> {
     let { afterSeq: seq = 0, signal } = options;
     let failure: PawlError | undefined;
     let out!: ReadableStreamDefaultController<pb.RunEventJson>;
-    const come = new ReadableStream<pb.RunEventJson>({ start: (opened) => void (out = opened) }).getReader();
+    const arrived = new ReadableStream<pb.RunEventJson>({ start: (opened) => void (out = opened) }).getReader();
     const leave = this.streams.subscribe<pb.WatchRunResponseJson>({
       method: "pawl.agent.v1.AgentService/WatchRun",
       request: () => ({ runId, afterSeq: String(seq) }),
@@ -111,11 +111,11 @@ export class Pawl extends Transport {
       },
       end: (error) => ((failure = error), out.close()),
     });
-    const stop = (): void => (leave(), void come.cancel());
+    const stop = (): void => (leave(), void arrived.cancel());
     signal?.addEventListener("abort", stop);
     try {
       if (signal?.aborted) return;
-      for (let next; !(next = await come.read()).done; ) yield next.value;
+      for (let next; !(next = await arrived.read()).done; ) yield next.value;
       if (failure) throw failure;
     } finally {
       signal?.removeEventListener("abort", stop);
@@ -123,7 +123,7 @@ export class Pawl extends Transport {
     }
   }
 
-  /** Returns the run once it has ended, however long it waits for somebody. */
+  /** Waits until the run has ended, even while it waits for people, and returns it. */
   async result(runId: string, signal?: AbortSignal): Promise<pb.RunJson> {
     const options = { timeoutMs: 40_000, ...(signal ? { signal } : {}) };
     for (let afterSeq = "0"; ; ) {
@@ -134,11 +134,11 @@ export class Pawl extends Transport {
   }
 
   /**
-   * Answers a call that is offered to front ends with what a function of the page does, and returns what became of the
-   * result; undefined if somebody else was quicker.
+   * Runs the function for a call offered to front ends and submits its result. Returns the receipt, or undefined if
+   * the call was answered elsewhere.
    *
-   * May be asked as often as one likes: of all windows and browsers of the user one runs the function, once, and another if
-   * that one goes away meanwhile and the tool is safe to repeat. A tool that is not in `tools` is answered with an error, as is one that throws.
+   * Safe to call repeatedly. Of all windows and browsers of a user, one runs the function, once. If it disappears, another
+   * takes over, provided the tool is safe to repeat. An unknown tool or an exception becomes an error for the model.
    */
   answer(call: pb.CallJson, tools: Record<string, FrontEndTool>, options: AnswerOptions = {}): Promise<pb.ReceiptJson | undefined> {
     return this.#answers.answer(call, tools, options);

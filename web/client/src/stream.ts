@@ -1,13 +1,13 @@
 import { type ErrorBody, errorOf, pauseMs, PawlError } from "./errors.js";
 import type { Transport } from "./transport.js";
 
-/** A stream of one method: where it is now, what to do with a message, and with the end. */
+/** A subscription to a server-streaming method. */
 export interface Subscription<M> {
   method: string;
-  /** Returns the request, from where it is now: asked again after each reconnect. */
+  /** Returns the request at the current position. Called again after each reconnect. */
   request: () => object;
   message: (message: M) => void;
-  /** The end, once: without an error there is nothing more to come. */
+  /** Called once at the end of the stream, with an error if it failed. */
   end?: (error?: PawlError) => void;
 }
 
@@ -17,20 +17,20 @@ interface Line {
   error?: ErrorBody;
 }
 
-/** What a gateway takes in one connection; what is beyond it waits until another stream ends. */
+/** Limit of the gateway per connection. Further streams wait until another one ends. */
 const WATCHED_MAX = 16;
 
 /**
- * All streams of a page in one connection, which comes back by itself.
+ * All streams of a page in one connection, which reconnects automatically.
  *
- * What is subscribed to or left within a moment is one change. A connection that is lost, or that has been silent for 45 s,
- * is made again with the place that each stream has reached, so no message is lost; one may come again.
+ * Subscriptions that change at about the same time cause one reconnect. A connection that is lost, or silent for 45 s, is
+ * reopened at the position of each stream. No message is lost, but one may repeat.
  */
 export class Streams {
-  /** Told when the connection is made (true) or lost (false). */
+  /** Called when the connection opens (true) or is lost (false). */
   onState: (connected: boolean) => void = () => {};
   readonly #transport: Transport;
-  /** With how often each was tried in vain since its last message. */
+  /** With the number of failures since the last message. */
   readonly #subscriptions = new Map<string, Subscription<any> & { failures: number }>();
   #controller: AbortController | undefined;
   #changing: ReturnType<typeof setTimeout> | undefined;
@@ -41,7 +41,7 @@ export class Streams {
     this.#transport = transport;
   }
 
-  /** Subscribes; returns what ends it. */
+  /** Subscribes; returns a function that unsubscribes. */
   subscribe<M>(subscription: Subscription<M>): () => void {
     const key = `s${this.#next++}`;
     this.#subscriptions.set(key, { ...subscription, failures: 0 });
@@ -49,7 +49,7 @@ export class Streams {
     return () => void (this.#subscriptions.delete(key) && this.#change());
   }
 
-  /** Lets go of the connection, for a page that is hidden; `resume` makes it again. */
+  /** Closes the connection, for a hidden page; `resume` reopens it. */
   pause(): void {
     this.#paused = true;
     clearTimeout(this.#changing);
@@ -68,7 +68,7 @@ export class Streams {
     this.#changing = setTimeout(() => void this.#connect(), pauseMs);
   }
 
-  /** Asks again, once more in vain for `these`: the later the more often that was so. */
+  /** Reconnects with a backoff after a failure of `these`. */
   #changeLater(these: Iterable<{ failures: number }>): void {
     for (const each of these) each.failures++;
     const failures = Math.max(1, ...[...this.#subscriptions.values()].map((each) => each.failures));
@@ -84,7 +84,7 @@ export class Streams {
       if (this.#controller === controller && !this.#subscriptions.size) return;
     } catch (error) {
       if (controller.signal.aborted && this.#controller !== controller) return;
-      if (error instanceof PawlError && !passes(error)) {
+      if (error instanceof PawlError && !isTemporary(error)) {
         const all = [...this.#subscriptions.values()];
         this.#subscriptions.clear();
         for (const subscription of all) subscription.end?.(error);
@@ -98,10 +98,10 @@ export class Streams {
 
   async #read(controller: AbortController): Promise<void> {
     const watched = [...this.#subscriptions].slice(0, WATCHED_MAX);
-    const wishes = Object.fromEntries(watched.map(([key, { method, request }]) => [key, { method, request: request() }]));
+    const requested = Object.fromEntries(watched.map(([key, { method, request }]) => [key, { method, request: request() }]));
     let watchdog = setTimeout(() => controller.abort(), 45_000);
     try {
-      const response = await this.#transport.post("/stream", { subscriptions: wishes }, {}, controller.signal);
+      const response = await this.#transport.post("/stream", { subscriptions: requested }, {}, controller.signal);
       this.onState(true);
       for await (const [name, data] of events(response.body!)) {
         clearTimeout(watchdog);
@@ -123,20 +123,20 @@ export class Streams {
       return;
     }
     const error = line.error && errorOf(line.error, "The stream ended.");
-    // What is away comes back: the others go on meanwhile, and then all are asked for again.
-    if (error && passes(error)) return this.#changeLater([subscription]);
+    // A temporary failure. The other streams continue until all are requested again.
+    if (error && isTemporary(error)) return this.#changeLater([subscription]);
     this.#subscriptions.delete(line.key);
     if (this.#subscriptions.size >= WATCHED_MAX) this.#change();
     subscription.end?.(error);
   }
 }
 
-/** True if a stream may be there later; too many at once are fewer then. */
-function passes(error: PawlError): boolean {
+/** True if a later attempt may succeed, for example when fewer streams are open. */
+function isTemporary(error: PawlError): boolean {
   return error.again || error.code === "resource_exhausted";
 }
 
-/** Yields name and data, which is one line, of each server-sent event; a comment has neither. U+2028 ends no line here. */
+/** Yields name and data (one line) of each server-sent event; a comment has neither. U+2028 is not a line break. */
 export async function* events(body: ReadableStream<Uint8Array>): AsyncGenerator<[name: string, data: string]> {
   const reader = body.pipeThrough(new TextDecoderStream() as ReadableWritablePair<string, Uint8Array>).getReader();
   let rest = "";

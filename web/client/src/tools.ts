@@ -3,20 +3,20 @@ import { pause, PawlError, persist } from "./errors.js";
 import { decode, encode, requestId } from "./json.js";
 import type { Service } from "./transport.js";
 
-/** Does one thing for a tool of the page: takes the arguments, and returns the result or throws. */
+/** The function of a front-end tool: takes the arguments, and returns the result or throws. */
 export type FrontEndTool = (args: any, call: CallJson) => unknown;
 
 export interface AnswerOptions {
-  /** True to run it in a page that is hidden, too; else it waits until the page is seen. */
+  /** True to run it in a hidden page; otherwise it waits until the page is visible. */
   whileHidden?: boolean;
   signal?: AbortSignal;
 }
 
-/** Calls that are answered by this program, each once. */
+/** Runs calls in this program, each once. */
 export class Answers {
   readonly #agent: Service<typeof AgentService>;
   readonly #clientId = requestId();
-  readonly #going = new Map<string, Promise<ReceiptJson | undefined>>();
+  readonly #running = new Map<string, Promise<ReceiptJson | undefined>>();
 
   constructor(agent: Service<typeof AgentService>) {
     this.#agent = agent;
@@ -24,30 +24,30 @@ export class Answers {
 
   answer(call: CallJson, tools: Record<string, FrontEndTool>, options: AnswerOptions): Promise<ReceiptJson | undefined> {
     const id = call.callId ?? "";
-    const going = this.#going.get(id) ?? this.#begin(call, tools, options).finally(() => this.#going.delete(id));
-    this.#going.set(id, going);
-    return going;
+    const running = this.#running.get(id) ?? this.#answer(call, tools, options).finally(() => this.#running.delete(id));
+    this.#running.set(id, running);
+    return running;
   }
 
-  async #begin(call: CallJson, tools: Record<string, FrontEndTool>, options: AnswerOptions): Promise<ReceiptJson | undefined> {
+  async #answer(call: CallJson, tools: Record<string, FrontEndTool>, options: AnswerOptions): Promise<ReceiptJson | undefined> {
     const { signal } = options;
     if (!options.whileHidden) await seen(signal);
-    let told: Outcome | undefined;
+    let result: Outcome | undefined;
     for (let refused = false; ; ) {
-      const held = await this.#take(call, signal);
+      const held = await this.#acquire(call, signal);
       if (!held) return undefined;
-      told ??= await this.#run(held, tools);
-      const receipt = await this.#submit(held, told, signal);
-      // If the lease ran out, the same result counts under the next one.
+      result ??= await this.#run(held, tools);
+      const receipt = await this.#submit(held, result, signal);
+      // If the lease has expired, the same result is submitted under the next one.
       if (receipt?.status === "RECEIPT_STATUS_WRONG_HOLDER") continue;
       if (receipt?.status !== "RECEIPT_STATUS_REFUSED" || refused) return receipt;
       refused = true;
-      told = failure(`The result was refused: ${receipt.message}`);
+      result = failure(`The result was refused: ${receipt.message}`);
     }
   }
 
   /** Waits for the lease of a call; undefined if the call is settled. */
-  async #take(call: CallJson, signal?: AbortSignal): Promise<LeaseCallResponseJson | undefined> {
+  async #acquire(call: CallJson, signal?: AbortSignal): Promise<LeaseCallResponseJson | undefined> {
     for (;;) {
       const answer = await persist(() => this.#lease(call), signal);
       if (answer.granted) return answer;
@@ -60,7 +60,7 @@ export class Answers {
     return this.#agent.leaseCall({ runId, callId, clientId: this.#clientId });
   }
 
-  /** Runs the function of a tool under a lease that is renewed; not if somebody may have done so who has gone away. */
+  /** Runs the function while renewing the lease; refuses if another window may have run it before. */
   async #run({ call = {}, leaseSeconds }: LeaseCallResponseJson, tools: Record<string, FrontEndTool>): Promise<Outcome> {
     if (Number(call.offer?.offerEpoch) > 1 && !REPEATABLE.has(call.effectClass ?? "")) return failure(UNKNOWN);
     const done = new AbortController();
@@ -74,10 +74,10 @@ export class Answers {
     return outcome(call, tools).finally(() => done.abort());
   }
 
-  /** Submits what the model is told, again and again until it is taken: the function is not run twice for that. */
-  async #submit({ call = {} }: LeaseCallResponseJson, told: Outcome, signal?: AbortSignal): Promise<ReceiptJson | undefined> {
+  /** Submits the result, with retries. The function does not run again. */
+  async #submit({ call = {} }: LeaseCallResponseJson, result: Outcome, signal?: AbortSignal): Promise<ReceiptJson | undefined> {
     const { runId = "", callId = "", offer } = call;
-    const results = [{ callId, offerEpoch: offer?.offerEpoch ?? "0", ...told }];
+    const results = [{ callId, offerEpoch: offer?.offerEpoch ?? "0", ...result }];
     const request = { requestId: requestId(), runId, clientId: this.#clientId, results };
     try {
       return (await persist(() => this.#agent.submitToolResults(request), signal)).receipts?.[0];
@@ -89,11 +89,11 @@ export class Answers {
 }
 
 const REPEATABLE = new Set(["EFFECT_CLASS_READ_ONLY", "EFFECT_CLASS_IDEMPOTENT"]);
-const UNKNOWN = "Another window began this call and went away, so it is unknown whether it took effect.";
+const UNKNOWN = "Another window started this call and disappeared, so it is unknown whether it took effect.";
 
 type Outcome = { contentJson: string; isError: boolean };
 
-/** Returns what the function of a tool does, or why it does not, in words for the model. */
+/** Runs the function of a tool; returns its result, or an error for the model. */
 async function outcome(call: CallJson, tools: Record<string, FrontEndTool>): Promise<Outcome> {
   const name = call.toolName ?? "";
   if (!Object.hasOwn(tools, name)) return failure(`This front end has no tool ${name}.`);

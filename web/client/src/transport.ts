@@ -3,7 +3,7 @@ import type { GenService } from "@bufbuild/protobuf/codegenv2";
 
 import { type ErrorBody, errorOf, PawlError, persist } from "./errors.js";
 
-/** The methods of a service that answer once, by name, with requests and responses in the JSON of protobuf. */
+/** The unary methods of a service, with requests and responses as protobuf JSON. */
 export type Service<S> =
   S extends GenService<infer M>
     ? {
@@ -17,26 +17,26 @@ type Json<D extends DescMessage> = MessageJsonType<D>;
 
 export interface CallOptions {
   signal?: AbortSignal;
-  /** Milliseconds; 15,000 if not said, and at most 60,000. */
+  /** Milliseconds. Default: 15,000, maximum: 60,000. */
   timeoutMs?: number;
 }
 
 export interface Options {
-  /** The address of a gateway; that of the page if not said. */
+  /** The URL of a gateway. Default: the origin of the page. */
   baseUrl?: string;
-  /** The key of the caller; without it the session of the browser. */
+  /** An API key. Default: the session of the browser. */
   key?: string;
-  /** On whose behalf to call, for keys that may choose. */
+  /** The identity to act for, if the key allows it. */
   store?: string;
   user?: string;
   fetch?: typeof fetch;
 }
 
-/** So often a request is sent again that brings no answer, as its gateway may be another one then, if twice is as good as once. */
-const AGAIN_MAX = 4;
+/** Retries of a request without an answer, if it is safe to repeat. A retry may reach another gateway. */
+const RETRIES_MAX = 4;
 const READS = /^(get|list|whoAmI)/;
-/** Has its effect once, too, but only its first answer has the secret. */
-const TELLS_ONCE = "createChannel";
+/** Safe to repeat, but only the first response has the secret. */
+const SECRET_ONCE = "createChannel";
 
 /** Sends requests to a gateway. */
 export class Transport {
@@ -56,7 +56,7 @@ export class Transport {
     this.#fetch = options.fetch ?? globalThis.fetch.bind(globalThis);
   }
 
-  /** Posts JSON; throws PawlError for every answer that is no success. A session that can go on is renewed meanwhile. */
+  /** Posts JSON; throws PawlError unless the response is a success. Renews an expired session if possible. */
   async post(path: string, body: unknown, headers: Record<string, string> = {}, signal?: AbortSignal): Promise<Response> {
     try {
       return await this.#post(path, body, headers, signal);
@@ -66,12 +66,12 @@ export class Transport {
     }
   }
 
-  /** Gets the next token of an identity provider, once for all calls; one tab after the other: a provider may give it only once. */
+  /** Renews the session, once for all calls. Tabs take turns, because a provider may accept a refresh token only once. */
   #renew(): Promise<boolean> {
     const renew = () => this.#post("/login/renew", {}, {}).then(() => true, () => false);
-    // A browser can refuse a lock: that fails these calls, and no later ones.
-    const begin = () => (globalThis.navigator?.locks?.request("pawl.renew", renew) ?? renew()).catch(() => false);
-    return (this.#renewing ??= begin().finally(() => (this.#renewing = undefined)));
+    // A browser can refuse a lock; only these calls fail then.
+    const locked = () => (globalThis.navigator?.locks?.request("pawl.renew", renew) ?? renew()).catch(() => false);
+    return (this.#renewing ??= locked().finally(() => (this.#renewing = undefined)));
   }
 
   async #post(path: string, body: unknown, headers: Record<string, string>, signal?: AbortSignal): Promise<Response> {
@@ -81,26 +81,26 @@ export class Transport {
       response = await this.#fetch(`${this.baseUrl}${path}`, { ...init, credentials: "same-origin" });
     } catch (error) {
       if (signal?.aborted) throw error;
-      throw new PawlError("unavailable", "The gateway does not answer. Is it running, and is this machine online?");
+      throw new PawlError("unavailable", "The gateway is not responding. Check that it is running and that this machine is online.");
     }
     if (response.ok) return response;
-    const said = (await response.json().catch(() => undefined)) as ErrorBody | undefined;
-    throw errorOf(said, `The gateway answered ${response.status}.`, response.status);
+    const error = (await response.json().catch(() => undefined)) as ErrorBody | undefined;
+    throw errorOf(error, `The gateway responded with status ${response.status}.`, response.status);
   }
 
   /** Returns the methods of a service: `service<typeof AgentService>("pawl.agent.v1.AgentService").getRun({runId})`. */
   service<S>(name: string): Service<S> {
-    const call = (method: string) => async (asked: { requestId?: string } = {}, options: CallOptions = {}) => {
-      // As it is now, whatever becomes of it between two attempts.
-      const request = JSON.parse(JSON.stringify(asked));
+    const call = (method: string) => async (given: { requestId?: string } = {}, options: CallOptions = {}) => {
+      // A copy, because the caller may change it between attempts.
+      const request = JSON.parse(JSON.stringify(given));
       const path = `/rpc/${name}/${method[0]!.toUpperCase()}${method.slice(1)}`;
       const timeout = { "connect-timeout-ms": String(options.timeoutMs ?? 15_000) };
       const send = async (): Promise<unknown> => {
         const answer = await this.post(path, request, timeout, options.signal);
-        const failure = () => (options.signal?.aborted ? options.signal.reason : new PawlError("unavailable", "The answer broke off."));
+        const failure = () => (options.signal?.aborted ? options.signal.reason : new PawlError("unavailable", "The response was interrupted."));
         return answer.json().catch(() => Promise.reject(failure()));
       };
-      const most = READS.test(method) || (request.requestId && method !== TELLS_ONCE) ? AGAIN_MAX : 0;
+      const most = READS.test(method) || (request.requestId && method !== SECRET_ONCE) ? RETRIES_MAX : 0;
       return persist(send, options.signal, ({ code }, failures) => code === "unavailable" && failures <= most);
     };
     return new Proxy({}, { get: (_, method) => (typeof method === "string" ? call(method) : undefined) }) as Service<S>;

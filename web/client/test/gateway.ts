@@ -14,7 +14,7 @@ afterEach(() => {
 
 export type Answer = string | Response | Error | object;
 
-/** A client whose gateway gives one answer after the other, the last again and again, and what it was asked. */
+/** A client whose gateway gives these answers in order and repeats the last one, with the requests it received. */
 export function client(...answers: Answer[]): { pawl: Pawl; asked: any[] } {
   const asked: any[] = [];
   const fetch = async (_: unknown, request?: RequestInit): Promise<Response> => {

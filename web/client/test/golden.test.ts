@@ -1,6 +1,6 @@
 import { expect, it } from "vitest";
 
-// The same files are read by tests/unit/agent_loop/test_golden.py and by tests/unit/gateway/test_agui.py.
+// tests/unit/agent_loop/test_golden.py and tests/unit/gateway/test_agui.py read the same files.
 import log from "../../../tests/golden/run.json";
 import told from "../../../tests/golden/told.json";
 import { emptyView, fold, type RunEventJson, type RunView } from "../src/index";
@@ -8,7 +8,7 @@ import { emptyView, fold, type RunEventJson, type RunView } from "../src/index";
 const events = log as RunEventJson[];
 const text = (bytes?: string): string => new TextDecoder().decode(Uint8Array.from(atob(bytes ?? ""), (each) => each.charCodeAt(0)));
 
-/** What a view shows, in its order. */
+/** The content of a view, in order. */
 function shown(view: RunView): object[] {
   return view.rounds.flatMap((round) => [
     ...(round.reasoning ? [{ reasoning: round.reasoning }] : []),
@@ -20,7 +20,7 @@ function shown(view: RunView): object[] {
   ]);
 }
 
-it("tells the golden log as everybody does", () => {
+it("folds the golden log into the shared view", () => {
   const view = events.reduce(fold, emptyView({}));
   expect(shown(view)).toEqual(told);
   expect(view.ended).toBe(true);

@@ -7,7 +7,7 @@ const EVENT = (seq: number) => ({ seq: String(seq), outputDelta: { text: `${seq}
 const EVENTS = (...seqs: number[]) => `data: ${JSON.stringify({ key: "s0", message: { events: seqs.map(EVENT) } })}\n\n`;
 const END = 'event: end\ndata: {"key":"s0"}\n\n';
 
-it("yields each event of a run once, through a connection that breaks", async () => {
+it("yields each event of a run once, across reconnects", async () => {
   const { pawl, asked } = client(EVENTS(4, 5), EVENTS(5, 6) + END);
   const seen: string[] = [];
   const read = (async () => {
@@ -19,7 +19,7 @@ it("yields each event of a run once, through a connection that breaks", async ()
   expect(asked.map(({ subscriptions }) => subscriptions.s0.request.afterSeq)).toEqual(["3", "5"]);
 });
 
-it("throws what ends a stream of events, with a reason for programs", async () => {
+it("throws the error that ends a stream, with its reason", async () => {
   const error = { code: "not_found", message: "No such run", details: [{ debug: { reason: "RUN_NOT_FOUND" } }] };
   const { pawl } = client(`event: end\ndata: ${JSON.stringify({ key: "s0", error })}\n\n`);
   const read = pawl.events("r").next().catch((thrown: unknown) => thrown);
@@ -28,7 +28,7 @@ it("throws what ends a stream of events, with a reason for programs", async () =
   expect(await read).toMatchObject({ code: "not_found", reason: "RUN_NOT_FOUND" });
 });
 
-it("stops to watch when the reader leaves, and when its signal is aborted", async () => {
+it("stops watching when the reader leaves or its signal is aborted", async () => {
   const { pawl, asked } = client(EVENTS(1));
   const leaving = (async () => {
     for await (const _ of pawl.events("r")) break;
@@ -45,7 +45,7 @@ it("stops to watch when the reader leaves, and when its signal is aborted", asyn
   expect(asked.length).toBe(times);
 });
 
-it("takes no events after its signal is aborted, even if their reader is busy, and disturbs no other stream", async () => {
+it("delivers no events after an abort, even to a busy reader, and leaves other streams alone", async () => {
   let body!: ReadableStreamDefaultController<Uint8Array>;
   const { pawl } = client(new Response(new ReadableStream({ start: (opened) => void (body = opened) })));
   const say = (seq: number): void => body.enqueue(new TextEncoder().encode(EVENTS(seq)));
@@ -63,7 +63,7 @@ it("takes no events after its signal is aborted, even if their reader is busy, a
   expect((await read.next()).done).toBe(true);
 });
 
-it("waits for each change of a run that waits for somebody, to its result", async () => {
+it("follows the changes of a waiting run until its result", async () => {
   const waiting = (lastSeq: string) => ({ run: { state: "RUN_STATE_WAITING", lastSeq } });
   const { pawl, asked } = client(waiting("4"), waiting("7"), { run: { state: "RUN_STATE_COMPLETED", outputText: "391" } });
   expect((await pawl.result("r")).outputText).toBe("391");
@@ -72,10 +72,10 @@ it("waits for each change of a run that waits for somebody, to its result", asyn
 
 it.each([
   ["what reads", (pawl: Pawl) => pawl.agent.getRun({ runId: "r" }), 4],
-  ["what has an id of its own", (pawl: Pawl) => pawl.agent.startRun({ requestId: "q", text: "hi" }), 4],
-  ["not what tells a secret once", (pawl: Pawl) => pawl.channels.createChannel({ requestId: "q", channel: {} }), 1],
+  ["a request with its own id", (pawl: Pawl) => pawl.agent.startRun({ requestId: "q", text: "hi" }), 4],
+  ["not a request whose response has a secret", (pawl: Pawl) => pawl.channels.createChannel({ requestId: "q", channel: {} }), 1],
   ["nothing else", (pawl: Pawl) => pawl.agent.startRun({ text: "hi" }), 1],
-])("sends %s again, as it is, while no gateway answers", async (_, ask, times) => {
+])("retries %s unchanged while no gateway answers", async (_, ask, times) => {
   const brokenOff = new Response('{"run":{"ru');
   const { pawl, asked } = client(new TypeError("refused"), new Response("", { status: 502 }), brokenOff, { run: { runId: "r" } });
   const answer = ask(pawl).catch((error: PawlError) => error.code);
@@ -84,7 +84,7 @@ it.each([
   expect(asked).toEqual(asked.map(() => asked[0]));
 });
 
-it("gives up after a few attempts, and at once on an answer", async () => {
+it("stops after a few attempts, and immediately on a response", async () => {
   const answers = ["not_found", "deadline_exceeded"].map((code) => Response.json({ code }, { status: 408 }));
   const all = [...answers, new TypeError("refused")].map((answer) => client(answer));
   const settled = Promise.allSettled(all.map(({ pawl }) => pawl.agent.getRun({ runId: "r" })));
@@ -93,7 +93,7 @@ it("gives up after a few attempts, and at once on an answer", async () => {
   expect(all.map(({ asked }) => asked.length)).toEqual([1, 1, 5]);
 });
 
-it("sends again what broke off late, and as it was first", async () => {
+it("retries an interrupted response with the original request", async () => {
   const late = new Promise<Response>((_, fail) => setTimeout(() => fail(new TypeError("reset")), 20_000));
   const fetch = vi.fn().mockReturnValueOnce(late).mockImplementation(async () => Response.json({ run: {} }));
   const request = { requestId: "q", text: "one" };
@@ -103,7 +103,7 @@ it("sends again what broke off late, and as it was first", async () => {
   expect([await answer, ...fetch.mock.calls.map(([, { body }]) => JSON.parse(body).text)]).toEqual([{ run: {} }, "one", "one"]);
 });
 
-it.each([0, 100])("ends at once when it is aborted, in the answer or between two attempts: %s", async (failsMs) => {
+it.each([0, 100])("stops immediately on abort, in a response or between attempts: %s", async (failsMs) => {
   const asking = new AbortController();
   const fetch = vi.fn(async (_: unknown, request?: RequestInit) => {
     if (failsMs) throw new TypeError("refused");

@@ -11,13 +11,13 @@ const MESSAGE = (key: string) => `data: {"key":"${key}","message":{}}\n\n`;
 describe("streams", () => {
   const cases: [string, Answer][] = [
     ["no gateway", new TypeError("refused")],
-    ["a connection that ends at once", ""],
-    ["a service that is away", END_WITH("s0", "unavailable")],
+    ["a connection that ends immediately", ""],
+    ["an unavailable service", END_WITH("s0", "unavailable")],
     ["too many streams of one user", END_WITH("s0", "resource_exhausted")],
-    ["a proxy whose gateway is away", new Response("<html>", { status: 502 })],
+    ["a proxy without a gateway", new Response("<html>", { status: 502 })],
     ["a gateway with too many connections", new Response("Service Unavailable", { status: 503 })],
   ];
-  it.each(cases)("ask less and less often, and never give up: %s", async (_, answer) => {
+  it.each(cases)("back off and never stop retrying: %s", async (_, answer) => {
     const { pawl, asked } = client(answer);
     const failed = vi.fn();
     pawl.streams.subscribe({ ...ANY, end: failed });
@@ -26,7 +26,7 @@ describe("streams", () => {
     expect(asked.length > 10 && asked.length < 20).toBe(true);
   });
 
-  it("ask at once again after a message", async () => {
+  it("reconnect immediately after a message", async () => {
     const { pawl, asked } = client("", "", "", "", MESSAGE("s0"), "");
     pawl.streams.subscribe(ANY);
     await vi.advanceTimersByTimeAsync(3_760);
@@ -48,7 +48,7 @@ describe("streams", () => {
     expect([state.mock.calls, asked.length]).toEqual([states, 1]);
   });
 
-  it("are sixteen at once: one more begins when another ends", async () => {
+  it("are limited to sixteen; a further one starts when another ends", async () => {
     const { pawl, asked } = client(MESSAGE("s0") + END("s3"));
     for (let each = 0; each < 18; each++) pawl.streams.subscribe(ANY);
     await vi.advanceTimersByTimeAsync(300);
@@ -57,7 +57,7 @@ describe("streams", () => {
     expect(["s3", "s16"].map((key) => wished[1]!.includes(key))).toEqual([false, true]);
   });
 
-  it("are silent while they are paused, whoever comes and goes", async () => {
+  it("stay closed while paused, even if subscriptions change", async () => {
     const { pawl, asked } = client(MESSAGE("s0"));
     pawl.streams.pause();
     const leave = pawl.streams.subscribe(ANY);
@@ -71,7 +71,7 @@ describe("streams", () => {
   });
 });
 
-it.each([true, false])("a session that is over is renewed once, if it can be, and the calls made again: %s", async (renews) => {
+it.each([true, false])("an expired session is renewed once if possible, and the calls are retried: %s", async (renews) => {
   const asked: string[] = [];
   const over = { code: "unauthenticated", details: [{ debug: { reason: "SESSION_EXPIRED" } }] };
   const fetch = async (url: unknown): Promise<Response> => {

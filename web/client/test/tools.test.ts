@@ -5,7 +5,7 @@ import "./gateway";
 
 const CALL: CallJson = { runId: "r", callId: "c", toolName: "paint", state: "CALL_STATE_OFFERED", argumentsJson: encode({ hue: 7 }), effectClass: "EFFECT_CLASS_IDEMPOTENT" };
 
-/** A gateway that has one call under leases of 30 s, of which the first result counts, and everything that was submitted to it. */
+/** A gateway with one call and leases of 30 s. It accepts the first result, and records all submissions. */
 function gateway(open: CallJson = CALL, answers: (Response | Error | ReceiptJson)[] = []) {
   const submitted: { requestId: string; content: unknown; isError: boolean }[] = [];
   let call = open;
@@ -32,11 +32,11 @@ function gateway(open: CallJson = CALL, answers: (Response | Error | ReceiptJson
   return { window: () => new Pawl({ fetch }), submitted, told: () => submitted.map(({ content, isError }) => [content, isError]) };
 }
 
-describe("a call that is offered to a page", () => {
+describe("a call offered to a page", () => {
   const cases: [string, Record<string, FrontEndTool>, unknown, boolean, string?][] = [
-    ["returns what the function returns", { paint: ({ hue }) => ({ painted: hue }) }, { painted: 7 }, false],
+    ["returns the result of the function", { paint: ({ hue }) => ({ painted: hue }) }, { painted: 7 }, false],
     ["returns null for a function that returns nothing", { paint: () => {} }, null, false],
-    ["fails with what is thrown", { paint: () => Promise.reject(new Error("no paint")) }, { error: "no paint" }, true],
+    ["fails with the thrown error", { paint: () => Promise.reject(new Error("no paint")) }, { error: "no paint" }, true],
     ["fails where the tool is unknown", { draw: () => 1 }, { error: "This front end has no tool paint." }, true],
     ["has no function from the prototype of the tools", {}, { error: "This front end has no tool toString." }, true, "toString"],
     ["fails with what JSON cannot say", { paint: () => 1n }, { error: "Do not know how to serialize a BigInt" }, true],
@@ -47,7 +47,7 @@ describe("a call that is offered to a page", () => {
     expect(told()).toEqual([[content, isError]]);
   });
 
-  it("is run in one of two windows that are seen, and once however often it is told", async () => {
+  it("runs once, in one of two visible windows, however often it is offered", async () => {
     const { window, told } = gateway();
     const paint = vi.fn(() => new Promise((done) => setTimeout(() => done("red"), 500)));
     const [first, second] = [window(), window()];
@@ -61,7 +61,7 @@ describe("a call that is offered to a page", () => {
 
   it.each([
     ["runs it", "EFFECT_CLASS_IDEMPOTENT", 1, ["blue", false]],
-    ["tells the model that nobody knows, if it is not safe to repeat", "EFFECT_CLASS_AT_MOST_ONCE", 0, [{ error: expect.stringContaining("unknown whether it took effect") }, true]],
+    ["reports an unknown outcome if it is not safe to repeat", "EFFECT_CLASS_AT_MOST_ONCE", 0, [{ error: expect.stringContaining("unknown whether it took effect") }, true]],
   ] as const)("whose window fails to bring its result has a next one, which %s", async (_, effectClass, times, last) => {
     const { window, told } = gateway({ ...CALL, effectClass }, [new Response("{}", { status: 401 })]);
     await expect(window().answer(CALL, { paint: () => "red" })).rejects.toThrow("401");
@@ -74,7 +74,7 @@ describe("a call that is offered to a page", () => {
     expect([paint.mock.calls.length, told()]).toEqual([times, [["red", false], last]]);
   });
 
-  it("keeps its lease as long as the function works", async () => {
+  it("renews its lease while the function runs", async () => {
     const { window, told } = gateway();
     const slow = window().answer(CALL, { paint: () => new Promise((done) => setTimeout(() => done("red"), 100_000)) });
     const other = window().answer(CALL, { paint: () => "blue" });
@@ -82,14 +82,14 @@ describe("a call that is offered to a page", () => {
     expect([(await slow)?.status, await other, told()]).toEqual(["RECEIPT_STATUS_ACCEPTED", undefined, [["red", false]]]);
   });
 
-  it("brings what it has done under the next lease when the first one ran out", async () => {
+  it("submits its result under the next lease when the first has expired", async () => {
     const { window, told } = gateway(CALL, [{ status: "RECEIPT_STATUS_WRONG_HOLDER" }]);
     const paint = vi.fn(() => "red");
     expect((await window().answer(CALL, { paint }))?.status).toBe("RECEIPT_STATUS_ACCEPTED");
     expect([paint.mock.calls.length, told()]).toEqual([1, [["red", false], ["red", false]]]);
   });
 
-  it("is not run again for a result that is not taken at once: the same one is sent again", async () => {
+  it("does not run again when a submit fails; the same result is retried", async () => {
     const { window, submitted } = gateway(CALL, [new TypeError("refused"), new Response("", { status: 503 })]);
     const paint = vi.fn(() => "red");
     const answered = window().answer(CALL, { paint });
@@ -98,13 +98,13 @@ describe("a call that is offered to a page", () => {
     expect([paint.mock.calls.length, new Set(submitted.map(({ requestId }) => requestId)).size]).toEqual([1, 1]);
   });
 
-  it("fails if its result is refused, so that the model goes on", async () => {
+  it("fails if its result is refused, so that the model continues", async () => {
     const { window, told } = gateway(CALL, [{ status: "RECEIPT_STATUS_REFUSED", message: "Too deep." }]);
     await window().answer(CALL, { paint: () => "deep" });
     expect(told()[1]).toEqual([{ error: "The result was refused: Too deep." }, true]);
   });
 
-  it("waits until the page is seen, unless that does not matter", async () => {
+  it("waits until the page is visible, unless whileHidden is set", async () => {
     const page = { hidden: true };
     vi.stubGlobal("document", page);
     const { window, told } = gateway();
@@ -121,7 +121,7 @@ describe("a call that is offered to a page", () => {
     expect(other.told()).toEqual([["red", false]]);
   });
 
-  it("is left to the client that holds it, as long as that shows signs of life", async () => {
+  it("is left to the client that holds its lease, as long as it renews the lease", async () => {
     const expireTime = new Date(Date.now() + 8000).toISOString();
     const { window, told } = gateway({ ...CALL, offer: { clientId: "desk", expireTime } });
     const answered = window().answer(CALL, { paint: () => "red" });

@@ -1,35 +1,35 @@
-/** Buttons that do something with an item; what cannot be taken back, or needs a word, is asked about first. */
+/** Action buttons of an item. Destructive actions, and those that need input, are confirmed first. */
 
 import type { VNode } from "preact";
 import { useState } from "preact/hooks";
 
 import { attempt, may } from "./state";
 
-/** Something to do with an item. What is `bad` or asks for something is confirmed first; a text that it returns is shown. */
+/** An action on an item. `bad` and `ask` require a confirmation; a returned text is shown. */
 export interface Action<T> {
   name: string;
   method: string;
   when?: (item: T) => boolean;
   bad?: boolean;
   ask?: string;
-  run: (item: T, said: string) => Promise<unknown>;
+  run: (item: T, text: string) => Promise<unknown>;
 }
 
 export function Actions<T>({ all, item, onDone, gone }: { all: Action<T>[]; item: T; onDone: () => Promise<void> | void; gone?: () => void }): VNode | null {
   const [open, setOpen] = useState<Action<T>>();
-  const [said, setSaid] = useState("");
-  const [told, setTold] = useState("");
+  const [text, setText] = useState("");
+  const [message, setMessage] = useState("");
   const some = all.filter(({ method, when }) => may(method) && (when?.(item) ?? true));
   const act = (action: Action<T>): void =>
     void attempt(async () => {
-      const answer = await action.run(item, said);
+      const answer = await action.run(item, text);
       setOpen(undefined);
-      setSaid("");
-      setTold(typeof answer === "string" ? answer : "");
+      setText("");
+      setMessage(typeof answer === "string" ? answer : "");
       if (answer === GONE && gone) gone();
       else await onDone();
     });
-  if (!some.length && !told) return null;
+  if (!some.length && !message) return null;
   return (
     <>
       <p class="buttons">
@@ -52,14 +52,14 @@ export function Actions<T>({ all, item, onDone, gone }: { all: Action<T>[]; item
             act(open);
           }}
         >
-          {open.ask && <input aria-label={open.ask} placeholder={open.ask} value={said} ref={focus} onInput={(event) => setSaid(event.currentTarget.value)} />}
-          <button class={open.bad ? "bad" : ""} ref={open.ask ? null : focus}>{open.bad ? `${open.name} for good` : open.name}</button>
+          {open.ask && <input aria-label={open.ask} placeholder={open.ask} value={text} ref={focus} onInput={(event) => setText(event.currentTarget.value)} />}
+          <button class={open.bad ? "bad" : ""} ref={open.ask ? null : focus}>{open.bad ? `Yes, ${open.name.toLowerCase()}` : open.name}</button>
           <button type="button" class="second" onClick={() => setOpen(undefined)}>
-            Leave it
+            Cancel
           </button>
         </form>
       )}
-      {told && told !== GONE && <p class="card" role="status">{told}</p>}
+      {message && message !== GONE && <p class="card" role="status">{message}</p>}
     </>
   );
 }
@@ -68,5 +68,5 @@ function focus(element: HTMLElement | null): void {
   element?.focus();
 }
 
-/** What an action returns whose item is there no more. */
+/** Returned by an action that removed its item. */
 export const GONE = "\u0000gone";

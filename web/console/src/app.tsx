@@ -56,7 +56,7 @@ export function App(): VNode {
   return (
     <div class="frame" onClick={follow}>
       <a class="skip" href="#main" onClick={(event) => { event.preventDefault(); event.stopPropagation(); document.getElementById("main")?.focus(); }}>
-        Skip to the page
+        Skip to content
       </a>
       <nav aria-label="Pages">
         <span class="brand" aria-hidden="true">Pawl</span>
@@ -77,7 +77,7 @@ export function App(): VNode {
         <span class="quiet user" title={(caller.caller?.roles ?? []).join(", ")}>
           {caller.caller?.userId} @ {caller.caller?.storeId}
         </span>
-        <button class="plain" aria-label="Help and keys" title="?" onClick={() => help.current?.showModal()}>
+        <button class="plain" aria-label="Help and keyboard shortcuts" title="?" onClick={() => help.current?.showModal()}>
           ?
         </button>
         <button class="plain" onClick={() => void logOut()}>
@@ -86,7 +86,7 @@ export function App(): VNode {
       </nav>
       {!online.value && (
         <p class="strip" role="status">
-          The connection is lost; it comes back by itself. Runs go on.
+          Connection lost. Reconnecting automatically; runs continue.
         </p>
       )}
       {notice.value && (
@@ -103,7 +103,7 @@ export function App(): VNode {
         </Boundary>
       </main>
       <dialog ref={help} aria-labelledby="help">
-        <h2 id="help">Keys</h2>
+        <h2 id="help">Keyboard shortcuts</h2>
         <table>
           <tbody>
             {[...PAGES.map((page) => [`g ${page.key}`, `go to ${page.name}`] as const), ...KEYS].map(([key, does]) => (
@@ -116,7 +116,7 @@ export function App(): VNode {
             ))}
           </tbody>
         </table>
-        <p class="quiet">Work goes on when this page is closed. What waits for you stands in the inbox, wherever it began.</p>
+        <p class="quiet">Runs continue when this page is closed. Everything that waits for you is in the inbox.</p>
         <form method="dialog">
           <button>Close</button>
         </form>
@@ -126,16 +126,16 @@ export function App(): VNode {
 }
 
 const KEYS = [
-  ["j, k", "the next and the one before, in a list"],
-  ["Enter", "open it; in the chat, send"],
-  ["a, e, r", "approve, edit, reject what has the focus"],
-  ["x", "choose it, to decide about several"],
-  ["/", "to the message or the filter"],
-  ["?", "these keys"],
-  ["Esc", "leave the field, close what is open"],
+  ["j, k", "next and previous item in a list"],
+  ["Enter", "open the item; in the chat, send"],
+  ["a, e, r", "approve, edit or reject the focused item"],
+  ["x", "select the item for a bulk decision"],
+  ["/", "focus the message or the filter"],
+  ["?", "show these shortcuts"],
+  ["Esc", "leave the field or close the dialog"],
 ] as const;
 
-/** Moves in what stands in a list, first to what waits for somebody, and presses the button there that has the key. */
+/** Moves the focus in a list, first to an item that waits for input, or presses the button with this key. */
 function pressed(event: KeyboardEvent): void {
   const items = [...document.querySelectorAll<HTMLElement>("main [data-item]")];
   const here = items.findIndex((item) => item.contains(document.activeElement));
@@ -174,7 +174,7 @@ function Page(): VNode {
 function Nowhere(): VNode {
   return (
     <section class="page">
-      <h1>There is no such page</h1>
+      <h1>Page not found</h1>
       <p>
         <a href="/">Go to the chat</a>
       </p>
@@ -182,7 +182,7 @@ function Nowhere(): VNode {
   );
 }
 
-/** The pages that are needed now and then; those that its reader has no right to are not there. */
+/** The pages in the menu that the user may see. */
 function more(): { path: string; name: string }[] {
   const lists = Object.entries(MENU).filter(([name, { method }]) => may(method) && !PAGES.some((page) => page.path === `/${name}`));
   return [...lists.map(([name, list]) => ({ path: `/${name}`, name: list.name })), { path: "/settings", name: "Settings" }];
@@ -226,7 +226,7 @@ function Waiting(): VNode {
   return (
     <main class="login" aria-busy="true">
       <p class="quiet" role="status">
-        {online.value ? "One moment ..." : "The gateway does not answer yet; trying again."}
+        {online.value ? "Loading ..." : "The gateway is not responding. Retrying ..."}
       </p>
     </main>
   );
@@ -240,7 +240,7 @@ function Theme(): VNode {
     localStorage.setItem("theme", root.dataset["theme"]);
   };
   return (
-    <button class="plain" onClick={flip} aria-label="Dark or light">
+    <button class="plain" onClick={flip} aria-label="Toggle dark mode">
       ◐
     </button>
   );

@@ -1,4 +1,4 @@
-/** A call as people see it: what it is, where it stands, and what they can do about it. */
+/** A call: its arguments, its state and the possible decisions. */
 
 import {
   type CallDecisionJson,
@@ -32,10 +32,10 @@ const CLASSES: Record<string, string> = {
   CALL_STATE_OFFERED: "wait",
 };
 const WORDS: Record<string, string> = {
-  CALL_STATE_AWAITING_APPROVAL: "waits for an approval",
-  CALL_STATE_ASKED: "asks",
-  CALL_STATE_OFFERED: "waits for a front end",
-  CALL_STATE_DETACHED: "goes on in the background",
+  CALL_STATE_AWAITING_APPROVAL: "awaiting approval",
+  CALL_STATE_ASKED: "question",
+  CALL_STATE_OFFERED: "waiting for a front end",
+  CALL_STATE_DETACHED: "running in the background",
   CALL_STATE_OUTCOME_UNKNOWN: "outcome unknown: it may have happened",
 };
 
@@ -47,9 +47,9 @@ const DECIDED: Record<string, string> = {
 };
 
 export const CallCard = bounded(Card, ({ call }) =>
-  [`${call.toolName}: ${word(call.state)}`, call.question?.question ?? call.approval?.preview, JSON.stringify(given(call), null, 2)].filter(Boolean).join("\n\n"),
+  [`${call.toolName}: ${word(call.state)}`, call.question?.question ?? call.approval?.preview, JSON.stringify(shownArguments(call), null, 2)].filter(Boolean).join("\n\n"),
 );
-export const TopUp = bounded(Tokens, ({ run }) => `${run.runId} waits for tokens.`);
+export const TopUp = bounded(Tokens, ({ run }) => `${run.runId} is waiting for tokens.`);
 
 function Card({ call, progress, where, children }: { call: CallJson; progress?: Progress | undefined; where?: boolean; children?: ComponentChildren }): VNode {
   const state = call.state ?? "";
@@ -72,7 +72,7 @@ function Card({ call, progress, where, children }: { call: CallJson; progress?: 
         {call.startTime && call.endTime && <span class="quiet">{took(call)}</span>}
         {where && (
           <a href={`/runs/${call.runId}`} class="quiet">
-            {ago(call.createTime)}, in its run{call.agentName ? ` of ${visible(call.agentName)}` : ""}
+            {ago(call.createTime)}, in a run{call.agentName ? ` of ${visible(call.agentName)}` : ""}
           </a>
         )}
       </header>
@@ -110,7 +110,7 @@ function Details({ call }: { call: CallJson }): VNode {
       {shown && (
         <>
           <h4>Arguments</h4>
-          <Json value={given(call)} />
+          <Json value={shownArguments(call)} />
           {result && (
             <>
               <h4>Result</h4>
@@ -120,7 +120,7 @@ function Details({ call }: { call: CallJson }): VNode {
           )}
           {call.childRunId && (
             <p>
-              <a href={`/runs/${call.childRunId}`}>Its run</a>
+              <a href={`/runs/${call.childRunId}`}>Child run</a>
             </p>
           )}
           <p class="quiet">
@@ -139,9 +139,9 @@ function Approval({ call }: { call: CallJson }): VNode {
   const [schema, setSchema] = useState<Schema>();
   const [reason, setReason] = useState("");
   const [busy, setBusy] = useState(false);
-  const [reach, setReach] = useState<Reach | "">("");
+  const [scope, setScope] = useState<Scope | "">("");
   const [series, setSeries] = useState(false);
-  const [often, setOften] = useState<SeriesJson>({});
+  const [limits, setLimits] = useState<SeriesJson>({});
   const [answer, setAnswer] = useState<string>();
   const [fault, setFault] = useState("");
   const approval = call.approval ?? {};
@@ -157,15 +157,15 @@ function Approval({ call }: { call: CallJson }): VNode {
     setBusy(true);
     setFault("");
     const digest = approval.digest ?? "";
-    const bring = (decision: Decision): Promise<boolean> => decideCall(call, decision, setFault);
-    if (kind === "DECISION_KIND_REJECT") await bring({ kind, digest, reason });
-    else if (kind === "DECISION_KIND_ANSWER") await bring({ kind, digest, answer: answer ?? "" });
+    const submit = (decision: Decision): Promise<boolean> => decideCall(call, decision, setFault);
+    if (kind === "DECISION_KIND_REJECT") await submit({ kind, digest, reason });
+    else if (kind === "DECISION_KIND_ANSWER") await submit({ kind, digest, answer: answer ?? "" });
     else {
       const granted = series && offered ? { forSeries: true, digest: offered.digest ?? "" } : { digest };
-      const bounded = series && offered && fewer(offered, often) ? { editedSeries: { ...offered, ...often } } : {};
+      const bounded = series && offered && fewer(offered, limits) ? { editedSeries: { ...offered, ...limits } } : {};
       const edits = kind === "DECISION_KIND_EDIT" || "editedSeries" in bounded;
       const edited = edits ? { kind: "DECISION_KIND_EDIT" as const, argumentsJson: encode(args) } : { kind };
-      await remembering(call, reach, () => bring({ ...edited, reason, ...granted, ...bounded }));
+      await approveWithRule(call, scope, () => submit({ ...edited, reason, ...granted, ...bounded }));
     }
     setBusy(false);
   };
@@ -185,7 +185,7 @@ function Approval({ call }: { call: CallJson }): VNode {
       ) : (
         <Json value={first} />
       )}
-      {!editing && <Fault said={fault} />}
+      {!editing && <Fault text={fault} />}
       {changed && args && <Diff before={first} after={args} />}
       <label class="row">
         <span class="quiet">Reason</span>
@@ -193,30 +193,30 @@ function Approval({ call }: { call: CallJson }): VNode {
       </label>
       {offered && (
         <label class="row">
-          <input type="checkbox" checked={series} onChange={(event) => setSeries(event.currentTarget.checked)} /> the whole series:
+          <input type="checkbox" checked={series} onChange={(event) => setSeries(event.currentTarget.checked)} /> Approve the whole series:
           {offered.iterationsMax ? ` ${offered.iterationsMax} times` : ""} every {offered.intervalSeconds ?? 0} s
         </label>
       )}
       {offered && series && (
         <label class="row">
-          <span class="quiet">at most so many times</span>
+          <span class="quiet">Maximum calls</span>
           <input
             type="number"
             min={1}
             max={offered.iterationsMax}
-            value={often.iterationsMax ?? offered.iterationsMax ?? ""}
-            onInput={(event) => setOften({ iterationsMax: event.currentTarget.valueAsNumber || (offered.iterationsMax ?? 1) })}
+            value={limits.iterationsMax ?? offered.iterationsMax ?? ""}
+            onInput={(event) => setLimits({ iterationsMax: event.currentTarget.valueAsNumber || (offered.iterationsMax ?? 1) })}
           />
         </label>
       )}
       {canRemember(call) && !series && (
         <label class="row">
           <span class="quiet">Remember as a rule</span>
-          <select value={reach} onChange={(event) => setReach(event.currentTarget.value as Reach | "")}>
-            <option value="">no, only this call</option>
-            <option value="RULE_SCOPE_RUN">for this run</option>
-            <option value="RULE_SCOPE_CONVERSATION">for this conversation</option>
-            <option value="RULE_SCOPE_USER">for all my runs</option>
+          <select value={scope} onChange={(event) => setScope(event.currentTarget.value as Scope | "")}>
+            <option value="">No, only this call</option>
+            <option value="RULE_SCOPE_RUN">For this run</option>
+            <option value="RULE_SCOPE_CONVERSATION">For this conversation</option>
+            <option value="RULE_SCOPE_USER">For all my runs</option>
           </select>
         </label>
       )}
@@ -226,10 +226,10 @@ function Approval({ call }: { call: CallJson }): VNode {
           data-key="a"
           onClick={() => void decide(changed ? "DECISION_KIND_EDIT" : "DECISION_KIND_APPROVE")}
         >
-          {changed ? "Approve as edited" : "Approve"}
+          {changed ? "Approve with edits" : "Approve"}
         </button>
         <button class="second" disabled={busy} data-key="e" onClick={() => (setArgs(first), setEditing(!editing))}>
-          {editing ? "Leave as it was" : "Edit"}
+          {editing ? "Discard edits" : "Edit"}
         </button>
         <button class="second bad" disabled={busy} data-key="r" onClick={() => void decide("DECISION_KIND_REJECT")}>
           Reject
@@ -247,11 +247,11 @@ function Approval({ call }: { call: CallJson }): VNode {
             void decide("DECISION_KIND_ANSWER");
           }}
         >
-          <input aria-label="Its result, as if it had run" placeholder="Its result, as if it had run" required value={answer} onInput={(event) => setAnswer(event.currentTarget.value)} />
+          <input aria-label="Result to return instead of running the call" placeholder="Result to return instead of running the call" required value={answer} onInput={(event) => setAnswer(event.currentTarget.value)} />
           <button disabled={busy}>Answer</button>
         </form>
       )}
-      <p class="quiet digest" title={changed ? "" : "What is decided is exactly this"}>
+      <p class="quiet digest" title={changed ? "" : "The decision applies to exactly this version"}>
         {visible(approval.cause ?? "")} {!changed && `· ${(approval.digest ?? "").slice(0, 16)}`}
       </p>
     </div>
@@ -262,31 +262,31 @@ function fewer(offered: SeriesJson, chosen: SeriesJson): boolean {
   return chosen.iterationsMax !== undefined && chosen.iterationsMax !== offered.iterationsMax;
 }
 
-type Reach = "RULE_SCOPE_RUN" | "RULE_SCOPE_CONVERSATION" | "RULE_SCOPE_USER";
+type Scope = "RULE_SCOPE_RUN" | "RULE_SCOPE_CONVERSATION" | "RULE_SCOPE_USER";
 
-/** A rule counts for runs of one's own, and for no call that needs several people. */
+/** Rules apply to your own runs, and not to calls that need several approvers. */
 function canRemember({ userId, approval }: CallJson): boolean {
   const own = !userId || userId === who.value?.caller?.userId;
   return own && (approval?.approvalsRequired ?? 1) <= 1 && may("tool.v1.RuleService/CreateRule");
 }
 
-/** Approves with a rule that allows the tool from now on: first the rule, and if the approval is not taken it is revoked again. */
-async function remembering({ toolName = "", callId = "", runId = "", conversationId = "" }: CallJson, scope: Reach | "", approve: () => Promise<boolean>): Promise<void> {
+/** Creates a rule that allows the tool, then approves the call; if that fails, revokes the rule. */
+async function approveWithRule({ toolName = "", callId = "", runId = "", conversationId = "" }: CallJson, scope: Scope | "", approve: () => Promise<boolean>): Promise<void> {
   if (!scope) return void (await approve());
   const scopeId = { RULE_SCOPE_RUN: runId, RULE_SCOPE_CONVERSATION: conversationId, RULE_SCOPE_USER: "" }[scope];
   const rule = { effect: "RULE_EFFECT_ALLOW" as const, scope, scopeId, toolName, callId };
   const made = await attempt(() => pawl.rules.createRule({ requestId: requestId(), rule }));
   if (!made || (await approve())) return;
-  const said = notice.value;
+  const error = notice.value;
   await attempt(() => pawl.rules.revokeRule({ ruleId: made.rule?.ruleId ?? "" }));
-  notice.value ||= said;
+  notice.value ||= error;
 }
 
 function Question({ call }: { call: CallJson }): VNode {
   const question = call.question ?? {};
   const schema = question.answerSchemaJson ? (value(question.answerSchemaJson) as Schema) : undefined;
   const names = Object.keys(schema?.properties ?? {});
-  const [said, setSaid] = useState(() => kept(call.callId ?? ""));
+  const [answer, setAnswer] = useState(() => kept(call.callId ?? ""));
   const [filled, setFilled] = useState<Record<string, unknown> | undefined>(() => blank(schema));
   const [busy, setBusy] = useState(false);
   const [fault, setFault] = useState("");
@@ -297,7 +297,7 @@ function Question({ call }: { call: CallJson }): VNode {
     if (await decideCall(call, { kind: "DECISION_KIND_ANSWER", answer }, setFault)) keep(call.callId ?? "", "");
     setBusy(false);
   };
-  // One value is answered as it is, several as an object, and nothing to fill in with yes or no.
+  // A single value is the answer itself, several are an object, and a schema without properties is yes or no.
   const only = filled?.[names[0] ?? ""];
   const whole = names.length > 1 ? JSON.stringify(filled) : typeof only === "string" ? only : (JSON.stringify(only) ?? "");
   const options = question.options?.length || !schema || names.length ? (question.options ?? []) : ["yes", "no"];
@@ -316,7 +316,7 @@ function Question({ call }: { call: CallJson }): VNode {
         class={names.length ? "" : "row"}
         onSubmit={(event) => {
           event.preventDefault();
-          void say(names.length ? whole : said);
+          void say(names.length ? whole : answer);
         }}
       >
         {names.length ? (
@@ -324,22 +324,22 @@ function Question({ call }: { call: CallJson }): VNode {
         ) : (
           <input
             aria-label="Your answer"
-            placeholder={question.defaultAnswer ? `else: ${visible(question.defaultAnswer)}` : "Your answer"}
-            value={said}
+            placeholder={question.defaultAnswer ? `default: ${visible(question.defaultAnswer)}` : "Your answer"}
+            value={answer}
             onInput={(event) => {
-              setSaid(event.currentTarget.value);
+              setAnswer(event.currentTarget.value);
               keep(call.callId ?? "", event.currentTarget.value);
             }}
           />
         )}
         <button disabled={busy || !filled}>Answer</button>
       </form>
-      {!names.length && <Fault said={fault} />}
+      {!names.length && <Fault text={fault} />}
     </div>
   );
 }
 
-/** Gives a run that has used up its tokens some more. */
+/** Adds tokens to a run that has used up its budget. */
 function Tokens({ run, children }: { run: RunJson; children?: ComponentChildren }): VNode {
   const [tokens, setTokens] = useState(Math.max(10_000, 2 * Number(run.tokensNeeded ?? 0)));
   return (
@@ -347,19 +347,19 @@ function Tokens({ run, children }: { run: RunJson; children?: ComponentChildren 
       class="card wait"
       data-item
       tabIndex={0}
-      aria-label={`A run that needs tokens: ${run.runId?.slice(-8)}`}
+      aria-label={`Run waiting for tokens: ${run.runId?.slice(-8)}`}
       onSubmit={(event) => {
         event.preventDefault();
         void attempt(() => pawl.agent.topUpRun({ requestId: requestId(), runId: run.runId ?? "", tokens: String(tokens) }));
       }}
     >
       <p>
-        {children ?? "It"} has used up its tokens; it needs {run.tokensNeeded ?? "more"}.
+        {children ?? "This run"} has used up its token budget. It needs {run.tokensNeeded ? `${run.tokensNeeded} more tokens` : "more tokens"}.
       </p>
       {may("agent.v1.AgentService/TopUpRun") && (!run.userId || run.userId === who.value?.caller?.userId) && (
         <p class="buttons">
           <input type="number" min={1} required aria-label="Tokens" value={tokens} onInput={(event) => setTokens(event.currentTarget.valueAsNumber)} />
-          <button data-key="a">Give it {tokens || "no"} tokens</button>
+          <button data-key="a">Add {tokens || "no"} tokens</button>
         </p>
       )}
     </form>
@@ -369,36 +369,36 @@ function Tokens({ run, children }: { run: RunJson; children?: ComponentChildren 
 type Decision = Omit<CallDecisionJson, "runId" | "callId">;
 
 /**
- * Decides about a call; true if that was taken. What can be mended is told to `mend`; what another tab or person decided
- * first is said above the page, where the card is no more.
+ * Decides about a call; true if the decision was accepted. Correctable faults go to `onFault`. If another tab or user decided
+ * first, a notice says so, because the card disappears.
  */
-function decideCall(call: CallJson, decision: Decision, mend: (said: string) => void): Promise<boolean> {
-  return decideAll([call], () => decision, mend);
+function decideCall(call: CallJson, decision: Decision, onFault: (message: string) => void): Promise<boolean> {
+  return decideAll([call], () => decision, onFault);
 }
 
-/** Decides about several calls at once, at most 64 in a request; true if all decisions were taken. */
-export async function decideAll(calls: CallJson[], decision: (call: CallJson) => Decision, mend?: (said: string) => void): Promise<boolean> {
+/** Decides about several calls, at most 64 per request; true if all decisions were accepted. */
+export async function decideAll(calls: CallJson[], decision: (call: CallJson) => Decision, onFault?: (message: string) => void): Promise<boolean> {
   const done = await attempt(async () => {
     const refused = [];
-    for (let place = 0; place < calls.length; place += DECISIONS_MAX) {
-      const decisions = calls.slice(place, place + DECISIONS_MAX).map((call) => ({ runId: call.runId ?? "", callId: call.callId ?? "", ...decision(call) }));
+    for (let start = 0; start < calls.length; start += DECISIONS_MAX) {
+      const decisions = calls.slice(start, start + DECISIONS_MAX).map((call) => ({ runId: call.runId ?? "", callId: call.callId ?? "", ...decision(call) }));
       const { receipts = [] } = await pawl.agent.decideCalls({ requestId: requestId(), decisions });
       refused.push(...receipts.filter(({ status }) => status !== "RECEIPT_STATUS_ACCEPTED" && status !== "RECEIPT_STATUS_DUPLICATE"));
     }
     const [first] = refused;
     if (!first) return true;
-    if (mend && first.status === "RECEIPT_STATUS_REFUSED" && MENDED.has(first.reason ?? "")) return void mend(first.message ?? "");
-    throw new Error(`${calls.length > 1 ? `${refused.length} of ${calls.length} were not taken. ` : ""}${first.message || "This has been decided already."}`);
+    if (onFault && first.status === "RECEIPT_STATUS_REFUSED" && CORRECTABLE.has(first.reason ?? "")) return void onFault(first.message ?? "");
+    throw new Error(`${calls.length > 1 ? `${refused.length} of ${calls.length} decisions were not accepted. ` : ""}${first.message || "This call has already been decided."}`);
   });
   return done ?? false;
 }
 
-const MENDED = new Set(["INVALID_ARGUMENTS", "INVALID_FIELD", "INVALID_JSON", "TOO_LARGE"]);
+const CORRECTABLE = new Set(["INVALID_ARGUMENTS", "INVALID_FIELD", "INVALID_JSON", "TOO_LARGE"]);
 
 function Diff({ before, after }: { before: Record<string, unknown>; after: Record<string, unknown> }): VNode {
   const names = [...new Set([...Object.keys(before), ...Object.keys(after)])];
   return (
-    <table class="diff" aria-label="What is changed">
+    <table class="diff" aria-label="Changes">
       <tbody>
         {names
           .filter((name) => JSON.stringify(before[name]) !== JSON.stringify(after[name]))
@@ -435,17 +435,17 @@ function value(bytes: string | undefined, read?: (text: string) => unknown): unk
   }
 }
 
-/** The arguments of a call; those that fit no schema stand as the model wrote them. */
-function given({ argumentsJson, proposedArguments }: CallJson): unknown {
+/** The arguments of a call; invalid ones as the model wrote them. */
+function shownArguments({ argumentsJson, proposedArguments }: CallJson): unknown {
   return argumentsJson ? value(argumentsJson, parse) : proposedArguments;
 }
 
 function summary(call: CallJson): string {
-  const all = given(call);
-  return short(typeof all === "string" ? all : (JSON.stringify(all) ?? "")) || "without arguments";
+  const all = shownArguments(call);
+  return short(typeof all === "string" ? all : (JSON.stringify(all) ?? "")) || "no arguments";
 }
 
-/** What tells a call from others of its tool, to those who only hear of it. */
+/** Distinguishes a call from others of the same tool, for screen readers. */
 function subject(call: CallJson): string {
   return short((call.question?.question || call.approval?.preview || "").replace(/\s+/g, " ")) || summary(call);
 }

@@ -1,4 +1,4 @@
-/** Numbers as bars, for a tool of the page: a table, so that whoever does not see the bars reads it. */
+/** A bar chart, drawn as a table so that screen readers can read it. */
 
 import type { VNode } from "preact";
 
@@ -13,12 +13,12 @@ export interface ChartData {
 
 export const CHART_VALUES_MAX = 50;
 
-/** Returns what a model gave as a chart, or a sentence about what is wrong with it. */
+/** Returns the chart in the arguments of a model, or an error message. */
 export function chartOf(args: any): ChartData | string {
   const { title = "", labels, values } = args ?? {};
   if (!Array.isArray(values) || !values.length || values.length > CHART_VALUES_MAX || !values.every(Number.isFinite))
     return `values must be 1 to ${CHART_VALUES_MAX} numbers.`;
-  if (!Array.isArray(labels) || labels.length !== values.length) return "There must be one label a value.";
+  if (!Array.isArray(labels) || labels.length !== values.length) return "labels must have one label per value.";
   return { title: String(title), labels: labels.map(String), values };
 }
 

@@ -20,22 +20,22 @@ import { TOOLS, runTool } from "./tools";
 import { RunLog } from "./view";
 import { visible } from "./visible";
 
-/** A run of a conversation with the message that began it; what ended long ago is read from its messages. */
 type Policy = "MESSAGE_POLICY_QUEUE" | "MESSAGE_POLICY_STEER";
 
+/** A run of a conversation with the message that started it. Old runs are rebuilt from their messages. */
 interface Turn {
   run: RunJson;
   /** True if the run has a log to watch. */
   live: boolean;
   asked: string;
-  /** What the model has said, for where the log does not tell it any more. */
-  said: string[];
+  /** Answers of the model, shown if the log is no longer stored. */
+  answers: string[];
   notice: boolean;
-  /** The number of its last message, from which the conversation can be begun again; 0 while there is none. */
+  /** Number of the last message, for a fork; 0 if there is none. */
   last: number;
 }
 
-/** The conversations that are listed, and whether there are more; they stay while another one is opened. */
+/** The listed conversations. They stay listed while another conversation opens. */
 const listed = signal<ConversationJson[] | undefined>(undefined);
 const hasMore = signal(false);
 const PAGE = 50;
@@ -56,7 +56,7 @@ async function list(words = "", archived = false, most = PAGE): Promise<void> {
   hasMore.value = !!pageToken;
 }
 
-/** Asks for the conversations while nobody knows yet who asks: so the first page is there after one round trip. */
+/** Loads conversations before the user is known, which saves a round trip at the start. */
 export function listAhead(): void {
   ahead = list().catch(() => (ahead = undefined));
 }
@@ -95,9 +95,9 @@ export function Chat({ conversationId }: { conversationId: string }): VNode {
             More
           </button>
         )}
-        {listed.value?.length === 0 && <p class="quiet">{words ? "None has these words." : archived ? "The archive is empty." : "Your conversations stand here."}</p>}
+        {listed.value?.length === 0 && <p class="quiet">{words ? "No matches." : archived ? "No archived conversations." : "No conversations yet."}</p>}
         <label class="row quiet">
-          <input type="checkbox" checked={archived} onChange={(event) => setArchived(event.currentTarget.checked)} /> the archive
+          <input type="checkbox" checked={archived} onChange={(event) => setArchived(event.currentTarget.checked)} /> Show archived
         </label>
       </aside>
       <button class="plain lister" onClick={() => setOpen(!open)} aria-expanded={open}>
@@ -121,11 +121,11 @@ const ACTIONS: Action<ConversationJson>[] = [
   {
     name: "Rename",
     method: UPDATE,
-    ask: "Its title",
+    ask: "Title",
     run: ({ conversationId = "" }, title) => pawl.conversations.updateConversation({ requestId: requestId(), conversationId, title }),
   },
   ...[true, false].map((archived) => ({
-    name: archived ? "Archive" : "Take out of the archive",
+    name: archived ? "Archive" : "Unarchive",
     method: UPDATE,
     when: (each: ConversationJson) => !!each.archived !== archived,
     run: ({ conversationId = "" }: ConversationJson) => pawl.conversations.updateConversation({ requestId: requestId(), conversationId, archived }),
@@ -139,7 +139,7 @@ function Conversation({ conversationId, onRun }: { conversationId: string; onRun
   const [missing, setMissing] = useState(false);
   const [conversation, setConversation] = useState<ConversationJson>();
   const [chosen, setChosen] = useState<string>();
-  const [onWay, setOnWay] = useState<string>();
+  const [pending, setPending] = useState<string>();
   const busy = useRef(false);
   busy.current = jobs.length > 0;
   const end = useRef<HTMLDivElement>(null);
@@ -154,7 +154,7 @@ function Conversation({ conversationId, onRun }: { conversationId: string; onRun
       id,
       pawl.watchRun(id, (view) => {
         setViews((all) => ({ ...all, [id]: view }));
-        // Its messages are whole now, and it can be begun again from there.
+        // Its messages are complete now, so it can be forked.
         if (view.ended && !isEnded(run)) void load(true);
         for (const call of Object.values(view.calls)) void runTool(call);
       }),
@@ -175,7 +175,7 @@ function Conversation({ conversationId, onRun }: { conversationId: string; onRun
   useEffect(() => {
     if (missing) return;
     void load();
-    // Turns that nobody asked for begin by themselves, and other tabs write, too. One question says whether there is more.
+    // Background results and other tabs start turns, too. One request tells whether anything changed.
     const timer = setInterval(() => conversationId && !document.hidden && void load(true), 3000);
     return () => {
       clearInterval(timer);
@@ -205,9 +205,9 @@ function Conversation({ conversationId, onRun }: { conversationId: string; onRun
       const { run = {} } = steered
         ? await pawl.agent.sendMessage({ requestId: requestId(), conversationId, text, policy })
         : await pawl.agent.startRun({ requestId: requestId(), conversationId, text, policy, agent, frontEndTools: TOOLS });
-      const turn: Turn = { run, live: true, asked: text, said: [], notice: false, last: 0 };
+      const turn: Turn = { run, live: true, asked: text, answers: [], notice: false, last: 0 };
       setTurns((all) => (all.some((each) => each.run.runId === run.runId) ? all : [...all, turn]));
-      setOnWay(steered ? text : undefined);
+      setPending(steered ? text : undefined);
       watch(run);
       onRun();
       return true;
@@ -216,14 +216,14 @@ function Conversation({ conversationId, onRun }: { conversationId: string; onRun
     return done ?? false;
   };
   const mayFork = may("agent.v1.ConversationService/ForkConversation");
-  if (missing) return <section class="page"><h1>This conversation is not there</h1><p><a href="/">Begin another one</a></p></section>;
+  if (missing) return <section class="page"><h1>Conversation not found</h1><p><a href="/">Start a new one</a></p></section>;
   return (
     <section
       class="talk"
       aria-label="Conversation"
       onScroll={(event) => {
         const { scrollHeight, scrollTop, clientHeight } = event.currentTarget;
-        // What comes below takes nobody from the end: only scrolling up does.
+        // New content keeps the view at the end, unless the user scrolls up.
         near.current = scrollHeight - scrollTop - clientHeight < 120 || (near.current && scrollTop >= top.current);
         top.current = scrollTop;
       }}
@@ -239,11 +239,11 @@ function Conversation({ conversationId, onRun }: { conversationId: string; onRun
           <div class="empty">
             <h1>What can I do for you?</h1>
             <p class="quiet">
-              Agent {agent}{agent === DEFAULT && `, model ${model}`}. You may close this page: the work goes on.
+              Agent {agent}{agent === DEFAULT && `, model ${model}`}. You can close this page; runs continue.
             </p>
             {model === SCRIPTED && (
               <p class="buttons">
-                <span class="quiet">This model follows rules. Try</span>
+                <span class="quiet">This is a scripted demo model. Try</span>
                 {EXAMPLES.map((text) => (
                   <button key={text} class="second" onClick={() => (draft.value = text)}>
                     {text}
@@ -253,24 +253,24 @@ function Conversation({ conversationId, onRun }: { conversationId: string; onRun
             )}
           </div>
         )}
-        {turns.map(({ run, live, asked, said, notice, last }, place) => {
+        {turns.map(({ run, live, asked, answers, notice, last }, index) => {
           const view = views[run.runId ?? ""] ?? emptyView(run);
           return (
             <div key={run.runId} class="turn" data-run={run.runId} data-state={word(view.run.state)}>
               {asked && !notice && <div class="mine">{visible(asked)}</div>}
-              {notice && <p class="quiet">↩ {visible(asked || "news from the background")}</p>}
-              {live ? <RunLog view={view} said={said} /> : said.map((text, key) => <Markdown key={key} text={text} />)}
-              {onWay && view === active && !view.notes.some(({ text }) => text === onWay) && <div class="mine">{visible(onWay)} <small class="quiet">(on its way)</small></div>}
+              {notice && <p class="quiet">↩ {visible(asked || "background update")}</p>}
+              {live ? <RunLog view={view} answers={answers} /> : answers.map((text, key) => <Markdown key={key} text={text} />)}
+              {pending && view === active && !view.notes.some(({ text }) => text === pending) && <div class="mine">{visible(pending)} <small class="quiet">(sending)</small></div>}
               <p class="quiet tools">
-                {live && <a href={`/c/${conversationId}?run=${run.runId}`}>details</a>}
+                {live && <a href={`/c/${conversationId}?run=${run.runId}`}>Details</a>}
                 {isEnded(run) && asked && !notice && mayFork && (
-                  <button class="plain" onClick={() => void fork(conversationId, turns[place - 1]?.last, asked)}>
-                    ask in other words
+                  <button class="plain" onClick={() => void fork(conversationId, turns[index - 1]?.last, asked)}>
+                    Edit and resend
                   </button>
                 )}
                 {isEnded(run) && last > 0 && mayFork && (
                   <button class="plain" onClick={() => void fork(conversationId, last)}>
-                    start again from here
+                    Fork from here
                   </button>
                 )}
               </p>
@@ -281,7 +281,7 @@ function Conversation({ conversationId, onRun }: { conversationId: string; onRun
       </div>
       {jobs.length > 0 && (
         <p class="strip" role="status">
-          In the background: {jobs.map((job) => visible(job.definition?.toolName ?? "")).join(", ")}. <a href="/background">See and stop</a>
+          In the background: {jobs.map((job) => visible(job.definition?.toolName ?? "")).join(", ")}. <a href="/background">Manage</a>
         </p>
       )}
       <Composer conversationId={conversationId} active={active} onSend={send}>
@@ -300,11 +300,11 @@ function Conversation({ conversationId, onRun }: { conversationId: string; onRun
   );
 }
 
-/** The agent that drives what names none. */
+/** The agent used by default. */
 const DEFAULT = "default";
-/** The model of a suite that has no other, and sentences that it knows. */
+/** The model of a suite without a model server, and examples that it understands. */
 const SCRIPTED = "pawl-scripted";
-const EXAMPLES = ["what is 17 * 23", "email bob@example.com about lunch", "ask me whether to go on"];
+const EXAMPLES = ["what is 17 * 23", "email bob@example.com about lunch", "ask me whether to continue"];
 
 function Composer({
   conversationId,
@@ -334,11 +334,11 @@ function Composer({
     const sent = await onSend(text, active && steer ? "MESSAGE_POLICY_STEER" : "MESSAGE_POLICY_QUEUE");
     setBusy(false);
     if (sent) keep(conversationId, "");
-    if (!field.current) return; // Its conversation has a page of its own now.
+    if (!field.current) return; // The new conversation has opened its own page.
     if (sent) field.current.value = "";
     field.current.focus();
   };
-  if (!may("agent.v1.AgentService/StartRun")) return <p class="strip">You may read here, and not write.</p>;
+  if (!may("agent.v1.AgentService/StartRun")) return <p class="strip">You have read-only access.</p>;
   return (
     <form
       class="composer"
@@ -366,7 +366,7 @@ function Composer({
         {active && (
           <>
             <label class="row quiet">
-              <input type="checkbox" checked={steer} onChange={(event) => setSteer(event.currentTarget.checked)} /> into the running work
+              <input type="checkbox" checked={steer} onChange={(event) => setSteer(event.currentTarget.checked)} /> Steer the current run
             </label>
             <button
               type="button"
@@ -383,11 +383,11 @@ function Composer({
   );
 }
 
-/** The messages of a conversation as far as they were read. */
+/** The messages of a conversation read so far. */
 class History {
   readonly #id: string;
   readonly #messages = new Map<string, MessageJson>();
-  /** The page that was the last, which may have grown. */
+  /** Token of the last page, which may have grown. */
   #pageToken = "";
   #seen = "";
   conversation: ConversationJson | undefined;
@@ -396,12 +396,12 @@ class History {
     this.#id = conversationId;
   }
 
-  /** Reads all that may have changed the next time. */
+  /** Makes the next `read` reload everything that may have changed. */
   forget(): void {
     this.#seen = "";
   }
 
-  /** Returns the turns if there is more than before, and else undefined. It reads the messages that are new, and no others. */
+  /** Returns the turns if anything changed, otherwise undefined. Reads only new messages. */
   async read(): Promise<Turn[] | "missing" | undefined> {
     const conversationId = this.#id;
     const conversation = await pawl.conversations.getConversation({ conversationId }).catch((error: unknown) => {
@@ -427,12 +427,12 @@ class History {
 
 const MESSAGES_MAX = 1000;
 
-/** Returns the runs of a conversation, oldest first, each with what began it and what was said. */
+/** Returns the turns of a conversation, oldest first. */
 function turnsOf(runs: RunJson[], messages: MessageJson[]): Turn[] {
   const turns = new Map<string, Turn>();
   const turnOf = (run: RunJson, live: boolean): Turn => {
     const id = run.runId ?? "";
-    const turn = turns.get(id) ?? { run, live, asked: "", said: [], notice: (run.generation ?? 0) > 0, last: 0 };
+    const turn = turns.get(id) ?? { run, live, asked: "", answers: [], notice: (run.generation ?? 0) > 0, last: 0 };
     turns.set(id, turn);
     return turn;
   };
@@ -440,7 +440,7 @@ function turnsOf(runs: RunJson[], messages: MessageJson[]): Turn[] {
   let loose = 0;
   for (const message of messages) {
     const { runId = "", role, text = "" } = message;
-    // What was imported belongs to no run of ours: each question of it begins a turn.
+    // Imported messages belong to no run. Each user message starts a turn.
     if (message.imported && role === "ROLE_USER") loose++;
     const run = known.get(runId);
     const turn = turnOf(run ?? { runId: runId || `imported-${loose}`, state: "RUN_STATE_COMPLETED" }, run !== undefined);
@@ -448,18 +448,18 @@ function turnsOf(runs: RunJson[], messages: MessageJson[]): Turn[] {
     if (role === "ROLE_USER" || role === "ROLE_NOTICE") {
       turn.notice ||= role === "ROLE_NOTICE" && !turn.asked;
       turn.asked ||= text;
-    } else if (role === "ROLE_ASSISTANT" && text) turn.said.push(text);
+    } else if (role === "ROLE_ASSISTANT" && text) turn.answers.push(text);
   }
   for (const run of [...runs].reverse()) if (!run.reportsToConversationId) turnOf(run, true);
   return [...turns.values()].filter(
-    ({ run, notice, said }) => !(notice && run.state === "RUN_STATE_COMPLETED" && !said.length && !run.outputText),
+    ({ run, notice, answers }) => !(notice && run.state === "RUN_STATE_COMPLETED" && !answers.length && !run.outputText),
   );
 }
 
-/** Opens a copy of a conversation up to a message, with a message to write; without a place to begin at, an empty one. */
+/** Opens a copy of a conversation up to a message, with a draft; without a message number, a new conversation. */
 async function fork(conversationId: string, number: number | undefined, text = ""): Promise<void> {
-  const wish = { requestId: requestId(), conversationId, number: String(number) };
-  const made = number ? await attempt(() => pawl.conversations.forkConversation(wish)) : {};
+  const request = { requestId: requestId(), conversationId, number: String(number) };
+  const made = number ? await attempt(() => pawl.conversations.forkConversation(request)) : {};
   if (!made) return;
   draft.value = text;
   go(made.conversation?.conversationId ? `/c/${made.conversation.conversationId}` : "/");

@@ -1,4 +1,4 @@
-/** A form from a JSON Schema: flat objects of texts, lists of them, numbers, choices and switches; all else is edited as JSON. */
+/** A form for a JSON Schema of a flat object. Other schemas are edited as JSON. */
 
 import type { VNode } from "preact";
 import { useId, useState } from "preact/hooks";
@@ -28,7 +28,7 @@ export function Form({
   schema: Schema | undefined;
   value: Record<string, unknown>;
   onValue: (value: Record<string, unknown> | undefined) => void;
-  /** What the server says is wrong with it; it is shown at the field that it names. */
+  /** An error from the server, shown at the field that it names. */
   fault?: string;
   name?: string;
 }): VNode {
@@ -67,7 +67,7 @@ export function Form({
             onInput={(event) => write(event.currentTarget.value)}
           />
         </label>
-        <Fault said={fault || refused} id={id} />
+        <Fault text={fault || refused} id={id} />
         {isFlat(schema, value) && !fault && (
           <button type="button" class="plain" onClick={() => setRaw(undefined)}>
             As a form
@@ -90,7 +90,7 @@ export function Form({
           fault={name === meant ? refused : ""}
         />
       ))}
-      {meant === undefined && <Fault said={refused} />}
+      {meant === undefined && <Fault text={refused} />}
       <button type="button" class="plain" onClick={() => setRaw(JSON.stringify(value, null, 2))}>
         As JSON
       </button>
@@ -98,9 +98,9 @@ export function Form({
   );
 }
 
-/** What is wrong, told to those who do not see it, too. */
-export function Fault({ said, id }: { said: string; id?: string }): VNode | null {
-  return said ? <p class="fault" role="alert" {...(id ? { id } : {})}>{visible(said)}</p> : null;
+/** An error, also announced to screen readers. */
+export function Fault({ text, id }: { text: string; id?: string }): VNode | null {
+  return text ? <p class="fault" role="alert" {...(id ? { id } : {})}>{visible(text)}</p> : null;
 }
 
 interface FieldProps {
@@ -130,7 +130,7 @@ function Field(props: FieldProps): VNode {
         <Entry {...props} marks={marks} />
         {isSwitch && title}
       </label>
-      <Fault said={fault} id={id} />
+      <Fault text={fault} id={id} />
     </>
   );
 }
@@ -156,7 +156,7 @@ function Entry({ schema, required, value, onValue, marks }: FieldProps & { marks
         type="number"
         step={schema.type === "integer" ? 1 : "any"}
         value={value === undefined ? "" : JSON.stringify(value)}
-        onInput={({ currentTarget: { value: said, valueAsNumber } }) => onValue(said === "" ? undefined : BIG.test(said) ? parse(said) : valueAsNumber)}
+        onInput={({ currentTarget: { value: text, valueAsNumber } }) => onValue(text === "" ? undefined : BIG.test(text) ? parse(text) : valueAsNumber)}
       />
     );
   if (isList(value) || schema.type === "array") {
@@ -165,14 +165,14 @@ function Entry({ schema, required, value, onValue, marks }: FieldProps & { marks
       <textarea
         {...marks}
         rows={Math.min(8, lines.length + 1)}
-        placeholder="one a line"
+        placeholder="one per line"
         value={lines.join("\n")}
         onInput={(event) => onValue(event.currentTarget.value === "" ? [] : event.currentTarget.value.split("\n"))}
       />
     );
   }
   const text = value === undefined || value === null ? "" : String(value);
-  const write = (said: string): void => onValue(said === "" && !required ? undefined : said);
+  const write = (text: string): void => onValue(text === "" && !required ? undefined : text);
   return text.length > 60 || text.includes("\n") || (schema.maxLength ?? 0) > 1000 ? (
     <textarea {...marks} rows={Math.min(8, text.split("\n").length + 1)} value={text} onInput={(event) => write(event.currentTarget.value)} />
   ) : (
@@ -191,8 +191,8 @@ function isFlat(schema: Schema | undefined, value: Record<string, unknown>): boo
   return Object.values(value).every(simple) && Object.values(schema?.properties ?? {}).every(fits);
 }
 
-/** Returns what a form begins with that nobody has filled in. */
+/** Returns the initial values of a form. */
 export function blank(schema: Schema | undefined): Record<string, unknown> {
-  const begin = Object.entries(schema?.properties ?? {}).map(([name, each]) => [name, each.default ?? (each.type === "boolean" ? false : undefined)]);
-  return Object.fromEntries(begin.filter(([, each]) => each !== undefined));
+  const initial = Object.entries(schema?.properties ?? {}).map(([name, each]) => [name, each.default ?? (each.type === "boolean" ? false : undefined)]);
+  return Object.fromEntries(initial.filter(([, each]) => each !== undefined));
 }

@@ -9,14 +9,14 @@ export function Inbox(): VNode {
   const calls = forPeople.value;
   const runs = pendingRuns.value;
   const approvals = calls.filter(({ state }) => state === "CALL_STATE_AWAITING_APPROVAL");
-  const [chosen, setChosen] = useState<ReadonlySet<string>>(new Set());
+  const [selected, setSelected] = useState<ReadonlySet<string>>(new Set());
   const choose = (call: CallJson, on: boolean): void => {
-    const next = new Set(chosen);
+    const next = new Set(selected);
     if (on) next.add(call.callId ?? "");
     else next.delete(call.callId ?? "");
-    setChosen(next);
+    setSelected(next);
   };
-  // The call to which a link of a notification leads.
+  // The call that a notification links to.
   const wanted = query.value.get("call");
   const isThere = calls.some(({ callId }) => callId === wanted);
   useEffect(() => {
@@ -25,31 +25,31 @@ export function Inbox(): VNode {
     item?.focus();
     item?.scrollIntoView({ block: "nearest" });
   }, [wanted, isThere]);
-  // What had the focus may be gone once it is decided: the next one has it then.
-  const place = useRef(-1);
+  // A decided item may disappear. The focus then moves to the next one.
+  const index = useRef(-1);
   const items = (): HTMLElement[] => [...document.querySelectorAll<HTMLElement>("main [data-item]")];
   useEffect(() => {
-    if (place.current < 0 || document.activeElement !== document.body) return;
+    if (index.current < 0 || document.activeElement !== document.body) return;
     const left = items();
-    (left[Math.min(place.current, left.length - 1)] ?? document.getElementById("main"))?.focus();
+    (left[Math.min(index.current, left.length - 1)] ?? document.getElementById("main"))?.focus();
   }, [calls.length]);
   return (
-    <section class="page" onFocusCapture={({ target }) => (place.current = items().findIndex((item) => item.contains(target as Node)))}>
+    <section class="page" onFocusCapture={({ target }) => (index.current = items().findIndex((item) => item.contains(target as Node)))}>
       <h1>Inbox</h1>
       {!calls.length && !runs.length && (
-        <p class="empty">Nothing waits for you. What needs an approval or an answer comes here by itself.</p>
+        <p class="empty">Nothing waits for you. Approvals and questions appear here automatically.</p>
       )}
       {calls.length > 0 && (
         <p class="quiet keys">
-          <kbd>j</kbd> <kbd>k</kbd> to move, <kbd>a</kbd> approve, <kbd>e</kbd> edit, <kbd>r</kbd> reject, <kbd>x</kbd> choose
+          <kbd>j</kbd> <kbd>k</kbd> to move, <kbd>a</kbd> approve, <kbd>e</kbd> edit, <kbd>r</kbd> reject, <kbd>x</kbd> select
         </p>
       )}
       {approvals.length > 1 && may("agent.v1.AgentService/DecideCalls") && (
         <Several
-          chosen={approvals.filter(({ callId }) => chosen.has(callId ?? ""))}
+          selected={approvals.filter(({ callId }) => selected.has(callId ?? ""))}
           all={approvals.length}
-          onAll={(on) => setChosen(new Set(on ? approvals.map(({ callId }) => callId ?? "") : []))}
-          onDone={() => setChosen(new Set())}
+          onAll={(on) => setSelected(new Set(on ? approvals.map(({ callId }) => callId ?? "") : []))}
+          onDone={() => setSelected(new Set())}
         />
       )}
       <div>
@@ -57,8 +57,8 @@ export function Inbox(): VNode {
           <CallCard key={call.callId} call={call} where>
             {approvals.length > 1 && call.state === "CALL_STATE_AWAITING_APPROVAL" && may("agent.v1.AgentService/DecideCalls") && (
               <label class="row quiet">
-                <input type="checkbox" data-key="x" checked={chosen.has(call.callId ?? "")} onChange={(event) => choose(call, event.currentTarget.checked)} />
-                decide with others
+                <input type="checkbox" data-key="x" checked={selected.has(call.callId ?? "")} onChange={(event) => choose(call, event.currentTarget.checked)} />
+                Select
               </label>
             )}
           </CallCard>
@@ -73,28 +73,28 @@ export function Inbox(): VNode {
   );
 }
 
-/** Decides about those that are chosen, each with its own digest: what is approved is what was shown. */
-function Several({ chosen, all, onAll, onDone }: { chosen: CallJson[]; all: number; onAll: (on: boolean) => void; onDone: () => void }): VNode {
+/** Decides about the selected calls, each with its own digest, so that a decision applies to what was shown. */
+function Several({ selected, all, onAll, onDone }: { selected: CallJson[]; all: number; onAll: (on: boolean) => void; onDone: () => void }): VNode {
   const [reason, setReason] = useState("");
   const [busy, setBusy] = useState(false);
   const decide = async (kind: DecisionKindJson): Promise<void> => {
     setBusy(true);
-    await decideAll(chosen, (call) => ({ kind, digest: call.approval?.digest ?? "", reason }));
+    await decideAll(selected, (call) => ({ kind, digest: call.approval?.digest ?? "", reason }));
     setBusy(false);
     setReason("");
     onDone();
   };
   return (
-    <div class="card" role="group" aria-label="Decide about several">
+    <div class="card" role="group" aria-label="Bulk decision">
       <p class="buttons">
         <label class="row">
-          <input type="checkbox" checked={chosen.length === all} onChange={(event) => onAll(event.currentTarget.checked)} /> all {all}
+          <input type="checkbox" checked={selected.length === all} onChange={(event) => onAll(event.currentTarget.checked)} /> Select all {all}
         </label>
-        <button disabled={busy || !chosen.length} onClick={() => void decide("DECISION_KIND_APPROVE")}>
-          Approve {chosen.length}
+        <button disabled={busy || !selected.length} onClick={() => void decide("DECISION_KIND_APPROVE")}>
+          Approve {selected.length}
         </button>
-        <button class="second bad" disabled={busy || !chosen.length} onClick={() => void decide("DECISION_KIND_REJECT")}>
-          Reject {chosen.length}
+        <button class="second bad" disabled={busy || !selected.length} onClick={() => void decide("DECISION_KIND_REJECT")}>
+          Reject {selected.length}
         </button>
       </p>
       <label class="row">

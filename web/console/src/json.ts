@@ -1,10 +1,10 @@
-/** JSON as people read and edit it: integers that a number cannot hold stay as they are written. */
+/** JSON for display and editing. Integers beyond the precision of a number keep their digits. */
 
 import { decode, encode } from "@pawl/client";
 
 export const BIG = /^-?[1-9]\d{15,}$/;
 
-/** Returns what JSON says; integers that a number cannot hold stay as they are written, where the browser knows how. */
+/** Parses JSON. Large integers keep their digits if the browser supports JSON.rawJSON. */
 export function parse(text: string): any {
   const { rawJSON } = JSON as { rawJSON?: (text: string) => unknown };
   const keep = (_: string, value: unknown, at?: { source?: string }): unknown =>
@@ -12,12 +12,12 @@ export function parse(text: string): any {
   return JSON.parse(text, keep);
 }
 
-/** Returns whether a value is an integer as it is written, which `parse` left. */
+/** Returns whether a value is a large integer from `parse`. */
 export function isBig(value: unknown): boolean {
   return typeof value === "object" && value !== null && Object.isFrozen(value) && "rawJSON" in value;
 }
 
-/** Returns a message with its bytes of JSON (`...Json`) as the values that they are; `pack` is the way back. */
+/** Decodes the JSON fields (`...Json`) of a message; `pack` encodes them. */
 export function unpack(value: unknown): any {
   return mapped(value, (bytes) => {
     try {

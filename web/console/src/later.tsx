@@ -1,4 +1,4 @@
-/** What is not needed at once: all but chat and inbox is in a file of its own, which is read when it is first asked for. */
+/** Lazy loading: all pages except chat and inbox are in a separate file. */
 
 import { signal } from "@preact/signals";
 import type { VNode } from "preact";
@@ -18,12 +18,12 @@ export function Later({ show }: { show: (all: More) => VNode | null }): VNode | 
     );
   }, []);
   if (more.value) return show(more.value);
-  if (!isMissing.value) return <p class="empty" aria-busy="true">One moment ...</p>;
+  if (!isMissing.value) return <p class="empty" aria-busy="true">Loading ...</p>;
   return (
     <p class="empty" role="alert">
-      This page could not be read: the gateway is away, or it is a newer one.{" "}
+      This page could not be loaded. The gateway is unavailable, or was updated.{" "}
       <button class="second" onClick={() => location.reload()}>
-        Load the console again
+        Reload the console
       </button>
     </p>
   );

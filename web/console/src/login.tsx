@@ -4,8 +4,8 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { arrive, pawl } from "./state";
 
 const FAULTS: Record<string, string> = {
-  refused: "The login did not succeed: try again.",
-  away: "The identity provider does not answer: try again later.",
+  refused: "Login failed. Try again.",
+  unavailable: "The identity provider is not responding. Try again later.",
 };
 
 export function Login(): VNode {
@@ -26,8 +26,8 @@ export function Login(): VNode {
     }
   };
   const follow = (): void => {
-    const said = new URLSearchParams(location.hash.slice(1));
-    const [code, fault] = [said.get("code"), FAULTS[said.get("login") ?? ""]];
+    const params = new URLSearchParams(location.hash.slice(1));
+    const [code, fault] = [params.get("code"), FAULTS[params.get("login") ?? ""]];
     if (code || fault) history.replaceState(null, "", location.pathname + location.search);
     setFault(fault ?? "");
     if (code) void enter({ code });
@@ -36,7 +36,7 @@ export function Login(): VNode {
   useEffect(() => {
     fetch("/login/providers").then(async (answer) => setLogins((await answer.json()).providers), () => {});
     follow();
-    // A link to this page that is opened in its tab loads nothing.
+    // A link with only a new hash does not reload the page.
     addEventListener("hashchange", follow);
     return () => removeEventListener("hashchange", follow);
   }, []);
@@ -60,7 +60,7 @@ export function Login(): VNode {
         {fault && <p role="alert" class="fault">{fault}</p>}
         <button disabled={busy}>Log in</button>
         <p class="quiet">
-          On this machine <code>pawl console</code> opens this page and logs you in.
+          On this machine, <code>pawl console</code> opens this page and logs you in.
         </p>
       </form>
     </main>

@@ -1,4 +1,4 @@
-/** Markdown as elements: no HTML is ever taken over, nothing is fetched, and links leave the page in their own tab. */
+/** Renders Markdown as elements. HTML is shown as text, nothing is fetched, and links open a new tab. */
 
 import type { Nodes, Parents, Root, RootContent } from "mdast";
 import { fromMarkdown } from "mdast-util-from-markdown";
@@ -10,14 +10,14 @@ import { useErrorBoundary, useMemo, useRef, useState } from "preact/hooks";
 import { visible } from "./visible";
 
 const SAFE = /^(https?|mailto):/i;
-// The time of the parser grows faster than what it is given: in quotes and lists within each other, and with marks in one block.
+// The parser needs more than linear time for nested quotes and lists, and for many marks in one block.
 const NESTED = /^(?:[ \t]*(?:>|(?:[-+*]|\d{1,9}[.)])[ \t])){33}|^[ \t]{99,}(?:[-+*]|\d{1,9}[.)])[ \t]/m;
 const MARKS = /[*_~`[\]<&]/g;
 const MARKS_MAX = 2000;
 const BLOCK_MAX = 32_000;
 const TEXT_MAX = 100_000;
 
-/** Returns the parts of a text; nothing if they would show nothing, or if parsing it would stop the page. */
+/** Parses a text; undefined if nothing would be visible, or if parsing would block the page. */
 export function treeOf(text: string): Root | undefined {
   const isHeavy = (block: string): boolean => block.length > BLOCK_MAX || (block.match(MARKS)?.length ?? 0) > MARKS_MAX;
   if (text.length > TEXT_MAX || NESTED.test(text) || text.split(/\n[ \t\r]*\n/).some(isHeavy)) return undefined;
@@ -25,14 +25,14 @@ export function treeOf(text: string): Root | undefined {
   return isBlank(tree) ? undefined : tree;
 }
 
-/** The parts of a text that grows. What follows the last blank line before a block is parsed again, and if it is long once it is a quarter longer. */
+/** Parses a growing text incrementally: only the last block is parsed again, and a long one only when it is a quarter longer. */
 export class Growing {
   readonly #parse: typeof treeOf;
   #text = "";
-  /** What is not parsed again, and where it ends. */
+  /** Finished parts, and where they end. */
   #done: RootContent[] = [];
   #at = 0;
-  /** What follows, and how much of it was parsed. */
+  /** The parts after that, and how much of the text they cover. */
   #last: RootContent[] = [];
   #parsed = 0;
 
@@ -40,7 +40,7 @@ export class Growing {
     this.#parse = parse;
   }
 
-  /** Returns the parts, and a rest that stands as it was written. */
+  /** Returns the parsed parts, and the rest as plain text. */
   grow(text: string): { parts: RootContent[]; rest: string } {
     if (!text.startsWith(this.#text)) [this.#done, this.#last, this.#at, this.#parsed] = [[], [], 0, 0];
     this.#text = text;
@@ -48,7 +48,7 @@ export class Growing {
     if (tail.length <= SHORT || tail.length > this.#parsed * 1.25) {
       const found = this.#parse(tail)?.children ?? [];
       const startOf = (node: RootContent): number => tail.lastIndexOf("\n", (node.position?.start.offset ?? 0) - 1) + 1;
-      // Without a blank line before it, or in a line that is not whole, a block may turn out to be part of the one before.
+      // A block may still become part of the previous one, unless a blank line precedes it and its first line is complete.
       const begins = (start: number): boolean => /\n[ \t\r]*\n$/.test(tail.slice(0, start)) && tail.includes("\n", start);
       const at = Math.max(0, found.findLastIndex((node) => begins(startOf(node))));
       const from = found[at] ? startOf(found[at]) : 0;
@@ -68,7 +68,7 @@ function isBlank(node: Nodes): boolean {
   return "value" in node ? !node.value.trim() : node.type === "definition" || node.type === "break";
 }
 
-/** Shows `children`, or `text` if they fail to render. Another text is tried again. */
+/** Shows `children`, or `text` if they fail to render. A new text is tried again. */
 export function Boundary({ text = "", children }: { text?: string; children: ComponentChildren }): VNode {
   const [failed, setFailed] = useState<{ text: string; message: string }>();
   useErrorBoundary((error) => {
@@ -84,7 +84,7 @@ export function Boundary({ text = "", children }: { text?: string; children: Com
   );
 }
 
-/** Returns a component that shows a text of its props if `View` fails to render. */
+/** Returns a component that falls back to plain text if `View` fails to render. */
 export function bounded<P extends object>(View: FunctionComponent<P>, textOf: (props: P) => string): FunctionComponent<P> {
   return (props) => (
     <Boundary text={textOf(props)}>
@@ -93,7 +93,7 @@ export function bounded<P extends object>(View: FunctionComponent<P>, textOf: (p
   );
 }
 
-/** A text with its formatting; `busy` while it grows. */
+/** A formatted text; `busy` while it grows. */
 export const Markdown = bounded(Rich, ({ text }: { text: string; busy?: boolean }) => text);
 
 function Rich({ text, busy = false }: { text: string; busy?: boolean }): VNode {
@@ -113,7 +113,7 @@ function Rich({ text, busy = false }: { text: string; busy?: boolean }): VNode {
 
 const DRAWN = new WeakMap<Nodes, VNode>();
 
-/** Returns a part as an element, the same each time, so that it is compared with itself in no time. */
+/** Returns a cached element for a part, so that rendering skips it. */
 function drawn(node: RootContent, key: number): VNode {
   const found = DRAWN.get(node) ?? <Node key={key} node={node} />;
   DRAWN.set(node, found);
@@ -133,7 +133,7 @@ function Node({ node }: { node: Nodes }): VNode | null {
     case "paragraph":
       return <p>{children(node)}</p>;
     case "heading": {
-      // Below the headings of the page.
+      // Start below the heading levels of the page.
       const Tag = `h${Math.min(node.depth + 2, 6)}` as "h3";
       return <Tag>{children(node)}</Tag>;
     }

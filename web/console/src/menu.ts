@@ -1,4 +1,4 @@
-/** The pages that are lists, by address: their names, and the method that lists, which the reader must have the right to. */
+/** List pages by path, with their names. A page is shown if the user may call its method. */
 
 export const MENU = {
   runs: { name: "Runs", method: "agent.v1.AgentService/ListRuns" },

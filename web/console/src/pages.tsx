@@ -1,4 +1,4 @@
-/** The pages that are lists: what each shows, and what can be done there. */
+/** Definitions of the list pages: columns, filters and actions. */
 
 import {
   type AgentUsageJson,
@@ -40,16 +40,16 @@ const time = (at: string | undefined): VNode | undefined => (at ? <time title={m
 const cut = (text: string | undefined): VNode => <span class="cut">{visible(text ?? "").slice(0, 160)}</span>;
 const runLink = (id: string | undefined): VNode | undefined => (id ? <a href={`/runs/${id}`}>{id.slice(-8)}</a> : undefined);
 const paused = (item: { pauseTime?: string; pauseNote?: string; selfPaused?: boolean }): string =>
-  item.pauseTime ? `paused${item.selfPaused ? " by itself" : ""}${item.pauseNote ? `: ${visible(item.pauseNote)}` : ""}` : "active";
+  item.pauseTime ? `paused${item.selfPaused ? " automatically" : ""}${item.pauseNote ? `: ${visible(item.pauseNote)}` : ""}` : "active";
 
 const agents: Resource<AgentVersionJson> = {
   path: "agents",
-  empty: "No agents are saved. Runs use the default one; save one here, or with pawl apply.",
+  empty: "No agents yet. Runs use the default agent. Create one here or with pawl apply.",
   list: async (pageToken, filters) => {
     const page = await pawl.agents.listAgents({ pageSize: 50, pageToken, drafts: !!filters["drafts"] });
     return { items: page.agents ?? [], next: page.nextPageToken };
   },
-  filters: [{ name: "drafts", label: "my drafts", on: true }],
+  filters: [{ name: "drafts", label: "My drafts", on: true }],
   id: ({ definition }) => definition?.name ?? "",
   get: async (name) => (await pawl.agents.getAgent({ name })).agent,
   columns: [
@@ -99,7 +99,7 @@ const agents: Resource<AgentVersionJson> = {
         />
       )}
       <Below<AgentUsageJson>
-        name="Use"
+        name="Usage"
         method="agent.v1.AgentRegistryService/GetAgentUsage"
         load={async () => (await pawl.agents.getAgentUsage({ name: agent.definition?.name ?? "" })).days}
         columns={[
@@ -113,23 +113,23 @@ const agents: Resource<AgentVersionJson> = {
   ),
 };
 
-/** The default agent is there without being saved: it has no versions, and nothing of it can be deleted. */
+/** The built-in default agent is not saved. It has no versions and cannot be deleted. */
 function isSaved({ createTime }: AgentVersionJson): boolean {
   return !!createTime;
 }
 
 async function saveAgent(definition: object): Promise<string> {
   const { agent, unmatched = [] } = await pawl.agents.updateAgent({ definition });
-  return `Version ${agent?.version} is saved.${unmatched.length ? ` Nothing is called ${unmatched.join(", ")}.` : ""}`;
+  return `Saved version ${agent?.version}.${unmatched.length ? ` No tool matches ${unmatched.join(", ")}.` : ""}`;
 }
 
 const figures: Column<ToolFiguresJson>[] = [
   { name: "Calls", of: (each) => each.executionCount ?? 0 },
   { name: "Errors", of: (each) => each.errorCount ?? 0 },
-  { name: "From the cache", of: (each) => each.cachedCount ?? 0 },
+  { name: "Cached", of: (each) => each.cachedCount ?? 0 },
   { name: "p50", of: (each) => each.executionCount && lasted(Number(each.p50Seconds ?? 0)) },
   { name: "p95", of: (each) => each.executionCount && lasted(Number(each.p95Seconds ?? 0)) },
-  { name: "Asked", of: (each) => each.approvalAskedCount ?? 0 },
+  { name: "Approvals asked", of: (each) => each.approvalAskedCount ?? 0 },
   { name: "Approved", of: (each) => each.approvedCount ?? 0 },
   { name: "Edited", of: (each) => each.editedCount ?? 0 },
   { name: "Rejected", of: (each) => each.rejectedCount ?? 0 },
@@ -137,7 +137,7 @@ const figures: Column<ToolFiguresJson>[] = [
 
 const tools: Resource<ToolJson> = {
   path: "tools",
-  empty: "There are no tools. A worker or a source brings some.",
+  empty: "No tools. Workers and sources provide tools.",
   list: async (pageToken) => {
     const page = await pawl.tools.listTools({ pageSize: 100, pageToken });
     return { items: page.tools ?? [], next: page.nextPageToken };
@@ -149,13 +149,13 @@ const tools: Resource<ToolJson> = {
     { name: "Category", of: ({ definition }) => short(definition?.category, "TOOL_CATEGORY_") },
     { name: "Effect", of: ({ definition }) => short(definition?.effectClass, "EFFECT_CLASS_") },
     { name: "Version", of: ({ version }) => version },
-    { name: "From", of: ({ source }) => source },
-    { name: "What it does", of: ({ definition }) => cut(definition?.description) },
+    { name: "Source", of: ({ source }) => source },
+    { name: "Description", of: ({ definition }) => cut(definition?.description) },
   ],
   edit: {
     name: "Edit tool",
     method: "tool.v1.ToolService/RegisterTool",
-    // What a program or a source brings is written there.
+    // Tools of workers and sources are defined there.
     when: ({ source }) => source === "store",
     value: ({ definition }) => definition,
     save: async (definition) => void (await pawl.tools.registerTool({ definition, replace: true })),
@@ -174,7 +174,7 @@ const tools: Resource<ToolJson> = {
   ],
   below: ({ definition }) => (
     <Below<ToolFiguresJson>
-      name="Figures"
+      name="Statistics"
       method="tool.v1.AuditService/GetToolAnalytics"
       load={async () => (await pawl.audit.getToolAnalytics({ toolName: definition?.name ?? "" })).tools}
       columns={figures}
@@ -184,14 +184,14 @@ const tools: Resource<ToolJson> = {
 
 const rules: Resource<RuleJson> = {
   path: "rules",
-  empty: "There are no rules: the category of a tool says whether it asks. Make one here, or with an approval in the inbox.",
+  empty: "No rules. The category of a tool decides whether it needs approval. Create a rule here or with an approval in the inbox.",
   list: async (pageToken, filters) => {
     const page = await pawl.rules.listRules({ pageSize: 100, pageToken, includeEnded: !!filters["ended"], allUsers: !!filters["everybody"] });
     return { items: page.rules ?? [], next: page.nextPageToken };
   },
   filters: [
-    { name: "ended", label: "also what has ended", on: true },
-    { name: "everybody", label: "of all users", on: true },
+    { name: "ended", label: "Include ended", on: true },
+    { name: "everybody", label: "All users", on: true },
   ],
   id: ({ ruleId }) => ruleId ?? "",
   columns: [
@@ -227,7 +227,7 @@ const rules: Resource<RuleJson> = {
 const KINDS = ["PROPOSED", "DECIDED", "EXECUTED", "RETURNED", "RULE"] as const;
 const audit: Resource<AuditEntryJson> = {
   path: "audit",
-  empty: "No such entries.",
+  empty: "No matching entries.",
   list: async (pageToken, { run = "", call = "", tool = "", user = "", kind = "" }) => {
     const only = { runId: run, callId: call, toolName: tool, userId: user, ...(kind ? { kind: `AUDIT_KIND_${kind}` as AuditKindJson } : {}) };
     const page = await pawl.audit.listAudit({ pageSize: 100, pageToken, ...only });
@@ -247,14 +247,14 @@ const audit: Resource<AuditEntryJson> = {
     { name: "When", of: (each) => time(each.time) },
     { name: "Tool", of: ({ toolName }) => toolName },
     { name: "Verdict", of: ({ verdict, reason }) => cut([word(verdict), reason].filter(Boolean).join(": ")) },
-    { name: "For", of: ({ userId }) => userId },
+    { name: "User", of: ({ userId }) => userId },
     { name: "By", of: ({ byUserId }) => byUserId },
     { name: "Run", of: ({ runId }) => runLink(runId) },
   ],
   above: () => <Verify />,
 };
 
-/** Has the chain of the audit checked, entry by entry, and says where it is broken. */
+/** Verifies the audit chain, and shows where it is broken. */
 function Verify(): VNode {
   const [state, setState] = useState<VerifyAuditResponseJson>();
   const [fault, setFault] = useState("");
@@ -279,8 +279,8 @@ function Verify(): VNode {
       <span role="status" class={fault || state?.problem ? "fault" : ""}>
         {fault}
         {state?.problem
-          ? `The first bad entry is ${state.problem.seq}: ${state.problem.explanation}`
-          : state && !fault && (state.done ? `All ${state.verifiedSeq ?? 0} entries are as they were written.` : `${state.verifiedSeq ?? 0} so far ...`)}
+          ? `The first invalid entry is ${state.problem.seq}: ${state.problem.explanation}`
+          : state && !fault && (state.done ? `All ${state.verifiedSeq ?? 0} entries are intact.` : `${state.verifiedSeq ?? 0} verified ...`)}
       </span>
     </p>
   );
@@ -296,7 +296,7 @@ const fires: Column<ScheduleFireJson>[] = [
 
 const schedules: Resource<ScheduleJson> = {
   path: "schedules",
-  empty: "Nothing is scheduled. Make a schedule here, or with pawl schedules create.",
+  empty: "No schedules. Create one here or with pawl schedules create.",
   list: async () => ({ items: (await pawl.schedules.listSchedules({})).schedules ?? [] }),
   id: ({ definition }) => definition?.name ?? "",
   get: async (name) => (await pawl.schedules.getSchedule({ name })).schedule,
@@ -306,7 +306,7 @@ const schedules: Resource<ScheduleJson> = {
     { name: "Next", of: ({ nextTime }) => time(nextTime) },
     { name: "State", of: paused },
     { name: "Failures", of: ({ failures }) => failures || "" },
-    { name: "Asks", of: ({ definition }) => cut(definition?.text) },
+    { name: "Text", of: ({ definition }) => cut(definition?.text) },
   ],
   make: {
     name: "New schedule",
@@ -326,14 +326,14 @@ const schedules: Resource<ScheduleJson> = {
       method: "agent.v1.ScheduleService/TriggerSchedule",
       run: async ({ definition }) => {
         const { fire } = await pawl.schedules.triggerSchedule({ name: definition?.name ?? "", requestId: requestId() });
-        return `It was begun: ${short(fire?.outcome, "SCHEDULE_FIRE_OUTCOME_")}.`;
+        return `Outcome: ${short(fire?.outcome, "SCHEDULE_FIRE_OUTCOME_")}.`;
       },
     },
     {
       name: "Pause",
       method: "agent.v1.ScheduleService/PauseSchedule",
       when: ({ pauseTime }) => !pauseTime,
-      ask: "Why (optional)",
+      ask: "Reason (optional)",
       run: ({ definition }, note) => pawl.schedules.pauseSchedule({ name: definition?.name ?? "", note }),
     },
     {
@@ -354,26 +354,26 @@ const schedules: Resource<ScheduleJson> = {
   ],
   below: ({ fires: all = [] }) => (
     <>
-      <h2>What became of it</h2>
-      {all.length ? <Table name="Fires" columns={fires} items={all} /> : <p class="quiet">It has not fired yet.</p>}
+      <h2>Fires</h2>
+      {all.length ? <Table name="Fires" columns={fires} items={all} /> : <p class="quiet">Not fired yet.</p>}
     </>
   ),
 };
 
 const triggers: Resource<TriggerJson> = {
   path: "triggers",
-  empty: "Nothing from outside starts runs. Make a trigger here, or with pawl triggers create.",
+  empty: "No triggers. Create one here or with pawl triggers create.",
   list: async () => ({ items: (await pawl.triggers.listTriggers({})).triggers ?? [] }),
   id: ({ definition }) => definition?.name ?? "",
   get: async (name) => (await pawl.triggers.getTrigger({ name })).trigger,
   columns: [
     { name: "Name", of: ({ definition }) => definition?.name },
-    { name: "From", of: ({ definition: each }) => (each?.mailbox ? `mailbox ${each.mailbox.username ?? ""}` : "webhook") },
+    { name: "Source", of: ({ definition: each }) => (each?.mailbox ? `mailbox ${each.mailbox.username ?? ""}` : "webhook") },
     { name: "Id", of: ({ triggerId }) => triggerId },
     { name: "State", of: (each) => (each.unreachableTime ? `unreachable: ${visible(each.unreachableReason ?? "")}` : paused(each)) },
     { name: "Failures", of: ({ failures }) => failures || "" },
     { name: "Refused", of: ({ refusedCount, refusedReason }) => refusedCount && `${refusedCount}: ${cut(refusedReason)}` },
-    { name: "Asks", of: ({ definition }) => cut(definition?.text) },
+    { name: "Text", of: ({ definition }) => cut(definition?.text) },
   ],
   make: {
     name: "New trigger",
@@ -392,7 +392,7 @@ const triggers: Resource<TriggerJson> = {
       name: "Pause",
       method: "agent.v1.TriggerService/PauseTrigger",
       when: ({ pauseTime }) => !pauseTime,
-      ask: "Why (optional)",
+      ask: "Reason (optional)",
       run: ({ definition }, note) => pawl.triggers.pauseTrigger({ name: definition?.name ?? "", note }),
     },
     {
@@ -402,7 +402,7 @@ const triggers: Resource<TriggerJson> = {
       run: ({ definition }) => pawl.triggers.resumeTrigger({ name: definition?.name ?? "" }),
     },
     {
-      name: "New secret",
+      name: "Rotate secret",
       method: "agent.v1.TriggerService/RotateTriggerSecret",
       when: ({ definition }) => !!definition?.webhook,
       bad: true,
@@ -420,14 +420,14 @@ const triggers: Resource<TriggerJson> = {
   ],
   below: ({ fires: all = [] }) => (
     <>
-      <h2>What became of it</h2>
-      {all.length ? <Table name="Fires" columns={fires} items={all} /> : <p class="quiet">Nothing has come yet.</p>}
+      <h2>Fires</h2>
+      {all.length ? <Table name="Fires" columns={fires} items={all} /> : <p class="quiet">No events yet.</p>}
     </>
   ),
 };
 
-function secret(said: string | undefined): string {
-  return said ? `Its secret, which is shown only now: ${said}` : "Saved.";
+function secret(text: string | undefined): string {
+  return text ? `Secret (shown only once): ${text}` : "Saved.";
 }
 
 const ended = (job: BackgroundJobJson): boolean => !!job.endTime;
@@ -436,24 +436,24 @@ const howFar = ({ iterations = 0, missedIterations: missed = 0, definition: { it
   most > 1 ? `${iterations} of ${most}${missed ? `, ${missed} missed` : ""}` : "";
 const jobs: Resource<BackgroundJobJson> = {
   path: "background",
-  empty: "Nothing goes on in the background. Ask for something that takes long, or that is to be watched, and it stands here.",
+  empty: "No background jobs. Long-running and repeated calls appear here.",
   live: true,
   list: async (pageToken, filters) => {
     const page = await pawl.jobs.listJobs({ pageSize: 50, pageToken, openOnly: !filters["all"] });
     return { items: page.jobs ?? [], next: page.nextPageToken };
   },
-  filters: [{ name: "all", label: "also what has ended", on: true }],
+  filters: [{ name: "all", label: "Include ended", on: true }],
   id: ({ jobId }) => jobId ?? "",
   get: async (jobId) => (await pawl.jobs.getJob({ jobId })).job,
   columns: [
     { name: "Job", of: ({ jobId }) => jobId?.slice(-8) },
     { name: "Tool", of: ({ definition }) => visible(definition?.toolName ?? "") },
     { name: "State", of: (job) => <span class={`chip ${job.state ?? ""}`}>{word(job.state)}</span> },
-    { name: "How far", of: howFar },
+    { name: "Progress", of: howFar },
     { name: "Next", of: ({ nextTime }) => time(nextTime) },
-    { name: "Waits", of: ({ waiting }) => cut(waiting?.sentence) },
+    { name: "Waiting for", of: ({ waiting }) => cut(waiting?.sentence) },
     { name: "Last result", of: ({ lastResult, failure }) => cut(failure?.message ?? lastResult) },
-    { name: "Begun", of: ({ createTime }) => time(createTime) },
+    { name: "Started", of: ({ createTime }) => time(createTime) },
     { name: "Run", of: ({ jobId }) => runLink(jobId) },
     { name: "Conversation", of: ({ conversationId: id }) => id && <a href={`/c/${id}`}>{id.slice(-8)}</a> },
   ],
@@ -475,7 +475,7 @@ const jobs: Resource<BackgroundJobJson> = {
       method: "agent.v1.JobService/StopJob",
       when: (job) => !ended(job),
       bad: true,
-      ask: "Why (optional)",
+      ask: "Reason (optional)",
       run: ({ jobId = "" }, reason) => pawl.jobs.stopJob({ requestId: requestId(), jobId, reason }),
     },
   ],
@@ -491,11 +491,11 @@ const resolutions: Action<CallJson>[] = [
   {
     name: "It happened",
     method: "agent.v1.AgentService/ResolveCall",
-    ask: "Its result, as JSON",
-    run: (call, said) => resolve(call, "RESOLUTION_HAPPENED", parse(said)),
+    ask: "Result as JSON",
+    run: (call, text) => resolve(call, "RESOLUTION_HAPPENED", parse(text)),
   },
   { name: "Run it again", method: "agent.v1.AgentService/ResolveCall", bad: true, run: (call) => resolve(call, "RESOLUTION_RUN_AGAIN") },
-  { name: "Tell the model", method: "agent.v1.AgentService/ResolveCall", run: (call) => resolve(call, "RESOLUTION_TELL_MODEL") },
+  { name: "Report to model", method: "agent.v1.AgentService/ResolveCall", run: (call) => resolve(call, "RESOLUTION_TELL_MODEL") },
 ];
 
 const attention: Resource<RunInNeedJson> = {
@@ -510,18 +510,18 @@ const attention: Resource<RunInNeedJson> = {
   get: async (runId) => (await pawl.operator.listAttention({ runId })).runs?.[0],
   columns: [
     { name: "Run", of: ({ runId }) => runId?.slice(-8) },
-    { name: "Because", of: ({ attention: need }) => short(need?.reason, "ATTENTION_REASON_") },
+    { name: "Reason", of: ({ attention: need }) => short(need?.reason, "ATTENTION_REASON_") },
     { name: "Since", of: ({ attention: need }) => time(need?.sinceTime) },
     { name: "Crashes", of: ({ crashCount }) => crashCount || "" },
     { name: "Round", of: ({ round }) => round },
-    { name: "Of", of: ({ userId }) => userId },
-    { name: "Its log", of: ({ runId }) => runLink(runId) },
+    { name: "User", of: ({ userId }) => userId },
+    { name: "Log", of: ({ runId }) => runLink(runId) },
   ],
   actions: [
     {
-      name: "Try again",
+      name: "Retry",
       method: "agent.v1.OperatorService/RedriveRun",
-      ask: "Why",
+      ask: "Reason",
       run: async ({ runId = "" }, reason) => {
         await pawl.operator.redriveRun({ requestId: requestId(), runId, reason });
         return GONE;
@@ -531,7 +531,7 @@ const attention: Resource<RunInNeedJson> = {
       name: "End",
       method: "agent.v1.OperatorService/EndRun",
       bad: true,
-      ask: "Why",
+      ask: "Reason",
       run: async ({ runId = "" }, reason) => {
         await pawl.operator.endRun({ requestId: requestId(), runId, reason });
         return GONE;
@@ -549,34 +549,34 @@ const attention: Resource<RunInNeedJson> = {
 
 const notifications: Resource<NotificationJson> = {
   path: "notifications",
-  empty: "Nothing has been told to you yet.",
+  empty: "No notifications yet.",
   list: async (pageToken, filters) => {
     const page = await pawl.notifications.listNotifications({ pageSize: 50, pageToken, onlyUnread: !!filters["unread"] });
     return { items: page.notifications ?? [], next: page.nextPageToken };
   },
-  filters: [{ name: "unread", label: "only what is not read", on: true }],
+  filters: [{ name: "unread", label: "Unread only", on: true }],
   id: ({ notificationId }) => notificationId ?? "",
   columns: [
-    { name: "What", of: ({ title, kind }) => visible(title || short(kind, "NOTIFICATION_KIND_")) },
+    { name: "Title", of: ({ title, kind }) => visible(title || short(kind, "NOTIFICATION_KIND_")) },
     { name: "Text", of: ({ body }) => cut(body) },
     { name: "When", of: ({ createTime }) => time(createTime) },
-    { name: "Read", of: ({ readTime }) => time(readTime) ?? "not yet" },
+    { name: "Read", of: ({ readTime }) => time(readTime) ?? "unread" },
     { name: "Run", of: ({ runId }) => runLink(runId) },
   ],
   actions: [
     {
-      name: "Read",
+      name: "Mark as read",
       method: "notify.v1.NotifyService/AcknowledgeNotifications",
       when: ({ readTime }) => !readTime,
       run: ({ notificationId = "" }) => pawl.notifications.acknowledgeNotifications({ notificationIds: [notificationId] }),
     },
     {
-      name: "Mute its conversation",
+      name: "Mute conversation",
       method: "notify.v1.PreferenceService/MuteConversation",
       when: ({ conversationId }) => !!conversationId,
       run: async ({ conversationId = "" }) => {
         await pawl.preferences.muteConversation({ mute: { conversationId } });
-        return "Nothing more of this conversation is told; the settings say which are muted.";
+        return "The conversation is muted. Unmute it in the settings.";
       },
     },
   ],
@@ -584,7 +584,7 @@ const notifications: Resource<NotificationJson> = {
 
 const channels: Resource<ChannelJson> = {
   path: "channels",
-  empty: "You are told nowhere but here. Make a channel, and notifications go to it.",
+  empty: "No channels. Create one to receive notifications by webhook or e-mail.",
   list: async () => ({ items: (await pawl.channels.listChannels({})).channels ?? [] }),
   id: ({ channelId }) => channelId ?? "",
   get: async (channelId) => (await pawl.channels.getChannel({ channelId })).channel,
@@ -613,14 +613,14 @@ const channels: Resource<ChannelJson> = {
       method: "notify.v1.ChannelService/TestChannel",
       run: async ({ channelId = "" }) => {
         const { delivery } = await pawl.channels.testChannel({ channelId });
-        return `The test: ${short(delivery?.state, "CHANNEL_DELIVERY_STATE_")} ${visible(delivery?.lastError ?? "")}`;
+        return `Test: ${short(delivery?.state, "CHANNEL_DELIVERY_STATE_")} ${visible(delivery?.lastError ?? "")}`;
       },
     },
     {
       name: "Confirm",
       method: "notify.v1.ChannelService/ConfirmChannel",
       when: ({ url, confirmTime }) => !!url?.startsWith("mailto:") && !confirmTime,
-      ask: "The code that was sent",
+      ask: "Code from the e-mail",
       run: ({ channelId = "" }, code) => pawl.channels.confirmChannel({ channelId, code }),
     },
     {
@@ -639,7 +639,7 @@ const channels: Resource<ChannelJson> = {
       method="notify.v1.ChannelService/ListDeliveries"
       load={async () => (await pawl.channels.listDeliveries({ channelId })).deliveries}
       columns={[
-        { name: "What", of: ({ type }) => type },
+        { name: "Type", of: ({ type }) => type },
         { name: "State", of: ({ state }) => short(state, "CHANNEL_DELIVERY_STATE_") },
         { name: "Tries", of: ({ tries }) => tries ?? 0 },
         { name: "Last try", of: ({ tryTime }) => time(tryTime) },
@@ -652,9 +652,9 @@ const channels: Resource<ChannelJson> = {
           onDone={again}
           all={[
             {
-              name: "Send again",
+              name: "Resend",
               method: "notify.v1.ChannelService/ResendDelivery",
-              // A code is not sent again: another one is.
+              // Codes are not resent; a new one is sent instead.
               when: ({ type }) => type !== "channel.code",
               run: ({ deliveryId = "" }) => pawl.channels.resendDelivery({ deliveryId }),
             },
@@ -667,7 +667,7 @@ const channels: Resource<ChannelJson> = {
 
 const sources: Resource<SourceJson> = {
   path: "sources",
-  empty: "No servers bring tools. Add one with pawl sources add-mcp or add-http.",
+  empty: "No sources. Add one with pawl sources add-mcp or add-http.",
   list: async () => ({ items: (await pawl.sources.listSources({})).sources ?? [] }),
   id: ({ config }) => config?.name ?? "",
   columns: [
@@ -682,7 +682,7 @@ const sources: Resource<SourceJson> = {
       method: "tool.v1.SourceService/CheckSource",
       run: async ({ config }) => {
         const { changes = [] } = await pawl.sources.checkSource({ name: config?.name ?? "" });
-        return changes.length ? `Changed: ${changes.map(({ toolName }) => toolName).join(", ")}` : "It offers what was approved.";
+        return changes.length ? `Changed: ${changes.map(({ toolName }) => toolName).join(", ")}` : "No changes since approval.";
       },
     },
     {
@@ -699,7 +699,7 @@ const sources: Resource<SourceJson> = {
 
 const documents: Resource<DocumentJson> = {
   path: "documents",
-  empty: "There are no documents. Put one there with pawl documents add.",
+  empty: "No documents. Add one with pawl documents add.",
   list: async (pageToken) => {
     const page = await pawl.documents.listDocuments({ pageSize: 100, pageToken });
     return { items: page.documents ?? [], next: page.nextPageToken };
@@ -707,7 +707,7 @@ const documents: Resource<DocumentJson> = {
   id: ({ name, owner }) => `${short(owner, "DOCUMENT_OWNER_")}:${name ?? ""}`,
   columns: [
     { name: "Name", of: ({ name }) => visible(name ?? "") },
-    { name: "Of", of: ({ owner }) => short(owner, "DOCUMENT_OWNER_") },
+    { name: "Owner", of: ({ owner }) => short(owner, "DOCUMENT_OWNER_") },
     { name: "Language", of: ({ language }) => language },
     { name: "Bytes", of: ({ textBytes }) => textBytes },
     { name: "Changed", of: ({ updateTime }) => time(updateTime) },

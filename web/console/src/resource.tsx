@@ -1,4 +1,4 @@
-/** One list and one detail for everything that a store has: agents, tools, rules, schedules ... */
+/** Generic list and detail pages for agents, tools, rules, schedules and so on. */
 
 import { PawlError } from "@pawl/client";
 import type { ComponentChildren, VNode } from "preact";
@@ -16,7 +16,7 @@ export interface Column<T> {
   of: (item: T) => ComponentChildren;
 }
 
-/** A choice that narrows a list, kept in the address. Without options it is a text, with `on` a switch. */
+/** A filter of a list, kept in the URL. Without options it is a text field, with `on` a checkbox. */
 export interface Filter {
   name: string;
   label: string;
@@ -24,7 +24,7 @@ export interface Filter {
   on?: true;
 }
 
-/** What can be written of an item, as JSON; the server judges it. Where `value` takes no item it makes a new one. */
+/** An item that can be edited as JSON; the server validates it. If `value` takes no item, it is a new one. */
 export interface Editing<T> {
   name: string;
   method: string;
@@ -51,7 +51,7 @@ export interface Resource<T> {
   make?: Editing<undefined>;
   above?: () => VNode | null;
   below?: (item: T) => ComponentChildren;
-  /** Reads the first page again and again, for what changes by itself. */
+  /** Polls the first page. */
   live?: true;
 }
 
@@ -69,7 +69,7 @@ export function List<T>({ of }: { of: Resource<T> }): VNode {
     const read = ++reads.current;
     void attempt(async () => {
       const page = await of.list(pageToken, filters);
-      // Answers overtake one another: only what was asked last is shown.
+      // Responses can arrive out of order. Only the latest request counts.
       if (read !== reads.current) return;
       setItems((all) => (pageToken ? [...(all ?? []), ...page.items] : page.items));
       setNext(page.next);
@@ -114,7 +114,7 @@ export function Detail<T>({ of, id }: { of: Resource<T>; id: string }): VNode {
   const load = async (): Promise<void> => {
     try {
       const found = of.get ? await of.get(id) : await search(of, id);
-      if (found === undefined) throw new PawlError("not_found", "There is no such thing any more, or none that you may see.");
+      if (found === undefined) throw new PawlError("not_found", "This item does not exist, or you have no access.");
       setItem(found);
       setFault("");
       setGone(false);
@@ -189,8 +189,8 @@ export function Table<T>({ name, columns, items, to }: { name: string; columns: 
         <tbody>
           {items.map((item, row) => (
             <tr key={to?.(item) ?? row}>
-              {columns.map((column, place) => (
-                <td key={column.name}>{to && !place ? <a href={to(item)} data-item>{column.of(item)}</a> : column.of(item)}</td>
+              {columns.map((column, index) => (
+                <td key={column.name}>{to && !index ? <a href={to(item)} data-item>{column.of(item)}</a> : column.of(item)}</td>
               ))}
             </tr>
           ))}
@@ -200,7 +200,7 @@ export function Table<T>({ name, columns, items, to }: { name: string; columns: 
   );
 }
 
-/** A table below an item, which is read when the item is shown; `act` is a column of buttons, told how to read again. */
+/** A table below an item, loaded when the item is shown. `act` adds a column of buttons and gets a function to reload. */
 export function Below<T>({
   name,
   method,
@@ -212,15 +212,15 @@ export function Below<T>({
   method: string;
   load: () => Promise<T[] | undefined>;
   columns: Column<T>[];
-  act?: (item: T, again: () => void) => ComponentChildren;
+  act?: (item: T, reload: () => void) => ComponentChildren;
 }): VNode | null {
   const [items, setItems] = useState<T[]>();
-  const again = (): void => void attempt(async () => setItems((await load()) ?? []));
+  const reload = (): void => void attempt(async () => setItems((await load()) ?? []));
   useEffect(() => {
-    if (may(method)) again();
+    if (may(method)) reload();
   }, []);
   if (!items) return null;
-  const all = act ? [...columns, { name: "Do", of: (item: T) => act(item, again) }] : columns;
+  const all = act ? [...columns, { name: "Actions", of: (item: T) => act(item, reload) }] : columns;
   return (
     <>
       <h2>{name}</h2>
@@ -273,12 +273,12 @@ export function Editor<T>({ editing, item, onSaved }: { editing: Editing<T>; ite
     show(to);
   };
   const [fault, setFault] = useState<{ message: string; field: string }>();
-  const [told, setTold] = useState("");
+  const [message, setMessage] = useState("");
   const area = useRef<HTMLTextAreaElement>(null);
   const id = `fault-${editing.name.replaceAll(" ", "-")}`;
   const refuse = (message: string, field = ""): void => {
     setFault({ message, field });
-    // The place in the text that is meant, so that nobody has to search for it.
+    // Selects the field in the text that the error names.
     const name = field.split(/[.[]/).filter((each) => each && !/^\d/.test(each)).pop()?.replace(/_(\w)/g, (_, letter: string) => letter.toUpperCase());
     const at = name ? (text ?? "").indexOf(`"${name}"`) : -1;
     area.current?.focus();
@@ -289,7 +289,7 @@ export function Editor<T>({ editing, item, onSaved }: { editing: Editing<T>; ite
       const answer = await editing.save(pack(parse(text ?? "")), item);
       setText(undefined);
       setFault(undefined);
-      setTold(typeof answer === "string" ? answer : "Saved.");
+      setMessage(typeof answer === "string" ? answer : "Saved.");
       onSaved();
     } catch (error) {
       refuse(error instanceof Error ? error.message : String(error), error instanceof PawlError ? error.metadata["field"] : "");
@@ -301,13 +301,13 @@ export function Editor<T>({ editing, item, onSaved }: { editing: Editing<T>; ite
         <button
           class="second"
           onClick={() => {
-            setTold("");
+            setMessage("");
             setText(JSON.stringify(unpack(editing.value(item)), null, 2));
           }}
         >
           {editing.name}
         </button>
-        {told && <span role="status">{told}</span>}
+        {message && <span role="status">{message}</span>}
       </p>
     );
   return (
@@ -346,7 +346,7 @@ export function Editor<T>({ editing, item, onSaved }: { editing: Editing<T>; ite
             setFault(undefined);
           }}
         >
-          Leave it
+          Cancel
         </button>
       </p>
     </form>

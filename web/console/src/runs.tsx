@@ -21,7 +21,7 @@ const ACTIVE: RunStateJson[] = ["RUN_STATE_QUEUED", "RUN_STATE_RUNNING", "RUN_ST
 
 export const runs: Resource<RunJson> = {
   path: "runs",
-  empty: "No such runs. What is asked for in the chat, by a schedule or by a program stands here.",
+  empty: "No matching runs. Runs from the chat, schedules, triggers and programs appear here.",
   live: true,
   list: async (pageToken, { state = "", agent = "", parent = "", conversation = "" }) => {
     const states = state === "active" ? ACTIVE : (Object.keys(STATES).filter((each) => STATES[each] === state) as RunStateJson[]);
@@ -31,7 +31,7 @@ export const runs: Resource<RunJson> = {
   filters: [
     { name: "state", label: "State", options: ["active", ...Object.values(STATES)] },
     { name: "agent", label: "Agent" },
-    { name: "parent", label: "Below the run" },
+    { name: "parent", label: "Parent run" },
     { name: "conversation", label: "Conversation" },
   ],
   id: ({ runId }) => runId ?? "",
@@ -39,13 +39,13 @@ export const runs: Resource<RunJson> = {
     { name: "Run", of: ({ runId }) => runId?.slice(-8) },
     { name: "State", of: (run) => <State run={run} /> },
     { name: "Agent", of: (run) => (run.job ? `job: ${visible(run.job.toolName ?? "")}` : (run.agent?.name ?? "default")) },
-    { name: "Begun", of: ({ createTime }) => <time title={moment(createTime)}>{ago(createTime)}</time> },
+    { name: "Started", of: ({ createTime }) => <time title={moment(createTime)}>{ago(createTime)}</time> },
     { name: "Tokens", of: tokens },
     { name: "Answer", of: (run) => <span class="cut">{visible(run.failure?.message ?? run.outputText ?? "").slice(0, 160)}</span> },
   ],
 };
 
-/** A run, on a page of its own or `beside` the chat that shows its log. */
+/** A run, on its own page or `beside` the chat, which shows its log. */
 export function RunPage({ runId, beside }: { runId: string; beside?: true }): VNode {
   const [view, setView] = useState<RunView>(emptyView({ runId }));
   const [events, setEvents] = useState<RunEventJson[]>([]);
@@ -71,7 +71,7 @@ export function RunPage({ runId, beside }: { runId: string; beside?: true }): VN
         <h1>This run cannot be shown</h1>
         <p class="fault">{fault}</p>
         <p>
-          <a href="/runs">To the runs</a>
+          <a href="/runs">Go to runs</a>
         </p>
       </section>
     );
@@ -82,17 +82,17 @@ export function RunPage({ runId, beside }: { runId: string; beside?: true }): VN
       </h1>
       <dl class="facts">
         <Fact name="Conversation" value={run.conversationId && <a href={`/c/${run.conversationId}`}>{run.conversationId.slice(-8)}</a>} />
-        <Fact name="Begun" value={<time title={moment(run.createTime)}>{ago(run.createTime)}</time>} />
+        <Fact name="Started" value={<time title={moment(run.createTime)}>{ago(run.createTime)}</time>} />
         <Fact name="Ended" value={run.endTime && <time title={moment(run.endTime)}>{ago(run.endTime)}</time>} />
         <Fact name="Model" value={run.options?.model} />
         <Fact name="Agent" value={run.agent?.name} />
         <Fact name="Rounds" value={run.round} />
         <Fact name="Tokens" value={tokens(run)} />
-        <Fact name="By" value={run.userId} />
-        <Fact name="Above" value={run.parentRunId && <a href={`/runs/${run.parentRunId}`}>{run.parentRunId.slice(-8)}</a>} />
+        <Fact name="User" value={run.userId} />
+        <Fact name="Parent run" value={run.parentRunId && <a href={`/runs/${run.parentRunId}`}>{run.parentRunId.slice(-8)}</a>} />
         <Fact
-          name="Below"
-          value={Object.values(view.calls).some(({ childRunId }) => childRunId) && <a href={`/runs?parent=${runId}`}>runs that do its calls</a>}
+          name="Child runs"
+          value={Object.values(view.calls).some(({ childRunId }) => childRunId) && <a href={`/runs?parent=${runId}`}>Show child runs</a>}
         />
       </dl>
       <div class="buttons">
@@ -106,7 +106,7 @@ export function RunPage({ runId, beside }: { runId: string; beside?: true }): VN
         </button>
         {view.ended && !run.undo && <Undo runId={runId} />}
       </div>
-      {run.undo && <Undone key={run.state} runId={runId} of={run.undo.runId ?? ""} />}
+      {run.undo && <UndoReport key={run.state} runId={runId} of={run.undo.runId ?? ""} />}
       {!beside && <RunLog view={view} />}
       <Bars timeline={timeline} open={beside} />
       <Events events={events} />
@@ -115,10 +115,10 @@ export function RunPage({ runId, beside }: { runId: string; beside?: true }): VN
 }
 
 const UNDO: Column<CallUndoJson>[] = [
-  { name: "Call", of: ({ toolName }) => visible(toolName || "older calls of the series") },
+  { name: "Call", of: ({ toolName }) => visible(toolName || "earlier calls of the series") },
   { name: "Undo", of: ({ state }) => word(state?.replace("UNDO_STATE_", "")) },
-  { name: "What it does", of: ({ summary, reason }) => <span class="cut">{visible([summary, reason].filter(Boolean).join(": "))}</span> },
-  { name: "By the run", of: ({ undoRunId: id }) => id && <a href={`/runs/${id}`}>{id.slice(-8)}</a> },
+  { name: "Effect", of: ({ summary, reason }) => <span class="cut">{visible([summary, reason].filter(Boolean).join(": "))}</span> },
+  { name: "Undo run", of: ({ undoRunId: id }) => id && <a href={`/runs/${id}`}>{id.slice(-8)}</a> },
 ];
 
 function Undo({ runId }: { runId: string }): VNode | null {
@@ -128,14 +128,14 @@ function Undo({ runId }: { runId: string }): VNode | null {
   if (!calls)
     return (
         <button class="second" onClick={() => void attempt(async () => setCalls((await pawl.agent.previewUndo({ runId })).calls ?? []))}>
-          What would undo do?
+          Preview undo
         </button>
     );
   return (
     <div class="card">
       <h2>Undo</h2>
-      {!!calls.length && <Table name="What undo would do" columns={UNDO} items={calls} />}
-      {!does && <p class="quiet">There is nothing that it could take back.</p>}
+      {!!calls.length && <Table name="Undo preview" columns={UNDO} items={calls} />}
+      {!does && <p class="quiet">There is nothing to undo.</p>}
       <p class="buttons">
         {does && (
           <button
@@ -147,44 +147,44 @@ function Undo({ runId }: { runId: string }): VNode | null {
               })
             }
           >
-            Undo it
+            Undo now
           </button>
         )}
         <button class="second" onClick={() => setCalls(undefined)}>
-          Leave it
+          Cancel
         </button>
       </p>
     </div>
   );
 }
 
-/** What an undo has come to. */
-function Undone({ runId, of }: { runId: string; of: string }): VNode {
+/** The outcome of an undo. */
+function UndoReport({ runId, of }: { runId: string; of: string }): VNode {
   return (
     <div class="card">
       <p>
-        It undoes <a href={`/runs/${of}`}>another run</a>.
+        This run undoes <a href={`/runs/${of}`}>another run</a>.
       </p>
-      <Below name="What became of it" method="agent.v1.AgentService/GetUndoReport" load={async () => (await pawl.agent.getUndoReport({ runId })).calls} columns={UNDO} />
+      <Below name="Undo report" method="agent.v1.AgentService/GetUndoReport" load={async () => (await pawl.agent.getUndoReport({ runId })).calls} columns={UNDO} />
     </div>
   );
 }
 
 const BARS_MAX = 500;
 
-/** The timeline: each thing is one bar, however many events it had. */
+/** The timeline, with one bar per round, call or wait. */
 function Bars({ timeline: { bars }, open }: { timeline: Timeline; open: true | undefined }): VNode | null {
   if (!bars.length) return null;
   const some = bars.slice(-BARS_MAX);
-  const goesOn = some.some(({ end }) => end === undefined);
-  const begin = Math.min(...some.map((bar) => bar.begin));
-  const end = Math.max(...some.map((bar) => bar.end ?? bar.begin), goesOn ? clock.value : 0);
-  const share = (span: number): string => `${((100 * span) / Math.max(1, end - begin)).toFixed(2)}%`;
-  const width = ({ begin: from, end: to = end }: Bar): number => Math.max(0, to - from);
+  const isOpen = some.some(({ end }) => end === undefined);
+  const start = Math.min(...some.map((bar) => bar.start));
+  const end = Math.max(...some.map((bar) => bar.end ?? bar.start), isOpen ? clock.value : 0);
+  const share = (span: number): string => `${((100 * span) / Math.max(1, end - start)).toFixed(2)}%`;
+  const width = ({ start: from, end: to = end }: Bar): number => Math.max(0, to - from);
   return (
     <details class="timeline" open={open}>
-      <summary>Timeline: {lasted((end - begin) / 1000)}</summary>
-      {some.length < bars.length && <p class="quiet">The last {some.length} of {bars.length}.</p>}
+      <summary>Timeline: {lasted((end - start) / 1000)}</summary>
+      {some.length < bars.length && <p class="quiet">Showing the last {some.length} of {bars.length}.</p>}
       <div class="scroll" tabIndex={0} role="region" aria-label="Timeline">
         <table>
           <tbody>
@@ -193,7 +193,7 @@ function Bars({ timeline: { bars }, open }: { timeline: Timeline; open: true | u
                 <th scope="row">{visible(bar.name)}</th>
                 <td class="quiet">{lasted(width(bar) / 1000)}</td>
                 <td class="lane">
-                  <div class={`bar ${bar.kind} ${bar.bad ? "bad" : ""}`} style={{ marginLeft: share(bar.begin - begin), width: share(width(bar)) }} />
+                  <div class={`bar ${bar.kind} ${bar.bad ? "bad" : ""}`} style={{ marginLeft: share(bar.start - start), width: share(width(bar)) }} />
                 </td>
                 <td class="quiet cut">{visible(bar.note)}</td>
               </tr>
@@ -213,7 +213,7 @@ function row({ seq, type, time: _t, storeId: _s, conversationId: _c, runId: _r, 
   );
 }
 
-/** The log as it is: rows of one height, of which only those in sight are there. */
+/** The event log. Only visible rows are rendered. */
 function Events({ events }: { events: RunEventJson[] }): VNode {
   const [shown, setShown] = useState(false);
   const [top, setTop] = useState(0);

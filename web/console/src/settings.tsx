@@ -1,4 +1,4 @@
-/** What its user is told, when, and of which conversations not. */
+/** Settings: notification kinds, quiet hours and muted conversations. */
 
 import type { VNode } from "preact";
 import { useEffect, useState } from "preact/hooks";
@@ -29,7 +29,7 @@ export function Settings(): VNode {
   const kinds = found?.kinds ?? [];
   const writes = may(UPDATE);
   const quiet: Editing<PreferencesJson> = {
-    name: "Quiet hours",
+    name: "Edit quiet hours",
     method: UPDATE,
     value: ({ quiet: now }) => now ?? { hours: [{ start: "22:00", end: "07:00" }], timeZone: Intl.DateTimeFormat().resolvedOptions().timeZone },
     save: async (value) => void (await pawl.preferences.updatePreferences({ quiet: value })),
@@ -50,7 +50,7 @@ export function Settings(): VNode {
         </div>
       </dl>
       <label class="row">
-        <span class="quiet">Times are</span>
+        <span class="quiet">Show times as</span>
         <select value={times.value} onChange={(event) => localStorage.setItem("times", (times.value = event.currentTarget.value))}>
           {TIMES.map((each) => (
             <option key={each}>{each}</option>
@@ -58,12 +58,12 @@ export function Settings(): VNode {
         </select>
       </label>
       <p>
-        <a href="/channels">Where you are told</a> · <a href="/notifications">What you were told</a>
+        <a href="/channels">Notification channels</a> · <a href="/notifications">Notification history</a>
       </p>
       {found && (
         <>
           <fieldset disabled={!writes}>
-            <legend>What you are told{kinds.length ? "" : ": everything"}</legend>
+            <legend>Notify me about{kinds.length ? "" : " everything"}</legend>
             {KINDS.map((kind) => (
               <label key={kind} class="row">
                 <input
@@ -80,7 +80,7 @@ export function Settings(): VNode {
               </label>
             ))}
           </fieldset>
-          <h2>When you are not told</h2>
+          <h2>Quiet hours</h2>
           {found.quiet?.hours?.map((hours, key) => (
             <p key={key}>
               {hours.start} to {hours.end} {found.quiet?.timeZone} {hours.days?.map((day) => word(day.replace("WEEKDAY_", ""))).join(", ")}

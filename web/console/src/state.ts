@@ -1,4 +1,4 @@
-/** What all pages share: who is here, where they are, what waits. */
+/** State shared by all pages: the user, the location and pending items. */
 
 import { type ReadonlySignal, computed, signal } from "@preact/signals";
 import { type CallJson, Pawl, PawlError, type RunJson, type WhoAmIResponseJson } from "@pawl/client";
@@ -13,26 +13,26 @@ export const online = signal(true);
 export const pendingCalls = signal<CallJson[]>([]);
 export const pendingRuns = signal<RunJson[]>([]);
 export const notice = signal("");
-/** True if it passes by itself once the connection is there again. */
-let passes = false;
-/** What the next composer of a message begins with. */
+/** True if the notice disappears when the connection is back. */
+let isTemporary = false;
+/** Initial text of the next message composer. */
 export const draft = signal("");
 
-/** What a person is writing, by where: it outlives a reload and a login, in this tab and for this user alone. */
-const place = (where: string): string => `draft ${who.value?.caller?.storeId} ${who.value?.caller?.userId} ${where}`;
+/** Key of unsent text. Drafts survive a reload and a login, in this tab and for this user only. */
+const draftKey = (where: string): string => `draft ${who.value?.caller?.storeId} ${who.value?.caller?.userId} ${where}`;
 
 export function kept(where: string): string {
-  return sessionStorage.getItem(place(where)) ?? "";
+  return sessionStorage.getItem(draftKey(where)) ?? "";
 }
 
 export function keep(where: string, text: string): void {
-  if (text) sessionStorage.setItem(place(where), text);
-  else sessionStorage.removeItem(place(where));
+  if (text) sessionStorage.setItem(draftKey(where), text);
+  else sessionStorage.removeItem(draftKey(where));
 }
 
 export const clock = signal(Date.now());
 
-/** The calls that wait for a decision or an answer of a person. */
+/** Calls that wait for a decision or an answer. */
 export const forPeople: ReadonlySignal<CallJson[]> = computed(() =>
   pendingCalls.value.filter(({ state }) => state === "CALL_STATE_AWAITING_APPROVAL" || state === "CALL_STATE_ASKED"),
 );
@@ -45,7 +45,7 @@ export function go(to: string): void {
   show();
 }
 
-/** Returns a part of an address as it was meant; one that nobody can have meant stays as it is. */
+/** Decodes a part of a path; returns it unchanged if it is malformed. */
 export function decoded(part: string): string {
   try {
     return decodeURIComponent(part);
@@ -59,7 +59,7 @@ function show(): void {
   query.value = new URLSearchParams(location.search);
 }
 
-/** Follows a link inside of the page; one that is opened elsewhere goes its own way. */
+/** Handles a click on a link of the console, unless it opens another tab. */
 export function follow(event: MouseEvent): void {
   const link = (event.target as Element | null)?.closest("a");
   if (!link || link.origin !== location.origin || link.target || event.ctrlKey || event.metaKey || event.shiftKey) return;
@@ -69,7 +69,7 @@ export function follow(event: MouseEvent): void {
 
 let leave: (() => void)[] = [];
 
-/** Finds out who is here, and what waits for them. */
+/** Loads the user, and watches pending items. */
 export async function arrive(): Promise<void> {
   try {
     who.value = await pawl.agent.whoAmI({});
@@ -86,17 +86,17 @@ export async function arrive(): Promise<void> {
   for (const each of leave) each();
   pawl.streams.onState = (connected) => {
     online.value = connected;
-    if (connected && passes) notice.value = "";
+    if (connected && isTemporary) notice.value = "";
   };
-  // What all of the store ask for has no questions: those of one's own runs are among what is one's own.
+  // The scope of the store has no questions, so approvers also watch their own runs.
   const scopes = who.value.caller?.decisionRight === "DECISION_RIGHT_STORE" ? [true, false] : [false];
-  const told = scopes.map((): [CallJson[], RunJson[]] => [[], []]);
-  leave = scopes.map((store, place) =>
+  const byScope = scopes.map((): [CallJson[], RunJson[]] => [[], []]);
+  leave = scopes.map((store, index) =>
     pawl.watchPending(
       (...found) => {
-        told[place] = found;
-        pendingCalls.value = [...new Map(told.flatMap(([calls]) => calls).map((call) => [call.callId, call])).values()];
-        pendingRuns.value = [...new Map(told.flatMap(([, runs]) => runs).map((run) => [run.runId, run])).values()];
+        byScope[index] = found;
+        pendingCalls.value = [...new Map(byScope.flatMap(([calls]) => calls).map((call) => [call.callId, call])).values()];
+        pendingRuns.value = [...new Map(byScope.flatMap(([, runs]) => runs).map((run) => [run.runId, run])).values()];
       },
       { store },
       (error) => void attempt(() => Promise.reject(error)),
@@ -104,7 +104,7 @@ export async function arrive(): Promise<void> {
   );
 }
 
-/** Windows with a stream at a time: a browser opens six connections to a host, for all of them together. */
+/** Windows with an open stream. A browser opens only six connections to a host for all windows together. */
 const STREAMS_MAX = 4;
 const TURN_MS = 2000;
 const flips = new Set<() => void>();
@@ -113,7 +113,7 @@ document.addEventListener("visibilitychange", () => {
   flips.clear();
 });
 
-/** Returns once the window is shown or hidden, or after a time. */
+/** Resolves when the window is shown or hidden, or after a time. */
 function flipped(ms?: number): Promise<void> {
   return new Promise((done) => {
     flips.add(done);
@@ -121,7 +121,7 @@ function flipped(ms?: number): Promise<void> {
   });
 }
 
-/** Has the stream while this window is seen, and after a while no other one waits for its place. */
+/** Streams while this window is visible, and no other window waits for the slot. */
 async function stream(isWanted: () => Promise<boolean>): Promise<void> {
   pawl.streams.resume();
   do await flipped(TURN_MS);
@@ -134,11 +134,11 @@ async function takeTurns(): Promise<void> {
   const { locks } = navigator as { locks?: LockManager };
   for (;;) {
     while (document.hidden) await flipped();
-    // Without TLS, and from elsewhere, there are no locks.
+    // Without TLS, browsers provide locks only on localhost.
     if (!locks) await stream(async () => false);
     else {
       const { held = [] } = await locks.query();
-      const names = Array.from({ length: STREAMS_MAX }, (_, place) => `stream ${place}`);
+      const names = Array.from({ length: STREAMS_MAX }, (_, index) => `stream ${index}`);
       const name = names.find((each) => !held.some((lock) => lock.name === each)) ?? names[Math.floor(Math.random() * STREAMS_MAX)]!;
       await locks.request(name, () => stream(async () => !!(await locks.query()).pending?.some((lock) => lock.name === name)));
     }
@@ -153,8 +153,8 @@ export async function logOut(): Promise<void> {
 }
 
 /**
- * Does something, and says so if it fails; a session that is over leads to the login. What is asked again and again by itself
- * (`isPoll`) takes away nothing that was said, and says nothing of what passes.
+ * Runs `work`, and shows an error as a notice. An expired session leads to the login. A poll (`isPoll`) neither clears
+ * notices nor reports temporary errors.
  */
 export async function attempt<T>(work: () => Promise<T>, isPoll = false): Promise<T | undefined> {
   try {
@@ -164,13 +164,13 @@ export async function attempt<T>(work: () => Promise<T>, isPoll = false): Promis
     if (error instanceof PawlError && error.code === "unauthenticated") who.value = null;
     const again = error instanceof PawlError && error.again;
     if (isPoll && again) return undefined;
-    passes = again;
+    isTemporary = again;
     notice.value = error instanceof Error ? error.message : String(error);
     return undefined;
   }
 }
 
-/** True if what was asked for is not there: to ask again brings nothing. */
+/** True if the item does not exist, so that a retry is pointless. */
 export function isAbsent(error: unknown): boolean {
   return error instanceof PawlError && (["not_found", "invalid_argument"].includes(error.code) || error.reason === "CONVERSATION_ERASED");
 }
@@ -198,7 +198,7 @@ export function word(state: string | undefined): string {
 export const TIMES = ["relative", "local", "UTC"] as const;
 export const times = signal<string>(localStorage.getItem("times") ?? TIMES[0]);
 
-/** Returns a time as its reader wants times: how far away it is, or by the clock. */
+/** Formats a time as set by the user: relative, local or UTC. */
 export function ago(time: string | undefined): string {
   if (!time) return "";
   if (times.value === "local") return moment(time);
@@ -210,7 +210,7 @@ export function ago(time: string | undefined): string {
   return text === "now" ? text : seconds < 0 ? `in ${text}` : `${text} ago`;
 }
 
-/** Returns how long something took, of any length. */
+/** Formats a duration. */
 export function lasted(seconds: number): string {
   const ms = Math.round(seconds * 1000);
   return ms < 1 ? "< 1 ms" : ms < 1000 ? `${ms} ms` : `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;

@@ -1,4 +1,4 @@
-/** What the model can do in this page: tools that are offered with each run that the chat starts. */
+/** Front-end tools of the console, offered with each run that the chat starts. */
 
 import { type CallJson, encode, type FrontEndTool, type ToolDefinitionJson } from "@pawl/client";
 
@@ -11,11 +11,11 @@ const PAGES: Record<string, string> = { chat: "/", inbox: "/inbox", ...Object.fr
 const FUNCTIONS: Record<string, FrontEndTool> = {
   open_page: ({ page }: { page: string }) => {
     const to = PAGES[page];
-    if (!to) throw new Error(`There is no page ${page}; there are ${Object.keys(PAGES).join(", ")}.`);
+    if (!to) throw new Error(`There is no page ${page}. Pages: ${Object.keys(PAGES).join(", ")}.`);
     go(to);
     return { opened: page };
   },
-  // Its card draws it, now and whenever the chat is read again.
+  // The card of the call draws the chart.
   show_chart: (args) => {
     const chart = chartOf(args);
     if (typeof chart === "string") throw new Error(chart);
@@ -23,7 +23,7 @@ const FUNCTIONS: Record<string, FrontEndTool> = {
   },
 };
 
-// They change nothing, so a list of many values is no bulk.
+// The tools are read-only, so a long list is not a bulk operation.
 const OWN = { context: "EXECUTION_CONTEXT_FRONTEND", category: "TOOL_CATEGORY_SAFE", effectClass: "EFFECT_CLASS_READ_ONLY" } as const;
 
 export const TOOLS: ToolDefinitionJson[] = [
@@ -40,7 +40,7 @@ export const TOOLS: ToolDefinitionJson[] = [
   },
   {
     name: "show_chart",
-    description: "Shows numbers to the user as bars, in the chat.",
+    description: "Shows numbers to the user as a bar chart in the chat.",
     argumentsSchemaJson: encode({
       type: "object",
       properties: {
@@ -55,7 +55,7 @@ export const TOOLS: ToolDefinitionJson[] = [
   },
 ];
 
-/** Runs a call of a tool of this page, in one window; those of other front ends are left to them. */
+/** Runs a call of a console tool, in one window. Calls for other front ends are ignored. */
 export async function runTool(call: CallJson): Promise<void> {
   if (call.state !== "CALL_STATE_OFFERED" || !Object.hasOwn(FUNCTIONS, call.toolName ?? "")) return;
   await pawl.answer(call, FUNCTIONS).catch(() => {});

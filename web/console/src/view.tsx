@@ -1,4 +1,4 @@
-/** A run as it is told by its log: reasoning, text, calls, what went wrong and was made good. */
+/** The log of a run: reasoning, text, calls, retries and warnings. */
 
 import type { NoteView, RunView, RoundView } from "@pawl/client";
 import { Fragment, type VNode } from "preact";
@@ -8,38 +8,38 @@ import { Markdown } from "./markdown";
 import { word } from "./state";
 import { visible } from "./visible";
 
-export function RunLog({ view, said = [] }: { view: RunView; said?: string[] }): VNode {
+export function RunLog({ view, answers = [] }: { view: RunView; answers?: string[] }): VNode {
   const { run, ended } = view;
   const last = view.rounds.at(-1);
   const loose = Object.values(view.calls).filter((call) => !view.rounds.some((round) => round.callIds.includes(call.callId ?? "")));
   const waiting = run.waiting?.sentence;
   return (
     <div class="log" aria-live="polite" aria-busy={!ended}>
-      {view.gap && <p class="quiet">Earlier events are not kept any more.</p>}
-      {view.notes.filter((note) => !view.rounds.some(({ round }) => round === note.round)).map(told)}
+      {view.gap && <p class="quiet">Earlier events are no longer stored.</p>}
+      {view.notes.filter((note) => !view.rounds.some(({ round }) => round === note.round)).map(noteView)}
       {view.rounds.map((round) => (
         <Round key={round.round} round={round} view={view} busy={!ended && round === last && !round.done} />
       ))}
       {loose.map((call) => (
         <CallCard key={call.callId} call={call} progress={view.progress[call.callId ?? ""]} />
       ))}
-      {view.gap && (said.length ? said : [run.outputText ?? ""]).map((text, key) => <Markdown key={key} text={text} />)}
+      {view.gap && (answers.length ? answers : [run.outputText ?? ""]).map((text, key) => <Markdown key={key} text={text} />)}
       {run.waits?.includes("WAIT_KIND_BUDGET") && !ended && <TopUp run={run} />}
       {!ended && waiting && <p class="quiet state">{visible(waiting)}</p>}
-      {run.state === "RUN_STATE_NEEDS_ATTENTION" && <p class="fault">It needs an operator: {word(run.attention?.reason?.replace("ATTENTION_REASON_", ""))}</p>}
+      {run.state === "RUN_STATE_NEEDS_ATTENTION" && <p class="fault">Needs an operator: {word(run.attention?.reason?.replace("ATTENTION_REASON_", ""))}</p>}
       {run.state === "RUN_STATE_FAILED" && (
         <p class="fault" role="alert">
           Failed: {visible(run.failure?.message ?? run.failure?.reason ?? "")}
         </p>
       )}
       {run.state === "RUN_STATE_CANCELLED" && <p class="quiet">Stopped.</p>}
-      {!view.rounds.length && !ended && <p class="quiet dots">{word(run.state) || "One moment"} ...</p>}
+      {!view.rounds.length && !ended && <p class="quiet dots">{word(run.state) || "Loading"} ...</p>}
     </div>
   );
 }
 
 function Round({ round, view, busy }: { round: RoundView; view: RunView; busy: boolean }): VNode {
-  const at = (place: number): VNode[] => view.notes.filter((note) => note.round === round.round && note.place === place).map(told);
+  const at = (position: number): VNode[] => view.notes.filter((note) => note.round === round.round && note.position === position).map(noteView);
   return (
     <>
       {at(-1)}
@@ -54,7 +54,7 @@ function Round({ round, view, busy }: { round: RoundView; view: RunView; busy: b
       {round.drafts.map((draft, key) => (
         <article key={key} class="card">
           <header>
-            <strong>{visible(draft.toolName || "...")}</strong> <span class="state">is being written</span>
+            <strong>{visible(draft.toolName || "...")}</strong> <span class="state">preparing</span>
           </header>
         </article>
       ))}
@@ -69,13 +69,13 @@ function Round({ round, view, busy }: { round: RoundView; view: RunView; busy: b
   );
 }
 
-/** What happened besides, where it happened. */
-function told({ kind, text }: NoteView, key: number): VNode {
-  const said = visible(text);
-  if (kind === "message") return <div key={key} class="mine">{said}</div>;
+/** A warning, retry or message, at its position in the log. */
+function noteView({ kind, text }: NoteView, key: number): VNode {
+  const shown = visible(text);
+  if (kind === "message") return <div key={key} class="mine">{shown}</div>;
   return (
     <p key={key} class="quiet" data-note={kind}>
-      {kind === "retry" ? `An attempt of the model was void (${said}); it was asked again.` : kind === "warning" ? `⚠ ${said}` : `↩ ${said || "news from the background"}`}
+      {kind === "retry" ? `A model call failed (${shown}) and was retried.` : kind === "warning" ? `⚠ ${shown}` : `↩ ${shown || "background update"}`}
     </p>
   );
 }

@@ -1,4 +1,4 @@
-/** Untrusted text as people see it: the same as services/pawl/chassis/visible.py; both are tested with tests/golden/visible.json. */
+/** Makes hidden characters in untrusted text visible. Same rules as services/pawl/chassis/visible.py; tests/golden/visible.json tests both. */
 
 const PICTURE = String.raw`\u2190-\u27bf\u2b00-\u2bff\u{1f000}-\u{1faff}`;
 const JOINED = String.raw`[\u0620-\u08ff\u0900-\u109f]`;
@@ -13,7 +13,7 @@ const HIDDEN = new RegExp(
 const HOST = /(?:(?<=\/\/)|(?<=@))[^\s/?#@:"'<>()[\]{},;\\]+/gu;
 const ASCII = /^[\x00-\x7f]*$/;
 
-/** Returns a text with hidden characters as <U+202E> and its ASCII name behind a host that is not ASCII. Tabs and line breaks stay. */
+/** Shows hidden characters as <U+202E>, and adds the ASCII name to hosts that are not ASCII. Keeps tabs and line breaks. */
 export function visible(text: string): string {
   const mark = (hidden: string): string => `<U+${hidden.codePointAt(0)!.toString(16).toUpperCase().padStart(4, "0")}>`;
   const shown = text.replaceAll("\r\n", "\n").replace(HIDDEN, (hidden, seen: string | undefined) => seen ?? mark(hidden));

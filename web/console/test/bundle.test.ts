@@ -4,7 +4,7 @@ import { beforeAll, expect, it } from "vitest";
 
 import type { treeOf as TreeOf } from "../src/markdown";
 
-// As the console has it, but where there is no document: nothing can set innerHTML.
+// The bundle of the console, without a document, so nothing can set innerHTML.
 let treeOf: typeof TreeOf;
 
 beforeAll(async () => {

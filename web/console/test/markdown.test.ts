@@ -6,16 +6,16 @@ import { Growing, treeOf } from "../src/markdown";
 it.each([
   ["prose", "Some **bold** text with `code` and a [link](https://a.example/x).\n\n".repeat(300)],
   ["a table", `| a | b |\n|---|---|\n${"| one cell | another cell |\n".repeat(400)}`],
-])("a text that grows is parsed in linear time: %s", (_, text) => {
+])("a growing text is parsed in linear time: %s", (_, text) => {
   let parsed = 0;
   const growing = new Growing((part) => ((parsed += part.length), treeOf(part)));
   for (let end = 40; end < text.length + 40; end += 40) growing.grow(text.slice(0, end));
-  // Up to 2000 characters are parsed again each time, and of what is longer a quarter more.
+  // The last 2000 characters are parsed each time; longer blocks when they are a quarter longer.
   expect(parsed).toBeLessThan(8 * text.length + 50 * 2000);
 }, 60_000);
 
-it("a text that grew has the parts of one that came at once", () => {
-  // But for references: what they lead to may stand in another block.
+it("a growing text gets the same parts as a complete one", () => {
+  // Except references, because their definition may be in another block.
   for (const { markdown } of commonmark.filter(({ markdown }) => !/\]:|\[\^/.test(markdown))) {
     const growing = new Growing();
     for (let end = 1; end < markdown.length; end += 3) growing.grow(markdown.slice(0, end));
@@ -35,11 +35,11 @@ it.each([
   ["stars", `${"*".repeat(20_000)}a${"*".repeat(20_000)}`],
   ["brackets", `${"![".repeat(20_000)}${"]()".repeat(20_000)}`],
   ["footnotes", "[^1]".repeat(20_000)],
-])("a text that only stops the parser is not parsed: %s", (_, text) => {
+])("a text that would block the parser is not parsed: %s", (_, text) => {
   expect(treeOf(text)).toBeUndefined();
 });
 
-it.each(["[a]: /b", "#", "- ", "&nbsp;", "```\n```"])("a text that would show nothing is shown as written: %j", (text) => {
+it.each(["[a]: /b", "#", "- ", "&nbsp;", "```\n```"])("a text without visible content is shown as written: %j", (text) => {
   expect(treeOf(text)).toBeUndefined();
 });
 
@@ -49,6 +49,6 @@ it.each([
   ["lists within each other", Array.from({ length: 20 }, (_, depth) => `${"  ".repeat(depth)}- a`).join("\n"), 1],
   ["an answer in a chain of mails", `${">".repeat(20)} yes`, 1],
   ["a line", "*".repeat(200), 1],
-])("what people write is: %s", (_, text, parts) => {
+])("ordinary text is parsed: %s", (_, text, parts) => {
   expect(treeOf(text)?.children.length).toBe(parts);
 });

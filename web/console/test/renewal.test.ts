@@ -2,7 +2,7 @@ import { expect, it, vi } from "vitest";
 
 import { Pawl } from "@pawl/client";
 
-it("a lock that is refused fails the calls that wait for it with their own error, and no later ones", async () => {
+it("a refused lock fails only the waiting calls, with their own error", async () => {
   const over = { code: "unauthenticated", details: [{ debug: { reason: "SESSION_EXPIRED" } }] };
   let isRenewed = false;
   const fetch = async (url: unknown): Promise<Response> => {

@@ -1,6 +1,6 @@
 import { expect, it } from "vitest";
 
-// The same file is read by tests/unit/chassis/test_values.py.
+// tests/unit/chassis/test_values.py reads the same file.
 import table from "../../../tests/golden/visible.json";
 import { visible } from "../src/visible";
 

@@ -1,7 +1,7 @@
-"""The log of a run as events of AG-UI: a fold without I/O, for both generations of the protocol.
+"""Converts the log of a run to AG-UI events, for both generations of the protocol. A fold without I/O.
 
-Ids come from the log alone, so that whoever folds it again, from whatever place, says the same. Events and runs come in
-the JSON of protobuf, and go in that of AG-UI.
+Ids depend only on the log, so every fold of it gives the same result from any position. Input is protobuf JSON, output
+is AG-UI JSON.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 Json: TypeAlias = dict[str, Any]
+# Ids of the client's user messages by text; equal texts in order. Each id is used once.
 Names: TypeAlias = dict[str, list[str]]
-"""The ids of the client's user messages by their texts, those of equal ones in order; each is used once."""
 
 ENDED: Final = frozenset({"RUN_STATE_COMPLETED", "RUN_STATE_FAILED", "RUN_STATE_CANCELLED", "RUN_STATE_EXPIRED"})
 _SETTLED: Final = frozenset(
@@ -26,22 +26,22 @@ _REASONING: Final = ("REASONING_MESSAGE", "reasoning")
 
 
 def decoded(content: str) -> str:
-    """Return what a field of bytes holds, as text."""
+    """Decode a bytes field of protobuf JSON to text."""
     return base64.b64decode(content).decode("utf-8", "replace")
 
 
 def arguments(call: Json) -> str:
-    """Return the arguments of a call as text; JSON, unless the model wrote something else."""
+    """Return the arguments of a call as text: JSON, unless the model wrote something else."""
     return decoded(call.get("argumentsJson", "")) or call.get("proposedArguments", "")
 
 
 def output_id(run_id: str, first_output_seq: object) -> str:
-    """Return the id of an assistant's message: the place of its first output in the log of its run."""
+    """Return the id of an assistant message: the seq of its first output in the log of its run."""
     return f"{run_id}-{first_output_seq}"
 
 
 def message_of(message: Json, client_ids: Names) -> list[Json]:
-    """Return a message of a conversation as AG-UI has it, its reasoning first, without calls; nothing of notices."""
+    """Convert a message to AG-UI, reasoning first, without calls; empty for notices."""
     role, text = message.get("role"), message.get("text", "")
     if role == "ROLE_USER":
         parts = message.get("parts", ())
@@ -60,13 +60,13 @@ def message_of(message: Json, client_ids: Names) -> list[Json]:
 
 
 def tool_call(call: Json) -> Json:
-    """Return a call as it stands in an assistant's message."""
+    """Convert a call to a tool call of an assistant message."""
     function = {"name": call.get("toolName", ""), "arguments": arguments(call)}
     return {"id": call["callId"], "type": "function", "function": function}
 
 
 def result_text(call: Json) -> str:
-    """Return what a settled call came to, as text."""
+    """Return the result of a settled call as text."""
     omitted = call.get("resultOmittedBytes", "0")
     if omitted != "0":
         return json.dumps({"omittedBytes": int(omitted), "note": "ListCalls has the whole result."})
@@ -74,21 +74,20 @@ def result_text(call: Json) -> str:
 
 
 def tool_message(call: Json, message_id: str) -> Json:
-    """Return the message with the result of a settled call."""
+    """Return the tool message with the result of a settled call."""
     found = {"id": message_id, "role": "tool", "toolCallId": call["callId"], "content": result_text(call)}
     return found | ({"error": call["result"].get("errorReason", "")} if call.get("result", {}).get("isError") else {})
 
 
 def is_settled(call: Json) -> bool:
-    """Return whether a call has come to its end."""
     return call.get("state") in _SETTLED
 
 
 class Fold:
-    """Turns the events of one run into events of AG-UI, in order; an event that it has already is left out.
+    """Converts the events of one run to AG-UI events, in order. Events seen before are skipped.
 
-    Every START gets its END before a run of AG-UI finishes. What a void attempt has said is taken back by a
-    MESSAGES_SNAPSHOT, so no text stands twice.
+    Every START gets its END before the AG-UI run finishes. A MESSAGES_SNAPSHOT retracts the output of a failed attempt,
+    so no text appears twice.
     """
 
     def __init__(
@@ -100,10 +99,10 @@ class Fold:
         client_ids: Names | None = None,
         results: Mapping[str, str] | None = None,
     ) -> None:
-        """Begin with nothing of the run.
+        """Create an empty fold.
 
-        `before` are the messages before it, `results` the ids of tool messages that the client has already, by their
-        calls. `legacy` is AG-UI 0.0.x.
+        `before` has the messages before the run. `results` has the ids of tool messages that the client already has, by
+        call. `legacy` selects AG-UI 0.0.x.
         """
         self._run_id = run_id
         self._legacy = legacy
@@ -123,12 +122,12 @@ class Fold:
         self.seq = 0
 
     def fold(self, event: Json) -> list[Json]:
-        """Return what an event is in AG-UI; the end of a run is said by `finish` alone."""
+        """Convert one event. Only `finish` returns the end of the run."""
         seq = int(event.get("seq", "0"))
         if seq <= self.seq:
             return []
         self.seq = seq
-        for name, take in (
+        for name, handle in (
             ("runChanged", self._run_changed),
             ("messageAdded", self._message_added),
             ("roundStarted", self._round_started),
@@ -136,15 +135,15 @@ class Fold:
             ("roundRetrying", self._round_retrying),
             ("roundEnded", self._round_ended),
             ("callChanged", self._call_changed),
-            ("toolProgress", lambda said: [_custom("pawl.progress", said)]),
-            ("warning", lambda said: [_custom("pawl.warning", said)]),
+            ("toolProgress", lambda value: [_custom("pawl.progress", value)]),
+            ("warning", lambda value: [_custom("pawl.warning", value)]),
         ):
             if name in event:
-                return take(event[name])
+                return handle(event[name])
         return []
 
     def gap(self, gap: Json) -> list[Json]:
-        """Return what stands in place of events that are not kept any more: the messages that they led to."""
+        """Return the messages that replace events no longer stored."""
         snapshot = gap.get("snapshot", {})
         self.seq, self.run = int(gap.get("toSeq", "0")), snapshot.get("run", self.run)
         events = self._close()
@@ -154,24 +153,24 @@ class Fold:
         return [*events, self.snapshot()]
 
     def snapshot(self) -> Json:
-        """Return all messages that are complete."""
+        """Return all complete messages."""
         return {"type": "MESSAGES_SNAPSHOT", "messages": copy.deepcopy([*self._before, *self._messages])}
 
     def attach(self) -> list[Json]:
-        """Return what somebody needs who comes now.
+        """Return the state for a client that attaches now.
 
-        That is all complete messages, what is being written, so far, and that an operator is needed, if one is.
+        That is complete messages, partial output, and whether an operator is needed.
         """
         events = [self.snapshot(), *_step("STEP_STARTED", self._step)]
         for (prefix, role), message in self._open.items():
-            events += [*_begun(prefix, role, message["id"]), _piece(prefix, message["id"], message["content"])]
+            events += [*_start_events(prefix, role, message["id"]), _piece(prefix, message["id"], message["content"])]
         agents = (event for call in self._agents.values() for event in self._agent_started(call))
         return [*events, *agents, *self._needs_attention()]
 
     def finish(self, outcome: Json) -> list[Json]:
-        """Return the end of a run of AG-UI, RUN_FINISHED or RUN_ERROR, with all that is open closed before it.
+        """Close everything that is open, and end the AG-UI run with RUN_FINISHED or RUN_ERROR.
 
-        Before an interrupt stand all messages: who answers it may be another page than the one that began.
+        A snapshot of all messages precedes an interrupt, because another page may answer it.
         """
         kind = {} if outcome["type"] == "RUN_ERROR" else outcome.get("outcome", {})
         closed = self._close()
@@ -179,8 +178,8 @@ class Fold:
             ended: Json = {"type": "SUBAGENT_FINISHED", "subagentRunId": child}
             waits = is_settled(call) is False and kind.get("type") != "success"
             closed.append(ended | ({"outcome": {"type": "suspended"}} if waits else {}))
-        told = [self.snapshot()] if kind.get("type") == "interrupt" else []
-        return [*closed, *_step("STEP_FINISHED", self._step), *told, outcome]
+        snapshot = [self.snapshot()] if kind.get("type") == "interrupt" else []
+        return [*closed, *_step("STEP_FINISHED", self._step), *snapshot, outcome]
 
     def _run_changed(self, change: Json) -> list[Json]:
         self.run = change.get("run", {})
@@ -198,29 +197,29 @@ class Fold:
             closed, has = self._close(), {each["id"] for each in self._messages}
             found = [each for each in found if each["content"] or not message.get("callIds")]
             fresh = [each for each in found if each["id"] not in has]
-            return [*closed, *self._say(fresh)]
-        if not self._has_user:  # the client has the message with which it started the run
+            return [*closed, *self._add_whole(fresh)]
+        if not self._has_user:  # the client already has the message that started the run
             self._has_user = True
             known = {each["id"] for each in self._before}
             self._messages += [each for each in found if each["id"] not in known]
             return []
-        return self._say(found)
+        return self._add_whole(found)
 
-    def _say(self, messages: Sequence[Json]) -> list[Json]:
-        """Return whole messages that were not streamed."""
+    def _add_whole(self, messages: Sequence[Json]) -> list[Json]:
+        """Return the events of complete messages that were not streamed."""
         events: list[Json] = []
         for each in messages:
             self._messages.append(each)
             prefix = _REASONING[0] if each["role"] == "reasoning" else _TEXT[0]
             piece = [_piece(prefix, each["id"], each["content"])] if each["content"] else []
-            events += [*_begun(prefix, each["role"], each["id"]), *piece, *_ended(prefix, each["id"])]
+            events += [*_start_events(prefix, each["role"], each["id"]), *piece, *_end_events(prefix, each["id"])]
         return events
 
     def _round_started(self, started: Json) -> list[Json]:
         name = f"round {started.get('round', 0)}"
         self._is_summary, void, self._round_id, self._spans = bool(started.get("summary")), self._round_id, "", 0
         if name == self._step:
-            return [*self._close(), *self._take_back(void)]
+            return [*self._close(), *self._retract(void)]
         events = [*self._close(), *_step("STEP_FINISHED", self._step), *_step("STEP_STARTED", name)]
         self._step = name
         return events
@@ -250,7 +249,7 @@ class Fold:
         events: list[Json] = []
         if kind not in self._open:
             self._open[kind] = {"id": message_id, "role": kind[1], "content": ""}
-            events = _begun(*kind, message_id)
+            events = _start_events(*kind, message_id)
         self._open[kind]["content"] += text
         return [*events, _piece(kind[0], message_id, text)]
 
@@ -259,17 +258,17 @@ class Fold:
         for kind in kinds or tuple(self._open):
             message = self._open.pop(kind)
             self._messages.append(message)
-            events += _ended(kind[0], message["id"])
+            events += _end_events(kind[0], message["id"])
         return events
 
     def _round_retrying(self, retrying: Json) -> list[Json]:
         events = self._close()
-        told = {name: retrying[name] for name in ("round", "reason", "message") if name in retrying}
+        details = {name: retrying[name] for name in ("round", "reason", "message") if name in retrying}
         void, self._round_id, self._spans = self._round_id, "", 0
-        return [*events, _custom("pawl.retrying", told), *self._take_back(void)]
+        return [*events, _custom("pawl.retrying", details), *self._retract(void)]
 
-    def _take_back(self, void: str) -> list[Json]:
-        """Return what takes back the output of an attempt that is void."""
+    def _retract(self, void: str) -> list[Json]:
+        """Return the events that retract the output of a failed attempt."""
         if not void:
             return []
         self._messages = [each for each in self._messages if each["id"] != void]
@@ -284,10 +283,10 @@ class Fold:
         self.calls[call_id] = call
         events: list[Json] = []
         if known is None:
-            events += [*self._close(), *self._call_begun(call)]
+            events += [*self._close(), *self._call_started(call)]
         elif tool_call(known) != tool_call(call):
-            self._carrier(call)["toolCalls"] = [
-                tool_call(call) if each["id"] == call_id else each for each in self._carrier(call)["toolCalls"]
+            self._message_of_call(call)["toolCalls"] = [
+                tool_call(call) if each["id"] == call_id else each for each in self._message_of_call(call)["toolCalls"]
             ]
             events.append(self.snapshot())
         if call.get("state") == "CALL_STATE_DELEGATED" and call.get("childRunId") and not self._legacy:
@@ -298,8 +297,8 @@ class Fold:
             events += self._call_settled(call)
         return events
 
-    def _call_begun(self, call: Json) -> list[Json]:
-        carrier = self._carrier(call)
+    def _call_started(self, call: Json) -> list[Json]:
+        carrier = self._message_of_call(call)
         carrier.setdefault("toolCalls", []).append(tool_call(call))
         call_id, written = call["callId"], arguments(call)
         named = {"toolCallName": call.get("toolName", ""), "parentMessageId": carrier["id"]}
@@ -307,8 +306,8 @@ class Fold:
         started = {"type": "TOOL_CALL_START", "toolCallId": call_id, **named}
         return [started, *pieces, {"type": "TOOL_CALL_END", "toolCallId": call_id}]
 
-    def _carrier(self, call: Json) -> Json:
-        """Return the message that carries a call: what the model said in its round, or an empty one."""
+    def _message_of_call(self, call: Json) -> Json:
+        """Return the message that has a call: the output of its round, or an empty one."""
         for each in self._messages:
             if any(carried["id"] == call["callId"] for carried in each.get("toolCalls", ())):
                 return each
@@ -327,8 +326,8 @@ class Fold:
         message = tool_message(call, given or f"{call_id}-result")
         self._messages.append(message)
         if given is None:
-            said = {"messageId": message["id"], "toolCallId": call_id, "content": message["content"], "role": "tool"}
-            events.append({"type": "TOOL_CALL_RESULT", **said})
+            value = {"messageId": message["id"], "toolCallId": call_id, "content": message["content"], "role": "tool"}
+            events.append({"type": "TOOL_CALL_RESULT", **value})
         else:
             events.append(self.snapshot())
         return events
@@ -341,7 +340,7 @@ class Fold:
 def with_calls(
     messages: Sequence[Json], calls: Mapping[str, Json], client_ids: Names, results: Mapping[str, str]
 ) -> list[Json]:
-    """Return messages of a conversation as AG-UI has them, with their calls and what has come of those."""
+    """Convert messages to AG-UI with their calls and results."""
     found: list[Json] = []
     for message in messages:
         found += message_of(message, client_ids)
@@ -362,7 +361,7 @@ def _step(kind: str, name: str) -> list[Json]:
     return [{"type": kind, "stepName": name}] if name else []
 
 
-def _begun(prefix: str, role: str, message_id: str) -> list[Json]:
+def _start_events(prefix: str, role: str, message_id: str) -> list[Json]:
     span = [{"type": "REASONING_START", "messageId": message_id}] if role == "reasoning" else []
     return [*span, {"type": f"{prefix}_START", "messageId": message_id, "role": role}]
 
@@ -371,6 +370,6 @@ def _piece(prefix: str, message_id: str, text: str) -> Json:
     return {"type": f"{prefix}_CONTENT", "messageId": message_id, "delta": text}
 
 
-def _ended(prefix: str, message_id: str) -> list[Json]:
+def _end_events(prefix: str, message_id: str) -> list[Json]:
     span = [{"type": "REASONING_END", "messageId": message_id}] if prefix == _REASONING[0] else []
     return [{"type": f"{prefix}_END", "messageId": message_id}, *span]

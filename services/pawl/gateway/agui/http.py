@@ -1,4 +1,4 @@
-"""The door for front ends that speak AG-UI. A thread is a conversation; the run is in Pawl, and nothing of it here."""
+"""The AG-UI endpoint. A thread is a conversation; all state is in Pawl."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _AGENT: Final = "pawl.agent.v1.AgentService"
 _GET_CONVERSATION: Final = "pawl.agent.v1.ConversationService/GetConversation"
 _LIST_JOBS: Final = "pawl.agent.v1.JobService/ListJobs"
 _DEADLINE_SECONDS: Final = 15.0
-_LOOK_SECONDS: Final = 2.0
-"""The time after which is looked whether a run that does a call of a waiting run wants something."""
+# Interval for checking whether a child run of a waiting run needs input.
+_POLL_SECONDS: Final = 2.0
 _PAGES_MAX: Final = 20
 _MESSAGE: Final = "msg_"
 _OPEN: Final = ["RUN_STATE_QUEUED", "RUN_STATE_RUNNING", "RUN_STATE_WAITING", "RUN_STATE_CANCELLING"]
@@ -46,7 +46,7 @@ _log = logs.get_logger(__name__)
 
 
 class _Plan(msgspec.Struct):
-    """A run that is told to a front end, from its begin, or from its `lastSeq` on after all that was said."""
+    """What to stream: a run from its start, or from its `lastSeq` on, after the messages before it."""
 
     run: Json
     is_new: bool = False
@@ -56,40 +56,40 @@ class _Plan(msgspec.Struct):
 
 
 async def run(callers: Callers, services: Services, streams: Streams, bytes_max: int, request: Request) -> Response:
-    """Answer `POST /agui`, a RunAgentInput: start a run, give one what it waits for, or report how far it is."""
+    """Handle `POST /agui`, a RunAgentInput: start a run, answer one, or stream an open one."""
     metadata = callers.bearer(request)
     found = agui_input.read(await read_json(request, bytes_max))
-    wish = agui_input.wishes(found)
+    options = agui_input.options_of(found)
     thread = _Thread(services, metadata, found)
     plan = await thread.plan()
     run_id = plan.run.get("runId", "")
-    leave = (lambda: thread.leave(run_id)) if wish.on_disconnect == "cancel" and run_id else None
-    return streams.respond(_told(thread, plan), on_leave=leave)
+    leave = (lambda: thread.leave(run_id)) if options.on_disconnect == "cancel" and run_id else None
+    return streams.respond(_events(thread, plan), on_leave=leave)
 
 
 async def cancel(callers: Callers, services: Services, bytes_max: int, request: Request) -> Response:
-    """Answer `POST /agui/cancel`: stop one open run of a thread, and answer as CancelRun does."""
+    """Handle `POST /agui/cancel`: stop an open run of a thread, and respond as CancelRun does."""
     metadata = callers.bearer(request)
     stop = agui_input.read_stop(await read_json(request, bytes_max))
     thread = _Thread(services, metadata, Input(thread_id=stop.thread_id, run_id=stop.run_id, messages=[]))
     return answer(await thread.stop(stop.run_id))
 
 
-async def _told(thread: _Thread, plan: _Plan) -> AsyncGenerator[Event, None]:
-    """Yield the events; an error that comes up is the last one."""
+async def _events(thread: _Thread, plan: _Plan) -> AsyncGenerator[Event, None]:
+    """Yield the events; an error becomes the last event."""
     try:
         async with contextlib.aclosing(thread.events(plan)) as events:
             async for event in events:
                 yield Event(data=event)
     except PawlError as error:
         yield Event(data={"type": "RUN_ERROR", "message": error.message, "code": error.reason or error.kind})
-    except Exception:  # noqa: BLE001  # the client is told that there is no more
+    except Exception:  # noqa: BLE001  # reported to the client as RUN_ERROR
         _log.exception("agui.failed")
         yield Event(data={"type": "RUN_ERROR", "message": Internal().message, "code": "INTERNAL"})
 
 
 class _Thread:
-    """A request on the thread that it is about, as its caller."""
+    """A request on a thread, made with the credential of its caller."""
 
     def __init__(self, services: Services, metadata: Metadata, found: Input) -> None:
         self._services = services
@@ -99,18 +99,18 @@ class _Thread:
         self._has_ended = False
 
     async def plan(self) -> _Plan:
-        """Do what the request asks for, and return what is to be told.
+        """Execute the request, and return what to stream.
 
         Raises:
-            InvalidField, CallNotFound, DigestMismatch: it answers other things than it was asked; nothing was done.
-            ConversationBusy: it says something new while a run waits for answers; nothing was done.
-            PawlError: what the services say.
+            InvalidField, CallNotFound, DigestMismatch: the answers do not match the open interrupts; nothing was done.
+            ConversationBusy: there is a new message, but a run waits for answers; nothing was done.
+            PawlError: an error of the services.
         """
         found, message = self._found, self._found.message
         runs = await self._runs()
         label = agui_input.label_of(message["id"]) if message else ""
         mine = [run for run in runs if label and run.get("labels", {}).get("agui.message") == label]
-        if message is not None and not mine and await self._has(message):
+        if message is not None and not mine and await self._is_known(message):
             message = None
         run = next(iter(mine or runs), None)
         run = None if run is None else await self._run(run["runId"])
@@ -120,7 +120,9 @@ class _Thread:
         if message is None or mine:
             return await self._reload(run)
         if run is not None and agui_input.outcome(found, run) is not None:
-            raise ConversationBusy("The run of this thread waits for answers: send them with `resume`, or stop it.")
+            raise ConversationBusy(
+                "The run of this thread waits for answers. Send them with `resume`, or stop the run."
+            )
         return _Plan(await self._start(message), is_new=True)
 
     async def _start(self, message: Json) -> Json:
@@ -129,8 +131,8 @@ class _Thread:
         return run
 
     async def events(self, plan: _Plan) -> AsyncGenerator[Json, None]:
-        """Yield what is told, to where the run ends or waits for the front end or its user."""
-        for event in self._begin(plan):
+        """Yield events until the run ends, or waits for the front end or its user."""
+        for event in self._first_events(plan):
             yield event
         if not plan.run:
             yield {"type": "MESSAGES_SNAPSHOT", "messages": []}
@@ -142,7 +144,7 @@ class _Thread:
         waiting = asyncio.ensure_future(anext(responses, None))
         try:
             while True:
-                await asyncio.wait({waiting}, timeout=_LOOK_SECONDS)
+                await asyncio.wait({waiting}, timeout=_POLL_SECONDS)
                 if waiting.done() and (response := waiting.result()) is not None:
                     for event in _folded(fold, write(response)):
                         if attached:
@@ -158,13 +160,13 @@ class _Thread:
                         yield event
                     return
                 if waiting.done() and waiting.result() is None:
-                    raise Unavailable("The events of the run broke off: ask again.")
+                    raise Unavailable("The stream of events was interrupted. Try again.")
         finally:
             await tasks.end([waiting])
             await responses.aclose()
 
     async def leave(self, run_id: str) -> None:
-        """Stop a run whose front end has left, unless it was told how that run of AG-UI ended: then it may go."""
+        """Stop a run whose client disconnected before this AG-UI run ended."""
         if not self._has_ended:
             await self._try_cancel(run_id)
 
@@ -175,21 +177,21 @@ class _Thread:
             _log.warning("agui.not_cancelled", run_id=run_id, reason=error.reason)
 
     async def stop(self, run_id: str) -> Json:
-        """Stop the open run with this id: that of Pawl, or that of the AG-UI run that started it.
+        """Stop an open run by its Pawl id, or by the id of the AG-UI run that started it.
 
         Raises:
-            RunNotFound: no open run of the thread has it.
+            RunNotFound: the thread has no open run with this id.
         """
         label = agui_input.label_of(run_id)
         for run in await self._runs():
             if run_id == run["runId"] or label == run.get("labels", {}).get("agui.run"):
                 return await self._cancel(run["runId"])
-        raise RunNotFound("No open run of this thread has this runId: the run has ended, or the id is of another one.")
+        raise RunNotFound("No open run of this thread has this runId. It has ended, or belongs to another thread.")
 
     async def _cancel(self, run_id: str) -> Json:
         return await self._call("CancelRun", {"requestId": f"agui_cancel_{run_id}", "runId": run_id})
 
-    def _begin(self, plan: _Plan) -> Iterator[Json]:
+    def _first_events(self, plan: _Plan) -> Iterator[Json]:
         found = self._found
         started: Json = {"type": "RUN_STARTED", "threadId": found.thread_id, "runId": found.run_id}
         yield started | ({} if found.is_legacy else {"protocolVersion": "1.0"})
@@ -207,7 +209,7 @@ class _Thread:
         return finished if found.is_legacy else finished | {"outcome": {"type": "success"}}
 
     async def _end(self, plan: _Plan, fold: Fold) -> Json | None:
-        """Return the event with which this run of AG-UI ends, if it does so here."""
+        """Return the final event of this AG-UI run if it ends here; otherwise None."""
         state, last_seq = fold.run.get("state"), int(plan.run.get("lastSeq", "0"))
         if fold.seq < last_seq or state not in agui.ENDED | {"RUN_STATE_WAITING"}:
             return None
@@ -223,7 +225,7 @@ class _Thread:
         return end
 
     async def _with_jobs(self, plan: _Plan, end: Json) -> Json:
-        """Return the end of a run of AG-UI with what the jobs of the thread ask its user."""
+        """Add the interrupts of background jobs of the thread to the final event."""
         jobs = await self._jobs()
         asked = [each for job in jobs for each in agui_input.interrupts(job) if each["id"] not in plan.done]
         if not asked:
@@ -232,32 +234,32 @@ class _Thread:
         return end | {"outcome": {"type": "interrupt", "interrupts": [*own, *asked]}}
 
     async def _answer(self, run: Json | None, given: list[Json], message: Json | None) -> _Plan:
-        """Give the open run of the thread, and its jobs, what they wait for."""
+        """Deliver answers and results to the open run of the thread and to its jobs."""
         found, plan = self._found, _Plan(run) if run else await self._reload(None)
         if found.resume:
             names, jobs = [each.interrupt_id for each in found.resume], await self._jobs()
             runs = [plan.run, *jobs] if plan.run else jobs
             calls = await self._known(runs, [name.partition(".")[0] for name in names])
-            said = agui_input.answers(found.resume, run or {}, jobs, calls)
-            plan.notices += [{"interruptId": name, "message": agui_input.settled(name, calls)} for name in said.late]
-            if said.decisions:
-                asked = {"requestId": found.id_of("decide", said.decisions), "decisions": said.decisions}
-                self._take(plan, (await self._call("DecideCalls", asked))["receipts"], given)
-            for run_id, tokens in said.tokens.items():
+            answers = agui_input.answers(found.resume, run or {}, jobs, calls)
+            plan.notices += [{"interruptId": name, "message": agui_input.settled(name, calls)} for name in answers.late]
+            if answers.decisions:
+                asked = {"requestId": found.id_of("decide", answers.decisions), "decisions": answers.decisions}
+                self._record_receipts(plan, (await self._call("DecideCalls", asked))["receipts"], given)
+            for run_id, tokens in answers.tokens.items():
                 topped = {"requestId": found.id_of(f"tokens {run_id}", names), "runId": run_id, "tokens": str(tokens)}
                 await self._call("TopUpRun", topped)
-            for run_id in said.stops:
+            for run_id in answers.stops:
                 await self._try_cancel(run_id)
         if run and given:
             asked = {"requestId": found.id_of("results", given), "runId": run["runId"], "results": given}
-            self._take(plan, (await self._call("SubmitToolResults", asked))["receipts"], [])
+            self._record_receipts(plan, (await self._call("SubmitToolResults", asked))["receipts"], [])
         if message is not None:
-            plan.run, plan.is_new = await self._say(run, message)
+            plan.run, plan.is_new = await self._send_message(run, message)
             plan.is_reload = False
         return plan
 
-    async def _say(self, run: Json | None, message: Json) -> tuple[Json, bool]:
-        """Send a message to the open run, or start one with it; return the run that has it, and whether it is new."""
+    async def _send_message(self, run: Json | None, message: Json) -> tuple[Json, bool]:
+        """Send a message to the open run, or start one. Return the run that has the message, and whether it is new."""
         found = self._found
         if run is None:
             return await self._start(message), True
@@ -267,8 +269,8 @@ class _Thread:
         followed = (await self._call("SendMessage", steering))["run"]
         return (run if followed["runId"] == run["runId"] else await self._run(followed["runId"])), False
 
-    def _take(self, plan: _Plan, receipts: list[Json], more: list[Json]) -> None:
-        """Note what became of answers; if none was taken and no more follow, that is an error."""
+    def _record_receipts(self, plan: _Plan, receipts: list[Json], more: list[Json]) -> None:
+        """Record which answers were accepted. Raise if all were refused and none follow."""
         refused = [each for each in receipts if each["status"] not in _TAKEN]
         hard = [each for each in refused if each["status"] == "RECEIPT_STATUS_REFUSED"]
         if hard and len(hard) == len(receipts) and not more:
@@ -282,7 +284,7 @@ class _Thread:
         }
 
     async def _reload(self, run: Json | None) -> _Plan:
-        """Return what tells a thread from its begin: with the run that is open, or the last one."""
+        """Return a plan that streams the thread from its start, with its open run or its last one."""
         if run is None and self._conversation_id:
             asked = {"conversationId": self._conversation_id, "order": "RUN_ORDER_NEWEST_FIRST", "pageSize": 20}
             ended = (await self._call("ListRuns", asked)).get("runs", ())
@@ -290,7 +292,7 @@ class _Thread:
         return _Plan(run or {}, is_reload=True)
 
     async def _fold(self, plan: _Plan) -> Fold:
-        """Return a fold that knows what was said before the run."""
+        """Return a fold with the messages before the run."""
         found = self._found
         results = {call_id: message["id"] for call_id, message in found.results.items()}
         run_id, names = plan.run["runId"], found.user_ids
@@ -300,16 +302,16 @@ class _Thread:
             before = await self._before(run_id, names, results)
         return Fold(run_id, legacy=found.is_legacy, before=before, client_ids=names, results=results)
 
-    async def _has(self, message: Json) -> bool:
-        """Return whether a message has its id from Pawl, which told it: nothing new is said by it."""
+    async def _is_known(self, message: Json) -> bool:
+        """Return whether Pawl already has the message, because the client received it from Pawl."""
         if not (self._conversation_id and message["id"].startswith(_MESSAGE)):
             return False
-        told = await self._pages("ListMessages", {"conversationId": self._conversation_id}, "messages")
-        return any(each["messageId"] == message["id"] for each in told)
+        known = await self._pages("ListMessages", {"conversationId": self._conversation_id}, "messages")
+        return any(each["messageId"] == message["id"] for each in known)
 
     async def _before(self, run_id: str, names: Names, results: dict[str, str]) -> list[Json]:
         messages = await self._pages("ListMessages", {"conversationId": self._conversation_id}, "messages")
-        of_run = [place for place, each in enumerate(messages) if each.get("runId") == run_id]
+        of_run = [index for index, each in enumerate(messages) if each.get("runId") == run_id]
         messages = messages[: of_run[0]] if of_run else messages
         of_calls = dict.fromkeys(each["runId"] for each in messages if each.get("callIds") and each.get("runId"))
         calls = await self._calls(of_calls)
@@ -317,7 +319,7 @@ class _Thread:
         return [*given, *agui.with_calls(messages, calls, names, results)]
 
     async def _runs(self) -> list[Json]:
-        """Return the open runs of the thread that people began, the one that has the turn first."""
+        """Return the open runs of the thread that users started, the active one first."""
         asked = PUBLIC[_GET_CONVERSATION].read({"conversationKey": self._found.thread_id})
         try:
             answer = await self._services.call(
@@ -336,13 +338,13 @@ class _Thread:
         return run
 
     async def _jobs(self) -> list[Json]:
-        """Return the jobs of the thread that wait, with what they wait for."""
+        """Return the waiting jobs of the thread with their pending calls."""
         asked = {"conversationId": self._conversation_id, "openOnly": True}
         jobs = await self._pages(_LIST_JOBS, asked, "jobs") if self._conversation_id else []
         return [await self._run(job["jobId"]) for job in jobs if job.get("state") == "RUN_STATE_WAITING"]
 
     async def _known(self, runs: Iterable[Json], call_ids: Collection[str]) -> dict[str, Json]:
-        """Return the calls of runs and of those that do calls of them; of the newest jobs too, if one is missing."""
+        """Return the calls of runs and their child runs, and those of recent jobs if a call is missing."""
         calls = await self._calls([run_id for run in runs for run_id in (run["runId"], *run.get("childRunIds", ()))])
         if self._conversation_id and not set(call_ids) <= calls.keys() | {"budget"}:
             newest = (await self._call(_LIST_JOBS, {"conversationId": self._conversation_id})).get("jobs", ())

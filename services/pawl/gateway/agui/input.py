@@ -1,4 +1,4 @@
-"""The requests of AG-UI: what a front end asks for, and what its answers mean; and how a run of AG-UI ends."""
+"""Parses AG-UI requests, converts their answers, and decides how an AG-UI run ends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _APPROVAL: Final[Json] = {
 
 
 class Tool(msgspec.Struct, frozen=True):
-    """A tool that the page can run."""
+    """A front-end tool."""
 
     name: str
     description: str = ""
@@ -32,36 +32,36 @@ class Tool(msgspec.Struct, frozen=True):
 
 
 class Context(msgspec.Struct, frozen=True):
-    """A remark of the page about itself."""
+    """Context that the page provides."""
 
     description: str = ""
     value: str = ""
 
 
 class Resume(msgspec.Struct, frozen=True, rename="camel"):
-    """The answer to one interrupt."""
+    """The answer to an interrupt."""
 
     interrupt_id: str
     status: str
     payload: Any = None
 
 
-class Wishes(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
-    """The part of a request that is Pawl's own, `forwardedProps.pawl`."""
+class Options(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    """Pawl's own options in a request, `forwardedProps.pawl`."""
 
     agent: str = ""
     on_disconnect: str = "continue"
 
 
 class Stop(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
-    """A request to stop one run of a thread."""
+    """A request to stop a run of a thread."""
 
     thread_id: str
     run_id: str
 
 
 class Input(msgspec.Struct, frozen=True, rename="camel"):
-    """A request to run an agent (RunAgentInput), of either generation."""
+    """A RunAgentInput of either protocol generation."""
 
     thread_id: str
     run_id: str
@@ -75,35 +75,35 @@ class Input(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def is_legacy(self) -> bool:
-        """True if it is of AG-UI 0.0.x, which does not say its version."""
+        """True for AG-UI 0.0.x, which sends no version."""
         return self.protocol_version is None
 
     @property
     def request_id(self) -> str:
-        """The same for the same run of the same thread."""
+        """An id that is the same for the same AG-UI run of a thread."""
         return f"agui_{_hash(self.thread_id, self.run_id)}"
 
-    def id_of(self, verb: str, said: object) -> str:
-        """Return the id of a request that gives a run what it waits for: the same for the same answers.
+    def id_of(self, verb: str, value: object) -> str:
+        """Return a request id that is the same for the same answers.
 
-        The run of AG-UI alone does not tell: some front ends resume it under its own id, as often as it is interrupted.
+        The id of the AG-UI run is not enough: some front ends reuse it for each resume.
         """
-        return f"{self.request_id}_{_hash(verb, json.dumps(said, sort_keys=True))[:16]}"
+        return f"{self.request_id}_{_hash(verb, json.dumps(value, sort_keys=True))[:16]}"
 
     @property
     def message(self) -> Json | None:
-        """The user's message with which it ends; None if it ends otherwise."""
+        """The last message if it is from the user; otherwise None."""
         last = self.messages[-1] if self.messages else {}
         return last if last.get("role") == "user" else None
 
     @property
     def results(self) -> dict[str, Json]:
-        """The tool messages, by their calls."""
+        """The tool messages by call id."""
         return {str(each.get("toolCallId")): each for each in self.messages if each.get("role") == "tool"}
 
     @property
     def user_ids(self) -> Names:
-        """The ids of the user's messages, by their texts."""
+        """The ids of user messages by text."""
         found: Names = {}
         for each in self.messages:
             if each.get("role") == "user":
@@ -116,7 +116,7 @@ def _hash(*texts: str) -> str:
 
 
 def label_of(client_id: str) -> str:
-    """Return the label of a run for the front end's id of its message, or of the AG-UI run that started it."""
+    """Return the label value for a front end's message id or AG-UI run id."""
     return _hash(client_id)
 
 
@@ -125,22 +125,22 @@ def labels(found: Input, message: Json) -> Json:
     return {"agui.message": label_of(message["id"]), "agui.run": label_of(found.run_id)}
 
 
-def read(said: Any) -> Input:
-    """Return a request.
+def read(value: Any) -> Input:
+    """Parse a RunAgentInput.
 
     Raises:
-        InvalidField: it is none; the message names the place.
+        InvalidField: it is invalid; the message says where.
     """
     try:
-        found = msgspec.convert(said, Input)
+        found = msgspec.convert(value, Input)
     except msgspec.ValidationError as error:
-        raise InvalidField(f"This is no RunAgentInput: {error}"[:500], field="request") from None
+        raise InvalidField(f"The request is not a valid RunAgentInput: {error}"[:500], field="request") from None
     _check_thread(found.thread_id)
     if not found.run_id:
-        raise InvalidField("runId is not empty.", field="runId")
-    for place, each in enumerate(found.messages):
+        raise InvalidField("runId must not be empty.", field="runId")
+    for index, each in enumerate(found.messages):
         if not isinstance(each.get("id"), str) or not isinstance(each.get("role"), str):
-            raise InvalidField(f"messages[{place}] has no id or no role.", field="messages")
+            raise InvalidField(f"messages[{index}] must have an id and a role.", field="messages")
         if each["role"] in {"user", "tool"}:
             text_of(each)
     return found
@@ -148,44 +148,44 @@ def read(said: Any) -> Input:
 
 def _check_thread(thread_id: str) -> None:
     if not 1 <= len(thread_id.encode("utf-8", "replace")) <= _THREAD_BYTES_MAX:
-        raise InvalidField(f"threadId has 1 to {_THREAD_BYTES_MAX} bytes.", field="threadId")
+        raise InvalidField(f"threadId must have 1 to {_THREAD_BYTES_MAX} bytes.", field="threadId")
 
 
-def read_stop(said: Any) -> Stop:
-    """Return a request to stop a run.
+def read_stop(value: Any) -> Stop:
+    """Parse a request to stop a run.
 
     Raises:
-        InvalidField: it is none; the message names the place.
+        InvalidField: it is invalid; the message says where.
     """
     try:
-        found = msgspec.convert(said, Stop)
+        found = msgspec.convert(value, Stop)
     except msgspec.ValidationError as error:
-        raise InvalidField(f"Name the run to stop by threadId and runId: {error}"[:500], field="request") from None
+        raise InvalidField(f"threadId and runId are required: {error}"[:500], field="request") from None
     _check_thread(found.thread_id)
     return found
 
 
-def wishes(found: Input) -> Wishes:
-    """Return what a request says for Pawl alone.
+def options_of(found: Input) -> Options:
+    """Return Pawl's own options of a request.
 
     Raises:
-        InvalidField: it says something else.
+        InvalidField: an option is invalid.
     """
     props = found.forwarded_props
     try:
-        wish = msgspec.convert(props.get("pawl", {}) if isinstance(props, dict) else {}, Wishes)
+        options = msgspec.convert(props.get("pawl", {}) if isinstance(props, dict) else {}, Options)
     except msgspec.ValidationError as error:
         raise InvalidField(f"forwardedProps.pawl: {error}"[:500], field="forwardedProps") from None
-    if wish.on_disconnect not in {"continue", "cancel"}:
-        raise InvalidField("forwardedProps.pawl.onDisconnect is continue or cancel.", field="forwardedProps")
-    return wish
+    if options.on_disconnect not in {"continue", "cancel"}:
+        raise InvalidField("forwardedProps.pawl.onDisconnect must be continue or cancel.", field="forwardedProps")
+    return options
 
 
 def text_of(message: Json) -> str:
     """Return the text of a message.
 
     Raises:
-        InvalidField: it has none, or something beside text.
+        InvalidField: the message has content other than text.
     """
     content = message.get("content", "")
     if isinstance(content, str):
@@ -193,14 +193,14 @@ def text_of(message: Json) -> str:
     parts: list[Any] = content if isinstance(content, list) else [None]
     if all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts):
         return "\n".join(part["text"] for part in parts)
-    raise InvalidField("This door takes messages of text only.", field="messages")
+    raise InvalidField("Messages must contain only text.", field="messages")
 
 
 def start(found: Input, message: Json) -> Json:
-    """Return the StartRunRequest of a user's message.
+    """Return the StartRunRequest of a user message.
 
     Raises:
-        InvalidField: a tool has no object as its schema.
+        InvalidField: the schema of a tool is not an object.
     """
     context = "\n".join(f"{each.description}: {each.value}" for each in found.context if each.value)
     asked: Json = {
@@ -209,9 +209,9 @@ def start(found: Input, message: Json) -> Json:
         "text": text_of(message),
         "labels": labels(found, message),
         "frontEndTools": [_definition(tool) for tool in found.tools],
-        "agent": wishes(found).agent,
+        "agent": options_of(found).agent,
     }
-    return asked | ({"parts": [{"text": f"What the page says of itself:\n{context}"}]} if context else {})
+    return asked | ({"parts": [{"text": f"Context from the page:\n{context}"}]} if context else {})
 
 
 def _definition(tool: Tool) -> Json:
@@ -229,12 +229,12 @@ def _definition(tool: Tool) -> Json:
 
 
 def encoded(text: str) -> str:
-    """Return text for a field of bytes."""
+    """Encode text for a bytes field of protobuf JSON."""
     return msgspec.json.encode(text.encode("utf-8", "replace")).decode().strip('"')
 
 
 def tool_results(found: Input, pending: Sequence[Json]) -> list[Json]:
-    """Return the results that a request has for calls that wait for a front end."""
+    """Return the results in a request for calls that wait for a front end."""
     offered = {call["callId"]: call for call in pending if call.get("state") == "CALL_STATE_OFFERED"}
     given: list[Json] = []
     for call_id, message in found.results.items():
@@ -246,7 +246,7 @@ def tool_results(found: Input, pending: Sequence[Json]) -> list[Json]:
 
 
 def _as_json(text: str) -> str:
-    """Return a text as JSON: as it is, if it is that already."""
+    """Return text unchanged if it is JSON; otherwise as a JSON string."""
     try:
         msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):
@@ -255,13 +255,13 @@ def _as_json(text: str) -> str:
 
 
 def interrupts(run: Json) -> list[Json]:
-    """Return what a run wants from people, in order, from a run with its `pendingCalls`."""
+    """Return the interrupts of a run, in order, from its `pendingCalls` and budget."""
     found = [
         _approval(call) if call["state"] == "CALL_STATE_AWAITING_APPROVAL" else _question(call)
         for call in run.get("pendingCalls", ())
         if call.get("state") in {"CALL_STATE_AWAITING_APPROVAL", "CALL_STATE_ASKED"}
     ]
-    # A worker that is about to go on has not seen the top-up yet, and asks anew if that is not enough.
+    # The run was topped up. If that is not enough, its worker asks again.
     is_topped_up = run.get("waiting", {}).get("reason") == "WAIT_REASON_WORKER"
     if "WAIT_KIND_BUDGET" in run.get("waits", ()) and not is_topped_up:
         needed = int(run.get("tokensNeeded", "0"))
@@ -269,7 +269,7 @@ def interrupts(run: Json) -> list[Json]:
             {
                 "id": f"budget.{run['runId']}.{run.get('tokenBudget', '0')}",
                 "reason": "pawl:budget",
-                "message": f"The token budget is used up: it needs at least {needed} more.",
+                "message": f"The token budget is exhausted. The run needs at least {needed} more tokens.",
                 "responseSchema": {
                     "type": "object",
                     "properties": {"tokens": {"type": "integer", "minimum": max(needed, 1)}},
@@ -284,7 +284,7 @@ def _approval(call: Json) -> Json:
     asked = call.get("approval", {})
     shown = {"digest": asked.get("digest", ""), "arguments": arguments(call), "cause": asked.get("cause", "")}
     shown |= {"agent": visible(call["agentName"])} if call.get("agentName") else {}
-    message = visible(asked.get("preview", "")) or f"May {call.get('toolName', '')} run?"
+    message = visible(asked.get("preview", "")) or f"Allow {call.get('toolName', '')} to run?"
     until = datetime.fromisoformat(call["deadlineTime"]) if call.get("deadlineTime") else None
     message += f"\n\n{undecided(until)}"
     return _interrupt(call, asked.get("digest", ""), "tool_call", message, _APPROVAL) | {"metadata": {"pawl": shown}}
@@ -301,21 +301,21 @@ def _question(call: Json) -> Json:
 
 
 def _interrupt(call: Json, mark: str, reason: str, message: str, schema: Json) -> Json:
-    """Return an interrupt; `mark` tells what was shown from what is shown later."""
+    """Return an interrupt; `mark` changes when the call changes."""
     named = {"id": f"{call['callId']}.{mark}", "reason": reason, "message": message, "toolCallId": call["callId"]}
     expires = {"expiresAt": call["deadlineTime"]} if call.get("deadlineTime") else {}
     return {**named, "responseSchema": schema, **expires}
 
 
 def settled(interrupt_id: str, known: Mapping[str, Json]) -> str:
-    """Return how what an interrupt asked was settled before, and by whom."""
+    """Describe how an interrupt was settled, and by whom."""
     call = known.get(interrupt_id.partition(".")[0], {})
     decision = call.get("approval", {}).get("decision", {})
     if who := decision.get("userId"):
-        return f"{call.get('toolName', '')} was decided before, by {who}: {_word(decision, 'kind', 'DECISION_KIND_')}."
+        return f"{call.get('toolName', '')} was already decided by {who}: {_word(decision, 'kind', 'DECISION_KIND_')}."
     if call.get("state"):
-        return f"{call.get('toolName', '')} was settled before: {_word(call, 'state', 'CALL_STATE_')}."
-    return "This was settled before."
+        return f"{call.get('toolName', '')} was already settled: {_word(call, 'state', 'CALL_STATE_')}."
+    return "This was already settled."
 
 
 def _word(of: Json, name: str, prefix: str) -> str:
@@ -323,22 +323,22 @@ def _word(of: Json, name: str, prefix: str) -> str:
 
 
 class Answers(msgspec.Struct, frozen=True):
-    """The meaning of a resume: decisions about calls, tokens for runs, or the end of runs."""
+    """What a resume means: decisions about calls, tokens for runs, and runs to stop."""
 
     decisions: list[Json]
     tokens: dict[str, int]
     stops: list[str]
+    # Interrupts that were already settled.
     late: list[str]
-    """Interrupts that somebody else has settled."""
 
 
 def answers(resume: Sequence[Resume], run: Json, jobs: Sequence[Json], known: Mapping[str, Json]) -> Answers:
-    """Return what the answers to the interrupts of a thread mean: those of its open run and of its jobs.
+    """Convert answers to the interrupts of a thread: those of its open run and of its jobs.
 
-    Those of jobs may be left out: a job can ask at any time. `known` are the calls of all of these runs.
+    Answers for jobs may be missing, because a job can ask at any time. `known` has the calls of all these runs.
 
     Raises:
-        InvalidField: an interrupt of the run is not answered, or one not as its schema says.
+        InvalidField: an interrupt of the run is not answered, or an answer does not match its schema.
         CallNotFound: there never was such an interrupt.
         DigestMismatch: the call has changed since it was shown.
     """
@@ -346,19 +346,17 @@ def answers(resume: Sequence[Resume], run: Json, jobs: Sequence[Json], known: Ma
     asked = {*own, *(each["id"] for job in jobs for each in interrupts(job))}
     given = {each.interrupt_id: each for each in resume}
     if len(given) < len(resume):
-        raise InvalidField("A resume answers each interrupt once.", field="resume")
+        raise InvalidField("Answer each interrupt only once.", field="resume")
     missing = [name for name in own if name not in given and not _is_older(name, given)]
     if missing:
-        raise InvalidField(
-            f"A resume answers every interrupt; not answered: {', '.join(missing)}"[:500], field="resume"
-        )
+        raise InvalidField(f"Answer every interrupt. Missing: {', '.join(missing)}"[:500], field="resume")
     pending = {call["callId"]: call for each in (run, *jobs) for call in each.get("pendingCalls", ())}
     decisions: list[Json] = []
     tokens, stops, late = dict[str, int](), list[str](), list[str]()
     for name, each in given.items():
         call_id = name.partition(".")[0]
         if each.status not in {"resolved", "cancelled"}:
-            raise InvalidField(f"The status of {name} is resolved or cancelled.", field="resume")
+            raise InvalidField(f"The status of {name} must be resolved or cancelled.", field="resume")
         if name in asked and call_id == "budget":
             run_id = name.split(".")[1]
             if each.status == "cancelled":
@@ -368,7 +366,7 @@ def answers(resume: Sequence[Resume], run: Json, jobs: Sequence[Json], known: Ma
         elif name in asked:
             decisions.append(_decision(pending[call_id], each))
         elif call_id in pending:
-            raise DigestMismatch(f"{call_id} has changed since it was shown: ask for the run again.")
+            raise DigestMismatch(f"{call_id} has changed since it was shown. Reload the run.")
         elif call_id in known or call_id == "budget":
             late.append(name)
         else:
@@ -377,7 +375,7 @@ def answers(resume: Sequence[Resume], run: Json, jobs: Sequence[Json], known: Ma
 
 
 def _is_older(name: str, given: Mapping[str, Resume]) -> bool:
-    """Return whether an older form of an interrupt is answered: that is a mismatch, and not missing."""
+    """Return whether an older version of an interrupt is answered; that is a mismatch, not a missing answer."""
     return any(other.partition(".")[0] == name.partition(".")[0] != "budget" for other in given)
 
 
@@ -392,11 +390,11 @@ def _decision(call: Json, each: Resume) -> Json:
     asked = call.get("approval", {}).get("digest", "")
     named: Json = {"runId": call["runId"], "callId": call["callId"], "digest": asked}
     if each.status == "cancelled":
-        return named | {"kind": "DECISION_KIND_REJECT", "reason": "The user left it unanswered."}
+        return named | {"kind": "DECISION_KIND_REJECT", "reason": "The user did not answer."}
     if call["state"] == "CALL_STATE_ASKED":
         return named | {"kind": "DECISION_KIND_ANSWER", "answer": _answer(call, each)}
-    said = each.payload if isinstance(each.payload, dict) else {}
-    approved, reason, edited = said.get("approved"), said.get("reason") or "", said.get("editedArgs")
+    value = each.payload if isinstance(each.payload, dict) else {}
+    approved, reason, edited = value.get("approved"), value.get("reason") or "", value.get("editedArgs")
     if not isinstance(approved, bool) or not isinstance(reason, str) or not isinstance(edited, dict | None):
         form = '{"approved": true or false, "reason": text, "editedArgs": object}'
         raise InvalidField(f"The payload of {each.interrupt_id} must be {form}."[:500], field="resume")
@@ -418,9 +416,9 @@ def _answer(call: Json, each: Resume) -> str:
 
 
 def outcome(found: Input, run: Json, done: Collection[str] = ()) -> Json | None:
-    """Return the event with which a run of AG-UI ends here: with the run, or where that waits for somebody.
+    """Return the final event of an AG-UI run if the run has ended or waits for input; otherwise None.
 
-    None while it goes on by itself. `done` are the interrupts and calls that were answered a moment ago.
+    `done` has the interrupts and calls that were just answered.
     """
     finished: Json = {"type": "RUN_FINISHED", "threadId": found.thread_id, "runId": found.run_id}
     match run.get("state"):
@@ -434,7 +432,7 @@ def outcome(found: Input, run: Json, done: Collection[str] = ()) -> Json | None:
             failure = run.get("failure", {})
             return {"type": "RUN_ERROR", "message": failure.get("message", ""), "code": failure.get("reason", "FAILED")}
         case "RUN_STATE_EXPIRED":
-            return {"type": "RUN_ERROR", "message": "Nobody answered in time.", "code": "EXPIRED"}
+            return {"type": "RUN_ERROR", "message": "The run expired: no answer in time.", "code": "EXPIRED"}
         case "RUN_STATE_WAITING":
             return _waiting(found, run, finished, done)
     return None

@@ -1,4 +1,4 @@
-"""Deliveries from outside without a credential: webhooks for triggers of a store, and ends of its calls."""
+"""Requests without a credential: webhooks for triggers, completions of calls, and unsubscribe links."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pawl.errors import (
     by_reason,
 )
 from pawl.gateway.services import COMPLETE_CALL, DELIVER_WEBHOOK, UNSUBSCRIBE, CallsOfStore, write
-from pawl.gateway.web import hosts as door
+from pawl.gateway.web import hosts
 from pawl.gateway.web.answers import answer, read_body
 from pawl.gateway.web.hosts import http_status, joined
 from pawl.notify.v1 import channel_pb2
@@ -31,14 +31,14 @@ BODY_BYTES_MAX: Final = 256 * 1024
 
 
 async def deliver(calls_of_store: CallsOfStore, request: Request) -> Response:
-    """Answer `POST /hooks/{store_id}/{trigger_id}` with the fire: 200 once it is durable."""
+    """Handle `POST /hooks/{store_id}/{trigger_id}`: respond with the fire, 200 once it is durable."""
     trigger_id = request.path_params["trigger_id"]
     call = calls_of_store(request.path_params["store_id"], TriggerNotFound)
     if not is_id(trigger_id):
         raise TriggerNotFound
     headers = joined(request.headers.items())
     body = await read_body(request, BODY_BYTES_MAX)
-    # Of a sender that gives no id, the same body is the same event.
+    # For a sender without event ids, the same body is the same event.
     request_id = f"hook_{hashlib.sha256(trigger_id.encode() + body).hexdigest()[:40]}"
     event = DeliverWebhookRequest(trigger_id=trigger_id, headers=headers, body=body, request_id=request_id)
     delivered = write(await call(DELIVER_WEBHOOK, event))
@@ -46,11 +46,11 @@ async def deliver(calls_of_store: CallsOfStore, request: Request) -> Response:
 
 
 async def complete(calls_of_store: CallsOfStore, request: Request) -> Response:
-    """Answer `POST /completions/{store_id}/{token}`: 200 once the call has the end in the body, for good."""
+    """Handle `POST /completions/{store_id}/{token}`: 200 once the call durably has the outcome in the body."""
     message = CompleteCallRequest(token=request.path_params["token"])
     call = calls_of_store(request.path_params["store_id"], CompletionNotFound)
-    said = loads(await read_body(request, BODY_BYTES_MAX), bytes_max=BODY_BYTES_MAX)
-    match said:
+    body = loads(await read_body(request, BODY_BYTES_MAX), bytes_max=BODY_BYTES_MAX)
+    match body:
         case {"result": result, **more} if not more:
             message.result_json = dumps_canonical(result)
         case {"error": str(error), **more} if not more:
@@ -61,7 +61,7 @@ async def complete(calls_of_store: CallsOfStore, request: Request) -> Response:
 
 
 def _status(fire: dict[str, str]) -> int:
-    """Return the status by which the sender learns whether to deliver the event again."""
+    """Return the status that tells the sender whether to deliver the event again."""
     if fire.get("outcome") != "SCHEDULE_FIRE_OUTCOME_REFUSED":
         return 200
     return http_status(by_reason.get(fire.get("reason", "").partition(":")[0], Unavailable)())
@@ -89,9 +89,9 @@ _FORM: Final = """\
 
 
 async def unsubscribe(calls_of_store: CallsOfStore, request: Request) -> Response:
-    """Answer `POST /unsubscribe/{store_id}/{token}`: 200 once the e-mails are disabled.
+    """Handle `POST /unsubscribe/{store_id}/{token}`: 200 once the e-mails are disabled.
 
-    A GET gets a question: programs that scan mail follow its links.
+    A GET only shows a form, because mail scanners follow links.
     """
     if request.method != "POST":
         return _page("Unsubscribe?", "Pawl will send no more notifications to this e-mail address.", form=_FORM)
@@ -103,10 +103,10 @@ async def unsubscribe(calls_of_store: CallsOfStore, request: Request) -> Respons
             raise ChannelNotFound
         await call(UNSUBSCRIBE, channel_pb2.UnsubscribeChannelRequest(token=token))
     except ChannelNotFound:
-        return _page("This link does nothing", "It is not known, or no longer good.", status=404)
+        return _page("Invalid link", "This link is unknown or has expired.", status=404)
     except PawlError as error:
-        return _page("That did not work", "Please try it again in a moment.", status=door.http_status(error))
-    return _page("You are unsubscribed", "Who made these notifications can turn them on again.")
+        return _page("Something went wrong", "Please try again in a moment.", status=hosts.http_status(error))
+    return _page("You are unsubscribed", "The owner of these notifications can turn them on again in Pawl.")
 
 
 def _page(title: str, text: str, *, form: str = "", status: int = 200) -> Response:

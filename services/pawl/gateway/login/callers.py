@@ -1,4 +1,4 @@
-"""The caller: the bearer of a key, or a browser with the cookie of a session."""
+"""Identifies callers: by a bearer key, or by the session cookie of a browser."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pawl.errors import InvalidField, SessionExpired, Unauthenticated
 from pawl.gateway.login import session
 from pawl.gateway.login.session import Seal, Session
 from pawl.gateway.services import PUBLIC, WHO_AM_I, Metadata, Services, write
-from pawl.gateway.web import hosts as door
+from pawl.gateway.web import hosts
 from pawl.gateway.web.answers import answer, read_json
 
 _DEADLINE_SECONDS: Final = 10.0
@@ -33,7 +33,7 @@ class _Login(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Callers:
-    """Gives sessions to browsers that bring a key, and knows them when they come back. It keeps none."""
+    """Creates browser sessions for keys, and reads them back. All state is in the cookies."""
 
     def __init__(self, seal: Seal, services: Services, clock: Clock, *, session_seconds: float) -> None:
         self._seal = seal
@@ -43,70 +43,70 @@ class Callers:
         self._started_at = clock.now()
 
     def credential(self, request: Request) -> Metadata:
-        """Return the metadata of the calls that a request is for.
+        """Return the call metadata for a request.
 
         Raises:
-            Unauthenticated: it has neither a key nor a session, or the session was not made here.
-            InvalidField: its headers hold what no key and no name has.
-            SessionExpired: the session is over.
-            ForeignOrigin: it has a session, and another page may have made it.
+            Unauthenticated: the request has neither a key nor a valid session.
+            InvalidField: its headers have invalid characters or repeat.
+            SessionExpired: the session has expired.
+            ForeignOrigin: it has a session, but may come from another page.
         """
-        if (shown := _shown(request)) is not None:
-            return shown
+        if (metadata := _key_metadata(request)) is not None:
+            return metadata
         found = self.session(request)
         if self._clock.now() >= found.end_time:
-            raise SessionExpired("Your session is over: log in again.")
+            raise SessionExpired("Your session has expired. Log in again.")
         return found.metadata
 
     def session(self, request: Request) -> Session:
-        """Return the session of the browser that a request comes from, also when that is over.
+        """Return the session of a request, even if it has expired.
 
         Raises:
-            Unauthenticated: it has none, or one that was not made here.
-            ForeignOrigin: another page may have made the request.
+            Unauthenticated: there is no session, or this gateway did not create it.
+            ForeignOrigin: the request may come from another page.
         """
         sealed = request.cookies.get(session_cookie(request))
         if not sealed:
             raise Unauthenticated("Log in, or send Authorization: Bearer KEY.")
-        door.check_page(request.method, request.headers)
+        hosts.check_page(request.method, request.headers)
         return self._seal.open(sealed, Session)
 
     def bearer(self, request: Request) -> Metadata:
-        """Return the metadata of the calls that a request with a key is for; the session of a browser does not count.
+        """Return the call metadata for a request with a key; browser sessions do not count.
 
         Raises:
-            Unauthenticated: it has no key.
+            Unauthenticated: the request has no key.
             InvalidField: see `credential`.
         """
-        if (shown := _shown(request)) is None:
-            raise Unauthenticated("Send Authorization: Bearer KEY: sessions of browsers do not count here.")
-        return shown
+        if (metadata := _key_metadata(request)) is None:
+            raise Unauthenticated("Send Authorization: Bearer KEY. Browser sessions are not accepted here.")
+        return metadata
 
     async def log_in(self, request: Request) -> Response:
-        """Give a session to a browser whose user has a key, and say who that is."""
-        door.check_page(request.method, request.headers)
+        """Create a session for a key, and return who the user is."""
+        hosts.check_page(request.method, request.headers)
         try:
-            said = msgspec.convert(await read_json(request, _BYTES_MAX), _Login)
+            login = msgspec.convert(await read_json(request, _BYTES_MAX), _Login)
         except msgspec.ValidationError as error:
-            raise InvalidField(f"This is no login: {error}", field="key") from None
-        if said.code:
-            # Where this very gateway was reached, whatever name was asked for.
+            raise InvalidField(f"The login is invalid: {error}", field="key") from None
+        if login.code:
+            # The address of this gateway, regardless of the Host header.
             own = join_address(*request.scope["server"])
-            said.key = self._seal.use_code(said.code, own, self._clock.now(), since=self._started_at)
-        if not (key := said.key.strip()):
-            raise InvalidField("A login needs a key.", field="key")
-        found = Session(key=key, store=said.store, user=said.user, end_time=self._clock.now() + self._session_seconds)
+            login.key = self._seal.use_code(login.code, own, self._clock.now(), since=self._started_at)
+        if not (key := login.key.strip()):
+            raise InvalidField("A key is required.", field="key")
+        found = Session(key=key, store=login.store, user=login.user, end_time=self._clock.now() + self._session_seconds)
         found, who = await self.who(found)
         response = answer(write(who))
         self.give(request, response, found)
         return response
 
     async def who(self, found: Session) -> tuple[Session, WhoAmIResponse]:
-        """Return a session, which ends with its key at the latest, and who has it.
+        """Check a session; return it, limited to the lifetime of its key, with its user.
 
         Raises:
-            InvalidField: it has what no key and no name has, or is too long.
-            Unauthenticated: it does not count.
+            InvalidField: the session has invalid characters or is too long.
+            Unauthenticated: the key is not accepted.
         """
         session.check_sealed(self._seal.close(found))
         asked = PUBLIC[WHO_AM_I].request()
@@ -118,7 +118,7 @@ class Callers:
         return found, who
 
     def give(self, request: Request, response: Response, found: Session) -> None:
-        """Let the browser that gets a response keep a session, also when that is over: then it may be renewed."""
+        """Set the session cookie. It outlives the session, which may be renewed."""
         response.set_cookie(
             session_cookie(request),
             self._seal.close(found),
@@ -129,8 +129,8 @@ class Callers:
         )
 
     def log_out(self, request: Request) -> Response:
-        """Have the browser forget its session."""
-        door.check_page(request.method, request.headers)
+        """Delete the session cookies."""
+        hosts.check_page(request.method, request.headers)
         response = answer({})
         for secure in (False, True):
             name = session.cookie_name(session.NAME, request.url.port, secure=secure)
@@ -141,25 +141,25 @@ class Callers:
         return response
 
 
-def _shown(request: Request) -> Metadata | None:
-    """Return the metadata that the key in the headers stands for, if there is one."""
-    door.check_caller(request.headers.keys())
-    if (key := door.bearer(request.headers.get("authorization"))) is None:
+def _key_metadata(request: Request) -> Metadata | None:
+    """Return the call metadata for the key in the headers; None without a key."""
+    hosts.check_caller(request.headers.keys())
+    if (key := hosts.bearer(request.headers.get("authorization"))) is None:
         return None
     store, user = request.headers.get("pawl-store", ""), request.headers.get("pawl-user", "")
     return session.metadata(key, store=store, user=user)
 
 
 def session_cookie(request: Request) -> str:
-    """Return the name of the cookie of a session."""
+    """Return the name of the session cookie."""
     return session.cookie_name(session.NAME, request.url.port, secure=is_secure(request))
 
 
 def renewal_cookie(request: Request) -> str:
-    """Return the name of the cookie that renews a session of an identity provider; only LOGIN_PATH is sent it."""
+    """Return the name of the cookie that renews a login at a provider. Browsers send it only to LOGIN_PATH."""
     return session.cookie_name(_RENEWAL, request.url.port, secure=False)
 
 
 def is_secure(request: Request) -> bool:
-    """Return whether the cookie is for HTTPS only: everywhere but on this machine."""
-    return request.url.scheme == "https" or not door.is_loopback(request.headers.get("host", ""))
+    """Return whether cookies need HTTPS: always, except on this machine."""
+    return request.url.scheme == "https" or not hosts.is_loopback(request.headers.get("host", ""))

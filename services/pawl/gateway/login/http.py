@@ -1,4 +1,4 @@
-"""Logins by identity providers: to the provider, back with a code, and on with its next token."""
+"""Logins with identity providers: redirect, callback with a code, and renewal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pawl.gateway.login.providers import Providers
 from pawl.gateway.login.rules import Attempt, Provider, Renewal, Tokens
 from pawl.gateway.login.session import Seal, Session
 from pawl.gateway.services import write
-from pawl.gateway.web import hosts as door
+from pawl.gateway.web import hosts
 from pawl.gateway.web.answers import answer
 
 _ATTEMPT: Final = "pawl_login"
@@ -30,7 +30,7 @@ _log = logs.get_logger(__name__)
 
 
 class OpenIdLogins:
-    """Gives sessions to browsers whose users log in at an identity provider. It keeps none."""
+    """Creates sessions for browsers whose users log in at an identity provider. All state is in cookies."""
 
     def __init__(
         self,
@@ -52,21 +52,21 @@ class OpenIdLogins:
         self._public_url = public_url
 
     async def list(self, _: Request) -> Response:
-        """Answer `GET /login/providers`: the names and titles of those by whom one logs in."""
+        """Handle `GET /login/providers`: return the names and titles of the providers."""
         return answer({"providers": [{"name": each.name, "title": each.title} for each in self._known]})
 
-    async def begin(self, request: Request) -> Response:
-        """Answer `GET /login/openid/{name}`: send the browser to the provider."""
+    async def redirect(self, request: Request) -> Response:
+        """Handle `GET /login/openid/{name}`: redirect the browser to the provider."""
         provider = openid.find(self._known, request.path_params["name"])
         to = request.query_params.get("to", "/")
-        attempt = openid.begin(provider, to, self._clock.now(), lambda: secrets.token_urlsafe(32))
+        attempt = openid.start_attempt(provider, to, self._clock.now(), lambda: secrets.token_urlsafe(32))
         try:
             endpoint = (await self._providers.endpoints(provider)).authorization_endpoint
         except DependencyUnavailable:
-            return RedirectResponse("/#login=away", _SEE_OTHER)
+            return RedirectResponse("/#login=unavailable", _SEE_OTHER)
         url = openid.authorization_url(provider, endpoint, attempt, self._return_url(request, provider))
         response = RedirectResponse(url, _SEE_OTHER)
-        # Lax: the browser comes back from another site.
+        # Lax, because the browser returns from another site.
         response.set_cookie(
             _attempt_name(request),
             self._seal.close(attempt),
@@ -78,21 +78,21 @@ class OpenIdLogins:
         return response
 
     async def finish(self, request: Request) -> Response:
-        """Answer `GET /login/return/{name}`: the browser is back from the provider, with a code or without."""
+        """Handle `GET /login/return/{name}`: the browser returns from the provider, with or without a code."""
         try:
             response = await self._finish(request)
         except PawlError as error:
             _log.warning("openid.login_failed", reason=error.reason, error=error.message)
-            why = "away" if isinstance(error, DependencyUnavailable) else "refused"
+            why = "unavailable" if isinstance(error, DependencyUnavailable) else "refused"
             response = RedirectResponse(f"/#login={why}", _SEE_OTHER)
         secure = is_secure(request)
         response.delete_cookie(_attempt_name(request), httponly=True, samesite="lax", secure=secure)
         return response
 
     async def renew(self, request: Request) -> Response:
-        """Answer `POST /login/renew`: the session goes on with the next token of its provider."""
-        door.check_page(request.method, request.headers)
-        over = SessionExpired("Your session is over: log in again.")
+        """Handle `POST /login/renew`: continue the session with a new token of its provider."""
+        hosts.check_page(request.method, request.headers)
+        over = SessionExpired("Your session has expired. Log in again.")
         sealed = request.cookies.get(renewal_cookie(request))
         if not sealed:
             raise over
@@ -104,14 +104,14 @@ class OpenIdLogins:
         key = openid.key_of(provider, tokens, None)
         found, who = await self._callers.who(Session(key=key, renewal_id=renewal.renewal_id, end_time=renewal.end_time))
         if renewal.credential_id != who.caller.credential_id:
-            raise SessionExpired("The provider renewed the login of another user: log in again.")
+            raise SessionExpired("The provider renewed the login of another user. Log in again.")
         response = answer(write(who))
         self._callers.give(request, response, found)
         self._keep(request, response, tokens, renewal)
         return response
 
     async def log_out(self, request: Request) -> Response:
-        """Answer `POST /login/out`: the browser forgets its session, and the provider the right to renew it."""
+        """Handle `POST /login/out`: delete the session, and revoke the refresh token at the provider."""
         response = self._callers.log_out(request)
         if sealed := request.cookies.get(renewal_cookie(request)):
             with suppress(Unauthenticated, InvalidField):
@@ -120,17 +120,19 @@ class OpenIdLogins:
         return response
 
     async def _finish(self, request: Request) -> Response:
-        said = request.query_params
+        query = request.query_params
         attempt = self._seal.open(request.cookies.get(_attempt_name(request), ""), Attempt)
         provider = openid.find(self._known, attempt.provider)
         now = self._clock.now()
-        state = said.get("state", "") if request.path_params["name"] == provider.name else ""
-        issuer = said.get("iss", "")
-        says_issuer = (await self._providers.endpoints(provider)).authorization_response_iss_parameter_supported
-        openid.check_return(attempt, state=state, issuer=issuer, provider=provider, says_issuer=says_issuer, now=now)
-        if "code" not in said:
-            raise Unauthenticated(f"The provider says {said.get('error', 'nothing')[:64]!r}.")
-        form = openid.code_form(provider, said["code"], attempt, self._return_url(request, provider))
+        state = query.get("state", "") if request.path_params["name"] == provider.name else ""
+        issuer = query.get("iss", "")
+        requires_issuer = (await self._providers.endpoints(provider)).authorization_response_iss_parameter_supported
+        openid.check_return(
+            attempt, state=state, issuer=issuer, provider=provider, requires_issuer=requires_issuer, now=now
+        )
+        if "code" not in query:
+            raise Unauthenticated(f"The provider returned the error {query.get('error', '')[:64]!r}.")
+        form = openid.code_form(provider, query["code"], attempt, self._return_url(request, provider))
         tokens = await self._providers.tokens(provider, form)
         end_time, renewal_id = now + self._session_seconds, secrets.token_urlsafe(16)
         key = openid.key_of(provider, tokens, attempt.nonce)
@@ -148,7 +150,7 @@ class OpenIdLogins:
         return response
 
     def _keep(self, request: Request, response: Response, tokens: Tokens, renewal: Renewal) -> None:
-        """Let the browser keep its right to the next token, if the provider has given one that a cookie can hold."""
+        """Set the renewal cookie, if there is a refresh token and it fits into a cookie."""
         if not tokens.refresh_token:
             return
         sealed = self._seal.close(replace(renewal, refresh_token=tokens.refresh_token))
@@ -166,10 +168,10 @@ class OpenIdLogins:
         )
 
     def _return_url(self, request: Request, provider: Provider) -> str:
-        """Return where a provider sends the browser back: each to an address of its own (RFC 9700, 4.4)."""
+        """Return the redirect URI, a separate one for each provider (RFC 9700, 4.4)."""
         host = request.headers.get("host", "")
-        # What ends TLS before a gateway does not have to say so; on this machine nothing does.
-        own = f"{request.url.scheme}://{host}" if door.is_loopback(host) else self._public_url
+        # A proxy that terminates TLS may not report the scheme. On loopback there is no proxy.
+        own = f"{request.url.scheme}://{host}" if hosts.is_loopback(host) else self._public_url
         return f"{own}{LOGIN_PATH}/return/{provider.name}"
 
 

@@ -1,4 +1,4 @@
-"""Identity providers as a client of theirs sees them: what they say of themselves, and their token endpoints."""
+"""The HTTP client for identity providers: discovery and token endpoints."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _log = logs.get_logger(__name__)
 
 
 class Endpoints(Description, frozen=True):
-    """The addresses of a provider (OpenID Connect Discovery 1.0, section 3)."""
+    """The endpoints of a provider (OpenID Connect Discovery 1.0, section 3)."""
 
     authorization_endpoint: _Url
     token_endpoint: _Url
     revocation_endpoint: _Url = ""
+    # True if its responses name the issuer (RFC 9207).
     authorization_response_iss_parameter_supported: bool = False
-    """True if it names itself in its answers (RFC 9207)."""
 
 
 class _Refusal(msgspec.Struct, frozen=True):
@@ -44,7 +44,7 @@ class _Refusal(msgspec.Struct, frozen=True):
 
 
 class Providers:
-    """Asks identity providers."""
+    """Calls identity providers."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -53,14 +53,14 @@ class Providers:
 
     @cached_property
     def _tls(self) -> ssl.SSLContext:
-        """The authorities that the system trusts, read once somebody logs in."""
+        """The CAs of the system, loaded on the first login."""
         return httpx2.create_ssl_context()
 
     async def endpoints(self, provider: Provider) -> Endpoints:
-        """Return where a provider is asked; it says so itself, and what it said counts for five minutes.
+        """Return the endpoints from the discovery document, which is cached for five minutes.
 
         Raises:
-            DependencyUnavailable: it does not say, or something that cannot be believed. That counts for five seconds.
+            DependencyUnavailable: discovery failed or its result is invalid. Cached for five seconds.
         """
         async with self._asking[provider.issuer]:
             until, found = self._known.get(provider.issuer, (0.0, None))
@@ -79,40 +79,40 @@ class Providers:
             async with asyncio.timeout(_SECONDS_MAX), open_client(self._tls) as client:
                 found = await describe(client, provider.issuer, Endpoints)
         except (TimeoutError, FetchFailed, httpx2.HTTPError, httpx2.InvalidURL, msgspec.MsgspecError) as error:
-            raise _away(provider, error) from None
+            raise _unavailable(provider, error) from None
         for url in filter(None, (found.authorization_endpoint, found.token_endpoint, found.revocation_endpoint)):
             if not is_safe_url(url.partition("?")[0]):
-                raise _away(provider, ValueError("its endpoints are not at https:// URLs"))
+                raise _unavailable(provider, ValueError("its endpoints are not https:// URLs"))
         return found
 
     async def revoke(self, provider: Provider, refresh_token: str) -> None:
-        """Have a provider renew a login no more, if it can (RFC 7009); a failure is logged."""
+        """Revoke a refresh token if the provider supports it (RFC 7009). Failures are logged."""
         try:
             url = (await self.endpoints(provider)).revocation_endpoint
             if url:
                 status, _ = await self._post(provider, url, openid.revocation_form(provider, refresh_token))
                 _log.info("openid.revoked", issuer=provider.issuer, status=status)
         except DependencyUnavailable:
-            pass  # It was logged.
+            pass  # Already logged.
 
     async def tokens(self, provider: Provider, form: Mapping[str, str]) -> Tokens:
-        """Return what a provider gives for a code, or for a refresh token.
+        """Exchange a code or a refresh token for tokens.
 
         Raises:
-            Unauthenticated: it gives nothing for it.
-            DependencyUnavailable: it does not answer.
+            Unauthenticated: the provider refused.
+            DependencyUnavailable: the provider does not answer.
         """
         endpoints = await self.endpoints(provider)
         status, content = await self._post(provider, endpoints.token_endpoint, form)
         if status in {400, 401, 403}:
             _log.warning("openid.refused", issuer=provider.issuer, status=status, error=_code(content))
-            raise Unauthenticated("The provider gives no token for this login: log in again.")
+            raise Unauthenticated("The provider refused this login. Log in again.")
         try:
             if status != httpx2.codes.OK:
                 raise FetchFailed(f"status {status}")
             return msgspec.json.decode(content, type=Tokens)
         except (FetchFailed, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise _away(provider, error) from None
+            raise _unavailable(provider, error) from None
 
     async def _post(self, provider: Provider, url: str, form: Mapping[str, str]) -> tuple[int, bytes]:
         header = openid.authorization(provider)
@@ -125,17 +125,17 @@ class Providers:
             ):
                 return response.status_code, await read_at_most(response, _BYTES_MAX)
         except (TimeoutError, FetchFailed, httpx2.HTTPError, httpx2.InvalidURL) as error:
-            raise _away(provider, error) from None
+            raise _unavailable(provider, error) from None
 
 
 def _code(content: bytes) -> str:
-    """Return the code of an error (RFC 6749, 5.2), which tells an operator what is wrong with the configuration."""
+    """Return the error code (RFC 6749, 5.2), which helps operators to find misconfigurations."""
     try:
         return msgspec.json.decode(content, type=_Refusal).error[:64]
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return ""
 
 
-def _away(provider: Provider, error: Exception) -> DependencyUnavailable:
+def _unavailable(provider: Provider, error: Exception) -> DependencyUnavailable:
     _log.warning("openid.unreachable", issuer=provider.issuer, error=f"{type(error).__name__}: {error}"[:200])
-    return DependencyUnavailable("The identity provider does not answer: try again later.")
+    return DependencyUnavailable("The identity provider is not responding. Try again later.")

@@ -1,6 +1,7 @@
-"""Logins by an identity provider: the authorization code flow with PKCE (OpenID Connect Core 1.0, RFC 7636, RFC 9700).
+"""Rules for logins with an identity provider, using the authorization code flow with PKCE.
 
-The token that a login ends with is the key of the session; the services check it as that of any caller.
+Sources: OpenID Connect Core 1.0, RFC 7636, RFC 9700. The resulting token is the key of the session. The services check
+it like any key.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ import msgspec
 from pawl.chassis.identity.tokens import is_safe_url
 from pawl.errors import InvalidField, Unauthenticated
 
+# How long a user may take at the provider.
 ATTEMPT_SECONDS: Final = 600.0
-"""The time that a person has at the provider."""
 
 _PATH_LENGTH_MAX: Final = 512
 _Name = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,32}$")]
@@ -30,7 +31,7 @@ _OWN: Final = frozenset(
 
 
 class Provider(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One entry of PAWL_GATEWAY_OIDC_FILE: a provider by which people log in."""
+    """A provider in PAWL_GATEWAY_OIDC_FILE."""
 
     name: _Name
     title: _Text = "Log in"
@@ -38,49 +39,49 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     client_id: _Text
     client_secret: _Text | None = None
     scope: _Text = "openid"
+    # The token used as the key of the session. PAWL_OIDC_FILE says how it is checked.
     token: Literal["access_token", "id_token"] = "access_token"  # noqa: S105  # a choice
-    """The token with which calls are made; PAWL_OIDC_FILE says how it is checked."""
+    # Additional parameters of each request, such as `audience` or `resource`.
     parameters: Annotated[dict[_Name, _Text], msgspec.Meta(max_length=8)] = {}
-    """Further ones of each request, `audience` or `resource` for example."""
 
     def __post_init__(self) -> None:
         if not is_safe_url(self.issuer):
             raise ValueError("`issuer` must be an https:// URL without user, query and fragment")
         if taken := sorted(_OWN & self.parameters.keys()):
-            raise ValueError(f"`parameters` cannot have {taken[0]}, which is the gateway's own")
+            raise ValueError(f"`parameters` must not contain {taken[0]}, which the gateway sets itself")
 
 
 _Providers = Annotated[tuple[Provider, ...], msgspec.Meta(max_length=8)]
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
-    """A login that a browser has begun: what it comes back with must fit to it."""
+    """A login in progress. The callback must match it."""
 
     provider: str
     state: str
     verifier: str
     nonce: str
+    # The page to open after the login.
     to: str
-    """The page that is opened at the end."""
+    # Unix seconds.
     end_time: float
-    """Unix seconds."""
 
 
 class Renewal(msgspec.Struct, frozen=True, kw_only=True):
-    """The right of a browser to have another token once its own is over."""
+    """The right of a browser to get a new token when its token expires."""
 
+    # Matches the id in the session, so that a renewal never applies to the session of another user.
     renewal_id: str
-    """The id by which the session knows it: that of somebody who was logged in before is for no other session."""
     provider: str
+    # The credential of the first login. A renewed token must be of the same user at the same provider.
     credential_id: str
-    """The credential that the session began with. The next token is one of the same user at the same provider."""
     refresh_token: str
+    # Unix seconds at which the session ends for good.
     end_time: float
-    """Unix seconds, at which the session is over for good."""
 
 
 class Tokens(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of a provider's token endpoint."""
+    """The response of a token endpoint."""
 
     access_token: str = ""
     id_token: str = ""
@@ -88,10 +89,10 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_providers(content: bytes) -> tuple[Provider, ...]:
-    """Return the providers of PAWL_GATEWAY_OIDC_FILE, a JSON list.
+    """Parse PAWL_GATEWAY_OIDC_FILE, a JSON list.
 
     Raises:
-        ValueError: it is none, with its first fault.
+        ValueError: it is invalid; the message has the first fault.
     """
     found: tuple[Provider, ...] = msgspec.json.decode(content, type=_Providers)
     if len({provider.name for provider in found}) < len(found):
@@ -99,8 +100,8 @@ def parse_providers(content: bytes) -> tuple[Provider, ...]:
     return found
 
 
-def begin(provider: Provider, to: str, now: float, random_text: Callable[[], str]) -> Attempt:
-    """Return a login that begins; each `random_text` cannot be guessed."""
+def start_attempt(provider: Provider, to: str, now: float, random_text: Callable[[], str]) -> Attempt:
+    """Start a login. `random_text` must return unpredictable text."""
     return Attempt(
         provider=provider.name,
         state=random_text(),
@@ -112,7 +113,7 @@ def begin(provider: Provider, to: str, now: float, random_text: Callable[[], str
 
 
 def authorization_url(provider: Provider, endpoint: str, attempt: Attempt, redirect_uri: str) -> str:
-    """Return the address at the provider to which the browser is sent."""
+    """Return the URL at the provider to redirect the browser to."""
     digest = hashlib.sha256(attempt.verifier.encode()).digest()
     asked = {
         **provider.parameters,
@@ -130,41 +131,41 @@ def authorization_url(provider: Provider, endpoint: str, attempt: Attempt, redir
 
 
 def check_return(
-    attempt: Attempt, *, state: str, issuer: str, provider: Provider, says_issuer: bool, now: float
+    attempt: Attempt, *, state: str, issuer: str, provider: Provider, requires_issuer: bool, now: float
 ) -> None:
-    """Return if a browser comes back from the login that it began, and from whom it was sent to.
+    """Check that a callback belongs to the attempt and comes from its provider.
 
-    `says_issuer`: the provider announces that it names itself.
+    `requires_issuer`: the provider announces that its responses name the issuer.
 
     Raises:
-        Unauthenticated: it does not, or too late.
+        Unauthenticated: it does not, or the attempt has expired.
     """
     if now >= attempt.end_time or not hmac.compare_digest(state.encode(), attempt.state.encode()):
-        raise Unauthenticated("This login was not begun here, or too long ago: log in again.")
-    # RFC 9207: against an answer of one provider that is brought as that of another.
-    if (issuer or says_issuer) and issuer != provider.issuer:
-        raise Unauthenticated("This login was begun at another provider: log in again.")
+        raise Unauthenticated("This login was not started here, or has expired. Log in again.")
+    # RFC 9207: protects against mix-up attacks between providers.
+    if (issuer or requires_issuer) and issuer != provider.issuer:
+        raise Unauthenticated("This login was started at another provider. Log in again.")
 
 
 def code_form(provider: Provider, code: str, attempt: Attempt, redirect_uri: str) -> dict[str, str]:
-    """Return the request for the tokens of a code."""
+    """Return the form that exchanges a code for tokens."""
     return _form(
         provider, grant_type="authorization_code", code=code, redirect_uri=redirect_uri, code_verifier=attempt.verifier
     )
 
 
 def renewal_form(provider: Provider, refresh_token: str) -> dict[str, str]:
-    """Return the request for the next tokens."""
+    """Return the form that exchanges a refresh token for tokens."""
     return _form(provider, grant_type="refresh_token", refresh_token=refresh_token)
 
 
 def revocation_form(provider: Provider, refresh_token: str) -> dict[str, str]:
-    """Return the request that ends a refresh token (RFC 7009)."""
+    """Return the form that revokes a refresh token (RFC 7009)."""
     return _form(provider, token=refresh_token, token_type_hint="refresh_token")  # noqa: S106  # a kind of token
 
 
 def authorization(provider: Provider) -> str | None:
-    """Return the header by which the gateway shows who it is (RFC 6749, 2.3.1); None without a secret."""
+    """Return the header that authenticates the gateway (RFC 6749, 2.3.1); None without a client secret."""
     if provider.client_secret is None:
         return None
     pair = f"{quote(provider.client_id, safe='')}:{quote(provider.client_secret, safe='')}"
@@ -172,20 +173,20 @@ def authorization(provider: Provider) -> str | None:
 
 
 def key_of(provider: Provider, tokens: Tokens, nonce: str | None) -> str:
-    """Return the key of the session; with `nonce` the tokens are those of a login that began with it.
+    """Return the session key from tokens. With `nonce`, the tokens must be of the login with this nonce.
 
-    They came from the provider itself, so nothing but its words about the login is looked at here (OpenID Connect
-    Core, 3.1.3.7): the services check the token that is used.
+    The tokens come directly from the provider, so their signature is not checked here (OpenID Connect Core, 3.1.3.7).
+    The services check the token that is used.
 
     Raises:
-        Unauthenticated: there is none, or it is of another login.
+        Unauthenticated: the token is missing, or belongs to another login.
     """
     has_id_token = bool(tokens.id_token) or "openid" in provider.scope.split()
     if nonce is not None and has_id_token and _nonce(tokens.id_token) != nonce:
-        raise Unauthenticated("The provider answered to another login: log in again.")
+        raise Unauthenticated("The response belongs to another login. Log in again.")
     key = tokens.id_token if provider.token == "id_token" else tokens.access_token  # noqa: S105  # a choice
     if not key:
-        raise Unauthenticated(f"The provider gave no {provider.token}.")
+        raise Unauthenticated(f"The provider returned no {provider.token}.")
     return key
 
 
@@ -194,7 +195,7 @@ class _Claims(msgspec.Struct, frozen=True):
 
 
 def _nonce(token: str) -> str | None:
-    """Return the nonce of a token, whose signature is not checked; None without one."""
+    """Return the nonce of a token without checking its signature; None if there is none."""
     payload = token.split(".")[1] if token.count(".") == 2 else ""  # noqa: PLR2004  # header, payload, signature
     try:
         return msgspec.json.decode(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)), type=_Claims).nonce
@@ -203,21 +204,21 @@ def _nonce(token: str) -> str | None:
 
 
 def safe_path(to: str) -> str:
-    """Return the page that a login leads to: one of the console, whatever a link says."""
+    """Return a path of the console; `/` for anything else, such as other sites."""
     is_ours = to.startswith("/") and not to.startswith(("//", "/\\")) and len(to) <= _PATH_LENGTH_MAX
     return to if is_ours and to.isascii() and to.isprintable() else "/"
 
 
 def find(providers: tuple[Provider, ...], name: str) -> Provider:
-    """Return the provider of a name.
+    """Return a provider by name.
 
     Raises:
-        InvalidField: there is none.
+        InvalidField: there is no such provider.
     """
     for provider in providers:
         if provider.name == name:
             return provider
-    raise InvalidField("There is no such login.", field="name")
+    raise InvalidField("There is no such identity provider.", field="name")
 
 
 def _form(provider: Provider, **form: str) -> dict[str, str]:

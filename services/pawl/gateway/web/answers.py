@@ -1,4 +1,4 @@
-"""Bodies in and answers out, errors in the form of the Connect protocol."""
+"""Reads request bodies, and builds responses; errors use the Connect protocol."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from starlette.responses import Response
 
 from pawl.chassis.rpc.status import DOMAIN
 from pawl.errors import Cancelled, DeadlineExceeded, InvalidJson, MethodNotFound, PawlError, TooLarge
-from pawl.gateway.web import hosts as door
+from pawl.gateway.web import hosts
 
 _BODY_SECONDS: Final = 10.0
 
 
 def answer(content: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Return an answer in JSON."""
-    return Response(msgspec.json.encode(content), status, headers, media_type=door.JSON)
+    """Return a JSON response."""
+    return Response(msgspec.json.encode(content), status, headers, media_type=hosts.JSON)
 
 
 def refusal(error: PawlError, *, status: int = 0, headers: Mapping[str, str] | None = None) -> Response:
-    """Return the answer that an error is; `status` stands in for that of its kind."""
+    """Return the response for an error; `status` overrides the status of its kind."""
     if error.kind == "UNAUTHENTICATED":
         headers = {"WWW-Authenticate": "Bearer", **(headers or {})}
-    return answer(told(error), status=status or door.http_status(error), headers=headers)
+    return answer(error_json(error), status=status or hosts.http_status(error), headers=headers)
 
 
-def told(error: PawlError) -> dict[str, Any]:
-    """Return an error as Connect has it: its code, its message, and the reason on which programs branch."""
+def error_json(error: PawlError) -> dict[str, Any]:
+    """Return an error in Connect format: code, message, and the machine-readable reason."""
     info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=dict(error.metadata))
     detail = {
         "type": "google.rpc.ErrorInfo",
@@ -49,10 +49,10 @@ async def read_body(request: Request, bytes_max: int) -> bytes:
     """Return the body of a request.
 
     Raises:
-        TooLarge: it has more than `bytes_max`.
-        DeadlineExceeded: it does not arrive.
+        TooLarge: it has more than `bytes_max` bytes.
+        DeadlineExceeded: it did not arrive in time.
     """
-    too_large = TooLarge(f"The body has more than {bytes_max} bytes.", limit=bytes_max)
+    too_large = TooLarge(f"The body must have at most {bytes_max} bytes.", limit=bytes_max)
     length = request.headers.get("content-length", "")
     if length.isdecimal() and len(length) <= len(str(bytes_max)) and int(length) > bytes_max:
         raise too_large
@@ -72,14 +72,14 @@ async def read_body(request: Request, bytes_max: int) -> bytes:
 
 
 async def read_json(request: Request, bytes_max: int) -> Any:
-    """Return the body of a request, which is JSON and says so; an empty one is an empty object.
+    """Parse a JSON body; an empty body is an empty object.
 
     Raises:
-        InvalidField: it does not say so.
-        InvalidJson: it is not.
+        InvalidField: the content type is not JSON.
+        InvalidJson: the body is not JSON.
         TooLarge, DeadlineExceeded: see `read_body`.
     """
-    door.check_json(request.headers.get("content-type"))
+    hosts.check_json(request.headers.get("content-type"))
     body = await read_body(request, bytes_max)
     try:
         return msgspec.json.decode(body) if body else {}
@@ -94,25 +94,25 @@ _TYPES: Final = {
     ".svg": "image/svg+xml",
     ".md": "text/plain; charset=utf-8",
 }
-# Nothing but what came with the page runs, and no request leaves its origin.
+# Only scripts of this origin run, and requests go only to this origin.
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self';"
     " base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script';"
     " trusted-types 'none'"
 )
 _INDEX: Final = "index.html"
-NOTHING: Final = MethodNotFound("There is nothing here.")
+NOT_FOUND: Final = MethodNotFound("Not found.")
 
 
 class _File(msgspec.Struct, frozen=True):
     body: bytes
-    packed: bytes
+    compressed: bytes
     content_type: str
     tag: str
 
 
 class Pages:
-    """Answers with the files of the console; every other address of a page is its first page, which knows the way."""
+    """Serves the files of the console. Unknown pages get the index page, which routes in the browser."""
 
     def __init__(self) -> None:
         self._files = {
@@ -120,25 +120,25 @@ class Pages:
         }
 
     def page(self, request: Request) -> Response:
-        """Answer `GET` for a file, or for a page of the console."""
+        """Handle `GET` for a file or a page of the console."""
         found = self._files.get(request.scope["path"].removeprefix("/") or _INDEX)
         if found is None and "text/html" in request.headers.get("accept", ""):
             found = self._files.get(_INDEX)
         if found is None:
-            return refusal(NOTHING)
+            return refusal(NOT_FOUND)
         headers = {
             "ETag": found.tag,
             "Cache-Control": "no-cache",
             "Content-Security-Policy": _POLICY,
             "Vary": "Accept-Encoding",
-            # Or browsers look up the hosts of links that nobody follows: a model may write what it knows into one.
+            # Browsers would resolve hosts of links that no one clicks, and a model can put data into a host name.
             "X-DNS-Prefetch-Control": "off",
         }
         if request.headers.get("if-none-match") == found.tag:
             return Response(status_code=304, headers=headers)
         if "gzip" in request.headers.get("accept-encoding", ""):
             headers["Content-Encoding"] = "gzip"
-            return Response(found.packed, headers=headers, media_type=found.content_type)
+            return Response(found.compressed, headers=headers, media_type=found.content_type)
         return Response(found.body, headers=headers, media_type=found.content_type)
 
 

@@ -1,7 +1,7 @@
-"""The checks before anything is read: the host that was asked for, and where a request was made.
+"""Checks before a request is read: its host, its origin and its headers.
 
-A browser sends the cookie of a session with every request to the gateway, whatever page has made it. So a request that
-lives on a cookie must say that a page of the gateway made it; one that brings its own key need not.
+Browsers send the session cookie with every request to the gateway, whichever page makes it. So a request with a cookie
+must come from a page of the gateway; a request with a key need not.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from pawl.errors import ForeignHost, ForeignOrigin, InvalidField, PawlError
 JSON: Final = "application/json"
 _OWN: Final = frozenset({"same-origin", "none"})
 _HOST: Final = re.compile(r"(?:\[(?P<six>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::[0-9]{0,5})?")
-_OF_CALLERS: Final = ("authorization", "pawl-store", "pawl-user")
+_CALLER_HEADERS: Final = ("authorization", "pawl-store", "pawl-user")
+# Headers that authenticate or frame a request. Components could read different copies of a duplicate.
 _ONCE: Final = frozenset(
     {
         "authorization",
@@ -28,90 +29,87 @@ _ONCE: Final = frozenset(
         "webhook-timestamp",
     }
 )
-"""Headers by which a webhook is judged and read: of two, another one might read the other."""
 
 
 def check_host(host: str, allowed: Collection[str]) -> None:
-    """Return if the gateway answers to a `Host` header; loopback is always itself.
+    """Accept only allowed `Host` headers; loopback is always allowed.
 
-    A page of another name that leads to this machine (DNS rebinding) comes with its own name.
+    Protects against DNS rebinding: a page whose name resolves to this machine sends its own name.
 
     Raises:
-        ForeignHost: it does not.
+        ForeignHost: the host is not allowed.
     """
     if host_name(host) in allowed or host.lower() in allowed or is_loopback(host):
         return
-    raise ForeignHost("This gateway does not answer to that host: add it to PAWL_GATEWAY_HOSTS if it should.")
+    raise ForeignHost("This gateway does not accept this host. Add it to PAWL_GATEWAY_HOSTS to allow it.")
 
 
 def joined(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return headers by their names, which are in lower case; what came several times is one list (RFC 9110, 5.3).
+    """Return headers by lower-case name; repeated headers become one list (RFC 9110, 5.3).
 
-    Proxies add a header to one of its name that is there, `x-forwarded-for` and `via` for example.
+    Proxies append to headers such as `x-forwarded-for` and `via` by repeating them.
 
     Raises:
-        InvalidField: a header came twice of which there can be one.
+        InvalidField: a header is repeated that must not be.
     """
     found: dict[str, str] = {}
     for name, value in headers:
         if name not in found:
             found[name] = value
         elif name in _ONCE:
-            raise InvalidField(f"The header {name} came twice.", field="headers")
+            raise InvalidField(f"The header {name} must not be repeated.", field="headers")
         else:
-            # Cookies are a list of their own (RFC 9113, 8.2.3).
+            # Cookies are joined with a semicolon (RFC 9113, 8.2.3).
             found[name] += f"{'; ' if name == 'cookie' else ', '}{value}"
     return found
 
 
 def check_frame(headers: Mapping[str, str]) -> None:
-    """Return if a request says once how long it is: of two, something in front may read the other (RFC 9112, 6.1).
+    """Refuse a request with two lengths, which enables request smuggling (RFC 9112, 6.1).
 
     Raises:
-        InvalidField: it does not.
+        InvalidField: it has both Transfer-Encoding and Content-Length.
     """
     if "transfer-encoding" in headers and "content-length" in headers:
-        raise InvalidField(
-            "The length is said twice: send no Content-Length beside Transfer-Encoding.", field="headers"
-        )
+        raise InvalidField("Send either Content-Length or Transfer-Encoding, not both.", field="headers")
 
 
 def check_caller(names: Iterable[str]) -> None:
-    """Return if the names of headers have each of those that say whose a request is at most once.
+    """Refuse repeated credential headers.
 
     Raises:
-        InvalidField: one came twice: something in front may have added its own to that of a stranger.
+        InvalidField: one is repeated; a proxy may have added its own to that of the client.
     """
     all_names = list(names)
-    for name in _OF_CALLERS:
+    for name in _CALLER_HEADERS:
         if all_names.count(name) > 1:
-            raise InvalidField(f"The header {name} came twice.", field="headers")
+            raise InvalidField(f"The header {name} must not be repeated.", field="headers")
 
 
 def check_page(method: str, headers: Mapping[str, str]) -> None:
-    """Return if a request that lives on a cookie was made by a page of the gateway.
+    """Check that a request with a cookie comes from a page of the gateway.
 
     Raises:
-        ForeignOrigin: another page may have made it.
+        ForeignOrigin: it may come from another page.
     """
-    fault = "A page of another origin cannot use the session of this one."
+    fault = "Pages of other origins cannot use this session."
     origin, site = headers.get("origin"), headers.get("sec-fetch-site")
     if origin is not None:
-        scheme, _, place = origin.partition("://")
-        # Something in front of the gateway may end TLS, and say so or not.
-        if scheme not in {"http", "https"} or place.lower() != headers.get("host", "").lower():
+        scheme, _, host = origin.partition("://")
+        # A proxy may terminate TLS, so the scheme is not compared.
+        if scheme not in {"http", "https"} or host.lower() != headers.get("host", "").lower():
             raise ForeignOrigin(fault)
     elif site is None and method != "GET":
-        raise ForeignOrigin(f"{fault} Programs bring a key: Authorization: Bearer KEY.")
+        raise ForeignOrigin(f"{fault} Programs must send Authorization: Bearer KEY.")
     if site is not None and site not in _OWN:
         raise ForeignOrigin(fault)
 
 
 def check_json(content_type: str | None) -> None:
-    """Return if the body of a request says that it is JSON, which no form of another page can.
+    """Require the JSON content type, which forms of other pages cannot send.
 
     Raises:
-        InvalidField: it does not.
+        InvalidField: it has another content type.
     """
     if (content_type or "").partition(";")[0].strip().lower() != JSON:
         raise InvalidField(f"The body must be JSON: send Content-Type: {JSON}.", field="content-type")
@@ -132,7 +130,7 @@ def bearer(authorization: str | None) -> str | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a `Host` header names this very machine."""
+    """Return whether a `Host` header names this machine."""
     name = host_name(host)
     if name == "localhost":
         return True
@@ -143,11 +141,12 @@ def is_loopback(host: str) -> bool:
 
 
 def host_name(host: str) -> str:
-    """Return a `Host` header without its port, in lower case; empty if it is none."""
+    """Return the host of a `Host` header in lower case, without port; empty if it is invalid."""
     found = _HOST.fullmatch(host.lower())
     return (found["six"] or found["name"]).rstrip(".") if found else ""
 
 
+# HTTP status of each kind of error, as in the Connect protocol.
 HTTP_STATUS: Final[Mapping[str, int]] = {
     "INVALID_ARGUMENT": 400,
     "NOT_FOUND": 404,
@@ -164,10 +163,8 @@ HTTP_STATUS: Final[Mapping[str, int]] = {
     "CANCELLED": 499,
     "INTERNAL": 500,
 }
-"""The status of each kind of error, as the Connect protocol has them."""
-_OF_REASONS: Final[Mapping[str, int]] = {"TOO_LARGE": 413, "FOREIGN_HOST": 421}
+_STATUS_OF_REASON: Final[Mapping[str, int]] = {"TOO_LARGE": 413, "FOREIGN_HOST": 421}
 
 
 def http_status(error: PawlError) -> int:
-    """Return the HTTP status of an error."""
-    return _OF_REASONS.get(error.reason, HTTP_STATUS[error.kind])
+    return _STATUS_OF_REASON.get(error.reason, HTTP_STATUS[error.kind])

@@ -1,7 +1,7 @@
-"""Streams of server-sent events: several of gRPC in one, because browsers open six connections to a host.
+"""Server-sent event streams. One carries several gRPC streams, because browsers open only six connections to a host.
 
-A message that waits to be sent holds up the stream that it came from, so a slow reader costs its own messages and no
-memory. What was sent is let go of at once: the next may take hours, and a thousand tabs wait for it.
+A pending message blocks only its own gRPC stream, so a slow reader uses no additional memory. References to sent
+messages are dropped immediately, because a thousand tabs may wait hours for the next message.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from pawl.errors import (
 from pawl.gateway.login.callers import Callers
 from pawl.gateway.metrics import Counters
 from pawl.gateway.services import GET_RUN, WATCH_RUN, Method, Services, find, write
-from pawl.gateway.web.answers import read_json, told
+from pawl.gateway.web.answers import error_json, read_json
 
+# gRPC streams per browser stream.
 WATCHED_MAX: Final = 16
-"""Most streams of gRPC in one stream of a browser."""
+# A stream ends at this age, so that the client reconnects and its credential is checked again.
 STREAM_SECONDS_MAX: Final = 3600.0
-"""The age at which a stream ends, for whoever reads it to come back with a credential that still counts."""
 HEARTBEAT_SECONDS: Final = 15.0
 _BYTES_MAX: Final = 64 * 1024
-_LOOK_SECONDS: Final = 15.0
+_LOOKUP_SECONDS: Final = 15.0
 
 _log = logs.get_logger(__name__)
 
@@ -51,12 +51,12 @@ class _Subscription(msgspec.Struct, forbid_unknown_fields=True):
     request: dict[str, Any] = {}
 
 
-class _Wishes(msgspec.Struct, forbid_unknown_fields=True):
+class _Subscriptions(msgspec.Struct, forbid_unknown_fields=True):
     subscriptions: dict[str, _Subscription]
 
 
 class Event(msgspec.Struct):
-    """One server-sent event; its data become JSON."""
+    """A server-sent event with JSON data."""
 
     data: Any
     id: str = ""
@@ -67,7 +67,7 @@ Sources: TypeAlias = Sequence[AsyncGenerator[Event, None]]
 
 
 class Streams:
-    """Opens streams, and ends them with the process."""
+    """Opens streams, and closes them on shutdown."""
 
     def __init__(
         self, callers: Callers, services: Services, counters: Counters, closing: asyncio.Event, *, streams_max: int
@@ -81,16 +81,18 @@ class Streams:
         self._ending: asyncio.Task[None] | None = None
 
     async def many(self, request: Request) -> Response:
-        """Answer `POST /stream` with the messages of all subscriptions, each with its key."""
+        """Handle `POST /stream`: stream the messages of all subscriptions, each with its key."""
         metadata = self._callers.credential(request)
         try:
-            wishes = msgspec.convert(await read_json(request, _BYTES_MAX), _Wishes).subscriptions
+            subscriptions = msgspec.convert(await read_json(request, _BYTES_MAX), _Subscriptions).subscriptions
         except msgspec.ValidationError as error:
-            raise InvalidField(f"These are no subscriptions: {error}", field="subscriptions") from None
-        if not 1 <= len(wishes) <= WATCHED_MAX:
-            raise InvalidField(f"Subscribe to 1 to {WATCHED_MAX} streams.", field="subscriptions")
-        found = {key: find(wish.method, streams=True) for key, wish in wishes.items()}
-        asked = {key: (found[key], found[key].read(wish.request)) for key, wish in wishes.items()}
+            raise InvalidField(f"The subscriptions are invalid: {error}", field="subscriptions") from None
+        if not 1 <= len(subscriptions) <= WATCHED_MAX:
+            raise InvalidField(f"Subscribe to between 1 and {WATCHED_MAX} streams.", field="subscriptions")
+        found = {key: find(subscription.method, streams=True) for key, subscription in subscriptions.items()}
+        asked = {
+            key: (found[key], found[key].read(subscription.request)) for key, subscription in subscriptions.items()
+        }
         return self.respond(
             *(
                 _messages(key, method, self._services.watch(method.name, message, metadata))
@@ -99,49 +101,49 @@ class Streams:
         )
 
     async def run(self, request: Request) -> Response:
-        """Answer `GET /runs/{run_id}/events` with the events of a run, from the one after `Last-Event-ID`.
+        """Handle `GET /runs/{run_id}/events`: stream the events of a run after `Last-Event-ID`.
 
-        One that is not there is an error before anything is sent: an `EventSource` would ask for it for ever.
+        A missing run is an error before the stream starts. `EventSource` would otherwise retry forever.
         """
         metadata = self._callers.credential(request)
         run_id = request.path_params["run_id"]
         if not is_id(run_id):
-            raise InvalidId("The id of a run has letters, digits, _ and - only, and at most 64.", field="run_id")
+            raise InvalidId("run_id must have 1 to 64 letters, digits, _ or -.", field="run_id")
         after = request.headers.get("last-event-id") or request.query_params.get("after_seq") or "0"
         if not (after.isascii() and after.isdecimal() and len(after) <= len(str(2**63))):
             raise InvalidField("Last-Event-ID must be the seq of an event.", field="last-event-id")
         get, method = find(GET_RUN, streams=False), find(WATCH_RUN, streams=True)
         try:
             asked = get.read({"runId": run_id})
-            await self._services.call(get.name, asked, metadata, timeout_seconds=_LOOK_SECONDS)
+            await self._services.call(get.name, asked, metadata, timeout_seconds=_LOOKUP_SECONDS)
         except (NotFound, PermissionDenied, Unauthenticated):
             raise
         except PawlError:
-            pass  # It is tried again by who reads, as long as the stream begins.
+            pass  # Temporary. The client retries if the stream starts.
         watched = method.read({"runId": run_id, "afterSeq": after})
         return self.respond(_events(self._services.watch(method.name, watched, metadata)))
 
     def respond(
         self, *sources: AsyncGenerator[Event, None], on_leave: Callable[[], Awaitable[object]] | None = None
     ) -> Response:
-        """Return the answer that sends the events of all sources; if its reader goes before, `on_leave` is called.
+        """Return a response that streams all sources. If the client disconnects early, `on_leave` is called.
 
         Raises:
-            ShuttingDown, Overloaded: none can be opened now.
+            ShuttingDown, Overloaded: no stream can be opened now.
         """
         if self._closing.is_set():
             raise ShuttingDown
         if len(self._open) >= self._streams_max:
-            raise Overloaded("Too many streams are open: close some, or try again.")
+            raise Overloaded("Too many open streams. Close some, or try again later.")
         return _EventStream(self, sources, on_leave)
 
     async def serve(self, sources: Sources, send: Send, leaving: asyncio.Task[Any]) -> bool:
-        """Send events as they come until there are no more, the stream is old, or the process ends.
+        """Send events until all sources end, the stream is too old, or the process shuts down.
 
-        Returns False if the reader leaves before.
+        Return False if the client disconnects first.
         """
         if self._ending is None:
-            # One for all streams, in the context of none of them.
+            # One task for all streams, outside the context of any of them.
             self._ending = asyncio.get_running_loop().create_task(self._end_all(), context=contextvars.Context())
         scope = asyncio.timeout(0 if self._closing.is_set() else STREAM_SECONDS_MAX)
         self._counters.streams.inc()
@@ -176,7 +178,7 @@ class Streams:
                     event, source = (task := done.pop()).result(), waiting.pop(task)
                     del task
                     if event is not None:
-                        await _send(send, _line(event))
+                        await _send(send, _encoded(event))
                         del event
                         self._counters.events.inc()
                         waiting[_next(source)] = source
@@ -213,7 +215,7 @@ class _EventStream(Response):
 
 
 async def _messages(key: str, method: Method, responses: AsyncGenerator[Any, None]) -> AsyncGenerator[Event, None]:
-    """Yield the messages of a stream, each with its key, then how it ended."""
+    """Yield the messages of a stream with their key, then how it ended."""
     end: dict[str, Any] = {}
     try:
         async with contextlib.aclosing(responses):
@@ -221,15 +223,15 @@ async def _messages(key: str, method: Method, responses: AsyncGenerator[Any, Non
                 yield Event(data={"key": key, "message": write(message)})
                 del message
     except PawlError as error:
-        end = {"error": told(error)}
-    except Exception:  # noqa: BLE001  # the others go on
+        end = {"error": error_json(error)}
+    except Exception:  # noqa: BLE001  # the other streams continue
         _log.exception("stream.failed", method=method.name)
-        end = {"error": told(Internal())}
+        end = {"error": error_json(Internal())}
     yield Event(name="end", data={"key": key, **end})
 
 
 async def _events(responses: AsyncGenerator[Any, None]) -> AsyncGenerator[Event, None]:
-    """Yield the events of a run, each with its seq as its id, then how the stream ended."""
+    """Yield the events of a run with their seq as id, then how the stream ended."""
     try:
         async with contextlib.aclosing(responses):
             async for response in responses:
@@ -241,16 +243,16 @@ async def _events(responses: AsyncGenerator[Any, None]) -> AsyncGenerator[Event,
                 del response
         yield Event(name="end", data={})
     except PawlError as error:
-        yield Event(name="end", data={"error": told(error)})
+        yield Event(name="end", data={"error": error_json(error)})
 
 
-def _line(event: Event) -> bytes:
+def _encoded(event: Event) -> bytes:
     head = (f"id: {event.id}\n" if event.id else "") + (f"event: {event.name}\n" if event.name else "")
     return head.encode() + b"data: " + msgspec.json.encode(event.data) + b"\n\n"
 
 
 def _next(source: AsyncGenerator[Event, None]) -> asyncio.Task[Any]:
-    """Wait for the next event of a source; None after the last."""
+    """Start waiting for the next event of a source; the result is None at its end."""
     return asyncio.ensure_future(anext(source, None))
 
 
