@@ -163,7 +163,9 @@ class Contract:
             head = f"# Types of {package}\n\nMessages and enums that more than one service uses.\n\n"
             written[page] = head + "\n".join(self._types(types, page))
             rows["shared"].append(f"| [Types of {package}]({relative(page, _INDEX)}) | `{package}` | |")
-        tables = {kind: "| page | package | purpose |\n|---|---|---|\n" + "\n".join(sorted(rows[kind])) for kind in rows}
+        tables = {
+            kind: "| page | package | purpose |\n|---|---|---|\n" + "\n".join(sorted(rows[kind])) for kind in rows
+        }
         return written | {_INDEX: _INDEX_PAGE.format(**tables)}
 
     def page_of_file(self, file: str) -> str:

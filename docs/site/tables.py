@@ -88,7 +88,7 @@ def _printed(path: str) -> str:
 def _events(contract: Contract) -> Iterator[str]:
     page = "reference/events.md"
     yield "# Events\n"
-    yield "Every run has a log of events. [WatchRun](api/agent-service.md#watchrun) streams it, and NATS carries it live."
+    yield "Every run has a log of events. [WatchRun](api/agent-service.md#watchrun) streams it; NATS carries it live."
     yield linked_pages("docs/reference/nats.md has examples, headers and retention.\n", page)
     yield "## Subjects\n\n| subject | published by |\n|---|---|"
     for subject, services in sorted(_subjects().items()):
