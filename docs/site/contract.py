@@ -173,7 +173,8 @@ class Contract:
         (found,) = (each for each in self._files if each.name == file)
         if found.service:
             return service_page(f"{found.package}.{found.service[0].name}")
-        return next(each.page for each in self.types.values() if each.file == file)
+        first = next(each for each in self.types.values() if each.file == file)
+        return _ERRORS if first.name == _REASONS else first.page
 
     def link(self, name: str, page: str) -> str:
         """Return a link from a page to a type, or its plain name if it is not of Pawl."""
