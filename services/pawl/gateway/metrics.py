@@ -11,7 +11,7 @@ class Counters:
     def __init__(self, metrics: Metrics) -> None:
         self.requests = metrics.counter("http_requests_total", "HTTP requests ended, by status.", ("route", "status"))
         self.seconds = metrics.histogram(
-            "http_duration_seconds", "Time from the start of a request to its end, streams left out.", ("route",)
+            "http_duration_seconds", "Duration of a request; streams are excluded.", ("route",)
         )
         self.streams = metrics.gauge("streams", "Streams of server-sent events that are open.")
         self.events = metrics.counter("stream_messages_total", "Messages sent on streams.")

@@ -72,6 +72,6 @@ class RpcMetrics:
             "rpc_duration_seconds", "Time from the start of an RPC to its end, streams included.", ("method",)
         )
         self.login_failures = metrics.counter(
-            "login_failures_total", "Calls of nobody who is known, by what is wrong with their credential.", ("kind",)
+            "login_failures_total", "Calls without a valid credential, by kind of failure.", ("kind",)
         )
         self.in_flight = metrics.gauge("rpc_in_flight", "RPCs being served.", ("method",))
