@@ -1,6 +1,6 @@
-"""Writes the generated parts of the pages beside it: state diagrams, permissions, and the features of the services.
+"""Writes the generated parts of pages: state diagrams, permissions, and the features of the services.
 
-`make diagrams` writes them; a test compares. A call may be created one step from PROPOSED.
+Run by `make diagrams`; a test compares the pages with the tables.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PAGES: Final = tuple(Path(__file__).parent / page for page in ("design/architect
 
 
 def rendered(page: str) -> str:
-    """Return the page with each generated part made anew."""
+    """Return the page with all generated parts renewed."""
     page = _replaced(page, "run", _diagram([run_table.INITIAL], run_table.TRANSITIONS))
     page = _replaced(page, "call", _diagram([CallState.PROPOSED], call_table.TRANSITIONS))
     page = _replaced(page, "features", "\n".join(_features()))
@@ -43,20 +43,20 @@ def _diagram(initial: Iterable[StateT], transitions: Mapping[StateT, frozenset[S
     lines = ["```mermaid", "stateDiagram-v2"]
     lines += [f"    [*] --> {state.name}" for state in initial]
     for before, afters in transitions.items():
-        lines += [f"    {before.name} --> {after.name}" for after in sorted(afters, key=_place)]
+        lines += [f"    {before.name} --> {after.name}" for after in sorted(afters, key=_position)]
         if not afters:
             lines.append(f"    {before.name} --> [*]")
     return "\n".join([*lines, "```"])
 
 
-def _place(state: Enum) -> int:
+def _position(state: Enum) -> int:
     return list(type(state)).index(state)
 
 
 def _features() -> Iterator[str]:
-    """Yield a row for each feature: its folders, of which there may be one in each service, and their statements.
+    """Yield a row for each feature with its folders (at most one per service) and statements.
 
-    What is not part of a feature counts for the service.
+    Modules outside a feature count for the service.
     """
     counts: Counter[tuple[str, str]] = Counter()
     for module in SERVICES.rglob("*.py"):
@@ -98,7 +98,7 @@ def _callers_of_services() -> Iterator[str]:
 
 
 def _rows() -> Iterator[tuple[frozenset[str], str]]:
-    """Yield the methods of Pawl in groups that stand together in the table, with those who may call them."""
+    """Yield groups of methods, one per service and set of callers, each with its callers."""
     pawls = (item for item in CALLERS.items() if item[0].startswith("/pawl."))
     for (callers, service), group in groupby(pawls, key=lambda item: (item[1], item[0].rpartition("/")[0])):
         methods = ", ".join(name.rpartition("/")[2] for name, _ in group)

@@ -17,12 +17,12 @@ from docs.site.contract import Contract
 
 _ROOT: Final = Path(__file__).parents[2]
 _LINK: Final = re.compile(r"(\]\()(?!https?:|mailto:|#)([^)#\s]+)")
-# The first line of a code block with the name of a file, or with `terminal` (tests/system/docs/pages.py).
+# The first line of a code block with a file name or `terminal` (tests/system/docs/pages.py).
 _FENCE: Final = re.compile(r"^( *```\w+) (\S[^\n]*)$", re.MULTILINE)
-# An entry of the navigation like `- Decisions: # design/decisions/*.md, added by docs/site`.
+# A navigation entry such as `- Decisions: # design/decisions/*.md, added by docs/site`.
 _LISTED: Final = re.compile(r"^(?=( +)-)(.*:) # (\S+), added by docs/site$", re.MULTILINE)
 _PARTS: Final = ("start", "guides", "reference", "design", "images", "examples")
-# Files of other folders, and the pages of the site that show them.
+# Files outside docs/, and the pages of the site that show them.
 _ELSEWHERE: Final = {
     "web/client/README.md": "reference/typescript-client.md",
     "tests/faults/README.md": "design/faults.md",
@@ -31,7 +31,7 @@ _ELSEWHERE: Final = {
 
 
 def write(target: Path, contract: Contract) -> None:
-    """Replace `target` with the configuration of the site and all of its pages."""
+    """Replace `target` with the configuration and pages of the site."""
     shutil.rmtree(target, ignore_errors=True)
     pages = target / "pages"
     pages.mkdir(parents=True)
@@ -56,16 +56,16 @@ def write(target: Path, contract: Contract) -> None:
 
 
 def _entries(pages: Path, match: re.Match[str]) -> str:
-    """Return an entry of the navigation with the pages that its comment names, an index first."""
+    """Return a navigation entry with the pages that its comment names, the index first."""
     found = sorted(pages.glob(match[3]), key=lambda path: (path.name != "index.md", path.name))
     return match[2] + "".join(f"\n{match[1]}    - {path.relative_to(pages).as_posix()}" for path in found)
 
 
 def _relinked(text: str, source: str, page: str, pages: Path, contract: Contract) -> str:
-    """Return a page with titles for its code blocks, whose links lead to pages and files of the site.
+    """Return a page with titles for code blocks, and links to pages of the site.
 
     Raises:
-        ValueError: a link leads to a file that has no place in the site.
+        ValueError: a link leads to a file outside the site.
     """
 
     def replaced(match: re.Match[str]) -> str:

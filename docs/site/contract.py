@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 from google.protobuf.descriptor_pb2 import (
@@ -22,13 +23,18 @@ from pawl.chassis.identity.roles import CALLERS, ROLES
 
 _SCALARS: Final = {number: name.removeprefix("TYPE_").lower() for name, number in FieldDescriptorProto.Type.items()}
 _CODE: Final = re.compile(r"(`[^`]*`)")
+_PAGE: Final = re.compile(r"docs/([\w/-]+\.md)")
+_DOCS: Final = Path(__file__).parents[1]
 _NAME: Final = re.compile(r"(?<![\w`])[A-Z](?:[A-Z]|\\_)+[A-Z](?![\w`])")
 _REASONS: Final = "pawl.error.v1.ErrorReason"
 _ERRORS: Final = "reference/errors.md"
 _INDEX: Final = "reference/api/index.md"
 _INDEX_PAGE: Final = """# gRPC API
 
-Generated from the contract in `proto/`. Each method lists the [error reasons](../errors.md) that it can return.
+Services and messages of Pawl, generated from the comments in `proto/`. Each method lists the
+[error reasons](../errors.md) that it can return.
+
+## Public services
 
 {public}
 
@@ -38,7 +44,7 @@ Generated from the contract in `proto/`. Each method lists the [error reasons](.
 
 ## Internal services
 
-Only services of Pawl call these.
+Only Pawl's own services call these.
 
 {internal}
 """
@@ -46,7 +52,7 @@ Only services of Pawl call these.
 
 @dataclass(kw_only=True)
 class _Type:
-    """A message or an enum, and the page that describes it."""
+    """A message or enum, and the page that describes it."""
 
     name: str
     proto: DescriptorProto | EnumDescriptorProto
@@ -58,7 +64,7 @@ class _Type:
 
     @property
     def members(self) -> Iterator[tuple[Any, str]]:
-        """The fields or values in their order, each with its comment."""
+        """The fields or values in order, each with its comment."""
         found = self.proto.value if isinstance(self.proto, EnumDescriptorProto) else self.proto.field
         for number, member in enumerate(found):
             yield member, self.comments.get((*self.path, 2, number), "")
@@ -157,7 +163,9 @@ class Contract:
             head = f"# Types of {package}\n\nMessages and enums that more than one service uses.\n\n"
             written[page] = head + "\n".join(self._types(types, page))
             rows["shared"].append(f"| [Types of {package}]({relative(page, _INDEX)}) | `{package}` | |")
-        tables = {kind: "| | package | |\n|---|---|---|\n" + "\n".join(sorted(rows[kind])) for kind in rows}
+        tables = {
+            kind: "| page | package | purpose |\n|---|---|---|\n" + "\n".join(sorted(rows[kind])) for kind in rows
+        }
         return written | {_INDEX: _INDEX_PAGE.format(**tables)}
 
     def page_of_file(self, file: str) -> str:
@@ -165,7 +173,8 @@ class Contract:
         (found,) = (each for each in self._files if each.name == file)
         if found.service:
             return service_page(f"{found.package}.{found.service[0].name}")
-        return next(each.page for each in self.types.values() if each.file == file)
+        first = next(each for each in self.types.values() if each.file == file)
+        return _ERRORS if first.name == _REASONS else first.page
 
     def link(self, name: str, page: str) -> str:
         """Return a link from a page to a type, or its plain name if it is not of Pawl."""
@@ -208,7 +217,7 @@ class Contract:
             rows = list(self._rows(each, page))
             if rows:
                 kind = "field | type" if isinstance(each.proto, DescriptorProto) else "value | number"
-                yield f"| {kind} | |\n|---|---|---|"
+                yield f"| {kind} | description |\n|---|---|---|"
                 yield "\n".join(rows) + "\n"
 
     def _rows(self, each: _Type, page: str) -> Iterator[str]:
@@ -232,8 +241,14 @@ class Contract:
         return f"optional {kind}" if member.proto3_optional else kind
 
     def _prose(self, comment: str, page: str) -> str:
-        paragraphs = [self._linked(escaped(" ".join(each.split())), page) for each in comment.split("\n\n")]
-        return "\n\n".join(paragraphs).replace("Errors:", "**Errors:**") + "\n"
+        """Return a comment as paragraphs and lists."""
+        blocks: list[str] = []
+        for paragraph in comment.split("\n\n"):
+            text, *items = re.split(r"(?:^|\n)- ", paragraph)
+            found = [self._linked(escaped(" ".join(each.split())), page) for each in (text, *items)]
+            blocks += [found[0]] if found[0] else []
+            blocks += ["\n".join(f"- {each}" for each in found[1:])] if items else []
+        return "\n\n".join(blocks).replace("Errors:", "**Errors:**") + "\n"
 
     def _cell(self, comment: str, page: str) -> str:
         return "<br>".join(
@@ -242,13 +257,23 @@ class Contract:
         )
 
     def _linked(self, text: str, page: str) -> str:
-        """Return a text in which error reasons are links."""
+        """Return a text in which error reasons and pages of docs/ are links."""
 
         def replaced(match: re.Match[str]) -> str:
             name = match[0].replace("\\", "")
             return f"[{name}]({relative(_ERRORS, page)}#{anchor(name)})" if name in self.reasons else match[0]
 
-        return _NAME.sub(replaced, text)
+        return linked_pages(_NAME.sub(replaced, text), page)
+
+
+def linked_pages(text: str, page: str) -> str:
+    """Return a text in which paths of pages, such as docs/reference/nats.md, are links with the title of the page."""
+
+    def replaced(match: re.Match[str]) -> str:
+        title = (_DOCS / match[1]).read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+        return f"[{title}]({relative(match[1], page)})"
+
+    return _PAGE.sub(replaced, text)
 
 
 def service_page(name: str) -> str:
@@ -272,7 +297,7 @@ def anchor(title: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return a text in which Markdown and HTML read nothing but code."""
+    """Return a text with Markdown and HTML escaped outside of code."""
     return "".join(
         part if part.startswith("`") and part.endswith("`") and len(part) > 1 else re.sub(r"([*_<\[\]])", r"\\\1", part)
         for part in _CODE.split(text)

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import typer.main
 
-from docs.site.contract import Contract, anchor, escaped
+from docs.site.contract import Contract, anchor, escaped, linked_pages
 from pawl.cli.__main__ import app
 
 _ROOT: Final = Path(__file__).parents[2]
@@ -23,7 +23,7 @@ _COLUMNS: Final = 100
 
 
 def pages(contract: Contract) -> dict[str, str]:
-    """Return the generated pages by their paths."""
+    """Return the generated pages by path."""
     return {
         "reference/errors.md": "\n".join(_errors(contract)),
         "reference/settings.md": "\n".join(_settings()),
@@ -53,16 +53,16 @@ def _settings() -> Iterator[str]:
     yield "secret can also be given as `NAME_FILE`, the path of a file that holds it.\n"
     for section in re.split(r"^## ", (_ROOT / ".env.example").read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
         title, _, text = section.partition("\n")
-        yield f"## {title[0].upper()}{title[1:]}\n\n| variable | default | |\n|---|---|---|"
+        yield f"## {title[0].upper()}{title[1:]}\n\n| variable | default | description |\n|---|---|---|"
         for comment, name, default in _SETTING.findall(text):
-            meaning = " ".join(re.sub(r"^# ?", "", comment, flags=re.MULTILINE).split())
-            yield f"| `{name}` | {f'`{default}`' if default else ''} | {_cell(meaning)} |"
+            meaning = linked_pages(_cell(re.sub(r"^# ?", "", comment, flags=re.MULTILINE)), "reference/settings.md")
+            yield f"| `{name}` | {f'`{default}`' if default else ''} | {meaning} |"
         yield ""
 
 
 def _commands() -> Iterator[str]:
     yield "# Commands\n"
-    yield "What `pawl COMMAND --help` prints. The flags of `pawl` itself may stand before or behind the command.\n"
+    yield "The output of `pawl COMMAND --help`. The options of `pawl` itself may come before or after the command.\n"
     yield from _command(typer.main.get_command(app), None, "pawl")
 
 
@@ -80,7 +80,7 @@ def _command(command: Any, parent: Any, name: str) -> Iterator[str]:
 
 
 def _printed(path: str) -> str:
-    """Return what a command prints that parses its own arguments."""
+    """Return the help of a command that parses its own arguments."""
     call = [sys.executable, "-m", "pawl.cli", *path.split()[1:], "--help"]
     return subprocess.run(call, check=True, capture_output=True, text=True).stdout
 
@@ -88,15 +88,15 @@ def _printed(path: str) -> str:
 def _events(contract: Contract) -> Iterator[str]:
     page = "reference/events.md"
     yield "# Events\n"
-    yield "A run has a log of events. [WatchRun](api/agent-service.md#watchrun) streams it, and NATS carries it."
-    yield "[Reading NATS](nats.md) has the headers, what is kept, and programs that subscribe.\n"
+    yield "Every run has a log of events. [WatchRun](api/agent-service.md#watchrun) streams it; NATS carries it live."
+    yield linked_pages("docs/reference/nats.md has examples, headers and retention.\n", page)
     yield "## Subjects\n\n| subject | published by |\n|---|---|"
     for subject, services in sorted(_subjects().items()):
         yield f"| `{subject}` | {', '.join(sorted(services))} |"
     event = contract.types["pawl.event.v1.RunEvent"]
     comments = {member.name: comment for member, comment in event.members}
     yield f"\n## Types\n\n`type` of a {contract.link(event.name, page)}: {_cell(comments['type'])}\n"
-    yield "## Payloads\n\nAn event has one of these.\n\n| field | type | |\n|---|---|---|"
+    yield "## Payloads\n\nEach event has exactly one payload.\n\n| field | type | description |\n|---|---|---|"
     for member, comment in event.members:
         if member.HasField("oneof_index") and not member.proto3_optional:
             yield f"| `{member.name}` | {contract.link(member.type_name[1:], page)} | {_cell(comment)} |"
@@ -104,7 +104,7 @@ def _events(contract: Contract) -> Iterator[str]:
 
 
 def _subjects() -> dict[str, set[str]]:
-    """Return the public subjects that services publish on, each with these services."""
+    """Return the public NATS subjects, each with the services that publish on it."""
     found: defaultdict[str, set[str]] = defaultdict(set)
     for module, service in _modules():
         nodes = list(ast.walk(ast.parse(module.read_text(encoding="utf-8"))))
@@ -118,7 +118,7 @@ def _subjects() -> dict[str, set[str]]:
 
 
 def _template(node: ast.JoinedStr) -> str:
-    """Return an f-string with the last part of each name in angle brackets."""
+    """Return an f-string as text, with the last part of each name in angle brackets."""
     return "".join(
         f"<{ast.unparse(part.value).rpartition('.')[2]}>" if isinstance(part, ast.FormattedValue) else _text(part)
         for part in node.values
@@ -131,7 +131,7 @@ def _text(node: ast.expr) -> str:
 
 def _metrics() -> Iterator[str]:
     yield "# Metrics\n"
-    yield "Every process serves these for Prometheus at `/metrics` of PAWL_METRICS_LISTEN.\n"
+    yield "Every process serves its metrics in the Prometheus format at `/metrics` of `PAWL_METRICS_LISTEN`.\n"
     rows: defaultdict[str, list[str]] = defaultdict(list)
     for module, service in _modules():
         prefix = "<service>" if service == "chassis" else service
@@ -145,7 +145,7 @@ def _metrics() -> Iterator[str]:
                 rows[service].append(f"| `pawl_{prefix}_{name}` | {node.func.attr} | {labels} | {_cell(text)} |")
     for service in sorted(rows, key=lambda each: (each != "chassis", each)):
         title = "Every service" if service == "chassis" else service.replace("_", "-")
-        yield f"## {title}\n\n| metric | type | labels | |\n|---|---|---|---|"
+        yield f"## {title}\n\n| metric | type | labels | description |\n|---|---|---|---|"
         yield "\n".join(sorted(rows[service])) + "\n"
 
 
