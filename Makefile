@@ -110,6 +110,7 @@ diagrams: $(VENV)/.installed ## Write the parts of docs/ that are made from tabl
 	@$(BIN)/python -m docs.diagrams
 
 docs: $(VENV)/.installed $(PROTO_VENV)/.installed $(DOCS_VENV)/.installed ## Build the documentation site into build/docs/site; warnings are errors
+	@mkdir -p build
 	@$(PROTO_BIN)/buf build proto -o build/contract.binpb
 	@$(BIN)/python -m docs.site build/docs build/contract.binpb
 	@log=$$($(DOCS_VENV)/bin/zensical build --clean --strict --config-file build/docs/mkdocs.yml 2>&1) || { echo "$$log" >&2; exit 1; }

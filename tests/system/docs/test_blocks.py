@@ -16,6 +16,10 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGES = (
+    ("start/quickstart.md",),
+    ("start/first-tool.md",),
+    ("start/first-approval.md",),
+    ("start/tutorial.md",),
     ("guides/tools.md",),
     ("guides/agents.md",),
     ("guides/tool-sources.md",),
@@ -39,6 +43,7 @@ NOT_RUN = {
     "PAWL_EGRESS_FILE=egress.json PAWL_MAILBOX_PASSWORDS_FILE=passwords.json pawl up": "needs the reader's mail server",
     'cp -r "$REPO/docs/examples/copilotkit" copilotkit': "needs a thousand packages of npm",
     "cd copilotkit && PAWL_KEY=$(cat ../.pawl/secrets/local-key) node server.mjs 9001": "needs them, too",
+    "python3 -m venv .venv": "tests/system/launcher/test_wheels.py installs Pawl in this way",
     "pip install mcp-server-time": "needs the network; the environment of the tests has it",
 }
 """First lines of blocks that are not run, and why."""

@@ -47,11 +47,11 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of an environment in which the install command of README.md was run."""
+    """The interpreter of an environment in which the install command of the quickstart was run."""
     project = tmp_path_factory.mktemp("project")
     subprocess.run([sys.executable, "-m", "venv", str(project / "environment")], check=True)
     (project / "pawl").symlink_to(tree.ROOT)
-    (command,) = re.findall(r"^pip (install .*)$", (tree.ROOT / "README.md").read_text(), re.MULTILINE)
+    (command,) = re.findall(r"^pip (install .*)$", (tree.ROOT / "docs/start/quickstart.md").read_text(), re.MULTILINE)
     pip(project / "environment/bin/python", *shlex.split(command), cwd=project)
     return project / "environment/bin/python"
 
