@@ -41,8 +41,8 @@ async def events(
 ) -> None:
     """Print messages from NATS as they arrive: events, run lifecycle and notifications.
 
-    Connects as the user `subscriber` of the suite in the data folder, or to PAWL_NATS_URL. See docs/reference/nats.md for
-    subjects, headers and types.
+    Connects as the user `subscriber` of the suite in the data folder, or to PAWL_NATS_URL. See docs/reference/nats.md
+    for subjects, headers and types.
     """
     check_subject(subject)
     connection = await _connection(url_of(target.data, os.environ))
