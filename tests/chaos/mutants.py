@@ -1,8 +1,8 @@
-"""Faults planted in a record in which all was right, each of which exactly one checker must find: `make mutants`.
+"""Faults planted in a good record, each of which exactly one checker must find: `make mutants`.
 
-A checker that no mutant turns red proves nothing. The checkers judge records, so a mutant is a wrong record. Each is
-named after the checker that must find it. A nemesis that does not do what a mend is for proves nothing either: so it
-plays a failover to a suite without the mend of `unmended`.
+A checker that no mutant triggers proves nothing. Checkers judge records, so a mutant is a wrong record, named after
+the checker that must find it. Likewise the faults must be strong enough: a failover is played against a suite
+without its fix (`unmended`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _operation(record: Record, kind: Kind) -> Operation:
 
 
 def _acknowledged(kind: Kind, run_id: str, *, call_id: str = "", content: str = "") -> Mutant:
-    """Return what adds a request that was acknowledged."""
+    """Return a mutant that adds an acknowledged request."""
 
     def plant(record: Record) -> None:
         store_id, user_id = OWNERS[FOREIGN]
@@ -46,13 +46,13 @@ def _acknowledged(kind: Kind, run_id: str, *, call_id: str = "", content: str = 
 
 
 def _started(run_id: str, run_state: str = "") -> Mutant:
-    """Return what answers the first start of a run a second time."""
+    """Return a mutant that answers the first start of a run a second time."""
     ok = Outcome.OK
     return lambda record: record.history.answer(_operation(record, Kind.START), ok, run_id=run_id, run_state=run_state)
 
 
 def _operations(kind: Kind, **fields: Any) -> Mutant:
-    """Return what changes all requests of a kind."""
+    """Return a mutant that changes all requests of a kind."""
 
     def plant(record: Record) -> None:
         operations = record.history.operations
@@ -62,7 +62,7 @@ def _operations(kind: Kind, **fields: Any) -> Mutant:
 
 
 def _logged(run_id: str, kind: str, change: Callable[[Any], object], place: int = 0) -> Mutant:
-    """Return what changes an event of a kind in a log; all saw it so."""
+    """Return a mutant that changes an event of a kind in a log, as all watchers saw it."""
 
     def plant(record: Record) -> None:
         change([event for event in record.logs[run_id] if event.HasField(kind)][place])  # type: ignore[arg-type]
@@ -72,7 +72,7 @@ def _logged(run_id: str, kind: str, change: Callable[[Any], object], place: int 
 
 
 def _set(path: str, value: object) -> Callable[[Any], object]:
-    """Return what sets an attribute of an attribute."""
+    """Return a mutant that sets an attribute of an attribute."""
     *parents, name = path.split(".")
 
     def change(thing: Any) -> None:
@@ -84,12 +84,12 @@ def _set(path: str, value: object) -> Callable[[Any], object]:
 
 
 def _run(run_id: str, path: str, value: object) -> Mutant:
-    """Return what changes the row of a run."""
+    """Return a mutant that changes the row of a run."""
     return lambda record: _set(path, value)(record.runs[run_id])
 
 
 def _notices(*told_of: Mapping[str, str]) -> Mutant:
-    """Return what puts other notices into the conversation of the main run."""
+    """Return a mutant that replaces the notices in the conversation of the main run."""
 
     def plant(record: Record) -> None:
         logged = [event.message_added.message for event in record.logs[MAIN] if event.HasField("message_added")]
@@ -140,6 +140,7 @@ def _pressed_early(record: Record) -> None:
 
 _TOLD = {"job_id": JOB, "state": "COMPLETED"}
 
+# Mutants by the checker that must find each.
 MUTANTS: Mapping[str, Mutant] = {
     # A run that was acknowledged is gone.
     "accepted_messages_are_kept": _acknowledged(Kind.START, "run-lost", content="do what is lost"),
@@ -207,17 +208,16 @@ MUTANTS: Mapping[str, Mutant] = {
     # The job did its call once, and was not to do it.
     "series_keep_their_beat": _run(JOB, "job.iterations_max", 0),
 }
-"""What to do to a good record, by the checker that must find it."""
 
+# How the foreign run ends where that is the fault; empty: not at all.
 _FOREIGN_ENDS = {"runs_end": "", "runs_do_not_fail": "FAILED"}
-"""How the foreign run ends where that is the fault: not at all, or so."""
 
 UNMENDED = "nobody_saw_what_never_should_be_seen"
 UNMENDED_SEEDS = (3, 4, 5, 6)
 
 
 def hunt(name: str) -> str:
-    """Return what the checker of a mutant reports; empty if nothing, or if another checker reports something too."""
+    """Return the report of a mutant's checker; empty if nothing, or if another checker reports something too."""
     record = told(foreign_end=_FOREIGN_ENDS.get(name, "COMPLETED"))
     MUTANTS[name](record)
     violations = judge(record)
@@ -225,9 +225,9 @@ def hunt(name: str) -> str:
 
 
 def hunt_unmended() -> str:
-    """Return what the checker reports of a failover to a suite without the mend; empty if nothing.
+    """Return the report of the checker after a failover to a suite without the fix; empty if nothing.
 
-    Where the failover meets the runs depends on how fast the machine is, so that there are several games.
+    Several games are played, because the point at which the failover hits depends on the speed of the machine.
     """
     return next(filter(None, map(_play_unmended, UNMENDED_SEEDS)), "")
 
@@ -245,9 +245,9 @@ def _play_unmended(seed: int) -> str:
 
 
 def main() -> int:
-    """Hunt all mutants; 1 if a checker missed one."""
+    """Play all mutants; return 1 if a checker missed one."""
     logs.configure(service="chaos", instance_id="", level="critical", log_format="console")
-    found = {name: hunt(name) for name in MUTANTS} | {"a failover to a suite without its mend": hunt_unmended()}
+    found = {name: hunt(name) for name in MUTANTS} | {"a failover to a suite without its fix": hunt_unmended()}
     for name, violation in found.items():
         print(f"chaos: {violation or f'{name}: MISSED'}")  # noqa: T201
     return 0 if all(found.values()) else 1

@@ -1,4 +1,4 @@
-"""Each checker of the nemesis finds the fault that is planted for it, and none finds anything in a good record."""
+"""Each checker finds its planted fault, and none finds anything in a good record."""
 
 from __future__ import annotations
 

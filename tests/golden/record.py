@@ -1,4 +1,4 @@
-"""Record the golden log anew: `python -m tests.golden.record`. The tests that read it say what has changed."""
+"""Record the golden log again: `python -m tests.golden.record`. The tests that read it then show the differences."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _EDITED = {"to": ["bob@example.com"], "subject": "lunch", "body": "At one."}
 
 
 async def main() -> None:
-    """Record a run with a cut answer, an edit, a question, a tool of the page and a takeover; then its gap."""
+    """Record a run with a truncated answer, an edit, a question, a page tool and a takeover; then its gap."""
     with tempfile.TemporaryDirectory(prefix="pawl-golden-") as name:
         folder = Path(name)
         script = folder / "script.json"
@@ -95,14 +95,14 @@ async def _play(suite: Suite, door: httpx2.AsyncClient) -> str:
     state = ""
     while state not in {"RUN_STATE_COMPLETED", "RUN_STATE_FAILED"}:
         answer = await door.post(f"{_AGENT}/GetRun", json={"runId": run_id, "waitSeconds": 10})
-        state = answer.json().get("run", {}).get("state", "")  # none while nobody serves
+        state = answer.json().get("run", {}).get("state", "")  # none while no replica runs
         await asyncio.sleep(0.1)
     assert state == "RUN_STATE_COMPLETED"
     return run_id
 
 
 async def _events(door: httpx2.AsyncClient, run_id: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-    """Yield name and data of what the stream of a run has, without its end."""
+    """Yield name and data of the events in the stream of a run, without its end."""
     name = ""
     async with door.stream("GET", f"/runs/{run_id}/events") as answer:
         async for line in answer.aiter_lines():
@@ -114,7 +114,7 @@ async def _events(door: httpx2.AsyncClient, run_id: str) -> AsyncIterator[tuple[
 
 
 async def _trim(suite: Suite, run_id: str) -> None:
-    """Have the events kept no longer, as retention does."""
+    """Remove the events, as retention does."""
     database = await asyncpg.connect(suite.database_url)
     try:
         async with database.transaction():

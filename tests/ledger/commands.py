@@ -1,8 +1,7 @@
-"""What may be asked of the ledger, drawn at random: mostly what fits, and often what does not.
+"""Random ledger requests ("asks"): mostly valid, often not.
 
-An ask is a dict of words and numbers. `Chooser` draws one with the model's state
-in view, so that right answers, late ones, doubled ones and ones of strangers all
-come up; `operations` puts it into the words of the product.
+An ask is a dict of strings and numbers. `Chooser` draws one from the model's state, so that valid, late, repeated and
+unauthorised requests all occur; `operations` translates it for the product.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from tests.simulation.reference import CALL_MOVES, ENDED, RUN_MOVES, SETTLED
 
 STORES = ("acme", "acme", "acme", "beta")
 USERS = ("ann", "ann", "ann", "bob")
-# One of nobody known, the local one, which is everybody's, and two that are somebody's.
+# One of an unknown user, the shared local one, and two of known users.
 CREDENTIALS = ("", "local", "key_1", "key_1", "key_2")
 PEOPLE: Sequence[tuple[str, ...]] = ((), (), (), ("olga",), ("cyd", "olga"), ("eve",))
 WORKERS = ("w1", "w2")
@@ -25,7 +24,7 @@ DIGESTS = ("ab" * 32, "cd" * 32)
 ARGUMENTS = ("{}", '{"n":1}')
 LEASE_SECONDS = 30.0
 CALLS = ("a", "b", "c")
-# The id of a run that does a call is longer than that of the run that calls.
+# A child run has a longer id than its caller.
 _LONG = 40
 _WAITING = ("AWAITING_APPROVAL", "AWAITING_APPROVAL", "OFFERED", "ASKED")
 _COMMANDS = {
@@ -39,7 +38,7 @@ Pick = Callable[[Sequence[Any]], Any]
 
 
 class Chooser:
-    """Draws asks; `pick` takes one of several things. What it names is named by a number that grows."""
+    """Draws asks; `pick` chooses one of several values. New ids come from a counter."""
 
     def __init__(self, model: Model, pick: Pick) -> None:
         self.model = model
@@ -51,7 +50,7 @@ class Chooser:
         return {"do": what, "tag": f"{self._count:06}"} | more
 
     def submit(self) -> Row:
-        """A message of a user."""
+        """A user message."""
         budget = self.pick([0, 0, 100])
         return self._ask(
             "submit",
@@ -71,9 +70,9 @@ class Chooser:
         )
 
     def share(self) -> Row:
-        """A user lets others write to a conversation, or no longer."""
+        """A user shares a conversation for writing, or makes it private."""
         found = self.pick(list(self.model.conversations.values()))
-        # Mostly the other way round than it is.
+        # Mostly the opposite of the current state.
         others = ["READ", "PRIVATE"] if found["sharing"] == "WRITE" else ["WRITE", "WRITE"]
         return self._ask(
             "share",
@@ -84,7 +83,7 @@ class Chooser:
         )
 
     def commit(self) -> Row:
-        """A step of a worker: of the owner, or of one that was, or of nobody."""
+        """A step of the current owner, a former owner, or an unknown worker."""
         run, model = self._run(), self.model
         earlier = run["last_step"]["id"] if run["last_step"] else ""
         fresh = self._step()
@@ -118,7 +117,7 @@ class Chooser:
         )
 
     def settling_commit(self, run: Row | None = None) -> Row:
-        """The step of an owner that does everything right and ends its run."""
+        """A valid step of the owner that ends its run."""
         run = run or self._run()
         wishes = [
             self._as_it_is(call) | {"state": "CANCELLED" if call["state"] == "DELEGATED" else "FAILED"}
@@ -147,7 +146,7 @@ class Chooser:
         )
 
     def send(self) -> Row:
-        """A command of somebody to a run."""
+        """A command to a run."""
         run = self._run_in_need()
         name, call = self._call_of(run)
         fitting = _COMMANDS.get(call["state"], [])
@@ -187,7 +186,7 @@ class Chooser:
         )
 
     def approval(self) -> Row | None:
-        """Somebody who may approve decides a call that waits for that; None if none does."""
+        """An approver decides about a pending call; None if there is none."""
         call = self._gated()
         if call is None:
             return None
@@ -214,7 +213,7 @@ class Chooser:
         )
 
     def shown_again(self) -> Row | None:
-        """The step of an owner that shows a request again: as it was edited, or escalated; None if none waits."""
+        """A step of the owner that shows an edited or escalated approval request again; None if none is pending."""
         call = self._gated()
         run = self.model.runs[call["store"], call["run"]] if call else None
         if call is None or run is None or not run["worker"]:
@@ -227,7 +226,7 @@ class Chooser:
         return ask | {"consumed": [reserved] if reserved in self.model.unread(run) else []}
 
     def delegating(self) -> Row | None:
-        """The step of an owner that delegates a call and waits for what does it; None if nobody can."""
+        """A step of the owner that delegates a call and waits for its child run; None if not possible."""
         every = [run for run in self.model.runs.values() if run["worker"] and run["state"] == "RUNNING"]
         free = [(run, f"{run['id']}_{name}") for run in every for name in CALLS if len(run["id"]) < _LONG]
         free = [(run, name) for run, name in free if (run["store"], name) not in self.model.calls]
@@ -239,7 +238,7 @@ class Chooser:
         return ask | {"calls": [wish], "delegations": {name: f"run_{name}"}, "consumed": [], "lease": "PARK"}
 
     def reported(self) -> Row | None:
-        """The step of an owner that settles a delegated call: once its run has ended, or a little early."""
+        """A step of the owner that settles a delegated call, sometimes before its child run has ended."""
         calls = [call for call in self.model.calls.values() if call["state"] == "DELEGATED"]
         runs = self.model.runs
         calls = [call for call in calls if runs[call["store"], call["run"]]["worker"]]
@@ -261,7 +260,7 @@ class Chooser:
         return chosen
 
     def lease_offer(self) -> Row:
-        """A client wants to run a call."""
+        """A client leases a call."""
         offered = [call for call in self.model.calls.values() if call["state"] == "OFFERED"]
         call = self.pick(self.pick([offered, offered, []]) or [None])
         run = self._run() if call is None else self.model.runs[call["store"], call["run"]]
@@ -277,7 +276,7 @@ class Chooser:
         )
 
     def of_client(self) -> Row:
-        """What a client, or the sweep, does to all offers."""
+        """An action on all offers of a client, or the sweep of offers."""
         return self._ask(
             self.pick(["renew_offers", "release_offers", "sweep_offers"]),
             store=self.pick(STORES),
@@ -289,7 +288,7 @@ class Chooser:
         )
 
     def of_worker(self) -> Row:
-        """What a worker does to its leases."""
+        """An action of a worker on its leases."""
         what = self.pick(["claim", "claim", "renew", "release", "release", "report_crash", "sweep_crashed"])
         if what == "report_crash":
             run = self._run()
@@ -298,27 +297,27 @@ class Chooser:
         return self.claim(self.pick(WORKERS), self.pick([3, 1])) | {"do": what}
 
     def claim(self, worker: str, runs_max: int) -> Row:
-        """A worker wants runs."""
+        """A worker claims runs."""
         limits = self.model.limits
         return self._ask(
             "claim", worker=worker, runs_max=runs_max, seconds=LEASE_SECONDS, partial=False, given=[], limits=limits
         )
 
     def sweep_crashed(self) -> Row:
-        """The ledger looks for runs that no worker survives."""
+        """The ledger sweeps for runs that kill their workers."""
         return self._ask("sweep_crashed")
 
     def several(self) -> list[Row]:
-        """Asks of the moment that share a transaction."""
+        """Asks that share a transaction."""
         kinds = [self.submit, self.submit, self.share, self.commit, self.commit, self.send, self.lease_offer]
         return [self.pick(kinds)() for _ in range(self.pick([2, 3]))]
 
     def wait(self, seconds: float = 0.0) -> Row:
-        """Time passes: less than any lease, or more."""
+        """Advance the clock, by less than any lease or by more."""
         return self._ask("wait", seconds=seconds or self.pick([1.0, 1.0, 20.0, 20.0, 100.0]))
 
     def cancel(self, run: Row) -> Row:
-        """The user of a run stops it."""
+        """The user of a run cancels it."""
         fresh = f"cmd{self._count}"
         who = {"store": run["store"], "run": run["id"], "user": run["user"], "operator": False, "right": "OWN_RUNS"}
         more = {"fingerprint": "f1", "limits": self.model.limits}
@@ -328,7 +327,7 @@ class Chooser:
         return f"step_{self._count:06}"
 
     def _run(self) -> Row:
-        """A run: mostly one that a worker holds."""
+        """A run, mostly one that a worker holds."""
         every = list(self.model.runs.values())
         is_open = [run for run in every if run["state"] not in ENDED]
         held = [run for run in is_open if run["worker"]]
@@ -336,7 +335,7 @@ class Chooser:
         return chosen
 
     def _run_in_need(self) -> Row:
-        """A run: mostly one that waits for somebody."""
+        """A run, mostly one that waits for a person."""
         calls = [call for call in self.model.calls.values() if call["state"] in _COMMANDS]
         waits = [self.model.runs[call["store"], call["run"]] for call in calls]
         needy = [run for run in self.model.runs.values() if run["attention"]]
@@ -347,7 +346,7 @@ class Chooser:
         return things if self.pick([False] * 11 + [True]) else []
 
     def _call_of(self, run: Row) -> tuple[str, Row]:
-        """A call of a run, open ones first; now and then an absent one, or one of another run."""
+        """A call of a run, open ones first; sometimes an unknown one, or one of another run."""
         calls = [row for row in self.model.calls.values() if (row["store"], row["run"]) == (run["store"], run["id"])]
         calls.sort(key=lambda call: call["state"] in SETTLED)
         waiting = [call["id"] for call in calls if call["state"] in _COMMANDS]
@@ -393,7 +392,7 @@ class Chooser:
         return wish | {"call": name, "state": state, "has_result": has_result, "deadline": self.pick([None, 50.0])}
 
     def _new(self) -> Row:
-        """A call that there is not yet."""
+        """A new call."""
         wish: Row = {"tool": "tool", "arguments": ARGUMENTS[0], "digest": "", "attempt": 1, "fallback": "", "child": ""}
         return wish | {"required": 1, "escalated": False, "default": False, "has_result": False, "deadline": None}
 

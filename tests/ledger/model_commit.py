@@ -1,4 +1,4 @@
-"""The reference model's half for the owner of a run: one step, all or nothing, fenced by the epoch."""
+"""The reference model of commits by the owner of a run: atomic, and fenced by the epoch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ILLEGAL, _CHANGED, _INVALID = "ILLEGAL_TRANSITION", "INBOX_CHANGED", "INVALID_F
 
 
 def commit(model: Model, ask: Row) -> tuple[Any, ...]:
-    """Answer with the events of the step and whether commands wait."""
+    """Return the events of the step and whether commands are pending."""
     run = model.runs.get((ask["store"], ask["run"]))
     if run is None:
         raise Refusal("RUN_NOT_FOUND")
@@ -36,7 +36,7 @@ def _broken(*rules: tuple[object, str]) -> set[str]:
 
 
 def _objections(model: Model, run: Row, ask: Row) -> set[str]:
-    """Return every reason against the step."""
+    """Return every reason to refuse the step."""
     last, unread = run["last_step"], model.unread(run)
     moved = {wish["call"] for wish in ask["calls"]}
     concerns = {unread[name]["call"] for name in ask["consumed"] if name in unread} - {""}
@@ -58,26 +58,26 @@ def _objections(model: Model, run: Row, ask: Row) -> set[str]:
 
 
 def _against_starting(run: Row, ask: Row, left: list[Row]) -> set[str]:
-    """I12: a run that is being stopped starts nothing and goes nowhere but to its end."""
+    """I12: a stopping run starts nothing and only moves to its end."""
     if run["state"] != "CANCELLING":
         return set()
     starts = "round.started" in ask["events"] or any(wish["state"] not in SETTLED for wish in ask["calls"])
     elsewhere = ask["state"] not in {"", "CANCELLING", *(set(RUN_MOVES["CANCELLING"].split()) & ENDED)}
     if not (starts or elsewhere):
         return set()
-    # An owner that has not read the stop reads it; one that has is wrong.
+    # An owner that has not read the stop must read it first; one that has is at fault.
     return {_CHANGED if any(command["kind"] == "cancel" for command in left) else _ILLEGAL}
 
 
 def _against_delegations(model: Model, run: Row, ask: Row) -> set[str]:
-    """TOOL-7: a step creates a run for each call that it delegates, and none besides."""
+    """TOOL-7: a step creates exactly one run for each call that it delegates."""
     wanted = {wish["call"]: wish["child"] for wish in ask["calls"] if wish["state"] in _WITH_CHILD}
     is_there = any((run["store"], name) in model.runs for name in ask["delegations"].values())
     return _broken((ask["delegations"] != wanted, _INVALID), (is_there, _ILLEGAL))
 
 
 def _against_child(call: Row | None, wish: Row) -> set[str]:
-    """TOOL-7: a call has the run that does it from its delegation on, and is settled when that has ended."""
+    """TOOL-7: a call names its child run from its delegation on, and is settled after that run has ended."""
     goes_on = call and call["state"] == "DELEGATED" and not call["reserved"]
     return _broken(
         (wish["state"] in _WITH_CHILD and not wish["child"], _INVALID),
@@ -105,7 +105,7 @@ def _against_end(model: Model, run: Row, ask: Row, left: list[Row]) -> set[str]:
     return _broken(
         (ask["state"] == "FAILED" and not ask["failure"], _INVALID),
         (ask["state"] == "CANCELLED" and not (ask["cause"] or run["cause"]), _INVALID),
-        # Neither a message nor tokens that were taken are lost.
+        # Accepted messages and tokens are not lost.
         (any(command["kind"] in {"steer", "top_up"} for command in left), _CHANGED),
         (still_open or any(wish["state"] not in SETTLED for wish in is_new), _ILLEGAL),
         (any(call["reserved"] and call["id"] not in wished for call in still_open), _CHANGED),
@@ -125,7 +125,7 @@ def _against_call(model: Model, run: Row, wish: Row, consumed: list[str]) -> set
         )
     if call["run"] != run["id"]:
         return {_INVALID}
-    # OFFERED to itself is the ledger's own: another client holds the call.
+    # Only the ledger moves OFFERED to itself, when another client takes the call.
     itself = wish["state"] == call["state"]
     runs_again = wish["state"] == "RUNNING" and wish["attempt"] > call["attempt"]
     may_stay = _may_be_shown_again(call, wish) if wish["state"] == "AWAITING_APPROVAL" else runs_again
@@ -142,7 +142,7 @@ def _against_call(model: Model, run: Row, wish: Row, consumed: list[str]) -> set
 
 
 def _may_be_shown_again(call: Row, wish: Row) -> bool:
-    """D6: a request changes as somebody edited it, if further people are to approve that; or it is escalated, once."""
+    """D6: an approval request may change after an edit that needs further approvals, or once by escalation."""
     shown = (call["digest"], call["arguments"])
     if call["decision"] == "EDIT" and call["required"] > 1:
         shown = call["approved"]
@@ -152,14 +152,14 @@ def _may_be_shown_again(call: Row, wish: Row) -> bool:
 
 
 def _passes_the_gate(call: Row, wish: Row) -> bool:
-    """I9, I10: a gated call is what was shown until it is approved, and then exactly what was approved."""
+    """I9, I10: a gated call equals what was shown until it is approved, then what was approved."""
     if wish["state"] == "AWAITING_APPROVAL":
-        return True  # It will be shown, and needs a decision of its own.
+        return True  # It is shown next, and needs its own decision.
     if not call["digest"]:
         return not wish["digest"]
     falls_back = wish["tool"] == call["fallback"] != call["tool"] and not wish["digest"]
     if call["state"] == "OFFERED" and falls_back:
-        return True  # Another tool, gated on its own.
+        return True  # Another tool, gated separately.
     approved = call["decision"] in {"APPROVE", "EDIT"}
     others = {user for user, *_ in call["approvers"]} - {call["user"]}
     enough = call["required"] == 1 or len(others) >= call["required"]
@@ -180,7 +180,7 @@ def _write(model: Model, run: Row, ask: Row) -> tuple[Any, ...]:
     run["cause"] = ask["cause"] or run["cause"]
     run["unstopped"] = ask["unstopped"] or run["unstopped"]
     if ask["messages"] or ask["lease"] == "PARK" or any(wish["state"] in SETTLED for wish in ask["calls"]):
-        run["crashes"] = 0  # It got somewhere.
+        run["crashes"] = 0  # The step made progress.
     state, ends = ask["state"], ask["state"] in ENDED
     waits = ask["waits"] if state == "WAITING" else []
     changes = bool(state) and not ends and (state, waits) != (run["state"], run["waits"])

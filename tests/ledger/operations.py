@@ -1,4 +1,4 @@
-"""What the product does for an ask."""
+"""Translates asks into operations of the product."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _FAILURE = run_pb2.Run(failure=run_pb2.RunFailure(message="It failed.")).Seriali
 
 
 def operation(ask: Row, now: datetime) -> Any:
-    """Return what the product does for an ask; None if it is not an operation of the group commit."""
+    """Return the operation of an ask; None if it is not an operation of the group commit."""
     match ask["do"]:
         case "submit":
             return _submit(ask)

@@ -1,4 +1,4 @@
-"""Reads of conversations in memory, behind the ports of job-store."""
+"""In-memory conversation reads for job-store."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.simulation.store import Database
 
 
 class MemoryConversations:
-    """See `reading.ConversationReads`. What was written is found at once."""
+    """In-memory `reading.ConversationReads`. Searches see new text immediately."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

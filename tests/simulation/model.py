@@ -1,4 +1,4 @@
-"""A model that answers by the seed, fails in every way a stream can, and refuses histories that a provider would."""
+"""A model that answers by the seed, fails in every way a stream can, and rejects invalid histories as a provider would."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ from tests.simulation.history import History, Served
 
 _TELLS = re.compile(r"^\[\{\"job_id\".*$", re.MULTILINE)
 
+# Models of runs with fallbacks; each may fail permanently for one round of a run.
 MODELS = ("first", "second", "third")
-"""Those of runs with fallbacks: each may be down for one round of a run."""
+# A job condition that about half of the results meet.
 WATCHED = "value.endsWith('again')"
-"""A condition of jobs that about half of the results meet."""
-# Not in the words of another user, which are quoted.
+# Does not match the quoted words of other users.
 _PLAN = re.compile(r"(?<!> )plan-(\w+)")
 _ROUNDS_MAX = 3
 _SILENCE = 0.15
-# Fewer tokens than a careful estimate takes them for, as with real models.
+# Fewer tokens than a careful estimate, as with real models.
 _BYTES_PER_TOKEN = 4
 _REPORTS_USAGE = 0.7
 
 
 class SimulatedModel:
-    """A `ModelPort`: a server that all agent-loops share and that never dies."""
+    """A `ModelPort`: one server that all agent-loops share and that never crashes."""
 
     def __init__(self, chance: Chance, history: History) -> None:
         self._chance = chance
@@ -91,7 +91,7 @@ class SimulatedModel:
         if strikes(draw, "model hung before headers", 0.02):
             await asyncio.sleep(min(request.headers_timeout_seconds, request.deadline_seconds))
             raise _error("HEADERS_TIMEOUT", retryable=True)
-        if strikes(draw, "model failed for good", 0.01):
+        if strikes(draw, "model failed permanently", 0.01):
             raise _error("HTTP_400", retryable=False)
         later = self._chance.stream("background", served.plan, round_number, attempt)
         pieces = _pieces(request, served.plan, round_number, draw, Wishes(later, self._background))
@@ -113,7 +113,7 @@ class SimulatedModel:
 
 
 def _place(request: ModelRequest) -> tuple[str, int]:
-    """Return which plan is played, and how many rounds of it are over. What jobs tell begins another one."""
+    """Return the plan and the number of finished rounds. A job notice starts a new plan."""
     plan, said, told = "none", 0, 0
     for message in request.messages:
         text = _text(message)
@@ -126,7 +126,7 @@ def _place(request: ModelRequest) -> tuple[str, int]:
 
 
 def told_in(texts: Iterable[str]) -> tuple[tuple[str, int], ...]:
-    """Return the notices of jobs in some texts: whose, and of which iteration, 0 for its end."""
+    """Return the job notices in the texts: run and iteration, 0 for the end of the job."""
     lines = (line for text in texts for line in _TELLS.findall(text))
     notices = (notice for line in lines for notice in msgspec.json.decode(line))
     return tuple((notice["job_id"], notice.get("iteration", 0)) for notice in notices)
@@ -134,13 +134,13 @@ def told_in(texts: Iterable[str]) -> tuple[tuple[str, int], ...]:
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """The calls that the model wants to go on in the background, by chance."""
+    """Decides at random which calls the model runs in the background."""
 
     draw: random.Random
     rate: float
 
     def add_to(self, arguments: str) -> str:
-        """Return the arguments of a call, perhaps with the parameters."""
+        """Return the arguments, with background parameters added at random."""
         draw = self.draw
         if draw.random() >= self.rate or not arguments.startswith('{"'):
             return arguments
@@ -153,16 +153,16 @@ class Wishes:
         if wish.get("_duration"):
             wish["_duration"] = draw.choice([0.05, 0.2, 0.5])
         if "_interval" in wish:
-            wish |= _watch(random.Random(arguments))  # a stream of its own: the others stay as they are
+            wish |= _watch(random.Random(arguments))  # a stream of its own, so that the other streams do not change
         return msgspec.json.encode(msgspec.json.decode(arguments) | wish).decode()
 
     def is_silent(self) -> bool:
-        """Return whether the model has nothing to say."""
+        """Return whether the model has nothing to add."""
         return self.draw.random() < _SILENCE
 
 
 def _watch(draw: random.Random) -> dict[str, object]:
-    """Return what the call is to watch for, if anything; see `jobs.monitors_fire_on_edges`."""
+    """Return the condition to monitor, if any; see `jobs.monitors_fire_on_edges`."""
     if draw.random() < 0.5:
         return {"_reports": "none"} if draw.random() < 0.3 else {}
     limits: dict[str, object] = {"pause": draw.choice([0, 0, 1.7, 4.3]), "times": draw.choice([1, 2, 3, 1000])}
@@ -189,7 +189,7 @@ def _pieces(request: ModelRequest, plan: str, round_number: int, draw: random.Ra
     pieces: list[Piece] = []
     if draw.random() < 0.3:
         pieces.append(ReasoningPiece(text="Let me think. "))
-    # Those of schedules only answer.
+    # Runs of schedules only answer.
     has_calls = bool(names) and not plan.startswith("tick") and round_number < _ROUNDS_MAX and draw.random() < 0.75
     if not has_calls or draw.random() < 0.4:
         pieces += [TextPiece(text=f"word {number} ") for number in range(draw.randrange(1, 6))]

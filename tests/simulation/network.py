@@ -1,4 +1,6 @@
-"""Calls between processes, which fail before, fail after or inside, wait, come twice, overtake and are cut off."""
+"""Calls between processes: they may fail before, during or after the work, be delayed, duplicated, reordered or cut
+off.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ _SECOND_COPY_SECONDS = 6.0
 
 
 class Network:
-    """Carries calls of one caller; randomness is its own."""
+    """Carries the calls of one caller, with its own random stream."""
 
     def __init__(self, chance: Chance, history: History, caller: str) -> None:
         self._chance = chance
@@ -35,13 +37,13 @@ class Network:
         *,
         deadline_seconds: float | None = DEADLINE_SECONDS,
     ) -> T:
-        """Have `target` do `work`; return what it returns.
+        """Call `work` on `target` and return its result.
 
         Raises:
-            DependencyUnavailable: it could not be reached, or its answer got lost.
-            DeadlineExceeded: no answer came in time; the work may go on.
-            Internal: the target failed inside, before the work or after it.
-            PawlError: what the work raised.
+            DependencyUnavailable: the target was unreachable, or its answer was lost.
+            DeadlineExceeded: no answer arrived in time; the work may continue.
+            Internal: the target failed before or after the work.
+            PawlError: the error that the work raised.
         """
         draw = self._draw
         strikes = self._chance.strikes

@@ -1,4 +1,4 @@
-"""Tools that come with runs: what users bring, and what must hold of it."""
+"""Tools that come with runs, and their checkers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tests.simulation.record import Record
 from tests.simulation.tools import OWN
 
 SKETCH = tool_pb2.ToolDefinition(name=OWN, description="Sketch it.").SerializeToString()
+# A client that never opens a session.
 NOT_THERE = "cli_elsewhere"
-"""A client of which nobody ever opens a session."""
 _BRINGS = 0.25
 
 
 def drawn(draw: random.Random, own_client_id: str) -> SessionTools:
-    """Return what a run comes with: mostly nothing, else a tool of any client, the user's own one, or an absent one."""
+    """Return the tools of a run: usually none, else a tool of any client, of the user's client, or of an absent one."""
     if draw.random() >= _BRINGS:
         return NO_SESSION
     client_id = draw.choice(["", own_client_id, own_client_id, NOT_THERE])
@@ -27,7 +27,7 @@ def drawn(draw: random.Random, own_client_id: str) -> SessionTools:
 
 
 def own_tools_stay_with_their_run(record: Record) -> Iterator[str]:
-    """FE-2: a run has the tools that came with it, after any crash, and no other run has them."""
+    """FE-2: a run keeps the tools that came with it, also after crashes, and no other run has them."""
     for message in record.history.messages:
         run = record.runs.get(message.run_ids[0]) if message.run_ids and not message.steered else None
         if run is not None and list(run.own_tools.names) != [OWN] * message.brings:
@@ -39,11 +39,11 @@ def own_tools_stay_with_their_run(record: Record) -> Iterator[str]:
     for call in record.calls.values():
         is_unknown = call.tool_name == OWN and call.result.error_reason == "TOOL_NOT_FOUND"
         if is_unknown and record.runs[call.run_id].own_tools.names:
-            yield f"call {call.call_id} is of a tool that came with its run, and was not found"
+            yield f"call {call.call_id} of a tool that came with its run was not found"
 
 
 def own_calls_stay_with_their_client(record: Record) -> Iterator[str]:
-    """FE-2: nobody else is given them."""
+    """FE-2: calls of such tools are offered only to their client."""
     for run_id, log in record.logs.items():
         client_id = record.runs[run_id].own_tools.client_id
         for event in log if client_id else ():

@@ -1,4 +1,4 @@
-"""Users: they bring messages, decide, answer, change their minds, repeat themselves; and strangers who meddle."""
+"""Users: they send messages, decide, answer, change their minds and repeat requests; and other users who interfere."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _POLICIES = (MessagePolicy.QUEUE, MessagePolicy.STEER, MessagePolicy.INTERRUPT, 
 
 
 class User:
-    """One person with one conversation. With `front_end` false, front-end calls are answered without a stream."""
+    """A person with one conversation. Without `front_end`, front-end calls are answered by plain requests."""
 
     def __init__(self, world: World, name: str, *, front_end: bool) -> None:
         self.world = world
@@ -61,13 +61,13 @@ class User:
         self.result_padding = 0
         self._has_front_end = front_end
         self._attention = self.draw.choice([0.05, 0.5, 0.9])
-        # Some add to a budget that is not used up: while the model writes, too.
+        # Some top up a budget before it is used up, even while the model writes.
         self._generosity = self.purse.choice([0.03, 0.03, 0.8])
         self._handled: set[tuple[str, int]] = set()
         self._count = 0
 
     async def live(self) -> None:
-        """Bring messages for a while, then see to it that every run ends."""
+        """Send messages for a while, then make sure that every run ends."""
         more = self.draw.choice([0, 1, 2, 3])
         await asyncio.sleep(8.0 * self.draw.random() ** 2)
         await self.bring(MessagePolicy.QUEUE)
@@ -85,7 +85,7 @@ class User:
         self.done = True
 
     async def bring(self, policy: MessagePolicy, *, padding: int = 0) -> None:
-        """Bring a message, perhaps a long one."""
+        """Send a message, sometimes a long one."""
         self._count += 1
         name = f"{self.name}x{self._count}"
         message = Message(
@@ -111,7 +111,7 @@ class User:
         )
         times = 2 if self.draw.random() < 0.15 else 1
         session = own_tools.drawn(self.bag, f"cli_{self.name}")
-        # What is sent to steer may start a run, which has none then.
+        # A steering message may start a run if none is active.
         message.brings = 0 if policy is MessagePolicy.STEER else len(session.definitions)
         await asyncio.gather(*(self._submit(message, asked, policy, session) for _ in range(times)))
 
@@ -141,7 +141,7 @@ class User:
         self.run_ids[run.run_id] = None
 
     def _finds_more(self) -> bool:
-        """Look for runs that nobody has brought a message for: jobs, and the turns in which the model tells of them."""
+        """Find runs that no message started: jobs and their notification turns."""
         known = len(self.run_ids)
         for run in self.world.tables.runs.values():
             is_turn = run.is_turn and run.conversation_id == self.conversation_id
@@ -188,7 +188,7 @@ class User:
         self._handled.add(key)
         times = 2 if self.draw.random() < 0.15 else 1
         command_id = f"cmd_{self.name}_{self._next()}"
-        # Who may resolve a call is for the door to say, which these requests do not pass.
+        # agent-loop checks who may resolve a call; these requests bypass it.
         if self.draw.random() < 0.1 and call.state != call_pb2.CALL_STATE_RUNNING:
             await self._respond(_STRANGER, run, call, f"cmd_stranger_{self._next()}")
         await asyncio.gather(*(self._respond(self.caller, run, call, command_id) for _ in range(times)))
@@ -198,7 +198,7 @@ class User:
             await self._respond(self.caller, run, call, f"cmd_{self.name}_{self._next()}")
 
     def _answers_itself(self, call: call_pb2.Call) -> bool:
-        """Whether the user brings the result without a stream, though a front end may be about to."""
+        """Return whether the user sends the result without a stream, even if a front end may do so too."""
         if not self._has_front_end:
             return True
         nobody_has_it = self.world.chance.calm and not call.offer.client_id
@@ -283,7 +283,7 @@ class User:
         )
 
     async def _pay(self, run: run_pb2.Run) -> None:
-        """Add to the budget of a run, mostly when it waits for that; some are stingy."""
+        """Top up a run, mostly when it waits for tokens; some users refuse."""
         waits = run_pb2.WAIT_KIND_BUDGET in run.waits
         if not run.token_budget or self.purse.random() > (0.4 if waits else self._generosity):
             return
@@ -310,7 +310,7 @@ class User:
         )
 
     async def _pause_or_resume(self, job_id: str) -> None:
-        """Pause a job now and then, some twice, and resume it after a while: at the latest when all shall end."""
+        """Pause a job now and then, sometimes twice, and resume it by the end of the simulation."""
         resumes = job_id in self.paused
         if self.breaks.random() > (0.3 if resumes else 0.15) and not (resumes and self.world.chance.calm):
             return
@@ -371,14 +371,14 @@ class User:
 
 
 class Approver(User):
-    """Decides what awaits an approval in the store, whoever asks."""
+    """Decides about pending approvals in the store, of any user."""
 
     def __init__(self, world: World, name: str) -> None:
         super().__init__(world, name, front_end=False)
         self.caller = Principal(store_id=STORE, user_id=UserId(name), roles=frozenset({"approver"}))
 
     async def live(self) -> None:
-        """Look at the inbox of the store now and then, until cancelled."""
+        """Check the inbox of the store now and then, until cancelled."""
         wanted = ledger_pb2.ListPendingCallsRequest(of_all_users=True, page_size=50)
         while True:
             await asyncio.sleep(0.5 + 4.0 * self.draw.random())
@@ -394,7 +394,7 @@ class Approver(User):
 
 
 class Operator:
-    """Looks after the store: lets quarantined runs go on, or ends them."""
+    """Resumes or ends quarantined runs."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -404,7 +404,7 @@ class Operator:
         self._count = 0
 
     async def live(self) -> None:
-        """Look at the list now and then, until cancelled."""
+        """Check the list of quarantined runs now and then, until cancelled."""
         while True:
             await asyncio.sleep(5.0 * self._draw.random())
             listed = await self._insist(
@@ -435,7 +435,7 @@ class Operator:
 
 
 def budget_limits(draw: random.Random) -> dict[str, float]:
-    """Return the limits of a run that has a budget, with a ceiling or not; most have none."""
+    """Return limits with a token budget, with or without a ceiling; most runs have none."""
     if draw.random() < 0.6:
         return {}
     limits: dict[str, float] = {"total_tokens_max": draw.choice([1, 200, 600, 1500])}

@@ -1,4 +1,4 @@
-"""A fault to be planted, and those of the ledger: of inboxes, credentials that approve, and schedules."""
+"""The Mutant type, and mutants of inboxes, approvers' credentials and schedules."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
-    """In `module`, `text` becomes `instead`, and `checker` must find it.
+    """In `module`, replace `text` with `instead`; `checker` must find it.
 
-    `seed` found it last time and is tried first, then as many others as `seeds` says.
+    `seed` found it last time and is tried first, then `seeds` others.
     """
 
     name: str
@@ -26,8 +26,8 @@ class Mutant:
         return ((self.module, self.text, self.instead), *self.also)
 
 
+# Found by the model-based tests in tests/ledger; `seeds` are theirs.
 REFERENCE_MODEL = "the reference model"
-"""It is asked by games of tests/ledger, not by the simulation; `seeds` are theirs."""
 
 _COMMIT = "pawl.job_store.ledger.rules.commit"
 

@@ -1,4 +1,4 @@
-"""Faults of jobs, of what they tell, and of the turns that tell of them."""
+"""Mutants of jobs, notices and notification turns."""
 
 from __future__ import annotations
 

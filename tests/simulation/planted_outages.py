@@ -1,4 +1,4 @@
-"""Mutants that show only while something is wrong with what the product stands on: other services, the database."""
+"""Mutants that show only during faults of other services or the database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of runs: of their messages, calls, leases, approvals, budgets and places."""
+"""Mutants of messages, calls, leases, approvals, budgets and slots of runs."""
 
 from __future__ import annotations
 

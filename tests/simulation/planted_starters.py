@@ -1,4 +1,4 @@
-"""Faults of what starts runs by itself: of the times of schedules, and of triggers."""
+"""Mutants of schedules and triggers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.simulation.planted import Mutant
 
 _TIMING = "pawl.job_store.schedules.timing"
 _DELIVER = "pawl.job_store.ledger.rules.deliver"
-# So that no seed is played in vain.
+# Every seed has schedules.
 _SCHEDULES = (
     ("tests.simulation.schedules", "_PLAYED = 0.4", "_PLAYED = 1.0"),
     ("tests.simulation.timers", "        if draw.random() < 0.5:\n            return times\n", ""),

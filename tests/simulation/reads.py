@@ -1,4 +1,4 @@
-"""Leases and reads of the ledger in memory, behind the ports of job-store."""
+"""In-memory leases and reads of the ledger, for job-store."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _IN_MOTION = frozenset({"RUNNING", "CANCELLING"})
 
 
 class MemoryLeases:
-    """See `reading.Leases`."""
+    """In-memory `reading.Leases`."""
 
     def __init__(self, database: Database, limits: SlotLimits, *, crashes_max: int) -> None:
         self._database = database
@@ -79,7 +79,7 @@ class MemoryLeases:
         return claimed
 
     def _lines(self, time: datetime) -> list[Line]:
-        """Return what is due of each store, beginning after the one that was served last."""
+        """Return the due runs of each store, starting after the store that was served last."""
         rows = self._database.tables.runs.values()
         due = [row for row in rows if row.claim_at is not None and row.claim_at <= time and not self._is_doomed(row)]
         due.sort(key=lambda row: (not row.is_active, row.in_background, _crashes(row), row.claim_at, row.run_id))
@@ -112,7 +112,7 @@ class MemoryLeases:
         return row.worker_id is not None and _crashes(row) >= self._crashes_max
 
     def _check_places(self, row: RunRow) -> None:
-        """LOOP-14, where it would break: nobody gets a place that is not free."""
+        """LOOP-14, checked as it happens: no run gets a slot unless one is free."""
         active = [
             run.user_id
             for run in self._database.tables.runs.values()
@@ -178,7 +178,7 @@ class MemoryLeases:
 
 
 class MemoryAttentionRepository:
-    """See `ports.AttentionRepository`. Pages are cut by number alone."""
+    """In-memory `ports.AttentionRepository`. Pages are limited by row count only."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -221,7 +221,7 @@ class MemoryAttentionRepository:
 
 
 class MemoryReads:
-    """See `reading.Reads`. Pages are cut by number alone."""
+    """In-memory `reading.Reads`. Pages are limited by row count only."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -429,8 +429,8 @@ class MemoryReads:
         )
 
     def gap(self, run: RunRow, after_seq: int) -> LogGap:
-        """Return what stands for the removed events after `after_seq`."""
-        # Those of a job whose log was trimmed while it was open come with the events.
+        """Return the gap that replaces the removed events after `after_seq`."""
+        # The calls of a job trimmed while open come with the events.
         calls = [] if run.trimmed_log_seq == self._tables.trimmed[run.key] else self._tables.calls_of(run.key)
         return LogGap(
             from_seq=after_seq + 1,
@@ -451,7 +451,7 @@ class MemoryReads:
 
 
 def _without_content(situation: Situation) -> Situation:
-    """Return it with the first of the calls that wait for somebody, as it is in a list."""
+    """Return it as in a list: only the first calls that wait for a person, without content."""
     waits = situation.run.state.name in {"WAITING", "NEEDS_ATTENTION"}
     calls = [
         replace(call, arguments=b"", result=None, spec=b"")
@@ -466,7 +466,7 @@ def _page(rows: Sequence[R], rows_max: int) -> Page[R]:
 
 
 def _crashes(row: RunRow) -> int:
-    """Return how many workers have died with a run that is due."""
+    """Return how many workers died while they held a run that is due."""
     return row.crashes + (row.worker_id is not None)
 
 

@@ -1,4 +1,4 @@
-"""One simulation from a seed to its verdict."""
+"""Play one seed and judge it."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ from tests.simulation.world import Trouble, World
 
 _QUIET_SECONDS = 3.0
 _FOR_AN_AGENT = run_pb2.WAIT_KIND_AGENT
-# Users give up after 600 s; then the runs that wait for each other's turn meet their deadlines one after the other.
+# Users stop waiting after 600 s; then the runs that wait for a turn reach their deadlines one after another.
 _PATIENCE_SECONDS = 2000.0
-# What the code under test logs when something happens that it holds for impossible.
+# Log events of the code under test that must never occur.
 _FAULTS = {
     "run.crashed",
     "run.cannot_be_failed",
@@ -58,7 +58,7 @@ _FAULTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What came of a seed."""
+    """The result of a seed."""
 
     seed: int
     violations: tuple[str, ...]
@@ -72,15 +72,15 @@ class Verdict:
 
 
 def simulate(seed: int, *, printed: Callable[[str], None] | None = None, has_triggers: bool = True) -> Verdict:
-    """Play a seed to its end and judge it; without `has_triggers` nobody sends events.
+    """Play a seed to its end and judge it; without `has_triggers` no events are sent.
 
-    The same seed gives the same trace in every process that begins with the same hashes, wherever its objects lie.
+    The same seed gives the same trace in every process with the same PYTHONHASHSEED, independent of object addresses.
     """
     history = History(printed=printed)
     _listen(history)
     gc.disable()
     try:
-        # Else polls that fail would outlast the game.
+        # Otherwise failing polls would outlast the simulation.
         with patch.object(job_program, "BACKOFF_SECONDS_MAX", 30.0):
             return process.run(_play(seed, history, has_triggers=has_triggers))
     finally:
@@ -112,7 +112,7 @@ async def _play(seed: int, history: History, *, has_triggers: bool) -> Verdict:
     await asyncio.wait(lives)
     for task in lives:
         task.result()
-    # A late copy of a message that was refused may begin a run that no user knows of: deadlines end it.
+    # A late copy of a rejected message may start a run that no user knows of; its deadline ends it.
     await asyncio.sleep(_QUIET_SECONDS)
     is_quiet = False
     end = 1000 + _PATIENCE_SECONDS
@@ -162,7 +162,7 @@ def _is_open(world: World) -> bool:
 
 
 def _are_due_later(world: World) -> bool:
-    """Return whether all that is open waits for a time, be it that of an agent, and a clock set back makes it later."""
+    """Return whether every open run waits for a time that a clock set back has delayed."""
     runs = [run for run in world.tables.runs.values() if not run.state.is_terminal]
     return all(run.claim_at is not None or _FOR_AN_AGENT in run.waits for run in runs)
 
@@ -173,7 +173,7 @@ def _unhandled(history: History, context: dict[str, Any]) -> None:
 
 
 def _listen(history: History) -> None:
-    """Take the logs of the code under test: only what should never happen is of interest."""
+    """Turn log events that must never occur into violations, and drop the rest."""
 
     def note(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
         if event["event"] in _FAULTS:

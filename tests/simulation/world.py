@@ -1,4 +1,4 @@
-"""Everything of one simulation, and what troubles it."""
+"""All processes of one simulation, and the faults that hit them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ AGAIN = (Unavailable, DeadlineExceeded, Cancelled, Overloaded, Aborted, Internal
 
 @dataclass
 class World:
-    """The processes that there are, and were."""
+    """All processes, past and present."""
 
     chance: Chance
     history: History
@@ -44,8 +44,8 @@ class World:
     journal: registry.Journal = field(init=False)
     model: SimulatedModel = field(init=False)
     places: SlotLimits = field(init=False)
+    # `approvals_required` of new agent-loops.
     people_wanted: int = 1
-    """How many people must approve a gated call, by the settings of what is started."""
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     def __post_init__(self) -> None:
@@ -90,7 +90,7 @@ class World:
         process.spawn(agent.serve())
 
     def replace_agent(self, agent: AgentLoop) -> None:
-        """Send SIGTERM to an agent-loop, and start another: runs are handed over, then the process is gone."""
+        """Send SIGTERM to an agent-loop and start another; the old one releases its runs and exits."""
         self.history.tell(f"stop {agent.process.name}")
         agent.stop.set()
         self.start_agent()
@@ -101,14 +101,14 @@ class World:
         process.kill()
 
     def some_agent(self, draw: random.Random) -> AgentLoop:
-        """Return an agent-loop that a load balancer would choose: one that lives, if any does."""
+        """Return an agent-loop as a load balancer would choose it: a running one, if any."""
         alive = [agent for agent in self.agents if agent.process.alive]
         return draw.choice(alive or self.agents)
 
     async def insist(
         self, network: Network, draw: random.Random, what: str, work: Callable[[AgentLoop], Awaitable[T]]
     ) -> T:
-        """Ask some agent-loop, and again, the same, until one answers.
+        """Repeat a request to any agent-loop until one answers.
 
         Raises:
             PawlError: the answer.
@@ -121,7 +121,7 @@ class World:
                 await asyncio.sleep(_PAUSE_SECONDS * (0.5 + draw.random()))
 
     def bury(self) -> None:
-        """Let the dead be cancelled with the living."""
+        """Cancel the tasks of dead processes too."""
         for process in self.processes:
             process.bury()
 
@@ -133,14 +133,14 @@ class World:
 
 
 class Trouble:
-    """Kills, freezes and stops processes for a while, then leaves a world that works."""
+    """Kills, freezes and stops processes for a while, then leaves a working world."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._draw = world.chance.stream("trouble")
 
     async def make(self) -> None:
-        """Make trouble until it is over."""
+        """Cause faults until the chaos phase is over."""
         loop = asyncio.get_running_loop()
         end = loop.time() + CHAOS_SECONDS
         while loop.time() < end:

@@ -1,4 +1,4 @@
-"""The contract, its stubs and its errors say the same as the code."""
+"""The contract, its stubs and its errors agree with the code."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_stubs_have_the_version_of_the_suite() -> None:
 
 
 PREFIX = "ERROR_REASON_"
-# A comment above each value, which begins with the gRPC code.
+# A comment above each value, which starts with the gRPC code.
 VALUE = re.compile(r"// ([A-Z_]+)\. [^\n]*\n(?:  //[^\n]*\n)*  " + PREFIX + r"([A-Z_]+) = \d+;")
 
 

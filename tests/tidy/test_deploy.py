@@ -1,4 +1,4 @@
-"""The container set-up, its alerts and the Makefile say the same as the suite on one machine."""
+"""The containers, alerts and Makefile agree with the suite on one machine."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def members(network: str) -> set[str]:
 def test_containers_meet_only_whom_they_need() -> None:
     """OPS-1."""
     for name, part in PARTS.items():
-        assert part.get("networks"), f"{name} would be on the network of all"
+        assert part.get("networks"), f"{name} would be on the network of every container"
     inner = {network for network, options in NETWORKS.items() if options and options.get("internal")}
     assert {network: members(network) for network in inner} == {
         "database": {"postgres", "job-store", "tool-registry", "notifier"},
@@ -101,7 +101,7 @@ _METRIC = re.compile(r"metrics\.(counter|gauge|histogram)\(\s*\"(\w+)\"", re.DOT
 
 
 def metrics_of(folder: str) -> set[str]:
-    """The names under which a part of the suite shows its metrics."""
+    """Return the names of the metrics of a part of the suite."""
     found: set[str] = set()
     for path in (tree.ROOT / "services/pawl" / folder).rglob("*.py"):
         for kind, name in _METRIC.findall(path.read_text()):

@@ -1,4 +1,4 @@
-""".env.example lists what the settings classes read, no more and no less, with the true defaults."""
+""".env.example lists exactly the settings that the classes read, with their defaults."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from pawl.chassis.process.settings import CONSTANT, ServiceSettings
 from pawl.launcher.services import STAGES
 from tests.tidy import tree
 
+# An option must be needed by two kinds of user; otherwise it is a constant.
 SETTINGS_MAX = 60
-"""An option must be needed by two kinds of user; else it is a constant."""
 EXAMPLE = (tree.ROOT / ".env.example").read_text()
+# The comment, name and value of each variable of .env.example.
 SHOWN = re.findall(r"((?:^# .*\n)+)#([A-Z][A-Z0-9_]*)=(.*)$", EXAMPLE, re.MULTILINE)
-"""The comment, name and value of each variable of .env.example."""
+# Modules that read variables without a settings class.
 OF_CLIENTS = ("launcher/options.py", "cli/__main__.py", "client/target.py", "chassis/identity/local_key.py")
-"""The modules that read variables without a settings class."""
 
 
 def variables(cls: type[ServiceSettings]) -> dict[str, str]:
-    """The variables that a settings class reads and their defaults; empty where it has none to show."""
+    """Return the variables of a settings class with their defaults; empty if there is none to show."""
     return {
         field.validation_alias if isinstance(field.validation_alias, str) else f"PAWL_{name}".upper(): default(field)
         for name, field in cls.model_fields.items()
@@ -38,7 +38,7 @@ def default(field: FieldInfo) -> str:
 
 
 def classes() -> Iterator[tuple[str, type[ServiceSettings]]]:
-    """The settings class of each service."""
+    """Return the settings class of each service."""
     for path in sorted(tree.PAWL.glob("*/settings.py")):
         module = importlib.import_module(f"pawl.{path.parent.name}.settings")
         for cls in vars(module).values():
@@ -77,7 +77,7 @@ def test_comments_are_short() -> None:
 
 
 def test_the_launcher_gives_each_service_what_it_reads_and_nothing_else() -> None:
-    """A new setting belongs into services/pawl/launcher/services.py too."""
+    """New settings must be added to services/pawl/launcher/services.py."""
     connections = {
         "PAWL_INTERNAL_LISTEN",
         "PAWL_NATS_URL",

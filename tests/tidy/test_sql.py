@@ -1,4 +1,4 @@
-"""The place of SQL: in `store` of a feature, and in schema.sql (docs/design/decisions)."""
+"""SQL belongs in the `store` module of a feature and in schema.sql (docs/design/decisions)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.tidy import tree
 
 STATEMENT = re.compile(r"\s*(?:SELECT|INSERT INTO|UPDATE|DELETE FROM|WITH|CREATE|ALTER|DROP|TRUNCATE|LOCK|VALUES)\s")
-# What opens databases, creates schemas and checks them; and the embedded PostgreSQL.
+# Modules that open databases, create and check schemas; and the embedded PostgreSQL.
 BESIDE_STORES = ("chassis/db/", "launcher/postgres.py")
 
 

@@ -1,4 +1,4 @@
-"""What no file of the repository may hold, and what its pages have to say."""
+"""Text that no file of the repository may contain, and checks of its pages."""
 
 from __future__ import annotations
 

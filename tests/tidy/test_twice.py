@@ -1,4 +1,4 @@
-"""CI gives a failed test a second try, within limits."""
+"""CI retries a failed test once, within limits."""
 
 from __future__ import annotations
 

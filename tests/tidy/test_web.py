@@ -1,4 +1,4 @@
-"""The TypeScript in web/ stays small, and the console uses the client as a stranger would."""
+"""The TypeScript in web/ stays small, and the console uses the client like any other package."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SUFFIXES = {".ts", ".tsx"}
 
 
 def typescript(folder: Path) -> list[Path]:
-    """Every file of TypeScript that people write in a folder."""
+    """Return every handwritten TypeScript file of a folder."""
     return [path for path in tree.files(*SUFFIXES) if path.is_relative_to(folder)]
 
 
@@ -23,7 +23,7 @@ def lines(folder: Path) -> int:
 
 
 def test_the_console_imports_the_client_as_a_package() -> None:
-    """Nothing of it is there for the console alone: a page of somebody else can do the same."""
+    """The client has no special features for the console: any other page can do the same."""
     imported = re.compile(r'from "[^"]*client/(?:gen|src|dist)')
     console = typescript(tree.ROOT / "web/console")
     assert console

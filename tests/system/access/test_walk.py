@@ -1,4 +1,4 @@
-"""OPS-1: every method of every listener answers each caller as the table of methods and roles says."""
+"""OPS-1: every method of every listener answers each caller as the table of methods and roles requires."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BAD = {
 }
 UNKNOWN = {
     "short": "x",
-    "beside a known one": "key-of-admin-012345678",
+    "besides a known one": "key-of-admin-012345678",
     "of another case": "KEY-OF-ADMIN-0123456789",
     "of the form of a token": "eyJhbGciOiJub25lIn0.eyJzdWIiOiJtZSJ9.",
     "long": "y" * 4000,
@@ -54,7 +54,7 @@ async def test_a_role_calls_what_the_table_says(walked: Walked) -> None:
     for caller, roles in ROLES_OF_CALLERS.items():
         callers = {role for role in roles if role in ROLES} or {"member"}
         if caller == "delegate-and-finance":
-            callers = set()  # It hands on what opens nothing, and has nothing beside.
+            callers = set()  # A forwarding service has no permissions of its own.
         assert wrong(await walked.answers(key(caller)), callers, "PERMISSION_DENIED") == {}, caller
 
 
@@ -72,7 +72,7 @@ async def test_a_service_calls_what_the_table_says_and_nothing_without_its_certi
 
 
 async def test_only_agent_loop_names_the_user_of_a_call_and_only_to_methods_that_it_forwards(walked: Walked) -> None:
-    """I13: whoever else does is refused at once, by every method of every listener."""
+    """I13: every other caller is refused by every method of every listener."""
     user = for_user(user_principal(StoreId("acme"), UserId("ann"), frozenset({"admin"})))
     for caller in ROLES_OF_CALLERS:
         assert wrong(await walked.answers((*key(caller), *user)), set(), "PERMISSION_DENIED") == {}, caller
@@ -82,7 +82,7 @@ async def test_only_agent_loop_names_the_user_of_a_call_and_only_to_methods_that
             if name in OPEN or listener not in KNOW_SERVICES:
                 continue
             if answer.code == "UNIMPLEMENTED" and is_forwarded((listener, name)):
-                continue  # agent-loop answers it itself.
+                continue  # agent-loop answers these itself.
             may = service == "agent-loop" and is_forwarded((listener, name))
             assert (answer.code == "PERMISSION_DENIED") != may, (service, listener, name, answer)
 
@@ -114,7 +114,7 @@ async def test_a_credential_that_is_none_opens_nothing(walked: Walked) -> None:
 
 
 async def test_every_unknown_key_gets_the_same_answer_everywhere(walked: Walked) -> None:
-    """It does not tell which keys, users or methods there are."""
+    """The answer does not reveal which keys, users or methods exist."""
     told = set()
     for unknown in UNKNOWN.values():
         answers = await walked.answers(bearer(unknown))

@@ -1,4 +1,4 @@
-"""The ledger and the inbox of a store, judged after a story as those of the nemesis are."""
+"""Checks the ledger and the inbox of a store after a story, with the chaos checkers."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _CHECKERS: Final = (
     checkers.owners_follow_one_another,
     *LEDGER_CHECKERS,
 )
+# Checkers of things that happen automatically, a little later.
 _IN_TIME: Final = (checkers.runs_end, checkers.people_are_told_of_every_end, checkers.ends_of_jobs_are_told)
-"""Those of what comes by itself, a little later."""
 
 
 async def check_ledger(pawl: AsyncClient) -> None:
-    """Judge all that is in the store of a client, once its runs have ended and are told of."""
+    """Check the store of a client after its runs have ended and their ends were reported."""
     record = await _read(pawl)
 
     async def is_quiet() -> bool:

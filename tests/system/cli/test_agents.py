@@ -1,4 +1,4 @@
-"""Agents, conversations and content: files that are applied, versions that runs keep, what is handed on or attached."""
+"""Agents, conversations and content on the command line."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ def test_agents_of_a_folder_are_saved_once_and_what_is_shown_can_be_applied(pawl
     assert "+delegates_to:" in dry
     assert "clerk " not in pawl.succeed("agents", "list")
     saved = pawl.succeed("apply", "-f", str(files))
-    assert saved.index("counter: version") < saved.index("clerk: version"), "those first to which others delegate"
+    assert saved.index("counter: version") < saved.index("clerk: version"), "delegates first"
     assert "warning: gone_* matches no tool now" in saved
     assert pawl.succeed("apply", "-f", str(files)).count("unchanged") == 2
     (files / "all.yaml").write_text(CLERK.replace("the clerk", "a clerk"))
     changed = pawl.succeed("apply", "-f", str(files))
     assert re.search(r"-  instructions: .*You are the clerk.*\n *\+  instructions: .*You are a clerk", changed)
     shown = pawl.succeed("agents", "show", "clerk")
-    assert "round_limit_policy" not in shown, "what nobody said is not there"
+    assert "round_limit_policy" not in shown, "unset options are not shown"
     assert "`pawl agents list`" in pawl.refuse("agents", "show", "clerk", "--version", "900")
     (files / "again").mkdir()
     (files / "again" / "clerk.yaml").write_text(shown)
@@ -122,7 +122,7 @@ def test_a_conversation_is_imported_delegated_shared_forked_and_erased(
     (child,) = ids("run", pawl.succeed("runs", "--parent", parent))
     assert ids("run", pawl.succeed("runs", "--agent", "counter")) == [child]
     assert "calculate" in pawl.succeed("watch", child, "--json")
-    # Shared, it is read by others, until it is shared no longer.
+    # Others can read it while it is shared.
     bob = pawl.user("bob")
     assert bob.run("conversations", "show", imported)[0]
     pawl.succeed("conversations", "share", "--key", "weather")
@@ -131,7 +131,7 @@ def test_a_conversation_is_imported_delegated_shared_forked_and_erased(
     assert (shared[0], shared[2]) == (imported, pawl.succeed("whoami").split()[0])
     pawl.succeed("conversations", "share", imported, "--private")
     assert bob.run("conversations", "show", imported)[0]
-    # In the middle it is forked, and continues in another way.
+    # A fork in the middle continues in another way.
     shown = pawl.succeed("conversations", "show", imported, "--numbers")
     assert ("12 degrees" in shown, "6 * 7" in shown) == (True, True)
     forked = pawl.succeed("fork", imported, "--at", "3", "what is 400 * 2")
@@ -139,7 +139,7 @@ def test_a_conversation_is_imported_delegated_shared_forked_and_erased(
     (fork,) = [found for found in ids("conv", forked) if found != imported]
     of_fork = pawl.succeed("conversations", "show", fork)
     assert ("12 degrees" in of_fork, "6 * 7" in of_fork) == (True, False)
-    # What is erased is gone everywhere; what the fork has of its own stays.
+    # An erased conversation is gone everywhere; the fork keeps its own messages.
     pawl.until(lambda told: f"{imported} is erased" in told, "conversations", "erase", imported, "--yes")
     code, _, errors = pawl.run("conversations", "show", imported)
     assert code
@@ -152,7 +152,7 @@ def test_a_conversation_is_imported_delegated_shared_forked_and_erased(
 def test_documents_and_files_are_added_found_by_the_model_attached_and_removed(
     pawl: CommandLine, tmp_path: Path
 ) -> None:
-    """TOOL-7. An image goes with a message only where models take it."""
+    """TOOL-7. Images are accepted only where models take them."""
     file = tmp_path / "menu.txt"
     file.write_text("Grüße: marzipan at noon", encoding="utf-8")
     assert pawl.succeed("documents", "add", str(file)) == "Added menu.txt.\n"

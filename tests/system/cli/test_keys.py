@@ -1,4 +1,4 @@
-"""`pawl keys`: keys are made, listed, used and revoked (OPS-1). tests/system/access asks every service with them."""
+"""`pawl keys`: create, list, use and revoke keys (OPS-1). tests/system/access tries them against every service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs from the command line: started, watched, cancelled, listed, and what each of them waits for."""
+"""Runs on the command line: start, watch, cancel, list, and what each waits for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def line_of(run_id: str, runs: str) -> str:
-    """Its line in a list, empty if it has none."""
+    """Return its line in a list, empty if it has none."""
     return next((line for line in runs.splitlines() if line.startswith(run_id)), "")
 
 
@@ -44,7 +44,7 @@ def test_a_run_is_shown_and_as_json_it_is_its_whole_log_from_any_position(pawl: 
 
 
 def test_the_steps_of_a_run_show_its_reasoning_folded_and_whole(pawl: CommandLine) -> None:
-    """HITL-8: also of a request without tools."""
+    """HITL-8: also for a request without tools."""
     for prompt, kinds in (
         ("what is 17 * 23", ["reasoning", "planning", "call", "result", "reasoning", "answer"]),
         ("hello", ["reasoning", "answer"]),
@@ -60,7 +60,7 @@ def test_the_steps_of_a_run_show_its_reasoning_folded_and_whole(pawl: CommandLin
 def test_a_run_is_undone_once_its_inverse_is_approved_and_one_without_effects_has_nothing_to_undo(
     pawl: CommandLine,
 ) -> None:
-    """HITL-7: shown before, approved in between, reported after. HITL-3: who is not asked has not agreed."""
+    """HITL-7: preview, approval, report. HITL-3: without a terminal to confirm, nothing is approved."""
     run_id = pawl.done("add task Paint the fence")
     assert "create_task (Delete the task 'Paint the fence') to undo" in pawl.succeed("undo", run_id, "--preview")
     code, _, errors = pawl.run("undo", run_id, keyboard="y\n")

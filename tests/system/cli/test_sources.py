@@ -1,4 +1,4 @@
-"""`pawl sources` against a real suite: from adding a server to a model that calls its tool (TOOL-3)."""
+"""`pawl sources` against a real suite, from adding a server to a model that calls its tool (TOOL-3)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_a_source_is_added_used_remembered_checked_approved_and_removed(pawl: Co
     added = pawl.succeed("sources", "add-mcp", "parrot", "--policy", "*=sensitive,read_only", *flags(tmp_path))
     assert added == "parrot.echo version 1: sensitive, read only. Says it again.\n"
     assert "parrot\tready\t1" in pawl.succeed("sources", "list")
-    # The model knows the tool by a name without a dot, and a rule has that of the register.
+    # The model sees a name without a dot; a rule uses the registered name.
     run_id = pawl.started('call parrot__echo with {"word": "polly"}')
     pawl.succeed("approve", run_id, pawl.pending(run_id), "--yes", "--remember", "run")
     assert f"parrot.echo\tin {run_id}" in pawl.succeed("rules", "list")

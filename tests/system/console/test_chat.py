@@ -1,4 +1,4 @@
-"""The chat in a real browser: what people do there, by mouse and by keyboard, while the model goes on and breaks."""
+"""The chat in a real browser: what users do by mouse and keyboard, while the model streams and fails."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def model(suite: Suite) -> AsyncIterator[Model]:
-    """The model server; afterwards it follows its rules again."""
+    """The model server; its default rules are restored afterwards."""
     async with scripted(suite) as model:
         yield model
 
@@ -80,7 +80,7 @@ async def test_an_integer_is_shown_and_sent_as_it_is_also_one_that_javascript_ro
 
 
 async def test_a_question_of_a_server_is_answered_in_a_form(open_page: NewPage, suite: Suite, tmp_path: Path) -> None:
-    """What does not fit the schema of the server is said beside the form, and the question stays open."""
+    """Input that does not fit the server's schema is reported next to the form, and the question stays open."""
     (tmp_path / "tools.json").write_text('[{"name": "ask", "description": "Asks.", "inputSchema": {"type": "object"}}]')
     safe = source_pb2.SourceToolPolicy(tool_name="*", category=call_pb2.TOOL_CATEGORY_SAFE)
     config = source_pb2.SourceConfig(name="shop", mcp_stdio=stdio_config(tmp_path), policies=[safe])
@@ -181,7 +181,7 @@ async def test_a_conversation_is_begun_again_renamed_found_and_archived(open_pag
     words = itertools.cycle(("doubles", "doubles "))
 
     async def found() -> bool:
-        """Search once more: a title is found some moments after it was given."""
+        """Search again: a new title becomes searchable after a moment."""
         async with page.expect_response("**/ListConversations"):
             await page.get_by_label("Search conversations").fill(next(words))
         return await listed.count() == 1

@@ -1,5 +1,3 @@
-"""The console in a real browser, against real processes."""
-
 from __future__ import annotations
 
 import secrets
@@ -16,7 +14,7 @@ from pawl.launcher.suite import Suite
 from tests.keys import LOCAL_KEY
 from tests.system.console.conftest import BEHIND, NewPage, at, done, say
 
-# Each starts from what a person sees, and waits for what a person would see.
+# Each test starts from what a user sees, and waits for what a user would see.
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 
 LISTS = (
@@ -83,7 +81,7 @@ async def test_a_login(open_page: NewPage, suite: Suite) -> None:
 
 
 async def test_what_is_written_outlives_the_session_and_a_reload(open_page: NewPage, suite: Suite) -> None:
-    """A link to log in that is opened in the tab of the login page logs in, too."""
+    """A login link opened in the tab of the login page also logs in."""
     page = await open_page(user="me")
     message = page.get_by_label("Your message")
     await message.fill("a long letter")
@@ -100,7 +98,7 @@ async def test_what_is_written_outlives_the_session_and_a_reload(open_page: NewP
 
 
 async def test_seven_windows_side_by_side_all_hear_what_happens(open_page: NewPage) -> None:
-    """A browser opens six connections to a host."""
+    """A browser opens at most six connections to a host."""
     first = await open_page(user="seven")
     pages = [first, *[await first.context.new_page() for _ in range(6)]]
     for page in pages[1:]:
@@ -111,7 +109,7 @@ async def test_seven_windows_side_by_side_all_hear_what_happens(open_page: NewPa
 
 
 async def test_a_session_that_ends_behind_other_tabs_leads_to_the_login(open_page: NewPage) -> None:
-    """An inbox that hears of nothing any more does not look like one in which nothing waits."""
+    """An inbox without a session must not look like an empty one."""
     page = await open_page("/inbox", user="sleeper")
     await expect(page.get_by_role("heading", name="Inbox")).to_be_visible()
     await page.evaluate(BEHIND)
@@ -122,7 +120,7 @@ async def test_a_session_that_ends_behind_other_tabs_leads_to_the_login(open_pag
 
 
 def link_of(suite: Suite, *, seconds: float = CODE_SECONDS, gateway: str = "") -> str:
-    """Return a link as `pawl console` makes it."""
+    """Return a link as `pawl console` prints it."""
     seal = (Path(suite.endpoints.secrets) / SEAL_FILE).read_text().strip()
     gateway = gateway or suite.endpoints.services["gateway"][0].http
     code = Code(key=LOCAL_KEY, gateway=gateway, end_time=time.time() + seconds, nonce=secrets.token_hex(8))
@@ -197,7 +195,7 @@ async def test_a_phone_shows_all_of_it(open_page: NewPage) -> None:
         assert wide <= 0, path
     await page.goto(at(page, "/audit"))
     await expect(page.locator(".filters label")).to_have_count(5)
-    # Filters stand beside each other, or they fill the screen.
+    # Filters are side by side, or each fills the screen.
     tops = await page.locator(".filters label").evaluate_all("all => all.map(one => one.getBoundingClientRect().top)")
     assert len(set(tops)) == 3
     await page.goto(at(page, "/runs"))
@@ -208,7 +206,7 @@ async def test_a_phone_shows_all_of_it(open_page: NewPage) -> None:
 
 
 async def inside_out(page: Page, selector: str) -> list[str]:
-    """Return the parts of a page from which something sticks out to either side."""
+    """Return the elements of a page with content that overflows sideways."""
     wider = (
         "all => all.filter(one => one.scrollWidth > one.clientWidth + 1 || "
         "[...one.children].some(each => each.getBoundingClientRect().left < -1 && !each.matches('.skip')))"

@@ -1,4 +1,4 @@
-"""The chat of docs/examples/chat as a stranger runs it: packages of npm, Vite, a real browser and a real suite."""
+"""The chat of docs/examples/chat as a new user runs it: npm packages, Vite, a real browser and a real suite."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.keys import LOCAL_KEY
 from tests.system.console.conftest import PATIENCE_MS, address
 from tests.tidy.tree import ROOT
 
-# It is installed and built first.
+# The example is installed and built first.
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long, pytest.mark.timeout(900)]
 
 EXAMPLE: Final = ROOT / "docs/examples/chat"
@@ -33,7 +33,7 @@ STEP_SECONDS: Final = 400.0
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def chat(suite: Suite) -> AsyncIterator[str]:
-    """Give the address of the example, which was installed and checked as its page says."""
+    """Yield the address of the example, installed and checked as its page describes."""
     with tempfile.TemporaryDirectory(prefix="pawl-chat-") as made:
         folder = Path(made) / "chat"
         shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("node_modules"))
@@ -74,7 +74,7 @@ async def answers(url: str) -> None:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def page(chat: str, browser: Browser) -> AsyncIterator[Page]:
-    """A window of a browser of its own, with nothing gone wrong in it at the end."""
+    """A window of its own browser, which must end without an error."""
     context = await browser.new_context()
     context.set_default_timeout(PATIENCE_MS)
     faults: list[str] = []

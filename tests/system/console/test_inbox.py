@@ -1,4 +1,4 @@
-"""The inbox: several decisions at once, approvals that are remembered, series that are granted, and the keys."""
+"""The inbox: bulk decisions, remembered approvals, granted series, and keyboard shortcuts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 
 
 async def three_wait(open_page: NewPage, user: str) -> Page:
-    """Return an inbox in which three emails of a user wait."""
+    """Return an inbox with three pending emails of a user."""
     page = await open_page(user=user)
     for name in ("ann", "bob", "carl"):
         await page.get_by_role("link", name="New conversation").click()
@@ -31,7 +31,7 @@ async def test_several_are_decided_at_once(open_page: NewPage) -> None:
     mine = page.locator("[data-item]", has_text="several")
     several = page.get_by_role("group", name="Decide about several")
     await expect(several.get_by_role("button", name="Approve 0")).to_be_disabled()
-    # Who does not see the cards tells them apart by their names.
+    # Screen readers tell the cards apart by their names.
     for name in ("ann", "bob", "carl"):
         card = page.get_by_role("group", name=re.compile(f"send_email.*{name}@example.com.*several"))
         await expect(card.get_by_role("button", name="Approve")).to_have_count(1)

@@ -1,4 +1,4 @@
-"""The pages of the console that are lists: what a store has is seen, made, changed, paused and ended there."""
+"""The list pages of the console: view, create, change, pause and end what a store has."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 
 
 async def write(page: Page, button: str, value: object) -> None:
-    """Open what edits JSON, and have it saved."""
+    """Open the JSON editor, write into it and save."""
     field = page.get_by_label(f"{button} (JSON)")
     if not await field.count():
         await page.get_by_role("button", name=button).click()
@@ -23,7 +23,7 @@ async def write(page: Page, button: str, value: object) -> None:
 
 
 async def sure(page: Page, button: str) -> None:
-    """Do what is asked about once more."""
+    """Confirm what the page asks."""
     await page.get_by_role("button", name=button, exact=True).click()
     await page.get_by_role("button", name=f"{button} for good").click()
 
@@ -111,7 +111,7 @@ async def test_tools_and_the_audit_of_their_calls_are_seen(open_page: NewPage) -
     await page.get_by_label("Kind").select_option("RETURNED")
     await expect(page.get_by_role("cell", name="succeeded", exact=True)).to_be_visible()
     await page.get_by_role("button", name="Verify the chain").click()
-    await expect(page.get_by_role("status")).to_contain_text("entries are as they were written", timeout=90_000)
+    await expect(page.get_by_role("status")).to_contain_text("entries are unchanged", timeout=90_000)
     await page.locator(".more summary").click()
     await page.get_by_role("link", name="Tools").click()
     await page.get_by_role("link", name="calculate", exact=True).click()

@@ -1,4 +1,4 @@
-"""Two stores with keys of their own and two replicas of everything: what roles show, and replicas that die."""
+"""Two stores with their own keys and two replicas of everything: what roles may see, and crashing replicas."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def test_who_may_sees_it_who_may_not_does_not(world: World) -> None:
     approver = await world.enter("acme", "bob", "/inbox")
     card = approver.locator("[data-item]", has_text="roles")
     await expect(card).to_be_visible(timeout=90_000)
-    # A rule of one's own would not count for the run of somebody else.
+    # A personal rule would not apply to another user's run.
     await expect(card.get_by_label("Remember as a rule")).to_have_count(0)
     await card.get_by_role("button", name="Approve").click()
     await expect(member.locator(".turn[data-state=completed]")).to_have_count(1, timeout=90_000)
@@ -54,7 +54,7 @@ async def test_who_may_sees_it_who_may_not_does_not(world: World) -> None:
 
 
 async def cannot_watch(world: World, store: str, user: str, run_id: str) -> None:
-    """Streams tell a run of somebody else to nobody, and in the words for one that is not there."""
+    """Watching another user's run fails with the error of an unknown run."""
     watch = {"method": "pawl.agent.v1.AgentService/WatchRun"}
     wishes = {each: watch | {"request": {"runId": each}} for each in (run_id, "run_nope")}
     async with world.program(store, user) as program:

@@ -1,4 +1,4 @@
-"""Runs in the console: their timeline, undo, and the resolution of a call whose outcome is unknown."""
+"""Runs in the console: their timeline, undo, and the resolution of a call with an unknown outcome."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def test_a_run_is_told_as_bars_and_watched_once(open_page: NewPage) -> Non
     await expect(bars.filter(has_text="Round 2")).to_have_count(1, timeout=90_000)
     await expect(bars.filter(has_text="send_email")).to_contain_text("succeeded")
     took = page.locator(".card.good header, [data-bar=call] td:first-of-type")
-    # However short it was, it was not nothing.
+    # Short durations are not shown as zero.
     assert all(re.search(r"(^|\s)(< 1 ms|[1-9]\d* ms|[1-9][\d.]* s)$", text) for text in await took.all_inner_texts())
     assert await took.count() == 2
     kinds = [await bar.get_attribute("data-bar") for bar in await bars.all()]

@@ -1,4 +1,4 @@
-"""The pictures of the console in the docs: `make screenshots` takes them anew."""
+"""Takes the screenshots of the docs again: `make screenshots`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tests.system.console.conftest import NewPage, at, say
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 
+# Limit for the images in the README.
 BYTES_MAX = 150_000
-"""The size of a picture that a reader of a README is to load."""
 IMAGES = Path(__file__).parents[3] / "docs/images"
 
 

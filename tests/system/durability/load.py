@@ -1,4 +1,4 @@
-"""People at work until the power is cut, and the record of everything that was acknowledged to them."""
+"""Users at work until the power cut, and the record of everything acknowledged to them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ANSWER = "Tonight at 19:00"
 
 @dataclass
 class Promise:
-    """What one start came to, as far as its user was told."""
+    """What the user knows about one started run."""
 
     user: str
     request_id: str
@@ -42,7 +42,7 @@ class Promise:
 
 
 class People:
-    """Users who start runs, watch them, answer their questions and let them have effects."""
+    """Users who start runs, watch them, answer their questions and cause effects."""
 
     def __init__(self, suite: Suite, effects: Path) -> None:
         self._suite = suite
@@ -50,7 +50,7 @@ class People:
         self.promises: list[Promise] = []
 
     async def work_until(self, enough: Callable[[list[Promise]], bool], power_off: Callable[[], None]) -> None:
-        """Work until that is enough, then switch off in the middle of everything. Nobody is interrupted before."""
+        """Work until that is enough, then cut the power in the middle of everything."""
         off = asyncio.Event()
         tasks = [asyncio.create_task(self._work(f"user-{number}", off)) for number in range(_USERS)]
         try:
@@ -104,7 +104,7 @@ class People:
 
 
 async def losses(suite: Suite, promises: list[Promise]) -> list[str]:
-    """Compare what people were told with what there is; returns what is missing or was done twice."""
+    """Return acknowledged data that is missing, and effects that happened twice."""
     users = sorted({promise.user for promise in promises})
     found = await asyncio.gather(*(_losses_of_user(suite, user, promises) for user in users))
     return [loss for losses_of_one in found for loss in losses_of_one]
@@ -147,7 +147,7 @@ async def _losses_of(agent: Agent, promise: Promise) -> list[str]:
 
 
 async def _untold(suite: Suite, mine: list[Promise]) -> list[str]:
-    """All these runs have completed: each is told of once."""
+    """Check that each completed run has exactly one notification."""
     told: Counter[str] = Counter()
     wanted = {promise.run_id for promise in mine}
 

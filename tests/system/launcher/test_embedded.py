@@ -1,4 +1,4 @@
-"""The embedded servers: real PostgreSQL and NATS, private, durable, and back after anything."""
+"""The embedded servers: real PostgreSQL and NATS, private, durable, and restarted after a crash."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def suite() -> AsyncIterator[Suite]:
-    """PostgreSQL, NATS and the scripted model, started for the second time, after a crash of the machine.
+    """PostgreSQL, NATS and the scripted model, started for the second time, after a crash.
 
-    Not below pytest's own folder: as root, PostgreSQL runs under an account that cannot pass there.
+    Not below pytest's folder: as root, PostgreSQL runs under an account that cannot read it.
     """
     with tempfile.TemporaryDirectory(prefix="pawl-suite-") as folder:
         options = SuiteOptions(data=Path(folder) / "data", stages=(), scripted_model=True)
         async with Suite(options) as suite:
             await query(suite, "CREATE TABLE before (password text)")
             await query(suite, "INSERT INTO before VALUES ($1)", password_of(suite))
-        # The number in the note belongs to another process by now.
+        # Another process has the recorded pid by now.
         note = suite.folder.postgres / "postmaster.pid"
         note.write_text(f"{os.getpid()}\n{suite.folder.postgres}\n")
         async with Suite(options) as suite:
@@ -129,12 +129,12 @@ async def test_files_of_the_suite_are_private(suite: Suite) -> None:
     open_to_others = []
     for root, folders, names in os.walk(suite.folder.path):
         for path in (Path(root, name) for name in (*folders, *names)):
-            # What runs there makes and removes files meanwhile.
+            # The running servers create and remove files during the walk.
             with contextlib.suppress(FileNotFoundError):
                 if not path.is_symlink() and path.stat().st_mode & 0o077:
                     open_to_others.append(str(path))
     assert open_to_others == []
-    # Started by root, PostgreSQL has an account of its own, which must be able to pass.
+    # Started by root, PostgreSQL has its own account, which needs access.
     assert suite.folder.path.stat().st_mode & 0o777 == (0o711 if os.geteuid() == 0 else 0o700)
 
 
@@ -169,7 +169,7 @@ async def test_each_nats_user_publishes_what_its_service_does_and_nothing_else(s
 
 
 async def refusals(suite: Suite, user: str, subjects: list[str]) -> set[str]:
-    """Which of the subjects a user may not publish on."""
+    """Return the subjects on which a user may not publish."""
     problems: list[Exception] = []
     client = await connect(suite, user, problems)
     for subject in [*subjects, "the.end"]:

@@ -1,4 +1,4 @@
-"""`pawl up` as a process of its own: signals, kill -9, and what it says when it cannot start."""
+"""`pawl up` as a process: signals, kill -9, and its start-up errors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SECONDS = 240.0
 
 @pytest.fixture
 def data() -> Iterator[Path]:
-    """A data folder that does not exist yet, where PostgreSQL's account can pass when the tests run as root."""
+    """A new data folder, which PostgreSQL's account can reach when the tests run as root."""
     with tempfile.TemporaryDirectory(prefix="pawl-suite-") as folder:
         yield Path(folder) / "data"
 
@@ -59,7 +59,7 @@ def wait_for_screen(process: subprocess.Popen[str]) -> str:
 
 
 def children(data: Path) -> list[int]:
-    """Every process the launcher of that folder has started."""
+    """Return every process started by the launcher of that folder."""
     texts = [(data / f"run/{name}.json").read_text() for name in ("postgres", "nats", "model")]
     return [int(text.split('"pid": ')[1].split(",")[0]) for text in texts]
 
@@ -103,7 +103,7 @@ def test_a_second_launcher_is_refused_in_a_sentence_and_ctrl_c_stops_everything_
     assert "database system is shut down" in (data / "logs" / "postgres.log").read_text()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the next start finds them")
+@pytest.mark.skipif(sys.platform != "linux", reason="otherwise the next start finds them")
 def test_nothing_outlives_a_launcher_that_was_killed_and_a_signal_stops_the_next_one_while_it_starts(
     data: Path,
 ) -> None:

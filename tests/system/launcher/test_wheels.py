@@ -1,4 +1,4 @@
-"""What pip installs lies under `pawl`, beside whatever packages a project of its own has."""
+"""What pip installs is under `pawl` and does not clash with packages of a project."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model server on a real socket: with the openai client where things go well, with raw bytes where they do not."""
+"""The model server on a real socket: with the openai client for valid requests, with raw bytes for faults."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def request_bytes(connection: str = "keep-alive") -> bytes:
 
 
 async def raw(server: ModelServer, request: bytes | None = None) -> bytes:
-    """Everything the server sends for one request, up to the end of the connection."""
+    """Return everything the server sends for one request, until it closes the connection."""
     host, port = server.address.split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(request or request_bytes("close"))

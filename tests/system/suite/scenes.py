@@ -1,4 +1,4 @@
-"""Scenes that a disaster interrupts: each stops once it may come, and then says what became of it."""
+"""Scenes that a fault interrupts: each pauses when the fault may come, then checks the outcome."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COMPLETED: Final = run_pb2.RUN_STATE_COMPLETED
 
 
 async def start_held(agent: Agent, tool: str, path: Path, **options: Any) -> str:
-    """Start a run that calls a tool which waits for the test; returns once it waits."""
+    """Start a run whose tool waits for the test; returns once it waits."""
     run = await agent.start(f"call {tool} with {json.dumps({'path': str(path)})}", **options)
     await is_held(path)
     return run.run_id
@@ -39,7 +39,7 @@ def release(path: Path) -> None:
 
 
 def shown(events: Sequence[event_pb2.RunEvent]) -> str:
-    """The text on the screen of a watcher that drops voided output."""
+    """Return the text on the screen of a watcher that drops voided output."""
     pieces: list[tuple[int, str]] = []
     for event in events:
         void_from = event.round_retrying.void_from_seq
@@ -59,7 +59,7 @@ async def _seen(agent: Agent, run_id: str, text: str) -> None:
 
 
 async def a_stream_is_told_whole_and_once(agent: Agent, pawl: AsyncClient) -> Scene:
-    """I1, I3, EVT-1, EVT-2, OPS-4: to a watcher, to a client of text, and to a front end that is told it was lost."""
+    """I1, I3, EVT-1, EVT-2, OPS-4: for a watcher, a text client, and a front end that is notified of its lost stream."""
     lost = asyncio.Event()
     async with pawl.session(on_lost=lost.set) as session:
         run_id = await session.start("count to 60 slowly")
@@ -92,7 +92,7 @@ async def a_stream_is_told_whole_and_once(agent: Agent, pawl: AsyncClient) -> Sc
 
 
 async def a_tool_is_not_repeated(agent: Agent, path: Path) -> Scene:
-    """I5: the registry finishes what it began, and the next owner gets that result."""
+    """I5: the registry finishes the call it started, and the next owner gets that result."""
     run_id = await start_held(agent, "hold_once", path)
     yield
     release(path)
@@ -103,7 +103,7 @@ async def a_tool_is_not_repeated(agent: Agent, path: Path) -> Scene:
 
 
 async def an_unknown_outcome_is_told_to_the_model(agent: Agent, path: Path) -> Scene:
-    """I5: an at-most-once effect is not repeated and not guessed at."""
+    """I5: an at-most-once effect is not repeated, and its outcome is not guessed."""
     run_id = await start_held(agent, "hold_once", path)
     yield
     assert (await agent.whole_log(run_id))[-1].type == "run.completed"

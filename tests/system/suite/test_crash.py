@@ -1,4 +1,4 @@
-"""kill -9 of processes in the middle of what goes on, and what must hold afterwards. Scenes share one kill."""
+"""kill -9 of processes in the middle of their work, and the guarantees afterwards. Scenes share one kill."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 async def survive(disaster: Callable[[], Awaitable[None]], *played: scenes.Scene) -> None:
-    """Bring each scene to its middle, have the disaster, and play each scene to its end."""
+    """Run each scene to its middle, cause the fault, and run each scene to its end."""
     async with AsyncExitStack() as stack:
         for scene in played:
             await stack.enter_async_context(aclosing(scene))
@@ -35,7 +35,7 @@ async def survive(disaster: Callable[[], Awaitable[None]], *played: scenes.Scene
 async def test_another_owner_finishes_what_killed_agent_loops_had_begun(
     suite: Suite, agent: Agent, pawl: AsyncClient, tmp_path: Path
 ) -> None:
-    """OPS-5: both replicas are killed in the middle of everything that they drive."""
+    """OPS-5: both replicas are killed while they drive runs."""
 
     async def killed() -> None:
         kill(suite, "agent-loop")

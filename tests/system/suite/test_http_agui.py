@@ -1,4 +1,4 @@
-"""AG-UI through the gateway, spoken to as front ends do."""
+"""AG-UI through the gateway, used as front ends use it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def door(suite: Suite) -> AsyncIterator[httpx2.AsyncClient]:
 
 
 class Thread:
-    """A thread of a front end, of either generation."""
+    """A thread of a front end, of either AG-UI version."""
 
     def __init__(self, door: httpx2.AsyncClient, name: str, *, legacy: bool = False) -> None:
         self.door, self.name, self.legacy = door, name, legacy
@@ -42,7 +42,7 @@ class Thread:
         self.runs = 0
 
     async def ask(self, text: str = "", **more: Any) -> list[dict[str, Any]]:
-        """Send what there is, with a message more if there is a text, and return what came."""
+        """Send the thread, with a new message if there is a text, and return the events."""
         return [event async for event in self.stream(text, **more)]
 
     async def stream(self, text: str = "", **more: Any) -> AsyncIterator[dict[str, Any]]:
@@ -88,7 +88,7 @@ def notices(events: list[dict[str, Any]]) -> list[str]:
 
 
 async def test_what_a_job_asks_is_an_interrupt_of_the_thread_that_started_it(door: httpx2.AsyncClient) -> None:
-    """Its user answers it there, and may say something else before."""
+    """Its user answers it there, and may send other messages first."""
     thread, asked = Thread(door, "background"), list[dict[str, Any]]()
     await thread.ask(f"in the background: {MAIL}")
 
@@ -114,7 +114,7 @@ async def test_what_a_job_asks_is_an_interrupt_of_the_thread_that_started_it(doo
 async def test_a_run_goes_on_without_the_page_that_left_and_is_joined_again(door: httpx2.AsyncClient) -> None:
     left = Thread(door, "leaving")
     await left.leave(STORY)
-    events = await left.ask()  # the same message, another run: the one that is open
+    events = await left.ask()  # the same message, another run id: joins the open run
     assert events[-1]["outcome"] == SUCCESS
     asked = {"conversationId": run_of(events)["conversationId"]}
     assert len((await door.post(f"{AGENT}/ListRuns", json=asked)).json()["runs"]) == 1

@@ -1,4 +1,4 @@
-"""The main path: what a run does, through all services."""
+"""The main path of a run through all services."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COMPLETED = run_pb2.RUN_STATE_COMPLETED
 
 
 async def test_a_run_computes_with_a_tool_and_answers_and_nats_is_told(suite: Suite, agent: Agent) -> None:
-    """LOOP-1, LOOP-3, TOOL-8, EVT-1, NOTE-1: in order in the log, and by NATS: each event and one notification."""
+    """LOOP-1, LOOP-3, TOOL-8, EVT-1, NOTE-1: events in order in the log and on NATS, with one notification."""
     seen: dict[int, event_pb2.RunEvent] = {}
     told: list[notify_pb2.Notification] = []
     connection = await nats.connect(suite.nats_url())
@@ -65,7 +65,7 @@ async def test_a_run_computes_with_a_tool_and_answers_and_nats_is_told(suite: Su
 
 
 async def test_the_model_sees_images_and_documents(suite: Suite, pawl: AsyncClient, tmp_path: Path) -> None:
-    """The largest message goes through, and its image stays in the conversation."""
+    """The largest message is accepted, and its image stays in the conversation."""
     await pawl.put_document("plants.md", "Water them on Mondays.")
     largest = PNG + bytes(1024 * 1024 - len(PNG) - 100)
     run = await pawl.start("who are you, and what is this?", parts=[image(largest), file("plants.md")])

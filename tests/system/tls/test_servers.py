@@ -1,4 +1,4 @@
-"""NATS and PostgreSQL over TLS, as their own servers speak it."""
+"""Real NATS and PostgreSQL servers over TLS."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def authority() -> trustme.CA:
     return trustme.CA()
 
 
+# The message with which a PostgreSQL client requests TLS.
 _SSL_REQUEST = bytes.fromhex("0000000804d2162f")
-"""The message with which a client of PostgreSQL asks for TLS."""
 
 
 def bus_to(url: str, context: Callable[[], ssl.SSLContext] | None) -> Bus:
@@ -37,7 +37,7 @@ def bus_to(url: str, context: Callable[[], ssl.SSLContext] | None) -> Bus:
 
 @pytest.fixture
 def nats(tmp_path: Path, authority: trustme.CA) -> Iterator[NatsServer]:
-    """A server that takes nobody without a certificate."""
+    """A server that requires a client certificate."""
     files = certificates.write(tmp_path, "nats", authority)
     settings = f'tls {{ cert_file: "{files.certificate}", key_file: "{files.key}", ca_file: "{files.authority}",'
     with NatsServer(tmp_path, f"{settings} verify: true }}") as server:
@@ -65,7 +65,7 @@ async def _is_refused(url: str, context: Callable[[], ssl.SSLContext] | None) ->
 async def test_a_bus_believes_only_the_authority_that_it_is_given(
     nats: NatsServer, tmp_path: Path, authority: trustme.CA
 ) -> None:
-    """And a server that demands a certificate takes only one of its own."""
+    """And a server that requires certificates accepts only those of its own authority."""
     url = nats.url.replace("nats://", "tls://")
     other = trustme.CA()
     foreign = certificates.write(tmp_path, "foreign", other)
@@ -79,14 +79,14 @@ async def test_a_bus_believes_only_the_authority_that_it_is_given(
 async def test_a_bus_of_a_tls_url_never_speaks_in_the_clear(
     nats_url: str, tmp_path: Path, authority: trustme.CA
 ) -> None:
-    """A greeting without TLS may be of somebody in between, who would get the password."""
+    """A greeting without TLS may come from an attacker, who would get the password."""
     own = certificates.write(tmp_path, "job-store", authority)
     assert await _is_refused(nats_url.replace("nats://", "tls://user:secret@"), tls.of_bus(own.authority, None, None))
 
 
 @pytest.fixture
 async def database(database_url: str, tmp_path: Path, authority: trustme.CA) -> AsyncIterator[tuple[str, Files]]:
-    """The URL of a PostgreSQL behind what ends TLS for it, and the files of that: the wheel is built without TLS."""
+    """The URL of a PostgreSQL behind a TLS proxy, and the proxy's files: the bundled PostgreSQL is built without TLS."""
     files = certificates.write(tmp_path, "postgres", authority, names=("127.0.0.1",))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(files.certificate, files.key)
