@@ -38,7 +38,7 @@ def accepted_messages_are_kept(record: Record) -> Iterator[str]:
                 yield f"{operation.request_id} was acknowledged, but its message is missing"
 
 
-def requests_have_their_effect_once(record: Record) -> Iterator[str]:
+def requests_take_effect_once(record: Record) -> Iterator[str]:
     """I2: a repeated request has one run and one message; a refused one has none."""
     texts = _user_texts(record)
     owner_of: dict[str, str] = {}
@@ -58,7 +58,7 @@ def requests_have_their_effect_once(record: Record) -> Iterator[str]:
                 yield f"{operation.request_id} and {owner_of[run_id]} got the same run"
 
 
-def accepted_commands_have_their_effect(record: Record) -> Iterator[str]:
+def accepted_commands_take_effect(record: Record) -> Iterator[str]:
     """I1: each acknowledged command determines the state of its call, unless its run was stopped."""
     for operation in record.history.operations:
         if not operation.call_id or not record.history.taken(operation):
@@ -128,7 +128,7 @@ def model_refuses_nothing(record: Record) -> Iterator[str]:
     yield from record.process_logs.refusals
 
 
-def cancelled_runs_stay_stopped(record: Record) -> Iterator[str]:
+def cancelled_runs_stay_cancelled(record: Record) -> Iterator[str]:
     """I1, I12: after an acknowledged cancel, calls not yet started have no effect, except reads."""
     began: dict[str, int] = {}
     stopped: dict[str, int] = {}
@@ -148,7 +148,7 @@ def cancelled_runs_stay_stopped(record: Record) -> Iterator[str]:
                 yield f"{operation.request_id} was acknowledged as {answer.run_state}, but the run is {state}"
 
 
-def terminal_states_stay(record: Record) -> Iterator[str]:
+def terminal_states_are_final(record: Record) -> Iterator[str]:
     """EVT-4: a terminal state shown to a client is final; the log has one end, its last entry."""
     for answers in record.history.answers.values():
         for answer in answers:
@@ -180,7 +180,7 @@ def watchers_saw_the_log(record: Record) -> Iterator[str]:
             yield f"{seen.watcher} saw another seq {seen.seq} of {seen.run_id} than the log has"
 
 
-def owners_follow_one_another(record: Record) -> Iterator[str]:
+def earlier_owners_stop_writing(record: Record) -> Iterator[str]:
     """I4: once a worker has written, earlier workers no longer write."""
     for run_id, log in record.logs.items():
         epochs = [event.attempt for event in log if event.attempt]
@@ -188,7 +188,7 @@ def owners_follow_one_another(record: Record) -> Iterator[str]:
             yield f"run {run_id} was written by owners {epochs}"
 
 
-def effects_happen_as_their_class_allows(record: Record) -> Iterator[str]:
+def effects_match_their_class(record: Record) -> Iterator[str]:
     """I5: effects happen at most once where promised, with the recorded arguments, and always for successful calls."""
     count = Counter(effect.key for effect in record.effects)
     found_out = {o.call_id for o in record.history.operations if o.kind is Kind.RESOLVE and record.history.taken(o)}
@@ -240,7 +240,7 @@ def gated_effects_were_approved(record: Record) -> Iterator[str]:
             yield f"{effect.tool_name} {effect.key} had an effect that was not approved: {effect.arguments}"
 
 
-def grants_are_used_as_often_as_given(record: Record) -> Iterator[str]:
+def grants_are_not_overused(record: Record) -> Iterator[str]:
     """I9, I10: a grant of a series allows no more effects than granted."""
     granted: dict[tuple[str, str], int] = {}
     for operation in record.history.operations:
@@ -276,7 +276,7 @@ def nothing_crosses_stores_or_users(record: Record) -> Iterator[str]:
             yield f"{operation.request_id} reached another user's run"
 
 
-def people_are_told_of_every_end(record: Record) -> Iterator[str]:
+def every_run_end_is_notified(record: Record) -> Iterator[str]:
     """I15: each end is notified under one event id, unless the user caused it.
 
     The end of a job is reported by the turn that it starts, in which the model may stay silent. Notifications in
@@ -304,7 +304,7 @@ def _repeated(owner: tuple[str, str], notifications: list[notify_pb2.Notificatio
                 yield f"{owner} has {count} notifications with the {name} {value}"
 
 
-def ends_of_jobs_are_told(record: Record) -> Iterator[str]:
+def job_ends_are_reported(record: Record) -> Iterator[str]:
     """ASYNC-5: each job end was answered by the model, dismissed by the user, or had no turn left to report it."""
     for job in record.runs.values():
         conversation_id = job.reports_to_conversation_id
@@ -330,7 +330,7 @@ def ends_of_jobs_are_told(record: Record) -> Iterator[str]:
             yield f"the end of {job.run_id} is in a notice without an answer"
 
 
-def nobody_saw_what_never_should_be_seen(record: Record) -> Iterator[str]:
+def no_internal_error_is_visible(record: Record) -> Iterator[str]:
     """No client saw UNKNOWN, INTERNAL or a gap in a stream; no log has a traceback or a forgotten task."""
     yield from record.history.complaints
     yield from record.process_logs.complaints
@@ -351,25 +351,25 @@ def _is_end(event: event_pb2.RunEvent) -> bool:
 
 CHECKERS: tuple[Checker, ...] = (
     accepted_messages_are_kept,
-    requests_have_their_effect_once,
-    accepted_commands_have_their_effect,
+    requests_take_effect_once,
+    accepted_commands_take_effect,
     one_decision_and_one_result_per_call,
     runs_end,
     runs_do_not_fail,
     model_refuses_nothing,
-    cancelled_runs_stay_stopped,
-    terminal_states_stay,
+    cancelled_runs_stay_cancelled,
+    terminal_states_are_final,
     logs_have_no_gaps,
     watchers_saw_the_log,
-    owners_follow_one_another,
-    effects_happen_as_their_class_allows,
+    earlier_owners_stop_writing,
+    effects_match_their_class,
     intent_before_effect,
     gated_effects_were_approved,
-    grants_are_used_as_often_as_given,
+    grants_are_not_overused,
     nothing_crosses_stores_or_users,
-    people_are_told_of_every_end,
-    nobody_saw_what_never_should_be_seen,
-    ends_of_jobs_are_told,
+    every_run_end_is_notified,
+    no_internal_error_is_visible,
+    job_ends_are_reported,
     *LEDGER_CHECKERS,
     *jobs.LEDGER_CHECKERS,
 )

@@ -145,9 +145,9 @@ MUTANTS: Mapping[str, Mutant] = {
     # A run that was acknowledged is gone.
     "accepted_messages_are_kept": _acknowledged(Kind.START, "run-lost", content="do what is lost"),
     # A request that was sent again made a second run.
-    "requests_have_their_effect_once": _started(FOREIGN),
+    "requests_take_effect_once": _started(FOREIGN),
     # Another result than the accepted one is in the ledger.
-    "accepted_commands_have_their_effect": _operations(Kind.RESULT, content='"other"'),
+    "accepted_commands_take_effect": _operations(Kind.RESULT, content='"other"'),
     # Two results for one call were accepted.
     "one_decision_and_one_result_per_call": _acknowledged(Kind.RESULT, MAIN, call_id=PANEL_CALL, content='"shown"'),
     # See _FOREIGN_ENDS.
@@ -156,17 +156,17 @@ MUTANTS: Mapping[str, Mutant] = {
     # The provider answered 400.
     "model_refuses_nothing": lambda record: record.process_logs.refusals.append("model.log:1: chat.refused"),
     # A stop was acknowledged, and the run was completed.
-    "cancelled_runs_stay_stopped": _acknowledged(Kind.CANCEL, FOREIGN),
+    "cancelled_runs_stay_cancelled": _acknowledged(Kind.CANCEL, FOREIGN),
     # A client was shown another end.
-    "terminal_states_stay": _started(MAIN, "CANCELLED"),
+    "terminal_states_are_final": _started(MAIN, "CANCELLED"),
     # The last entry of a log is missing.
     "logs_have_no_gaps": _run(FOREIGN, "last_seq", 99),
     # A watcher saw something that was never written.
     "watchers_saw_the_log": _seen_otherwise,
     # A worker wrote after its successor had.
-    "owners_follow_one_another": _logged(FOREIGN, "round_started", _set("attempt", 2)),
+    "earlier_owners_stop_writing": _logged(FOREIGN, "round_started", _set("attempt", 2)),
     # The button was pressed twice.
-    "effects_happen_as_their_class_allows": lambda record: record.effects.append(
+    "effects_match_their_class": lambda record: record.effects.append(
         next(effect for effect in record.effects if effect.key == BUTTON)
     ),
     # The button was pressed before the ledger said so.
@@ -174,45 +174,45 @@ MUTANTS: Mapping[str, Mutant] = {
     # What was approved has other arguments.
     "gated_effects_were_approved": lambda record: record.history.operations.remove(_operation(record, Kind.APPROVE)),
     # More calls were made than granted.
-    "grants_are_used_as_often_as_given": _operations(Kind.APPROVE, series="0"),
+    "grants_are_not_overused": _operations(Kind.APPROVE, series="0"),
     # The run of another user could be stopped.
     "nothing_crosses_stores_or_users": _acknowledged(Kind.TRESPASS, MAIN),
     # The user was not notified.
-    "people_are_told_of_every_end": lambda record: record.notifications[OWNERS[FOREIGN]].clear(),
+    "every_run_end_is_notified": lambda record: record.notifications[OWNERS[FOREIGN]].clear(),
     # A client got UNKNOWN.
-    "nobody_saw_what_never_should_be_seen": lambda record: record.history.complain("UNKNOWN: unexpected"),
+    "no_internal_error_is_visible": lambda record: record.history.complain("UNKNOWN: unexpected"),
     # A call ended without a result.
     "one_result_per_call": _without_result,
     # The model was called for a run that was being stopped.
     "nothing_starts_after_a_cancel": _late_round,
     # A run began to run from a state that it was not in.
-    "states_move_along_the_tables": _logged(
+    "state_changes_are_allowed": _logged(
         FOREIGN, "run_changed", _set("run_changed.from_state", run_pb2.RUN_STATE_WAITING), place=1
     ),
     # The row says what the log does not.
     "state_is_the_fold_of_the_log": _run(FOREIGN, "output_text", "other"),
     # Watchers saw another text than the conversation has.
-    "what_was_shown_was_said": _logged(MAIN, "output_delta", _set("output_delta.text", "other")),
+    "streamed_output_matches_the_message": _logged(MAIN, "output_delta", _set("output_delta.text", "other")),
     # The first round was left out.
-    "rounds_begin_in_order": _logged(FOREIGN, "round_started", _set("round_started.round", 2)),
+    "rounds_start_in_order": _logged(FOREIGN, "round_started", _set("round_started.round", 2)),
     # The second round went back to the model that had failed in the first.
-    "failed_models_are_left": _first_model_again,
+    "failed_models_are_not_used_again": _first_model_again,
     # The end of the job is in no notice.
-    "ends_of_jobs_are_told": _notices(),
+    "job_ends_are_reported": _notices(),
     # The end of the job is told twice.
-    "notices_are_new_once": _notices(_TOLD, _TOLD),
+    "notices_are_delivered_once": _notices(_TOLD, _TOLD),
     # The run that began the job does a call of another one.
-    "calls_in_the_background_have_their_job": _run(MAIN, "depth", 1),
+    "detached_calls_have_their_job": _run(MAIN, "depth", 1),
     # The main run, which waited for people, was begun by a notice.
-    "turns_wait_for_nobody": _run(MAIN, "generation", 1),
+    "turns_never_wait_for_people": _run(MAIN, "generation", 1),
     # The job did its call once, and was not to do it.
-    "series_keep_their_beat": _run(JOB, "job.iterations_max", 0),
+    "series_keep_their_interval": _run(JOB, "job.iterations_max", 0),
 }
 
 # How the foreign run ends where that is the fault; empty: not at all.
 _FOREIGN_ENDS = {"runs_end": "", "runs_do_not_fail": "FAILED"}
 
-UNMENDED = "nobody_saw_what_never_should_be_seen"
+UNMENDED = "no_internal_error_is_visible"
 UNMENDED_SEEDS = (3, 4, 5, 6)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.chaos import clocks, faults, logs
-from tests.chaos.checkers import judge, people_are_told_of_every_end
+from tests.chaos.checkers import judge, every_run_end_is_notified
 from tests.chaos.history import Kind
 from tests.chaos.record import Record, read, read_notifications
 from tests.chaos.report import Report, report
@@ -73,7 +73,7 @@ async def _told(world: World) -> Record:
     """Read the record, once every run end was notified or the wait is over."""
     record = await read(world)
     for _ in range(_TELLING_ROUNDS_MAX):
-        if not any(people_are_told_of_every_end(record)):
+        if not any(every_run_end_is_notified(record)):
             break
         await asyncio.sleep(1.0)
         await read_notifications(world, record)

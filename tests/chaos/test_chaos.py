@@ -13,7 +13,7 @@ from tests.chaos.play import LEAST, Game, play
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)  # far more than needed, even on a busy machine
-async def test_what_was_acknowledged_survives_everything_that_is_done_to_the_suite() -> None:
+async def test_acknowledged_data_survives_every_fault() -> None:
     """I1 to I15: no violation under kills, a freeze beyond the lease, a failover, no NATS and a faulty model."""
     with tempfile.TemporaryDirectory(prefix="pawl-chaos-") as folder:
         game = Game(seed=1, phases=faults.named(faults.SHORT), quiet_seconds=1.0, least=LEAST)

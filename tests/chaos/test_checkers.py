@@ -9,11 +9,11 @@ from tests.chaos.play import too_little
 from tests.chaos.story import told
 
 
-def test_nothing_is_wrong_with_a_good_record() -> None:
+def test_checkers_accept_a_good_record() -> None:
     assert judge(told()) == []
 
 
-def test_each_planted_fault_is_found_by_its_checker_alone_and_every_checker_has_one() -> None:
+def test_each_checker_alone_finds_its_planted_fault() -> None:
     assert [name for name in MUTANTS if not hunt(name)] == []
     assert sorted(MUTANTS) == sorted(checker.__name__ for checker in CHECKERS)
 

@@ -52,7 +52,7 @@ _PENDING = (
 _CHECKERS = (
     checkers.seqs_without_gaps,
     checkers.state_is_the_fold_of_the_log,
-    checkers.states_move_along_the_tables,
+    checkers.state_changes_are_allowed,
     checkers.nothing_starts_after_a_cancel,
 )
 

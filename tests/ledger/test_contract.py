@@ -42,7 +42,7 @@ async def databases(still_url: str) -> AsyncIterator[Sequence[Database]]:
 
 
 @pytest.mark.timeout(3600)
-async def test_both_stores_answer_alike_and_keep_the_same_rows(databases: Sequence[Database]) -> None:
+async def test_both_stores_give_the_same_answers_and_rows(databases: Sequence[Database]) -> None:
     """Compares each answer, row and byte of the log. `TESTS_EXAMPLES=500` plays longer."""
     for seed in range(_WALKS):
         limits = LIMITS[seed % len(LIMITS)]
@@ -52,7 +52,7 @@ async def test_both_stores_answer_alike_and_keep_the_same_rows(databases: Sequen
 
 
 @pytest.mark.timeout(3600)
-async def test_what_two_replicas_write_at_once_ends_as_if_it_had_come_in_some_order(
+async def test_concurrent_writes_of_two_replicas_are_serializable(
     databases: Sequence[Database],
 ) -> None:
     """No lost update, no repeated or missing seq, no run with two workers."""
@@ -69,7 +69,7 @@ async def test_what_two_replicas_write_at_once_ends_as_if_it_had_come_in_some_or
             await played.check_logs()
 
 
-async def test_copies_of_a_request_that_takes_the_last_place_get_the_same_run(databases: Sequence[Database]) -> None:
+async def test_repeated_request_for_the_last_queue_slot_gets_the_same_run(databases: Sequence[Database]) -> None:
     """I2: the second copy does not find the queue full because of the first."""
     limits = LIMITS[0] | {"store_queue": 1}
     one, two = (PostgresStore(database, limits) for database in databases)
@@ -84,7 +84,7 @@ async def test_copies_of_a_request_that_takes_the_last_place_get_the_same_run(da
             assert answers[0][0] == "ok", answers
 
 
-async def test_a_step_locks_its_conversation_before_its_run_and_sees_what_those_before_it_wrote(
+async def test_step_locks_conversation_then_run_and_sees_earlier_writes(
     databases: Sequence[Database],
 ) -> None:
     """I7: so two groups never deadlock, and none continues from a stale read."""

@@ -13,7 +13,7 @@ from tests.simulation.reference import ENDED
 _DEPTH_MAX = 2
 
 
-def each_call_has_its_run(record: Record) -> Iterator[str]:
+def delegated_calls_match_their_child_runs(record: Record) -> Iterator[str]:
     """Each delegated call and its child run name each other."""
     for call_id, call in record.calls.items():
         run = record.runs.get(call.child_run_id)
@@ -27,7 +27,7 @@ def each_call_has_its_run(record: Record) -> Iterator[str]:
             yield f"run {run_id} has depth {run.depth}"
 
 
-def callers_wait_for_their_agents(record: Record) -> Iterator[str]:
+def calls_settle_after_their_child_run(record: Record) -> Iterator[str]:
     """A delegated call settles after its child run, with the same result, unless the call was cancelled."""
     for call_id, call in record.calls.items():
         if not call.child_run_id:
@@ -58,7 +58,7 @@ def _settled_at(record: Record, call: call_pb2.Call) -> float:
     return record.written_at(call.run_id, seqs[-1])
 
 
-def callers_pay_for_their_agents(record: Record) -> Iterator[str]:
+def child_usage_counts_for_the_caller(record: Record) -> Iterator[str]:
     """The usage of a run includes the usage of its finished child runs."""
     for run_id, run in record.runs.items():
         heard = [call for call in record.calls.values() if call.run_id == run_id and call.child_run_id]
@@ -68,7 +68,7 @@ def callers_pay_for_their_agents(record: Record) -> Iterator[str]:
             yield f"run {run_id} has used {run.usage.input_tokens} input tokens, its child runs {below}"
 
 
-def agents_end_once(record: Record) -> Iterator[str]:
+def child_ends_are_reported_once(record: Record) -> Iterator[str]:
     """A run receives the end of each child run at most once."""
     told = [(row.run_id, row.call_id) for row in record.tables.commands.values() if row.name == "agent_ended"]
     for key in set(told):
@@ -76,7 +76,7 @@ def agents_end_once(record: Record) -> Iterator[str]:
             yield f"run {key[0]} received the end of call {key[1]} {told.count(key)} times"
 
 
-def rules_above_hold(record: Record) -> Iterator[str]:
+def ancestor_rules_apply(record: Record) -> Iterator[str]:
     """Each call is judged by the rules of every run and conversation above it."""
     for effect in record.history.effects:
         missing = set(_led_to(record, effect.run_id)) - effect.ruled_by
@@ -92,9 +92,9 @@ def _led_to(record: Record, run_id: str) -> Iterator[str]:
 
 
 CHECKERS = (
-    each_call_has_its_run,
-    callers_wait_for_their_agents,
-    callers_pay_for_their_agents,
-    agents_end_once,
-    rules_above_hold,
+    delegated_calls_match_their_child_runs,
+    calls_settle_after_their_child_run,
+    child_usage_counts_for_the_caller,
+    child_ends_are_reported_once,
+    ancestor_rules_apply,
 )

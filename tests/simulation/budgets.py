@@ -9,7 +9,7 @@ from tests.simulation.history import Served
 from tests.simulation.record import Record
 
 
-def budgets_are_passed_by_one_call_at_most(record: Record) -> Iterator[str]:
+def budgets_are_exceeded_by_at_most_one_call(record: Record) -> Iterator[str]:
     """I18: no model call starts once earlier calls have used up the budget.
 
     Output tokens count once the next request shows that the answer arrived. A crash may lose an answer: then only its
@@ -67,4 +67,4 @@ def _spent(earlier: list[Served], now: Served) -> int:
     return spent + sum(whole.values())
 
 
-CHECKERS = (budgets_are_passed_by_one_call_at_most, top_ups_count_once)
+CHECKERS = (budgets_are_exceeded_by_at_most_one_call, top_ups_count_once)

@@ -42,7 +42,7 @@ def accepted_messages_are_kept(record: Record) -> Iterator[str]:
             yield f"{message.request_id} was accepted but is missing ({run.run_id}, {run_state(run.state)})"
 
 
-def accepted_commands_have_their_effect(record: Record) -> Iterator[str]:
+def accepted_commands_take_effect(record: Record) -> Iterator[str]:
     """I1: each accepted command determines the state of its call, unless the run was stopped."""
     for sent in record.history.commands:
         if not sent.taken or not sent.call_id:
@@ -69,7 +69,7 @@ def accepted_commands_have_their_effect(record: Record) -> Iterator[str]:
             yield f"{sent.command_id} {sent.kind} was accepted, but call {sent.call_id} is {state} with {content!r}"
 
 
-def accepted_cancels_stop(record: Record) -> Iterator[str]:
+def accepted_cancels_stop_the_run(record: Record) -> Iterator[str]:
     """I1: a stopped run ends as stopped."""
     for sent in record.history.commands:
         if sent.kind == "CANCEL" and sent.taken:
@@ -85,7 +85,7 @@ def commands_are_accepted_once(record: Record) -> Iterator[str]:
             yield f"{sent.command_id} was accepted more than once"
 
 
-def strangers_are_refused(record: Record) -> Iterator[str]:
+def other_users_are_refused(record: Record) -> Iterator[str]:
     """I9, I11: only the owner of a run may send commands to it."""
     for sent in record.history.commands:
         if sent.user_id == "stranger" and not set(sent.outcomes) <= _STRANGERS_HEAR:
@@ -211,7 +211,7 @@ def held_calls_are_audited(record: Record) -> Iterator[str]:
             yield f"{call.call_id} {state} while a client held it, which is missing from the audit chain"
 
 
-def only_reads_run_before_their_record(record: Record) -> Iterator[str]:
+def only_reads_run_before_they_are_recorded(record: Record) -> Iterator[str]:
     """I5: a call that was first recorded with its end is read-only and needed no approval."""
     for run_id, log in record.logs.items():
         begun: dict[str, float] = {}
@@ -263,7 +263,7 @@ def _is_read_to_its_end(event: event_pb2.RunEvent, next_event: event_pb2.RunEven
     return is_read and ended.call_id == began.call_id and call_state(ended.state) in SETTLED
 
 
-def states_move_along_the_tables(record: Ledger) -> Iterator[str]:
+def state_changes_are_allowed(record: Ledger) -> Iterator[str]:
     """I16: states change only as the tables in `reference` allow."""
     for run_id, log in record.logs.items():
         at = ""
@@ -315,7 +315,7 @@ def state_is_the_fold_of_the_log(record: Ledger) -> Iterator[str]:
             yield f"conversation {conversation}: message numbers have gaps"
 
 
-def what_was_shown_was_said(record: Ledger) -> Iterator[str]:
+def streamed_output_matches_the_message(record: Ledger) -> Iterator[str]:
     """LOOP-6: the streamed output of a round equals its stored message."""
     for conversation in record.messages.values():
         for message in conversation:
@@ -335,7 +335,7 @@ def _shown(record: Ledger, message: message_pb2.Message) -> str:
     return "".join(event.output_delta.text for event in part if event.HasField("output_delta"))
 
 
-def rounds_begin_in_order(record: Ledger) -> Iterator[str]:
+def rounds_start_in_order(record: Ledger) -> Iterator[str]:
     """LOOP-2: rounds and their attempts are numbered without gaps, and each starts once."""
     for run_id, log in record.logs.items():
         begun = [_round(event) for event in log if event.HasField("round_started")]
@@ -346,7 +346,7 @@ def rounds_begin_in_order(record: Ledger) -> Iterator[str]:
             yield f"run {run_id} skipped a round: {rounds}"
 
 
-def failed_models_are_left(record: Ledger) -> Iterator[str]:
+def failed_models_are_not_used_again(record: Ledger) -> Iterator[str]:
     """LOOP-7: a run switches to the next model after a permanent failure and never switches back."""
     for run_id, log in record.logs.items():
         options = record.runs[run_id].options
@@ -369,23 +369,23 @@ def _round(event: event_pb2.RunEvent) -> tuple[int, int]:
 LEDGER_CHECKERS: tuple[LedgerChecker, ...] = (
     one_result_per_call,
     nothing_starts_after_a_cancel,
-    states_move_along_the_tables,
+    state_changes_are_allowed,
     state_is_the_fold_of_the_log,
-    what_was_shown_was_said,
-    rounds_begin_in_order,
-    failed_models_are_left,
+    streamed_output_matches_the_message,
+    rounds_start_in_order,
+    failed_models_are_not_used_again,
 )
 
 CHECKERS: tuple[Checker, ...] = (
     accepted_messages_are_kept,
-    accepted_commands_have_their_effect,
-    accepted_cancels_stop,
+    accepted_commands_take_effect,
+    accepted_cancels_stop_the_run,
     commands_are_accepted_once,
-    strangers_are_refused,
+    other_users_are_refused,
     runs_end,
     effects_happen_once,
     intent_before_effect,
-    only_reads_run_before_their_record,
+    only_reads_run_before_they_are_recorded,
     seqs_without_gaps,
     gated_calls_run_as_approved,
     decisions_are_audited,

@@ -47,7 +47,7 @@ class DatabaseTrouble:
             self._server.read_only = False
 
 
-def time_limits_are_of_real_time(record: Record) -> Iterator[str]:
+def time_limits_use_real_time(record: Record) -> Iterator[str]:
     """LOOP-9: no run exceeds a time limit because the database clock jumped."""
     for run_id, run in record.runs.items():
         limits, log = run.options.limits, record.logs[run_id]
@@ -61,4 +61,4 @@ def time_limits_are_of_real_time(record: Record) -> Iterator[str]:
             yield f"run {run_id} failed with {run.failure.reason} after {took:.1f} s"
 
 
-CHECKERS = (time_limits_are_of_real_time,)
+CHECKERS = (time_limits_use_real_time,)

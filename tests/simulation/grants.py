@@ -127,7 +127,7 @@ def of_effect(given: Mapping[Terms, set[str]], record: Record, effect: Effect) -
     return None
 
 
-def grants_cover_what_was_shown(record: Record) -> Iterator[str]:
+def series_stay_within_their_grant(record: Record) -> Iterator[str]:
     """I9, I10: no series starts more calls than were granted."""
     given = grants(record)
     used: dict[Terms, set[str]] = defaultdict(set)
@@ -146,7 +146,7 @@ def grants_cover_what_was_shown(record: Record) -> Iterator[str]:
             yield f"{terms} was granted, and {len(calls)} calls ran: {sorted(calls)}"
 
 
-def grants_are_of_as_many_people_as_are_wanted(record: Record) -> Iterator[str]:
+def grants_have_enough_approvers(record: Record) -> Iterator[str]:
     """I10: no iteration starts under a grant with fewer approvers than its worker requires."""
     given = grants(record)
     for run_id, run in record.runs.items():
@@ -172,4 +172,4 @@ def granted(run_id: str, content: bytes, version: int, wished: Wish | None) -> A
     return Terms(run_id, content, version, series.interval_seconds, series.iterations_max, series.end_time)
 
 
-CHECKERS = (grants_cover_what_was_shown, grants_are_of_as_many_people_as_are_wanted)
+CHECKERS = (series_stay_within_their_grant, grants_have_enough_approvers)

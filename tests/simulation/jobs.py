@@ -23,7 +23,7 @@ _TINY_SECONDS = 1e-4
 _WITH_PEOPLE = {"AWAITING_APPROVAL", "OFFERED", "ASKED"}
 
 
-def calls_in_the_background_have_their_job(record: Ledger) -> Iterator[str]:
+def detached_calls_have_their_job(record: Ledger) -> Iterator[str]:
     """ASYNC-1: each DETACHED call has one job, which reports to the conversation of the call."""
     begun = {run.parent_call_id: run for run in record.runs.values() if run.reports_to_conversation_id}
     for call_id, call in record.calls.items():
@@ -38,7 +38,7 @@ def calls_in_the_background_have_their_job(record: Ledger) -> Iterator[str]:
             yield f"job {run.run_id} was begun by {caller.run_id}, which has a call of another run"
 
 
-def notices_are_new_once(record: Ledger) -> Iterator[str]:
+def notices_are_delivered_once(record: Ledger) -> Iterator[str]:
     """ASYNC-5: each notice enters its conversation once and in order; the last one reports the end correctly."""
     for conversation_id in record.messages:
         said: dict[str, list[int]] = defaultdict(list)
@@ -71,7 +71,7 @@ def notices_stay_with_their_user(record: Record) -> Iterator[str]:
                 yield f"the model answers {user_id} has a notice of job {job_id} of {record.runs[job_id].user_id}"
 
 
-def ends_are_told_or_dismissed(record: Record) -> Iterator[str]:
+def job_ends_are_reported_or_dismissed(record: Record) -> Iterator[str]:
     """ASYNC-5: the model answered each job end, or the user stopped the turn or lost write access; otherwise it is
     pending.
     """
@@ -105,7 +105,7 @@ def ends_are_told_or_dismissed(record: Record) -> Iterator[str]:
             yield f"the end of {job.run_id} is in a notice without an answer"
 
 
-def turns_keep_their_distance(record: Record) -> Iterator[str]:
+def turns_keep_their_minimum_interval(record: Record) -> Iterator[str]:
     """ASYNC-5: turns of a conversation start at least two seconds apart, unless the database clock jumped."""
     begun: dict[str, list[float]] = defaultdict(list)
     for run in record.runs.values():
@@ -117,7 +117,7 @@ def turns_keep_their_distance(record: Record) -> Iterator[str]:
                 yield f"{conversation_id}: a turn began {second - first:.3f} s after another"
 
 
-def turns_wait_for_nobody(record: Ledger) -> Iterator[str]:
+def turns_never_wait_for_people(record: Ledger) -> Iterator[str]:
     """ASYNC-5: turns never wait for people, because no user started them."""
     for run_id, run in record.runs.items():
         if not is_turn(run):
@@ -128,7 +128,7 @@ def turns_wait_for_nobody(record: Ledger) -> Iterator[str]:
                 yield f"turn {run_id} has a call that is {call_state(call.state)}"
 
 
-def series_keep_their_beat(record: Ledger) -> Iterator[str]:
+def series_keep_their_interval(record: Ledger) -> Iterator[str]:
     """ASYNC-3: iterations do not overlap, start early, exceed one per interval, or exceed the requested number."""
     for run_id, run in record.runs.items():
         if not run.reports_to_conversation_id:
@@ -148,7 +148,7 @@ def series_keep_their_beat(record: Ledger) -> Iterator[str]:
             yield from _off_beat(run, calls)
 
 
-def paused_jobs_begin_nothing(record: Record) -> Iterator[str]:
+def paused_jobs_start_nothing(record: Record) -> Iterator[str]:
     """ASYNC-6: a paused job starts no iteration until it is resumed."""
     for run_id, run in record.runs.items():
         if not run.reports_to_conversation_id:
@@ -168,7 +168,7 @@ def paused_jobs_begin_nothing(record: Record) -> Iterator[str]:
                     yield f"job {run_id} began {call_id} at {time:.3f}, but was paused from {pause.taken_at:.3f}"
 
 
-def series_keep_their_last_iterations(record: Record) -> Iterator[str]:
+def trimming_keeps_the_last_iterations(record: Record) -> Iterator[str]:
     """ASYNC-3: trimming removes only old settled iterations and keeps the calls and events of the rest."""
     for row in record.tables.runs.values():
         gone = sorted(call.round for call in record.tables.gone.values() if call.run_id == row.run_id)
@@ -343,18 +343,18 @@ def _owner(record: Record, conversation_id: str) -> str:
 
 # Checkers that only need the ledger.
 LEDGER_CHECKERS = (
-    calls_in_the_background_have_their_job,
-    notices_are_new_once,
-    turns_wait_for_nobody,
-    series_keep_their_beat,
+    detached_calls_have_their_job,
+    notices_are_delivered_once,
+    turns_never_wait_for_people,
+    series_keep_their_interval,
 )
 
 CHECKERS = (
     notices_stay_with_their_user,
-    ends_are_told_or_dismissed,
-    turns_keep_their_distance,
-    paused_jobs_begin_nothing,
-    series_keep_their_last_iterations,
+    job_ends_are_reported_or_dismissed,
+    turns_keep_their_minimum_interval,
+    paused_jobs_start_nothing,
+    trimming_keeps_the_last_iterations,
     monitors_fire_on_edges,
     *LEDGER_CHECKERS,
 )

@@ -132,7 +132,7 @@ def each_event_starts_one_run(record: Record) -> Iterator[str]:
             yield f"{place} has started {started.get(place)}, but its sender got {sorted(run_ids)}"
 
 
-def no_event_waits_for_ever(record: Record) -> Iterator[str]:
+def no_event_waits_forever(record: Record) -> Iterator[str]:
     """In the end each event has fired, or has a recorded reason why not."""
     for key, row in record.tables.starters.events.items():
         if row.outcome is FireOutcome.WAITING:
@@ -141,11 +141,11 @@ def no_event_waits_for_ever(record: Record) -> Iterator[str]:
             yield f"{key} is {row.outcome.name}, without a reason"
 
 
-def events_keep_apart(record: Record) -> Iterator[str]:
+def events_do_not_overlap(record: Record) -> Iterator[str]:
     """With SKIP and QUEUE no event starts a run while the previous run of its lane is open."""
     for fired in record.tables.starters.fired:
         if fired.is_busy and fired.overlap in {Overlap.SKIP, Overlap.QUEUE}:
             yield f"{fired.event_id} started {fired.run_id} beside {fired.beside}"
 
 
-CHECKERS = (each_event_starts_one_run, no_event_waits_for_ever, events_keep_apart)
+CHECKERS = (each_event_starts_one_run, no_event_waits_forever, events_do_not_overlap)

@@ -31,11 +31,11 @@ def _run(module: str, *arguments: str, hash_seed: str = "0", allocator: str = "p
 @pytest.mark.parametrize(
     ("first", "count"), [*SHORT_SEEDS, *(pytest.param(*each, marks=pytest.mark.long) for each in LONG_SEEDS)]
 )
-def test_no_promise_is_broken(first: int, count: int) -> None:
+def test_simulation_finds_no_violation(first: int, count: int) -> None:
     _run("tests.simulation", "--first", str(first), "--count", str(count))
 
 
-def test_a_seed_replays_exactly() -> None:
+def test_seed_replays_exactly() -> None:
     """Also in a process with another PYTHONHASHSEED and other object addresses."""
     first = _run("tests.simulation", "--seed", "3", "--trace")
     second = _run("tests.simulation", "--seed", "3", "--trace", hash_seed="1", allocator="malloc")
@@ -45,9 +45,9 @@ def test_a_seed_replays_exactly() -> None:
 
 def test_planted_faults_are_found() -> None:
     """`make mutants` plays all of them."""
-    found = _run("tests.simulation.mutants", "requests_are_forgotten", "anybody_may_decide")
+    found = _run("tests.simulation.mutants", "requests_are_forgotten", "any_user_may_decide")
     assert found.count(": seed ") == 2, found
 
 
-def test_every_fault_can_still_be_planted() -> None:
+def test_every_mutant_matches_its_module() -> None:
     assert misplaced() == []

@@ -191,7 +191,7 @@ def each_fire_has_its_run(record: Record) -> Iterator[str]:
         yield f"runs without a fire: {sorted(made - named)}; fires without their run: {sorted(named - made)}"
 
 
-def fires_keep_apart(record: Record) -> Iterator[str]:
+def fires_do_not_overlap(record: Record) -> Iterator[str]:
     """With SKIP and QUEUE no run starts while the previous one is open."""
     for key, fired in _fired(record).items():
         for one in fired:
@@ -261,7 +261,7 @@ def _before_end(definition: Definition, due: datetime) -> datetime | None:
     return due if definition.end_time is None or due < definition.end_time else None
 
 
-def jitter_is_bounded_and_stays(record: Record) -> Iterator[str]:
+def jitter_is_bounded_and_constant(record: Record) -> Iterator[str]:
     """The jitter of a schedule is constant and within its bound."""
     known: dict[tuple[ScheduleKey, int], timedelta] = {}
     for change in record.tables.schedule_changes:
@@ -287,7 +287,7 @@ def _grid(time: datetime, step: timedelta) -> datetime:
 CHECKERS = (
     each_due_time_fires_once,
     each_fire_has_its_run,
-    fires_keep_apart,
+    fires_do_not_overlap,
     no_due_time_is_lost,
-    jitter_is_bounded_and_stays,
+    jitter_is_bounded_and_constant,
 )

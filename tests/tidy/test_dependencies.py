@@ -49,7 +49,7 @@ def distributions(modules: set[str]) -> set[str]:
     return names
 
 
-def test_services_import_what_the_project_declares_and_nothing_else() -> None:
+def test_services_import_exactly_the_declared_dependencies() -> None:
     declared = {normal(line) for line in PROJECT["dependencies"]}
     optional = {normal(line) for line in PROJECT["optional-dependencies"]["embedded"]}
     used = distributions(imported("services"))
@@ -59,7 +59,7 @@ def test_services_import_what_the_project_declares_and_nothing_else() -> None:
     assert [name for name in optional if name.removesuffix("-bin") not in launcher.replace("_", "-")] == []
 
 
-def test_the_locks_pin_every_dependency_with_hashes_and_agree() -> None:
+def test_lock_files_agree_and_pin_every_dependency_with_hashes() -> None:
     dev = locked(tree.ROOT / "requirements/dev.txt")
     extras: dict[str, list[str]] = {"runtime": [], "embedded": ["embedded"], "dev": ["embedded", "dev"]}
     for lock, names in extras.items():
@@ -80,6 +80,6 @@ def locked(path: Path) -> dict[str, str]:
     return pins
 
 
-def test_every_dependency_has_its_reason() -> None:
+def test_every_dependency_has_a_reason() -> None:
     lines = [line for line in PYPROJECT.read_text().splitlines() if re.match(r'  "[a-z-]+[a-zA-Z0-9-]*[<>=]', line)]
     assert [line for line in lines if not re.search(r"# \S", line)] == []

@@ -48,7 +48,7 @@ def lint(root: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(program, cwd=root, capture_output=True, text=True, check=False)
 
 
-def test_a_tree_that_keeps_the_rules_passes(model: Path) -> None:
+def test_valid_source_tree_passes(model: Path) -> None:
     assert lint(model).returncode == 0, lint(model).stdout
 
 
@@ -71,7 +71,7 @@ def test_a_tree_that_keeps_the_rules_passes(model: Path) -> None:
         ("stray", ""),
     ],
 )
-def test_a_broken_rule_is_found(model: Path, module: str, code: str) -> None:
+def test_broken_import_rule_is_reported(model: Path, module: str, code: str) -> None:
     path = model / f"services/pawl/{module}.py"
     existed = path.exists()
     path.write_text(f"{code}\n")

@@ -16,7 +16,7 @@ def test_help_is_the_default_and_names_every_target() -> None:
     assert re.findall(r"^  make (\S+) +\S", shown, re.MULTILINE) == phony[1].split()
 
 
-def test_every_target_that_is_not_a_file_is_declared_so() -> None:
+def test_every_target_that_is_not_a_file_is_phony() -> None:
     phony = re.search(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)
     assert phony is not None
     assert re.findall(r"^([a-z-]+):", MAKEFILE, re.MULTILINE) == phony[1].split()

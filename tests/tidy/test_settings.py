@@ -46,7 +46,7 @@ def classes() -> Iterator[tuple[str, type[ServiceSettings]]]:
                 yield path.parent.name.replace("_", "-"), cls
 
 
-def test_the_example_shows_every_variable_once_with_its_defaults() -> None:
+def test_example_shows_every_variable_once_with_its_default() -> None:
     defaults: defaultdict[str, dict[str, str]] = defaultdict(dict)
     for service, cls in classes():
         for name, value in variables(cls).items():
@@ -68,7 +68,7 @@ def test_the_example_shows_every_variable_once_with_its_defaults() -> None:
             assert (missing, value) == ([], ""), name
 
 
-def test_there_are_few_settings() -> None:
+def test_number_of_settings_is_limited() -> None:
     assert len(SHOWN) <= SETTINGS_MAX
 
 
@@ -76,7 +76,7 @@ def test_comments_are_short() -> None:
     assert [name for comment, name, _ in SHOWN if comment.count("\n") > 2] == []
 
 
-def test_the_launcher_gives_each_service_what_it_reads_and_nothing_else() -> None:
+def test_launcher_gives_each_service_exactly_its_variables() -> None:
     """New settings must be added to services/pawl/launcher/services.py."""
     connections = {
         "PAWL_INTERNAL_LISTEN",
@@ -92,7 +92,7 @@ def test_the_launcher_gives_each_service_what_it_reads_and_nothing_else() -> Non
         assert settings[spec.name] - given <= connections, spec.name
 
 
-def test_deployment_files_use_variables_that_are_read() -> None:
+def test_variables_in_deployment_files_exist() -> None:
     known = {name for _, cls in classes() for name in variables(cls)}
     known |= {f"{name}_FILE" for name in known}
     for file in (Path("docker-compose.yml"), Path("deploy/compose.env.example")):

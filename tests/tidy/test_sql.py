@@ -14,7 +14,7 @@ STATEMENT = re.compile(r"\s*(?:SELECT|INSERT INTO|UPDATE|DELETE FROM|WITH|CREATE
 BESIDE_STORES = ("chassis/db/", "launcher/postgres.py")
 
 
-def test_statements_are_written_in_stores() -> None:
+def test_sql_is_only_in_store_modules() -> None:
     modules = (path for path in tree.python("services") if not _may_hold_statements(path))
     assert [f"{tree.name(path)}:{line}" for path in modules for line in _statements(path)] == []
 

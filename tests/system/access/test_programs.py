@@ -28,7 +28,7 @@ async def pawl(*arguments: str, keyboard: str = "", **variables: str) -> str:
     return done.output
 
 
-async def test_the_command_line_finds_the_authority_in_the_data_folder_or_is_given_it(walked: Walked) -> None:
+async def test_command_line_finds_ca_in_data_folder_or_by_setting(walked: Walked) -> None:
     data = str(walked.suite.folder.path)
     assert "391" in await pawl("run", "what is 17 * 23?", PAWL_DATA=data)
     assert "391" in await pawl("chat", keyboard="what is 17 * 23?\n/quit\n", PAWL_DATA=data)
@@ -39,7 +39,7 @@ async def test_the_command_line_finds_the_authority_in_the_data_folder_or_is_giv
     assert "17 * 23" in await pawl("--address", address, "runs", PAWL_TLS_CA_FILE=roots, **nothing)
 
 
-async def test_a_worker_and_who_reads_metrics_speak_tls(walked: Walked, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_worker_and_metrics_scraper_use_tls(walked: Walked, monkeypatch: pytest.MonkeyPatch) -> None:
     (address,) = walked.suite.endpoints.addresses("tool-registry")
     authority = walked.folder / "tool-registry-authority.pem"
     monkeypatch.setenv("PAWL_TLS_CA_FILE", str(authority))

@@ -44,13 +44,13 @@ UNKNOWN = {
 }
 
 
-async def test_every_method_of_the_contract_is_walked(walked: Walked) -> None:
+async def test_walk_covers_every_contract_method(walked: Walked) -> None:
     everything = {name for names in walked.methods.values() for name in names}
     assert everything == set(methods())
     assert everything - OPEN.keys() == set(CALLERS)
 
 
-async def test_a_role_calls_what_the_table_says(walked: Walked) -> None:
+async def test_role_may_call_only_its_methods(walked: Walked) -> None:
     for caller, roles in ROLES_OF_CALLERS.items():
         callers = {role for role in roles if role in ROLES} or {"member"}
         if caller == "delegate-and-finance":
@@ -58,7 +58,7 @@ async def test_a_role_calls_what_the_table_says(walked: Walked) -> None:
         assert wrong(await walked.answers(key(caller)), callers, "PERMISSION_DENIED") == {}, caller
 
 
-async def test_a_service_calls_what_the_table_says_and_nothing_without_its_certificate(walked: Walked) -> None:
+async def test_service_may_call_only_its_methods_and_none_without_certificate(walked: Walked) -> None:
     for service in SERVICES:
         shown = walked.of_service(service)
         answers = await walked.answers(shown, walked.services[service])
@@ -71,7 +71,7 @@ async def test_a_service_calls_what_the_table_says_and_nothing_without_its_certi
             assert wrong(await walked.answers(shown, channels), set(), "UNAUTHENTICATED") == {}, service
 
 
-async def test_only_agent_loop_names_the_user_of_a_call_and_only_to_methods_that_it_forwards(walked: Walked) -> None:
+async def test_only_agent_loop_may_act_for_users_in_forwarded_methods(walked: Walked) -> None:
     """I13: every other caller is refused by every method of every listener."""
     user = for_user(user_principal(StoreId("acme"), UserId("ann"), frozenset({"admin"})))
     for caller in ROLES_OF_CALLERS:
@@ -87,7 +87,7 @@ async def test_only_agent_loop_names_the_user_of_a_call_and_only_to_methods_that
             assert (answer.code == "PERMISSION_DENIED") != may, (service, listener, name, answer)
 
 
-async def test_a_batch_carries_what_the_table_says(walked: Walked) -> None:
+async def test_batch_follows_the_permission_table(walked: Walked) -> None:
     for listener in TAKE_BATCHES:
         names = [
             name
@@ -108,12 +108,12 @@ async def test_a_batch_carries_what_the_table_says(walked: Walked) -> None:
             assert refused == {name for name in names if f"service:{service}" not in CALLERS[name]}, service
 
 
-async def test_a_credential_that_is_none_opens_nothing(walked: Walked) -> None:
+async def test_invalid_credential_is_refused_everywhere(walked: Walked) -> None:
     for how, shown in BAD.items():
         assert wrong(await walked.answers(shown), set(), "UNAUTHENTICATED") == {}, how
 
 
-async def test_every_unknown_key_gets_the_same_answer_everywhere(walked: Walked) -> None:
+async def test_every_unknown_key_gets_the_same_answer(walked: Walked) -> None:
     """The answer does not reveal which keys, users or methods exist."""
     told = set()
     for unknown in UNKNOWN.values():
@@ -123,7 +123,7 @@ async def test_every_unknown_key_gets_the_same_answer_everywhere(walked: Walked)
     assert len(told) == 1
 
 
-async def test_keys_that_were_revoked_have_expired_or_are_of_elsewhere_are_unknown(walked: Walked) -> None:
+async def test_revoked_expired_and_foreign_keys_are_refused(walked: Walked) -> None:
     stub: Any = KeyServiceStub(walked.people["job-store"])
     soon = Timestamp()
     soon.FromMilliseconds(int(time.time() * 1000) + 1500)
@@ -150,7 +150,7 @@ async def test_keys_that_were_revoked_have_expired_or_are_of_elsewhere_are_unkno
     assert len(told) == 1
 
 
-async def test_open_streams_of_a_caller_end_when_the_key_is_taken_out_of_the_file(walked: Walked) -> None:
+async def test_removing_a_key_from_the_file_ends_its_open_streams(walked: Walked) -> None:
     methods = {
         "agent-loop": "/pawl.agent.v1.AgentService/WatchPending",
         "notifier": "/pawl.notify.v1.NotifyService/Subscribe",

@@ -19,13 +19,13 @@ from tests.simulation.reference import ENDED
 
 _CHECKERS: Final = (
     checkers.runs_do_not_fail,
-    checkers.terminal_states_stay,
+    checkers.terminal_states_are_final,
     checkers.logs_have_no_gaps,
-    checkers.owners_follow_one_another,
+    checkers.earlier_owners_stop_writing,
     *LEDGER_CHECKERS,
 )
 # Checkers of things that happen automatically, a little later.
-_IN_TIME: Final = (checkers.runs_end, checkers.people_are_told_of_every_end, checkers.ends_of_jobs_are_told)
+_IN_TIME: Final = (checkers.runs_end, checkers.every_run_end_is_notified, checkers.job_ends_are_reported)
 
 
 async def check_ledger(pawl: AsyncClient) -> None:

@@ -62,7 +62,7 @@ SOME: Final = (
 EVERY: Final = tuple(itertools.product(STORIES, SERVICES, WAYS))
 
 
-def test_some_of_each_are_played_each_time() -> None:
+def test_short_selection_covers_each_fault_and_story() -> None:
     assert {(service, how) for _, service, how in SOME} == set(itertools.product(SERVICES, WAYS))
     assert all(sum(story == name for story, *_ in SOME) >= 2 for name in STORIES)
 
@@ -81,7 +81,7 @@ PLAYED: Final = by_death(EVERY if os.environ.get("TESTS_STORIES") == "all" else 
 @pytest.mark.long
 @pytest.mark.asyncio(loop_scope="session")
 @pytest.mark.parametrize("death", PLAYED, ids="-".join)
-async def test_it_comes_out_right_whatever_dies_in_the_middle(
+async def test_story_survives_crashed_or_deployed_services(
     world: World, tmp_path: Path, death: tuple[str, str]
 ) -> None:
     service, how = death
@@ -101,7 +101,7 @@ async def test_it_comes_out_right_whatever_dies_in_the_middle(
 @pytest.mark.long
 @pytest.mark.asyncio(loop_scope="session")
 @pytest.mark.parametrize("server", ["postgres", "nats"])
-async def test_it_comes_out_right_though_nothing_could_be_written_or_told(
+async def test_story_survives_unavailable_database_and_nats(
     world: World, pawl: AsyncClient, tmp_path: Path, server: str
 ) -> None:
     """Running work continues, due work is not repeated, and no story needs a restart."""

@@ -57,7 +57,7 @@ def files(pawl: CommandLine, tmp_path: Path) -> Iterator[Path]:
         pawl.run("agents", "delete", name, "--yes")
 
 
-def test_agents_of_a_folder_are_saved_once_and_what_is_shown_can_be_applied(pawl: CommandLine, files: Path) -> None:
+def test_agent_folder_is_applied_once_and_output_can_be_applied(pawl: CommandLine, files: Path) -> None:
     dry = pawl.succeed("apply", "-f", str(files), "--dry-run")
     assert "+delegates_to:" in dry
     assert "clerk " not in pawl.succeed("agents", "list")
@@ -76,7 +76,7 @@ def test_agents_of_a_folder_are_saved_once_and_what_is_shown_can_be_applied(pawl
     assert "clerk: unchanged" in pawl.succeed("apply", "-f", str(files / "again"))
 
 
-def test_files_that_make_no_agent_are_refused_in_a_sentence(pawl: CommandLine, tmp_path: Path) -> None:
+def test_invalid_agent_files_are_refused_with_a_clear_error(pawl: CommandLine, tmp_path: Path) -> None:
     for content, told in (
         ("name: [", "is no YAML"),
         ("name: clerk\noptions: {instruction: typo}", 'no field named "instruction"'),
@@ -91,7 +91,7 @@ def test_files_that_make_no_agent_are_refused_in_a_sentence(pawl: CommandLine, t
         assert told in pawl.refuse("apply", "-f", str(tmp_path)), content
 
 
-def test_agents_of_the_suite_exist_and_the_default_can_be_replaced(pawl: CommandLine, tmp_path: Path) -> None:
+def test_configured_agents_exist_and_default_can_be_replaced(pawl: CommandLine, tmp_path: Path) -> None:
     screen = pawl.data.parent / "screen"
     pawl.until(lambda _: "PAWL_AGENTS: greeter: version 1" in screen.read_text(), "agents", "list")
     assert "Greet people." in pawl.succeed("agents", "show", "greeter")
@@ -105,7 +105,7 @@ def test_agents_of_the_suite_exist_and_the_default_can_be_replaced(pawl: Command
     assert "When to ask" in pawl.succeed("agents", "show", "default")
 
 
-def test_a_conversation_is_imported_delegated_shared_forked_and_erased(
+def test_conversation_is_imported_delegated_shared_forked_and_erased(
     pawl: CommandLine, files: Path, tmp_path: Path
 ) -> None:
     def ids(kind: str, text: str) -> list[str]:
@@ -149,7 +149,7 @@ def test_a_conversation_is_imported_delegated_shared_forked_and_erased(
     assert parent not in pawl.succeed("runs", *of_story)
 
 
-def test_documents_and_files_are_added_found_by_the_model_attached_and_removed(
+def test_documents_and_files_are_added_searched_attached_and_removed(
     pawl: CommandLine, tmp_path: Path
 ) -> None:
     """TOOL-7. Images are accepted only where models take them."""

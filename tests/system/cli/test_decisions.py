@@ -53,7 +53,7 @@ def test_gated_calls_are_shown_decided_once_audited_and_counted(pawl: CommandLin
     assert [now - then for now, then in zip(figures(pawl), before, strict=True)] == [2, 3, 1, 1, 1]
 
 
-def test_a_chat_runs_the_front_end_tool_and_takes_answers_and_decisions(pawl: CommandLine) -> None:
+def test_chat_runs_front_end_tool_and_accepts_answers_and_decisions(pawl: CommandLine) -> None:
     keyboard = (
         "show me the plan\n"
         "book a table\n2\n"
@@ -66,7 +66,7 @@ def test_a_chat_runs_the_front_end_tool_and_takes_answers_and_decisions(pawl: Co
     assert output.count("completed (") == 4
 
 
-def test_a_rule_allows_or_denies_calls_until_it_is_revoked_and_each_call_names_it(pawl: CommandLine) -> None:
+def test_rule_applies_until_revoked_and_each_call_names_it(pawl: CommandLine) -> None:
     """HITL-5"""
     zoe, letter = pawl.user("zoe"), LETTER.replace("ann", "zoe")
     made = zoe.succeed("rules", "allow", "send_email", "--like", "to=zoe@*", "--for", "1h", "--reason", "a test")

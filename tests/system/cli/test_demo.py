@@ -9,7 +9,7 @@ import pytest
 @pytest.mark.long
 @pytest.mark.ci
 @pytest.mark.timeout(900)
-def test_the_demo_plays_the_main_job_and_finds_all_of_it_in_the_ledger() -> None:
+def test_demo_runs_and_finds_all_steps_in_the_ledger() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pawl.cli", "demo"], capture_output=True, text=True, timeout=600, check=False
     )

@@ -14,7 +14,7 @@ def describe(folder: Path, description: str) -> None:
     (folder / "tools.json").write_text(json.dumps([tool]))
 
 
-def test_a_source_is_added_used_remembered_checked_approved_and_removed(pawl: CommandLine, tmp_path: Path) -> None:
+def test_source_is_added_used_persisted_checked_approved_and_removed(pawl: CommandLine, tmp_path: Path) -> None:
     describe(tmp_path, "Says it again.")
     added = pawl.succeed("sources", "add-mcp", "parrot", "--policy", "*=sensitive,read_only", *flags(tmp_path))
     assert added == "parrot.echo version 1: sensitive, read only. Says it again.\n"
@@ -39,7 +39,7 @@ def test_a_source_is_added_used_remembered_checked_approved_and_removed(pawl: Co
     assert pawl.succeed("sources", "list") == ""
 
 
-def test_what_cannot_be_a_source_is_refused_in_a_sentence(pawl: CommandLine) -> None:
+def test_invalid_sources_are_refused_with_a_clear_error(pawl: CommandLine) -> None:
     for arguments, told in (
         ("add-http x --openapi https://a.example/ --method GET", "--method does not go with --openapi"),
         ("add-http x --endpoint https://a.example/ --arguments @/no/such/file", "cannot be read"),

@@ -105,7 +105,7 @@ async def chat(server: str, browser: Browser) -> AsyncIterator[Chat]:
     assert faults == []
 
 
-async def test_calls_are_approved_and_rejected_in_the_chat_also_after_a_reload(chat: Chat) -> None:
+async def test_calls_are_approved_and_rejected_also_after_a_reload(chat: Chat) -> None:
     await chat.say(f"{MAIL} and {MAIL.replace('ann', 'bob')}")
     asked = chat.page.get_by_role("group", name="Approval")
     await expect(asked).to_have_count(2, timeout=ANSWER_MS)
@@ -118,7 +118,7 @@ async def test_calls_are_approved_and_rejected_in_the_chat_also_after_a_reload(c
     await expect(asked).to_have_count(0)
 
 
-async def test_a_tool_of_the_page_runs_in_the_page(chat: Chat) -> None:
+async def test_page_tool_runs_in_the_page(chat: Chat) -> None:
     await chat.say('call paint with {"colour": "rgb(1, 2, 3)"}')
     await chat.ends("The page is rgb(1, 2, 3).")
     await expect(chat.page.locator("main")).to_have_css("background-color", "rgb(1, 2, 3)")

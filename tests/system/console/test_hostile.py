@@ -26,7 +26,7 @@ BAD: Final = (
 )
 
 
-async def test_a_hostile_stream_does_nothing(open_page: NewPage, suite: Suite) -> None:
+async def test_hostile_stream_has_no_effect(open_page: NewPage, suite: Suite) -> None:
     """No script runs and nothing is clickable; `open_page` checks that nothing was fetched."""
     calls = [
         {"name": "send_email", "arguments": {"to": ["ann@example.com"], "subject": BAD, "body": BAD}},
@@ -54,7 +54,7 @@ async def test_a_hostile_stream_does_nothing(open_page: NewPage, suite: Suite) -
         await expect(page.get_by_role("heading", name="completed")).to_be_visible(timeout=90_000)
 
 
-async def test_a_text_that_stops_parsers_stops_no_page_and_no_stream(open_page: NewPage, suite: Suite) -> None:
+async def test_pathological_text_breaks_neither_page_nor_stream(open_page: NewPage, suite: Suite) -> None:
     """Nested quotes, and characters that end a line in JavaScript but not in an event stream."""
     async with scripted(suite) as model:
         prompt = await model.play(
@@ -96,7 +96,7 @@ def examples() -> list[dict[str, str]]:
     return found
 
 
-async def test_no_example_of_commonmark_is_blank(
+async def test_no_commonmark_example_renders_blank(
     open_page: NewPage, suite: Suite, examples: list[dict[str, str]]
 ) -> None:
     """`open_page` checks that the Content Security Policy blocked nothing."""
@@ -115,7 +115,7 @@ async def test_no_example_of_commonmark_is_blank(
     await expect(page.get_by_text(FAILED)).to_have_count(0)
 
 
-async def test_a_view_that_fails_is_plain_text_and_takes_nothing_with_it(open_page: NewPage, suite: Suite) -> None:
+async def test_failed_view_falls_back_to_plain_text(open_page: NewPage, suite: Suite) -> None:
     """A message, then its card, then its page; the rest can be read and answered."""
     question = {"name": "ask_user", "arguments": {"question": "above\n\n---\n\nbelow", "options": ["Yes", "No"]}}
     async with scripted(suite) as model:

@@ -26,7 +26,7 @@ async def three_wait(open_page: NewPage, user: str) -> Page:
     return page
 
 
-async def test_several_are_decided_at_once(open_page: NewPage) -> None:
+async def test_several_approvals_are_decided_together(open_page: NewPage) -> None:
     page = await three_wait(open_page, "several")
     mine = page.locator("[data-item]", has_text="several")
     several = page.get_by_role("group", name="Decide about several")
@@ -45,7 +45,7 @@ async def test_several_are_decided_at_once(open_page: NewPage) -> None:
     await expect(page.get_by_role("heading", name=re.compile("Run .*"))).to_be_visible()
 
 
-async def test_an_approval_is_remembered_as_a_rule(open_page: NewPage) -> None:
+async def test_approval_is_remembered_as_a_rule(open_page: NewPage) -> None:
     page = await open_page(user="rememberer")
     await say(page, "email ann@example.com about ships")
     card = page.locator(".card.wait")
@@ -61,7 +61,7 @@ async def test_an_approval_is_remembered_as_a_rule(open_page: NewPage) -> None:
     await expect(page.get_by_role("row", name=re.compile("allow send_email conversation"))).to_be_visible()
 
 
-async def test_an_edit_is_approved_only_while_it_is_seen(open_page: NewPage) -> None:
+async def test_edit_is_approved_only_while_visible(open_page: NewPage) -> None:
     page = await open_page(user="exact")
     await say(page, "in the background, every 1 seconds, 3 times: email ann@example.com about planes")
     await page.goto(at(page, "/inbox"))
@@ -92,7 +92,7 @@ async def test_an_edit_is_approved_only_while_it_is_seen(open_page: NewPage) -> 
     assert ["planes" in each and "cars" not in each for each in said] == [True, True]
 
 
-async def test_a_link_of_a_notification_leads_to_its_call_after_the_login(open_page: NewPage) -> None:
+async def test_notification_link_opens_its_call_after_login(open_page: NewPage) -> None:
     """NOTE-1."""
     page = await open_page(user="me")
     await say(page, "email ann@example.com about links")

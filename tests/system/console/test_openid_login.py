@@ -82,7 +82,7 @@ async def log_in(page: Page, path: str = "/") -> None:
     await page.get_by_role("button", name="Continue").click()
 
 
-async def test_a_person_logs_in_and_stays_while_tokens_are_renewed(browser: Browser, world: World) -> None:
+async def test_user_stays_logged_in_while_tokens_are_renewed(browser: Browser, world: World) -> None:
     context = await browser.new_context(base_url=world.url)
     context.set_default_timeout(PATIENCE_MS)
     page = await context.new_page()

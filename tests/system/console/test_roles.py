@@ -13,7 +13,7 @@ from tests.system.console.keyed import World
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 
 
-async def test_who_may_sees_it_who_may_not_does_not(world: World) -> None:
+async def test_roles_decide_what_users_see(world: World) -> None:
     await world.whole()
     member = await world.enter("acme", "ann")
     await say(member, "email ann@example.com about roles")

@@ -18,7 +18,7 @@ BYTES_MAX = 150_000
 IMAGES = Path(__file__).parents[3] / "docs/images"
 
 
-async def test_chat_inbox_and_run_look_as_in_the_docs(open_page: NewPage, tmp_path: Path) -> None:
+async def test_chat_inbox_and_run_match_the_screenshots(open_page: NewPage, tmp_path: Path) -> None:
     folder = Path(os.environ.get("TESTS_SCREENSHOTS") or tmp_path)
     folder.mkdir(exist_ok=True)
     page = await open_page(user="ann", viewport={"width": 960, "height": 900}, color_scheme="light")

@@ -56,7 +56,7 @@ def with_output(page: Path) -> Iterator[tuple[Block, Block | None]]:
 
 
 @pytest.mark.parametrize("names", PAGES, ids=" ".join)
-def test_the_blocks_of_a_page_work_from_top_to_bottom(names: tuple[str, ...]) -> None:
+def test_code_blocks_of_a_page_work_in_order(names: tuple[str, ...]) -> None:
     # Not pytest's folder: as root, PostgreSQL runs under an account that cannot read it.
     with tempfile.TemporaryDirectory(prefix="pawl-page-") as folder, Reader(Path(folder)) as reader:
         for name in names:
@@ -74,6 +74,6 @@ def test_the_blocks_of_a_page_work_from_top_to_bottom(names: tuple[str, ...]) ->
                     raise AssertionError(f"{name}:{block.line}: {block.first_line}\n{error}") from None
 
 
-def test_what_is_not_run_is_there() -> None:
+def test_every_excluded_block_exists() -> None:
     first_lines = {block.first_line for names in PAGES for name in names for block in blocks(DOCS / name)}
     assert NOT_RUN.keys() <= first_lines

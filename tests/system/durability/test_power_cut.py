@@ -58,7 +58,7 @@ async def _work_and_cut(machine: Machine, suite: Suite, disk: Disk, effects: Pat
     return people.promises
 
 
-async def test_nothing_acknowledged_is_lost_when_the_power_goes(machine: tuple[Machine, Disk, Path]) -> None:
+async def test_power_cut_loses_no_acknowledged_data(machine: tuple[Machine, Disk, Path]) -> None:
     """I1, I2, I5, I8: starts, answers, shown events and effects; each end is reported once."""
     computer, disk, effects = machine
     async with computer.switched_on() as suite:

@@ -91,7 +91,7 @@ async def test_postgres_is_durable_and_local(suite: Suite) -> None:
     assert not list(suite.folder.path.rglob(".s.PGSQL*"))
 
 
-async def test_postgres_wants_the_password_and_the_role_is_no_superuser(suite: Suite) -> None:
+async def test_postgres_requires_a_password_and_the_role_is_no_superuser(suite: Suite) -> None:
     """I22"""
     host, port = (suite.endpoints.postgres or "").split(":")
     for user in ("pawl", "postgres"):
@@ -101,14 +101,14 @@ async def test_postgres_wants_the_password_and_the_role_is_no_superuser(suite: S
     await query(suite, "CREATE SCHEMA anything")
 
 
-async def test_a_suite_that_is_started_again_has_its_data_its_secrets_and_its_model(suite: Suite) -> None:
+async def test_restarted_suite_keeps_data_secrets_and_model(suite: Suite) -> None:
     assert await query(suite, "SELECT password FROM before") == password_of(suite)
     async with httpx2.AsyncClient(timeout=60.0) as http:
         models = (await http.get(f"{suite.endpoints.model_base_url}/models")).json()
     assert models["data"][0]["id"] == "pawl-scripted"
 
 
-async def test_a_cluster_of_another_version_or_with_other_secrets_is_refused_and_left_alone(
+async def test_cluster_with_other_version_or_secrets_is_refused_unchanged(
     suite: Suite, tmp_path: Path
 ) -> None:
     """I23"""
@@ -138,14 +138,14 @@ async def test_files_of_the_suite_are_private(suite: Suite) -> None:
     assert suite.folder.path.stat().st_mode & 0o777 == (0o711 if os.geteuid() == 0 else 0o700)
 
 
-async def test_nats_lets_nobody_in_without_a_password(suite: Suite) -> None:
+async def test_nats_requires_a_password(suite: Suite) -> None:
     reader, writer = await dial(suite)
     writer.write(b"CONNECT {}\r\nPING\r\n")
     assert b"-ERR 'Authorization Violation'" in await reader.read()
     writer.close()
 
 
-async def test_each_nats_user_publishes_what_its_service_does_and_nothing_else(suite: Suite) -> None:
+async def test_each_nats_user_publishes_only_subjects_of_its_service(suite: Suite) -> None:
     """I13"""
     allowed = {
         "job_store": {"pawl.v1.s.run.r.events", "pawl.v1.s.lifecycle.completed", "pawl.internal.v1.work"},

@@ -77,7 +77,7 @@ def wait_gone(pids: list[int]) -> None:
         time.sleep(0.02)
 
 
-def test_a_second_launcher_is_refused_in_a_sentence_and_ctrl_c_stops_everything_in_order(data: Path) -> None:
+def test_second_launcher_is_refused_and_ctrl_c_stops_everything_in_order(data: Path) -> None:
     """OPS-4"""
     with launched(data) as process:
         screen = wait_for_screen(process)
@@ -104,7 +104,7 @@ def test_a_second_launcher_is_refused_in_a_sentence_and_ctrl_c_stops_everything_
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="otherwise the next start finds them")
-def test_nothing_outlives_a_launcher_that_was_killed_and_a_signal_stops_the_next_one_while_it_starts(
+def test_killed_launcher_leaves_no_process_and_signal_stops_the_next_start(
     data: Path,
 ) -> None:
     """OPS-5"""

@@ -58,7 +58,7 @@ async def _seen(agent: Agent, run_id: str, text: str) -> None:
     raise AssertionError("the run ended first")
 
 
-async def a_stream_is_told_whole_and_once(agent: Agent, pawl: AsyncClient) -> Scene:
+async def stream_is_complete_without_repeats(agent: Agent, pawl: AsyncClient) -> Scene:
     """I1, I3, EVT-1, EVT-2, OPS-4: for a watcher, a text client, and a front end that is notified of its lost stream."""
     lost = asyncio.Event()
     async with pawl.session(on_lost=lost.set) as session:
@@ -102,7 +102,7 @@ async def a_tool_is_not_repeated(agent: Agent, path: Path) -> Scene:
     assert path.read_text() == "done\n"
 
 
-async def an_unknown_outcome_is_told_to_the_model(agent: Agent, path: Path) -> Scene:
+async def unknown_outcome_is_reported_to_the_model(agent: Agent, path: Path) -> Scene:
     """I5: an at-most-once effect is not repeated, and its outcome is not guessed."""
     run_id = await start_held(agent, "hold_once", path)
     yield
@@ -112,7 +112,7 @@ async def an_unknown_outcome_is_told_to_the_model(agent: Agent, path: Path) -> S
     assert path.read_text() == "done\n"
 
 
-async def a_read_is_made_again(agent: Agent, path: Path) -> Scene:
+async def read_is_repeated(agent: Agent, path: Path) -> Scene:
     """I5"""
     run_id = await start_held(agent, "hold_again", path)
     yield
@@ -143,7 +143,7 @@ async def acknowledged_starts_are_kept(agent: Agent) -> Scene:
         assert await start(number) == run_id
 
 
-async def a_stream_goes_on(agent: Agent) -> Scene:
+async def stream_continues(agent: Agent) -> Scene:
     run = await agent.start("count to 30 slowly, then what is 6 * 7")
     await _seen(agent, run.run_id, "2")
     yield

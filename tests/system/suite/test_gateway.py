@@ -65,7 +65,7 @@ async def read(client: httpx2.AsyncClient, path: str, **request: Any) -> AsyncIt
                 found = {}
 
 
-async def test_a_stream_resumes_at_another_gateway(browser: httpx2.AsyncClient, suite: Suite) -> None:
+async def test_stream_resumes_at_another_gateway(browser: httpx2.AsyncClient, suite: Suite) -> None:
     run_id = await start(browser, "count to 60 slowly", "door-1")
     path, seen = f"/runs/{run_id}/events", list[tuple[str, Any]]()
     with pytest.raises(httpx2.TransportError):

@@ -87,7 +87,7 @@ def notices(events: list[dict[str, Any]]) -> list[str]:
     return [each["value"]["message"] for each in events if each.get("name") == "pawl.notice"]
 
 
-async def test_what_a_job_asks_is_an_interrupt_of_the_thread_that_started_it(door: httpx2.AsyncClient) -> None:
+async def test_question_of_a_job_interrupts_the_thread_that_started_it(door: httpx2.AsyncClient) -> None:
     """Its user answers it there, and may send other messages first."""
     thread, asked = Thread(door, "background"), list[dict[str, Any]]()
     await thread.ask(f"in the background: {MAIL}")
@@ -111,7 +111,7 @@ async def test_what_a_job_asks_is_an_interrupt_of_the_thread_that_started_it(doo
     assert notices(await thread.ask(resume=resolved(asked[0]))) == ["send_email was decided before, by me: approve."]
 
 
-async def test_a_run_goes_on_without_the_page_that_left_and_is_joined_again(door: httpx2.AsyncClient) -> None:
+async def test_run_continues_after_disconnect_and_can_be_rejoined(door: httpx2.AsyncClient) -> None:
     left = Thread(door, "leaving")
     await left.leave(STORY)
     events = await left.ask()  # the same message, another run id: joins the open run
@@ -120,7 +120,7 @@ async def test_a_run_goes_on_without_the_page_that_left_and_is_joined_again(door
     assert len((await door.post(f"{AGENT}/ListRuns", json=asked)).json()["runs"]) == 1
 
 
-async def test_a_run_is_stopped_by_a_page_that_leaves_or_by_the_id_of_the_page(door: httpx2.AsyncClient) -> None:
+async def test_run_is_stopped_by_disconnect_or_by_the_run_id_of_the_page(door: httpx2.AsyncClient) -> None:
     page = Thread(door, "stopping")
     await page.leave(STORY, forwardedProps={"pawl": {"onDisconnect": "cancel"}})
     run = {"runId": run_of(await Thread(door, "stopping").ask())["runId"]}
@@ -139,7 +139,7 @@ async def test_a_run_is_stopped_by_a_page_that_leaves_or_by_the_id_of_the_page(d
     assert (late.status_code, reason(late)) == (404, "RUN_NOT_FOUND")
 
 
-async def test_the_published_clients_talk_to_it_unchanged(suite: Suite) -> None:
+async def test_published_ag_ui_clients_work_unchanged(suite: Suite) -> None:
     with tempfile.TemporaryDirectory(prefix="pawl-agui-node-") as folder:
         npm.install(Path(__file__).with_name("agui"), Path(folder), timeout_seconds=240)
         for client in ("agui-1.0", "agui-0.0"):

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 COMPLETED = run_pb2.RUN_STATE_COMPLETED
 
 
-async def test_a_run_computes_with_a_tool_and_answers_and_nats_is_told(suite: Suite, agent: Agent) -> None:
+async def test_run_uses_a_tool_answers_and_publishes_to_nats(suite: Suite, agent: Agent) -> None:
     """LOOP-1, LOOP-3, TOOL-8, EVT-1, NOTE-1: events in order in the log and on NATS, with one notification."""
     seen: dict[int, event_pb2.RunEvent] = {}
     told: list[notify_pb2.Notification] = []
@@ -64,7 +64,7 @@ async def test_a_run_computes_with_a_tool_and_answers_and_nats_is_told(suite: Su
             assert f"pawl_{name.replace('-', '_')}_" in page, "OPS-2"
 
 
-async def test_the_model_sees_images_and_documents(suite: Suite, pawl: AsyncClient, tmp_path: Path) -> None:
+async def test_model_receives_images_and_documents(suite: Suite, pawl: AsyncClient, tmp_path: Path) -> None:
     """The largest message is accepted, and its image stays in the conversation."""
     await pawl.put_document("plants.md", "Water them on Mondays.")
     largest = PNG + bytes(1024 * 1024 - len(PNG) - 100)

@@ -101,7 +101,7 @@ async def check_session(reader: Agent, named: dict[str, str]) -> None:
             assert receipt.reason in NOT_THERE, name
 
 
-async def test_others_read_and_write_what_is_shared_and_nothing_else(suite: Suite, agent: Agent) -> None:
+async def test_other_users_access_only_what_is_shared(suite: Suite, agent: Agent) -> None:
     """I13."""
     run = await agent.start(TEXT)
     question = await agent.until_pending(run.run_id, call_pb2.CALL_STATE_ASKED)

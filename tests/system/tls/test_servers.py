@@ -44,7 +44,7 @@ def nats(tmp_path: Path, authority: trustme.CA) -> Iterator[NatsServer]:
         yield server
 
 
-async def test_the_bus_connects_over_tls_with_the_certificate_of_the_service(
+async def test_bus_connects_over_tls_with_the_service_certificate(
     nats: NatsServer, tmp_path: Path, authority: trustme.CA
 ) -> None:
     own = certificates.write(tmp_path, "job-store", authority)
@@ -62,7 +62,7 @@ async def _is_refused(url: str, context: Callable[[], ssl.SSLContext] | None) ->
         return not bus.connected
 
 
-async def test_a_bus_believes_only_the_authority_that_it_is_given(
+async def test_bus_trusts_only_the_configured_authority(
     nats: NatsServer, tmp_path: Path, authority: trustme.CA
 ) -> None:
     """And a server that requires certificates accepts only those of its own authority."""
@@ -76,7 +76,7 @@ async def test_a_bus_believes_only_the_authority_that_it_is_given(
     assert await _is_refused(url, None)
 
 
-async def test_a_bus_of_a_tls_url_never_speaks_in_the_clear(
+async def test_bus_with_tls_url_never_uses_plain_text(
     nats_url: str, tmp_path: Path, authority: trustme.CA
 ) -> None:
     """A greeting without TLS may come from an attacker, who would get the password."""
@@ -118,14 +118,14 @@ def _database(url: str, mode: str, roots: Path, *, start_timeout_seconds: float 
     return Database(found, application_name="test", start_timeout_seconds=start_timeout_seconds)
 
 
-async def test_the_database_is_reached_over_tls_and_its_certificate_checked(database: tuple[str, Files]) -> None:
+async def test_database_connection_uses_tls_and_checks_the_certificate(database: tuple[str, Files]) -> None:
     url, files = database
     async with _database(url, "verify-full", files.authority) as connected:
         assert await connected.fetchval("SELECT 1") == 1
         await connected.ping()
 
 
-async def test_a_database_with_the_certificate_of_another_is_refused_by_a_sentence(
+async def test_database_with_untrusted_certificate_is_refused_with_a_clear_error(
     database: tuple[str, Files], tmp_path: Path
 ) -> None:
     url, files = database
