@@ -21,8 +21,8 @@ T = TypeVar("T")
 # How long a client waits for one answer before it tries the next replica.
 ATTEMPT_SECONDS = 4.0
 
-_AGAIN_SECONDS = 0.15
-_AGAIN = frozenset(
+_RETRY_SECONDS = 0.15
+_RETRIED = frozenset(
     {
         grpc.StatusCode.UNAVAILABLE,
         grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -114,9 +114,9 @@ class Caller:
         strange = error.code() in _NEVER_SEEN
         if strange:
             self.history.complain(f"{error.code().name}: {error.details()}")
-        again = strange or error.code() in _AGAIN or _reason(error) == "OVERLOADED"
+        again = strange or error.code() in _RETRIED or _reason(error) == "OVERLOADED"
         if again:
-            await asyncio.sleep(_AGAIN_SECONDS)
+            await asyncio.sleep(_RETRY_SECONDS)
         return again
 
 

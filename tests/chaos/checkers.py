@@ -71,11 +71,11 @@ def accepted_commands_take_effect(record: Record) -> Iterator[str]:
         withdrawn = operation.kind in {Kind.APPROVE, Kind.EDIT}
         if state == "CANCELLED" and (run in {"CANCELLED", "FAILED"} or withdrawn):
             continue
-        if not _came_true(operation, call, state):
+        if not _took_effect(operation, call, state):
             yield f"{operation.request_id} was acknowledged, but call {call.call_id} is {state}: {call.result}"
 
 
-def _came_true(operation: Operation, call: call_pb2.Call, state: str) -> bool:
+def _took_effect(operation: Operation, call: call_pb2.Call, state: str) -> bool:
     content = call.result.content_json.decode()
     match operation.kind:
         case Kind.RESULT:
@@ -118,8 +118,8 @@ def runs_do_not_fail(record: Record) -> Iterator[str]:
     A job may fail with its call, which may have been rejected or have an unknown outcome.
     """
     for run in record.runs.values():
-        is_of_call = run.HasField("job") and run.failure.failure_class == run_pb2.FAILURE_CLASS_TOOL
-        if run_state(run.state) == "FAILED" and not is_of_call:
+        belongs_to_call = run.HasField("job") and run.failure.failure_class == run_pb2.FAILURE_CLASS_TOOL
+        if run_state(run.state) == "FAILED" and not belongs_to_call:
             yield f"run {run.run_id} failed: {run.failure.reason}: {run.failure.message}"
 
 
@@ -325,7 +325,7 @@ def job_ends_are_reported(record: Record) -> Iterator[str]:
             for message in record.messages[conversation_id]
             if message.role == message_pb2.ROLE_ASSISTANT and not message.interrupted
         )
-        silent = (jobs.says_nothing(run) and run.end_time.ToNanoseconds() >= end for run in turns)
+        silent = (jobs.is_silent_turn(run) and run.end_time.ToNanoseconds() >= end for run in turns)
         if numbers and not (any(answers) or any(silent)) and all(run_state(run.state) == "COMPLETED" for run in beside):
             yield f"the end of {job.run_id} is in a notice without an answer"
 

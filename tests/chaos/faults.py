@@ -189,10 +189,10 @@ async def _quiet(world: World, seconds: float) -> None:
     await asyncio.sleep(seconds)
     answered = _answered(world)
 
-    async def goes_on() -> bool:
+    async def continues() -> bool:
         return _answered(world) >= answered + _ANSWERED_MIN
 
-    await until(goes_on)
+    await until(continues)
 
 
 def _answered(world: World) -> int:

@@ -102,8 +102,8 @@ class FrontEnd:
             for part in (self._write(stream, outgoing), self._read(stream), self._keep(outgoing), self._vanish.wait())
         ]
         try:
-            stays_seconds = self._draw.choice((3.0, 20.0, 60.0)) * self._draw.random()
-            await asyncio.wait(parts, timeout=stays_seconds, return_when=asyncio.FIRST_COMPLETED)
+            session_seconds = self._draw.choice((3.0, 20.0, 60.0)) * self._draw.random()
+            await asyncio.wait(parts, timeout=session_seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._outgoing = None
             stream.cancel()

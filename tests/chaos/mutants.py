@@ -2,7 +2,7 @@
 
 A checker that no mutant triggers proves nothing. Checkers judge records, so a mutant is a wrong record, named after
 the checker that must find it. Likewise the faults must be strong enough: a failover is played against a suite
-without its fix (`unmended`).
+without its fix (`unfixed`).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import msgspec
 
 from pawl.chassis.process import logs
 from pawl.event.v1 import event_pb2, run_pb2
-from tests.chaos import faults, unmended
+from tests.chaos import faults, unfixed
 from tests.chaos.checkers import judge
 from tests.chaos.history import Kind, Operation, Outcome
 from tests.chaos.play import Game, play
 from tests.chaos.record import Record
-from tests.chaos.story import BUTTON, FOREIGN, JOB, MAIN, OWNERS, PANEL_CALL, STOPPED, told, watch
+from tests.chaos.story import BUTTON, FOREIGN, JOB, MAIN, OWNERS, PANEL_CALL, STOPPED, good_record, watch
 
 Mutant = Callable[[Record], object]
 
@@ -138,15 +138,15 @@ def _pressed_early(record: Record) -> None:
     record.effects[:] = [msgspec.structs.replace(e, time=1.0) if e.key == BUTTON else e for e in record.effects]
 
 
-_TOLD = {"job_id": JOB, "state": "COMPLETED"}
+_NOTICE = {"job_id": JOB, "state": "COMPLETED"}
 
 # Mutants by the checker that must find each.
 MUTANTS: Mapping[str, Mutant] = {
-    # A run that was acknowledged is gone.
+    # An acknowledged run is missing.
     "accepted_messages_are_kept": _acknowledged(Kind.START, "run-lost", content="do what is lost"),
-    # A request that was sent again made a second run.
+    # A repeated request made a second run.
     "requests_take_effect_once": _started(FOREIGN),
-    # Another result than the accepted one is in the ledger.
+    # The ledger has another result than the accepted one.
     "accepted_commands_take_effect": _operations(Kind.RESULT, content='"other"'),
     # Two results for one call were accepted.
     "one_decision_and_one_result_per_call": _acknowledged(Kind.RESULT, MAIN, call_id=PANEL_CALL, content='"shown"'),
@@ -155,23 +155,23 @@ MUTANTS: Mapping[str, Mutant] = {
     "runs_do_not_fail": lambda _: None,
     # The provider answered 400.
     "model_refuses_nothing": lambda record: record.process_logs.refusals.append("model.log:1: chat.refused"),
-    # A stop was acknowledged, and the run was completed.
+    # A stop was acknowledged, but the run completed.
     "cancelled_runs_stay_cancelled": _acknowledged(Kind.CANCEL, FOREIGN),
     # A client was shown another end.
     "terminal_states_are_final": _started(MAIN, "CANCELLED"),
     # The last entry of a log is missing.
     "logs_have_no_gaps": _run(FOREIGN, "last_seq", 99),
-    # A watcher saw something that was never written.
+    # A watcher saw an event that was never written.
     "watchers_saw_the_log": _seen_otherwise,
-    # A worker wrote after its successor had.
+    # A worker wrote after its successor.
     "earlier_owners_stop_writing": _logged(FOREIGN, "round_started", _set("attempt", 2)),
     # The button was pressed twice.
     "effects_match_their_class": lambda record: record.effects.append(
         next(effect for effect in record.effects if effect.key == BUTTON)
     ),
-    # The button was pressed before the ledger said so.
+    # The button was pressed before the ledger recorded the call.
     "intent_before_effect": _pressed_early,
-    # What was approved has other arguments.
+    # The approved arguments differ.
     "gated_effects_were_approved": lambda record: record.history.operations.remove(_operation(record, Kind.APPROVE)),
     # More calls were made than granted.
     "grants_are_not_overused": _operations(Kind.APPROVE, series="0"),
@@ -183,71 +183,71 @@ MUTANTS: Mapping[str, Mutant] = {
     "no_internal_error_is_visible": lambda record: record.history.complain("UNKNOWN: unexpected"),
     # A call ended without a result.
     "one_result_per_call": _without_result,
-    # The model was called for a run that was being stopped.
+    # The model was called for a stopping run.
     "nothing_starts_after_a_cancel": _late_round,
-    # A run began to run from a state that it was not in.
+    # A run started from a state that it was not in.
     "state_changes_are_allowed": _logged(
         FOREIGN, "run_changed", _set("run_changed.from_state", run_pb2.RUN_STATE_WAITING), place=1
     ),
-    # The row says what the log does not.
+    # The row differs from the log.
     "state_is_the_fold_of_the_log": _run(FOREIGN, "output_text", "other"),
     # Watchers saw another text than the conversation has.
     "streamed_output_matches_the_message": _logged(MAIN, "output_delta", _set("output_delta.text", "other")),
-    # The first round was left out.
+    # The first round is missing.
     "rounds_start_in_order": _logged(FOREIGN, "round_started", _set("round_started.round", 2)),
-    # The second round went back to the model that had failed in the first.
+    # The second round returned to the model that failed in the first.
     "failed_models_are_not_used_again": _first_model_again,
     # The end of the job is in no notice.
     "job_ends_are_reported": _notices(),
-    # The end of the job is told twice.
-    "notices_are_delivered_once": _notices(_TOLD, _TOLD),
-    # The run that began the job does a call of another one.
+    # The end of the job is in two notices.
+    "notices_are_delivered_once": _notices(_NOTICE, _NOTICE),
+    # The run that started the job has a call of another one.
     "detached_calls_have_their_job": _run(MAIN, "depth", 1),
-    # The main run, which waited for people, was begun by a notice.
+    # A notice started the main run, which waited for people.
     "turns_never_wait_for_people": _run(MAIN, "generation", 1),
-    # The job did its call once, and was not to do it.
+    # The job made its call once, but must not.
     "series_keep_their_interval": _run(JOB, "job.iterations_max", 0),
 }
 
 # How the foreign run ends where that is the fault; empty: not at all.
 _FOREIGN_ENDS = {"runs_end": "", "runs_do_not_fail": "FAILED"}
 
-UNMENDED = "no_internal_error_is_visible"
-UNMENDED_SEEDS = (3, 4, 5, 6)
+UNFIXED = "no_internal_error_is_visible"
+UNFIXED_SEEDS = (3, 4, 5, 6)
 
 
 def hunt(name: str) -> str:
     """Return the report of a mutant's checker; empty if nothing, or if another checker reports something too."""
-    record = told(foreign_end=_FOREIGN_ENDS.get(name, "COMPLETED"))
+    record = good_record(foreign_end=_FOREIGN_ENDS.get(name, "COMPLETED"))
     MUTANTS[name](record)
     violations = judge(record)
     return violations[0] if {violation.split(":")[0] for violation in violations} == {name} else ""
 
 
-def hunt_unmended() -> str:
+def hunt_unfixed() -> str:
     """Return the report of the checker after a failover to a suite without the fix; empty if nothing.
 
     Several games are played, because the point at which the failover hits depends on the speed of the machine.
     """
-    return next(filter(None, map(_play_unmended, UNMENDED_SEEDS)), "")
+    return next(filter(None, map(_play_unfixed, UNFIXED_SEEDS)), "")
 
 
-def _play_unmended(seed: int) -> str:
+def _play_unfixed(seed: int) -> str:
     game = Game(
         seed=seed, phases=faults.named([faults.DEMOTE]), quiet_seconds=1.0, pace_seconds=0.5, settle_seconds=120.0
     )
     with tempfile.TemporaryDirectory(prefix="pawl-chaos-") as folder:
         try:
-            found = asyncio.run(play(game, Path(folder), extra=unmended.prepare(Path(folder))))
+            found = asyncio.run(play(game, Path(folder), extra=unfixed.prepare(Path(folder))))
         except TimeoutError:
             return ""
-    return next((violation for violation in found.violations if violation.startswith(f"{UNMENDED}:")), "")
+    return next((violation for violation in found.violations if violation.startswith(f"{UNFIXED}:")), "")
 
 
 def main() -> int:
     """Play all mutants; return 1 if a checker missed one."""
     logs.configure(service="chaos", instance_id="", level="critical", log_format="console")
-    found = {name: hunt(name) for name in MUTANTS} | {"a failover to a suite without its fix": hunt_unmended()}
+    found = {name: hunt(name) for name in MUTANTS} | {"a failover to a suite without its fix": hunt_unfixed()}
     for name, violation in found.items():
         print(f"chaos: {violation or f'{name}: MISSED'}")  # noqa: T201
     return 0 if all(found.values()) else 1

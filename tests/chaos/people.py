@@ -20,7 +20,7 @@ from tests.simulation.reference import ENDED
 
 _STATE = "RUN_STATE_"
 _OPEN_RUNS_MAX = 5
-_LOOKS_FOR_JOBS = 0.2
+_JOB_POLL_RATE = 0.2
 _OPEN = [number for name, number in run_pb2.RunState.items() if number and name.removeprefix(_STATE) not in ENDED]
 _POLICIES = {
     Kind.SEND: types_pb2.MESSAGE_POLICY_QUEUE,
@@ -57,7 +57,7 @@ class Person:
             bringing = tasks.create_task(self._bring_messages())
             while not (self.calm and bringing.done() and not self.open_runs and not await self._find()):
                 await asyncio.sleep(0.2 + 0.4 * self._draw.random())
-                if self._draw.random() < _LOOKS_FOR_JOBS:
+                if self._draw.random() < _JOB_POLL_RATE:
                     await self._find()
                 await self._tend()
             front_end.cancel()

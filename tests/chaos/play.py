@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.chaos import clocks, faults, logs
-from tests.chaos.checkers import judge, every_run_end_is_notified
+from tests.chaos.checkers import every_run_end_is_notified, judge
 from tests.chaos.history import Kind
 from tests.chaos.record import Record, read, read_notifications
 from tests.chaos.report import Report, report
@@ -27,7 +27,7 @@ LEAST: Mapping[Kind, int] = {
     Kind.CANCEL: 1,
 }
 
-_TELLING_ROUNDS_MAX = 60
+_NOTIFICATION_ROUNDS_MAX = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ async def play(
 async def _told(world: World) -> Record:
     """Read the record, once every run end was notified or the wait is over."""
     record = await read(world)
-    for _ in range(_TELLING_ROUNDS_MAX):
+    for _ in range(_NOTIFICATION_ROUNDS_MAX):
         if not any(every_run_end_is_notified(record)):
             break
         await asyncio.sleep(1.0)

@@ -36,7 +36,7 @@ class Story:
         self.record = Record(history=History())
         self._time = 1_000_000.0
 
-    def begin(self, run_id: str) -> None:
+    def start(self, run_id: str) -> None:
         """A user sends a message, and a worker starts."""
         store_id, user_id = OWNERS[run_id]
         operation = self.record.history.invoke(
@@ -83,9 +83,9 @@ class Story:
     def ends(self, run_id: str, state: str, reason: str = "") -> None:
         """End the run and notify its user."""
         event = self.becomes(run_id, state, attempt=1, reason=reason)
-        told = self.record.notifications.setdefault(OWNERS[run_id], [])
-        number = len(told) + 1
-        told.append(
+        good_record = self.record.notifications.setdefault(OWNERS[run_id], [])
+        number = len(good_record) + 1
+        good_record.append(
             notify_pb2.Notification(
                 notification_id=f"notification-{run_id}",
                 store_id=event.store_id,
@@ -208,10 +208,10 @@ def _new_call(call_id: str) -> call_pb2.Call:
     )
 
 
-def told(foreign_end: str = "COMPLETED") -> Record:
+def good_record(foreign_end: str = "COMPLETED") -> Record:
     """Return the record. `end` overrides how the foreign run ends; empty: not at all."""
     story = Story()
-    story.begin(MAIN)
+    story.start(MAIN)
     story.call(BUTTON, "RUNNING")
     story.call(ROCKET, "AWAITING_APPROVAL")
     story.call(PANEL_CALL, "OFFERED")
@@ -230,11 +230,11 @@ def told(foreign_end: str = "COMPLETED") -> Record:
     story.round(MAIN, 2)
     story.answer(MAIN, "All is done.")
     story.ends(MAIN, "COMPLETED")
-    story.begin(STOPPED)
+    story.start(STOPPED)
     story.ask(Kind.CANCEL, STOPPED, run_state="CANCELLING")
     story.becomes(STOPPED, "CANCELLING")
     story.ends(STOPPED, "CANCELLED")
-    story.begin(FOREIGN)
+    story.start(FOREIGN)
     story.answer(FOREIGN, "Hello.")
     if foreign_end:
         story.ends(FOREIGN, foreign_end, reason="BROKEN" if foreign_end == "FAILED" else "")

@@ -6,11 +6,11 @@ from tests.chaos.checkers import CHECKERS, judge
 from tests.chaos.history import Kind
 from tests.chaos.mutants import MUTANTS, hunt
 from tests.chaos.play import too_little
-from tests.chaos.story import told
+from tests.chaos.story import good_record
 
 
 def test_checkers_accept_a_good_record() -> None:
-    assert judge(told()) == []
+    assert judge(good_record()) == []
 
 
 def test_each_checker_alone_finds_its_planted_fault() -> None:
@@ -19,5 +19,5 @@ def test_each_checker_alone_finds_its_planted_fault() -> None:
 
 
 def test_a_game_with_too_few_operations_does_not_count() -> None:
-    assert list(too_little(told(), {Kind.START: 3})) == []
-    assert list(too_little(told(), {Kind.START: 4}))
+    assert list(too_little(good_record(), {Kind.START: 3})) == []
+    assert list(too_little(good_record(), {Kind.START: 4}))

@@ -19,7 +19,7 @@ from tests.leaks.measure import Sample, census, grown, growths, table, take
 from tests.leaks.world import running
 
 _CYCLES_WARM = 1
-_LOAD_OF_A_CYCLE = 12
+_LOAD_PER_CYCLE = 12
 _WINDOWS_WARM = 2
 _WINDOWS = 8
 # Per cycle: a service that leaks one of its parts leaks hundreds of objects.
@@ -43,7 +43,7 @@ async def _cycles(suite: Suite, folder: Path, count: int) -> list[str]:
     types = census()
     for cycle in range(_CYCLES_WARM + count):
         async with running(suite, folder) as services, people(services) as load:
-            await load.work(runs=_LOAD_OF_A_CYCLE, streams=_LOAD_OF_A_CYCLE)
+            await load.work(runs=_LOAD_PER_CYCLE, streams=_LOAD_PER_CYCLE)
         samples.append(await take(cycle, samples[-1] if samples else None))
         if cycle == _CYCLES_WARM - 1:
             types = census()

@@ -33,11 +33,15 @@ class Load:
     """One user at work. Everything it starts has ended when `work` returns."""
 
     def __init__(
-        self, agent: Agent, inbox: notify_pb2_grpc.NotifyServiceAsyncStub, door: httpx2.AsyncClient, parked_run_id: str
+        self,
+        agent: Agent,
+        inbox: notify_pb2_grpc.NotifyServiceAsyncStub,
+        endpoint: httpx2.AsyncClient,
+        parked_run_id: str,
     ) -> None:
         self._agent = agent
         self._inbox = inbox
-        self._door = door
+        self._endpoint = endpoint
         self._parked_run_id = parked_run_id
         self._runs = itertools.cycle(
             (
@@ -73,7 +77,7 @@ class Load:
 
     async def _complete_over_http(self) -> None:
         asked = {"requestId": str(uuid.uuid4()), "text": _SUM}
-        while (answer := await self._door.post(_START, json=asked)).status_code == HTTPStatus.SERVICE_UNAVAILABLE:
+        while (answer := await self._endpoint.post(_START, json=asked)).status_code == HTTPStatus.SERVICE_UNAVAILABLE:
             await asyncio.sleep(_PAUSE_SECONDS)
         assert answer.status_code == HTTPStatus.OK, answer.text
         assert await self._read("GET", f"/runs/{answer.json()['run']['runId']}/events") == {}
@@ -146,7 +150,7 @@ class Load:
         """
         found: list[Any] = []
         while not found:
-            async with self._door.stream(method, path, json=asked) as answer:
+            async with self._endpoint.stream(method, path, json=asked) as answer:
                 if answer.status_code == HTTPStatus.SERVICE_UNAVAILABLE:
                     await asyncio.sleep(_PAUSE_SECONDS)
                     continue
@@ -171,13 +175,13 @@ async def people(addresses: Mapping[str, str]) -> AsyncIterator[Load]:
         keyed_channel(addresses["notifier"]) as channel,
         httpx2.AsyncClient(
             base_url=f"http://{addresses['gateway']}", headers=user, timeout=60.0, limits=_NONE_KEPT
-        ) as door,
+        ) as endpoint,
     ):
         inbox = notify_pb2_grpc.NotifyServiceStub(channel)
         run = await agent.start("book a table")
         await agent.until_pending(run.run_id, call_pb2.CALL_STATE_ASKED)
         await _read_and_cancel(inbox.Subscribe(notify_pb2.SubscribeRequest(), metadata=agent.metadata))
-        yield Load(agent, inbox, door, run.run_id)
+        yield Load(agent, inbox, endpoint, run.run_id)
         await agent.stub.CancelRun(agent_pb2.CancelRunRequest(run_id=run.run_id), metadata=agent.metadata)
         await agent.until_ended(run.run_id)
 

@@ -44,9 +44,9 @@ class Sample:
 async def take(operations: int, before: Sample | None) -> Sample:
     """Take a sample once at most `before` tasks are active; fails if that never happens."""
     loop = asyncio.get_running_loop()
-    give_up = loop.time() + _SETTLE_SECONDS_MAX
+    deadline = loop.time() + _SETTLE_SECONDS_MAX
     gc.collect()
-    while before is not None and loop.time() < give_up:
+    while before is not None and loop.time() < deadline:
         if (
             len(asyncio.all_tasks()) <= before.tasks
             and psutil.Process().num_fds() <= before.descriptors + _DESCRIPTORS_MORE
@@ -75,7 +75,7 @@ async def _close_connections() -> None:
     Idle services poll their databases now and then; this waits for a moment at which none does.
     """
     loop = asyncio.get_running_loop()
-    give_up = loop.time() + _SETTLE_SECONDS_MAX
+    deadline = loop.time() + _SETTLE_SECONDS_MAX
     everything = gc.get_objects()
     pools = [found for found in everything if type(found) is asyncpg.Pool and not found.is_closing()]
     # The pool regards these connections as used.
@@ -88,11 +88,11 @@ async def _close_connections() -> None:
         for each in kept:
             await each.expire()
         # Normally none of this waits, so no connection is opened in between.
-        if sum(pool.get_size() for pool in pools) <= _LISTENING or loop.time() > give_up:
+        if sum(pool.get_size() for pool in pools) <= _LISTENING or loop.time() > deadline:
             break
         await asyncio.sleep(0.01)
         # A connection opened while all expire would be replaced again.
-        while any(pool.get_size() < pool.get_min_size() for pool in pools) and loop.time() < give_up:
+        while any(pool.get_size() < pool.get_min_size() for pool in pools) and loop.time() < deadline:
             await asyncio.sleep(0.01)
     # Long enough to close the sockets, too short for a pool to open its minimum connection.
     for _ in range(2):

@@ -91,9 +91,13 @@ class Chooser:
             [*[""] * 4, *RUN_MOVES.get(run["state"], "").split(), *self._now_and_then(["WAITING", "COMPLETED"])]
         )
         unread = list(model.unread(run))
-        wishes = self._wishes(run)
+        call_changes = self._call_changes(run)
         entered = self.pick([[], [], [1], [1, 3]])
-        begun = {wish["call"]: wish["child"] for wish in wishes if wish["state"] == "DELEGATED"}
+        begun = {
+            call_change["call"]: call_change["child"]
+            for call_change in call_changes
+            if call_change["state"] == "DELEGATED"
+        }
         return self._ask(
             "commit",
             store=run["store"],
@@ -103,7 +107,7 @@ class Chooser:
             events=self.pick([[], ["output.delta"], ["round.started"], ["output.delta", "round.started", "warning"]]),
             messages=len(entered) + self.pick([0, 0, 1]),
             entered=entered,
-            calls=wishes,
+            calls=call_changes,
             delegations=self.pick([begun] * 9 + [{}]),
             state=state,
             waits=self.pick([[1], [1], [1, 2], [2, 9], []]),
@@ -119,7 +123,7 @@ class Chooser:
     def settling_commit(self, run: Row | None = None) -> Row:
         """A valid step of the owner that ends its run."""
         run = run or self._run()
-        wishes = [
+        call_changes = [
             self._as_it_is(call) | {"state": "CANCELLED" if call["state"] == "DELEGATED" else "FAILED"}
             for call in self.model.open_calls(run)
         ]
@@ -132,7 +136,7 @@ class Chooser:
             events=["output.delta"],
             messages=1,
             entered=[],
-            calls=[wish | {"has_result": True} for wish in wishes],
+            calls=[call_change | {"has_result": True} for call_change in call_changes],
             delegations={},
             state="FAILED",
             waits=[],
@@ -212,16 +216,16 @@ class Chooser:
             limits=self.model.limits,
         )
 
-    def shown_again(self) -> Row | None:
+    def repeated_request(self) -> Row | None:
         """A step of the owner that shows an edited or escalated approval request again; None if none is pending."""
         call = self._gated()
         run = self.model.runs[call["store"], call["run"]] if call else None
         if call is None or run is None or not run["worker"]:
             return None
-        wish = self._as_it_is(call) | {"state": "AWAITING_APPROVAL", "escalated": True, "has_result": False}
+        call_change = self._as_it_is(call) | {"state": "AWAITING_APPROVAL", "escalated": True, "has_result": False}
         if call["decision"] == "EDIT":
-            wish["digest"], wish["arguments"] = call["approved"]
-        ask = self.settling_commit(run) | {"state": "", "messages": 0, "calls": [wish], "failure": False}
+            call_change["digest"], call_change["arguments"] = call["approved"]
+        ask = self.settling_commit(run) | {"state": "", "messages": 0, "calls": [call_change], "failure": False}
         reserved = call["reserved"]
         return ask | {"consumed": [reserved] if reserved in self.model.unread(run) else []}
 
@@ -233,9 +237,9 @@ class Chooser:
         if not free:
             return None
         run, name = self.pick(free)
-        wish = self._new() | {"call": name, "state": "DELEGATED", "child": f"run_{name}", "digest": ""}
+        call_change = self._new() | {"call": name, "state": "DELEGATED", "child": f"run_{name}", "digest": ""}
         ask = self.settling_commit(run) | {"state": "WAITING", "waits": [9], "failure": False, "messages": 1}
-        return ask | {"calls": [wish], "delegations": {name: f"run_{name}"}, "consumed": [], "lease": "PARK"}
+        return ask | {"calls": [call_change], "delegations": {name: f"run_{name}"}, "consumed": [], "lease": "PARK"}
 
     def reported(self) -> Row | None:
         """A step of the owner that settles a delegated call, sometimes before its child run has ended."""
@@ -247,8 +251,8 @@ class Chooser:
         call = self.pick([call for call in calls if call["reserved"]] or calls)
         run = runs[call["store"], call["run"]]
         state = self.pick(["SUCCEEDED", "FAILED", "CANCELLED"])
-        wish = self._as_it_is(call) | {"state": state, "has_result": True}
-        ask = self.settling_commit(run) | {"state": "", "failure": False, "messages": 0, "calls": [wish]}
+        call_change = self._as_it_is(call) | {"state": state, "has_result": True}
+        ask = self.settling_commit(run) | {"state": "", "failure": False, "messages": 0, "calls": [call_change]}
         return ask | {"consumed": [call["reserved"]] if call["reserved"] in self.model.unread(run) else []}
 
     def _gated(self) -> Row | None:
@@ -355,46 +359,64 @@ class Chooser:
         nothing = {"state": "", "client": "", "offer_epoch": 0, "digest": "", "arguments": ""}
         return name, self.model.calls.get((run["store"], name), nothing)
 
-    def _wishes(self, run: Row) -> list[Row]:
+    def _call_changes(self, run: Row) -> list[Row]:
         if self.pick([True, False, False]):
             return []
         names = self.pick([["a"], ["b"], ["a", "b"], ["c", "a"]])
-        wishes = [self._wish(run, f"{run['id']}_{name}") for name in names]
+        call_changes = [self._call_change(run, f"{run['id']}_{name}") for name in names]
         strange = self._now_and_then([row["id"] for row in self.model.calls.values() if row["run"] != run["id"]])
-        return wishes + ([self._wish(run, strange[0])] if strange else [])
+        return call_changes + ([self._call_change(run, strange[0])] if strange else [])
 
-    def _wish(self, run: Row, name: str) -> Row:
+    def _call_change(self, run: Row, name: str) -> Row:
         call = self.model.calls.get((run["store"], name))
         if call is None:
             state = self.pick([*_WAITING, *CALL_MOVES[""].split(), *self._now_and_then(["SUCCEEDED"])])
             gated = state == "AWAITING_APPROVAL" or self.pick([False, False, False, True])
-            wish = self._new() | {"digest": DIGESTS[0] if gated else "", "fallback": self.pick(["", "other"])}
+            call_change = self._new() | {"digest": DIGESTS[0] if gated else "", "fallback": self.pick(["", "other"])}
         else:
             state = self.pick(CALL_MOVES.get(call["state"], "SUCCEEDED RUNNING").split())
-            wish = self._as_it_is(call)
+            call_change = self._as_it_is(call)
             if call["approved"] is not None and self.pick([True, True, False]):
-                wish["digest"], wish["arguments"] = call["approved"]
+                call_change["digest"], call_change["arguments"] = call["approved"]
             if call["state"] == "OFFERED" and call["fallback"] and self.pick([False, True]):
-                wish["tool"], wish["digest"] = call["fallback"], ""
+                call_change["tool"], call_change["digest"] = call["fallback"], ""
             if self.pick([False] * 9 + [True]):
-                wish[self.pick(["digest", "arguments", "tool"])] = "ef" * 32
-            wish["attempt"] = call["attempt"] + self.pick([1, 1, 0])
+                call_change[self.pick(["digest", "arguments", "tool"])] = "ef" * 32
+            call_change["attempt"] = call["attempt"] + self.pick([1, 1, 0])
             if state == "AWAITING_APPROVAL" != call["state"]:
-                wish["digest"] = self.pick([DIGESTS[0], DIGESTS[0], DIGESTS[1], ""])
+                call_change["digest"] = self.pick([DIGESTS[0], DIGESTS[0], DIGESTS[1], ""])
         if state == "DELEGATED":
-            wish["child"] = f"run_{name}"
+            call_change["child"] = f"run_{name}"
         if self.pick([False] * 19 + [True]):
-            wish["child"] = self.pick(["", run["id"], "run_other"])
+            call_change["child"] = self.pick(["", run["id"], "run_other"])
         ended = state in SETTLED
         has_result = ended if self.pick([True] * 15 + [False]) else not ended
-        wish |= {"required": self.pick([1, 1, 2, 3]), "escalated": self.pick([True, False])}
-        wish["default"] = self.pick([False, False, True])
-        return wish | {"call": name, "state": state, "has_result": has_result, "deadline": self.pick([None, 50.0])}
+        call_change |= {"required": self.pick([1, 1, 2, 3]), "escalated": self.pick([True, False])}
+        call_change["default"] = self.pick([False, False, True])
+        return call_change | {
+            "call": name,
+            "state": state,
+            "has_result": has_result,
+            "deadline": self.pick([None, 50.0]),
+        }
 
     def _new(self) -> Row:
         """A new call."""
-        wish: Row = {"tool": "tool", "arguments": ARGUMENTS[0], "digest": "", "attempt": 1, "fallback": "", "child": ""}
-        return wish | {"required": 1, "escalated": False, "default": False, "has_result": False, "deadline": None}
+        call_change: Row = {
+            "tool": "tool",
+            "arguments": ARGUMENTS[0],
+            "digest": "",
+            "attempt": 1,
+            "fallback": "",
+            "child": "",
+        }
+        return call_change | {
+            "required": 1,
+            "escalated": False,
+            "default": False,
+            "has_result": False,
+            "deadline": None,
+        }
 
     def _as_it_is(self, call: Row) -> Row:
         kept = ("tool", "fallback", "arguments", "digest", "attempt", "child")

@@ -172,7 +172,7 @@ class Game:
 
     async def approvals(self) -> None:
         """Several people decide one call in turn, and its owner continues with their decisions."""
-        decide, show = self.choose.approval, self.choose.shown_again
+        decide, show = self.choose.approval, self.choose.repeated_request
         for choose in (decide, show, show, decide, decide, show, decide):
             ask = choose()
             if ask is not None:

@@ -280,9 +280,9 @@ class Model:
     def stop(self, run: Row, cause: str) -> None:
         """An unstarted run ends immediately, unless an unread message entered it."""
         run["cause"] = cause
-        has_begun = run["last_step"] is not None or run["worker"]
+        has_started = run["last_step"] is not None or run["worker"]
         steered = run["had_turn"] and any(command["kind"] == "steer" for command in self.unread(run).values())
-        if not has_begun and not steered:
+        if not has_started and not steered:
             self.end(run, "CANCELLED")
             return
         if run["attention"] == "QUARANTINED":

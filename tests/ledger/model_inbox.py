@@ -66,12 +66,12 @@ def renew_offers(model: Model, ask: Row) -> tuple[Any, ...]:
 
 def release_offers(model: Model, ask: Row) -> tuple[Any, ...]:
     """Return the number of calls that were released."""
-    return _give_back(model, _held_by(model, ask, ask["run"]))
+    return _release(model, _held_by(model, ask, ask["run"]))
 
 
 def sweep_offers(model: Model, _: Row) -> tuple[Any, ...]:
     """Return the number of calls whose client has vanished."""
-    return _give_back(model, [call for call in _held(model) if not is_held(model, call)])
+    return _release(model, [call for call in _held(model) if not is_held(model, call)])
 
 
 def _held(model: Model) -> list[Row]:
@@ -86,7 +86,7 @@ def _held_by(model: Model, ask: Row, run: str) -> list[Row]:
     return [call for call in owned if run in {"", call["run"]}]
 
 
-def _give_back(model: Model, calls: list[Row]) -> tuple[Any, ...]:
+def _release(model: Model, calls: list[Row]) -> tuple[Any, ...]:
     for call in calls:
         call["client"], call["session"], call["held_until"] = "", "", None
         model.runs[call["store"], call["run"]]["log"].append("tool.offered")

@@ -88,8 +88,8 @@ def _fits(model: Model, worker: str, run: Row, was_active: bool) -> bool:
     """Return whether the worker may have one more run."""
     if _crashes(run) + 1 >= model.limits["crashes"] and _last_chances(model, worker):
         return False
-    has_place = _active(model, run["store"]) < model.limits["per_store"]
-    return was_active or (has_place and _active(model, run["store"], run["user"]) < model.limits["per_user"])
+    has_slot = _active(model, run["store"]) < model.limits["per_store"]
+    return was_active or (has_slot and _active(model, run["store"], run["user"]) < model.limits["per_user"])
 
 
 def _judge_fairness(given: list[Key], fits: set[Key]) -> None:

@@ -40,7 +40,7 @@ from tests.simulation.store import MemoryJournal, MemoryOfferRepository, PromptD
 
 BEGIN = datetime(2026, 5, 1, tzinfo=UTC)
 
-_STILL = f"""
+_FROZEN_CLOCK = f"""
 CREATE SCHEMA still;
 CREATE TABLE still.clock AS SELECT '{BEGIN.isoformat()}'::timestamptz AS time;
 CREATE FUNCTION still.now() RETURNS timestamptz LANGUAGE sql STABLE AS 'SELECT time FROM still.clock';
@@ -129,7 +129,7 @@ class MemoryStore(Store):
         self.time = BEGIN
         self.database = PromptDatabase(lambda: self.time, self.history)
         self.journal = MemoryJournal(self.database, IdSource(ManualClock()))
-        self.leases = MemoryLeases(self.database, _places(limits), crashes_max=limits["crashes"])
+        self.leases = MemoryLeases(self.database, _slots_of(limits), crashes_max=limits["crashes"])
         self.reads = MemoryReads(self.database)
         self.offer_repository = MemoryOfferRepository(self.database)
         self.attention_repository = MemoryAttentionRepository(self.database)
@@ -158,7 +158,7 @@ class PostgresStore(Store):
         super().__init__(limits)
         self.database = database
         self.journal = PostgresJournal(database, IdSource(ManualClock()))
-        self.leases = PostgresLeases(database, _places(limits), crashes_max=limits["crashes"])
+        self.leases = PostgresLeases(database, _slots_of(limits), crashes_max=limits["crashes"])
         self.reads = PostgresReads(database)
         self.offer_repository = PostgresOfferRepository(database)
         self.attention_repository = PostgresAttentionRepository(database)
@@ -211,10 +211,10 @@ async def stop_clock(url: str) -> None:
     """Freeze the clock of a database for all later connections."""
     connection = await asyncpg.connect(url)
     try:
-        await connection.execute(_STILL)
+        await connection.execute(_FROZEN_CLOCK)
     finally:
         await connection.close()
 
 
-def _places(limits: Mapping[str, int]) -> SlotLimits:
+def _slots_of(limits: Mapping[str, int]) -> SlotLimits:
     return SlotLimits(per_store=limits["per_store"], per_user=limits["per_user"])

@@ -26,7 +26,7 @@ _RACES = 12
 
 
 @pytest.fixture
-async def still_url(database_url: str) -> str:
+async def frozen_url(database_url: str) -> str:
     """The URL of a ledger with a frozen clock."""
     async with Database(database_url, application_name="test") as database:
         await database.create_schema("job_store")
@@ -35,9 +35,9 @@ async def still_url(database_url: str) -> str:
 
 
 @pytest.fixture
-async def databases(still_url: str) -> AsyncIterator[Sequence[Database]]:
+async def databases(frozen_url: str) -> AsyncIterator[Sequence[Database]]:
     """Two pools on it, as of two replicas."""
-    async with Database(still_url, application_name="one") as one, Database(still_url, application_name="two") as two:
+    async with Database(frozen_url, application_name="one") as one, Database(frozen_url, application_name="two") as two:
         yield one, two
 
 

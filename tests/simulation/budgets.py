@@ -19,13 +19,13 @@ def budgets_are_exceeded_by_at_most_one_call(record: Record) -> Iterator[str]:
         tokens_max = record.runs[run_id].options.limits.total_tokens_max
         if not tokens_max:
             continue
-        for place, call in enumerate(calls):
+        for position, call in enumerate(calls):
             added = sum(
                 sent.tokens
                 for sent in record.history.commands
-                if sent.run_id == run_id and sent.kind == "TOP_UP" and sent.taken and sent.sent_at <= call.began_at
+                if sent.run_id == run_id and sent.kind == "TOP_UP" and sent.taken and sent.sent_at <= call.started_at
             )
-            spent = _spent(calls[:place], call)
+            spent = _spent(calls[:position], call)
             if spent >= tokens_max + added:
                 yield f"run {run_id} called the model with {spent} of {tokens_max} + {added} tokens used"
 

@@ -22,7 +22,7 @@ Checker = Callable[[Record], Iterator[str]]
 LedgerChecker = Callable[[Ledger], Iterator[str]]
 
 _ONCE = (EffectClass.AT_MOST_ONCE, EffectClass.RECONCILABLE)
-_STRANGERS_HEAR = {"UNKNOWN", "RUN_NOT_FOUND", "CALL_NOT_FOUND", "INVALID_ARGUMENTS", "PERMISSION_DENIED"}
+_REFUSALS_FOR_OTHERS = {"UNKNOWN", "RUN_NOT_FOUND", "CALL_NOT_FOUND", "INVALID_ARGUMENTS", "PERMISSION_DENIED"}
 
 
 def accepted_messages_are_kept(record: Record) -> Iterator[str]:
@@ -88,7 +88,7 @@ def commands_are_accepted_once(record: Record) -> Iterator[str]:
 def other_users_are_refused(record: Record) -> Iterator[str]:
     """I9, I11: only the owner of a run may send commands to it."""
     for sent in record.history.commands:
-        if sent.user_id == "stranger" and not set(sent.outcomes) <= _STRANGERS_HEAR:
+        if sent.user_id == "stranger" and not set(sent.outcomes) <= _REFUSALS_FOR_OTHERS:
             yield f"{sent.command_id} of another user got {sent.outcomes}"
 
 
@@ -353,7 +353,7 @@ def failed_models_are_not_used_again(record: Ledger) -> Iterator[str]:
         order = (options.model, *options.model_fallbacks)
         asked = [order.index(model) for event in log if (model := _model(event))]
         if asked != sorted(asked):
-            yield f"run {run_id} returned to a failed model: {[order[place] for place in asked]}"
+            yield f"run {run_id} returned to a failed model: {[order[position] for position in asked]}"
 
 
 def _model(event: event_pb2.RunEvent) -> str:

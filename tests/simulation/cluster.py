@@ -84,11 +84,11 @@ class JobStore:
         *,
         chance: Chance,
         history: History,
-        places: SlotLimits,
+        slots: SlotLimits,
     ) -> None:
         self.process = process
         self._limits = JobStoreLimits(
-            crashes_max=_CRASHES_MAX, queue_max=_QUEUE_MAX, store_queue_max=_STORE_QUEUE_MAX, slots=places, inbox=INBOX
+            crashes_max=_CRASHES_MAX, queue_max=_QUEUE_MAX, store_queue_max=_STORE_QUEUE_MAX, slots=slots, inbox=INBOX
         )
         self._database = Database(tables, chance, history, process.name)
         self._bus = SimulatedBus(broker, process)
@@ -153,7 +153,7 @@ class AgentLoop:
         broker: Broker,
         chance: Chance,
         history: History,
-        people_wanted: int,
+        approvals_required: int,
     ) -> None:
         self.process, self.history = process, history
         draw = chance.stream("agent", process.name)
@@ -173,11 +173,11 @@ class AgentLoop:
             meter=Unmetered(),
             default_model="model",
             step_bytes_max=STEP_BYTES_MAX,
-            approvals_required=people_wanted,
+            approvals_required=approvals_required,
         )
         limits = WorkerLimits(lease_seconds=6.0, renew_seconds=2.0, poll_seconds=1.5)
         self.worker = Worker(WorkerId(ids.new("wrk")), dependencies, limits)
-        history.people_wanted[self.worker.worker_id] = people_wanted
+        history.approvals_required[self.worker.worker_id] = approvals_required
         self.ledger = PublicLedger(channel, self.worker.wake)
         self.clients = ClientSide(
             ledger=self.ledger,
@@ -186,7 +186,7 @@ class AgentLoop:
             registry=registry_client,
             clock=clock,
             ids=ids,
-            defaults=RunDefaults(model="model", limits=LIMITS, approvals_required=people_wanted),
+            defaults=RunDefaults(model="model", limits=LIMITS, approvals_required=approvals_required),
             times=_TIMES,
         )
         self._add_starters(chance, history, job_stores)

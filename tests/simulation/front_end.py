@@ -1,4 +1,4 @@
-"""Front-end clients and watchers: sessions that break, reconnect and repeat frames, and readers that join at any seq."""
+"""Front-end clients and watchers: sessions that break, reconnect and repeat frames, and readers that join anywhere."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Terms(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class GrantDecision:
     """A decision about a series: the digest that was shown, and the edited series if any."""
 
     digest: str
@@ -51,7 +51,9 @@ def are_given(chance: Chance) -> bool:
     return chance.stream("grants").random() < _PLAYED
 
 
-def wish(chance: Chance, command_id: str, approval: call_pb2.ApprovalRequest, kind: DecisionKind) -> Wish | None:
+def grant_decision(
+    chance: Chance, command_id: str, approval: call_pb2.ApprovalRequest, kind: DecisionKind
+) -> GrantDecision | None:
     """Return the grant for a call of a series, or None to decide about the call alone."""
     draw = chance.stream("grant", command_id)
     if not are_given(chance) or not approval.series.digest or kind is DecisionKind.REJECT or draw.random() > _GRANTS:
@@ -60,9 +62,9 @@ def wish(chance: Chance, command_id: str, approval: call_pb2.ApprovalRequest, ki
     end = shown.end_time.ToNanoseconds() / 1e9 if shown.HasField("end_time") else None
     series = Series(interval_seconds=shown.interval_seconds, iterations_max=shown.iterations_max, end_time=end)
     if kind is not DecisionKind.EDIT or draw.random() > _EDITS:
-        return Wish(digest=shown.digest, edited=None, granted=series)
+        return GrantDecision(digest=shown.digest, edited=None, granted=series)
     edited = Series(interval_seconds=draw.choice([0.5, 2.0]), iterations_max=draw.choice([1, 2, 4]), end_time=end)
-    return Wish(digest=shown.digest, edited=edited, granted=edited)
+    return GrantDecision(digest=shown.digest, edited=edited, granted=edited)
 
 
 class Owner:
@@ -81,9 +83,9 @@ class Owner:
                 journal.version += 1
                 self._world.history.tell(f"version {journal.version} of the gated tool")
             else:
-                journal.asks = not journal.asks and self._draw.random() < 0.5
-                self._world.history.tell(f"a rule asks: {journal.asks}")
-        journal.asks = False
+                journal.requires_approval = not journal.requires_approval and self._draw.random() < 0.5
+                self._world.history.tell(f"a rule requires_approval: {journal.requires_approval}")
+        journal.requires_approval = False
 
 
 class Deployment:
@@ -98,7 +100,7 @@ class Deployment:
         if not are_given(self._world.chance) or self._draw.random() > _RAISES:
             return
         await asyncio.sleep(_RAISED_WITHIN_SECONDS * self._draw.random())
-        self._world.people_wanted = _RAISED_TO
+        self._world.approvals_required = _RAISED_TO
         self._world.history.tell(f"gated calls need {_RAISED_TO} approvals")
         for agent in [agent for agent in self._world.agents if agent.process.alive]:
             if agent.process.alive:
@@ -122,7 +124,7 @@ def of_effect(given: Mapping[Terms, set[str]], record: Record, effect: Effect) -
         is_of_it = (terms.run_id, terms.arguments_json) == (effect.run_id, effect.arguments_json)
         is_in_time = terms.end_time is None or effect.begin <= terms.end_time + _LATE_SECONDS
         is_enough = len(people if required <= 1 else people - {effect.user_id}) >= required
-        if is_of_it and terms.version == effect.version and is_in_time and is_enough and not effect.is_asked_for:
+        if is_of_it and terms.version == effect.version and is_in_time and is_enough and not effect.requires_approval:
             return terms
     return None
 
@@ -158,17 +160,17 @@ def grants_have_enough_approvers(record: Record) -> Iterator[str]:
             seen.add(call.call_id)
             if call_state(call.state) == "AWAITING_APPROVAL" or not call.approval.series.digest:
                 continue
-            wanted = record.history.people_wanted[record.history.owners[run_id, event.attempt]]
+            wanted = record.history.approvals_required[record.history.owners[run_id, event.attempt]]
             of_it = [people for terms, people in given.items() if terms[:2] == (run_id, call.arguments_json)]
             if not any(len(people if wanted <= 1 else people - {run.user_id}) >= wanted for people in of_it):
                 yield f"{call.call_id} of {run_id} started under a grant of {of_it}, and {wanted} people are wanted"
 
 
-def granted(run_id: str, content: bytes, version: int, wished: Wish | None) -> Any:
+def granted(run_id: str, content: bytes, version: int, series_decision: GrantDecision | None) -> Any:
     """Return the terms of a grant for the record, or None if the decision is about the call alone."""
-    if wished is None:
+    if series_decision is None:
         return None
-    series = wished.granted
+    series = series_decision.granted
     return Terms(run_id, content, version, series.interval_seconds, series.iterations_max, series.end_time)
 
 

@@ -25,7 +25,7 @@ class Message:
     steered: bool = False
     plan: str = ""
     # Number of tools that come with its run.
-    brings: int = 0
+    tool_count: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class Sent:
     # Terms of the series granted with it; see `grants.Terms`.
     grants: Any = None
     outcomes: list[str] = field(default_factory=list)
-    taken_at: float | None = None
+    accepted_at: float | None = None
 
     @property
     def taken(self) -> bool:
@@ -66,7 +66,7 @@ class Effect:
     # Tool version in force at that time.
     version: int
     # True if a rule required approval at that time.
-    is_asked_for: bool
+    requires_approval: bool
     # Runs and conversations whose rules the registry applies to the call.
     ruled_by: frozenset[str]
 
@@ -80,7 +80,7 @@ class Served:
 
     plan: str
     round: tuple[str, int]
-    began_at: float
+    started_at: float
     input_tokens: int
     output_tokens: int = 0
     whole: bool = False
@@ -121,7 +121,7 @@ class History:
     # Worker that claimed a run, by run and epoch.
     owners: dict[tuple[str, int], str] = field(default_factory=dict)
     # Approvals required for a gated call, by worker.
-    people_wanted: dict[str, int] = field(default_factory=dict)
+    approvals_required: dict[str, int] = field(default_factory=dict)
     # Times at which the database clock jumped.
     jumps: list[float] = field(default_factory=list)
     # Conversations shared for writing that are, or were for a while, private again.

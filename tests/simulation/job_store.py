@@ -49,7 +49,7 @@ async def answer(servicers: Sequence[object], method: str, request: Any, user: P
 
 
 class Channel:
-    """A channel for generated stubs. `call` takes a method, a request and an optional user, and returns all responses."""
+    """A channel for generated stubs. `call` maps a method, a request and an optional user to all responses."""
 
     def __init__(self, call: Callable[[str, Any, Principal | None], Awaitable[list[Any]]]) -> None:
         self._call = call

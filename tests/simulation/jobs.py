@@ -20,7 +20,7 @@ from tests.simulation.store import ITERATIONS_KEPT as KEPT
 
 _TURN_SECONDS = 2.0
 _TINY_SECONDS = 1e-4
-_WITH_PEOPLE = {"AWAITING_APPROVAL", "OFFERED", "ASKED"}
+_WAITS_FOR_PEOPLE = {"AWAITING_APPROVAL", "OFFERED", "ASKED"}
 
 
 def detached_calls_have_their_job(record: Ledger) -> Iterator[str]:
@@ -83,7 +83,7 @@ def job_ends_are_reported_or_dismissed(record: Record) -> Iterator[str]:
             row for row in record.tables.conversations.values() if row.conversation_id == conversation_id
         ).background
         if job.job.reports == run_pb2.JOB_REPORTS_NONE:
-            if any(each.run_id == job.run_id for each in row.notices) or _tells(record, job):
+            if any(each.run_id == job.run_id for each in row.notices) or _reports(record, job):
                 yield f"job {job.run_id} must not report, but does"
             continue
         waiting = next((each for each in row.notices if (each.run_id, each.occasion) == (job.run_id, 0)), None)
@@ -124,7 +124,7 @@ def turns_never_wait_for_people(record: Ledger) -> Iterator[str]:
             continue
         for event in record.logs[run_id]:
             call = event.call_changed.call
-            if event.HasField("call_changed") and call_state(call.state) in _WITH_PEOPLE:
+            if event.HasField("call_changed") and call_state(call.state) in _WAITS_FOR_PEOPLE:
                 yield f"turn {run_id} has a call that is {call_state(call.state)}"
 
 
@@ -159,13 +159,13 @@ def paused_jobs_start_nothing(record: Record) -> Iterator[str]:
                 begun.setdefault(event.call_changed.call.call_id, record.written_at(run_id, event.seq))
         sent = [each for each in record.history.commands if each.run_id == run_id]
         for pause in sent:
-            if pause.kind != "PAUSE" or pause.taken_at is None:
+            if pause.kind != "PAUSE" or pause.accepted_at is None:
                 continue
             resumed = (each.sent_at for each in sent if each.kind == "RESUME" and each.sent_at >= pause.sent_at)
             until = min(resumed, default=math.inf)
             for call_id, time in begun.items():
-                if pause.taken_at < time < until:
-                    yield f"job {run_id} began {call_id} at {time:.3f}, but was paused from {pause.taken_at:.3f}"
+                if pause.accepted_at < time < until:
+                    yield f"job {run_id} began {call_id} at {time:.3f}, but was paused from {pause.accepted_at:.3f}"
 
 
 def trimming_keeps_the_last_iterations(record: Record) -> Iterator[str]:
@@ -249,16 +249,16 @@ def _off_beat(run: run_pb2.Run, calls: list[call_pb2.Call]) -> Iterator[str]:
     job, begin = run.job, run.job.begin_time.ToNanoseconds() / 1e9
     granted = next((number for number, call in enumerate(calls) if call.call_id == run.grant.call_id), None)
     calls = calls[granted:]
-    places = [
+    intervals = [
         math.floor((call.create_time.ToNanoseconds() / 1e9 - begin + _TINY_SECONDS) / job.interval_seconds)
         for call in calls
     ]
-    if places and granted is None and places[0] < job.delay_first:
+    if intervals and granted is None and intervals[0] < job.delay_first:
         yield f"job {run.run_id} started immediately instead of after one interval"
     # A late iteration may start after the end of its job, but none is due then.
     has_end = job.HasField("end_time")
     last = (job.end_time.ToNanoseconds() / 1e9 - begin) / job.interval_seconds if has_end else math.inf
-    for (first, after), (earlier, later) in zip(pairwise(places), pairwise(calls), strict=True):
+    for (first, after), (earlier, later) in zip(pairwise(intervals), pairwise(calls), strict=True):
         ended = (earlier.end_time.ToNanoseconds() / 1e9 - begin) / job.interval_seconds
         if later.create_time.ToNanoseconds() < earlier.create_time.ToNanoseconds():
             continue  # The database clock was set back, so iterations follow immediately.
@@ -281,12 +281,12 @@ def is_turn(run: run_pb2.Run) -> bool:
     return run.generation > 0 and not run.reports_to_conversation_id
 
 
-def says_nothing(run: run_pb2.Run) -> bool:
+def is_silent_turn(run: run_pb2.Run) -> bool:
     """Return whether a run is a turn that may end without model output."""
     return is_turn(run) and run.round > 0 and run_state(run.state) == "COMPLETED"
 
 
-def _tells(record: Record, job: run_pb2.Run) -> bool:
+def _reports(record: Record, job: run_pb2.Run) -> bool:
     return any(notice["job_id"] == job.run_id for _, notice in entered(record, job.reports_to_conversation_id))
 
 
@@ -295,8 +295,8 @@ def _is_held_back(record: Record, conversation_id: str, job: run_pb2.Run) -> boo
     turns = [run for run in record.runs.values() if is_turn(run) and run.conversation_id == conversation_id]
     (row,) = (each for each in tables.runs.values() if each.run_id == job.run_id)
     (conversation,) = (each for each in tables.conversations.values() if each.conversation_id == conversation_id)
-    is_used_up = budget_below(row) in conversation.background.used_up_budgets
-    return is_used_up or job.generation >= GENERATIONS_MAX or len(turns) >= TURNS_MAX
+    is_exhausted = budget_below(row) in conversation.background.used_up_budgets
+    return is_exhausted or job.generation >= GENERATIONS_MAX or len(turns) >= TURNS_MAX
 
 
 def _is_answered(record: Record, job: run_pb2.Run, number: int) -> bool:
@@ -310,14 +310,14 @@ def _is_answered(record: Record, job: run_pb2.Run, number: int) -> bool:
     )
     ended = record.written_at(job.run_id, job.last_seq)
     silent = (
-        says_nothing(run)
+        is_silent_turn(run)
         and run.user_id == job.user_id
         and run.conversation_id == job.reports_to_conversation_id
         and record.written_at(run.run_id, run.last_seq) >= ended
         for run in record.runs.values()
     )
-    was_told = any(served.whole and (job.run_id, 0) in served.told for served in record.history.served)
-    return was_told and (any(answers) or any(silent))
+    was_reported = any(served.whole and (job.run_id, 0) in served.told for served in record.history.served)
+    return was_reported and (any(answers) or any(silent))
 
 
 def _was_dismissed(record: Record, conversation_id: str, job: run_pb2.Run) -> bool:

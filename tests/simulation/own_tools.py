@@ -14,7 +14,7 @@ from tests.simulation.tools import OWN
 
 SKETCH = tool_pb2.ToolDefinition(name=OWN, description="Sketch it.").SerializeToString()
 # A client that never opens a session.
-NOT_THERE = "cli_elsewhere"
+ABSENT_CLIENT = "cli_elsewhere"
 _BRINGS = 0.25
 
 
@@ -22,7 +22,7 @@ def drawn(draw: random.Random, own_client_id: str) -> SessionTools:
     """Return the tools of a run: usually none, else a tool of any client, of the user's client, or of an absent one."""
     if draw.random() >= _BRINGS:
         return NO_SESSION
-    client_id = draw.choice(["", own_client_id, own_client_id, NOT_THERE])
+    client_id = draw.choice(["", own_client_id, own_client_id, ABSENT_CLIENT])
     return SessionTools(client_id=ClientId(client_id), definitions=(SKETCH,))
 
 
@@ -30,8 +30,8 @@ def own_tools_stay_with_their_run(record: Record) -> Iterator[str]:
     """FE-2: a run keeps the tools that came with it, also after crashes, and no other run has them."""
     for message in record.history.messages:
         run = record.runs.get(message.run_ids[0]) if message.run_ids and not message.steered else None
-        if run is not None and list(run.own_tools.names) != [OWN] * message.brings:
-            yield f"{message.request_id} brought {message.brings} tools, and run {run.run_id} has {run.own_tools.names}"
+        if run is not None and list(run.own_tools.names) != [OWN] * message.tool_count:
+            yield f"{message.request_id} has {message.tool_count} tools, its run {run.run_id} {run.own_tools.names}"
     for run_id, run in record.runs.items():
         pinned = [tool.name for tool in run.tools if tool.definition_sha256]
         if run.tools and pinned != list(run.own_tools.names):

@@ -61,7 +61,7 @@ class Process:
         for tell in waiting:
             tell()
 
-    def bury(self) -> None:
+    def finish(self) -> None:
         """Resume it at the end of the simulation, so that its tasks can be cancelled."""
         self.alive, self.frozen = True, False
         self._run_kept()

@@ -74,7 +74,7 @@ class MemoryLeases:
             claimed.append(_claimed(row, is_quiet=is_quiet))
             self._database.history.tell(f"ledger claim {row.run_id} by {worker_id} epoch {row.epoch}")
             if not due.is_active:
-                self._check_places(row)
+                self._check_slots(row)
         await self._database.answer()
         return claimed
 
@@ -111,7 +111,7 @@ class MemoryLeases:
     def _is_doomed(self, row: RunRow) -> bool:
         return row.worker_id is not None and _crashes(row) >= self._crashes_max
 
-    def _check_places(self, row: RunRow) -> None:
+    def _check_slots(self, row: RunRow) -> None:
         """LOOP-14, checked as it happens: no run gets a slot unless one is free."""
         active = [
             run.user_id
@@ -214,8 +214,8 @@ class MemoryAttentionRepository:
 
         views = [
             RunView(run=row, pending=tuple(call for call in running(row) if is_pending(row, call)))
-            for place, row in sorted(rows, key=lambda pair: pair[0])
-            if after is None or place > after
+            for position, row in sorted(rows, key=lambda pair: pair[0])
+            if after is None or position > after
         ]
         return _page(views, rows_max)
 
@@ -247,8 +247,8 @@ class MemoryReads:
         if conversation is not None and run.run_id in conversation.queue:
             queue = conversation.queue
             before = [*filter(None, [conversation.active_run_id]), *queue[: queue.index(run.run_id)]]
-        wants_a_place = run.state is RunState.QUEUED and run.queued_message is None and not run.is_active
-        wants_a_place = wants_a_place and not run.in_background
+        needs_slot = run.state is RunState.QUEUED and run.queued_message is None and not run.is_active
+        needs_slot = needs_slot and not run.in_background
         of_store = [row for row in self._tables.runs.values() if row.store_id == run.store_id and row.is_active]
         active = [row for row in of_store if not row.in_background]
         return Situation(
@@ -258,8 +258,8 @@ class MemoryReads:
             call_counts=tuple(sorted(Counter(call.state for call in calls).items())),
             child_run_ids=tuple(sorted({call.child_run_id for call in calls} - {""})),
             before=tuple(before),
-            store_slots_used=len(active) if wants_a_place else 0,
-            user_slots_used=sum(row.user_id == run.user_id for row in active) if wants_a_place else 0,
+            store_slots_used=len(active) if needs_slot else 0,
+            user_slots_used=sum(row.user_id == run.user_id for row in active) if needs_slot else 0,
         )
 
     async def load(self, key: RunKey, epoch: int) -> Loaded:
@@ -358,8 +358,8 @@ class MemoryReads:
             and (row.reports_to or not wanted.jobs_only)
         ]
         rows.sort(key=lambda row: (row.create_time, row.run_id), reverse=not wanted.oldest_first)
-        places: list[tuple[datetime, str]] = [(row.create_time, row.run_id) for row in rows]
-        page = _page(rows[places.index(after) + 1 if after is not None else 0 :], rows_max)
+        positions: list[tuple[datetime, str]] = [(row.create_time, row.run_id) for row in rows]
+        page = _page(rows[positions.index(after) + 1 if after is not None else 0 :], rows_max)
         return Page(rows=[_without_content(self._situation(row)) for row in page.rows], has_more=page.has_more)
 
     async def calls(

@@ -86,7 +86,7 @@ class Journal:
     # Version of the gated tools in force.
     version: int = 1
     # True while a rule requires approval of each call of the gated tools.
-    asks: bool = False
+    requires_approval: bool = False
 
 
 def _error(reason: str, outcome: Outcome = Outcome.FAILED) -> ExecutionResult:
@@ -107,9 +107,9 @@ class Server:
         return self._journal.version
 
     @property
-    def asks(self) -> bool:
+    def requires_approval(self) -> bool:
         """True while a rule requires approval of each call of the gated tools."""
-        return self._journal.asks
+        return self._journal.requires_approval
 
     async def resolve(self, names: Sequence[str]) -> Resolved:
         for name in names:
@@ -169,7 +169,7 @@ class Server:
     def _is_granted(self, series: Series, context: CallContext, call: Execution | ProposedCall) -> bool:
         """Return whether a grant covers exactly this call, and count the call once."""
         digest = _series_digest(series, context.run_id, call.tool_name, call.arguments_json, self.version)
-        if series.digest != digest or self._journal.asks or _is_over(series):
+        if series.digest != digest or self._journal.requires_approval or _is_over(series):
             return False
         used = self._journal.grants.setdefault(digest, set())
         if len(used | {call.call_id}) <= series.iterations_max:
@@ -186,7 +186,7 @@ class Server:
             )
         is_gated, series = verdict.disposition is Disposition.APPROVE, call.series
         granted = ""
-        if is_gated and series is not None and not self._journal.asks:
+        if is_gated and series is not None and not self._journal.requires_approval:
             granted = _series_digest(series, context.run_id, call.tool_name, call.arguments_json, self.version)
             if self._is_granted(series, context, call):
                 verdict = replace(verdict, disposition=Disposition.RUN)
@@ -283,7 +283,7 @@ class Server:
 
     async def _perform(self, context: CallContext, execution: Execution) -> ExecutionResult:
         draw, begin = self._draw, asyncio.get_running_loop().time()
-        version, is_asked_for = self.version, self.asks
+        version, requires_approval = self.version, self.requires_approval
         seconds = draw.choice([0.01, 0.2, 1.0, 3.0]) * draw.random()
         fails = self._journal.chance.strikes(draw, "tool failed", 0.1)
         try:
@@ -292,14 +292,16 @@ class Server:
                 if fails:
                     return _error("TOOL_ERROR")
                 if TOOLS[execution.tool_name].effect_class is not EffectClass.READ_ONLY:
-                    self._have_effect(context, execution, begin=begin, version=version, is_asked_for=is_asked_for)
+                    self._have_effect(
+                        context, execution, begin=begin, version=version, requires_approval=requires_approval
+                    )
                 await asyncio.sleep(seconds * draw.random())
         except TimeoutError:
             return _error("TOOL_TIMEOUT")
         return _result(execution)
 
     def _have_effect(
-        self, context: CallContext, execution: Execution, *, begin: float, version: int, is_asked_for: bool
+        self, context: CallContext, execution: Execution, *, begin: float, version: int, requires_approval: bool
     ) -> None:
         history = self._journal.history
         history.tell(f"effect {execution.tool_name} {execution.call_id}")
@@ -313,7 +315,7 @@ class Server:
                 arguments_json=execution.arguments_json,
                 begin=begin,
                 version=version,
-                is_asked_for=is_asked_for,
+                requires_approval=requires_approval,
                 ruled_by=frozenset(
                     {context.run_id, context.conversation_id}
                     | {part for above in context.above for part in (above.run_id, above.conversation_id)}
@@ -426,7 +428,7 @@ class Client(FakeChecker):
             raise InvalidArguments("not allowed")
         digest = digest_of(run.store_id, call.call_id, call.tool_name, arguments_json)
         granted = ""
-        if series is not None and not self._current[-1].asks:
+        if series is not None and not self._current[-1].requires_approval:
             granted = _series_digest(series, run.run_id, call.tool_name, arguments_json, self._current[-1].version)
         return Verdict(
             call_id=CallId(call.call_id),

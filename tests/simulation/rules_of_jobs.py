@@ -25,7 +25,7 @@ def miscounted(runs: Iterable[RunRow], conversation: ConversationRow) -> str:
     return f"{conversation.conversation_id} has {count} open jobs, but records {noted}"
 
 
-def piled_up(conversation: ConversationRow) -> str:
+def jobs_with_several_notices(conversation: ConversationRow) -> str:
     """Return the jobs with several pending iteration notices; only the newest may be pending (ASYNC-5)."""
     notices = conversation.background.notices
     waiting = Counter(each.run_id for each in notices if each.occasion and not each.entered_by)
@@ -33,7 +33,7 @@ def piled_up(conversation: ConversationRow) -> str:
     return f"{conversation.conversation_id}: several iterations of {jobs} have pending notices" if jobs else ""
 
 
-def beside_each_other(runs: Iterable[RunRow], conversation: ConversationRow) -> str:
+def concurrent_runs(runs: Iterable[RunRow], conversation: ConversationRow) -> str:
     """Return the active runs of a conversation if there are several (LOOP-13)."""
     active = [
         run.run_id
@@ -46,7 +46,7 @@ def beside_each_other(runs: Iterable[RunRow], conversation: ConversationRow) -> 
     return "" if is_well else f"{conversation.conversation_id}: {active} are active, and {conversation.active_run_id}"
 
 
-def turn_not_begun(unit: UnitOfWork, operation: Any) -> RunRow | None:
+def unstarted_turn(unit: UnitOfWork, operation: Any) -> RunRow | None:
     """Return the turn not yet started in the conversation to which its user sends a message."""
     if not isinstance(operation, Submit):
         return None
@@ -61,7 +61,7 @@ def turn_not_begun(unit: UnitOfWork, operation: Any) -> RunRow | None:
     return active
 
 
-def held_up(unit: UnitOfWork, turn: RunRow, outcome: Any) -> str:
+def delayed_message(unit: UnitOfWork, turn: RunRow, outcome: Any) -> str:
     """Return how an unstarted turn delayed a user message (ASYNC-5)."""
     if isinstance(outcome, ConversationBusy) and not unit.conversation_of(turn).queue:
         return f"a message was refused for {turn.run_id}, which had not started"

@@ -117,19 +117,19 @@ def each_event_starts_one_run(record: Record) -> Iterator[str]:
     """Each event has exactly one run of its own, or a recorded outcome, however often it was sent."""
     rows = record.tables.starters.events
     known = {(key.trigger_id, key.event_id): row for key, row in rows.items()}
-    started = {place: row.run_id for place, row in known.items() if row.outcome is FireOutcome.STARTED}
+    started = {position: row.run_id for position, row in known.items() if row.outcome is FireOutcome.STARTED}
     made = {row.run_id for row in record.tables.runs.values() if "trigger" in row.labels}
     if made != set(started.values()) or len(made) != len(started):
         yield f"{len(started)} events have started {sorted(started.values())}, and there are {sorted(made)}"
     told: dict[tuple[str, str], set[str]] = defaultdict(set)
     for each in record.history.delivered:
-        place = (each.trigger_id, each.event_id)
-        if place not in known:
-            yield f"{place} was accepted, but has no record"
-        told[place] |= {each.run_id} - {""}
-    for place, run_ids in told.items():
-        if not run_ids <= {started.get(place, "")}:
-            yield f"{place} has started {started.get(place)}, but its sender got {sorted(run_ids)}"
+        position = (each.trigger_id, each.event_id)
+        if position not in known:
+            yield f"{position} was accepted, but has no record"
+        told[position] |= {each.run_id} - {""}
+    for position, run_ids in told.items():
+        if not run_ids <= {started.get(position, "")}:
+            yield f"{position} has started {started.get(position)}, but its sender got {sorted(run_ids)}"
 
 
 def no_event_waits_forever(record: Record) -> Iterator[str]:

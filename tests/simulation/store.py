@@ -212,7 +212,7 @@ class MemoryJournal:
         unit = load(tables, self._ids, [operation.row_keys for operation in operations], now=self._database.now())
         outcomes: list[Any] = []
         for operation in operations:
-            before, barrier = _fenced_row(unit, operation), rules_of_jobs.turn_not_begun(unit, operation)
+            before, barrier = _fenced_row(unit, operation), rules_of_jobs.unstarted_turn(unit, operation)
             try:
                 with unit.attempt():
                     outcomes.append(operation.apply(unit))
@@ -223,15 +223,15 @@ class MemoryJournal:
                 outcomes.append(error)
             self._check_fence(unit, operation, before)
             if barrier is not None:
-                self._judge("messages_pass_turns", rules_of_jobs.held_up(unit, barrier, outcomes[-1]))
+                self._judge("messages_pass_turns", rules_of_jobs.delayed_message(unit, barrier, outcomes[-1]))
             self._tell(operation, outcomes[-1])
         events = [(event, encode_event(event)) for event in unit.events.rows]
         freed = unit.runs.changed()
         store(tables, unit, events)
         for _, conversation in unit.conversations.changed():
             self._judge("jobs_are_counted", rules_of_jobs.miscounted(tables.runs.values(), conversation))
-            self._judge("one_iteration_waits", rules_of_jobs.piled_up(conversation))
-            self._judge("one_run_at_a_time", rules_of_jobs.beside_each_other(tables.runs.values(), conversation))
+            self._judge("one_iteration_waits", rules_of_jobs.jobs_with_several_notices(conversation))
+            self._judge("one_run_at_a_time", rules_of_jobs.concurrent_runs(tables.runs.values(), conversation))
         return Written(
             outcomes=outcomes,
             events=[
@@ -316,10 +316,10 @@ def load(tables: Tables, ids: Ids, named: Sequence[RowKeys], *, now: datetime) -
     for run_key in dict.fromkeys([*_keys(named, lambda n: n.commands_of), *entered]):
         for command in tables.unread(run_key):
             unit.load_command(command)
-    for queue_key, _, places in _keys(named, lambda keys: keys.queues):
+    for queue_key, _, slots in _keys(named, lambda keys: keys.queues):
         runs = [run for run in tables.runs.values() if QueueKey(run.store_id, run.in_background) == queue_key]
         queued, active = sum(run.needs_slot(unit.now) for run in runs), sum(run.is_active for run in runs)
-        unit.queues.load(queue_key, Queue(queued=queued, active=active, slots=places))
+        unit.queues.load(queue_key, Queue(queued=queued, active=active, slots=slots))
     for command_key in _keys(named, lambda keys: keys.commands):
         if command_key in tables.commands and unit.commands.get(command_key) is None:
             unit.load_command(tables.commands[command_key])

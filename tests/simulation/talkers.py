@@ -33,7 +33,7 @@ class Talker:
                 )
                 if conversation is None or conversation.active_run_id is None:
                     break
-                await user.bring(MessagePolicy.STEER, padding=length)
+                await user.send_message(MessagePolicy.STEER, padding=length)
 
 
 def of(users: list[User]) -> list[Talker]:

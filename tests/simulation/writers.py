@@ -39,7 +39,7 @@ class Writer(User):
             await self._share(conversation_pb2.SHARING_PRIVATE)
             await asyncio.sleep(3.0 * self._sharing.random())
             await self._share(conversation_pb2.SHARING_WRITE)
-            await self.bring(MessagePolicy.QUEUE)
+            await self.send_message(MessagePolicy.QUEUE)
 
     async def _share(self, sharing: conversation_pb2.Sharing.ValueType) -> None:
         caller, request_id = self._host.caller, f"share_{self.name}_{self._next()}"

@@ -58,18 +58,18 @@ class Talk:
             return []
         return [json.loads(message.notices_json) for message in messages if message.notices_json]
 
-    async def told(self, count: int) -> list[dict[str, object]]:
+    async def reported(self, count: int) -> list[dict[str, object]]:
         """Return the job notices in order, once there are this many and each is answered."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while len(found := [notice for turn in await self.turns() for notice in turn]) < count:
                 await asyncio.sleep(0.1)
         return found
 
-    async def end_told(self, *jobs: str) -> list[dict[str, object]]:
+    async def end_reported(self, *jobs: str) -> list[dict[str, object]]:
         """Return the job notices in order, once the ends of these jobs are reported and answered."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while True:
-                found = await self.told(1)
+                found = await self.reported(1)
                 if set(jobs) <= {notice["job_id"] for notice in found if is_end(notice)}:
                     return found
                 await asyncio.sleep(0.2)

@@ -115,12 +115,12 @@ async def test_invalid_credential_is_refused_everywhere(walked: Walked) -> None:
 
 async def test_every_unknown_key_gets_the_same_answer(walked: Walked) -> None:
     """The answer does not reveal which keys, users or methods exist."""
-    told = set()
+    reported = set()
     for unknown in UNKNOWN.values():
         answers = await walked.answers(bearer(unknown))
         assert wrong(answers, set(), "UNAUTHENTICATED") == {}
-        told |= {answer for (_, name), answer in answers.items() if name not in OPEN}
-    assert len(told) == 1
+        reported |= {answer for (_, name), answer in answers.items() if name not in OPEN}
+    assert len(reported) == 1
 
 
 async def test_revoked_expired_and_foreign_keys_are_refused(walked: Walked) -> None:
@@ -142,12 +142,12 @@ async def test_revoked_expired_and_foreign_keys_are_refused(walked: Walked) -> N
 
     await until(lambda: is_right(made["live"].secret, {"viewer"}, "PERMISSION_DENIED"))
     await stub.RevokeKey(key_pb2.RevokeKeyRequest(key_id=made["revoked"].key.key_id), metadata=key("deployment"))
-    told = set()
+    reported = set()
     for secret in (made["revoked"].secret, made["old"].secret, secret_of(bytes(32)), UNKNOWN["short"]):
         await until(lambda secret=secret: is_right(secret, set(), "UNAUTHENTICATED"))  # type: ignore[misc]
         answers = await walked.answers(bearer(secret))
-        told |= {answer for (_, name), answer in answers.items() if name not in OPEN}
-    assert len(told) == 1
+        reported |= {answer for (_, name), answer in answers.items() if name not in OPEN}
+    assert len(reported) == 1
 
 
 async def test_removing_a_key_from_the_file_ends_its_open_streams(walked: Walked) -> None:

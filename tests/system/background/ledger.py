@@ -59,5 +59,5 @@ async def _read(pawl: AsyncClient) -> Record:
             ]
     request = notify_pb2.ListNotificationsRequest()
     pages = [page async for page in pawl.pages(pawl.notifier.ListNotifications, request)]
-    record.notifications["", ""] = [told for page in pages for told in page.notifications]
+    record.notifications["", ""] = [reported for page in pages for reported in page.notifications]
     return record

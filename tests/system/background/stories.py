@@ -50,7 +50,7 @@ class Story(ABC):
     async def check(self) -> None:
         """Wait for the end and check it."""
 
-    async def begin_job(self, tool: str, arguments: Mapping[str, object]) -> str:
+    async def start_job(self, tool: str, arguments: Mapping[str, object]) -> str:
         """Start a tool call in the background; returns the job."""
         (job_id,) = await self.talk.jobs(await self.talk.say(in_background(tool, **arguments)))
         return job_id
@@ -60,7 +60,7 @@ class OneShotJob(Story):
     """A few seconds of work that must not be repeated."""
 
     async def begin(self) -> None:
-        self.job_id = await self.begin_job(
+        self.job_id = await self.start_job(
             "act_once", {"path": str(self.effects), "seconds": 600.0 if self.tools_die else 6.0}
         )
 
@@ -73,7 +73,7 @@ class OneShotJob(Story):
             assert (job.state, job.failure.reason) == (run_pb2.RUN_STATE_FAILED, "OUTCOME_UNKNOWN")
         else:
             assert job.state == COMPLETED
-        (notice,) = await self.talk.end_told(self.job_id)
+        (notice,) = await self.talk.end_reported(self.job_id)
         assert notice["state"] == ("FAILED" if self.tools_die else "COMPLETED")
         assert count_of(self.effects) == 1
 
@@ -82,7 +82,7 @@ class PlainSeries(Story):
     """A repeated call whose results are all reported."""
 
     async def begin(self) -> None:
-        self.job_id = await self.begin_job("calculate", {"expression": "5 * 5", "_interval": 0.5, "_stopAfter": 8})
+        self.job_id = await self.start_job("calculate", {"expression": "5 * 5", "_interval": 0.5, "_stopAfter": 8})
 
     async def is_in_the_middle(self) -> bool:
         return (await self.pawl.get(self.job_id)).round >= 2
@@ -95,10 +95,10 @@ class PlainSeries(Story):
         assert beats == sorted(set(beats)), "at most one per due time"
         # The last one may be written an interval late or more, if nothing could be written.
         assert beats[-2] + 2 <= len(beats) + job.missed_iterations <= beats[-1] + 1
-        told = await self.talk.end_told(self.job_id)
-        iterations = [int(str(notice["iteration"])) for notice in told if not is_end(notice)]
+        reported = await self.talk.end_reported(self.job_id)
+        iterations = [int(str(notice["iteration"])) for notice in reported if not is_end(notice)]
         assert iterations == sorted(set(iterations)), "each is reported at most once, in order"
-        assert [is_end(notice) for notice in told].count(True) == 1
+        assert [is_end(notice) for notice in reported].count(True) == 1
 
 
 class Monitor(Story):
@@ -107,7 +107,7 @@ class Monitor(Story):
     async def begin(self) -> None:
         self.effects.write_text("25")
         watch = {"_interval": 0.5, "_duration": 5, "_until": "value.price < 20", "_when": "value.price < 30"}
-        self.job_id = await self.begin_job("look_up_price", {"path": str(self.effects), **watch})
+        self.job_id = await self.start_job("look_up_price", {"path": str(self.effects), **watch})
 
     async def is_in_the_middle(self) -> bool:
         return (await self.pawl.get(self.job_id)).round >= 2
@@ -119,9 +119,9 @@ class Monitor(Story):
         job = await self.talk.ended(self.job_id)
         found = {"met": True, "fired": 1, "fired_with": {"price": 25.0}, "result": {"price": 19.5}}
         assert (job.state, json.loads(job.output_text)) == (COMPLETED, found)
-        told = await self.talk.end_told(self.job_id)
-        assert [is_end(notice) for notice in told] == [False, True], "that it fired, and the end"
-        assert told[-1]["result"] == found
+        reported = await self.talk.end_reported(self.job_id)
+        assert [is_end(notice) for notice in reported] == [False, True], "that it fired, and the end"
+        assert reported[-1]["result"] == found
 
 
 class GrantedSeries(Story):
@@ -129,7 +129,7 @@ class GrantedSeries(Story):
 
     async def begin(self) -> None:
         payment = {"path": str(self.effects), "seconds": 0.1}
-        self.job_id = await self.begin_job("pay_once", payment | {"_interval": 1, "_stopAfter": 5})
+        self.job_id = await self.start_job("pay_once", payment | {"_interval": 1, "_stopAfter": 5})
         await self.pawl.decide(approve(await waiting(self.talk, self.job_id), for_series=True))
 
     async def is_in_the_middle(self) -> bool:
@@ -158,7 +158,7 @@ class ScheduleFires(Story):
         )
         await self.pawl.create_schedule(definition)
         self._fires: dict[int, schedule_pb2.ScheduleFire] = {}
-        self._looking = asyncio.create_task(self._look_on())
+        self._poll_task = asyncio.create_task(self._look_on())
 
     async def _look_on(self) -> None:
         # Twenty fires are kept, and a busy machine takes longer than these.
@@ -178,15 +178,15 @@ class ScheduleFires(Story):
         await self._look()
         seen = max(self._fires)
 
-        async def goes_on() -> bool:
+        async def continues() -> bool:
             await self._look()
             return max(self._fires) >= seen + 2
 
-        await until(goes_on)
+        await until(continues)
         await self.pawl.pause_schedule("tick")
         await self._look()
-        assert not self._looking.done()
-        self._looking.cancel()
+        assert not self._poll_task.done()
+        self._poll_task.cancel()
         times = sorted(self._fires)
         assert times == list(range(times[0], times[0] + len(times)))
         assert {fire.outcome for fire in self._fires.values()} == {STARTED}
@@ -247,7 +247,7 @@ async def _each_has_its_run(story: Story, label: str, runs: list[str]) -> None:
     assert {(run.state, run.output_text) for run in ended} == {(COMPLETED, "6 * 7 = 42.")}
 
 
-class _Told(Story):
+class _EndNotifications(Story):
     """Notifications about the ends of some runs; the receiver answers the first one late."""
 
     def __init__(self, world: World, pawl: AsyncClient, folder: Path, *, tools_die: bool = False) -> None:
@@ -277,8 +277,8 @@ class _Told(Story):
         )
         request = channel_pb2.ListDeliveriesRequest(channel_id=self._channel_id)
         found = (await self.pawl.again(self.pawl.notify_channels.ListDeliveries, request)).deliveries
-        told = [each for each in found if each.type == "run.completed"]
-        states = [each.state for each in told]
+        reported = [each for each in found if each.type == "run.completed"]
+        states = [each.state for each in reported]
         return states == [channel_pb2.CHANNEL_DELIVERY_STATE_DELIVERED] * len(self._runs)
 
     async def create(self, url: str) -> str:
@@ -297,7 +297,7 @@ class _Told(Story):
         """Received notifications, repeats included: id and text."""
 
 
-class WebhookDelivery(_Told):
+class WebhookDelivery(_EndNotifications):
     """Webhooks of the user."""
 
     async def make_channel(self) -> str:
@@ -310,7 +310,7 @@ class WebhookDelivery(_Told):
         return [(each.headers["webhook-id"], each.body) for each in asked]
 
 
-class Mail(_Told):
+class Mail(_EndNotifications):
     """E-mails to the user."""
 
     async def make_channel(self) -> str:
@@ -332,5 +332,5 @@ class Mail(_Told):
         return [each for each in self.world.postbox.messages() if each["To"] == self._address]
 
     def came(self) -> list[tuple[str, bytes]]:
-        told = [each for each in self._mails() if "confirm" not in str(each["Subject"]).lower()]
-        return [(str(each["Message-ID"]), each.as_bytes()) for each in told]
+        reported = [each for each in self._mails() if "confirm" not in str(each["Subject"]).lower()]
+        return [(str(each["Message-ID"]), each.as_bytes()) for each in reported]

@@ -67,7 +67,7 @@ def test_short_selection_covers_each_fault_and_story() -> None:
     assert all(sum(story == name for story, *_ in SOME) >= 2 for name in STORIES)
 
 
-def by_death(combinations: Iterable[tuple[str, str, str]]) -> dict[tuple[str, str], list[str]]:
+def by_fault(combinations: Iterable[tuple[str, str, str]]) -> dict[tuple[str, str], list[str]]:
     """The stories of each fault; they run in parallel, each in its own store."""
     found: dict[tuple[str, str], list[str]] = {}
     for story, service, how in combinations:
@@ -75,7 +75,7 @@ def by_death(combinations: Iterable[tuple[str, str, str]]) -> dict[tuple[str, st
     return found
 
 
-PLAYED: Final = by_death(EVERY if os.environ.get("TESTS_STORIES") == "all" else SOME)
+PLAYED: Final = by_fault(EVERY if os.environ.get("TESTS_STORIES") == "all" else SOME)
 
 
 @pytest.mark.long

@@ -37,11 +37,11 @@ class CommandLine:
 
     def run(self, *arguments: str, keyboard: str = "") -> tuple[int, str, str]:
         """Return the exit code, standard output and standard error of a command."""
-        give_up = time.monotonic() + _PATIENCE_SECONDS
+        deadline = time.monotonic() + _PATIENCE_SECONDS
         while True:
             done = commands.pawl(*self._flags, *arguments, environment=self.environment(), keyboard=keyboard)
             # The suite runs: an overloaded machine kept it from answering in time.
-            if not done.errors.startswith("No Pawl suite answers") or time.monotonic() > give_up:
+            if not done.errors.startswith("No Pawl suite answers") or time.monotonic() > deadline:
                 break
         assert "Traceback" not in done.errors
         return done.code, done.output, done.errors
@@ -79,9 +79,9 @@ class CommandLine:
 
     def until(self, check: Callable[[str], object], *arguments: str) -> str:
         """Repeat a command until its output is as expected; return the output."""
-        give_up = time.monotonic() + _PATIENCE_SECONDS
+        deadline = time.monotonic() + _PATIENCE_SECONDS
         while not check(output := self.succeed(*arguments)):
-            assert time.monotonic() < give_up, output
+            assert time.monotonic() < deadline, output
         return output
 
 
@@ -107,10 +107,10 @@ def _running(folder: Path) -> Iterator[CommandLine]:
             stdin=subprocess.DEVNULL,
         )
     try:
-        give_up = time.monotonic() + _START_SECONDS
+        deadline = time.monotonic() + _START_SECONDS
         while "Pawl is running" not in screen.read_text():
             assert suite.poll() is None, screen.read_text()
-            assert time.monotonic() < give_up, screen.read_text()
+            assert time.monotonic() < deadline, screen.read_text()
             time.sleep(0.1)
         yield line
     finally:

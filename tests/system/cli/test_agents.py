@@ -77,7 +77,7 @@ def test_agent_folder_is_applied_once_and_output_can_be_applied(pawl: CommandLin
 
 
 def test_invalid_agent_files_are_refused_with_a_clear_error(pawl: CommandLine, tmp_path: Path) -> None:
-    for content, told in (
+    for content, reported in (
         ("name: [", "is no YAML"),
         ("name: clerk\noptions: {instruction: typo}", 'no field named "instruction"'),
         ("name: a\ndelegates_to: [b]\n---\nname: b\ndelegates_to: [a]", "in a circle"),
@@ -88,7 +88,7 @@ def test_invalid_agent_files_are_refused_with_a_clear_error(pawl: CommandLine, t
         (SUMS.replace("type: object, prop", "type: array, prop"), '"type": "object"'),
     ):
         (tmp_path / "bad.yaml").write_text(content)
-        assert told in pawl.refuse("apply", "-f", str(tmp_path)), content
+        assert reported in pawl.refuse("apply", "-f", str(tmp_path)), content
 
 
 def test_configured_agents_exist_and_default_can_be_replaced(pawl: CommandLine, tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_conversation_is_imported_delegated_shared_forked_and_erased(
     of_fork = pawl.succeed("conversations", "show", fork)
     assert ("12 degrees" in of_fork, "6 * 7" in of_fork) == (True, False)
     # An erased conversation is gone everywhere; the fork keeps its own messages.
-    pawl.until(lambda told: f"{imported} is erased" in told, "conversations", "erase", imported, "--yes")
+    pawl.until(lambda reported: f"{imported} is erased" in reported, "conversations", "erase", imported, "--yes")
     code, _, errors = pawl.run("conversations", "show", imported)
     assert code
     assert "erased" in errors
@@ -149,9 +149,7 @@ def test_conversation_is_imported_delegated_shared_forked_and_erased(
     assert parent not in pawl.succeed("runs", *of_story)
 
 
-def test_documents_and_files_are_added_searched_attached_and_removed(
-    pawl: CommandLine, tmp_path: Path
-) -> None:
+def test_documents_and_files_are_added_searched_attached_and_removed(pawl: CommandLine, tmp_path: Path) -> None:
     """TOOL-7. Images are accepted only where models take them."""
     file = tmp_path / "menu.txt"
     file.write_text("Grüße: marzipan at noon", encoding="utf-8")

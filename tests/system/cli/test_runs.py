@@ -113,6 +113,6 @@ def test_whoami_shows_the_caller_and_available_options(pawl: CommandLine) -> Non
     assert re.search(r"^tool count: \d+$", output, re.MULTILINE)
     assert re.search(r"^agent names: .*\bdefault\b", output, re.MULTILINE)
     assert "limits:\n  rounds max: 10\n" in output
-    told = json.loads(pawl.user("ann").succeed("whoami", "--json"))
-    assert (told["caller"]["user_id"], told["caller"]["store_id"]) == ("ann", "local")
+    reported = json.loads(pawl.user("ann").succeed("whoami", "--json"))
+    assert (reported["caller"]["user_id"], reported["caller"]["store_id"]) == ("ann", "local")
     assert re.search(r"^send_email\t1\tbackend\tsensitive\tat most once\t", pawl.succeed("tools"), re.MULTILINE)

@@ -40,7 +40,7 @@ def test_source_is_added_used_persisted_checked_approved_and_removed(pawl: Comma
 
 
 def test_invalid_sources_are_refused_with_a_clear_error(pawl: CommandLine) -> None:
-    for arguments, told in (
+    for arguments, reported in (
         ("add-http x --openapi https://a.example/ --method GET", "--method does not go with --openapi"),
         ("add-http x --endpoint https://a.example/ --arguments @/no/such/file", "cannot be read"),
         ("add-http x --endpoint http://127.0.0.1:9/ --method GET --description d", "be reached"),
@@ -52,4 +52,4 @@ def test_invalid_sources_are_refused_with_a_clear_error(pawl: CommandLine) -> No
         ("add-mcp x -- /no/such/program", "No such file"),
         ("check absent", "pawl sources list"),
     ):
-        assert told in pawl.refuse("sources", *arguments.split()), arguments
+        assert reported in pawl.refuse("sources", *arguments.split()), arguments

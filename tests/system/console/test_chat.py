@@ -50,9 +50,7 @@ async def test_refused_edit_is_reported_next_to_its_field_and_can_be_corrected(o
     await expect(page.locator(".card.good")).to_contain_text("bob@example.com")
 
 
-async def test_large_integers_are_shown_and_sent_exactly(
-    open_page: NewPage, suite: Suite
-) -> None:
+async def test_large_integers_are_shown_and_sent_exactly(open_page: NewPage, suite: Suite) -> None:
     """HITL-3: an approval is of exactly what was shown, and an edit of one argument changes no other."""
     schema = {"type": "object", "properties": {"account": {"type": "integer"}, "note": {"type": "string"}}}
     pay = {

@@ -61,14 +61,14 @@ async def step(folder: Path, *command: str | Path) -> None:
 
 
 async def answers(url: str) -> None:
-    give_up = time.monotonic() + STARTS_SECONDS
+    deadline = time.monotonic() + STARTS_SECONDS
     async with httpx2.AsyncClient(timeout=60.0) as client:
         while True:
             try:
                 (await client.get(url)).raise_for_status()
                 break
             except httpx2.TransportError:
-                assert time.monotonic() < give_up, f"{url} does not answer"
+                assert time.monotonic() < deadline, f"{url} does not answer"
                 await asyncio.sleep(0.1)
 
 
@@ -107,16 +107,16 @@ async def test_text_streams_and_reload_during_a_run_keeps_everything(page: Page)
     await ended(page)
     await expect(page.locator("article", has_text="calculate")).to_contain_text("succeeded")
     await say(page, "tell me a long story slowly")
-    told = page.locator("section").last.locator(".said").last
-    await expect(told).to_contain_text(" ", timeout=90_000)
-    before = await told.inner_text()
+    reported = page.locator("section").last.locator(".said").last
+    await expect(reported).to_contain_text(" ", timeout=90_000)
+    before = await reported.inner_text()
     await page.reload()
     await expect(page.locator("section")).to_have_count(2)
     await expect(page.locator("article", has_text="calculate")).to_contain_text("succeeded")
-    await expect(told).to_contain_text(before)
+    await expect(reported).to_contain_text(before)
     assert await page.locator("section").last.get_attribute("data-state") == "RUN_STATE_RUNNING"
     await ended(page)
-    assert len(await told.inner_text()) > len(before)
+    assert len(await reported.inner_text()) > len(before)
 
 
 async def test_calls_are_approved_and_rejected_and_a_question_answered(page: Page) -> None:

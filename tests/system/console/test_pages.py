@@ -140,13 +140,13 @@ async def test_notification_settings_are_shown_and_changed(open_page: NewPage) -
     await expect(page.locator(".turn[data-state=completed]")).to_have_count(1, timeout=90_000)
     await page.locator(".more summary").click()
     await page.get_by_role("link", name="Notifications").click()
-    told = page.get_by_role("row").nth(1).get_by_role("link").first
+    reported = page.get_by_role("row").nth(1).get_by_role("link").first
     for _ in range(120):
-        if await told.count():
+        if await reported.count():
             break
         await page.reload()
         await page.wait_for_timeout(500)
-    await told.click()
+    await reported.click()
     await page.get_by_role("button", name="Read", exact=True).click()
     await expect(page.get_by_role("button", name="Read", exact=True)).to_have_count(0)
     await page.get_by_role("button", name="Mute its conversation").click()

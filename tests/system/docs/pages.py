@@ -171,11 +171,11 @@ class Reader:
         terminal = _Terminal(command=command, process=process, screen=screen)
         self._terminals.append(terminal)
         assert output is not None, "a long-running command needs an output block that shows that it works"
-        give_up = time.monotonic() + _PATIENCE_SECONDS
+        deadline = time.monotonic() + _PATIENCE_SECONDS
         while (missing := _missing(output.text, terminal.text())) is not None:
             is_over = process.poll() is not None and _missing(output.text, terminal.text()) is not None
             assert not is_over, f"{missing!r} was not printed, but:\n{terminal.text()}"
-            assert time.monotonic() < give_up, f"{missing!r} was not printed in time, but:\n{terminal.text()}"
+            assert time.monotonic() < deadline, f"{missing!r} was not printed in time, but:\n{terminal.text()}"
             time.sleep(0.05)
         self._note(terminal.text())
 

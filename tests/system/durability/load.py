@@ -41,7 +41,7 @@ class Promise:
         return bool(self.events) and self.events[-1].type == "run.completed"
 
 
-class People:
+class Users:
     """Users who start runs, watch them, answer their questions and cause effects."""
 
     def __init__(self, suite: Suite, effects: Path) -> None:
@@ -116,7 +116,7 @@ async def _losses_of_user(suite: Suite, user: str, promises: list[Promise]) -> l
     async with Agent(suite.endpoints.services["agent-loop"][0].grpc, user=user) as agent:
         for promise in mine:
             found += await _losses_of(agent, promise)
-    return found + await _untold(suite, mine)
+    return found + await _unreported(suite, mine)
 
 
 async def _losses_of(agent: Agent, promise: Promise) -> list[str]:
@@ -146,19 +146,19 @@ async def _losses_of(agent: Agent, promise: Promise) -> list[str]:
     return found
 
 
-async def _untold(suite: Suite, mine: list[Promise]) -> list[str]:
+async def _unreported(suite: Suite, mine: list[Promise]) -> list[str]:
     """Check that each completed run has exactly one notification."""
-    told: Counter[str] = Counter()
+    reported: Counter[str] = Counter()
     wanted = {promise.run_id for promise in mine}
 
-    async def is_told() -> bool:
-        told.clear()
-        told.update(await _completions(suite, mine[0].user))
-        return wanted <= set(told)
+    async def is_reported() -> bool:
+        reported.clear()
+        reported.update(await _completions(suite, mine[0].user))
+        return wanted <= set(reported)
 
     with contextlib.suppress(TimeoutError):
-        await until(is_told, patience_seconds=60)
-    return [f"{run_id}: {told[run_id]} notifications" for run_id in sorted(wanted) if told[run_id] != 1]
+        await until(is_reported, patience_seconds=60)
+    return [f"{run_id}: {reported[run_id]} notifications" for run_id in sorted(wanted) if reported[run_id] != 1]
 
 
 async def _completions(suite: Suite, user: str) -> list[str]:

@@ -13,7 +13,7 @@ import pytest
 
 from pawl.launcher.suite import Suite
 from tests.system.durability.disk import Disk
-from tests.system.durability.load import People, Promise, losses
+from tests.system.durability.load import Promise, Users, losses
 from tests.system.durability.machine import Machine
 
 pytestmark = pytest.mark.long
@@ -52,7 +52,7 @@ def _enough(promises: list[Promise]) -> bool:
 async def _work_and_cut(machine: Machine, suite: Suite, disk: Disk, effects: Path) -> list[Promise]:
     # Its notifications are then only on the stream.
     await suite.stop_process("notifier")
-    people = People(suite, effects)
+    people = Users(suite, effects)
     await people.work_until(_enough, disk.cut)
     await machine.cut_power(suite)
     return people.promises

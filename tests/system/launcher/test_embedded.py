@@ -108,9 +108,7 @@ async def test_restarted_suite_keeps_data_secrets_and_model(suite: Suite) -> Non
     assert models["data"][0]["id"] == "pawl-scripted"
 
 
-async def test_cluster_with_other_version_or_secrets_is_refused_unchanged(
-    suite: Suite, tmp_path: Path
-) -> None:
+async def test_cluster_with_other_version_or_secrets_is_refused_unchanged(suite: Suite, tmp_path: Path) -> None:
     """I23"""
     _, _, port = (suite.endpoints.postgres or "").rpartition(":")
     secrets = SecretFiles(tmp_path / "secrets")

@@ -70,7 +70,7 @@ def note_of_nats(data: Path) -> str:
     return ""
 
 
-def wait_gone(pids: list[int]) -> None:
+def wait_exit(pids: list[int]) -> None:
     deadline = time.monotonic() + SECONDS
     while any(orphans.started(pid) is not None for pid in pids):
         assert time.monotonic() < deadline, "a process lingers"
@@ -97,7 +97,7 @@ def test_second_launcher_is_refused_and_ctrl_c_stops_everything_in_order(data: P
         process.send_signal(signal.SIGINT)
         output, errors = process.communicate(timeout=SECONDS)
         assert (process.returncode, output) == (0, "Stopping.\n"), errors
-    wait_gone(pids)
+    wait_exit(pids)
     assert read_endpoints(data) is None
     assert not list((data / "run").glob("*.json"))
     assert "database system is shut down" in (data / "logs" / "postgres.log").read_text()
@@ -113,7 +113,7 @@ def test_killed_launcher_leaves_no_process_and_signal_stops_the_next_start(
         pids = children(data)
         process.kill()
         process.wait()
-        wait_gone(pids)
+        wait_exit(pids)
     left = note_of_nats(data)
     with launched(data) as process:
         deadline = time.monotonic() + SECONDS

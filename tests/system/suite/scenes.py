@@ -59,7 +59,7 @@ async def _seen(agent: Agent, run_id: str, text: str) -> None:
 
 
 async def stream_is_complete_without_repeats(agent: Agent, pawl: AsyncClient) -> Scene:
-    """I1, I3, EVT-1, EVT-2, OPS-4: for a watcher, a text client, and a front end that is notified of its lost stream."""
+    """I1, I3, EVT-1, EVT-2, OPS-4: for a watcher, a text client, and a front end that reconnects."""
     lost = asyncio.Event()
     async with pawl.session(on_lost=lost.set) as session:
         run_id = await session.start("count to 60 slowly")

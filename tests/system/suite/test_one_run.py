@@ -28,14 +28,14 @@ COMPLETED = run_pb2.RUN_STATE_COMPLETED
 async def test_run_uses_a_tool_answers_and_publishes_to_nats(suite: Suite, agent: Agent) -> None:
     """LOOP-1, LOOP-3, TOOL-8, EVT-1, NOTE-1: events in order in the log and on NATS, with one notification."""
     seen: dict[int, event_pb2.RunEvent] = {}
-    told: list[notify_pb2.Notification] = []
+    reported: list[notify_pb2.Notification] = []
     connection = await nats.connect(suite.nats_url())
 
     async def keep_events(message: Msg) -> None:
         seen.update({event.seq: event for event in event_pb2.RunEvents.FromString(message.data).events})
 
     async def keep_notification(message: Msg) -> None:
-        told.append(notify_pb2.Notification.FromString(message.data))
+        reported.append(notify_pb2.Notification.FromString(message.data))
 
     try:
         await connection.subscribe("pawl.v1.local.run.*.events", cb=keep_events)
@@ -46,10 +46,10 @@ async def test_run_uses_a_tool_answers_and_publishes_to_nats(suite: Suite, agent
             events = await una.whole_log(run.run_id)
             ended = await una.get(run.run_id)
 
-        async def all_told() -> bool:
-            return len(seen) >= len(events) and bool(told)
+        async def all_received() -> bool:
+            return len(seen) >= len(events) and bool(reported)
 
-        await until(all_told)
+        await until(all_received)
     finally:
         await connection.close()
     types = [event.type for event in events]
@@ -57,7 +57,7 @@ async def test_run_uses_a_tool_answers_and_publishes_to_nats(suite: Suite, agent
     assert types.index("tool.executing") < types.index("tool.completed") < types.index("run.completed")
     assert [seen.get(event.seq) for event in events] == events
     completed = notify_pb2.NOTIFICATION_KIND_RUN_COMPLETED
-    assert [(each.run_id, each.kind) for each in told] == [(run.run_id, completed)]
+    assert [(each.run_id, each.kind) for each in reported] == [(run.run_id, completed)]
     async with httpx2.AsyncClient(timeout=60.0) as http:
         for name, replicas in suite.endpoints.services.items():
             page = (await http.get(f"http://{replicas[0].metrics}/metrics")).text

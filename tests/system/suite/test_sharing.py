@@ -45,7 +45,7 @@ METHODS = {
 # A list of the caller's own runs.
 NOTHING = {"ListRuns"}
 READS = NOTHING | {"GetConversation", "ListMessages"}
-NOT_THERE = {"CONVERSATION_NOT_FOUND", "RUN_NOT_FOUND", "CALL_NOT_FOUND"}
+ABSENT_CLIENT = {"CONVERSATION_NOT_FOUND", "RUN_NOT_FOUND", "CALL_NOT_FOUND"}
 
 
 async def ask(agent: Agent, name: str, named: dict[str, str]) -> str:
@@ -69,7 +69,7 @@ async def ask(agent: Agent, name: str, named: dict[str, str]) -> str:
 async def allowed(agent: Agent, named: dict[str, str]) -> set[str]:
     """Return the methods that are refused neither as not found nor as reserved for operators."""
     found = {name: await ask(agent, name, named) for name in METHODS}
-    assert set(found.values()) <= {"", "PERMISSION_DENIED", *NOT_THERE}, found
+    assert set(found.values()) <= {"", "PERMISSION_DENIED", *ABSENT_CLIENT}, found
     return {name for name, reason in found.items() if not reason}
 
 
@@ -98,7 +98,7 @@ async def check_session(reader: Agent, named: dict[str, str]) -> None:
     async with reader.session() as session:
         for name, frame in frames.items():
             receipt = await session.receipt(**{name: frame})
-            assert receipt.reason in NOT_THERE, name
+            assert receipt.reason in ABSENT_CLIENT, name
 
 
 async def test_other_users_access_only_what_is_shared(suite: Suite, agent: Agent) -> None:
@@ -108,13 +108,13 @@ async def test_other_users_access_only_what_is_shared(suite: Suite, agent: Agent
     named = {"conversation_id": run.conversation_id, "run_id": run.run_id, "call_id": question.call_id}
     key = await key_for(suite, "rita", "member")
     address = addresses(suite)[1]
-    async with Agent(address, user="", key=key) as reader, Agent(address, user="me", store="elsewhere") as stranger:
-        for other in (reader, stranger):
+    async with Agent(address, user="", key=key) as reader, Agent(address, user="me", store="elsewhere") as other_user:
+        for other in (reader, other_user):
             assert (await allowed(other, named), await shared(other)) == (NOTHING, [])
 
         await share(agent, run.conversation_id, sharing=conversation_pb2.SHARING_READ)
         assert await allowed(reader, named) == READS
-        assert (await allowed(stranger, named), await shared(stranger)) == (NOTHING, [])
+        assert (await allowed(other_user, named), await shared(other_user)) == (NOTHING, [])
         assert await shared(reader) == [run.conversation_id]
 
         await check_session(reader, named)
@@ -130,5 +130,5 @@ async def test_other_users_access_only_what_is_shared(suite: Suite, agent: Agent
         assert (await agent.get(run.run_id)).state == run_pb2.RUN_STATE_WAITING
 
         await share(agent, run.conversation_id, sharing=conversation_pb2.SHARING_WRITE)
-        assert await allowed(stranger, named) == NOTHING
+        assert await allowed(other_user, named) == NOTHING
         assert await allowed(reader, named) == READS | {"ListCalls", "StartRun", "SendMessage"}

@@ -56,8 +56,8 @@ async def test_worst_case_model_gains_nothing(suite: Suite, agent: Agent, model:
         assert canary.connections == []
     assert {call.tool_name for call in seen} == {tool.name for tool in tools}
     _check_gates(seen, tools)
-    told = [call.result.content_json.decode() for call in seen] + answers
-    assert not [text for text in told if CANARY in text]
+    reported = [call.result.content_json.decode() for call in seen] + answers
+    assert not [text for text in reported if CANARY in text]
     assert victim.read_text() == CANARY
     assert mails_sent(suite) == mails
 

@@ -76,9 +76,7 @@ async def test_bus_trusts_only_the_configured_authority(
     assert await _is_refused(url, None)
 
 
-async def test_bus_with_tls_url_never_uses_plain_text(
-    nats_url: str, tmp_path: Path, authority: trustme.CA
-) -> None:
+async def test_bus_with_tls_url_never_uses_plain_text(nats_url: str, tmp_path: Path, authority: trustme.CA) -> None:
     """A greeting without TLS may come from an attacker, who would get the password."""
     own = certificates.write(tmp_path, "job-store", authority)
     assert await _is_refused(nats_url.replace("nats://", "tls://user:secret@"), tls.of_bus(own.authority, None, None))
@@ -86,7 +84,7 @@ async def test_bus_with_tls_url_never_uses_plain_text(
 
 @pytest.fixture
 async def database(database_url: str, tmp_path: Path, authority: trustme.CA) -> AsyncIterator[tuple[str, Files]]:
-    """The URL of a PostgreSQL behind a TLS proxy, and the proxy's files: the bundled PostgreSQL is built without TLS."""
+    """The URL of a PostgreSQL behind a TLS proxy, and its files: the bundled PostgreSQL has no TLS."""
     files = certificates.write(tmp_path, "postgres", authority, names=("127.0.0.1",))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(files.certificate, files.key)
