@@ -291,7 +291,7 @@ def state_is_the_fold_of_the_log(record: Ledger) -> Iterator[str]:
         row = record.runs[run_id]
         for name in ("state", "waits", "stop_cause", "failure", "output_text", "usage"):
             if getattr(run, name) != getattr(row, name):
-                yield f"run {run_id}: the log says {name} {getattr(run, name)!r}, the row {getattr(row, name)!r}"
+                yield f"run {run_id}: the log has {name} {getattr(run, name)!r}, the row {getattr(row, name)!r}"
         last = {
             event.call_changed.call.call_id: event.call_changed.call for event in log if event.HasField("call_changed")
         }
@@ -340,7 +340,7 @@ def rounds_start_in_order(record: Ledger) -> Iterator[str]:
     for run_id, log in record.logs.items():
         begun = [_round(event) for event in log if event.HasField("round_started")]
         if begun != sorted(set(begun)):
-            yield f"run {run_id} began rounds {begun}"
+            yield f"run {run_id} started rounds {begun}"
         rounds = [number for number, _ in groupby(begun, key=lambda pair: pair[0])]
         if rounds != list(range(1, len(rounds) + 1)):
             yield f"run {run_id} skipped a round: {rounds}"

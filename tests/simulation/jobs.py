@@ -35,7 +35,7 @@ def detached_calls_have_their_job(record: Ledger) -> Iterator[str]:
     for run in begun.values():
         caller = record.runs[run.parent_run_id]
         if caller.depth or caller.reports_to_conversation_id:
-            yield f"job {run.run_id} was begun by {caller.run_id}, which has a call of another run"
+            yield f"job {run.run_id} was started by {caller.run_id}, which has a call of another run"
 
 
 def notices_are_delivered_once(record: Ledger) -> Iterator[str]:
@@ -94,7 +94,7 @@ def job_ends_are_reported_or_dismissed(record: Record) -> Iterator[str]:
         ]
         if waiting is not None:
             if bool(waiting.entered_by) != bool(told):
-                yield f"the end of {job.run_id} is entered by {waiting.entered_by!r}, and stands in {told}"
+                yield f"the end of {job.run_id} was entered by {waiting.entered_by!r}, but is in {told}"
             if not waiting.entered_by and not _is_held_back(record, conversation_id, job):
                 yield f"there is no notice of the end of {job.run_id}"
         elif _was_dismissed(record, conversation_id, job):
@@ -114,7 +114,7 @@ def turns_keep_their_minimum_interval(record: Record) -> Iterator[str]:
     for conversation_id, times in begun.items():
         for first, second in pairwise(sorted(times)):
             if second - first < _TURN_SECONDS - _TINY_SECONDS and not record.history.jumps:
-                yield f"{conversation_id}: a turn began {second - first:.3f} s after another"
+                yield f"{conversation_id}: a turn started {second - first:.3f} s after another"
 
 
 def turns_never_wait_for_people(record: Ledger) -> Iterator[str]:
@@ -139,7 +139,7 @@ def series_keep_their_interval(record: Ledger) -> Iterator[str]:
             if not event.HasField("call_changed"):
                 continue
             if is_open not in {"", call.call_id}:
-                yield f"job {run_id} began call {call.call_id} while {is_open} was open"
+                yield f"job {run_id} started call {call.call_id} while {is_open} was open"
             is_open = "" if call_state(call.state) in SETTLED else call.call_id
         calls = sorted((call for call in record.calls.values() if call.run_id == run_id), key=lambda each: each.round)
         if [call.round for call in calls] != list(range(1, len(calls) + 1)) or len(calls) > job.iterations_max:
@@ -165,7 +165,7 @@ def paused_jobs_start_nothing(record: Record) -> Iterator[str]:
             until = min(resumed, default=math.inf)
             for call_id, time in begun.items():
                 if pause.accepted_at < time < until:
-                    yield f"job {run_id} began {call_id} at {time:.3f}, but was paused from {pause.accepted_at:.3f}"
+                    yield f"job {run_id} started {call_id} at {time:.3f}, but was paused from {pause.accepted_at:.3f}"
 
 
 def trimming_keeps_the_last_iterations(record: Record) -> Iterator[str]:
@@ -174,7 +174,7 @@ def trimming_keeps_the_last_iterations(record: Record) -> Iterator[str]:
         gone = sorted(call.round for call in record.tables.gone.values() if call.run_id == row.run_id)
         kept = [call.round for call in record.tables.calls_of(row.key)]
         if gone != list(range(1, row.trimmed_rounds + 1)) or row.round - row.trimmed_rounds < min(row.round, KEPT):
-            yield f"run {row.run_id} in round {row.round} is without {gone} and says {row.trimmed_rounds}"
+            yield f"run {row.run_id} in round {row.round} lacks {gone} but records {row.trimmed_rounds}"
         failures = sum(
             call.state.name != "SUCCEEDED" for call in record.tables.gone.values() if call.run_id == row.run_id
         )
@@ -201,7 +201,7 @@ def monitors_fire_on_edges(record: Ledger) -> Iterator[str]:
         blind = _third_failures(record, run)
         for _, notice in entered(record, run.reports_to_conversation_id):
             if notice["job_id"] == run_id and notice.get("iteration", 0) not in {0, *expected, *blind}:
-                yield f"job {run_id} told of iteration {notice['iteration']}, but the condition was met in {expected}"
+                yield f"job {run_id} reported iteration {notice['iteration']}, but the condition was met in {expected}"
 
 
 def _firings(record: Ledger, run: run_pb2.Run) -> list[int]:

@@ -122,9 +122,13 @@ class MemoryLeases:
         ]
         if row.in_background:
             if len(active) > self._limits.background_per_store:
-                self._database.history.violation("limits_hold", f"{row.run_id} was begun beside {len(active) - 1} jobs")
+                self._database.history.violation(
+                    "limits_hold", f"{row.run_id} started alongside {len(active) - 1} jobs"
+                )
         elif len(active) > self._limits.per_store or active.count(row.user_id) > self._limits.per_user:
-            self._database.history.violation("limits_hold", f"{row.run_id} was begun beside {len(active) - 1} others")
+            self._database.history.violation(
+                "limits_hold", f"{row.run_id} started alongside {len(active) - 1} other runs"
+            )
 
     async def renew(self, worker_id: WorkerId, *, lease_seconds: float) -> Renewed:
         await self._database.reach(writes=True)

@@ -197,7 +197,7 @@ def fires_do_not_overlap(record: Record) -> Iterator[str]:
         for one in fired:
             apart = one.before.definition.overlap in {Overlap.SKIP, Overlap.QUEUE}
             if apart and one.is_busy and one.fire.outcome is FireOutcome.STARTED:
-                yield f"schedule {key.schedule_id} began {one.fire.run_id} beside {one.before.last_run_id}"
+                yield f"schedule {key.schedule_id} started {one.fire.run_id} alongside {one.before.last_run_id}"
 
 
 def no_due_time_is_lost(record: Record) -> Iterator[str]:
