@@ -1,13 +1,13 @@
-"""The nemesis: real processes under load, faults of every kind, and a history that named checkers judge.
+"""Chaos tests: real processes under load, faults of every kind, and a history judged by named checkers.
 
-`python -m tests.chaos` plays it (`make chaos`), and `test_chaos.py` plays a short form.
+`python -m tests.chaos` plays the long form (`make chaos`), and `test_chaos.py` a short one.
 
-* `world`: the suite, two replicas of each service, and what people and nemesis share.
-* `people`, `front_ends`, `watchers`: the load. `caller` sends each request again until it is answered.
-* `tools`, `effects`: tools whose every effect is a line in a file that no crash can take back.
-* `faults`, `model_faults`, `clocks`: what is done to the suite, in phases.
-* `history`: what clients did and saw. `record`: that, the ledger as the public API shows it, and the effects.
-* `logs`: what the logs of all processes must not hold. The model is strict, and says there what it refused.
-* `checkers`: what must hold of a record; `mutants` shows with a `story` that each of them bites.
-* `play`, `report`: a whole game, and what it came to.
+* `world`: the suite with two replicas of each service, and shared state.
+* `people`, `front_ends`, `watchers`: the load. `caller` repeats each request until it is answered.
+* `tools`, `effects`: tools that record every effect as a line in a file, which no crash can undo.
+* `faults`, `model_faults`, `clocks`: the faults, in phases.
+* `history`: what clients did and saw. `record`: the history, the ledger as read by the public API, and the effects.
+* `logs`: what the logs of the processes must not contain, including requests that the strict model refused.
+* `checkers`: what must hold of a record; `mutants` proves with a `story` that each of them can fail.
+* `play`, `report`: a whole game, and its report.
 """

@@ -1,4 +1,4 @@
-"""`python -m tests.chaos --seconds 600 --seed 7`: play the faults."""
+"""Play faults: `python -m tests.chaos --seconds 600 --seed 7`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _show = partial(print, flush=True)
 
 
 def main() -> int:
-    """Do what the command line says; 1 if anything was wrong."""
+    """Parse the command line; return 1 if a checker found something."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("what", nargs="?", default="play", choices=("play", "phases"))
-    parser.add_argument("--seconds", type=float, default=600, help="begin phases for so long (600)")
-    parser.add_argument("--seed", type=int, help="for the choices of the nemesis and of the users (by chance)")
-    parser.add_argument("--phases", help="play these alone, with commas between; `phases` lists them")
+    parser.add_argument("--seconds", type=float, default=600, help="start phases for this long (600)")
+    parser.add_argument("--seed", type=int, help="for the choices of the faults and of the users (random)")
+    parser.add_argument("--phases", help="play only these, separated by commas; `phases` lists them")
     parser.add_argument("--quiet", type=float, default=3.0, help="seconds of quiet after each phase (3)")
     parser.add_argument("--keep", type=Path, help="a folder for history, logs and report; a temporary one if not given")
     options = parser.parse_args()

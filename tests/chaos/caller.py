@@ -1,4 +1,4 @@
-"""One user's way to Pawl: through any replica, the same request again until it is answered."""
+"""A client for one user: repeats a request through any replica until it is answered."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Stub: TypeAlias = "agent_pb2_grpc.AgentServiceAsyncStub"
 Metadata = tuple[tuple[str, str], ...]
 T = TypeVar("T")
 
+# How long a client waits for one answer before it tries the next replica.
 ATTEMPT_SECONDS = 4.0
-"""How long a client waits for one answer. A replica that hangs costs this, and the next is asked."""
 
-_AGAIN_SECONDS = 0.15
-_AGAIN = frozenset(
+_RETRY_SECONDS = 0.15
+_RETRIED = frozenset(
     {
         grpc.StatusCode.UNAVAILABLE,
         grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -34,7 +34,7 @@ _NEVER_SEEN = frozenset({grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc
 
 
 class Refused(Exception):
-    """Pawl said no, and will say no again."""
+    """A final error of Pawl; retries would get the same."""
 
 
 class Caller:
@@ -55,11 +55,11 @@ class Caller:
         return (("pawl-store", self.store_id), ("pawl-user", self.user_id))
 
     def invoke(self, kind: Kind, request_id: str, **about: str) -> Operation:
-        """Note that this user asks for something."""
+        """Record that this user sends a request."""
         return self.history.invoke(kind, store_id=self.store_id, user_id=self.user_id, request_id=request_id, **about)
 
     def next_id(self, word: str) -> str:
-        """Return an id that nobody else uses."""
+        """Return a unique id."""
         self._count += 1
         return f"{word}-{self.store_id}-{self.user_id}-{self._count}"
 
@@ -68,10 +68,10 @@ class Caller:
         return await getattr(self.draw.choice(self.stubs), method)(request, metadata=self.metadata, timeout=seconds)
 
     async def ask(self, operation: Operation, method: str, request: Any) -> Any:
-        """Send a request until it is answered; each attempt is noted.
+        """Repeat a request until it is answered; each attempt is recorded.
 
         Raises:
-            Refused: the answer is an error that is final.
+            Refused: the error is final.
         """
         while True:
             try:
@@ -97,10 +97,10 @@ class Caller:
             return answer
 
     async def read(self, send: Callable[[], Awaitable[T]]) -> T:
-        """Send a request that changes nothing until it is answered.
+        """Repeat a read until it is answered.
 
         Raises:
-            Refused: the answer is an error that is final.
+            Refused: the error is final.
         """
         while True:
             try:
@@ -110,13 +110,13 @@ class Caller:
                     raise Refused(_reason(error)) from None
 
     async def _failed(self, error: grpc.aio.AioRpcError) -> bool:
-        """Return, after a moment, whether to send the request again."""
+        """Wait a moment, and return whether to send the request again."""
         strange = error.code() in _NEVER_SEEN
         if strange:
             self.history.complain(f"{error.code().name}: {error.details()}")
-        again = strange or error.code() in _AGAIN or _reason(error) == "OVERLOADED"
+        again = strange or error.code() in _RETRIED or _reason(error) == "OVERLOADED"
         if again:
-            await asyncio.sleep(_AGAIN_SECONDS)
+            await asyncio.sleep(_RETRY_SECONDS)
         return again
 
 
@@ -132,14 +132,14 @@ async def pages(send: Callable[[Any], Awaitable[Any]], request: Any, field: str)
 
 
 async def settled(*asks: Awaitable[object]) -> None:
-    """Wait for several requests at once; that one is refused is nobody's fault."""
+    """Wait for several requests; refusals are ignored."""
     for result in await asyncio.gather(*asks, return_exceptions=True):
         if isinstance(result, BaseException) and not isinstance(result, Refused):
             raise result
 
 
 def status_name(receipt: types_pb2.Receipt) -> str:
-    """Return what a receipt says, in short."""
+    """Return the short name of a receipt's status."""
     return types_pb2.ReceiptStatus.Name(receipt.status).removeprefix("RECEIPT_STATUS_")
 
 

@@ -1,4 +1,4 @@
-"""What must hold of a record. Each checker says in words what is wrong, and is named after what should be right."""
+"""Checkers of a record. Each yields one description per violation, and is named after the promise."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ _WIPED_SECONDS = 15.0
 
 
 def accepted_messages_are_kept(record: Record) -> Iterator[str]:
-    """I1: a run that was acknowledged is there, and its message stands in the conversation, unless it never began."""
+    """I1: an acknowledged run exists with its message, unless it never started."""
     texts = _user_texts(record)
     for operation in record.history.operations:
         for answer in record.history.taken(operation) if operation.kind in MESSAGES else []:
             run = record.runs.get(answer.run_id)
             if run is None:
-                yield f"{operation.request_id} was acknowledged, and its run {answer.run_id} is not there"
+                yield f"{operation.request_id} was acknowledged, but its run {answer.run_id} is not there"
             elif not texts[operation.content] and not (run_state(run.state) == "CANCELLED" and run.round == 0):
-                yield f"{operation.request_id} was acknowledged, and its message is nowhere"
+                yield f"{operation.request_id} was acknowledged, but its message is missing"
 
 
-def requests_have_their_effect_once(record: Record) -> Iterator[str]:
-    """I2: however often a request was sent, there is one run and one message; a refused one left nothing."""
+def requests_take_effect_once(record: Record) -> Iterator[str]:
+    """I2: a repeated request has one run and one message; a refused one has none."""
     texts = _user_texts(record)
     owner_of: dict[str, str] = {}
     for operation in record.history.operations:
@@ -52,30 +52,30 @@ def requests_have_their_effect_once(record: Record) -> Iterator[str]:
             yield f"the message of {operation.request_id} stands {texts[operation.content]} times"
         refused = any(answer.outcome is Outcome.REFUSED for answer in record.history.answers[operation.number])
         if refused and (run_ids or texts[operation.content]):
-            yield f"{operation.request_id} was refused, and had an effect"
+            yield f"{operation.request_id} was refused, but had an effect"
         for run_id in run_ids if operation.kind in {Kind.START, Kind.INTERRUPT, Kind.SEND} else ():
             if owner_of.setdefault(run_id, operation.request_id) != operation.request_id:
                 yield f"{operation.request_id} and {owner_of[run_id]} got the same run"
 
 
-def accepted_commands_have_their_effect(record: Record) -> Iterator[str]:
-    """I1: what was acknowledged about a call is what became of it, unless its run was stopped."""
+def accepted_commands_take_effect(record: Record) -> Iterator[str]:
+    """I1: each acknowledged command determines the state of its call, unless its run was stopped."""
     for operation in record.history.operations:
         if not operation.call_id or not record.history.taken(operation):
             continue
         call = record.calls.get(operation.call_id)
         if call is None:
-            yield f"{operation.request_id} is about call {operation.call_id}, which is not there"
+            yield f"{operation.request_id} is about call {operation.call_id}, which does not exist"
             continue
         run, state = run_state(record.runs[operation.run_id].state), call_state(call.state)
         withdrawn = operation.kind in {Kind.APPROVE, Kind.EDIT}
         if state == "CANCELLED" and (run in {"CANCELLED", "FAILED"} or withdrawn):
             continue
-        if not _came_true(operation, call, state):
-            yield f"{operation.request_id} was acknowledged, and call {call.call_id} is {state}: {call.result}"
+        if not _took_effect(operation, call, state):
+            yield f"{operation.request_id} was acknowledged, but call {call.call_id} is {state}: {call.result}"
 
 
-def _came_true(operation: Operation, call: call_pb2.Call, state: str) -> bool:
+def _took_effect(operation: Operation, call: call_pb2.Call, state: str) -> bool:
     content = call.result.content_json.decode()
     match operation.kind:
         case Kind.RESULT:
@@ -92,7 +92,7 @@ def _came_true(operation: Operation, call: call_pb2.Call, state: str) -> bool:
 
 
 def one_decision_and_one_result_per_call(record: Record) -> Iterator[str]:
-    """I9, I11: of all that came for a call from several clients, one was taken."""
+    """I9, I11: a call accepts one of all results and decisions from several clients."""
     taken: dict[tuple[str, bool], set[str]] = defaultdict(set)
     for operation in record.history.operations:
         if operation.kind in {*_DECISIONS, Kind.RESULT, Kind.RESOLVE} and record.history.taken(operation):
@@ -103,33 +103,33 @@ def one_decision_and_one_result_per_call(record: Record) -> Iterator[str]:
 
 
 def runs_end(record: Record) -> Iterator[str]:
-    """I3: when people have seen to everything, every run has ended, and says why."""
+    """I3: in the end every run has ended, with a reason."""
     for run in record.runs.values():
         state = run_state(run.state)
         if state not in ENDED:
             yield f"run {run.run_id} is {state}"
         elif state == "FAILED" and not run.failure.reason:
-            yield f"run {run.run_id} failed for no reason"
+            yield f"run {run.run_id} failed without a reason"
 
 
 def runs_do_not_fail(record: Record) -> Iterator[str]:
-    """OPS-3: no fault that passes fails a run; a refused history (I6) or a fault of Pawl never does.
+    """OPS-3: no transient fault fails a run; refused histories (I6) and internal errors never occur.
 
-    A job fails with its call, which somebody may have rejected, and of which nobody may know what became.
+    A job may fail with its call, which may have been rejected or have an unknown outcome.
     """
     for run in record.runs.values():
-        is_of_call = run.HasField("job") and run.failure.failure_class == run_pb2.FAILURE_CLASS_TOOL
-        if run_state(run.state) == "FAILED" and not is_of_call:
+        belongs_to_call = run.HasField("job") and run.failure.failure_class == run_pb2.FAILURE_CLASS_TOOL
+        if run_state(run.state) == "FAILED" and not belongs_to_call:
             yield f"run {run.run_id} failed: {run.failure.reason}: {run.failure.message}"
 
 
 def model_refuses_nothing(record: Record) -> Iterator[str]:
-    """I6: every conversation that was sent to the model is one that a strict provider takes."""
+    """I6: a strict provider accepts every conversation sent to the model."""
     yield from record.process_logs.refusals
 
 
-def cancelled_runs_stay_stopped(record: Record) -> Iterator[str]:
-    """I1, I12: after a cancel was acknowledged nothing of the run that had not begun has an effect; a read has none."""
+def cancelled_runs_stay_cancelled(record: Record) -> Iterator[str]:
+    """I1, I12: after an acknowledged cancel, calls not yet started have no effect, except reads."""
     began: dict[str, int] = {}
     stopped: dict[str, int] = {}
     for run_id, log in record.logs.items():
@@ -140,16 +140,16 @@ def cancelled_runs_stay_stopped(record: Record) -> Iterator[str]:
                 began.setdefault(event.call_changed.call.call_id, event.seq)
     for effect in record.effects:
         if effect.tool_name != READS and began.get(effect.key, 1 << 62) > stopped.get(effect.run_id, 1 << 62):
-            yield f"{effect.tool_name} {effect.key} happened, and began after its run was stopped"
+            yield f"{effect.tool_name} {effect.key} had an effect, but started after its run was stopped"
     for operation in record.history.operations:
         for answer in record.history.taken(operation) if operation.kind is Kind.CANCEL else []:
             state = run_state(record.runs[operation.run_id].state)
             if state not in {"CANCELLED", answer.run_state}:
-                yield f"{operation.request_id} was acknowledged as {answer.run_state}, and the run is {state}"
+                yield f"{operation.request_id} was acknowledged as {answer.run_state}, but the run is {state}"
 
 
-def terminal_states_stay(record: Record) -> Iterator[str]:
-    """EVT-4: what a client was shown as the end is the end; the log has one end, and it is the last entry."""
+def terminal_states_are_final(record: Record) -> Iterator[str]:
+    """EVT-4: a terminal state shown to a client is final; the log has one end, its last entry."""
     for answers in record.history.answers.values():
         for answer in answers:
             run = record.runs.get(answer.run_id)
@@ -162,42 +162,42 @@ def terminal_states_stay(record: Record) -> Iterator[str]:
 
 
 def logs_have_no_gaps(record: Record) -> Iterator[str]:
-    """I7: numbered from 1, each once."""
+    """I7: events are numbered from 1 without repeats."""
     for run_id, log in record.logs.items():
         if [event.seq for event in log] != list(range(1, len(log) + 1)):
             yield f"the log of {run_id} is not numbered from 1 to {len(log)}"
         if len({event.event_id for event in log}) != len(log):
             yield f"the log of {run_id} has an event twice"
         if record.runs[run_id].last_seq != len(log):
-            yield f"run {run_id} says that its log ends at {record.runs[run_id].last_seq}, not {len(log)}"
+            yield f"run {run_id} has a log that ends at {record.runs[run_id].last_seq}, not {len(log)}"
 
 
 def watchers_saw_the_log(record: Record) -> Iterator[str]:
-    """I7, I8: what anybody was ever shown is in the log, byte for byte."""
+    """I7, I8: every event shown to a watcher is in the log, byte for byte."""
     logged = {(run_id, event.seq): digest(event) for run_id, log in record.logs.items() for event in log}
     for seen in record.history.seen:
         if logged.get((seen.run_id, seen.seq)) != seen.digest:
             yield f"{seen.watcher} saw another seq {seen.seq} of {seen.run_id} than the log has"
 
 
-def owners_follow_one_another(record: Record) -> Iterator[str]:
-    """I4: once a worker has written, none that came before it has."""
+def earlier_owners_stop_writing(record: Record) -> Iterator[str]:
+    """I4: once a worker has written, earlier workers no longer write."""
     for run_id, log in record.logs.items():
         epochs = [event.attempt for event in log if event.attempt]
         if epochs != sorted(epochs):
             yield f"run {run_id} was written by owners {epochs}"
 
 
-def effects_happen_as_their_class_allows(record: Record) -> Iterator[str]:
-    """I5: at most once where that is promised, with the arguments of the ledger, and where success is said."""
+def effects_match_their_class(record: Record) -> Iterator[str]:
+    """I5: effects happen at most once where promised, with the recorded arguments, and always for successful calls."""
     count = Counter(effect.key for effect in record.effects)
     found_out = {o.call_id for o in record.history.operations if o.kind is Kind.RESOLVE and record.history.taken(o)}
     for effect in record.effects:
         call = record.calls.get(effect.key)
         if call is None:
-            # What only reads runs with its check, and is forgotten if its worker dies before its step.
+            # Read-only calls run with their check, and are forgotten if the worker dies before its step.
             if effect.tool_name != READS:
-                yield f"{effect.tool_name} {effect.key} happened, and no ledger knows of it"
+                yield f"{effect.tool_name} {effect.key} had an effect, but is in no ledger"
         elif json.loads(call.arguments_json) != effect.arguments:
             yield f"{effect.tool_name} {effect.key} happened with {effect.arguments}, not {call.arguments_json!r}"
     for call in record.calls.values():
@@ -207,13 +207,13 @@ def effects_happen_as_their_class_allows(record: Record) -> Iterator[str]:
         if call.effect_class in _ONCE and happened > 1:
             yield f"{call.tool_name} {call.call_id} happened {happened} times"
         if state == "SUCCEEDED" and not happened and call.call_id not in found_out:
-            yield f"{call.tool_name} {call.call_id} is said to have succeeded, and has not happened"
+            yield f"{call.tool_name} {call.call_id} succeeded without an effect"
         if state in {"REJECTED", "EXPIRED"} and happened:
             yield f"{call.tool_name} {call.call_id} is {state}, and has happened"
 
 
 def intent_before_effect(record: Record) -> Iterator[str]:
-    """I5: the ledger knew of each effect before it happened; what only reads has none, and runs with its check."""
+    """I5: the ledger records each call before its effect. Read-only calls run with their check and have none."""
     began: dict[str, float] = {}
     for log in record.logs.values():
         for event in log:
@@ -221,11 +221,11 @@ def intent_before_effect(record: Record) -> Iterator[str]:
                 began.setdefault(event.call_changed.call.call_id, seconds(event))
     for effect in record.effects:
         if effect.tool_name != READS and began.get(effect.key, float("inf")) > effect.time:
-            yield f"{effect.tool_name} {effect.key} happened before the ledger knew that it should"
+            yield f"{effect.tool_name} {effect.key} had its effect before the ledger recorded it"
 
 
 def gated_effects_were_approved(record: Record) -> Iterator[str]:
-    """I9, I10: a gated effect has its owner's approval of exactly these arguments, or its series has."""
+    """I9, I10: a gated effect has an approval of exactly these arguments by its owner, or a grant of its series."""
     approved: dict[str, list[Operation]] = defaultdict(list)
     for operation in record.history.operations:
         if operation.kind in {Kind.APPROVE, Kind.EDIT}:
@@ -237,11 +237,11 @@ def gated_effects_were_approved(record: Record) -> Iterator[str]:
             and any(answer.outcome is not Outcome.REFUSED for answer in record.history.answers[operation.number])
             for operation in (*approved[effect.key], *approved[effect.run_id])
         ):
-            yield f"{effect.tool_name} {effect.key} happened as nobody approved it: {effect.arguments}"
+            yield f"{effect.tool_name} {effect.key} had an effect that was not approved: {effect.arguments}"
 
 
-def grants_are_used_as_often_as_given(record: Record) -> Iterator[str]:
-    """I9, I10: under the grant of a series no more calls have their effect than were granted."""
+def grants_are_not_overused(record: Record) -> Iterator[str]:
+    """I9, I10: a grant of a series allows no more effects than granted."""
     granted: dict[tuple[str, str], int] = {}
     for operation in record.history.operations:
         answers = record.history.answers[operation.number]
@@ -257,7 +257,7 @@ def grants_are_used_as_often_as_given(record: Record) -> Iterator[str]:
 
 
 def nothing_crosses_stores_or_users(record: Record) -> Iterator[str]:
-    """I13: everybody sees their own, and nobody else's."""
+    """I13: users see only their own runs and notifications."""
     for run_id, owners in record.owners.items():
         run = record.runs[run_id]
         if owners != [(run.store_id, run.user_id)]:
@@ -269,18 +269,19 @@ def nothing_crosses_stores_or_users(record: Record) -> Iterator[str]:
             yield f"call {call.call_id} is in another store than its run"
     for (store_id, user_id), notifications in record.notifications.items():
         if any((told.store_id, told.user_id) != (store_id, user_id) for told in notifications):
-            yield f"{store_id}/{user_id} was told of somebody else's run"
+            yield f"{store_id}/{user_id} was notified of another user's run"
     for operation in record.history.operations:
         outcomes = {answer.outcome for answer in record.history.answers[operation.number]}
         if operation.kind is Kind.TRESPASS and Outcome.OK in outcomes:
-            yield f"{operation.request_id} reached the run of somebody else"
+            yield f"{operation.request_id} reached another user's run"
 
 
-def people_are_told_of_every_end(record: Record) -> Iterator[str]:
-    """I15: each end is told, unless the user brought it about, and each event under one id.
+def every_run_end_is_notified(record: Record) -> Iterator[str]:
+    """I15: each end is notified under one event id, unless the user caused it.
 
-    That of a job is told by the turn that it begins, in which the model may have nothing to say. What a wipe of NATS
-    took away on its way is lost by design.
+    The end of a job is reported by the turn that it starts, in which the model may stay silent. Notifications in
+    transit
+    during a wipe of NATS are lost by design.
     """
     wipes = [fault for fault in record.history.faults if fault.name == WIPE and not fault.skipped]
     told = {told.event_id for notifications in record.notifications.values() for told in notifications}
@@ -291,7 +292,7 @@ def people_are_told_of_every_end(record: Record) -> Iterator[str]:
             run = event.run_changed.run
             is_silent = run.HasField("job") or (jobs.is_turn(run) and not run.output_text)
             if _is_end(event) and event.event_id not in told and not (is_lost or superseded or is_silent):
-                yield f"nobody was told that {run_id} ended with {event.type}"
+                yield f"there is no notification that {run_id} ended with {event.type}"
     for owner, notifications in record.notifications.items():
         yield from _repeated(owner, notifications)
 
@@ -303,8 +304,8 @@ def _repeated(owner: tuple[str, str], notifications: list[notify_pb2.Notificatio
                 yield f"{owner} has {count} notifications with the {name} {value}"
 
 
-def ends_of_jobs_are_told(record: Record) -> Iterator[str]:
-    """ASYNC-5: the model has answered it, or the user has dismissed it, or there was no turn left to tell it in."""
+def job_ends_are_reported(record: Record) -> Iterator[str]:
+    """ASYNC-5: each job end was answered by the model, dismissed by the user, or had no turn left to report it."""
     for job in record.runs.values():
         conversation_id = job.reports_to_conversation_id
         if not conversation_id or job.stop_cause == run_pb2.STOP_CAUSE_MODEL:
@@ -318,19 +319,19 @@ def ends_of_jobs_are_told(record: Record) -> Iterator[str]:
         notices = list(jobs.entered(record, conversation_id))
         numbers = [number for number, told in notices if told["job_id"] == job.run_id and "iteration" not in told]
         if not numbers and job.generation < GENERATIONS_MAX and len(turns) < PROGRESS_TURNS_MAX:
-            yield f"nobody is told of the end of {job.run_id}"
+            yield f"there is no notice of the end of {job.run_id}"
         answers = (
             message.number > min(numbers, default=0)
             for message in record.messages[conversation_id]
             if message.role == message_pb2.ROLE_ASSISTANT and not message.interrupted
         )
-        silent = (jobs.says_nothing(run) and run.end_time.ToNanoseconds() >= end for run in turns)
+        silent = (jobs.is_silent_turn(run) and run.end_time.ToNanoseconds() >= end for run in turns)
         if numbers and not (any(answers) or any(silent)) and all(run_state(run.state) == "COMPLETED" for run in beside):
-            yield f"the end of {job.run_id} is told, and nothing was answered"
+            yield f"the end of {job.run_id} is in a notice without an answer"
 
 
-def nobody_saw_what_never_should_be_seen(record: Record) -> Iterator[str]:
-    """No UNKNOWN, no INTERNAL, no gap in a stream; no traceback and nothing forgotten in a log."""
+def no_internal_error_is_visible(record: Record) -> Iterator[str]:
+    """No client saw UNKNOWN, INTERNAL or a gap in a stream; no log has a traceback or a forgotten task."""
     yield from record.history.complaints
     yield from record.process_logs.complaints
 
@@ -350,30 +351,30 @@ def _is_end(event: event_pb2.RunEvent) -> bool:
 
 CHECKERS: tuple[Checker, ...] = (
     accepted_messages_are_kept,
-    requests_have_their_effect_once,
-    accepted_commands_have_their_effect,
+    requests_take_effect_once,
+    accepted_commands_take_effect,
     one_decision_and_one_result_per_call,
     runs_end,
     runs_do_not_fail,
     model_refuses_nothing,
-    cancelled_runs_stay_stopped,
-    terminal_states_stay,
+    cancelled_runs_stay_cancelled,
+    terminal_states_are_final,
     logs_have_no_gaps,
     watchers_saw_the_log,
-    owners_follow_one_another,
-    effects_happen_as_their_class_allows,
+    earlier_owners_stop_writing,
+    effects_match_their_class,
     intent_before_effect,
     gated_effects_were_approved,
-    grants_are_used_as_often_as_given,
+    grants_are_not_overused,
     nothing_crosses_stores_or_users,
-    people_are_told_of_every_end,
-    nobody_saw_what_never_should_be_seen,
-    ends_of_jobs_are_told,
+    every_run_end_is_notified,
+    no_internal_error_is_visible,
+    job_ends_are_reported,
     *LEDGER_CHECKERS,
     *jobs.LEDGER_CHECKERS,
 )
 
 
 def judge(record: Record) -> list[str]:
-    """Return every violation, after the name of its checker."""
+    """Return every violation, prefixed with the name of its checker."""
     return [f"{checker.__name__}: {violation}" for checker in CHECKERS for violation in checker(record)]

@@ -1,6 +1,6 @@
-"""A clock that is wrong: a running process finds itself minutes in the future, then in the past.
+"""Wrong clocks: a running process jumps minutes into the future, then into the past.
 
-`shifted_clock.c` is compiled and preloaded, so a clock of one process moves and the machine's stays.
+`shifted_clock.c` is compiled and preloaded, so that only the clock of one process changes.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _PHASE_SECONDS = 3.0
 
 
 def prepare(folder: Path) -> Mapping[str, Mapping[str, str]]:
-    """Compile what shifts clocks; returns what to add to the environment of the services, nothing if it cannot be."""
+    """Compile the library; return the variables for the services, empty if that is not possible."""
     added = preload(folder)
     return dict.fromkeys(SERVICES, added) if added else {}
 
 
 def preload(folder: Path) -> Mapping[str, str] | None:
-    """Compile what shifts clocks; returns what to add to the environment of a process, None if it cannot be."""
+    """Compile the library; return the variables for a process, None if that is not possible."""
     compiler = shutil.which("cc")
     library = folder / "shifted_clock.so"
     if compiler is None or sys.platform != "linux":
@@ -41,19 +41,19 @@ def preload(folder: Path) -> Mapping[str, str] | None:
 
 
 def put(folder: Path, pid: int | None, seconds: float) -> None:
-    """Set the clock of a process, and of those that it forks, so much forward, or back."""
-    # The process has mapped the file, so it must not be empty for a moment.
+    """Shift the clock of a process and its forks, forward or back."""
+    # The process has mapped the file, so it must never be empty.
     with (_clocks(folder) / str(pid)).open("r+b") as file:
         file.write(int(seconds).to_bytes(8, sys.byteorder, signed=True))
 
 
 def why_not(world: World) -> str:
-    """Say why no clock can be shifted; empty if one can."""
+    """Return why no clock can be shifted; empty if one can."""
     return "" if _clocks(world.folder).exists() else "shifting the clock of a process needs Linux and a C compiler"
 
 
 async def shift(world: World) -> None:
-    """Set the clock of one replica of each service forward, then back, then right."""
+    """Set the clock of one replica of each service forward, back, and right again."""
     replicas = [(service, world.draw.randrange(REPLICAS)) for service in SERVICES]
     for seconds in (*_SHIFTS_SECONDS, 0):
         for service, replica in replicas:

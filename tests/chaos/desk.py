@@ -1,4 +1,4 @@
-"""What users do about calls that wait for them, and about runs they are tired of."""
+"""Actions of users on pending calls and unwanted runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _GRANTS = 0.8
 
 
 class Desk:
-    """Sees to the pending calls of one user's runs."""
+    """Handles the pending calls of one user's runs."""
 
     def __init__(self, caller: Caller, front_end: FrontEnd, effects: EffectFile) -> None:
         self._caller = caller
@@ -30,7 +30,7 @@ class Desk:
         self._handled: dict[tuple[str, str], float] = {}
 
     async def see(self, run: run_pb2.Run, *, calm: bool) -> None:
-        """Do something about each call that waits, or leave it for later."""
+        """Act on each pending call, or leave it for later."""
         for call in run.pending_calls:
             key, now = (call.call_id, call_state(call.state)), time.monotonic()
             handled_at = self._handled.get(key)
@@ -51,7 +51,7 @@ class Desk:
                     pass
 
     async def cancel(self, run_id: str, kind: Kind = Kind.CANCEL) -> None:
-        """Stop a run, or try to stop that of somebody else."""
+        """Stop a run, or try to stop another user's run."""
         operation = self._caller.invoke(kind, self._caller.next_id("cancel"), run_id=run_id)
         request = agent_pb2.CancelRunRequest(request_id=operation.request_id, run_id=run_id, reason="changed my mind")
         await self._perhaps_twice(lambda: self._caller.ask(operation, "CancelRun", request))
@@ -91,12 +91,12 @@ class Desk:
         return self._operation(kind, call, json.dumps(arguments, sort_keys=True)), decision
 
     async def _return(self, call: call_pb2.Call) -> None:
-        """Bring the result of a front-end call without a stream, perhaps while a front end is at it."""
+        """Send the result of a front-end call without a stream, perhaps while a front end does so too."""
         operation = self._operation(Kind.RESULT, call, json.dumps(self._caller.next_id("by-hand")))
         await self._perhaps_twice(lambda: self._front_end.submit(operation))
 
     async def _resolve(self, call: call_pb2.Call) -> None:
-        """Be the operator: look outside whether it happened, and say so."""
+        """Resolve a call as an operator: check outside whether its effect happened, and report it."""
         happened = any(effect.key == call.call_id for effect in self._effects.happened())
         content = json.dumps(self._caller.next_id("found")) if happened else ""
         operation = self._operation(Kind.RESOLVE, call, content)
@@ -114,5 +114,5 @@ class Desk:
         return self._caller.invoke(kind, self._caller.next_id(kind), **about)
 
     async def _perhaps_twice(self, ask: Callable[[], Awaitable[object]]) -> None:
-        """Ask, and at times ask a second time at once with the same request id."""
+        """Send a request, sometimes twice concurrently with the same request id."""
         await settled(*(ask() for _ in range(2 if self._draw.random() < 0.15 else 1)))

@@ -1,7 +1,6 @@
-"""The outside world: a file with one line for each effect, which no crash of Pawl can take back or forget.
+"""The outside world: a file with one line per effect, which no crash of Pawl can undo.
 
-The order of the lines is the order in which things happened, for all processes: each line is one write to a file that
-is only appended to.
+The order of the lines is the order of the effects of all processes: each line is one append.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ import msgspec
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True):
-    """One line. `bars` is true for the answer that a call has not happened: from then on it cannot any more.
+    """One line. `bars` is true for the answer that a call did not happen, which prevents it from then on.
 
-    In the file, `time` is that of a clock which only passes, because the nemesis sets the others.
+    The `time` in the file is from a monotonic clock, because some faults shift the others.
     """
 
     time: float
@@ -41,11 +40,11 @@ class EffectFile:
 
     @property
     def size_bytes(self) -> int:
-        """How far the file goes; an effect says with it since when it has been under way."""
+        """Size of the file; an effect records it as its start."""
         return self.path.stat().st_size if self.path.exists() else 0
 
     def append(self, effect: Effect) -> int:
-        """Write one line through to the disk; returns where it begins."""
+        """Write one line through to the disk; returns its offset."""
         line = msgspec.json.encode(effect) + b"\n"
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
@@ -56,17 +55,17 @@ class EffectFile:
             os.close(descriptor)
 
     def bar(self, question: Effect) -> Effect | None:
-        """Return the effect with that key; if there is none, none that is under way can follow."""
+        """Return the effect with that key; if there is none, prevent it from happening later."""
         place = self.append(question)
         return next((effect for begin, effect in self._lines() if begin < place and _is(effect, question.key)), None)
 
     def is_void(self, effect: Effect, place: int) -> bool:
-        """Whether the effect written there came after the answer that it had not happened: it is refused then."""
+        """Whether the effect at this offset came after an answer that it did not happen, so that it is refused."""
         bars = [begin for begin, line in self._lines() if line.key == effect.key and line.bars]
         return any(effect.seen_bytes <= begin < place for begin in bars)
 
     def happened(self) -> list[Effect]:
-        """Return all effects, in order, with the time of the day as it is for this process."""
+        """Return all effects in order, with wall-clock times of this process."""
         boot_time = time.time() - time.monotonic()
         bars: dict[str, list[int]] = {}
         effects: list[Effect] = []
@@ -85,7 +84,7 @@ class EffectFile:
 
 
 def effect(path: EffectFile, tool_name: str, context: Any, arguments: dict[str, Any], *, bars: bool = False) -> Effect:
-    """Return the line for a call that begins now; `context` is the tool's."""
+    """Return the line for a call that starts now; `context` is the tool's."""
     return Effect(
         time=time.monotonic(),
         pid=os.getpid(),

@@ -1,4 +1,4 @@
-"""What the nemesis does: phases with quiet between them. After each, everything is up again and users get answers."""
+"""Phases of faults with quiet in between. After each, everything runs again and users get answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Play = Callable[[World], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """One fault. `why_not` says in a sentence why it cannot be played on this machine, if so."""
+    """One fault. `why_not` explains why it cannot be played on this machine, if so."""
 
     name: str
     kind: str
@@ -36,7 +36,7 @@ class Phase:
 
 
 def signal_one(service: str, number: signal.Signals) -> Play:
-    """Return what kills one replica, chosen by chance; the supervisor starts it again."""
+    """Return a fault that kills one random replica; the supervisor restarts it."""
 
     async def play(world: World) -> None:
         replica = world.draw.randrange(REPLICAS)
@@ -47,7 +47,7 @@ def signal_one(service: str, number: signal.Signals) -> Play:
 
 
 def signal_all(services: tuple[str, ...], number: signal.Signals, *, embedded: tuple[str, ...] = ()) -> Play:
-    """Return what kills every replica of some services, and servers, in one moment."""
+    """Return a fault that kills every replica of some services, and servers, simultaneously."""
 
     async def play(world: World) -> None:
         names = [(service, replica) for service in services for replica in range(REPLICAS)]
@@ -61,7 +61,7 @@ def signal_all(services: tuple[str, ...], number: signal.Signals, *, embedded: t
 
 
 def freeze(service: str) -> Play:
-    """Return what stops one replica until others have taken its leases, and then lets it go on."""
+    """Return a fault that stops one replica until others have taken its leases, and then resumes it."""
 
     async def play(world: World) -> None:
         replica = world.draw.randrange(REPLICAS)
@@ -85,7 +85,7 @@ async def crash_postgres(world: World) -> None:
 
 
 async def demote_postgres(world: World) -> None:
-    """PostgreSQL takes no writes for a while, on connections that stay open, as where a standby has taken over."""
+    """PostgreSQL is read-only for a while on open connections, as after a failover to a standby."""
     settings = world.folder / "data" / "postgres" / "postgresql.auto.conf"
     before = settings.read_text()
     for text, seconds in ((before + "default_transaction_read_only = on\n", _DEMOTED_SECONDS), (before, 0.0)):
@@ -96,20 +96,20 @@ async def demote_postgres(world: World) -> None:
 
 
 async def restart_nats(world: World) -> None:
-    """NATS ends in order and is started again."""
+    """NATS stops in order and is started again."""
     world.signal("nats", 0, signal.SIGTERM)
     await world.suite.wait_ready("nats")
 
 
 async def miss_nats(world: World) -> None:
-    """NATS is away for a while: Pawl polls."""
+    """NATS is unavailable for a while; Pawl polls."""
     await world.suite.stop_process("nats")
     await asyncio.sleep(4.0)
     await world.suite.start_process("nats")
 
 
 async def wipe_nats(world: World) -> None:
-    """NATS comes back with nothing."""
+    """NATS returns without data."""
     await servers.wipe_nats(world.suite)
 
 
@@ -143,6 +143,7 @@ PHASES: tuple[Phase, ...] = (
     Phase(name="shift clock", kind="clock", play=clocks.shift, why_not=clocks.why_not),
 )
 
+# Phases of `make test-long`: a quick one of each kind.
 SHORT: tuple[str, ...] = (
     "kill everything",
     "model garble",
@@ -152,26 +153,25 @@ SHORT: tuple[str, ...] = (
     "miss nats",
     "kill both job-store",
 )
-"""What `make test-long` plays: one of each kind that is quick."""
 
 
 def named(names: Sequence[str]) -> list[Phase]:
     """Return the phases of these names, in this order."""
     known = {phase.name: phase for phase in PHASES}
     if missing := [name for name in names if name not in known]:
-        raise SystemExit(f"there is no phase {', '.join(missing)}; there are: {', '.join(known)}")
+        raise SystemExit(f"unknown phase {', '.join(missing)}; there are: {', '.join(known)}")
     return [known[name] for name in names]
 
 
 def forever(seed: int) -> Iterator[Phase]:
-    """Give all phases in an order by chance, and then again in another."""
+    """Yield all phases in random order, repeatedly."""
     draw = random.Random(seed)
     for _ in itertools.count():
         yield from draw.sample(PHASES, len(PHASES))
 
 
 async def trouble(world: World, phase: Phase, quiet_seconds: float) -> Fault:
-    """Play one phase and wait until all is well again."""
+    """Play one phase and wait until the suite is healthy again."""
     begin_time = time.time()
     skipped = phase.why_not(world)
     if not skipped:
@@ -189,10 +189,10 @@ async def _quiet(world: World, seconds: float) -> None:
     await asyncio.sleep(seconds)
     answered = _answered(world)
 
-    async def goes_on() -> bool:
+    async def continues() -> bool:
         return _answered(world) >= answered + _ANSWERED_MIN
 
-    await until(goes_on)
+    await until(continues)
 
 
 def _answered(world: World) -> int:

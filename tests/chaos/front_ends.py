@@ -1,4 +1,4 @@
-"""Front ends: sessions that break off and come back, run offered calls well and badly, and repeat unanswered frames."""
+"""Front ends: sessions that break and reconnect, run offered calls well or badly, and repeat unanswered frames."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class FrontEnd:
         self._working: set[asyncio.Task[None]] = set()
 
     async def live(self) -> None:
-        """Keep a session open, again and again, until cancelled."""
+        """Open sessions one after another, until cancelled."""
         try:
             while True:
                 await self._session()
@@ -58,15 +58,15 @@ class FrontEnd:
             await asyncio.gather(*self._working, return_exceptions=True)
 
     def calm_down(self) -> None:
-        """Do everything well from now on. What was taken on and not done is given back by breaking off once more."""
+        """Behave correctly from now on. One more disconnect releases accepted calls that are not done."""
         self._calm = True
         self._vanish.set()
 
     async def ask(self, operation: Operation, **frame: object) -> types_pb2.Receipt:
-        """Send a frame, after each reconnect again, until its receipt comes.
+        """Send a frame, and again after each reconnect, until its receipt arrives.
 
         Raises:
-            Refused: the receipt says so.
+            Refused: the receipt is an error.
         """
         request = session_pb2.SessionRequest(frame_id=operation.request_id, **frame)  # type: ignore[arg-type]
         sent = _Sent(operation=operation, frame=request, receipt=asyncio.get_running_loop().create_future())
@@ -79,7 +79,7 @@ class FrontEnd:
         return receipt
 
     async def submit(self, operation: Operation) -> None:
-        """Return a result without a stream, through any replica."""
+        """Send a result without a stream, through any replica."""
         result = types_pb2.ToolResult(call_id=operation.call_id, content_json=operation.content.encode())
         request = agent_pb2.SubmitToolResultsRequest(
             request_id=operation.request_id, run_id=operation.run_id, results=[result]
@@ -87,7 +87,7 @@ class FrontEnd:
         await self._caller.ask(operation, "SubmitToolResults", request)
 
     async def _session(self) -> None:
-        """Talk until one side has enough."""
+        """Keep a session until either side closes it."""
         stream = self._draw.choice(self._caller.stubs).Session(metadata=self._caller.metadata)
         hello = session_pb2.Hello(
             client_id=self._client_id, tools=[session_pb2.ClientTool(name=PANEL)], calls_max=self._draw.choice((1, 4))
@@ -102,8 +102,8 @@ class FrontEnd:
             for part in (self._write(stream, outgoing), self._read(stream), self._keep(outgoing), self._vanish.wait())
         ]
         try:
-            stays_seconds = self._draw.choice((3.0, 20.0, 60.0)) * self._draw.random()
-            await asyncio.wait(parts, timeout=stays_seconds, return_when=asyncio.FIRST_COMPLETED)
+            session_seconds = self._draw.choice((3.0, 20.0, 60.0)) * self._draw.random()
+            await asyncio.wait(parts, timeout=session_seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._outgoing = None
             stream.cancel()
@@ -119,7 +119,7 @@ class FrontEnd:
             await stream.write(await outgoing.get())
 
     async def _keep(self, outgoing: asyncio.Queue[session_pb2.SessionRequest]) -> None:
-        """Attach to runs as they come, and show signs of life."""
+        """Attach to new runs, and renew the leases."""
         attached: set[str] = set()
         ticks = 0
         while True:
@@ -151,7 +151,7 @@ class FrontEnd:
     def _see(self, event: event_pb2.RunEvent) -> None:
         last = self._positions.get(event.run_id, 0)
         if event.seq > last + 1:
-            # Less is right: a frame that is sent again attaches once more, from the begin.
+            # Fewer are fine: a repeated frame attaches again, from the start.
             self._caller.history.complain(f"{self._client_id} got seq {event.seq} of {event.run_id} after {last}")
         self._positions[event.run_id] = max(last, event.seq)
         self._caller.history.see(seen(self._client_id, event))
@@ -171,7 +171,7 @@ class FrontEnd:
             sent.receipt.set_result(receipt)
 
     async def _run(self, offer: session_pb2.Offer) -> None:
-        """Do what the model asked the front end to do: well, slowly, twice, elsewhere, or not at all."""
+        """Run a front-end tool: well, slowly, twice, elsewhere, or not at all."""
         draw = self._draw
         manners = ("well",) if self._calm else ("well", "slowly", "twice", "elsewhere", "vanishing", "not")
         manner = draw.choices(manners, (45, 15, 15, 10, 10, 5)[: len(manners)])[0]
@@ -207,10 +207,10 @@ class FrontEnd:
 
 
 def seen(watcher: str, event: event_pb2.RunEvent) -> Seen:
-    """Return the note of an event that somebody got."""
+    """Return the history entry of an event that a client received."""
     return Seen(watcher=watcher, run_id=event.run_id, seq=event.seq, digest=digest(event))
 
 
 def digest(event: event_pb2.RunEvent) -> str:
-    """Return what tells an event from any other."""
+    """Return a digest that identifies an event."""
     return hashlib.blake2b(event.SerializeToString(deterministic=True), digest_size=8).hexdigest()

@@ -1,4 +1,4 @@
-"""What clients did and saw, in order: the history that is judged. It is only appended to, in memory and on disk."""
+"""The history of what clients did and saw, in order; append-only, in memory and on disk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 
 
 class Kind(StrEnum):
-    """What a client asks for."""
+    """The kind of a client request."""
 
     START = "start"
     SEND = "send"
@@ -33,7 +33,7 @@ MESSAGES = frozenset({Kind.START, Kind.SEND, Kind.STEER, Kind.INTERRUPT})
 
 
 class Outcome(StrEnum):
-    """What became of one attempt."""
+    """The outcome of one attempt."""
 
     OK = "ok"
     REFUSED = "refused"
@@ -42,7 +42,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """Something that a client asked for, as often as it took. `content` is its text, result or arguments."""
+    """A client request with all its attempts. `content` is its text, result or arguments."""
 
     number: int
     kind: Kind
@@ -54,13 +54,13 @@ class Operation:
     run_id: str = ""
     call_id: str = ""
     content: str = ""
+    # Number of calls granted for a series, if any.
     series: str = ""
-    """How many calls of a series were granted with it, if they were."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What one attempt brought: a receipt's status or a reason, and the run as it was shown."""
+    """The outcome of one attempt: a receipt's status or a reason, and the run if it was shown."""
 
     number: int
     time: float
@@ -73,8 +73,6 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """An event that a watcher got."""
-
     watcher: str
     run_id: str
     seq: int
@@ -83,7 +81,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Something that the nemesis did."""
+    """A fault that was played."""
 
     name: str
     kind: str
@@ -94,7 +92,7 @@ class Fault:
 
 @dataclass
 class History:
-    """Everything. With a path, each entry is a line of JSON there as soon as it happens."""
+    """All entries. With a path, each is also written there immediately as a line of JSON."""
 
     path: Path | None = None
     operations: list[Operation] = field(default_factory=list)
@@ -106,7 +104,7 @@ class History:
     _file: BinaryIO | None = None
 
     def invoke(self, kind: Kind, *, store_id: str, user_id: str, request_id: str, **about: str) -> Operation:
-        """Note that a client asks for something."""
+        """Record that a client sends a request."""
         operation = Operation(
             number=len(self.operations) + 1,
             kind=kind,
@@ -121,28 +119,28 @@ class History:
         return operation
 
     def answer(self, operation: Operation, outcome: Outcome, status: str = "", **run: str) -> None:
-        """Note what an attempt brought."""
+        """Record the outcome of an attempt."""
         answer = Answer(number=operation.number, time=time.time(), outcome=outcome, status=status, **run)
         self.answers[operation.number].append(answer)
         self._write("answer", answer)
 
     def see(self, seen: Seen) -> None:
-        """Note what a watcher got."""
+        """Record an event that a watcher received."""
         self.seen.append(seen)
         self._write("seen", seen)
 
     def suffer(self, fault: Fault) -> None:
-        """Note what the nemesis did."""
+        """Record a fault."""
         self.faults.append(fault)
         self._write("fault", fault)
 
     def complain(self, text: str) -> None:
-        """Note something that no client should ever see."""
+        """Record something that no client should ever see."""
         self.complaints.append(text)
         self._write("complaint", text)
 
     def taken(self, operation: Operation) -> list[Answer]:
-        """Return the answers by which an operation was acknowledged."""
+        """Return the answers that acknowledged an operation."""
         return [
             answer
             for answer in self.answers.get(operation.number, [])
@@ -150,7 +148,7 @@ class History:
         ]
 
     def close(self) -> None:
-        """End the file. Idempotent."""
+        """Close the file. Idempotent."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -1,4 +1,4 @@
-"""What the logs of all processes must not hold, whatever was done to them."""
+"""Checks the logs of all processes for entries that no fault excuses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _WRONG = re.compile(
     r"Traceback|never awaited|never retrieved|(?<![A-Z_])(?<!last error: )UNKNOWN(?![A-Z_])"
     r"|\"level\": ?\"critical\"|StatusCode\.INTERNAL|\"code\": ?\"INTERNAL\""
 )
-# What gRPC says by itself of a connection that broke, with any code; the service takes it for UNAVAILABLE.
+# gRPC reports broken connections with any code; the service treats them as UNAVAILABLE.
 _BROKEN = re.compile(r"\"event\": ?\"(rpc\.unreachable|health\.lost)\"")
 _REFUSED = re.compile(r"\"event\": ?\"chat\.refused\"")
 _LINE_MAX = 400
@@ -20,7 +20,7 @@ _LINE_MAX = 400
 
 @dataclass(slots=True)
 class Scan:
-    """How many lines were read; those that somebody should look at; what the model refused to read."""
+    """Number of lines read, suspicious lines, and requests that the model refused."""
 
     lines: int = 0
     complaints: list[str] = field(default_factory=list)
@@ -28,7 +28,6 @@ class Scan:
 
 
 def scan(folder: Path) -> Scan:
-    """Read every line."""
     found = Scan()
     for path in (path for pattern in _SERVICES for path in sorted(folder.glob(pattern))):
         with path.open(encoding="utf-8", errors="replace") as lines:

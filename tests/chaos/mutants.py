@@ -1,8 +1,8 @@
-"""Faults planted in a record in which all was right, each of which exactly one checker must find: `make mutants`.
+"""Faults planted in a good record, each of which exactly one checker must find: `make mutants`.
 
-A checker that no mutant turns red proves nothing. The checkers judge records, so a mutant is a wrong record. Each is
-named after the checker that must find it. A nemesis that does not do what a mend is for proves nothing either: so it
-plays a failover to a suite without the mend of `unmended`.
+A checker that no mutant triggers proves nothing. Checkers judge records, so a mutant is a wrong record, named after
+the checker that must find it. Likewise the faults must be strong enough: a failover is played against a suite
+without its fix (`unfixed`).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import msgspec
 
 from pawl.chassis.process import logs
 from pawl.event.v1 import event_pb2, run_pb2
-from tests.chaos import faults, unmended
+from tests.chaos import faults, unfixed
 from tests.chaos.checkers import judge
 from tests.chaos.history import Kind, Operation, Outcome
 from tests.chaos.play import Game, play
 from tests.chaos.record import Record
-from tests.chaos.story import BUTTON, FOREIGN, JOB, MAIN, OWNERS, PANEL_CALL, STOPPED, told, watch
+from tests.chaos.story import BUTTON, FOREIGN, JOB, MAIN, OWNERS, PANEL_CALL, STOPPED, good_record, watch
 
 Mutant = Callable[[Record], object]
 
@@ -34,7 +34,7 @@ def _operation(record: Record, kind: Kind) -> Operation:
 
 
 def _acknowledged(kind: Kind, run_id: str, *, call_id: str = "", content: str = "") -> Mutant:
-    """Return what adds a request that was acknowledged."""
+    """Return a mutant that adds an acknowledged request."""
 
     def plant(record: Record) -> None:
         store_id, user_id = OWNERS[FOREIGN]
@@ -46,13 +46,13 @@ def _acknowledged(kind: Kind, run_id: str, *, call_id: str = "", content: str = 
 
 
 def _started(run_id: str, run_state: str = "") -> Mutant:
-    """Return what answers the first start of a run a second time."""
+    """Return a mutant that answers the first start of a run a second time."""
     ok = Outcome.OK
     return lambda record: record.history.answer(_operation(record, Kind.START), ok, run_id=run_id, run_state=run_state)
 
 
 def _operations(kind: Kind, **fields: Any) -> Mutant:
-    """Return what changes all requests of a kind."""
+    """Return a mutant that changes all requests of a kind."""
 
     def plant(record: Record) -> None:
         operations = record.history.operations
@@ -62,7 +62,7 @@ def _operations(kind: Kind, **fields: Any) -> Mutant:
 
 
 def _logged(run_id: str, kind: str, change: Callable[[Any], object], place: int = 0) -> Mutant:
-    """Return what changes an event of a kind in a log; all saw it so."""
+    """Return a mutant that changes an event of a kind in a log, as all watchers saw it."""
 
     def plant(record: Record) -> None:
         change([event for event in record.logs[run_id] if event.HasField(kind)][place])  # type: ignore[arg-type]
@@ -72,7 +72,7 @@ def _logged(run_id: str, kind: str, change: Callable[[Any], object], place: int 
 
 
 def _set(path: str, value: object) -> Callable[[Any], object]:
-    """Return what sets an attribute of an attribute."""
+    """Return a mutant that sets an attribute of an attribute."""
     *parents, name = path.split(".")
 
     def change(thing: Any) -> None:
@@ -84,12 +84,12 @@ def _set(path: str, value: object) -> Callable[[Any], object]:
 
 
 def _run(run_id: str, path: str, value: object) -> Mutant:
-    """Return what changes the row of a run."""
+    """Return a mutant that changes the row of a run."""
     return lambda record: _set(path, value)(record.runs[run_id])
 
 
 def _notices(*told_of: Mapping[str, str]) -> Mutant:
-    """Return what puts other notices into the conversation of the main run."""
+    """Return a mutant that replaces the notices in the conversation of the main run."""
 
     def plant(record: Record) -> None:
         logged = [event.message_added.message for event in record.logs[MAIN] if event.HasField("message_added")]
@@ -138,15 +138,16 @@ def _pressed_early(record: Record) -> None:
     record.effects[:] = [msgspec.structs.replace(e, time=1.0) if e.key == BUTTON else e for e in record.effects]
 
 
-_TOLD = {"job_id": JOB, "state": "COMPLETED"}
+_NOTICE = {"job_id": JOB, "state": "COMPLETED"}
 
+# Mutants by the checker that must find each.
 MUTANTS: Mapping[str, Mutant] = {
-    # A run that was acknowledged is gone.
+    # An acknowledged run is missing.
     "accepted_messages_are_kept": _acknowledged(Kind.START, "run-lost", content="do what is lost"),
-    # A request that was sent again made a second run.
-    "requests_have_their_effect_once": _started(FOREIGN),
-    # Another result than the accepted one is in the ledger.
-    "accepted_commands_have_their_effect": _operations(Kind.RESULT, content='"other"'),
+    # A repeated request made a second run.
+    "requests_take_effect_once": _started(FOREIGN),
+    # The ledger has another result than the accepted one.
+    "accepted_commands_take_effect": _operations(Kind.RESULT, content='"other"'),
     # Two results for one call were accepted.
     "one_decision_and_one_result_per_call": _acknowledged(Kind.RESULT, MAIN, call_id=PANEL_CALL, content='"shown"'),
     # See _FOREIGN_ENDS.
@@ -154,100 +155,99 @@ MUTANTS: Mapping[str, Mutant] = {
     "runs_do_not_fail": lambda _: None,
     # The provider answered 400.
     "model_refuses_nothing": lambda record: record.process_logs.refusals.append("model.log:1: chat.refused"),
-    # A stop was acknowledged, and the run was completed.
-    "cancelled_runs_stay_stopped": _acknowledged(Kind.CANCEL, FOREIGN),
+    # A stop was acknowledged, but the run completed.
+    "cancelled_runs_stay_cancelled": _acknowledged(Kind.CANCEL, FOREIGN),
     # A client was shown another end.
-    "terminal_states_stay": _started(MAIN, "CANCELLED"),
+    "terminal_states_are_final": _started(MAIN, "CANCELLED"),
     # The last entry of a log is missing.
     "logs_have_no_gaps": _run(FOREIGN, "last_seq", 99),
-    # A watcher saw something that was never written.
+    # A watcher saw an event that was never written.
     "watchers_saw_the_log": _seen_otherwise,
-    # A worker wrote after its successor had.
-    "owners_follow_one_another": _logged(FOREIGN, "round_started", _set("attempt", 2)),
+    # A worker wrote after its successor.
+    "earlier_owners_stop_writing": _logged(FOREIGN, "round_started", _set("attempt", 2)),
     # The button was pressed twice.
-    "effects_happen_as_their_class_allows": lambda record: record.effects.append(
+    "effects_match_their_class": lambda record: record.effects.append(
         next(effect for effect in record.effects if effect.key == BUTTON)
     ),
-    # The button was pressed before the ledger said so.
+    # The button was pressed before the ledger recorded the call.
     "intent_before_effect": _pressed_early,
-    # What was approved has other arguments.
+    # The approved arguments differ.
     "gated_effects_were_approved": lambda record: record.history.operations.remove(_operation(record, Kind.APPROVE)),
     # More calls were made than granted.
-    "grants_are_used_as_often_as_given": _operations(Kind.APPROVE, series="0"),
+    "grants_are_not_overused": _operations(Kind.APPROVE, series="0"),
     # The run of another user could be stopped.
     "nothing_crosses_stores_or_users": _acknowledged(Kind.TRESPASS, MAIN),
     # The user was not notified.
-    "people_are_told_of_every_end": lambda record: record.notifications[OWNERS[FOREIGN]].clear(),
+    "every_run_end_is_notified": lambda record: record.notifications[OWNERS[FOREIGN]].clear(),
     # A client got UNKNOWN.
-    "nobody_saw_what_never_should_be_seen": lambda record: record.history.complain("UNKNOWN: unexpected"),
+    "no_internal_error_is_visible": lambda record: record.history.complain("UNKNOWN: unexpected"),
     # A call ended without a result.
     "one_result_per_call": _without_result,
-    # The model was called for a run that was being stopped.
+    # The model was called for a stopping run.
     "nothing_starts_after_a_cancel": _late_round,
-    # A run began to run from a state that it was not in.
-    "states_move_along_the_tables": _logged(
+    # A run started from a state that it was not in.
+    "state_changes_are_allowed": _logged(
         FOREIGN, "run_changed", _set("run_changed.from_state", run_pb2.RUN_STATE_WAITING), place=1
     ),
-    # The row says what the log does not.
+    # The row differs from the log.
     "state_is_the_fold_of_the_log": _run(FOREIGN, "output_text", "other"),
     # Watchers saw another text than the conversation has.
-    "what_was_shown_was_said": _logged(MAIN, "output_delta", _set("output_delta.text", "other")),
-    # The first round was left out.
-    "rounds_begin_in_order": _logged(FOREIGN, "round_started", _set("round_started.round", 2)),
-    # The second round went back to the model that had failed in the first.
-    "failed_models_are_left": _first_model_again,
+    "streamed_output_matches_the_message": _logged(MAIN, "output_delta", _set("output_delta.text", "other")),
+    # The first round is missing.
+    "rounds_start_in_order": _logged(FOREIGN, "round_started", _set("round_started.round", 2)),
+    # The second round returned to the model that failed in the first.
+    "failed_models_are_not_used_again": _first_model_again,
     # The end of the job is in no notice.
-    "ends_of_jobs_are_told": _notices(),
-    # The end of the job is told twice.
-    "notices_are_new_once": _notices(_TOLD, _TOLD),
-    # The run that began the job does a call of another one.
-    "calls_in_the_background_have_their_job": _run(MAIN, "depth", 1),
-    # The main run, which waited for people, was begun by a notice.
-    "turns_wait_for_nobody": _run(MAIN, "generation", 1),
-    # The job did its call once, and was not to do it.
-    "series_keep_their_beat": _run(JOB, "job.iterations_max", 0),
+    "job_ends_are_reported": _notices(),
+    # The end of the job is in two notices.
+    "notices_are_delivered_once": _notices(_NOTICE, _NOTICE),
+    # The run that started the job has a call of another one.
+    "detached_calls_have_their_job": _run(MAIN, "depth", 1),
+    # A notice started the main run, which waited for people.
+    "turns_never_wait_for_people": _run(MAIN, "generation", 1),
+    # The job made its call once, but must not.
+    "series_keep_their_interval": _run(JOB, "job.iterations_max", 0),
 }
-"""What to do to a good record, by the checker that must find it."""
 
+# How the foreign run ends where that is the fault; empty: not at all.
 _FOREIGN_ENDS = {"runs_end": "", "runs_do_not_fail": "FAILED"}
-"""How the foreign run ends where that is the fault: not at all, or so."""
 
-UNMENDED = "nobody_saw_what_never_should_be_seen"
-UNMENDED_SEEDS = (3, 4, 5, 6)
+UNFIXED = "no_internal_error_is_visible"
+UNFIXED_SEEDS = (3, 4, 5, 6)
 
 
 def hunt(name: str) -> str:
-    """Return what the checker of a mutant reports; empty if nothing, or if another checker reports something too."""
-    record = told(foreign_end=_FOREIGN_ENDS.get(name, "COMPLETED"))
+    """Return the report of a mutant's checker; empty if nothing, or if another checker reports something too."""
+    record = good_record(foreign_end=_FOREIGN_ENDS.get(name, "COMPLETED"))
     MUTANTS[name](record)
     violations = judge(record)
     return violations[0] if {violation.split(":")[0] for violation in violations} == {name} else ""
 
 
-def hunt_unmended() -> str:
-    """Return what the checker reports of a failover to a suite without the mend; empty if nothing.
+def hunt_unfixed() -> str:
+    """Return the report of the checker after a failover to a suite without the fix; empty if nothing.
 
-    Where the failover meets the runs depends on how fast the machine is, so that there are several games.
+    Several games are played, because the point at which the failover hits depends on the speed of the machine.
     """
-    return next(filter(None, map(_play_unmended, UNMENDED_SEEDS)), "")
+    return next(filter(None, map(_play_unfixed, UNFIXED_SEEDS)), "")
 
 
-def _play_unmended(seed: int) -> str:
+def _play_unfixed(seed: int) -> str:
     game = Game(
         seed=seed, phases=faults.named([faults.DEMOTE]), quiet_seconds=1.0, pace_seconds=0.5, settle_seconds=120.0
     )
     with tempfile.TemporaryDirectory(prefix="pawl-chaos-") as folder:
         try:
-            found = asyncio.run(play(game, Path(folder), extra=unmended.prepare(Path(folder))))
+            found = asyncio.run(play(game, Path(folder), extra=unfixed.prepare(Path(folder))))
         except TimeoutError:
             return ""
-    return next((violation for violation in found.violations if violation.startswith(f"{UNMENDED}:")), "")
+    return next((violation for violation in found.violations if violation.startswith(f"{UNFIXED}:")), "")
 
 
 def main() -> int:
-    """Hunt all mutants; 1 if a checker missed one."""
+    """Play all mutants; return 1 if a checker missed one."""
     logs.configure(service="chaos", instance_id="", level="critical", log_format="console")
-    found = {name: hunt(name) for name in MUTANTS} | {"a failover to a suite without its mend": hunt_unmended()}
+    found = {name: hunt(name) for name in MUTANTS} | {"a failover to a suite without its fix": hunt_unfixed()}
     for name, violation in found.items():
         print(f"chaos: {violation or f'{name}: MISSED'}")  # noqa: T201
     return 0 if all(found.values()) else 1

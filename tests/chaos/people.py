@@ -1,4 +1,4 @@
-"""Users: they bring messages, attend to what waits for them, change their minds, repeat themselves and trespass."""
+"""Users: they send messages, handle pending calls, change their minds, repeat requests and touch other users' runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.simulation.reference import ENDED
 
 _STATE = "RUN_STATE_"
 _OPEN_RUNS_MAX = 5
-_LOOKS_FOR_JOBS = 0.2
+_JOB_POLL_RATE = 0.2
 _OPEN = [number for name, number in run_pb2.RunState.items() if number and name.removeprefix(_STATE) not in ENDED]
 _POLICIES = {
     Kind.SEND: types_pb2.MESSAGE_POLICY_QUEUE,
@@ -30,7 +30,7 @@ _POLICIES = {
 
 
 class Person:
-    """One user of one store, with a front end. `open_runs` are those that are not known to have ended."""
+    """A user of a store with a front end. `open_runs` are the runs not known to have ended."""
 
     def __init__(self, caller: Caller, effects: EffectFile, others: list[Person], *, pace_seconds: float) -> None:
         self.caller = caller
@@ -46,18 +46,18 @@ class Person:
         self._conversations: list[str] = []
 
     def calm_down(self) -> None:
-        """Bring no more messages, and see to what is open."""
+        """Send no more messages, and finish the open runs."""
         self.calm = True
         self._front_end.calm_down()
 
     async def live(self) -> None:
-        """Bring messages until told to be calm, then see to it that every run ends."""
+        """Send messages until `calm_down`, then make sure that every run ends."""
         async with asyncio.TaskGroup() as tasks:
             front_end = tasks.create_task(self._front_end.live())
             bringing = tasks.create_task(self._bring_messages())
             while not (self.calm and bringing.done() and not self.open_runs and not await self._find()):
                 await asyncio.sleep(0.2 + 0.4 * self._draw.random())
-                if self._draw.random() < _LOOKS_FOR_JOBS:
+                if self._draw.random() < _JOB_POLL_RATE:
                     await self._find()
                 await self._tend()
             front_end.cancel()
@@ -109,7 +109,7 @@ class Person:
             self._conversations.append(conversation_id)
 
     async def _find(self) -> bool:
-        """Look for runs that nobody has brought a message for: jobs, and the turns that tell of them."""
+        """Find runs that no message started: jobs and their notification turns."""
         request = agent_pb2.ListRunsRequest(page_size=200, states=_OPEN)
         listed = await self.caller.read(lambda: self.caller.send("ListRuns", request))
         new = {run.run_id for run in listed.runs} - self.open_runs.keys() - self._ended_runs
@@ -118,7 +118,7 @@ class Person:
         return bool(new)
 
     async def _tend(self) -> None:
-        """Look at every open run once, and do what it asks for."""
+        """Check every open run once, and act on it."""
         await asyncio.gather(*(self._look(run_id) for run_id in list(self.open_runs)))
 
     async def _look(self, run_id: str) -> None:
@@ -131,8 +131,8 @@ class Person:
         await self._meddle(run)
 
     async def _meddle(self, run: run_pb2.Run) -> None:
-        """Now and then cancel a run, also one that has ended, or try to stop one of somebody else."""
-        # A run whose worker died with it again and again is set aside until a person looks.
+        """Sometimes cancel a run, also an ended one, or try to stop another user's run."""
+        # A run whose workers died repeatedly is quarantined until a person acts.
         set_aside = self.calm and run_state(run.state) == "NEEDS_ATTENTION" and not run.pending_calls
         if set_aside or (not self.calm and self._draw.random() < 0.012):
             await self._desk.cancel(run.run_id)

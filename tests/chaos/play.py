@@ -1,4 +1,4 @@
-"""A whole game: start, load, trouble, quiet, judgement."""
+"""A whole game: start, load, faults, quiet, judgement."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.chaos import clocks, faults, logs
-from tests.chaos.checkers import judge, people_are_told_of_every_end
+from tests.chaos.checkers import every_run_end_is_notified, judge
 from tests.chaos.history import Kind
 from tests.chaos.record import Record, read, read_notifications
 from tests.chaos.report import Report, report
 from tests.chaos.world import World, load, running
 
+# Operations that each minute must bring on average for the game to count; ten times as many are usual.
 LEAST: Mapping[Kind, int] = {
     Kind.START: 15,
     Kind.SEND: 1,
@@ -25,14 +26,13 @@ LEAST: Mapping[Kind, int] = {
     Kind.ANSWER: 1,
     Kind.CANCEL: 1,
 }
-"""What every minute of a game must have brought on the average, or it proves little; ten times that is usual."""
 
-_TELLING_ROUNDS_MAX = 60
+_NOTIFICATION_ROUNDS_MAX = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Game:
-    """What is played. With `seconds`, phases begin until so many have passed."""
+    """The parameters of a game. With `seconds`, phases start until this time has passed."""
 
     seed: int
     phases: Iterable[faults.Phase]
@@ -40,10 +40,10 @@ class Game:
     quiet_seconds: float = 3.0
     pace_seconds: float = 1.0
     settle_seconds: float = 240.0
+    # Whether to prepare for wrong clocks, where the machine permits it.
     machine_faults: bool = False
-    """Whether to prepare for a wrong clock, where the machine lets us."""
+    # How many operations of a kind must have been acknowledged for the game to count.
     least: Mapping[Kind, int] = field(default_factory=dict)
-    """How many operations of a kind must have been acknowledged for the game to count."""
 
 
 async def play(
@@ -52,10 +52,7 @@ async def play(
     tell: Callable[[str], None] = lambda _: None,
     extra: Mapping[str, Mapping[str, str]] | None = None,
 ) -> Report:
-    """Play in an empty folder; everything that was written stays there. Returns what was found.
-
-    `extra` adds to the environment of services.
-    """
+    """Play in an empty folder, which keeps all files; return the report. `extra` adds variables for services."""
     begun = time.monotonic()
     extra = clocks.prepare(folder) if game.machine_faults else extra
     async with running(folder, game.seed, extra) as world:
@@ -73,10 +70,10 @@ async def play(
 
 
 async def _told(world: World) -> Record:
-    """Read the record, as soon as people were told of the end of every run, or should have been."""
+    """Read the record, once every run end was notified or the wait is over."""
     record = await read(world)
-    for _ in range(_TELLING_ROUNDS_MAX):
-        if not any(people_are_told_of_every_end(record)):
+    for _ in range(_NOTIFICATION_ROUNDS_MAX):
+        if not any(every_run_end_is_notified(record)):
             break
         await asyncio.sleep(1.0)
         await read_notifications(world, record)
@@ -91,7 +88,7 @@ def _until(game: Game, begun: float) -> Iterator[faults.Phase]:
 
 
 def too_little(record: Record, least: Mapping[Kind, int]) -> Iterator[str]:
-    """A game in which nothing succeeds proves nothing."""
+    """Return the kinds with too few successful operations for the game to count."""
     for kind, count in least.items():
         taken = sum(bool(record.history.taken(o)) for o in record.history.operations if o.kind is kind)
         if taken < count:

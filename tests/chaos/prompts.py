@@ -1,12 +1,12 @@
-"""What users ask for. The scripted model obeys to the letter, so a prompt is a plan of what will happen."""
+"""Prompts of users. The scripted model obeys literally, so a prompt is a plan."""
 
 from __future__ import annotations
 
 import json
 import random
 
+# The front-end tool.
 PANEL = "show_panel"
-"""The front-end tool."""
 
 BACK_END = ("read_meter", "set_valve", "send_parcel", "press_button")
 GATED = "launch_rocket"
@@ -14,7 +14,7 @@ READS = "read_meter"
 
 
 def prompt(draw: random.Random, tag: str) -> str:
-    """Return a prompt of one to three stages. `tag` is in the arguments of every call, so no two prompts are alike."""
+    """Return a prompt of one to three stages. `tag` is in the arguments of every call, so that prompts are unique."""
     stages = [_stage(draw, f"{tag}-{number}") for number in range(draw.choice((1, 1, 2, 2, 3)))]
     return " then ".join(stages)
 

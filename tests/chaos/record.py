@@ -1,4 +1,4 @@
-"""The record that is judged: the history, the effects, and the ledger as its owners see it through the public API."""
+"""The record to judge: the history, the effects, and the ledger as its owners read it through the public API."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _PAGE = 200
 _AT_ONCE = 8
 _READ_SECONDS = 60.0
 
+# Store and user.
 Owner = tuple[str, str]
-"""Store and user."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Record:
-    """Everything when all is quiet, by id. `owners` says whose credential showed a run."""
+    """The final record, by id. `owners` names the user whose credential showed a run."""
 
     history: History
     effects: list[Effect] = field(default_factory=list)
@@ -63,7 +63,7 @@ async def read(world: World) -> Record:
 
 
 async def read_notifications(world: World, record: Record) -> None:
-    """Read the inbox of every user, afresh."""
+    """Read the inbox of every user again."""
     for store_id in STORES:
         for user_id in USERS:
             record.notifications[store_id, user_id] = await _notifications(world, store_id, user_id)

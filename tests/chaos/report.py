@@ -1,4 +1,4 @@
-"""What a game came to, as JSON: for people, and for documents."""
+"""The report of a game, as JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.simulation.record import call_state, run_state
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Counts of everything, and what was wrong."""
+    """Counts, and all violations."""
 
     seed: int
     seconds: float
@@ -32,7 +32,7 @@ class Report:
 
 
 def report(record: Record, *, seed: int, seconds: float, violations: list[str], folder: Path) -> Report:
-    """Count, and write it beside the logs."""
+    """Count, and write the report beside the logs."""
     history = record.history
     played = [fault for fault in history.faults if not fault.skipped]
     operations: dict[str, Counter[str]] = {}

@@ -1,4 +1,4 @@
-"""A small record in which everything is right: three runs of two users, told by hand."""
+"""A small, correct record: three runs of two users, written by hand."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _TOOLS = {
 
 
 class Story:
-    """Writes runs as the ledger would: each event says what is so from then on, and the rows say the same."""
+    """Writes runs as the ledger would: events and rows agree."""
 
     def __init__(self) -> None:
         self.record = Record(history=History())
         self._time = 1_000_000.0
 
-    def begin(self, run_id: str) -> None:
-        """A user brings a message, and a worker begins."""
+    def start(self, run_id: str) -> None:
+        """A user sends a message, and a worker starts."""
         store_id, user_id = OWNERS[run_id]
         operation = self.record.history.invoke(
             Kind.START, store_id=store_id, user_id=user_id, request_id=f"start-{run_id}", content=f"do {run_id}"
@@ -54,7 +54,6 @@ class Story:
         self.round(run_id, 1)
 
     def write(self, run_id: str, *, attempt: int = 1, **kind: object) -> event_pb2.RunEvent:
-        """Append an event."""
         run, log = self.record.runs[run_id], self.record.logs[run_id]
         self._time += 1
         event = event_pb2.RunEvent(
@@ -72,7 +71,7 @@ class Story:
         return event
 
     def becomes(self, run_id: str, state: str, *, attempt: int = 0, reason: str = "") -> event_pb2.RunEvent:
-        """The run changes its state."""
+        """Change the state of the run."""
         run = self.record.runs[run_id]
         before, run.state = run.state, run_pb2.RunState.Value(f"RUN_STATE_{state}")
         if reason:
@@ -82,11 +81,11 @@ class Story:
         return self.write(run_id, attempt=attempt, run_changed=changed)
 
     def ends(self, run_id: str, state: str, reason: str = "") -> None:
-        """The run ends, and its user is told."""
+        """End the run and notify its user."""
         event = self.becomes(run_id, state, attempt=1, reason=reason)
-        told = self.record.notifications.setdefault(OWNERS[run_id], [])
-        number = len(told) + 1
-        told.append(
+        good_record = self.record.notifications.setdefault(OWNERS[run_id], [])
+        number = len(good_record) + 1
+        good_record.append(
             notify_pb2.Notification(
                 notification_id=f"notification-{run_id}",
                 store_id=event.store_id,
@@ -97,7 +96,7 @@ class Story:
         )
 
     def round(self, run_id: str, number: int) -> None:
-        """The model is called."""
+        """Call the model."""
         self.write(run_id, round_started=event_pb2.RoundStarted(round=number, model_attempt=1))
         self.record.runs[run_id].round = number
 
@@ -110,7 +109,7 @@ class Story:
         first_output_seq: int = 0,
         notices_json: bytes = b"",
     ) -> None:
-        """A message is added to the conversation."""
+        """Add a message to the conversation."""
         run = self.record.runs[run_id]
         messages = self.record.messages.setdefault(run.conversation_id, [])
         message = message_pb2.Message(
@@ -126,12 +125,12 @@ class Story:
         self.write(run_id, message_added=event_pb2.MessageAdded(message=message))
 
     def answer(self, run_id: str, text: str) -> None:
-        """The model answers, in one piece."""
+        """Answer as the model, in one piece."""
         event = self.write(run_id, output_delta=event_pb2.OutputDelta(text=text))
         self.say(run_id, message_pb2.ROLE_ASSISTANT, text, first_output_seq=event.seq)
 
     def call(self, call_id: str, *states: str, result: str = "") -> None:
-        """The call takes these states one after the other; with the last comes its result."""
+        """Move the call through these states; the last one has its result."""
         call = self.record.calls.get(call_id) or _new_call(call_id)
         self.record.calls[call_id] = call
         for state in states:
@@ -143,7 +142,7 @@ class Story:
             self.write(call.run_id, call_changed=changed)
 
     def happens(self, call_id: str) -> None:
-        """The call has its effect, outside."""
+        """Record the effect of the call."""
         call = self.record.calls[call_id]
         self._time += 1
         self.record.effects.append(
@@ -161,7 +160,7 @@ class Story:
         )
 
     def play_job(self) -> None:
-        """A call of the main run goes on in the background, and its conversation is told of the end."""
+        """Run a call of the main run in the background, and report its end to the conversation."""
         self.call(DETACHED, "DETACHED", result='{"job_id":"run-job"}')
         self.record.owners[JOB] = [OWNERS[JOB]]
         self.record.runs[JOB] = run_pb2.Run(
@@ -185,7 +184,7 @@ class Story:
         self.say(MAIN, message_pb2.ROLE_NOTICE, "set_valve: completed", notices_json=notices)
 
     def ask(self, kind: Kind, run_id: str, *, call_id: str = "", content: str = "", run_state: str = "") -> None:
-        """A user asks for something, and gets it."""
+        """Record an acknowledged request of a user."""
         store_id, user_id = OWNERS[run_id]
         about = {"run_id": run_id, "call_id": call_id, "content": content}
         operation = self.record.history.invoke(
@@ -209,10 +208,10 @@ def _new_call(call_id: str) -> call_pb2.Call:
     )
 
 
-def told(foreign_end: str = "COMPLETED") -> Record:
-    """Return the record. With another end, all of it says that the foreign run ended so, or not at all if empty."""
+def good_record(foreign_end: str = "COMPLETED") -> Record:
+    """Return the record. `end` overrides how the foreign run ends; empty: not at all."""
     story = Story()
-    story.begin(MAIN)
+    story.start(MAIN)
     story.call(BUTTON, "RUNNING")
     story.call(ROCKET, "AWAITING_APPROVAL")
     story.call(PANEL_CALL, "OFFERED")
@@ -231,11 +230,11 @@ def told(foreign_end: str = "COMPLETED") -> Record:
     story.round(MAIN, 2)
     story.answer(MAIN, "All is done.")
     story.ends(MAIN, "COMPLETED")
-    story.begin(STOPPED)
+    story.start(STOPPED)
     story.ask(Kind.CANCEL, STOPPED, run_state="CANCELLING")
     story.becomes(STOPPED, "CANCELLING")
     story.ends(STOPPED, "CANCELLED")
-    story.begin(FOREIGN)
+    story.start(FOREIGN)
     story.answer(FOREIGN, "Hello.")
     if foreign_end:
         story.ends(FOREIGN, foreign_end, reason="BROKEN" if foreign_end == "FAILED" else "")
@@ -244,5 +243,5 @@ def told(foreign_end: str = "COMPLETED") -> Record:
 
 
 def watch(record: Record) -> None:
-    """Somebody sees every event, as it is now."""
+    """Record that a watcher sees every event."""
     record.history.seen = [seen("watcher", event) for log in record.logs.values() for event in log]

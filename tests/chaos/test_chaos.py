@@ -1,4 +1,4 @@
-"""The short form of the nemesis: real processes, real faults, every checker. `make chaos` is the long one."""
+"""The short form: real processes, real faults, every checker. `make chaos` plays the long one."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tests.chaos.play import LEAST, Game, play
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1800)  # far beyond what it takes, also on a machine that is busy with other things
-async def test_what_was_acknowledged_survives_everything_that_is_done_to_the_suite() -> None:
-    """I1 to I15: no violation under kills, a freeze beyond the lease, a failover, no NATS and a garbled model."""
+@pytest.mark.timeout(1800)  # far more than needed, even on a busy machine
+async def test_acknowledged_data_survives_every_fault() -> None:
+    """I1 to I15: no violation under kills, a freeze beyond the lease, a failover, no NATS and a faulty model."""
     with tempfile.TemporaryDirectory(prefix="pawl-chaos-") as folder:
         game = Game(seed=1, phases=faults.named(faults.SHORT), quiet_seconds=1.0, least=LEAST)
         found = await play(game, Path(folder))

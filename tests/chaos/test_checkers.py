@@ -1,4 +1,4 @@
-"""Each checker of the nemesis finds the fault that is planted for it, and none finds anything in a good record."""
+"""Each checker finds its planted fault, and none finds anything in a good record."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from tests.chaos.checkers import CHECKERS, judge
 from tests.chaos.history import Kind
 from tests.chaos.mutants import MUTANTS, hunt
 from tests.chaos.play import too_little
-from tests.chaos.story import told
+from tests.chaos.story import good_record
 
 
-def test_nothing_is_wrong_with_a_good_record() -> None:
-    assert judge(told()) == []
+def test_checkers_accept_a_good_record() -> None:
+    assert judge(good_record()) == []
 
 
-def test_each_planted_fault_is_found_by_its_checker_alone_and_every_checker_has_one() -> None:
+def test_each_checker_alone_finds_its_planted_fault() -> None:
     assert [name for name in MUTANTS if not hunt(name)] == []
     assert sorted(MUTANTS) == sorted(checker.__name__ for checker in CHECKERS)
 
 
 def test_a_game_with_too_few_operations_does_not_count() -> None:
-    assert list(too_little(told(), {Kind.START: 3})) == []
-    assert list(too_little(told(), {Kind.START: 4}))
+    assert list(too_little(good_record(), {Kind.START: 3})) == []
+    assert list(too_little(good_record(), {Kind.START: 4}))

@@ -1,4 +1,4 @@
-"""Back-end tools of all four effect classes, whose effects are counted outside. Loaded into the registry."""
+"""Back-end tools of all four effect classes, with effects recorded outside. Loaded into the registry."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def _file() -> EffectFile:
 
 
 async def _act(tool_name: str, tag: str, seconds: float, context: ToolContext) -> str:
-    """Do half of the work, have the effect, do the rest: a crash may come before it and after it."""
+    """Do half of the work, cause the effect, do the rest: a crash may come before or after it."""
     file = _file()
     arguments: dict[str, Any] = {"tag": tag, "seconds": seconds}
     begun = effect(file, tool_name, context, arguments)
     context.progress(0.1, tag)
     await asyncio.sleep(seconds / 2)
-    # A write of one line that blocks, so that nothing can come between it and the tool.
+    # A blocking write of one line, so that nothing can come between it and the tool.
     if file.is_void(begun, file.append(begun)):
-        raise ToolError("somebody was told that this had not happened")
+        raise ToolError("a client was told that this had not happened")
     context.progress(0.5, tag)
     await asyncio.sleep(seconds / 2)
     return f"{tool_name} {tag}"

@@ -1,4 +1,4 @@
-"""Watchers: they join a run anywhere, read it in pieces through changing replicas, slowly at times, to its end."""
+"""Watchers: they join a run at any seq and read it in parts through changing replicas, sometimes slowly, to its end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.chaos.people import Person
 
 
 class Watcher:
-    """Looks at one run of somebody after the other. It sees what they may see."""
+    """Watches runs of a user one after another."""
 
     def __init__(self, name: str, people: list[Person], draw: random.Random) -> None:
         self._name = name
@@ -24,7 +24,6 @@ class Watcher:
         self._count = 0
 
     async def live(self) -> None:
-        """Watch until cancelled."""
         while True:
             person = self._draw.choice(self._people)
             if not person.open_runs:
@@ -53,6 +52,6 @@ class Watcher:
                     if self._draw.random() < 0.01:
                         await asyncio.sleep(1.0)
                 else:
-                    return  # The server ended it: the run has ended.
+                    return  # The server closed the stream: the run has ended.
             stream.cancel()
             await asyncio.sleep(0.05 + 0.3 * self._draw.random())

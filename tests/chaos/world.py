@@ -1,4 +1,4 @@
-"""The suite under test with two replicas of everything, the load on it, and the outside world."""
+"""The suite under test with two replicas of everything, its load, and the outside world."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ STORES = ("north", "south")
 USERS = ("ann", "bob", "cy")
 LEASE_SECONDS = 3.0
 
-# Leases and timeouts are short, so that a phase is.
+# Leases and timeouts are short, so that phases are.
 _STAGES = stages(
     agent_loop={"lease_seconds": LEASE_SECONDS, "lease_renew_seconds": 1.0},
     tool_registry={"execution_lease_seconds": LEASE_SECONDS},
 )
 _LIMITS = {"defaults": {"model_headers_timeout_seconds": 2, "model_idle_timeout_seconds": 2}}
 
-# A channel finds a replica again as soon as it is back, not after gRPC's two minutes.
+# A channel finds a restarted replica immediately, not after gRPC's two minutes.
 _CHANNEL = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000)]
 
 
 @dataclass(slots=True, kw_only=True)
 class World:
-    """What people, nemesis and judge share."""
+    """State shared by users, faults and checkers."""
 
     folder: Path
     suite: Suite
@@ -57,7 +57,7 @@ class World:
     channels: list[grpc.aio.Channel] = field(default_factory=list)
 
     def stubs(self) -> list[Stub]:
-        """Return one stub for each replica of agent-loop."""
+        """Return one stub per replica of agent-loop."""
         return [agent_pb2_grpc.AgentServiceStub(channel) for channel in self.channels]
 
     def signal(self, name: str, replica: int, number: signal.Signals) -> None:
@@ -66,13 +66,13 @@ class World:
         self.suite.kill(name, replica, number)
 
     def caller(self, store_id: str, user_id: str) -> Caller:
-        """Return a user's way in, with chance of their own."""
+        """Return a user's client with its own random stream."""
         draw = random.Random(f"{self.draw.random()} {store_id} {user_id}")
         return Caller(self.stubs(), self.history, draw, store_id=store_id, user_id=user_id)
 
 
 def options(data: Path, effects: Path, extra: Mapping[str, Mapping[str, str]] | None = None) -> SuiteOptions:
-    """Return how the suite is started; `extra` adds to the environment of services."""
+    """Return the options of the suite; `extra` adds variables for services."""
     limits = effects.with_name("limits.json")
     limits.write_text(json.dumps(_LIMITS))
     own = {
@@ -84,7 +84,7 @@ def options(data: Path, effects: Path, extra: Mapping[str, Mapping[str, str]] | 
         data=data,
         local_key=LOCAL_KEY,
         replicas=dict.fromkeys(SERVICES, REPLICAS),
-        # The model refuses with 400 what OpenAI would refuse, which `model_refuses_nothing` looks for.
+        # The model refuses with 400 what OpenAI would refuse; `model_refuses_nothing` checks for it.
         service_environment=environment,
         stages=_STAGES,
     )
@@ -96,7 +96,7 @@ async def running(
 ) -> AsyncIterator[World]:
     """Start everything with its data, logs and history in `folder`; stop it at the end.
 
-    Not below pytest's tmp_path: as root, PostgreSQL runs under an account that cannot pass there.
+    Not below pytest's tmp_path: as root, PostgreSQL runs under an account that cannot read it.
     """
     effects = EffectFile(folder / "effects.jsonl")
     history = History(path=folder / "history.jsonl")
@@ -122,7 +122,7 @@ async def running(
 
 @asynccontextmanager
 async def load(world: World, *, pace_seconds: float, settle_seconds: float) -> AsyncIterator[list[Person]]:
-    """Put people and watchers to work; at the end wait until every run has ended.
+    """Run users and watchers; at the end wait until every run has ended.
 
     Raises:
         TimeoutError: some run did not end within `settle_seconds` of quiet.
@@ -166,7 +166,7 @@ async def _register_panel(address: str, store_id: str) -> None:
             try:
                 await stub.RegisterTool(request, metadata=(("pawl-store", store_id),))
             except grpc.aio.AioRpcError as error:
-                # On a machine that is busy with other things a registry may give up compiling the schema.
+                # On a busy machine a registry may fail to compile the schema in time.
                 if "takes too long" not in str(error.details()):
                     raise
             else:

@@ -1,4 +1,4 @@
-"""The log of one run, as a suite wrote it, and what everybody who reads it must tell."""
+"""The recorded log of one run, and what every reader must make of it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Final
 
 _FOLDER: Final = Path(__file__).parent
+# The events, in protobuf JSON.
 LOG: Final = _FOLDER / "run.json"
-"""Its events, in the JSON of protobuf."""
+# The gap that replaces them after retention has removed them.
 GAP: Final = _FOLDER / "gap.json"
-"""The gap that stands in place of them once they are not kept any more."""
+# The rounds: text, reasoning, and calls with arguments and results.
 TOLD: Final = _FOLDER / "told.json"
-"""The rounds: text, reasoning, and calls with arguments and results."""

@@ -1,4 +1,4 @@
-"""Record the golden log anew: `python -m tests.golden.record`. The tests that read it say what has changed."""
+"""Record the golden log again: `python -m tests.golden.record`. The tests that read it then show the differences."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _EDITED = {"to": ["bob@example.com"], "subject": "lunch", "body": "At one."}
 
 
 async def main() -> None:
-    """Record a run with a cut answer, an edit, a question, a tool of the page and a takeover; then its gap."""
+    """Record a run with a truncated answer, an edit, a question, a page tool and a takeover; then its gap."""
     with tempfile.TemporaryDirectory(prefix="pawl-golden-") as name:
         folder = Path(name)
         script = folder / "script.json"
@@ -47,18 +47,18 @@ async def main() -> None:
         async with Suite(options) as suite:
             url = f"http://{suite.endpoints.services['gateway'][0].http}"
             headers = {"authorization": f"Bearer {LOCAL_KEY}"}
-            async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=60.0) as door:
-                run_id = await _play(suite, door)
-                log = [event async for _, event in _events(door, run_id)]
+            async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=60.0) as endpoint:
+                run_id = await _play(suite, endpoint)
+                log = [event async for _, event in _events(endpoint, run_id)]
                 LOG.write_text("[\n" + ",\n".join(json.dumps(event) for event in log) + "\n]\n")
                 await _trim(suite, run_id)
-                (gap,) = [event async for name, event in _events(door, run_id) if name == "gap"]
+                (gap,) = [event async for name, event in _events(endpoint, run_id) if name == "gap"]
                 GAP.write_text(json.dumps(gap) + "\n")
 
 
-async def _play(suite: Suite, door: httpx2.AsyncClient) -> str:
+async def _play(suite: Suite, endpoint: httpx2.AsyncClient) -> str:
     async def ask(method: str, **request: Any) -> Any:
-        answer = await door.post(f"{_AGENT}/{method}", json=request)
+        answer = await endpoint.post(f"{_AGENT}/{method}", json=request)
         assert answer.status_code == 200, answer.text
         return answer.json()
 
@@ -86,7 +86,7 @@ async def _play(suite: Suite, door: httpx2.AsyncClient) -> str:
     shown = {"contentJson": base64.b64encode(b'"it is shown"').decode()}
     await ask("SubmitToolResults", requestId="shown", runId=run_id, results=[offered | shown])
     said = 0
-    async for _, event in _events(door, run_id):
+    async for _, event in _events(endpoint, run_id):
         output = event.get("outputDelta", {})
         said += output.get("round", 0) == _COUNTS and bool(output.get("text"))
         if said == _SAID_ENOUGH:
@@ -94,17 +94,17 @@ async def _play(suite: Suite, door: httpx2.AsyncClient) -> str:
             break
     state = ""
     while state not in {"RUN_STATE_COMPLETED", "RUN_STATE_FAILED"}:
-        answer = await door.post(f"{_AGENT}/GetRun", json={"runId": run_id, "waitSeconds": 10})
-        state = answer.json().get("run", {}).get("state", "")  # none while nobody serves
+        answer = await endpoint.post(f"{_AGENT}/GetRun", json={"runId": run_id, "waitSeconds": 10})
+        state = answer.json().get("run", {}).get("state", "")  # none while no replica runs
         await asyncio.sleep(0.1)
     assert state == "RUN_STATE_COMPLETED"
     return run_id
 
 
-async def _events(door: httpx2.AsyncClient, run_id: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-    """Yield name and data of what the stream of a run has, without its end."""
+async def _events(endpoint: httpx2.AsyncClient, run_id: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+    """Yield name and data of the events in the stream of a run, without its end."""
     name = ""
-    async with door.stream("GET", f"/runs/{run_id}/events") as answer:
+    async with endpoint.stream("GET", f"/runs/{run_id}/events") as answer:
         async for line in answer.aiter_lines():
             if line.startswith("event: "):
                 name = line.removeprefix("event: ")
@@ -114,7 +114,7 @@ async def _events(door: httpx2.AsyncClient, run_id: str) -> AsyncIterator[tuple[
 
 
 async def _trim(suite: Suite, run_id: str) -> None:
-    """Have the events kept no longer, as retention does."""
+    """Remove the events, as retention does."""
     database = await asyncpg.connect(suite.database_url)
     try:
         async with database.transaction():

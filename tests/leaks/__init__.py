@@ -1,1 +1,1 @@
-"""Nothing is left behind: the four services in one process, under load, measured from inside."""
+"""Leak tests: the services in one process, under load, measured from inside."""

@@ -1,4 +1,4 @@
-"""`python -m tests.leaks`: start, load and stop the services in one process, then run them long; nothing may grow."""
+"""Start and stop the services repeatedly, then run them long: `python -m tests.leaks`. Nothing may grow."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from tests.leaks.measure import Sample, census, grown, growths, table, take
 from tests.leaks.world import running
 
 _CYCLES_WARM = 1
-_LOAD_OF_A_CYCLE = 12
+_LOAD_PER_CYCLE = 12
 _WINDOWS_WARM = 2
 _WINDOWS = 8
-# Of a cycle: a service that leaves one of its parts behind leaves hundreds of objects.
+# Per cycle: a service that leaks one of its parts leaks hundreds of objects.
 _CYCLE_TOLERANCE = {"tasks": 0.2, "descriptors": 0.5, "threads": 0.2, "objects": 100.0, "blocks": 400.0, "kib": 1024.0}
-# Of an operation, half of which are runs: an object that each run leaves behind shows as 0.5. Blocks are also what
-# fills up to a bound: agent-loop knows its last 4,096 claims, some ten blocks each.
+# Per operation, half of which are runs: one object leaked per run shows as 0.5. Blocks also include
+# bounded caches: agent-loop keeps its last 4,096 claims, some ten blocks each.
 _TOLERANCE = {"tasks": 0.02, "descriptors": 0.02, "threads": 0.01, "objects": 0.3, "blocks": 6.0, "kib": 2.0}
-# The fewer the operations, the more weighs what only fills up, such as the last 4,096 claims of a worker, and what is
-# under way at one sample and not at another: some 400 objects. A run or a stream that stays has hundreds.
+# With few operations, bounded caches such as a worker's last 4,096 claims weigh more, and so does work
+# that is active at one sample only: some 400 objects. A leaked run or stream has hundreds.
 _SHORT_TOLERANCE = {"tasks": 0.05, "descriptors": 0.05, "threads": 0.02, "objects": 10.0, "blocks": 100.0, "kib": 20.0}
 _LONG_OPERATIONS = 4000
 
@@ -38,12 +38,12 @@ def _say(line: object) -> None:
 
 
 async def _cycles(suite: Suite, folder: Path, count: int) -> list[str]:
-    """Start, load and stop so many times after the first; an operation is one such cycle."""
+    """Start, load and stop this often after the first time; one cycle is one operation."""
     samples: list[Sample] = []
     types = census()
     for cycle in range(_CYCLES_WARM + count):
         async with running(suite, folder) as services, people(services) as load:
-            await load.work(runs=_LOAD_OF_A_CYCLE, streams=_LOAD_OF_A_CYCLE)
+            await load.work(runs=_LOAD_PER_CYCLE, streams=_LOAD_PER_CYCLE)
         samples.append(await take(cycle, samples[-1] if samples else None))
         if cycle == _CYCLES_WARM - 1:
             types = census()
@@ -54,7 +54,7 @@ async def _cycles(suite: Suite, folder: Path, count: int) -> list[str]:
 
 
 async def _long(suite: Suite, folder: Path, runs: int, streams: int) -> list[str]:
-    """So many runs and cancelled streams, in windows, the first of which warm up."""
+    """Play runs and cancelled streams in windows; the first windows warm up."""
     is_long = runs + streams >= _LONG_OPERATIONS
     tolerance = _TOLERANCE if is_long else _SHORT_TOLERANCE
     samples: list[Sample] = []
@@ -91,7 +91,7 @@ async def _main(options: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    """Do what the command line says; 1 if something grows."""
+    """Parse the command line; return 1 if something grows."""
     parser = argparse.ArgumentParser(prog="python -m tests.leaks", description=__doc__)
     parser.add_argument("--cycles", type=int, default=15, help="starts and stops after the first (15)")
     parser.add_argument("--runs", type=int, default=10_000, help="runs (10,000)")

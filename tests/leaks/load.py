@@ -1,4 +1,4 @@
-"""Runs of all kinds, and streams of all kinds that are cancelled, by a client of the public API."""
+"""Runs of all kinds and cancelled streams of all kinds, by a client of the public API."""
 
 from __future__ import annotations
 
@@ -25,19 +25,23 @@ _SUM: Final = "what is 17 * 23?"
 _START: Final = "/rpc/pawl.agent.v1.AgentService/StartRun"
 _DATA: Final = "data: "
 _PAUSE_SECONDS: Final = 0.1
-# So that the connections of both ends are closed with what they were for.
+# So that both ends close the connections.
 _NONE_KEPT: Final = httpx2.Limits(max_keepalive_connections=0)
 
 
 class Load:
-    """One user at work. Everything it begins has ended when `work` returns."""
+    """One user at work. Everything it starts has ended when `work` returns."""
 
     def __init__(
-        self, agent: Agent, inbox: notify_pb2_grpc.NotifyServiceAsyncStub, door: httpx2.AsyncClient, parked_run_id: str
+        self,
+        agent: Agent,
+        inbox: notify_pb2_grpc.NotifyServiceAsyncStub,
+        endpoint: httpx2.AsyncClient,
+        parked_run_id: str,
     ) -> None:
         self._agent = agent
         self._inbox = inbox
-        self._door = door
+        self._endpoint = endpoint
         self._parked_run_id = parked_run_id
         self._runs = itertools.cycle(
             (
@@ -55,7 +59,7 @@ class Load:
         )
 
     async def work(self, *, runs: int, streams: int) -> None:
-        """Do so many of each, some side by side."""
+        """Do this many of each, some in parallel."""
         both = itertools.zip_longest(itertools.islice(self._runs, runs), itertools.islice(self._streams, streams))
         remaining = iter([each for pair in both for each in pair if each])
 
@@ -73,13 +77,13 @@ class Load:
 
     async def _complete_over_http(self) -> None:
         asked = {"requestId": str(uuid.uuid4()), "text": _SUM}
-        while (answer := await self._door.post(_START, json=asked)).status_code == HTTPStatus.SERVICE_UNAVAILABLE:
+        while (answer := await self._endpoint.post(_START, json=asked)).status_code == HTTPStatus.SERVICE_UNAVAILABLE:
             await asyncio.sleep(_PAUSE_SECONDS)
         assert answer.status_code == HTTPStatus.OK, answer.text
         assert await self._read("GET", f"/runs/{answer.json()['run']['runId']}/events") == {}
 
     async def _complete_over_ag_ui(self) -> None:
-        """Leave the run of a thread, and come back for the rest."""
+        """Disconnect from the run of a thread, and return for the rest."""
         asked = {"threadId": str(uuid.uuid4()), "runId": "1", "protocolVersion": "1.0"}
         message = {"id": "m1", "role": "user", "content": _SUM}
         began = await self._read("POST", "/agui", asked | {"messages": [message]}, events=1)
@@ -140,19 +144,19 @@ class Load:
         assert event["runId"] == self._parked_run_id
 
     async def _read(self, method: str, path: str, asked: Any = None, *, events: int | None = None) -> Any:
-        """Read so many events of a stream of the gateway, or all; returns the last one.
+        """Read some events of a gateway stream, or all; return the last one.
 
-        A stream that cannot be opened now is asked for again, as clients do.
+        Retries a stream that cannot be opened, as clients do.
         """
         found: list[Any] = []
         while not found:
-            async with self._door.stream(method, path, json=asked) as answer:
+            async with self._endpoint.stream(method, path, json=asked) as answer:
                 if answer.status_code == HTTPStatus.SERVICE_UNAVAILABLE:
                     await asyncio.sleep(_PAUSE_SECONDS)
                     continue
                 assert answer.status_code == HTTPStatus.OK, await answer.aread()
                 lines = cast("AsyncGenerator[str]", answer.aiter_lines())
-                # One that is left ends here, and not when it is collected.
+                # A cancelled stream is closed here, not when it is garbage collected.
                 async with contextlib.aclosing(lines):
                     async for line in lines:
                         if line.startswith(_DATA):
@@ -164,20 +168,20 @@ class Load:
 
 @contextlib.asynccontextmanager
 async def people(addresses: Mapping[str, str]) -> AsyncIterator[Load]:
-    """A user with a run that waits for an answer, and who was told so."""
+    """A user with a run that waits for an answer, and a notification about it."""
     user = {"authorization": f"Bearer {LOCAL_KEY}", "pawl-user": "me"}
     async with (
         Agent(addresses["agent_loop"]) as agent,
         keyed_channel(addresses["notifier"]) as channel,
         httpx2.AsyncClient(
             base_url=f"http://{addresses['gateway']}", headers=user, timeout=60.0, limits=_NONE_KEPT
-        ) as door,
+        ) as endpoint,
     ):
         inbox = notify_pb2_grpc.NotifyServiceStub(channel)
         run = await agent.start("book a table")
         await agent.until_pending(run.run_id, call_pb2.CALL_STATE_ASKED)
         await _read_and_cancel(inbox.Subscribe(notify_pb2.SubscribeRequest(), metadata=agent.metadata))
-        yield Load(agent, inbox, door, run.run_id)
+        yield Load(agent, inbox, endpoint, run.run_id)
         await agent.stub.CancelRun(agent_pb2.CancelRunRequest(run_id=run.run_id), metadata=agent.metadata)
         await agent.until_ended(run.run_id)
 

@@ -1,4 +1,4 @@
-"""What a process holds at a moment when nothing is under way, and whether that grows."""
+"""Measures what an idle process holds, and whether that grows."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ import psutil
 from pawl.chassis.db.idle import IdleConnections
 
 _SETTLE_SECONDS_MAX: Final = 60.0
-# Of tool-registry, which listens for the calls of workers on one that has run nothing else.
+# The listener of tool-registry for workers, on a thread that has run nothing else.
 _LISTENING: Final = 1
 _TYPES_SHOWN: Final = 12
-# What may be under way, or in a pool, at one sample and not at the other.
+# Variation from active work and pools between samples.
 _NOISE: Final = {"tasks": 10, "descriptors": 10, "threads": 4, "objects": 1000, "blocks": 4000, "kib": 4096}
-# Pools of connections grow and shrink by themselves.
+# Connection pools grow and shrink automatically.
 _DESCRIPTORS_MORE: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """After so many operations. `objects` are those the collector knows, `blocks` all of Python's small allocations."""
+    """Counts after some operations. `objects` are known to the garbage collector, `blocks` are all of Python's small
+    allocations.
+    """
 
     operations: int
     tasks: int
@@ -40,11 +42,11 @@ class Sample:
 
 
 async def take(operations: int, before: Sample | None) -> Sample:
-    """Take a sample, once what ends by itself has ended: no more than `before` is under way, or it does not end."""
+    """Take a sample once at most `before` tasks are active; fails if that never happens."""
     loop = asyncio.get_running_loop()
-    give_up = loop.time() + _SETTLE_SECONDS_MAX
+    deadline = loop.time() + _SETTLE_SECONDS_MAX
     gc.collect()
-    while before is not None and loop.time() < give_up:
+    while before is not None and loop.time() < deadline:
         if (
             len(asyncio.all_tasks()) <= before.tasks
             and psutil.Process().num_fds() <= before.descriptors + _DESCRIPTORS_MORE
@@ -68,15 +70,15 @@ async def take(operations: int, before: Sample | None) -> Sample:
 
 
 async def _close_connections() -> None:
-    """Close the connections of every pool: each keeps up to 100 prepared statements, which differ with its work.
+    """Close the connections of every pool: each keeps up to 100 prepared statements, which vary with its work.
 
-    Services at rest look into their databases now and then: this waits for a moment at which none does.
+    Idle services poll their databases now and then; this waits for a moment at which none does.
     """
     loop = asyncio.get_running_loop()
-    give_up = loop.time() + _SETTLE_SECONDS_MAX
+    deadline = loop.time() + _SETTLE_SECONDS_MAX
     everything = gc.get_objects()
     pools = [found for found in everything if type(found) is asyncpg.Pool and not found.is_closing()]
-    # As far as their pool knows, what these hold is in use.
+    # The pool regards these connections as used.
     kept = [found for found in everything if type(found) is IdleConnections]
     del everything
     while True:
@@ -85,20 +87,20 @@ async def _close_connections() -> None:
                 (await pool.acquire()).terminate()
         for each in kept:
             await each.expire()
-        # None of this waits as a rule, so that nobody has opened one meanwhile.
-        if sum(pool.get_size() for pool in pools) <= _LISTENING or loop.time() > give_up:
+        # Normally none of this waits, so no connection is opened in between.
+        if sum(pool.get_size() for pool in pools) <= _LISTENING or loop.time() > deadline:
             break
         await asyncio.sleep(0.01)
-        # One that is being opened while all expire would have to be opened again.
-        while any(pool.get_size() < pool.get_min_size() for pool in pools) and loop.time() < give_up:
+        # A connection opened while all expire would be replaced again.
+        while any(pool.get_size() < pool.get_min_size() for pool in pools) and loop.time() < deadline:
             await asyncio.sleep(0.01)
-    # Enough for the loop to close the sockets, and too little for a pool to open the one that it always has.
+    # Long enough to close the sockets, too short for a pool to open its minimum connection.
     for _ in range(2):
         await asyncio.sleep(0)
 
 
 def _give_back() -> None:
-    """Have the C library return what is free, so that what remains is in use."""
+    """Make the C library return free memory, so that only used memory remains."""
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
@@ -111,12 +113,12 @@ def census() -> Counter[str]:
 
 
 def grown(before: Counter[str], after: Counter[str]) -> str:
-    """Name the types of which there are more now."""
+    """Return the types with more objects than before."""
     return ", ".join(f"{name} +{count}" for name, count in (after - before).most_common(_TYPES_SHOWN))
 
 
 def slope(samples: Sequence[Sample], name: str) -> float:
-    """Return the growth with each operation, by least squares."""
+    """Return the growth per operation, by least squares."""
     xs = [sample.operations for sample in samples]
     ys = [getattr(sample, name) for sample in samples]
     middle_x, middle_y = sum(xs) / len(xs), sum(ys) / len(ys)
@@ -125,9 +127,9 @@ def slope(samples: Sequence[Sample], name: str) -> float:
 
 
 def growths(samples: Sequence[Sample], tolerance: Mapping[str, float]) -> list[str]:
-    """Return what grows by more than `tolerance` with each operation, and in all by more than the last moment explains.
+    """Return what grows by more than `tolerance` per operation, and in total by more than normal variation.
 
-    A thing that is left behind by each operation grows by one or more.
+    An object leaked by each operation grows by one or more.
     """
     found = []
     for name, allowed in tolerance.items():
@@ -139,7 +141,7 @@ def growths(samples: Sequence[Sample], tolerance: Mapping[str, float]) -> list[s
 
 
 def table(samples: Sequence[Sample]) -> str:
-    """Show the samples one below the other."""
+    """Format the samples as a table."""
     names = [field.name for field in fields(Sample)]
     lines = [" ".join(f"{name:>11}" for name in names)]
     lines += [" ".join(f"{getattr(sample, name):>11}" for name in names) for sample in samples]

@@ -1,4 +1,6 @@
-"""The short form: 2 cycles after a first, and 160 runs with 160 cancelled streams. The long form is `make leaks`."""
+"""The short form: two cycles after the first, and 160 runs with 160 cancelled streams. `make leaks` plays the long
+form.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,8 @@ import pytest
 
 
 @pytest.mark.long
-async def test_nothing_is_left_behind() -> None:
-    """I19: tasks, file descriptors, threads and memory, in a process of its own."""
+async def test_services_do_not_leak() -> None:
+    """I19: tasks, file descriptors, threads and memory, in a separate process."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.leaks", "--cycles", "2", "--runs", "160", "--streams", "160"),
         stdout=asyncio.subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""The five services in this very process, on the embedded PostgreSQL and NATS as `pawl up` runs them."""
+"""The five services in this process, on the embedded PostgreSQL and NATS as `pawl up` runs them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SERVICES: Final[Mapping[str, Callable[[asyncio.Event], Awaitable[None]]]] = {
 
 @contextlib.asynccontextmanager
 async def running(suite: Suite, folder: Path) -> AsyncIterator[Mapping[str, str]]:
-    """Start the services one after the other as their processes would; gives their addresses. Stops them in reverse."""
+    """Start the services in order and return their addresses; stop them in reverse."""
     addresses: dict[str, str] = {}
     async with contextlib.AsyncExitStack() as stack:
         for name, main in _SERVICES.items():

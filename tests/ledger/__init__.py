@@ -1,1 +1,1 @@
-"""What the ledger promises, judged by a model of its own, on the simulated store and on PostgreSQL."""
+"""Model-based tests of the ledger: a reference model against the simulated store and PostgreSQL."""

@@ -1,8 +1,7 @@
-"""What may be asked of the ledger, drawn at random: mostly what fits, and often what does not.
+"""Random ledger requests ("asks"): mostly valid, often not.
 
-An ask is a dict of words and numbers. `Chooser` draws one with the model's state
-in view, so that right answers, late ones, doubled ones and ones of strangers all
-come up; `operations` puts it into the words of the product.
+An ask is a dict of strings and numbers. `Chooser` draws one from the model's state, so that valid, late, repeated and
+unauthorised requests all occur; `operations` translates it for the product.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from tests.simulation.reference import CALL_MOVES, ENDED, RUN_MOVES, SETTLED
 
 STORES = ("acme", "acme", "acme", "beta")
 USERS = ("ann", "ann", "ann", "bob")
-# One of nobody known, the local one, which is everybody's, and two that are somebody's.
+# One of an unknown user, the shared local one, and two of known users.
 CREDENTIALS = ("", "local", "key_1", "key_1", "key_2")
 PEOPLE: Sequence[tuple[str, ...]] = ((), (), (), ("olga",), ("cyd", "olga"), ("eve",))
 WORKERS = ("w1", "w2")
@@ -25,7 +24,7 @@ DIGESTS = ("ab" * 32, "cd" * 32)
 ARGUMENTS = ("{}", '{"n":1}')
 LEASE_SECONDS = 30.0
 CALLS = ("a", "b", "c")
-# The id of a run that does a call is longer than that of the run that calls.
+# A child run has a longer id than its caller.
 _LONG = 40
 _WAITING = ("AWAITING_APPROVAL", "AWAITING_APPROVAL", "OFFERED", "ASKED")
 _COMMANDS = {
@@ -39,7 +38,7 @@ Pick = Callable[[Sequence[Any]], Any]
 
 
 class Chooser:
-    """Draws asks; `pick` takes one of several things. What it names is named by a number that grows."""
+    """Draws asks; `pick` chooses one of several values. New ids come from a counter."""
 
     def __init__(self, model: Model, pick: Pick) -> None:
         self.model = model
@@ -51,7 +50,7 @@ class Chooser:
         return {"do": what, "tag": f"{self._count:06}"} | more
 
     def submit(self) -> Row:
-        """A message of a user."""
+        """A user message."""
         budget = self.pick([0, 0, 100])
         return self._ask(
             "submit",
@@ -71,9 +70,9 @@ class Chooser:
         )
 
     def share(self) -> Row:
-        """A user lets others write to a conversation, or no longer."""
+        """A user shares a conversation for writing, or makes it private."""
         found = self.pick(list(self.model.conversations.values()))
-        # Mostly the other way round than it is.
+        # Mostly the opposite of the current state.
         others = ["READ", "PRIVATE"] if found["sharing"] == "WRITE" else ["WRITE", "WRITE"]
         return self._ask(
             "share",
@@ -84,7 +83,7 @@ class Chooser:
         )
 
     def commit(self) -> Row:
-        """A step of a worker: of the owner, or of one that was, or of nobody."""
+        """A step of the current owner, a former owner, or an unknown worker."""
         run, model = self._run(), self.model
         earlier = run["last_step"]["id"] if run["last_step"] else ""
         fresh = self._step()
@@ -92,9 +91,13 @@ class Chooser:
             [*[""] * 4, *RUN_MOVES.get(run["state"], "").split(), *self._now_and_then(["WAITING", "COMPLETED"])]
         )
         unread = list(model.unread(run))
-        wishes = self._wishes(run)
+        call_changes = self._call_changes(run)
         entered = self.pick([[], [], [1], [1, 3]])
-        begun = {wish["call"]: wish["child"] for wish in wishes if wish["state"] == "DELEGATED"}
+        begun = {
+            call_change["call"]: call_change["child"]
+            for call_change in call_changes
+            if call_change["state"] == "DELEGATED"
+        }
         return self._ask(
             "commit",
             store=run["store"],
@@ -104,7 +107,7 @@ class Chooser:
             events=self.pick([[], ["output.delta"], ["round.started"], ["output.delta", "round.started", "warning"]]),
             messages=len(entered) + self.pick([0, 0, 1]),
             entered=entered,
-            calls=wishes,
+            calls=call_changes,
             delegations=self.pick([begun] * 9 + [{}]),
             state=state,
             waits=self.pick([[1], [1], [1, 2], [2, 9], []]),
@@ -118,9 +121,9 @@ class Chooser:
         )
 
     def settling_commit(self, run: Row | None = None) -> Row:
-        """The step of an owner that does everything right and ends its run."""
+        """A valid step of the owner that ends its run."""
         run = run or self._run()
-        wishes = [
+        call_changes = [
             self._as_it_is(call) | {"state": "CANCELLED" if call["state"] == "DELEGATED" else "FAILED"}
             for call in self.model.open_calls(run)
         ]
@@ -133,7 +136,7 @@ class Chooser:
             events=["output.delta"],
             messages=1,
             entered=[],
-            calls=[wish | {"has_result": True} for wish in wishes],
+            calls=[call_change | {"has_result": True} for call_change in call_changes],
             delegations={},
             state="FAILED",
             waits=[],
@@ -147,7 +150,7 @@ class Chooser:
         )
 
     def send(self) -> Row:
-        """A command of somebody to a run."""
+        """A command to a run."""
         run = self._run_in_need()
         name, call = self._call_of(run)
         fitting = _COMMANDS.get(call["state"], [])
@@ -187,7 +190,7 @@ class Chooser:
         )
 
     def approval(self) -> Row | None:
-        """Somebody who may approve decides a call that waits for that; None if none does."""
+        """An approver decides about a pending call; None if there is none."""
         call = self._gated()
         if call is None:
             return None
@@ -213,33 +216,33 @@ class Chooser:
             limits=self.model.limits,
         )
 
-    def shown_again(self) -> Row | None:
-        """The step of an owner that shows a request again: as it was edited, or escalated; None if none waits."""
+    def repeated_request(self) -> Row | None:
+        """A step of the owner that shows an edited or escalated approval request again; None if none is pending."""
         call = self._gated()
         run = self.model.runs[call["store"], call["run"]] if call else None
         if call is None or run is None or not run["worker"]:
             return None
-        wish = self._as_it_is(call) | {"state": "AWAITING_APPROVAL", "escalated": True, "has_result": False}
+        call_change = self._as_it_is(call) | {"state": "AWAITING_APPROVAL", "escalated": True, "has_result": False}
         if call["decision"] == "EDIT":
-            wish["digest"], wish["arguments"] = call["approved"]
-        ask = self.settling_commit(run) | {"state": "", "messages": 0, "calls": [wish], "failure": False}
+            call_change["digest"], call_change["arguments"] = call["approved"]
+        ask = self.settling_commit(run) | {"state": "", "messages": 0, "calls": [call_change], "failure": False}
         reserved = call["reserved"]
         return ask | {"consumed": [reserved] if reserved in self.model.unread(run) else []}
 
     def delegating(self) -> Row | None:
-        """The step of an owner that delegates a call and waits for what does it; None if nobody can."""
+        """A step of the owner that delegates a call and waits for its child run; None if not possible."""
         every = [run for run in self.model.runs.values() if run["worker"] and run["state"] == "RUNNING"]
         free = [(run, f"{run['id']}_{name}") for run in every for name in CALLS if len(run["id"]) < _LONG]
         free = [(run, name) for run, name in free if (run["store"], name) not in self.model.calls]
         if not free:
             return None
         run, name = self.pick(free)
-        wish = self._new() | {"call": name, "state": "DELEGATED", "child": f"run_{name}", "digest": ""}
+        call_change = self._new() | {"call": name, "state": "DELEGATED", "child": f"run_{name}", "digest": ""}
         ask = self.settling_commit(run) | {"state": "WAITING", "waits": [9], "failure": False, "messages": 1}
-        return ask | {"calls": [wish], "delegations": {name: f"run_{name}"}, "consumed": [], "lease": "PARK"}
+        return ask | {"calls": [call_change], "delegations": {name: f"run_{name}"}, "consumed": [], "lease": "PARK"}
 
     def reported(self) -> Row | None:
-        """The step of an owner that settles a delegated call: once its run has ended, or a little early."""
+        """A step of the owner that settles a delegated call, sometimes before its child run has ended."""
         calls = [call for call in self.model.calls.values() if call["state"] == "DELEGATED"]
         runs = self.model.runs
         calls = [call for call in calls if runs[call["store"], call["run"]]["worker"]]
@@ -248,8 +251,8 @@ class Chooser:
         call = self.pick([call for call in calls if call["reserved"]] or calls)
         run = runs[call["store"], call["run"]]
         state = self.pick(["SUCCEEDED", "FAILED", "CANCELLED"])
-        wish = self._as_it_is(call) | {"state": state, "has_result": True}
-        ask = self.settling_commit(run) | {"state": "", "failure": False, "messages": 0, "calls": [wish]}
+        call_change = self._as_it_is(call) | {"state": state, "has_result": True}
+        ask = self.settling_commit(run) | {"state": "", "failure": False, "messages": 0, "calls": [call_change]}
         return ask | {"consumed": [call["reserved"]] if call["reserved"] in self.model.unread(run) else []}
 
     def _gated(self) -> Row | None:
@@ -261,7 +264,7 @@ class Chooser:
         return chosen
 
     def lease_offer(self) -> Row:
-        """A client wants to run a call."""
+        """A client leases a call."""
         offered = [call for call in self.model.calls.values() if call["state"] == "OFFERED"]
         call = self.pick(self.pick([offered, offered, []]) or [None])
         run = self._run() if call is None else self.model.runs[call["store"], call["run"]]
@@ -277,7 +280,7 @@ class Chooser:
         )
 
     def of_client(self) -> Row:
-        """What a client, or the sweep, does to all offers."""
+        """An action on all offers of a client, or the sweep of offers."""
         return self._ask(
             self.pick(["renew_offers", "release_offers", "sweep_offers"]),
             store=self.pick(STORES),
@@ -289,7 +292,7 @@ class Chooser:
         )
 
     def of_worker(self) -> Row:
-        """What a worker does to its leases."""
+        """An action of a worker on its leases."""
         what = self.pick(["claim", "claim", "renew", "release", "release", "report_crash", "sweep_crashed"])
         if what == "report_crash":
             run = self._run()
@@ -298,27 +301,27 @@ class Chooser:
         return self.claim(self.pick(WORKERS), self.pick([3, 1])) | {"do": what}
 
     def claim(self, worker: str, runs_max: int) -> Row:
-        """A worker wants runs."""
+        """A worker claims runs."""
         limits = self.model.limits
         return self._ask(
             "claim", worker=worker, runs_max=runs_max, seconds=LEASE_SECONDS, partial=False, given=[], limits=limits
         )
 
     def sweep_crashed(self) -> Row:
-        """The ledger looks for runs that no worker survives."""
+        """The ledger sweeps for runs that kill their workers."""
         return self._ask("sweep_crashed")
 
     def several(self) -> list[Row]:
-        """Asks of the moment that share a transaction."""
+        """Asks that share a transaction."""
         kinds = [self.submit, self.submit, self.share, self.commit, self.commit, self.send, self.lease_offer]
         return [self.pick(kinds)() for _ in range(self.pick([2, 3]))]
 
     def wait(self, seconds: float = 0.0) -> Row:
-        """Time passes: less than any lease, or more."""
+        """Advance the clock, by less than any lease or by more."""
         return self._ask("wait", seconds=seconds or self.pick([1.0, 1.0, 20.0, 20.0, 100.0]))
 
     def cancel(self, run: Row) -> Row:
-        """The user of a run stops it."""
+        """The user of a run cancels it."""
         fresh = f"cmd{self._count}"
         who = {"store": run["store"], "run": run["id"], "user": run["user"], "operator": False, "right": "OWN_RUNS"}
         more = {"fingerprint": "f1", "limits": self.model.limits}
@@ -328,7 +331,7 @@ class Chooser:
         return f"step_{self._count:06}"
 
     def _run(self) -> Row:
-        """A run: mostly one that a worker holds."""
+        """A run, mostly one that a worker holds."""
         every = list(self.model.runs.values())
         is_open = [run for run in every if run["state"] not in ENDED]
         held = [run for run in is_open if run["worker"]]
@@ -336,7 +339,7 @@ class Chooser:
         return chosen
 
     def _run_in_need(self) -> Row:
-        """A run: mostly one that waits for somebody."""
+        """A run, mostly one that waits for a person."""
         calls = [call for call in self.model.calls.values() if call["state"] in _COMMANDS]
         waits = [self.model.runs[call["store"], call["run"]] for call in calls]
         needy = [run for run in self.model.runs.values() if run["attention"]]
@@ -347,7 +350,7 @@ class Chooser:
         return things if self.pick([False] * 11 + [True]) else []
 
     def _call_of(self, run: Row) -> tuple[str, Row]:
-        """A call of a run, open ones first; now and then an absent one, or one of another run."""
+        """A call of a run, open ones first; sometimes an unknown one, or one of another run."""
         calls = [row for row in self.model.calls.values() if (row["store"], row["run"]) == (run["store"], run["id"])]
         calls.sort(key=lambda call: call["state"] in SETTLED)
         waiting = [call["id"] for call in calls if call["state"] in _COMMANDS]
@@ -356,46 +359,64 @@ class Chooser:
         nothing = {"state": "", "client": "", "offer_epoch": 0, "digest": "", "arguments": ""}
         return name, self.model.calls.get((run["store"], name), nothing)
 
-    def _wishes(self, run: Row) -> list[Row]:
+    def _call_changes(self, run: Row) -> list[Row]:
         if self.pick([True, False, False]):
             return []
         names = self.pick([["a"], ["b"], ["a", "b"], ["c", "a"]])
-        wishes = [self._wish(run, f"{run['id']}_{name}") for name in names]
+        call_changes = [self._call_change(run, f"{run['id']}_{name}") for name in names]
         strange = self._now_and_then([row["id"] for row in self.model.calls.values() if row["run"] != run["id"]])
-        return wishes + ([self._wish(run, strange[0])] if strange else [])
+        return call_changes + ([self._call_change(run, strange[0])] if strange else [])
 
-    def _wish(self, run: Row, name: str) -> Row:
+    def _call_change(self, run: Row, name: str) -> Row:
         call = self.model.calls.get((run["store"], name))
         if call is None:
             state = self.pick([*_WAITING, *CALL_MOVES[""].split(), *self._now_and_then(["SUCCEEDED"])])
             gated = state == "AWAITING_APPROVAL" or self.pick([False, False, False, True])
-            wish = self._new() | {"digest": DIGESTS[0] if gated else "", "fallback": self.pick(["", "other"])}
+            call_change = self._new() | {"digest": DIGESTS[0] if gated else "", "fallback": self.pick(["", "other"])}
         else:
             state = self.pick(CALL_MOVES.get(call["state"], "SUCCEEDED RUNNING").split())
-            wish = self._as_it_is(call)
+            call_change = self._as_it_is(call)
             if call["approved"] is not None and self.pick([True, True, False]):
-                wish["digest"], wish["arguments"] = call["approved"]
+                call_change["digest"], call_change["arguments"] = call["approved"]
             if call["state"] == "OFFERED" and call["fallback"] and self.pick([False, True]):
-                wish["tool"], wish["digest"] = call["fallback"], ""
+                call_change["tool"], call_change["digest"] = call["fallback"], ""
             if self.pick([False] * 9 + [True]):
-                wish[self.pick(["digest", "arguments", "tool"])] = "ef" * 32
-            wish["attempt"] = call["attempt"] + self.pick([1, 1, 0])
+                call_change[self.pick(["digest", "arguments", "tool"])] = "ef" * 32
+            call_change["attempt"] = call["attempt"] + self.pick([1, 1, 0])
             if state == "AWAITING_APPROVAL" != call["state"]:
-                wish["digest"] = self.pick([DIGESTS[0], DIGESTS[0], DIGESTS[1], ""])
+                call_change["digest"] = self.pick([DIGESTS[0], DIGESTS[0], DIGESTS[1], ""])
         if state == "DELEGATED":
-            wish["child"] = f"run_{name}"
+            call_change["child"] = f"run_{name}"
         if self.pick([False] * 19 + [True]):
-            wish["child"] = self.pick(["", run["id"], "run_other"])
+            call_change["child"] = self.pick(["", run["id"], "run_other"])
         ended = state in SETTLED
         has_result = ended if self.pick([True] * 15 + [False]) else not ended
-        wish |= {"required": self.pick([1, 1, 2, 3]), "escalated": self.pick([True, False])}
-        wish["default"] = self.pick([False, False, True])
-        return wish | {"call": name, "state": state, "has_result": has_result, "deadline": self.pick([None, 50.0])}
+        call_change |= {"required": self.pick([1, 1, 2, 3]), "escalated": self.pick([True, False])}
+        call_change["default"] = self.pick([False, False, True])
+        return call_change | {
+            "call": name,
+            "state": state,
+            "has_result": has_result,
+            "deadline": self.pick([None, 50.0]),
+        }
 
     def _new(self) -> Row:
-        """A call that there is not yet."""
-        wish: Row = {"tool": "tool", "arguments": ARGUMENTS[0], "digest": "", "attempt": 1, "fallback": "", "child": ""}
-        return wish | {"required": 1, "escalated": False, "default": False, "has_result": False, "deadline": None}
+        """A new call."""
+        call_change: Row = {
+            "tool": "tool",
+            "arguments": ARGUMENTS[0],
+            "digest": "",
+            "attempt": 1,
+            "fallback": "",
+            "child": "",
+        }
+        return call_change | {
+            "required": 1,
+            "escalated": False,
+            "default": False,
+            "has_result": False,
+            "deadline": None,
+        }
 
     def _as_it_is(self, call: Row) -> Row:
         kept = ("tool", "fallback", "arguments", "digest", "attempt", "child")

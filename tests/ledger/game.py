@@ -1,4 +1,4 @@
-"""A game of asks: each is put to the model and to the product on one store or on several, which have to agree."""
+"""Plays asks against the model and one or several product stores, which must agree."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from tests.simulation.reference import ENDED
 from tests.simulation.store import Tables
 from tests.unit.job_store.test_waiting import check as check_waiting
 
+# Time between two asks, so that they are ordered.
 TICK_SECONDS = 0.001
-"""So long passes between two asks, so that what came later is later."""
 
+# Whole stores are compared after this many moves.
 _COMPARED = 5
-"""Whole stores are compared after so many moves."""
 
 _STEPS = 60
 
@@ -52,13 +52,13 @@ _PENDING = (
 _CHECKERS = (
     checkers.seqs_without_gaps,
     checkers.state_is_the_fold_of_the_log,
-    checkers.states_move_along_the_tables,
+    checkers.state_changes_are_allowed,
     checkers.nothing_starts_after_a_cancel,
 )
 
 
 class Game:
-    """Workers, clients and users of two stores, who know nothing of each other."""
+    """Workers, clients and users of two stores that are independent of each other."""
 
     def __init__(self, model: Model, products: Sequence[Product], pick: Pick) -> None:
         self.model = model
@@ -66,7 +66,7 @@ class Game:
         self._products = products
 
     async def play(self, ask: Row) -> tuple[Any, ...]:
-        """Put one ask, compare, and return the answer."""
+        """Play one ask, compare, and return the answer."""
         await self._tick()
         answers = [await product.do(ask) for product in self._products]
         assert answers.count(answers[0]) == len(answers), ("the stores differ", ask, answers)
@@ -77,14 +77,14 @@ class Game:
         return answers[0]
 
     async def together(self, asks: Sequence[Row]) -> None:
-        """Put asks that share a transaction: it is as if they had come in some order, and each stands for itself."""
+        """Play asks that share a transaction: the result equals some order of separate asks."""
         await self._tick()
         every = [await product.group(asks) for product in self._products]
         assert every.count(every[0]) == len(every), ("the stores differ", asks, every)
         await self.as_in_some_order(list(zip(asks, every[0], strict=True)))
 
     async def race(self, other: Product) -> None:
-        """Put asks at the same time to two replicas of one store: again it is as if they had come in some order."""
+        """Play asks concurrently on two replicas of a store: the result equals some order."""
         await self._tick()
         asks = self.choose.several(), self.choose.several()
         claims = [self.choose.claim(worker, 2) | {"partial": True} for worker in ("w1", "w2")]
@@ -98,7 +98,7 @@ class Game:
         await self.as_in_some_order(list(zip((*asks[0], *asks[1], *claims), answers, strict=True)))
 
     async def as_in_some_order(self, answered: Sequence[tuple[Row, tuple[Any, ...]]]) -> None:
-        """Fail unless there is an order in which the model gives the same answers and comes to the same rows."""
+        """Fail unless the model gives the same answers and rows in some order of the asks."""
         store = self._products[0].store
         shown = view_of_tables(await store.tables(), await store.now())
         differences: list[AssertionError] = []
@@ -111,7 +111,7 @@ class Game:
         raise differences[0]
 
     async def compare(self) -> None:
-        """Fail unless the first store shows what the model shows."""
+        """Fail unless the first store shows the same as the model."""
         store = self._products[0].store
         tables, now = await store.tables(), await store.now()
         differing = _differing(view_of_tables(tables, now), view_of_model(self.model))
@@ -119,14 +119,14 @@ class Game:
         _check_reasons(tables, now)
 
     async def compare_stores(self) -> None:
-        """Fail unless all stores keep the same and have said the same."""
+        """Fail unless all stores have the same rows and gave the same answers."""
         stores = [product.store for product in self._products]
         first, *others = [(await store.tables(), store.announced.said, await self._reads(store)) for store in stores]
         for other in others:
             assert other == first, "the stores differ"
 
     async def _reads(self, store: Store) -> list[Any]:
-        """Return what can be read of the newest runs, of a user and by an operator."""
+        """Return the newest runs as read by a user and by an operator."""
         reads, found = store.reads, []
         for (store_name, run_id), run in list(self.model.runs.items())[-3:]:
             key = RunKey(StoreId(store_name), RunId(run_id))
@@ -154,73 +154,66 @@ class Game:
     # Moves.
 
     async def submit(self) -> None:
-        """A message of a user."""
         await self.play(self.choose.submit())
 
     async def share(self) -> None:
-        """Others may write to a conversation, or no longer."""
+        """Share a conversation for writing, or make it private."""
         await self.play(self.choose.share())
 
     async def worker(self) -> None:
-        """Something about leases."""
         await self.play(self.choose.of_worker())
 
     async def step(self) -> None:
-        """A step of an owner."""
         await self._see_to_work()
         await self.play(self.choose.commit())
 
     async def command(self) -> None:
-        """A command of somebody."""
         await self.play(self.choose.send())
 
     async def approvals(self) -> None:
-        """Several people decide one call after the other, and its owner goes on with what they said."""
-        decide, show = self.choose.approval, self.choose.shown_again
+        """Several people decide one call in turn, and its owner continues with their decisions."""
+        decide, show = self.choose.approval, self.choose.repeated_request
         for choose in (decide, show, show, decide, decide, show, decide):
             ask = choose()
             if ask is not None:
                 await self.play(ask)
 
     async def agents(self) -> None:
-        """A run lets another do a call; owners go on with what became of such calls."""
+        """A run delegates a call; owners continue with the results of delegated calls."""
         for choose in (self.choose.delegating, self.choose.reported):
             ask = choose()
             if ask is not None:
                 await self.play(ask)
 
     async def offer(self) -> None:
-        """A client wants a call."""
         await self.play(self.choose.lease_offer())
 
     async def offers(self) -> None:
-        """A client about all its calls."""
         await self.play(self.choose.of_client())
 
     async def wait(self) -> None:
-        """Time passes."""
         await self.play(self.choose.wait())
 
     async def deaths(self) -> None:
-        """Workers die one after the other, with all that they hold."""
+        """Workers die one after another with all their runs."""
         for _ in range(3):
             await self.play(self.choose.wait(40.0))
             await self.play(self.choose.sweep_crashed())
             await self.play(self.choose.claim("w1", 3))
 
     async def group(self) -> None:
-        """Several at once."""
+        """Several asks in one transaction."""
         await self.together(self.choose.several())
 
     async def _see_to_work(self) -> None:
-        """Bring and claim a run if no worker holds one: little happens without."""
+        """Submit and claim a run if no worker holds one."""
         if all(run["state"] in ENDED for run in self.model.runs.values()):
             await self.play(self.choose.submit())
         if not any(run["worker"] for run in self.model.runs.values()):
             await self.play(self.choose.claim("w1", 2))
 
     async def settle(self) -> None:
-        """I3: an owner that does everything right can end its run. Now and then it has not read its commands."""
+        """I3: a correct owner can end its run. Sometimes it has not read its commands."""
         ask = self.choose.settling_commit()
         run = self.model.runs[ask["store"], ask["run"]]
         may_end = run["worker"] and run["state"] not in ENDED
@@ -231,14 +224,14 @@ class Game:
         assert answer[0] == "ok" or not may_end, answer
 
     async def end_all(self) -> None:
-        """I3: whatever happened, owners that do everything right bring every run to its end."""
+        """I3: correct owners end every run, whatever happened before."""
         runs = self.model.runs
         while still_open := [run for run in runs.values() if run["state"] not in ENDED]:
             for run in still_open:
                 if run["state"] not in ENDED:
                     await self.play(self.choose.cancel(run))
             await self.play(self.choose.wait(100.0))
-            # Those that need one more worker to be given up have had it.
+            # Runs that needed one more dead worker before quarantine have had it.
             await self.play(self.choose.sweep_crashed())
             for worker in ("w1", "w2", "w3"):
                 await self.play(self.choose.claim(worker, 64))
@@ -248,7 +241,7 @@ class Game:
                     assert answer[0] == "ok", answer
 
     async def check_logs(self) -> None:
-        """I7, I12, I16, I17: what the simulation checks of every log holds of these."""
+        """I7, I12, I16, I17: the log checkers of the simulation hold for the logs."""
         for product in self._products:
             tables = await product.store.tables()
             for store_id in map(StoreId, sorted(set(STORES))):
@@ -258,6 +251,7 @@ class Game:
                     assert not found, (checker.__name__, found)
 
 
+# Moves; a repeated entry is more likely.
 MOVES = (
     *[Game.step] * 8,
     *[Game.command] * 6,
@@ -273,12 +267,11 @@ MOVES = (
     Game.wait,
     Game.deaths,
 )
-"""What may happen, as often as it stands here."""
 
 
 @asynccontextmanager
 async def game(stores: Sequence[Store], pick: Pick) -> AsyncIterator[Game]:
-    """Give a game on some stores; it begins with a run that a worker holds."""
+    """Yield a game on some stores; it starts with a run that a worker holds."""
     async with AsyncExitStack() as stack:
         commits = [await stack.enter_async_context(store.open()) for store in stores]
         products = [Product(store, commit) for store, commit in zip(stores, commits, strict=True)]
@@ -289,7 +282,6 @@ async def game(stores: Sequence[Store], pick: Pick) -> AsyncIterator[Game]:
 
 
 async def walk(stores: Sequence[Store], seed: int, steps: int) -> None:
-    """Play at random, by a seed."""
     chance = Random(seed)
     async with game(stores, chance.choice) as played:
         for step in range(steps):
@@ -302,7 +294,7 @@ async def walk(stores: Sequence[Store], seed: int, steps: int) -> None:
 
 
 def first_difference(seeds: Iterable[int]) -> str:
-    """Walk on the simulated store; return where the product was not as the model, empty if nowhere."""
+    """Play on the simulated store; return the first difference between product and model, or an empty string."""
     for seed in seeds:
         try:
             asyncio.run(walk([MemoryStore(LIMITS[seed % len(LIMITS)])], seed, _STEPS))
@@ -312,7 +304,7 @@ def first_difference(seeds: Iterable[int]) -> str:
 
 
 def _differing(shown: Row, wanted: Row) -> list[tuple[Any, ...]]:
-    """Return table, key, what the product shows and what the model shows, of each row that differs."""
+    """Return table, key, product value and model value of each row that differs."""
     return [
         (name, key, shown[name].get(key), wanted[name].get(key))
         for name in wanted
@@ -322,7 +314,7 @@ def _differing(shown: Row, wanted: Row) -> list[tuple[Any, ...]]:
 
 
 def _check_reasons(tables: Tables, now: datetime) -> None:
-    """Fail unless each run that does not go on says why (I3)."""
+    """Fail unless each run that makes no progress has a reason (I3)."""
     for run in tables.runs.values():
         conversation = tables.conversations[ConversationKey(run.store_id, run.conversation_id)]
         line = [each for each in (conversation.active_run_id, *conversation.queue) if each]
@@ -351,7 +343,7 @@ def _part(tables: Tables, store_id: str) -> Tables:
 def _orders(
     model: Model, answered: Sequence[tuple[Row, tuple[Any, ...]]], differences: list[AssertionError]
 ) -> Iterator[Model]:
-    """Yield what the model becomes in each order in which it gives these answers; say why others are none."""
+    """Yield the model after each order of asks that gives these answers; explain why other orders do not."""
     if not answered:
         yield model
     for place, (ask, answer) in enumerate(answered):

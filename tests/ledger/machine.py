@@ -1,4 +1,4 @@
-"""The game on the simulated store, with Hypothesis for chance: it finds the shortest way to a fault."""
+"""The game on the simulated store driven by Hypothesis, which shrinks failures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.ledger.stores import MemoryStore
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """Random asks; whatever the product and the model say or show must be the same."""
+    """Random asks; product and model must always agree."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,10 +1,9 @@
-"""A reference model of the ledger in plain dicts, after docs/design/architecture.md and the comments of pawl.job.v1.
+"""A reference model of the ledger in plain dicts, written from docs/design/architecture.md and the comments of
+pawl.job.v1.
 
-It shares no code with the product: states are words, times are numbers, and each
-question is answered in the simplest way, never the fastest. A question is a dict
-(see `commands.py`); the answer is a tuple that begins with "ok", with "receipt",
-or with "refused" and every reason that the documents give for it. Where two of
-them apply, the documents do not say which comes first.
+It shares no code with the product and prefers simplicity over speed: states are strings, times are numbers. An ask is
+a dict (see `commands.py`). The answer is a tuple that starts with "ok", "receipt", or "refused" and every documented
+reason; the documents do not order reasons that apply together.
 """
 
 from __future__ import annotations
@@ -18,6 +17,9 @@ from tests.simulation.reference import ENDED, RUN_MOVES, SETTLED
 Row = dict[str, Any]
 Key = tuple[str, str]
 
+# Queued runs of a conversation and of a store, active runs of a store and of a user, crashes of a run. Then, per run:
+# unread messages, top-ups, bytes of messages, and receipts without effect. Last, other people whose messages enter a
+# run.
 LIMITS = (
     {
         "queue": 3,
@@ -53,15 +55,10 @@ LIMITS = (
         "people": 2,
     },
 )
-"""Runs that wait in a conversation and are queued in a store, active ones of a store and of a user, dead workers.
-
-Then what waits in a run: messages, and top-ups, and bytes of messages. Then the receipts of what
-changed nothing. Last the people but those who started it whose messages enter a run.
-"""
 
 
 class Refusal(Exception):
-    """Nothing happens; `reasons` are all that may be given."""
+    """The ask changes nothing; `reasons` are all permitted reasons."""
 
     def __init__(self, *reasons: str) -> None:
         self.reasons = frozenset(reasons)
@@ -69,9 +66,9 @@ class Refusal(Exception):
 
 
 class Model:
-    """Conversations, runs, calls, inboxes, leases, offers and logs of all stores. Times are whole milliseconds.
+    """Conversations, runs, calls, inboxes, leases, offers and logs of all stores.
 
-    A new id is made of the `tag` of the ask that makes it.
+    Times are in milliseconds. New ids derive from the `tag` of the ask that creates them.
     """
 
     def __init__(self, limits: Mapping[str, int]) -> None:
@@ -85,8 +82,8 @@ class Model:
         self._made: Counter[str] = Counter()
 
     def do(self, ask: Row) -> tuple[Any, ...]:
-        """Answer a question; one that is refused changes nothing."""
-        # Local: these modules need this one.
+        """Answer an ask; a refused one changes nothing."""
+        # Imported here to avoid a cycle.
         from tests.ledger import model_commit, model_inbox, model_leases  # noqa: PLC0415
 
         methods = (
@@ -95,17 +92,17 @@ class Model:
         self._tag = ask["tag"]
         self._made.clear()
         try:
-            # Each judges before it acts: nothing is to be undone.
+            # Each handler checks everything before it writes, so nothing needs a rollback.
             return methods[ask["do"]](self, ask)
         except Refusal as refusal:
             return ("refused", refusal.reasons)
 
     def after(self, seconds: float) -> int:
-        """Return the time so many seconds from now."""
+        """Return the time `seconds` from now."""
         return self.now + round(seconds * 1000)
 
     def new_id(self, prefix: str) -> str:
-        """Return the id of what the ask makes."""
+        """Return the id of the object that the ask creates."""
         self._made[prefix] += 1
         count = self._made[prefix]
         return f"{prefix}_{self._tag}" + (f"_{count}" if count > 1 else "")
@@ -113,7 +110,7 @@ class Model:
     # A message of a user.
 
     def submit(self, ask: Row) -> tuple[Any, ...]:
-        """Answer with the run that the message created or entered."""
+        """Return the run that the message created or entered."""
         store, request = ask["store"], (ask["store"], ask["user"], ask["request"])
         if ask["request"] and request in self.requests:
             earlier = self.requests[request]
@@ -126,7 +123,7 @@ class Model:
         if active and policy in {"STEER", "INTERRUPT"} and active["user"] != ask["user"]:
             raise Refusal("RUN_OF_ANOTHER_USER")
         if policy == "STEER" and active is not None and active["cause"]:
-            # What enters a run that is being stopped would be lost.
+            # A stopping run would lose the message.
             policy = "QUEUE"
         self._judge_submit(ask, found, policy)
         if policy == "STEER":
@@ -159,7 +156,7 @@ class Model:
         runs = [run for run in self.runs.values() if run["store"] == ask["store"]]
         active = [run for run in runs if run["worker"] or run["state"] in {"RUNNING", "CANCELLING"}]
         free = max(0, self.limits["per_store"] - len(active))
-        # What only waits for a worker is no reason to refuse another one.
+        # Runs that only wait for a worker do not block another one.
         waiting = len([run for run in runs if run["state"] == "QUEUED" and not run["worker"]]) - free
         waits = len(found["queue"]) if found else 0
         is_writer = found is not None and found["user"] != ask["user"]
@@ -168,7 +165,7 @@ class Model:
             raise Refusal("QUEUE_FULL")
 
     def judge_room(self, run: Row, ask: Row) -> None:
-        """Refuse a message if too much waits that does not stand in the conversation yet, or of too many people."""
+        """Refuse a message if too many messages, or people, are pending in the run."""
         is_long = run["waiting_bytes"] + ask["bytes"] > self.limits["inbox_bytes"]
         others = set(ask["people"]) - {run["user"], *run["people"], *run["steered_by"]}
         is_one_more = others and len(others) + len(run["steered_by"]) > self.limits["people"]
@@ -176,7 +173,7 @@ class Model:
             raise Refusal("QUEUE_FULL")
 
     def enter(self, run: Row, ask: Row) -> None:
-        """Count a message that has entered a run, and whose it is."""
+        """Count a message that has entered a run, and its author."""
         run["waiting"] += 1
         run["waiting_bytes"] += ask["bytes"]
         run["steered_by"] |= set(ask["people"]) - {run["user"], *run["people"]}
@@ -223,7 +220,7 @@ class Model:
         return run
 
     def delegate(self, parent: Row, call: str, name: str) -> None:
-        """Create the run that does a call, of the same user and credential, in a conversation of its own."""
+        """Create the child run of a call, with the same user and credential, in its own conversation."""
         conversation = self._conversation_of(parent["store"], parent["user"], self.new_id("conv"))
         run = self._new_run(conversation, name, 0, 0)
         run["parent"], run["credential"] = (parent["id"], call), parent["credential"]
@@ -251,7 +248,7 @@ class Model:
         return run
 
     def share(self, ask: Row) -> tuple[Any, ...]:
-        """Answer with how a conversation is shared; runs of writers stop with their right to write."""
+        """Return the sharing of a conversation; runs of writers stop when they lose write access."""
         found = self.conversations.get((ask["store"], ask["conversation"]))
         if found is None or found["user"] != ask["user"]:
             raise Refusal("CONVERSATION_NOT_FOUND")
@@ -274,18 +271,18 @@ class Model:
         run["log"].append("message.added")
 
     def wake(self, run: Row) -> None:
-        """Whoever holds it is told; if nobody does, it may be claimed now, if it has its turn and no quarantine."""
+        """Notify the worker, or make the run claimable if it is unclaimed, has its turn and is not quarantined."""
         is_due = run["claim_at"] is not None and run["claim_at"] <= self.now
         is_free = not run["worker"] and run["attention"] != "QUARANTINED"
         if is_free and run["had_turn"] and not is_due:
             run["claim_at"] = self.now
 
     def stop(self, run: Row, cause: str) -> None:
-        """A run that nobody has begun ends at once, unless a message entered it that somebody has to read."""
+        """An unstarted run ends immediately, unless an unread message entered it."""
         run["cause"] = cause
-        has_begun = run["last_step"] is not None or run["worker"]
+        has_started = run["last_step"] is not None or run["worker"]
         steered = run["had_turn"] and any(command["kind"] == "steer" for command in self.unread(run).values())
-        if not has_begun and not steered:
+        if not has_started and not steered:
             self.end(run, "CANCELLED")
             return
         if run["attention"] == "QUARANTINED":
@@ -294,7 +291,7 @@ class Model:
         self.wake(run)
 
     def move(self, run: Row, state: str, attention: str = "") -> None:
-        """Go to another open state, and say so."""
+        """Move to another open state and log the change."""
         run["state"], run["waits"], run["attention"] = state, [], attention
         run["log"].append(f"run.{state.lower()}")
 
@@ -319,7 +316,7 @@ class Model:
             self.stop(following, "SUPERSEDED")
 
     def _report(self, run: Row) -> None:
-        """Who called the run hears of its end, unless the call was given up."""
+        """Report the end to the calling run, unless the call was cancelled."""
         parent, name = run["parent"]
         call = self.calls.get((run["store"], name))
         if call is not None and call["state"] == "DELEGATED":
@@ -330,32 +327,31 @@ class Model:
             self.wake(caller)
 
     def give_up(self, store: str, name: str) -> None:
-        """Stop a run whose caller does not wait for it any more."""
+        """Stop a child run whose caller no longer waits for it."""
         run = self.runs[store, name]
         if run["state"] not in ENDED and run["state"] != "CANCELLING":
             self.post(run, self.new_id("cmd"), "cancel")
             self.stop(run, "PARENT")
 
-    # What there is.
+    # Queries.
 
     def unread(self, run: Row) -> dict[str, Row]:
-        """Accepted commands that no step of the owner has taken into account, in order of arrival."""
+        """Accepted commands that the owner has not yet consumed, in order of arrival."""
         return {name: command for name, command in run["commands"].items() if command["unread"]}
 
     def post(self, run: Row, name: str, kind: str, **more: Any) -> None:
-        """Remember a command and its receipt; an accepted one is unread."""
+        """Store a command with its receipt; an accepted one is unread."""
         row: Row = {"kind": kind, "call": "", "outcome": "ACCEPTED", "reason": "", "unread": True, "fingerprint": ""}
         row["user"] = run["user"]
         run["commands"][name] = row | more
 
     def post_idle(self, run: Row, name: str, kind: str, **more: Any) -> None:
-        """Remember the receipt of a command that changed nothing, unless the run has too many of them."""
+        """Store the receipt of a command that changed nothing, unless the run has too many of them."""
         if run["idle_receipts"] < self.limits["receipts"]:
             run["idle_receipts"] += 1
             self.post(run, name, kind, unread=False, **more)
 
     def open_calls(self, run: Row) -> list[Row]:
-        """Calls of a run that have no result."""
         return [
             call
             for call in self.calls.values()
@@ -363,5 +359,5 @@ class Model:
         ]
 
     def is_stopping(self, run: Row) -> bool:
-        """Whether somebody has stopped a run that has not ended."""
+        """Whether an open run has been stopped."""
         return bool(run["cause"]) and run["state"] not in ENDED

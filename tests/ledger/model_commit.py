@@ -1,4 +1,4 @@
-"""The reference model's half for the owner of a run: one step, all or nothing, fenced by the epoch."""
+"""The reference model of commits by the owner of a run: atomic, and fenced by the epoch."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 from tests.ledger.model import Model, Refusal, Row
 from tests.simulation.reference import CALL_MOVES, ENDED, NEEDS_START, RUN_MOVES, SETTLED
 
-_WAITS_FOR_SOMEBODY = {"AWAITING_APPROVAL", "OFFERED", "ASKED"}
+_WAITS_FOR_PEOPLE = {"AWAITING_APPROVAL", "OFFERED", "ASKED"}
 _WITH_CHILD = {"DELEGATED", "DETACHED"}
 _MAY_HAVE_ITS_EFFECT = {"OFFERED", "RUNNABLE", "RUNNING", "DELEGATED"}
 _ILLEGAL, _CHANGED, _INVALID = "ILLEGAL_TRANSITION", "INBOX_CHANGED", "INVALID_FIELD"
 
 
 def commit(model: Model, ask: Row) -> tuple[Any, ...]:
-    """Answer with the events of the step and whether commands wait."""
+    """Return the events of the step and whether commands are pending."""
     run = model.runs.get((ask["store"], ask["run"]))
     if run is None:
         raise Refusal("RUN_NOT_FOUND")
@@ -36,12 +36,12 @@ def _broken(*rules: tuple[object, str]) -> set[str]:
 
 
 def _objections(model: Model, run: Row, ask: Row) -> set[str]:
-    """Return every reason against the step."""
+    """Return every reason to refuse the step."""
     last, unread = run["last_step"], model.unread(run)
-    moved = {wish["call"] for wish in ask["calls"]}
+    moved = {call_change["call"] for call_change in ask["calls"]}
     concerns = {unread[name]["call"] for name in ask["consumed"] if name in unread} - {""}
     left = [command for name, command in unread.items() if name not in ask["consumed"]]
-    against_calls = [_against_call(model, run, wish, ask["consumed"]) for wish in ask["calls"]]
+    against_calls = [_against_call(model, run, call_change, ask["consumed"]) for call_change in ask["calls"]]
     return (
         _broken(
             (last is not None and last["epoch"] == ask["epoch"] and ask["commit"] < last["id"], _ILLEGAL),
@@ -58,31 +58,35 @@ def _objections(model: Model, run: Row, ask: Row) -> set[str]:
 
 
 def _against_starting(run: Row, ask: Row, left: list[Row]) -> set[str]:
-    """I12: a run that is being stopped starts nothing and goes nowhere but to its end."""
+    """I12: a stopping run starts nothing and only moves to its end."""
     if run["state"] != "CANCELLING":
         return set()
-    starts = "round.started" in ask["events"] or any(wish["state"] not in SETTLED for wish in ask["calls"])
+    starts = "round.started" in ask["events"] or any(
+        call_change["state"] not in SETTLED for call_change in ask["calls"]
+    )
     elsewhere = ask["state"] not in {"", "CANCELLING", *(set(RUN_MOVES["CANCELLING"].split()) & ENDED)}
     if not (starts or elsewhere):
         return set()
-    # An owner that has not read the stop reads it; one that has is wrong.
+    # An owner that has not read the stop must read it first; one that has is at fault.
     return {_CHANGED if any(command["kind"] == "cancel" for command in left) else _ILLEGAL}
 
 
 def _against_delegations(model: Model, run: Row, ask: Row) -> set[str]:
-    """TOOL-7: a step creates a run for each call that it delegates, and none besides."""
-    wanted = {wish["call"]: wish["child"] for wish in ask["calls"] if wish["state"] in _WITH_CHILD}
+    """TOOL-7: a step creates exactly one run for each call that it delegates."""
+    wanted = {
+        call_change["call"]: call_change["child"] for call_change in ask["calls"] if call_change["state"] in _WITH_CHILD
+    }
     is_there = any((run["store"], name) in model.runs for name in ask["delegations"].values())
     return _broken((ask["delegations"] != wanted, _INVALID), (is_there, _ILLEGAL))
 
 
-def _against_child(call: Row | None, wish: Row) -> set[str]:
-    """TOOL-7: a call has the run that does it from its delegation on, and is settled when that has ended."""
-    goes_on = call and call["state"] == "DELEGATED" and not call["reserved"]
+def _against_child(call: Row | None, call_change: Row) -> set[str]:
+    """TOOL-7: a call names its child run from its delegation on, and is settled after that run has ended."""
+    continues = call and call["state"] == "DELEGATED" and not call["reserved"]
     return _broken(
-        (wish["state"] in _WITH_CHILD and not wish["child"], _INVALID),
-        (wish["state"] not in _WITH_CHILD and wish["child"] != (call["child"] if call else ""), _ILLEGAL),
-        (goes_on and wish["state"] != "CANCELLED", _ILLEGAL),
+        (call_change["state"] in _WITH_CHILD and not call_change["child"], _INVALID),
+        (call_change["state"] not in _WITH_CHILD and call_change["child"] != (call["child"] if call else ""), _ILLEGAL),
+        (continues and call_change["state"] != "CANCELLED", _ILLEGAL),
     )
 
 
@@ -99,76 +103,76 @@ def _against_state(run: Row, ask: Row, left: list[Row]) -> set[str]:
 
 
 def _against_end(model: Model, run: Row, ask: Row, left: list[Row]) -> set[str]:
-    wished = {wish["call"]: wish["state"] for wish in ask["calls"]}
+    wished = {call_change["call"]: call_change["state"] for call_change in ask["calls"]}
     still_open = [call for call in model.open_calls(run) if wished.get(call["id"]) not in SETTLED]
-    is_new = [wish for wish in ask["calls"] if (run["store"], wish["call"]) not in model.calls]
+    is_new = [call_change for call_change in ask["calls"] if (run["store"], call_change["call"]) not in model.calls]
     return _broken(
         (ask["state"] == "FAILED" and not ask["failure"], _INVALID),
         (ask["state"] == "CANCELLED" and not (ask["cause"] or run["cause"]), _INVALID),
-        # Neither a message nor tokens that were taken are lost.
+        # Accepted messages and tokens are not lost.
         (any(command["kind"] in {"steer", "top_up"} for command in left), _CHANGED),
-        (still_open or any(wish["state"] not in SETTLED for wish in is_new), _ILLEGAL),
+        (still_open or any(call_change["state"] not in SETTLED for call_change in is_new), _ILLEGAL),
         (any(call["reserved"] and call["id"] not in wished for call in still_open), _CHANGED),
     )
 
 
-def _against_call(model: Model, run: Row, wish: Row, consumed: list[str]) -> set[str]:
-    call = model.calls.get((run["store"], wish["call"]))
-    reasons = _against_child(call, wish) | _broken(
-        ((wish["state"] in SETTLED) != wish["has_result"], _INVALID),
-        (wish["state"] == "AWAITING_APPROVAL" and not wish["digest"], _INVALID),
+def _against_call(model: Model, run: Row, call_change: Row, consumed: list[str]) -> set[str]:
+    call = model.calls.get((run["store"], call_change["call"]))
+    reasons = _against_child(call, call_change) | _broken(
+        ((call_change["state"] in SETTLED) != call_change["has_result"], _INVALID),
+        (call_change["state"] == "AWAITING_APPROVAL" and not call_change["digest"], _INVALID),
     )
     if call is None:
         return reasons | _broken(
-            (wish["state"] not in CALL_MOVES[""].split(), _ILLEGAL),
-            (wish["digest"] and wish["state"] in _MAY_HAVE_ITS_EFFECT, _ILLEGAL),
+            (call_change["state"] not in CALL_MOVES[""].split(), _ILLEGAL),
+            (call_change["digest"] and call_change["state"] in _MAY_HAVE_ITS_EFFECT, _ILLEGAL),
         )
     if call["run"] != run["id"]:
         return {_INVALID}
-    # OFFERED to itself is the ledger's own: another client holds the call.
-    itself = wish["state"] == call["state"]
-    runs_again = wish["state"] == "RUNNING" and wish["attempt"] > call["attempt"]
-    may_stay = _may_be_shown_again(call, wish) if wish["state"] == "AWAITING_APPROVAL" else runs_again
+    # Only the ledger moves OFFERED to itself, when another client takes the call.
+    itself = call_change["state"] == call["state"]
+    runs_again = call_change["state"] == "RUNNING" and call_change["attempt"] > call["attempt"]
+    may_stay = _may_change_request(call, call_change) if call_change["state"] == "AWAITING_APPROVAL" else runs_again
     is_answered = call["reserved"] or (call["state"] == "ASKED" and (call["default"] or call["begun"]))
-    waits = call["state"] in _WAITS_FOR_SOMEBODY
+    waits = call["state"] in _WAITS_FOR_PEOPLE
     return reasons | _broken(
         (call["reserved"] and call["reserved"] not in consumed, _CHANGED),
         (itself and not may_stay, _ILLEGAL),
-        (not itself and wish["state"] not in CALL_MOVES.get(call["state"], "").split(), _ILLEGAL),
-        ((call["state"], wish["state"]) in NEEDS_START and not call["begun"], _ILLEGAL),
-        (wish["state"] == "SUCCEEDED" and waits and not is_answered, _ILLEGAL),
-        (not _passes_the_gate(call, wish), _ILLEGAL),
+        (not itself and call_change["state"] not in CALL_MOVES.get(call["state"], "").split(), _ILLEGAL),
+        ((call["state"], call_change["state"]) in NEEDS_START and not call["begun"], _ILLEGAL),
+        (call_change["state"] == "SUCCEEDED" and waits and not is_answered, _ILLEGAL),
+        (not _passes_the_gate(call, call_change), _ILLEGAL),
     )
 
 
-def _may_be_shown_again(call: Row, wish: Row) -> bool:
-    """D6: a request changes as somebody edited it, if further people are to approve that; or it is escalated, once."""
+def _may_change_request(call: Row, call_change: Row) -> bool:
+    """D6: an approval request may change after an edit that needs further approvals, or once by escalation."""
     shown = (call["digest"], call["arguments"])
     if call["decision"] == "EDIT" and call["required"] > 1:
         shown = call["approved"]
-    elif call["reserved"] or call["escalated"] or not wish["escalated"]:
+    elif call["reserved"] or call["escalated"] or not call_change["escalated"]:
         return False
-    return bool(wish["tool"] == call["tool"] and (wish["digest"], wish["arguments"]) == shown)
+    return bool(call_change["tool"] == call["tool"] and (call_change["digest"], call_change["arguments"]) == shown)
 
 
-def _passes_the_gate(call: Row, wish: Row) -> bool:
-    """I9, I10: a gated call is what was shown until it is approved, and then exactly what was approved."""
-    if wish["state"] == "AWAITING_APPROVAL":
-        return True  # It will be shown, and needs a decision of its own.
+def _passes_the_gate(call: Row, call_change: Row) -> bool:
+    """I9, I10: a gated call equals what was shown until it is approved, then what was approved."""
+    if call_change["state"] == "AWAITING_APPROVAL":
+        return True  # It is shown next, and needs its own decision.
     if not call["digest"]:
-        return not wish["digest"]
-    falls_back = wish["tool"] == call["fallback"] != call["tool"] and not wish["digest"]
+        return not call_change["digest"]
+    falls_back = call_change["tool"] == call["fallback"] != call["tool"] and not call_change["digest"]
     if call["state"] == "OFFERED" and falls_back:
-        return True  # Another tool, gated on its own.
+        return True  # Another tool, gated separately.
     approved = call["decision"] in {"APPROVE", "EDIT"}
     others = {user for user, *_ in call["approvers"]} - {call["user"]}
     enough = call["required"] == 1 or len(others) >= call["required"]
-    if wish["state"] in _MAY_HAVE_ITS_EFFECT and not (approved and enough):
+    if call_change["state"] in _MAY_HAVE_ITS_EFFECT and not (approved and enough):
         return False
-    if wish["tool"] != call["tool"]:
+    if call_change["tool"] != call["tool"]:
         return False
-    shown, wished = (call["digest"], call["arguments"]), (wish["digest"], wish["arguments"])
-    if wish["state"] in SETTLED:
+    shown, wished = (call["digest"], call["arguments"]), (call_change["digest"], call_change["arguments"])
+    if call_change["state"] in SETTLED:
         return wished == shown or (call["decision"] == "EDIT" and wished == call["approved"])
     return bool(wished == (call["approved"] if approved else shown))
 
@@ -179,8 +183,12 @@ def _write(model: Model, run: Row, ask: Row) -> tuple[Any, ...]:
         run["commands"][name]["unread"] = False
     run["cause"] = ask["cause"] or run["cause"]
     run["unstopped"] = ask["unstopped"] or run["unstopped"]
-    if ask["messages"] or ask["lease"] == "PARK" or any(wish["state"] in SETTLED for wish in ask["calls"]):
-        run["crashes"] = 0  # It got somewhere.
+    if (
+        ask["messages"]
+        or ask["lease"] == "PARK"
+        or any(call_change["state"] in SETTLED for call_change in ask["calls"])
+    ):
+        run["crashes"] = 0  # The step made progress.
     state, ends = ask["state"], ask["state"] in ENDED
     waits = ask["waits"] if state == "WAITING" else []
     changes = bool(state) and not ends and (state, waits) != (run["state"], run["waits"])
@@ -191,12 +199,12 @@ def _write(model: Model, run: Row, ask: Row) -> tuple[Any, ...]:
     run["waiting"] = max(0, run["waiting"] - len(ask["entered"]))
     run["waiting_bytes"] = max(0, run["waiting_bytes"] - sum(ask["entered"]))
     model.conversations[run["store"], run["conversation"]]["messages"] += ask["messages"]
-    for wish in ask["calls"]:
-        call = model.calls.get((run["store"], wish["call"]), {"state": "", "reserved": ""})
-        is_given_up = (call["state"], wish["state"]) == ("DELEGATED", "CANCELLED") and not call["reserved"]
-        _put_call(model, run, wish)
-        if is_given_up:
-            model.give_up(run["store"], wish["child"])
+    for call_change in ask["calls"]:
+        call = model.calls.get((run["store"], call_change["call"]), {"state": "", "reserved": ""})
+        is_cancelled = (call["state"], call_change["state"]) == ("DELEGATED", "CANCELLED") and not call["reserved"]
+        _put_call(model, run, call_change)
+        if is_cancelled:
+            model.give_up(run["store"], call_change["child"])
     for name, child in ask["delegations"].items():
         model.delegate(run, name, child)
     run["log"] += [event for event in ask["events"] if event == "round.started"]
@@ -219,25 +227,25 @@ def _write(model: Model, run: Row, ask: Row) -> tuple[Any, ...]:
 _CALL_EVENTS = {"RUNNING": "executing", "SUCCEEDED": "completed"}
 
 
-def _put_call(model: Model, run: Row, wish: Row) -> None:
-    state = wish["state"]
+def _put_call(model: Model, run: Row, call_change: Row) -> None:
+    state = call_change["state"]
     nobody: Row = {"client": "", "session": "", "offer_epoch": 0, "held_for": 0.0, "held_until": None}
     untold: Row = {"told": None}
     undecided: Row = {"decision": "", "approved": None, "approvers": [], "approved_before": [], "escalated": False}
-    new = {"store": run["store"], "id": wish["call"], "run": run["id"], "user": run["user"], "state": ""}
-    new |= undecided | nobody | untold | {"required": wish["required"], "begun": False}
-    call = model.calls.setdefault((run["store"], wish["call"]), new)
+    new = {"store": run["store"], "id": call_change["call"], "run": run["id"], "user": run["user"], "state": ""}
+    new |= undecided | nobody | untold | {"required": call_change["required"], "begun": False}
+    call = model.calls.setdefault((run["store"], call_change["call"]), new)
     if state == "AWAITING_APPROVAL" and call["state"] != state:
-        call |= undecided | {"required": wish["required"]}
+        call |= undecided | {"required": call_change["required"]}
     elif state == "AWAITING_APPROVAL" and call["decision"]:
         call |= {"decision": "", "approved": None}
     elif state == "AWAITING_APPROVAL":
         call["escalated"] = True
-    call["default"] = wish["default"]
+    call["default"] = call_change["default"]
     call["begun"] = call["begun"] or state == "RUNNING"
     for name in ("state", "tool", "fallback", "arguments", "digest", "attempt", "child"):
-        call[name] = wish[name]
-    call["deadline"] = None if wish["deadline"] is None else model.after(wish["deadline"])
+        call[name] = call_change[name]
+    call["deadline"] = None if call_change["deadline"] is None else model.after(call_change["deadline"])
     call["reserved"] = ""
     if state == "OFFERED":
         call |= nobody | {"offer_epoch": call["offer_epoch"]}

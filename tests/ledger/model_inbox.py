@@ -1,4 +1,4 @@
-"""The reference model's half for clients and people: offers under a lease, and commands with their receipts."""
+"""The reference model of clients and people: leased offers, and commands with receipts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.simulation.reference import ENDED, SETTLED
 
 
 def is_pending(model: Model, call: Row) -> bool:
-    """Whether a call waits for somebody. Of a quarantined run it is open whether a call is in doubt."""
+    """Whether a call waits for a person. In a quarantined run, calls in doubt do."""
     run = model.runs[call["store"], call["run"]]
     if call["reserved"] or run["state"] in ENDED or model.is_stopping(run):
         return False
@@ -21,12 +21,12 @@ def is_pending(model: Model, call: Row) -> bool:
 
 
 def is_in_doubt(run: Row) -> bool:
-    """Whether an operator is asked what became of the calls that run."""
+    """Whether an operator must resolve the running calls."""
     return bool(run["attention"] == "UNKNOWN_OUTCOME")
 
 
 def is_held(model: Model, call: Row) -> bool:
-    """Whether a client holds a call and its lease has not run out."""
+    """Whether a client holds a call with a valid lease."""
     return bool(call["client"]) and bool(call["held_until"] > model.now)
 
 
@@ -35,7 +35,7 @@ def _is_over(model: Model, call: Row) -> bool:
 
 
 def lease_offer(model: Model, ask: Row) -> tuple[Any, ...]:
-    """Answer whether the client has the call, and the epoch of its offer."""
+    """Return whether the client gets the call, and the epoch of its offer."""
     call = model.calls.get((ask["store"], ask["call"]))
     run = model.runs.get((ask["store"], ask["run"]))
     if call is None or run is None or call["run"] != run["id"] or run["user"] != ask["user"]:
@@ -57,7 +57,7 @@ def lease_offer(model: Model, ask: Row) -> tuple[Any, ...]:
 
 
 def renew_offers(model: Model, ask: Row) -> tuple[Any, ...]:
-    """Answer with the calls that the client holds."""
+    """Return the calls that the client holds."""
     held = _held_by(model, ask, "")
     for call in held:
         call["held_for"], call["held_until"] = ask["seconds"], model.after(ask["seconds"])
@@ -65,13 +65,13 @@ def renew_offers(model: Model, ask: Row) -> tuple[Any, ...]:
 
 
 def release_offers(model: Model, ask: Row) -> tuple[Any, ...]:
-    """Answer with the number of calls that are given back."""
-    return _give_back(model, _held_by(model, ask, ask["run"]))
+    """Return the number of calls that were released."""
+    return _release(model, _held_by(model, ask, ask["run"]))
 
 
 def sweep_offers(model: Model, _: Row) -> tuple[Any, ...]:
-    """Answer with the number of calls whose client has vanished."""
-    return _give_back(model, [call for call in _held(model) if not is_held(model, call)])
+    """Return the number of calls whose client has vanished."""
+    return _release(model, [call for call in _held(model) if not is_held(model, call)])
 
 
 def _held(model: Model) -> list[Row]:
@@ -86,7 +86,7 @@ def _held_by(model: Model, ask: Row, run: str) -> list[Row]:
     return [call for call in owned if run in {"", call["run"]}]
 
 
-def _give_back(model: Model, calls: list[Row]) -> tuple[Any, ...]:
+def _release(model: Model, calls: list[Row]) -> tuple[Any, ...]:
     for call in calls:
         call["client"], call["session"], call["held_until"] = "", "", None
         model.runs[call["store"], call["run"]]["log"].append("tool.offered")
@@ -102,7 +102,7 @@ _TAKEN: Verdict = ("ACCEPTED", "")
 
 
 def send(model: Model, ask: Row) -> tuple[Any, ...]:
-    """Answer with the receipt: outcome and reason."""
+    """Return the receipt: outcome and reason."""
     run = model.runs.get((ask["store"], ask["run"]))
     if run is None or not (ask["operator"] or run["user"] == ask["user"] or _approves(model, run, ask)):
         return ("receipt", "UNKNOWN", "RUN_NOT_FOUND")
@@ -128,7 +128,7 @@ def send(model: Model, ask: Row) -> tuple[Any, ...]:
 
 
 def _judge_room(model: Model, run: Row, ask: Row) -> None:
-    """Refuse what people send without being waited for if too much of it waits; it may come again."""
+    """Refuse unsolicited commands if too many are pending; they may be sent again later."""
     if ask["kind"] == "steer":
         model.judge_room(run, ask)
         model.enter(run, ask)
@@ -138,7 +138,7 @@ def _judge_room(model: Model, run: Row, ask: Row) -> None:
 
 
 def _approves(model: Model, run: Row, ask: Row) -> bool:
-    """D7: of the runs of others an approver knows the calls that need an approval, and nothing else."""
+    """D7: of other users' runs, an approver sees only the calls that need an approval."""
     call = model.calls.get((ask["store"], ask["call"]))
     if ask["kind"] != "decide" or ask["right"] != "STORE" or call is None or call["run"] != run["id"]:
         return False
@@ -181,12 +181,12 @@ def _is_of_client(call: Row, ask: Row) -> bool:
 
 
 def _is_replaced(call: Row, ask: Row) -> bool:
-    """Whether a command comes by a session that holds the call no more, though its client does: it is not kept."""
+    """Whether a command comes from an older session of the client that now holds the call; it is not stored."""
     return _is_of_client(call, ask) and ask["session"] not in {"", call["session"]}
 
 
 def _judge_run(model: Model, run: Row, ask: Row) -> Verdict:
-    """Judge what concerns the whole run."""
+    """Check the conditions on the run."""
     if ask["kind"] == "redrive":
         return _TAKEN if run["attention"] == "QUARANTINED" else ("REFUSED", "ATTENTION_NOT_NEEDED")
     if ask["kind"] == "cancel":
@@ -208,9 +208,9 @@ def _judge_decision(call: Row, ask: Row) -> Verdict | None:
 
 
 def _judge_approver(run: Row, call: Row, ask: Row) -> Verdict | None:
-    """D6: of calls that several people approve, who started or steered the run decides none, and nobody twice.
+    """D6: with several approvals, people who started or steered the run may not decide, and nobody decides twice.
 
-    Nor does a credential: whoever it says that it is. With a key acts, too, who made it.
+    The same holds for a credential, whichever person it names. The creator of a key counts as acting with it.
     """
     if call["state"] == "ASKED":
         return None
@@ -233,7 +233,7 @@ def _judge_approver(run: Row, call: Row, ask: Row) -> Verdict | None:
 
 
 def _counts_only(call: Row | None, ask: Row) -> bool:
-    """Whether a decision is an approval that is not the last one needed."""
+    """Whether a decision is an approval before the last one needed."""
     if call is None or ask["kind"] != "decide" or (call["state"], ask["decision"]) != ("AWAITING_APPROVAL", "APPROVE"):
         return False
     return len(call["approvers"]) + 1 < int(call["required"])
@@ -242,13 +242,13 @@ def _counts_only(call: Row | None, ask: Row) -> bool:
 def _accept(model: Model, run: Row, call: Row | None, ask: Row) -> None:
     kind = ask["kind"]
     if kind == "progress" and call is not None and call["told"] is not None and model.now < call["told"] + _PAUSE:
-        # Too soon after the last one: the client is heard of, and nobody else hears of it.
+        # Too soon after the last one: it renews the lease and is not forwarded.
         call["held_until"] = model.after(call["held_for"])
         return
     if kind == "cancel" and run["state"] == "CANCELLING":
         model.post_idle(run, ask["command"], kind, fingerprint=ask["fingerprint"], user=ask["user"])
         return
-    # What the ledger has done when it answers is nothing that an owner has to read.
+    # If the ledger has applied the command completely, the owner need not read it.
     at_once = kind in {"progress", "redrive"} or _counts_only(call, ask)
     concerns = "" if call is None or at_once else call["id"]
     more = {"unread": not at_once, "call": concerns, "fingerprint": ask["fingerprint"], "user": ask["user"]}

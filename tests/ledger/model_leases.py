@@ -1,4 +1,4 @@
-"""The reference model's half for workers and time: who may have which run, and which runs kill their workers."""
+"""The reference model of workers and time: which runs a worker may claim, and which runs kill their workers."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 from tests.ledger.model import Key, Model, Refusal, Row
 from tests.simulation.reference import ENDED
 
+# How long a run rests after its worker released it because it could not drive it.
 _REST_SECONDS = 2.0
-"""So long a run rests that its worker gave back because it could not drive it."""
 
+# How long the last permitted worker of a run may still return.
 _GRACE_SECONDS = 5.0
-"""So long the last worker that a run is allowed may still come back."""
 
 
 def claim(model: Model, ask: Row) -> tuple[Any, ...]:
-    """`given` are the runs that the worker got: they must be ones that it may have, and leave none that it may have.
+    """Check that the worker may have the `given` runs and that no further run was claimable.
 
-    With `partial`, others wrote at the same time, and what they wrote may have been passed over.
+    With `partial`, runs locked by concurrent writers may be skipped.
     """
     given: list[Key] = ask["given"]
     due = {key: run for key, run in model.runs.items() if _is_due(model, run)}
@@ -34,7 +34,7 @@ def claim(model: Model, ask: Row) -> tuple[Any, ...]:
     _judge_limits(model, ask["worker"], given, was_active)
     if not ask["partial"]:
         fits = {key for key in due if key not in given and _fits(model, ask["worker"], due[key], key in was_active)}
-        assert not fits or len(given) == ask["runs_max"], ("could be had as well", fits)
+        assert not fits or len(given) == ask["runs_max"], ("could be claimed too", fits)
         _judge_fairness(given, fits)
         for key in fits:
             rank = (key in was_active, crashes[key])
@@ -49,7 +49,7 @@ def claim(model: Model, ask: Row) -> tuple[Any, ...]:
 
 
 def is_active(run: Row) -> bool:
-    """Whether a run takes a place: a worker has it, or had it when it died, or it is in motion."""
+    """Whether a run uses a slot: a worker has it or died with it, or it makes progress."""
     return bool(run["worker"]) or run["state"] in {"RUNNING", "CANCELLING"}
 
 
@@ -60,7 +60,7 @@ def _is_due(model: Model, run: Row) -> bool:
 
 
 def _crashes(run: Row) -> int:
-    """A worker that still has a run that is due has died."""
+    """A worker that holds a run that is due has died."""
     return int(run["crashes"]) + bool(run["worker"])
 
 
@@ -74,7 +74,7 @@ def _last_chances(model: Model, worker: str) -> int:
 
 
 def _judge_limits(model: Model, worker: str, given: list[Key], was_active: set[Key]) -> None:
-    """LOOP-14: who was not active gets a place only if there is one. I20: one last chance a worker."""
+    """LOOP-14: an inactive run starts only with a free slot. I20: one last chance per worker."""
     for key in given:
         run = model.runs[key]
         if key not in was_active:
@@ -88,19 +88,19 @@ def _fits(model: Model, worker: str, run: Row, was_active: bool) -> bool:
     """Return whether the worker may have one more run."""
     if _crashes(run) + 1 >= model.limits["crashes"] and _last_chances(model, worker):
         return False
-    has_place = _active(model, run["store"]) < model.limits["per_store"]
-    return was_active or (has_place and _active(model, run["store"], run["user"]) < model.limits["per_user"])
+    has_slot = _active(model, run["store"]) < model.limits["per_store"]
+    return was_active or (has_slot and _active(model, run["store"], run["user"]) < model.limits["per_user"])
 
 
 def _judge_fairness(given: list[Key], fits: set[Key]) -> None:
-    """No store gets a second run more than another one that still has runs to give."""
+    """No store gets a second run before every store with due runs got one."""
     got = {store: sum(key[0] == store for key in given) for store, _ in (*given, *fits)}
     for store in {key[0] for key in fits}:
-        assert max(got.values()) <= got[store] + 1, ("each store has its turn before any has a second one", got)
+        assert max(got.values()) <= got[store] + 1, ("a store got a second run before another got its first", got)
 
 
 def renew(model: Model, ask: Row) -> tuple[Any, ...]:
-    """Answer with the runs that the worker holds, and those of them that have commands."""
+    """Return the runs that the worker holds, and those with unread commands."""
     held = {key: run for key, run in model.runs.items() if run["worker"] == ask["worker"]}
     for run in held.values():
         run["claim_at"] = model.after(ask["seconds"])
@@ -109,7 +109,7 @@ def renew(model: Model, ask: Row) -> tuple[Any, ...]:
 
 
 def release(model: Model, ask: Row) -> tuple[Any, ...]:
-    """Answer with the number of runs that the worker had."""
+    """Return the number of runs that the worker had."""
     held = [run for run in model.runs.values() if run["worker"] == ask["worker"]]
     for run in held:
         run["worker"], run["claim_at"] = "", model.now
@@ -117,7 +117,7 @@ def release(model: Model, ask: Row) -> tuple[Any, ...]:
 
 
 def report_crash(model: Model, ask: Row) -> tuple[Any, ...]:
-    """Answer whether the run is quarantined now."""
+    """Return whether the run is quarantined now."""
     run = model.runs.get((ask["store"], ask["run"]))
     if run is None:
         raise Refusal("RUN_NOT_FOUND")
@@ -127,7 +127,7 @@ def report_crash(model: Model, ask: Row) -> tuple[Any, ...]:
 
 
 def sweep_crashed(model: Model, _: Row) -> tuple[Any, ...]:
-    """Answer with the number of runs that were quarantined because the last worker they were allowed has died."""
+    """Return the number of runs quarantined because their last permitted worker died."""
     dead = [
         run
         for run in model.runs.values()
@@ -143,7 +143,7 @@ def _crash(model: Model, run: Row) -> bool:
     run["worker"], run["claim_at"] = "", model.after(_REST_SECONDS)
     if run["crashes"] < model.limits["crashes"]:
         return False
-    # What its worker still writes, if it was only away, must not be taken.
+    # Late writes of a worker that was only disconnected must be refused.
     run["epoch"] += 1
     run["claim_at"] = None
     model.move(run, "NEEDS_ATTENTION", "QUARANTINED")
@@ -151,7 +151,7 @@ def _crash(model: Model, run: Row) -> bool:
 
 
 def wait(model: Model, ask: Row) -> tuple[Any, ...]:
-    """Time passes."""
+    """Advance the clock."""
     model.now = model.after(ask["seconds"])
     return ("ok",)
 

@@ -1,4 +1,4 @@
-"""What the product does for an ask."""
+"""Translates asks into operations of the product."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _FAILURE = run_pb2.Run(failure=run_pb2.RunFailure(message="It failed.")).Seriali
 
 
 def operation(ask: Row, now: datetime) -> Any:
-    """Return what the product does for an ask; None if it is not an operation of the group commit."""
+    """Return the operation of an ask; None if it is not an operation of the group commit."""
     match ask["do"]:
         case "submit":
             return _submit(ask)
@@ -130,7 +130,7 @@ def _commit(ask: Row, now: datetime) -> Commit:
             NewMessage(message_id="", summarised_to=0, body=b"", steer_bytes=size)
             for size in (*ask["entered"], *[None] * (ask["messages"] - len(ask["entered"])))
         ),
-        calls=tuple(_change(wish, now) for wish in ask["calls"]),
+        calls=tuple(_change(call_change, now) for call_change in ask["calls"]),
         state=RunState[ask["state"]] if ask["state"] else None,
         waits=tuple(ask["waits"]) if ask["state"] == "WAITING" else (),
         failure=_FAILURE if ask["failure"] else None,
@@ -153,23 +153,23 @@ def _unstopped(call_ids: list[str]) -> bytes | None:
     return run_pb2.Run(unstopped_call_ids=call_ids).SerializeToString() if call_ids else None
 
 
-def _change(wish: Row, now: datetime) -> CallChange:
-    deadline = None if wish["deadline"] is None else now + timedelta(seconds=wish["deadline"])
+def _change(call_change: Row, now: datetime) -> CallChange:
+    deadline = None if call_change["deadline"] is None else now + timedelta(seconds=call_change["deadline"])
     return change(
-        wish["call"],
-        CallState[wish["state"]],
-        index=CALLS.index(wish["call"][-1]),
-        tool_name=wish["tool"],
-        fallback_tool_name=wish["fallback"],
-        arguments=wish["arguments"].encode(),
-        attempt=wish["attempt"],
-        digest=wish["digest"],
+        call_change["call"],
+        CallState[call_change["state"]],
+        index=CALLS.index(call_change["call"][-1]),
+        tool_name=call_change["tool"],
+        fallback_tool_name=call_change["fallback"],
+        arguments=call_change["arguments"].encode(),
+        attempt=call_change["attempt"],
+        digest=call_change["digest"],
         deadline_time=deadline,
-        result=b"" if wish["has_result"] else None,
-        approvals_required=wish["required"],
-        escalated=wish["escalated"],
-        has_default=wish["default"],
-        child_run_id=wish["child"],
+        result=b"" if call_change["has_result"] else None,
+        approvals_required=call_change["required"],
+        escalated=call_change["escalated"],
+        has_default=call_change["default"],
+        child_run_id=call_change["child"],
     )
 
 

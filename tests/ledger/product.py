@@ -1,4 +1,4 @@
-"""The product as the model sees it: the same asks, the same answers, the same view."""
+"""The product behind the interface of the model: the same asks, answers and view."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _MANY = 100
 
 
 class _Ids:
-    """Ids made of the tag of an ask: the same however often, and beside whatever, the ask is carried out."""
+    """Ids derived from the tag of an ask: the same for every repetition and every order."""
 
     def __init__(self, tag: str) -> None:
         self._tag = tag
@@ -49,7 +49,7 @@ class _Ids:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tagged(Generic[T]):
-    """An operation that takes its ids from its tag."""
+    """An operation that derives its ids from its tag."""
 
     tag: str
     operation: Operation[T]
@@ -64,7 +64,7 @@ class Tagged(Generic[T]):
 
 
 class Product:
-    """Puts asks to a store."""
+    """Sends asks to a store."""
 
     def __init__(self, store: Store, group_commit: GroupCommit) -> None:
         self.store = store
@@ -72,7 +72,7 @@ class Product:
         self._crashes_max = store.limits["crashes"]
 
     async def do(self, ask: Row) -> tuple[Any, ...]:
-        """Answer an ask as the model does."""
+        """Return the answer in the form of the model's."""
         store, tag = self.store, ask["tag"]
         match ask["do"]:
             case "wait":
@@ -108,7 +108,7 @@ class Product:
                 return answer
 
     async def group(self, asks: Sequence[Row]) -> list[tuple[Any, ...]]:
-        """Answer asks that arrive together, and share a transaction."""
+        """Answer asks that arrive together and share a transaction."""
         now = await self.store.now()
         changes = [self._change(ask["tag"], operation(ask, now)) for ask in asks]
         answers = await asyncio.gather(*changes, return_exceptions=True)
@@ -119,7 +119,7 @@ class Product:
 
 
 def _sorted(keys: tuple[T, ...]) -> tuple[T, ...]:
-    """Their order is the matter of nobody; the ids of their events follow it."""
+    """Sort them: their order is unspecified, and event ids follow it."""
     return tuple(sorted(keys))  # type: ignore[type-var]  # keys of rows
 
 
@@ -150,7 +150,7 @@ def _answer(answer: object) -> tuple[Any, ...]:
 
 
 def view_of_model(model: Model) -> Row:
-    """Return all that the product shows too, times in seconds from now."""
+    """Return what the product shows too, with times in seconds from now."""
 
     def left(time: int | None) -> float | None:
         return None if time is None else (time - model.now) / 1000
@@ -209,7 +209,7 @@ def _approver(approval: Decision) -> tuple[str, str, tuple[str, ...]]:
 
 
 def view_of_tables(tables: Tables, now: datetime) -> Row:
-    """Return what the rows say, in the words of the model."""
+    """Return the rows in the form of the model."""
 
     def left(time: datetime | None) -> float | None:
         return None if time is None else round((time - now).total_seconds(), 3)

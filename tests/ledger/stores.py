@@ -1,7 +1,7 @@
-"""The two stores that have to be one: the simulated one and PostgreSQL, with what a test wants to see and do.
+"""The simulated store and PostgreSQL behind one interface, with the helpers of the tests.
 
-Both have a clock that stands still until a test moves it. PostgreSQL itself has
-none, so its functions of time are hidden by others of the same name.
+Both have a clock that moves only when a test moves it. For PostgreSQL, its time functions are shadowed by others of the
+same name.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from tests.simulation.job_store import Unmetered
 from tests.simulation.reads import MemoryAttentionRepository, MemoryLeases, MemoryReads
 from tests.simulation.store import MemoryJournal, MemoryOfferRepository, PromptDatabase, Tables
 
-# The statements are made from constants.
+# The statements are built from constants.
 # ruff: noqa: S608
 
 BEGIN = datetime(2026, 5, 1, tzinfo=UTC)
 
-_STILL = f"""
+_FROZEN_CLOCK = f"""
 CREATE SCHEMA still;
 CREATE TABLE still.clock AS SELECT '{BEGIN.isoformat()}'::timestamptz AS time;
 CREATE FUNCTION still.now() RETURNS timestamptz LANGUAGE sql STABLE AS 'SELECT time FROM still.clock';
@@ -48,7 +48,7 @@ CREATE FUNCTION still.clock_timestamp() RETURNS timestamptz LANGUAGE sql STABLE 
 DO $$ BEGIN EXECUTE 'ALTER DATABASE ' || current_database() || ' SET search_path = still, pg_catalog'; END $$;
 """
 
-# Runs that are due at the same moment have no order in PostgreSQL: a microsecond gives them one.
+# PostgreSQL leaves the order of runs due at the same moment open: a microsecond orders them.
 _PASS_TIME = """
 WITH tick AS (UPDATE still.clock SET time = time + $1)
 UPDATE job_store.runs AS r SET claim_at = r.claim_at + (place - 1) * interval '1 microsecond'
@@ -88,20 +88,18 @@ class Store(ABC):
         )
 
     @abstractmethod
-    async def now(self) -> datetime:
-        """Return the time of the store."""
+    async def now(self) -> datetime: ...
 
     @abstractmethod
     async def pass_time(self, seconds: float) -> None:
-        """Move the clock. Runs that are due at the same moment get an order, which is that of their ids."""
+        """Advance the clock. Runs due at the same moment are ordered by id."""
 
     @abstractmethod
-    async def tables(self) -> Tables:
-        """Return all rows."""
+    async def tables(self) -> Tables: ...
 
 
 class Announcements:
-    """Takes what is announced."""
+    """Records announcements."""
 
     def __init__(self) -> None:
         self.said: list[Any] = []
@@ -113,10 +111,10 @@ class Announcements:
         self.said += [("wakeup", wakeup.worker_id, wakeup.run) for wakeup in wakeups]
 
     async def work_ready(self) -> None:
-        """Too often is no fault."""
+        """Extra calls are harmless."""
 
     async def inboxes_changed(self, inboxes: object) -> None:
-        """Too often is no fault."""
+        """Extra calls are harmless."""
 
 
 class _QuietHistory(History):
@@ -125,15 +123,13 @@ class _QuietHistory(History):
 
 
 class MemoryStore(Store):
-    """The simulated one."""
-
     def __init__(self, limits: Mapping[str, int]) -> None:
         super().__init__(limits)
         self.history = _QuietHistory()
         self.time = BEGIN
         self.database = PromptDatabase(lambda: self.time, self.history)
         self.journal = MemoryJournal(self.database, IdSource(ManualClock()))
-        self.leases = MemoryLeases(self.database, _places(limits), crashes_max=limits["crashes"])
+        self.leases = MemoryLeases(self.database, _slots_of(limits), crashes_max=limits["crashes"])
         self.reads = MemoryReads(self.database)
         self.offer_repository = MemoryOfferRepository(self.database)
         self.attention_repository = MemoryAttentionRepository(self.database)
@@ -156,13 +152,13 @@ class MemoryStore(Store):
 
 
 class PostgresStore(Store):
-    """The real one: one replica, with a pool of its own. `stop_clock` comes before the first one."""
+    """PostgreSQL: one replica with its own pool. Call `stop_clock` before creating the first."""
 
     def __init__(self, database: postgres.Database, limits: Mapping[str, int]) -> None:
         super().__init__(limits)
         self.database = database
         self.journal = PostgresJournal(database, IdSource(ManualClock()))
-        self.leases = PostgresLeases(database, _places(limits), crashes_max=limits["crashes"])
+        self.leases = PostgresLeases(database, _slots_of(limits), crashes_max=limits["crashes"])
         self.reads = PostgresReads(database)
         self.offer_repository = PostgresOfferRepository(database)
         self.attention_repository = PostgresAttentionRepository(database)
@@ -177,7 +173,7 @@ class PostgresStore(Store):
             await connection.execute(_PASS_TIME, timedelta(seconds=seconds))
 
     async def wipe(self) -> None:
-        """Begin anew."""
+        """Delete all data and reset the clock."""
         async with self.database.acquire() as connection:
             await connection.execute(_WIPE)
 
@@ -212,13 +208,13 @@ def _run_of(record: Any) -> RunKey:
 
 
 async def stop_clock(url: str) -> None:
-    """Let the clock of a database stand still, for all who connect to it from now on."""
+    """Freeze the clock of a database for all later connections."""
     connection = await asyncpg.connect(url)
     try:
-        await connection.execute(_STILL)
+        await connection.execute(_FROZEN_CLOCK)
     finally:
         await connection.close()
 
 
-def _places(limits: Mapping[str, int]) -> SlotLimits:
+def _slots_of(limits: Mapping[str, int]) -> SlotLimits:
     return SlotLimits(per_store=limits["per_store"], per_user=limits["per_user"])

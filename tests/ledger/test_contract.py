@@ -1,4 +1,4 @@
-"""What the simulated store takes for granted of PostgreSQL, checked against the real one (see simulation/store.py)."""
+"""Assumptions of the simulated store about PostgreSQL, checked against the real one (see simulation/store.py)."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _RACES = 12
 
 
 @pytest.fixture
-async def still_url(database_url: str) -> str:
-    """The URL of a ledger whose clock stands still."""
+async def frozen_url(database_url: str) -> str:
+    """The URL of a ledger with a frozen clock."""
     async with Database(database_url, application_name="test") as database:
         await database.create_schema("job_store")
     await stop_clock(database_url)
@@ -35,15 +35,15 @@ async def still_url(database_url: str) -> str:
 
 
 @pytest.fixture
-async def databases(still_url: str) -> AsyncIterator[Sequence[Database]]:
+async def databases(frozen_url: str) -> AsyncIterator[Sequence[Database]]:
     """Two pools on it, as of two replicas."""
-    async with Database(still_url, application_name="one") as one, Database(still_url, application_name="two") as two:
+    async with Database(frozen_url, application_name="one") as one, Database(frozen_url, application_name="two") as two:
         yield one, two
 
 
 @pytest.mark.timeout(3600)
-async def test_both_stores_answer_alike_and_keep_the_same_rows(databases: Sequence[Database]) -> None:
-    """Seeded walks: each answer, each row and each byte of the log. `TESTS_EXAMPLES=500` walks longer."""
+async def test_both_stores_give_the_same_answers_and_rows(databases: Sequence[Database]) -> None:
+    """Compares each answer, row and byte of the log. `TESTS_EXAMPLES=500` plays longer."""
     for seed in range(_WALKS):
         limits = LIMITS[seed % len(LIMITS)]
         real = PostgresStore(databases[0], limits)
@@ -52,10 +52,10 @@ async def test_both_stores_answer_alike_and_keep_the_same_rows(databases: Sequen
 
 
 @pytest.mark.timeout(3600)
-async def test_what_two_replicas_write_at_once_ends_as_if_it_had_come_in_some_order(
+async def test_concurrent_writes_of_two_replicas_are_serializable(
     databases: Sequence[Database],
 ) -> None:
-    """No lost update, no seq twice or missing, no run with two workers."""
+    """No lost update, no repeated or missing seq, no run with two workers."""
     for seed in range(_WALKS):
         chance = Random(seed)
         limits = chance.choice(LIMITS)
@@ -69,8 +69,8 @@ async def test_what_two_replicas_write_at_once_ends_as_if_it_had_come_in_some_or
             await played.check_logs()
 
 
-async def test_copies_of_a_request_that_takes_the_last_place_get_the_same_run(databases: Sequence[Database]) -> None:
-    """I2: the second one does not find the queue full of the first one."""
+async def test_repeated_request_for_the_last_queue_slot_gets_the_same_run(databases: Sequence[Database]) -> None:
+    """I2: the second copy does not find the queue full because of the first."""
     limits = LIMITS[0] | {"store_queue": 1}
     one, two = (PostgresStore(database, limits) for database in databases)
     async with one.open() as first, two.open() as second:
@@ -84,10 +84,10 @@ async def test_copies_of_a_request_that_takes_the_last_place_get_the_same_run(da
             assert answers[0][0] == "ok", answers
 
 
-async def test_a_step_locks_its_conversation_before_its_run_and_sees_what_those_before_it_wrote(
+async def test_step_locks_conversation_then_run_and_sees_earlier_writes(
     databases: Sequence[Database],
 ) -> None:
-    """I7: so two groups never wait for each other, and none goes on from what it saw before it waited."""
+    """I7: so two groups never deadlock, and none continues from a stale read."""
     store = PostgresStore(databases[0], LIMITS[0])
     await store.wipe()
     async with game([store], Random(1).choice):

@@ -1,4 +1,4 @@
-"""The ledger against its reference model: whatever is asked, in whatever order (I1 to I4, I6, I7, I9 to I13, I16)."""
+"""The ledger against its reference model: any asks, in any order (I1 to I4, I6, I7, I9 to I13, I16)."""
 
 from __future__ import annotations
 
@@ -18,4 +18,4 @@ LedgerMachine.TestCase.settings = settings(
 
 @pytest.mark.timeout(3600)
 class TestLedger(LedgerMachine.TestCase):  # type: ignore[misc,valid-type]  # made at run time
-    """`TESTS_EXAMPLES=20000` plays a night long."""
+    """`TESTS_EXAMPLES=20000` runs all night."""

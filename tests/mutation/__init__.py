@@ -1,6 +1,6 @@
-"""Random faults planted in the services: how many of them the tests find.
+"""Mutation testing: plants random faults in the services and counts how many the tests find.
 
-`python -m tests.mutation record FOLDER` runs the tests with branch coverage and notes which test ran which line;
-`python -m tests.mutation run FOLDER` plants faults in covered lines and runs the tests of each line. Run both in a
-clone of their own: the faults are written into its files, and coverage must be installed in its environment.
+`python -m tests.mutation record FOLDER` runs the tests with branch coverage and records which test ran which line;
+`python -m tests.mutation run FOLDER` plants faults in covered lines and runs the tests of each line. Use a separate
+clone: the faults are written into its files, and its environment needs coverage.
 """

@@ -1,4 +1,4 @@
-"""The command: record what tests cover, then plant faults and count those that the tests find."""
+"""Record test coverage, then plant faults and count those that the tests find."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from tests.mutation import faults
 _ROOT = Path(__file__).parents[2]
 _SERVICES = ("agent_loop", "gateway", "job_store", "notifier", "tool_registry")
 _RUN_SECONDS_MAX = 600
+# A fault that makes a test hang counts as found.
 _TEST_SECONDS_MAX = 150
-"""A fault that makes a test hang is found."""
 _TESTS_MAX = 1000
+# Limit for the tests of one fault, by their recorded durations. Slower tests are skipped unless there is no other.
 _TESTS_SECONDS_MAX = 150
-"""How long the tests of one fault took without it, at most: longer ones are left out, unless there is no other."""
 
 
 def record(folder: Path, arguments: Sequence[str]) -> None:
-    """Run the tests, as `make test` does, and write coverage and durations into the folder."""
+    """Run the tests as `make test` does, and write coverage and durations into the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     settings = folder / "coverage.ini"
     settings.write_text(
@@ -87,7 +87,7 @@ def run(folder: Path, seed: int, each: int) -> None:
 
 
 def _durations(report: Path) -> dict[str, float]:
-    """Return the seconds of each test by its class and name, as JUnit writes them."""
+    """Return the seconds of each test by class and name, as JUnit writes them."""
     cases = ET.parse(report).iter("testcase")  # noqa: S314  # pytest wrote it
     return {f"{case.get('classname')}::{case.get('name')}": float(case.get("time", "0")) for case in cases}
 
@@ -109,10 +109,9 @@ def _drawn(seed: int, each: int) -> Iterator[tuple[Path, faults.Fault]]:
 
 
 def _tests_of(data: coverage.CoverageData, seconds: Mapping[str, float], path: Path, line: int) -> list[str]:
-    """Return the tests that ran the line, the quickest first, within _TESTS_MAX and _TESTS_SECONDS_MAX.
+    """Return the tests that ran the line, fastest first, within _TESTS_MAX and _TESTS_SECONDS_MAX.
 
-    For a line that a process ran which a test started, that is the file of the test; its folder, if a fixture
-    started the process.
+    If a process started by a test ran the line, return the file of the test, or its folder if a fixture started it.
     """
     costs: dict[str, float] = {}
     for context in data.contexts_by_lineno(str(path)).get(line, []):
@@ -175,7 +174,6 @@ def _report(results: Path) -> None:
 
 
 def main() -> None:
-    """Read the arguments."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
     parser.add_argument("step", choices=["record", "run"])
     parser.add_argument("folder", type=Path)

@@ -1,4 +1,4 @@
-"""Faults of four kinds that can be planted in a line of Python."""
+"""Four kinds of faults that can be planted in a line of Python."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ KINDS = ("negated condition", "dropped raise", "swapped comparison", "removed aw
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Text of a module to replace: bytes `start` to `end` by `text`. `line` is where a test must have been."""
-
     kind: str
     line: int
     start: int
@@ -32,7 +30,7 @@ class Fault:
 
 
 def possible(source: str) -> list[Fault]:
-    """Return every fault that can be planted in a module, in the order of its text."""
+    """Return every possible fault of a module, in text order."""
     lines = source.encode().splitlines(keepends=True)
     starts = [0]
     for line in lines:
@@ -62,6 +60,6 @@ def _faults(node: ast.AST) -> list[tuple[str, ast.expr | ast.stmt, str]]:
 
 
 def plant(source: str, fault: Fault) -> str:
-    """Return the module with the fault in it."""
+    """Return the module with the fault."""
     text = source.encode()
     return (text[: fault.start] + fault.text.encode() + text[fault.end :]).decode()

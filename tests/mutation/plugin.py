@@ -14,7 +14,7 @@ _VARIABLES = ("COVERAGE_PROCESS_START", "PYTEST_CURRENT_TEST")
 
 
 def pytest_configure() -> None:
-    """Hand the variables of coverage to every child, whatever environment it is given."""
+    """Pass the variables of coverage to every child process, whatever its environment."""
     start, start_async = subprocess.Popen.__init__, asyncio.create_subprocess_exec
 
     def popen(self: Any, *args: Any, **kwargs: Any) -> None:

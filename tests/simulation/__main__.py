@@ -1,4 +1,4 @@
-"""`python -m tests.simulation --seed 7 --trace`: play seeds."""
+"""Play seeds: `python -m tests.simulation --seed 7 --trace`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tests.simulation.simulate import Verdict, simulate
 
 
 def main() -> int:
-    """Play the seeds that the command line names; 1 if any of them fails."""
+    """Play the chosen seeds; return 1 if one fails."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seed", type=int, help="play this seed alone")
     parser.add_argument("--first", type=int, default=0, help="the first seed (0)")
     parser.add_argument("--count", type=int, default=500, help="how many seeds (500)")
-    parser.add_argument("--jobs", type=int, default=1, help="processes side by side (1)")
+    parser.add_argument("--jobs", type=int, default=1, help="parallel processes (1)")
     parser.add_argument("--trace", action="store_true", help="print everything that happens")
-    parser.add_argument("--failures", type=int, default=5, help="stop after so many failed seeds (5)")
+    parser.add_argument("--failures", type=int, default=5, help="stop after this many failed seeds (5)")
     options = parser.parse_args()
     if options.seed is not None:
         return _one(options.seed, trace=options.trace)

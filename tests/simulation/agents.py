@@ -1,4 +1,4 @@
-"""What must hold of runs that do calls of runs (TOOL-7), judged by what the ledger says."""
+"""Checkers of delegated calls and child runs (TOOL-7), judged by the ledger."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from tests.simulation.reference import ENDED
 _DEPTH_MAX = 2
 
 
-def each_call_has_its_run(record: Record) -> Iterator[str]:
-    """One run does a delegated call, the one that the call names, and no run does a call that does not name it."""
+def delegated_calls_match_their_child_runs(record: Record) -> Iterator[str]:
+    """Each delegated call and its child run name each other."""
     for call_id, call in record.calls.items():
         run = record.runs.get(call.child_run_id)
         if call.child_run_id and (run is None or run.parent_call_id != call_id or run.parent_run_id != call.run_id):
-            yield f"call {call_id} is done by run {call.child_run_id}, which does not know"
+            yield f"call {call_id} names child run {call.child_run_id}, which does not name it"
     for run_id, run in record.runs.items():
         if run.parent_call_id and record.calls[run.parent_call_id].child_run_id != run_id:
-            yield f"run {run_id} does call {run.parent_call_id}, which does not know"
+            yield f"run {run_id} names parent call {run.parent_call_id}, which does not name it"
         is_below = bool(run.parent_run_id) and not run.reports_to_conversation_id
         if run.depth > _DEPTH_MAX or bool(run.depth) != is_below:
-            yield f"run {run_id} stands below {run.depth} others"
+            yield f"run {run_id} has depth {run.depth}"
 
 
-def callers_wait_for_their_agents(record: Record) -> Iterator[str]:
-    """No call is settled before the run that does it has ended, unless it is given up; and then as that run ended."""
+def calls_settle_after_their_child_run(record: Record) -> Iterator[str]:
+    """A delegated call settles after its child run, with the same result, unless the call was cancelled."""
     for call_id, call in record.calls.items():
         if not call.child_run_id:
             continue
@@ -37,19 +37,19 @@ def callers_wait_for_their_agents(record: Record) -> Iterator[str]:
         if state in {"SUCCEEDED", "FAILED"}:
             end, settled = record.written_at(child.run_id, child.last_seq), _settled_at(record, call)
             if how not in ENDED or end > settled:
-                yield f"call {call_id} was settled before run {child.run_id} had ended"
+                yield f"call {call_id} settled before run {child.run_id} ended"
             if (state == "SUCCEEDED") != (how == "COMPLETED"):
                 yield f"call {call_id} is {state}, and run {child.run_id} {how}"
             if state == "SUCCEEDED":
                 answer = msgspec.json.decode(call.result.content_json)["answer"]
                 if answer != child.output_text:
-                    yield f"call {call_id} says {answer!r}, and run {child.run_id} {child.output_text!r}"
+                    yield f"call {call_id} has answer {answer!r}, run {child.run_id} {child.output_text!r}"
         elif state == "DETACHED":
             continue
         elif how not in {"CANCELLED", "FAILED"} and record.written_at(child.run_id, child.last_seq) > _settled_at(
             record, call
         ):
-            yield f"call {call_id} was given up, and run {child.run_id} went on to be {how}"
+            yield f"call {call_id} was cancelled, but run {child.run_id} became {how}"
 
 
 def _settled_at(record: Record, call: call_pb2.Call) -> float:
@@ -58,26 +58,26 @@ def _settled_at(record: Record, call: call_pb2.Call) -> float:
     return record.written_at(call.run_id, seqs[-1])
 
 
-def callers_pay_for_their_agents(record: Record) -> Iterator[str]:
-    """What the runs below it have used counts for a run that heard of their end."""
+def child_usage_counts_for_the_caller(record: Record) -> Iterator[str]:
+    """The usage of a run includes the usage of its finished child runs."""
     for run_id, run in record.runs.items():
         heard = [call for call in record.calls.values() if call.run_id == run_id and call.child_run_id]
         heard = [call for call in heard if call_state(call.state) in {"SUCCEEDED", "FAILED"}]
         below = sum(record.runs[call.child_run_id].usage.input_tokens for call in heard)
         if run.usage.input_tokens < below:
-            yield f"run {run_id} has used {run.usage.input_tokens} input tokens, and those below it {below}"
+            yield f"run {run_id} has used {run.usage.input_tokens} input tokens, its child runs {below}"
 
 
-def agents_end_once(record: Record) -> Iterator[str]:
-    """A run hears of the end of another at most once."""
+def child_ends_are_reported_once(record: Record) -> Iterator[str]:
+    """A run receives the end of each child run at most once."""
     told = [(row.run_id, row.call_id) for row in record.tables.commands.values() if row.name == "agent_ended"]
     for key in set(told):
         if told.count(key) > 1:
-            yield f"run {key[0]} heard {told.count(key)} times of the end of what did call {key[1]}"
+            yield f"run {key[0]} received the end of call {key[1]} {told.count(key)} times"
 
 
-def rules_above_hold(record: Record) -> Iterator[str]:
-    """No call runs that a rule above forbids: each is judged under every run and conversation that led to it."""
+def ancestor_rules_apply(record: Record) -> Iterator[str]:
+    """Each call is judged by the rules of every run and conversation above it."""
     for effect in record.history.effects:
         missing = set(_led_to(record, effect.run_id)) - effect.ruled_by
         if missing:
@@ -92,9 +92,9 @@ def _led_to(record: Record, run_id: str) -> Iterator[str]:
 
 
 CHECKERS = (
-    each_call_has_its_run,
-    callers_wait_for_their_agents,
-    callers_pay_for_their_agents,
-    agents_end_once,
-    rules_above_hold,
+    delegated_calls_match_their_child_runs,
+    calls_settle_after_their_child_run,
+    child_usage_counts_for_the_caller,
+    child_ends_are_reported_once,
+    ancestor_rules_apply,
 )

@@ -1,4 +1,4 @@
-"""What must hold of token budgets, judged by what the model served and what people added (I18)."""
+"""Checkers of token budgets, judged by model usage and top-ups (I18)."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from tests.simulation.history import Served
 from tests.simulation.record import Record
 
 
-def budgets_are_passed_by_one_call_at_most(record: Record) -> Iterator[str]:
-    """I18: no call begins when those before it have used what the run may use.
+def budgets_are_exceeded_by_at_most_one_call(record: Record) -> Iterator[str]:
+    """I18: no model call starts once earlier calls have used up the budget.
 
-    What the model wrote counts where the next request shows that it arrived; of
-    an answer that a crash may have swallowed, the prompt alone.
+    Output tokens count once the next request shows that the answer arrived. A crash may lose an answer: then only its
+    prompt counts.
     """
     for run_id, calls in _by_run(record).items():
         tokens_max = record.runs[run_id].options.limits.total_tokens_max
         if not tokens_max:
             continue
-        for place, call in enumerate(calls):
+        for position, call in enumerate(calls):
             added = sum(
                 sent.tokens
                 for sent in record.history.commands
-                if sent.run_id == run_id and sent.kind == "TOP_UP" and sent.taken and sent.sent_at <= call.began_at
+                if sent.run_id == run_id and sent.kind == "TOP_UP" and sent.taken and sent.sent_at <= call.started_at
             )
-            spent = _spent(calls[:place], call)
+            spent = _spent(calls[:position], call)
             if spent >= tokens_max + added:
                 yield f"run {run_id} called the model with {spent} of {tokens_max} + {added} tokens used"
 
 
 def top_ups_count_once(record: Record) -> Iterator[str]:
-    """I1, I2: the budget is what the run had and all that was taken for it."""
+    """I1, I2: the budget is the initial limit plus all accepted top-ups."""
     for run_id, run in record.runs.items():
         taken = [
             sent.tokens
@@ -39,10 +39,10 @@ def top_ups_count_once(record: Record) -> Iterator[str]:
             if sent.run_id == run_id and sent.kind == "TOP_UP" and sent.taken
         ]
         if run.generation and not run.reports_to_conversation_id:
-            continue  # It has what the job had that it tells of.
+            continue  # A turn inherits the budget of its job.
         expected = run.options.limits.total_tokens_max + sum(taken)
         if run.token_budget != expected:
-            yield f"run {run_id} has a budget of {run.token_budget} tokens, and {expected} were given"
+            yield f"run {run_id} has a budget of {run.token_budget} tokens, expected {expected}"
         ceiling = run.options.limits.topped_up_tokens_max
         if taken and ceiling and run.token_budget > ceiling:
             yield f"run {run_id} has a budget of {run.token_budget} tokens, over its ceiling of {ceiling}"
@@ -58,7 +58,7 @@ def _by_run(record: Record) -> dict[str, list[Served]]:
 
 
 def _spent(earlier: list[Served], now: Served) -> int:
-    """Return what the run must know to have used before a call."""
+    """Return the tokens that the run must know of before a call."""
     spent = sum(call.input_tokens for call in earlier)
     whole: dict[tuple[str, int], int] = {}
     for call in earlier:
@@ -67,4 +67,4 @@ def _spent(earlier: list[Served], now: Served) -> int:
     return spent + sum(whole.values())
 
 
-CHECKERS = (budgets_are_passed_by_one_call_at_most, top_ups_count_once)
+CHECKERS = (budgets_are_exceeded_by_at_most_one_call, top_ups_count_once)

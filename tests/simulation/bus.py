@@ -1,4 +1,4 @@
-"""NATS as Pawl may expect it: messages get lost, come twice, late and out of order, or not at all for a while."""
+"""A simulated NATS: messages may be lost, duplicated, delayed, reordered, or undelivered during an outage."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LATE_SECONDS = 3.0
 
 @dataclass
 class Broker:
-    """What all processes are connected to. `absent`: none is."""
+    """The server that all processes share. `absent` is true during an outage."""
 
     chance: Chance
     absent: bool = False
@@ -23,8 +23,6 @@ class Broker:
 
 
 class SimulatedSubscription:
-    """Interest of one process in one subject."""
-
     def __init__(self, broker: Broker, process: Process, subject: str, callback: Callback) -> None:
         self.process = process
         self.subject = subject
@@ -36,7 +34,7 @@ class SimulatedSubscription:
 
 
 class SimulatedBus:
-    """The part of `Bus` that Pawl's adapters use, for one process."""
+    """The methods of `Bus` that Pawl's adapters use, for one process."""
 
     def __init__(self, broker: Broker, process: Process) -> None:
         self._broker = broker

@@ -1,4 +1,4 @@
-"""Randomness of a simulation: one seed, a stream of its own for everybody who draws."""
+"""Randomness of a simulation: one seed, with a separate stream for each part."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Chance:
-    """Draws for one seed.
+    """Random decisions of one seed.
 
-    Which kinds of faults happen at all, and how often, differs from seed to seed:
-    a world with one kind of fault gets further into it than one with a little of
-    everything.
+    Each seed has its own kinds and rates of faults. A seed with a single kind of fault reaches deeper states than a
+    seed
+    with a little of everything.
     """
 
     seed: int
@@ -24,11 +24,11 @@ class Chance:
     _rates: dict[str, float] = field(default_factory=dict)
 
     def stream(self, *names: object) -> random.Random:
-        """Return the random numbers of somebody."""
+        """Return a random generator that depends only on the seed and `names`."""
         return random.Random(f"{self.seed}/{'/'.join(map(str, names))}")
 
     def strikes(self, draw: random.Random, kind: str, rate: float) -> bool:
-        """Return whether a fault of `kind` happens now, and count it. Faults end when the simulation calms down."""
+        """Return whether a fault of `kind` happens now, and count it. Always false once `calm` is set."""
         drawn = draw.random()
         if self.calm or drawn >= rate * self._rate(kind):
             return False
@@ -42,7 +42,7 @@ class Chance:
 
 
 def fix_hashes(module: str) -> None:
-    """Start the program again unless hashes are fixed: sets are walked in their order, and a seed must replay."""
+    """Restart the program with PYTHONHASHSEED=0, because the iteration order of sets affects the trace."""
     if os.environ.get("PYTHONHASHSEED") != "0":
         command = [sys.executable, "-m", module, *sys.argv[1:]]
         os.execve(sys.executable, command, os.environ | {"PYTHONHASHSEED": "0"})  # noqa: S606  # this very program

@@ -1,8 +1,7 @@
-"""What must hold of the record when all is quiet. Each checker says in words what is wrong.
+"""Checkers of the final record. Each yields one description per violation.
 
-Some promises are judged while the simulation runs, under these names:
-`stale_epochs_change_nothing` (I4), `durable_before_visible` (I8) and `limits_hold`
-(LOOP-14) where they would break, and `one_result_per_call` (I6) by a strict provider.
+Some promises are checked while the simulation runs, under these names: `stale_epochs_change_nothing` (I4),
+`durable_before_visible` (I8), `limits_hold` (LOOP-14), and `one_result_per_call` (I6, by a strict model provider).
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ Checker = Callable[[Record], Iterator[str]]
 LedgerChecker = Callable[[Ledger], Iterator[str]]
 
 _ONCE = (EffectClass.AT_MOST_ONCE, EffectClass.RECONCILABLE)
-_STRANGERS_HEAR = {"UNKNOWN", "RUN_NOT_FOUND", "CALL_NOT_FOUND", "INVALID_ARGUMENTS", "PERMISSION_DENIED"}
+_REFUSALS_FOR_OTHERS = {"UNKNOWN", "RUN_NOT_FOUND", "CALL_NOT_FOUND", "INVALID_ARGUMENTS", "PERMISSION_DENIED"}
 
 
 def accepted_messages_are_kept(record: Record) -> Iterator[str]:
-    """I1, I2: what was accepted stands in its conversation, once."""
+    """I1, I2: each accepted message is in its conversation exactly once."""
     for message in record.history.messages:
         if len(set(message.run_ids)) > 1:
             yield f"{message.request_id} made several runs: {sorted(set(message.run_ids))}"
@@ -38,23 +37,23 @@ def accepted_messages_are_kept(record: Record) -> Iterator[str]:
             continue
         run = record.runs.get(message.run_ids[0])
         if run is None:
-            yield f"{message.request_id} was accepted, and its run is not there"
+            yield f"{message.request_id} was accepted, but its run does not exist"
         elif found == 0 and not (not message.steered and run_state(run.state) == "CANCELLED" and run.round == 0):
-            yield f"{message.request_id} was accepted and is nowhere ({run.run_id}, {run_state(run.state)})"
+            yield f"{message.request_id} was accepted but is missing ({run.run_id}, {run_state(run.state)})"
 
 
-def accepted_commands_have_their_effect(record: Record) -> Iterator[str]:
-    """I1: what was accepted about a call is what became of it, unless its run was stopped."""
+def accepted_commands_take_effect(record: Record) -> Iterator[str]:
+    """I1: each accepted command determines the state of its call, unless the run was stopped."""
     for sent in record.history.commands:
         if not sent.taken or not sent.call_id:
             continue
         call = record.calls[sent.call_id]
         state, stopped = call_state(call.state), run_state(record.runs[sent.run_id].state) in {"CANCELLED", "FAILED"}
         if state == "CANCELLED" and (stopped or sent.kind in {"APPROVE", "EDIT"}):
-            # Approved, and withdrawn by a message of the user before its turn came.
+            # Approved, then withdrawn by a user message before the call started.
             continue
         if sent.kind in {"APPROVE", "EDIT"} and call.approval.approvals_required > 1:
-            continue  # One of several: what the others said may be something else.
+            continue  # One of several approvals: the other people may have decided differently.
         content = call.result.content_json
         wrong = {
             "RESULT": state != "SUCCEEDED" or content != sent.content,
@@ -67,46 +66,46 @@ def accepted_commands_have_their_effect(record: Record) -> Iterator[str]:
             "RUN_AGAIN": False,
         }[sent.kind]
         if wrong:
-            yield f"{sent.command_id} {sent.kind} was accepted, and call {sent.call_id} is {state} with {content!r}"
+            yield f"{sent.command_id} {sent.kind} was accepted, but call {sent.call_id} is {state} with {content!r}"
 
 
-def accepted_cancels_stop(record: Record) -> Iterator[str]:
-    """I1: a run that was stopped ends stopped."""
+def accepted_cancels_stop_the_run(record: Record) -> Iterator[str]:
+    """I1: a stopped run ends as stopped."""
     for sent in record.history.commands:
         if sent.kind == "CANCEL" and sent.taken:
             state = run_state(record.runs[sent.run_id].state)
             if state not in {"CANCELLED", "FAILED"}:
-                yield f"{sent.command_id} was accepted, and run {sent.run_id} is {state}"
+                yield f"{sent.command_id} was accepted, but run {sent.run_id} is {state}"
 
 
 def commands_are_accepted_once(record: Record) -> Iterator[str]:
-    """I2."""
+    """I2: each command is accepted at most once."""
     for sent in record.history.commands:
         if sent.outcomes.count("ACCEPTED") > 1:
             yield f"{sent.command_id} was accepted more than once"
 
 
-def strangers_are_refused(record: Record) -> Iterator[str]:
-    """I9, I11: nobody but the owner of a run is heard."""
+def other_users_are_refused(record: Record) -> Iterator[str]:
+    """I9, I11: only the owner of a run may send commands to it."""
     for sent in record.history.commands:
-        if sent.user_id == "stranger" and not set(sent.outcomes) <= _STRANGERS_HEAR:
-            yield f"{sent.command_id} of a stranger got {sent.outcomes}"
+        if sent.user_id == "stranger" and not set(sent.outcomes) <= _REFUSALS_FOR_OTHERS:
+            yield f"{sent.command_id} of another user got {sent.outcomes}"
 
 
 def runs_end(record: Record) -> Iterator[str]:
-    """I3."""
+    """I3: every run ends."""
     for row in record.tables.runs.values():
         if not row.state.is_terminal:
             yield f"run {row.run_id} is {row.state.name}, waits {row.waits}, to be claimed at {row.claim_at}"
         elif row.worker_id is not None or row.claim_at is not None:
-            yield f"run {row.run_id} has ended and is still held"
+            yield f"run {row.run_id} has ended but is still claimed"
     for conversation in record.tables.conversations.values():
         if conversation.active_run_id is not None or conversation.queue:
             yield f"conversation {conversation.conversation_id} is still busy"
 
 
 def effects_happen_once(record: Record) -> Iterator[str]:
-    """I5: at most once by class, only as the ledger intended, and where success is said."""
+    """I5: effects happen at most once where the class says so, only as recorded, and always for successful calls."""
     effects = Counter(effect.call_id for effect in record.history.effects)
     again = Counter(sent.call_id for sent in record.history.commands if sent.taken and sent.kind == "RUN_AGAIN")
     happened = {sent.call_id for sent in record.history.commands if sent.taken and sent.kind == "HAPPENED"}
@@ -117,15 +116,15 @@ def effects_happen_once(record: Record) -> Iterator[str]:
         if count > 1 + again[call_id]:
             yield f"{call.tool_name} {call_id} had its effect {count} times"
         if state == "SUCCEEDED" and count == 0 and call_id not in happened:
-            yield f"{call.tool_name} {call_id} is said to have succeeded and has not happened"
+            yield f"{call.tool_name} {call_id} succeeded without an effect"
         if state == "DETACHED" and count:
-            yield f"{call.tool_name} {call_id} goes on in the background and has happened in its run"
+            yield f"{call.tool_name} {call_id} is detached but had an effect in its own run"
         if state == "REJECTED" and count:
-            yield f"{call.tool_name} {call_id} was rejected and has happened"
+            yield f"{call.tool_name} {call_id} was rejected but had an effect"
 
 
 def intent_before_effect(record: Record) -> Iterator[str]:
-    """I5: the ledger knew of each effect before it happened."""
+    """I5: the ledger records each call before its effect."""
     begun: dict[str, float] = {}
     for run_id, log in record.logs.items():
         for event in log:
@@ -133,11 +132,11 @@ def intent_before_effect(record: Record) -> Iterator[str]:
                 begun.setdefault(event.call_changed.call.call_id, record.written_at(run_id, event.seq))
     for effect in record.history.effects:
         if begun.get(effect.call_id, float("inf")) > effect.time:
-            yield f"{effect.tool_name} {effect.call_id} happened before the ledger knew that it should"
+            yield f"{effect.tool_name} {effect.call_id} had its effect before the ledger recorded it"
 
 
 def one_result_per_call(record: Ledger) -> Iterator[str]:
-    """I6: no run ends, and no round begins, with a call that has no result."""
+    """I6: no run ends and no round starts while a call has no result."""
     for call_id, call in record.calls.items():
         if call_state(call.state) not in SETTLED or not call.HasField("result"):
             yield f"call {call_id} is {call_state(call.state)}, with a result: {call.HasField('result')}"
@@ -148,16 +147,16 @@ def one_result_per_call(record: Ledger) -> Iterator[str]:
                 call = event.call_changed.call
                 (open_calls.discard if call_state(call.state) in SETTLED else open_calls.add)(call.call_id)
             if event.HasField("round_started") and open_calls:
-                yield f"run {run_id} began a round at seq {event.seq} with open calls"
+                yield f"run {run_id} started a round at seq {event.seq} with open calls"
 
 
 def seqs_without_gaps(record: Record) -> Iterator[str]:
-    """I7: one log, the same for all."""
+    """I7: each run has one log, and every watcher sees the same one."""
     for run_id, log in record.logs.items():
         if [event.seq for event in log] != list(range(1, len(log) + 1)):
             yield f"the log of {run_id} has gaps"
         if record.runs[run_id].last_seq != len(log):
-            yield f"run {run_id} says that its log ends at {record.runs[run_id].last_seq}, not {len(log)}"
+            yield f"run {run_id} has a log that ends at {record.runs[run_id].last_seq}, not {len(log)}"
     logs = {str(key.run_id): log for key, log in record.tables.events.items()}
     stored = {(run_id, seq): data for run_id, log in logs.items() for seq, data in enumerate(log, 1)}
     for seen in record.history.seen:
@@ -166,9 +165,9 @@ def seqs_without_gaps(record: Record) -> Iterator[str]:
 
 
 def gated_calls_run_as_approved(record: Record) -> Iterator[str]:
-    """I9, I10, D6: a gated effect has the approval of exactly these arguments by as many people as it needs.
+    """I9, I10, D6: a gated effect has enough approvals of exactly these arguments, or a valid grant for its series.
 
-    Or its series has: a grant of just this version of the tool. Of two and more none is the user of the run.
+    If several approvals are required, none is from the user of the run.
     """
     said: dict[str, list[Sent]] = defaultdict(list)
     given = grants.grants(record)
@@ -187,33 +186,33 @@ def gated_calls_run_as_approved(record: Record) -> Iterator[str]:
         if len(people if required == 1 else people - {effect.user_id}) < required:
             yield f"{effect.tool_name} {effect.call_id} happened, approved by {sorted(people)} of {required}"
         if any(sent.kind == "REJECT" and sent.taken for sent in words):
-            yield f"{effect.tool_name} {effect.call_id} happened though it was rejected"
+            yield f"{effect.tool_name} {effect.call_id} had its effect although it was rejected"
 
 
 def decisions_are_audited(record: Record) -> Iterator[str]:
-    """TOOL-6: whatever becomes of a call, who decided about it or brought its result is in the audit chain."""
+    """TOOL-6: the audit chain names who decided about a call or sent its result."""
     for sent in record.history.commands:
         if not sent.taken or sent.kind not in {"APPROVE", "EDIT", "REJECT", "RESULT"}:
             continue
         is_audited = sent.kind == "RESULT" or bool(record.calls[sent.call_id].approval.digest)
         said = "SUCCEEDED" if sent.kind == "RESULT" else sent.kind
         if is_audited and (sent.call_id, said, sent.user_id) not in record.history.decided:
-            yield f"{sent.user_id} sent {sent.kind} about {sent.call_id}, and the audit chain does not say so"
+            yield f"{sent.user_id} sent {sent.kind} about {sent.call_id}, which is missing from the audit chain"
 
 
 def held_calls_are_audited(record: Record) -> Iterator[str]:
-    """TOOL-6: a front-end call that ended while a client held it is in the audit chain, if its run went on."""
+    """TOOL-6: the audit chain has each front-end call that ended while a client held it, unless its run ended too."""
     for call in record.calls.values():
         run, state = record.runs[call.run_id], call_state(call.state)
         if run_state(run.state) != "COMPLETED" or call.HasField("question") or not call.HasField("start_time"):
             continue
         is_given_up = call.context == call_pb2.EXECUTION_CONTEXT_FRONTEND and state in {"EXPIRED", "CANCELLED"}
         if is_given_up and (call.call_id, state, run.user_id) not in record.history.decided:
-            yield f"{call.call_id} {state} while a client held it, and the audit chain does not say so"
+            yield f"{call.call_id} {state} while a client held it, which is missing from the audit chain"
 
 
-def only_reads_run_before_their_record(record: Record) -> Iterator[str]:
-    """I5: a call that was written down with its end has no effect, and was gated by nobody."""
+def only_reads_run_before_they_are_recorded(record: Record) -> Iterator[str]:
+    """I5: a call that was first recorded with its end is read-only and needed no approval."""
     for run_id, log in record.logs.items():
         begun: dict[str, float] = {}
         for event in log:
@@ -223,11 +222,11 @@ def only_reads_run_before_their_record(record: Record) -> Iterator[str]:
             if call_state(call.state) == "RUNNING":
                 begun[call.call_id] = time
             elif begun.get(call.call_id) == time and effect_class(call.tool_name) is not EffectClass.READ_ONLY:
-                yield f"{call.tool_name} {call.call_id} had run before the ledger knew of it"
+                yield f"{call.tool_name} {call.call_id} ran before the ledger recorded it"
 
 
 def one_front_end_result(record: Record) -> Iterator[str]:
-    """I11: of all results that came for a call, one was taken."""
+    """I11: each front-end call accepts one result."""
     taken: dict[str, set[str]] = defaultdict(set)
     for sent in record.history.commands:
         if sent.kind == "RESULT" and sent.taken:
@@ -238,14 +237,14 @@ def one_front_end_result(record: Record) -> Iterator[str]:
 
 
 def nothing_starts_after_a_cancel(record: Ledger) -> Iterator[str]:
-    """I12. A call that only reads may begin while its worker has not heard of the stop: it is written with its end."""
+    """I12: no call starts after a stop. A read-only call may, until its worker learns of the stop."""
     for run_id, log in record.logs.items():
         cancelled = False
         for event, next_event in zip(log, [*log[1:], None], strict=True):
             if event.HasField("run_changed"):
                 cancelled = cancelled or run_state(event.run_changed.run.state) == "CANCELLING"
             elif cancelled and event.HasField("round_started"):
-                yield f"run {run_id} began a round at seq {event.seq}, after it was stopped"
+                yield f"run {run_id} started a round at seq {event.seq}after it was stopped"
             elif cancelled and event.HasField("call_changed"):
                 call, before = event.call_changed.call, call_state(event.call_changed.from_state)
                 state = call_state(call.state)
@@ -255,7 +254,7 @@ def nothing_starts_after_a_cancel(record: Ledger) -> Iterator[str]:
 
 
 def _is_read_to_its_end(event: event_pb2.RunEvent, next_event: event_pb2.RunEvent | None) -> bool:
-    """Return whether a call that only reads became RUNNING in one step with its end."""
+    """Return whether a read-only call became RUNNING and ended in one step."""
     began = event.call_changed.call
     if next_event is None or not next_event.HasField("call_changed"):
         return False
@@ -264,8 +263,8 @@ def _is_read_to_its_end(event: event_pb2.RunEvent, next_event: event_pb2.RunEven
     return is_read and ended.call_id == began.call_id and call_state(ended.state) in SETTLED
 
 
-def states_move_along_the_tables(record: Ledger) -> Iterator[str]:
-    """I16: by a table of our own."""
+def state_changes_are_allowed(record: Ledger) -> Iterator[str]:
+    """I16: states change only as the tables in `reference` allow."""
     for run_id, log in record.logs.items():
         at = ""
         calls: dict[str, str] = defaultdict(str)
@@ -282,27 +281,27 @@ def states_move_along_the_tables(record: Ledger) -> Iterator[str]:
                     yield f"call {call.call_id} went from {before or 'nothing'} to {state}"
                 calls[call.call_id] = state
         if log and at in ENDED and not log[-1].HasField("run_changed"):
-            yield f"the log of {run_id} goes on after its end"
+            yield f"the log of {run_id} continues after its end"
 
 
 def state_is_the_fold_of_the_log(record: Ledger) -> Iterator[str]:
-    """I17."""
+    """I17: the state in the tables equals the fold of the log."""
     for run_id, log in record.logs.items():
         run = next(event.run_changed.run for event in reversed(log) if event.HasField("run_changed"))
         row = record.runs[run_id]
         for name in ("state", "waits", "stop_cause", "failure", "output_text", "usage"):
             if getattr(run, name) != getattr(row, name):
-                yield f"run {run_id}: the log says {name} {getattr(run, name)!r}, the row {getattr(row, name)!r}"
+                yield f"run {run_id}: the log has {name} {getattr(run, name)!r}, the row {getattr(row, name)!r}"
         last = {
             event.call_changed.call.call_id: event.call_changed.call for event in log if event.HasField("call_changed")
         }
         rows = {call_id for call_id, call in record.calls.items() if call.run_id == run_id}
         if set(last) != rows:
-            yield f"run {run_id}: calls of the log and of the table differ"
+            yield f"run {run_id}: calls differ between log and table"
         for call_id, call in last.items():
             for name in ("state", "arguments_json", "attempt", "result", "approval"):
                 if call_id in rows and getattr(call, name) != getattr(record.calls[call_id], name):
-                    yield f"call {call_id}: log and row differ in {name}"
+                    yield f"call {call_id}: log and table differ in {name}"
     for conversation, kept in record.messages.items():
         said = [
             event.message_added.message
@@ -311,19 +310,19 @@ def state_is_the_fold_of_the_log(record: Ledger) -> Iterator[str]:
             if event.HasField("message_added") and event.conversation_id == conversation
         ]
         if sorted(said, key=lambda message: message.number) != kept:
-            yield f"conversation {conversation}: messages of the logs and of the table differ"
+            yield f"conversation {conversation}: messages differ between logs and table"
         if [message.number for message in kept] != list(range(1, len(kept) + 1)):
-            yield f"conversation {conversation}: numbers of messages have gaps"
+            yield f"conversation {conversation}: message numbers have gaps"
 
 
-def what_was_shown_was_said(record: Ledger) -> Iterator[str]:
-    """LOOP-6: the output of a round, as watchers saw it, is its message."""
+def streamed_output_matches_the_message(record: Ledger) -> Iterator[str]:
+    """LOOP-6: the streamed output of a round equals its stored message."""
     for conversation in record.messages.values():
         for message in conversation:
             if message.role != message_pb2.ROLE_ASSISTANT:
                 continue
             if message.interrupted and not message.first_output_seq:
-                continue  # It is of an attempt whose output is void.
+                continue  # The output of this attempt is void.
             if message.text != _shown(record, message):
                 shown = _shown(record, message)
                 yield f"message {message.number} of {message.run_id} is {message.text!r}, and {shown!r} was shown"
@@ -336,29 +335,29 @@ def _shown(record: Ledger, message: message_pb2.Message) -> str:
     return "".join(event.output_delta.text for event in part if event.HasField("output_delta"))
 
 
-def rounds_begin_in_order(record: Ledger) -> Iterator[str]:
-    """LOOP-2: rounds are counted, attempts within them too, and each begins once."""
+def rounds_start_in_order(record: Ledger) -> Iterator[str]:
+    """LOOP-2: rounds and their attempts are numbered without gaps, and each starts once."""
     for run_id, log in record.logs.items():
         begun = [_round(event) for event in log if event.HasField("round_started")]
         if begun != sorted(set(begun)):
-            yield f"run {run_id} began rounds {begun}"
+            yield f"run {run_id} started rounds {begun}"
         rounds = [number for number, _ in groupby(begun, key=lambda pair: pair[0])]
         if rounds != list(range(1, len(rounds) + 1)):
-            yield f"run {run_id} left out a round: {rounds}"
+            yield f"run {run_id} skipped a round: {rounds}"
 
 
-def failed_models_are_left(record: Ledger) -> Iterator[str]:
-    """LOOP-7: a run goes on with the next model when one has failed for good, and never goes back."""
+def failed_models_are_not_used_again(record: Ledger) -> Iterator[str]:
+    """LOOP-7: a run switches to the next model after a permanent failure and never switches back."""
     for run_id, log in record.logs.items():
         options = record.runs[run_id].options
         order = (options.model, *options.model_fallbacks)
         asked = [order.index(model) for event in log if (model := _model(event))]
         if asked != sorted(asked):
-            yield f"run {run_id} went back to a model that had failed: {[order[place] for place in asked]}"
+            yield f"run {run_id} returned to a failed model: {[order[position] for position in asked]}"
 
 
 def _model(event: event_pb2.RunEvent) -> str:
-    """Return the model that is asked next, as an event says."""
+    """Return the model that the event selects."""
     return event.round_started.model or event.round_retrying.model
 
 
@@ -366,27 +365,27 @@ def _round(event: event_pb2.RunEvent) -> tuple[int, int]:
     return event.round_started.round, event.round_started.model_attempt
 
 
+# Checkers that only need the ledger.
 LEDGER_CHECKERS: tuple[LedgerChecker, ...] = (
     one_result_per_call,
     nothing_starts_after_a_cancel,
-    states_move_along_the_tables,
+    state_changes_are_allowed,
     state_is_the_fold_of_the_log,
-    what_was_shown_was_said,
-    rounds_begin_in_order,
-    failed_models_are_left,
+    streamed_output_matches_the_message,
+    rounds_start_in_order,
+    failed_models_are_not_used_again,
 )
-"""Those that need nothing but the ledger."""
 
 CHECKERS: tuple[Checker, ...] = (
     accepted_messages_are_kept,
-    accepted_commands_have_their_effect,
-    accepted_cancels_stop,
+    accepted_commands_take_effect,
+    accepted_cancels_stop_the_run,
     commands_are_accepted_once,
-    strangers_are_refused,
+    other_users_are_refused,
     runs_end,
     effects_happen_once,
     intent_before_effect,
-    only_reads_run_before_their_record,
+    only_reads_run_before_they_are_recorded,
     seqs_without_gaps,
     gated_calls_run_as_approved,
     decisions_are_audited,

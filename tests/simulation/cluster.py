@@ -1,4 +1,4 @@
-"""The suite as processes of a simulation, put together as their `__main__` modules do it."""
+"""The services as simulated processes, wired like their `__main__` modules."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ LIMITS = Limits(
 )
 INBOX = inbox.Limits(commands_max=8, bytes_max=16 * 1024)
 STEP_BYTES_MAX = 6 * 1024
+# Larger messages are refused, as by gRPC. All three limits are smaller than in the product.
 MESSAGE_BYTES_MAX = 42 * 1024
-"""What is larger is refused by the server, as by gRPC. All three are as much smaller than in the product."""
 
 _TIMES = ClientTimes(
     sessions=SessionTimes(offer_lease_seconds=6.0, heartbeat_seconds=4.0, silence_max_seconds=12.0),
@@ -74,7 +74,7 @@ _CRASHES_MAX = 3
 
 
 class JobStore:
-    """One process of job-store."""
+    """A job-store process."""
 
     def __init__(
         self,
@@ -84,11 +84,11 @@ class JobStore:
         *,
         chance: Chance,
         history: History,
-        places: SlotLimits,
+        slots: SlotLimits,
     ) -> None:
         self.process = process
         self._limits = JobStoreLimits(
-            crashes_max=_CRASHES_MAX, queue_max=_QUEUE_MAX, store_queue_max=_STORE_QUEUE_MAX, slots=places, inbox=INBOX
+            crashes_max=_CRASHES_MAX, queue_max=_QUEUE_MAX, store_queue_max=_STORE_QUEUE_MAX, slots=slots, inbox=INBOX
         )
         self._database = Database(tables, chance, history, process.name)
         self._bus = SimulatedBus(broker, process)
@@ -100,7 +100,7 @@ class JobStore:
 
     async def serve(self) -> None:
         """Serve until the process ends."""
-        announcer = NatsAnnouncer(self._bus)  # type: ignore[arg-type]  # the part of a bus that it uses
+        announcer = NatsAnnouncer(self._bus)  # type: ignore[arg-type]  # the simulated bus has the methods that are used
         ports = ports_on(self._database, self._limits, ids=self._ids, announcer=announcer)
         parts = wire(ports, self._limits)
         async with parts.group_commit, Background() as background:
@@ -118,14 +118,14 @@ class JobStore:
             await asyncio.Event().wait()
 
     async def answer(self, method: str, request: Any, user: Principal | None) -> list[Any]:
-        """Serve one request; returns all responses."""
+        """Serve one request and return all responses."""
         while not self._servicers:
             await asyncio.sleep(0.001)
         return await answer(self._servicers, method, request, user)
 
 
 class Replicas:
-    """The way to whichever job-store there is."""
+    """Sends requests to any running job-store."""
 
     def __init__(self, network: Network, replicas: Sequence[JobStore], pick: Callable[[int], int]) -> None:
         self._network = network
@@ -141,7 +141,7 @@ class Replicas:
 
 
 class AgentLoop:
-    """One process of agent-loop: its worker, and what serves clients."""
+    """An agent-loop process: a worker and the services for clients."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class AgentLoop:
         broker: Broker,
         chance: Chance,
         history: History,
-        people_wanted: int,
+        approvals_required: int,
     ) -> None:
         self.process, self.history = process, history
         draw = chance.stream("agent", process.name)
@@ -173,11 +173,11 @@ class AgentLoop:
             meter=Unmetered(),
             default_model="model",
             step_bytes_max=STEP_BYTES_MAX,
-            approvals_required=people_wanted,
+            approvals_required=approvals_required,
         )
         limits = WorkerLimits(lease_seconds=6.0, renew_seconds=2.0, poll_seconds=1.5)
         self.worker = Worker(WorkerId(ids.new("wrk")), dependencies, limits)
-        history.people_wanted[self.worker.worker_id] = people_wanted
+        history.approvals_required[self.worker.worker_id] = approvals_required
         self.ledger = PublicLedger(channel, self.worker.wake)
         self.clients = ClientSide(
             ledger=self.ledger,
@@ -186,7 +186,7 @@ class AgentLoop:
             registry=registry_client,
             clock=clock,
             ids=ids,
-            defaults=RunDefaults(model="model", limits=LIMITS, approvals_required=people_wanted),
+            defaults=RunDefaults(model="model", limits=LIMITS, approvals_required=approvals_required),
             times=_TIMES,
         )
         self._add_starters(chance, history, job_stores)
@@ -197,7 +197,7 @@ class AgentLoop:
 
     def _add_starters(self, chance: Chance, history: History, job_stores: Sequence[JobStore]) -> None:
         name, clock = self.process.name, VirtualClock()
-        # They have a network of their own, so that seeds without them play as if there were none.
+        # A separate network, so that it does not change the random stream of seeds without triggers and schedules.
         network = Network(chance, history, f"schedules of {name}")
         draw = chance.stream("schedules", name)
         channel: Any = Channel(Replicas(network, job_stores, draw.randrange).call)
@@ -219,7 +219,7 @@ class AgentLoop:
         )
 
     async def serve(self) -> None:
-        """Serve until `stop`, then hand the runs over."""
+        """Serve until `stop`, then release the runs."""
         worker = self.worker
         await worker.listen(self._bus)
         async with self.clients.watches, Background() as background:

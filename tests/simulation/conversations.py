@@ -1,4 +1,4 @@
-"""Reads of conversations in memory, behind the ports of job-store."""
+"""In-memory conversation reads for job-store."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.simulation.store import Database
 
 
 class MemoryConversations:
-    """See `reading.ConversationReads`. What was written is found at once."""
+    """In-memory `reading.ConversationReads`. Searches see new text immediately."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -59,10 +59,10 @@ class MemoryConversations:
             and (row.user_id != user_id and row.is_shown_to(user_id) if wanted.shared else row.user_id == user_id)
             and row.archived in wanted.kinds
             and has_all(row.labels, dict(wanted.labels))
-            and (before is None or _place(row) < before)
+            and (before is None or _position(row) < before)
             and self._has(row, wanted.words)
         ]
-        rows.sort(key=_place, reverse=True)
+        rows.sort(key=_position, reverse=True)
         return Page(rows=rows[:rows_max], has_more=len(rows) > rows_max)
 
     async def segments(self, conversation: ConversationRow) -> tuple[Segment, ...]:
@@ -89,5 +89,5 @@ def _fits(wanted: tuple[str, ...], text: str) -> bool:
     return all(any(word.startswith(beginning) for word in words(text)) for beginning in wanted)
 
 
-def _place(row: ConversationRow) -> tuple[datetime, str]:
+def _position(row: ConversationRow) -> tuple[datetime, str]:
     return row.update_time, row.conversation_id

@@ -1,4 +1,4 @@
-"""What befalls the server of the database: its clock jumps, and after a failover it takes no writes for a while."""
+"""Faults of the database server: clock jumps, and read-only periods after a failover."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _READ_ONLY_SECONDS = (0.5, 2.0, 5.0, 15.0)
 
 
 class DatabaseTrouble:
-    """Makes such trouble for a while, then leaves a server that works; its clock stays where it is."""
+    """Causes database faults for a while, then leaves a working server. The clock is not set back."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._server = world.tables.server
         self._draw = world.chance.stream("database trouble")
-        # Not every adapter knows each way in which a server says so: to the others it is an error like any other.
+        # Some adapters do not recognise every one of these errors; for them it is an unexpected error.
         self._server.refusal = self._draw.choice([Internal, DependencyUnavailable])
 
     async def make(self) -> None:
-        """Make trouble until it is over."""
+        """Cause faults until the chaos phase is over."""
         loop = asyncio.get_running_loop()
         end = loop.time() + CHAOS_SECONDS
         while loop.time() < end:
@@ -36,19 +36,19 @@ class DatabaseTrouble:
         strikes, draw = self._world.chance.strikes, self._draw
         jump, seconds = draw.choice(_JUMPS_SECONDS), draw.choice(_READ_ONLY_SECONDS) * draw.random()
         if strikes(draw, "database clock jumped", 0.2):
-            self._world.history.tell(f"the clock of the database jumps by {jump:g}")
+            self._world.history.tell(f"database clock jumps by {jump:g}")
             self._server.ahead_seconds += jump
             self._world.history.set_back_seconds += max(0.0, -jump)
             self._world.history.jumps.append(asyncio.get_running_loop().time())
         if strikes(draw, "database read-only", 0.1):
-            self._world.history.tell(f"the database takes no writes for {seconds:.2f}")
+            self._world.history.tell(f"database is read-only for {seconds:.2f}")
             self._server.read_only = True
             await asyncio.sleep(max(0.0, min(seconds, left)))
             self._server.read_only = False
 
 
-def time_limits_are_of_real_time(record: Record) -> Iterator[str]:
-    """LOOP-9: no run fails for a limit of time that it cannot have reached, whatever the database's clock says."""
+def time_limits_use_real_time(record: Record) -> Iterator[str]:
+    """LOOP-9: no run exceeds a time limit because the database clock jumped."""
     for run_id, run in record.runs.items():
         limits, log = run.options.limits, record.logs[run_id]
         most = {"RUN_TIMEOUT": limits.run_timeout_seconds, "ROUND_TIMEOUT": limits.round_timeout_seconds}
@@ -61,4 +61,4 @@ def time_limits_are_of_real_time(record: Record) -> Iterator[str]:
             yield f"run {run_id} failed with {run.failure.reason} after {took:.1f} s"
 
 
-CHECKERS = (time_limits_are_of_real_time,)
+CHECKERS = (time_limits_use_real_time,)

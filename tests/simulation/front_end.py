@@ -1,4 +1,4 @@
-"""Front ends and watchers: sessions that break off, come back, repeat frames; and readers that join at any seq."""
+"""Front-end clients and watchers: sessions that break, reconnect and repeat frames, and readers that join anywhere."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.simulation.tools import FRONT_END, OWN
 
 
 class FrontEnd:
-    """A client of a user that runs front-end tools over a Session."""
+    """A client that runs front-end tools of a user over a session."""
 
     def __init__(self, user: User) -> None:
         self._user = user
@@ -37,7 +37,7 @@ class FrontEnd:
         self._count = 0
 
     async def live(self) -> None:
-        """Keep a session open, again and again, until the user is done."""
+        """Open sessions one after another until the user is done."""
         while not self._user.done:
             await self._session(self._world.some_agent(self._draw))
             await asyncio.sleep(0.2 + self._draw.random())
@@ -134,7 +134,7 @@ class FrontEnd:
                 pass
 
     async def _run(self, offer: pb.Offer, to_server: asyncio.Queue[SessionRequest | None]) -> None:
-        """Do what the model asked the front end to do, and say what came of it, perhaps twice."""
+        """Run a front-end tool and send its result, sometimes twice."""
         call = offer.call
         await asyncio.sleep(self._draw.choice([0.1, 1.0, 8.0]) * self._draw.random())
         self._count += 1
@@ -168,7 +168,7 @@ class FrontEnd:
 
 
 class Reader:
-    """Watches the runs of a user, from changing places, and leaves in the middle."""
+    """Watches the runs of a user from varying seqs and disconnects at random."""
 
     def __init__(self, user: User) -> None:
         self._user = user
@@ -217,7 +217,7 @@ class Reader:
 
 
 def skip(user: User, watcher: str, run_id: str, position: int, gap: Gap) -> int:
-    """EVT-1, where it can be seen: a gap begins where the watcher is, and stands for nothing that is there."""
+    """EVT-1, checked as it happens: a gap starts where the watcher is and covers only removed events."""
     trimmed = user.world.tables.trimmed.get(RunKey(StoreId(user.caller.store_id), RunId(run_id)), 0)
     if gap.from_seq != position + 1 or gap.to_seq > trimmed:
         text = f"{watcher} at seq {position} of {run_id} got a gap {gap.from_seq} to {gap.to_seq} of {trimmed}"
@@ -226,10 +226,10 @@ def skip(user: User, watcher: str, run_id: str, position: int, gap: Gap) -> int:
 
 
 def see(user: User, watcher: str, run_id: str, event: RunEvent) -> None:
-    """I8, where it can be seen: what is shown is in the ledger by now."""
+    """I8, checked as it happens: events are in the ledger before anyone sees them."""
     payload = event.SerializeToString()
     log = user.world.tables.events.get(RunKey(StoreId(user.caller.store_id), RunId(run_id)), [])
     if event.seq > len(log):
-        text = f"{watcher} saw seq {event.seq} of {run_id}, whose log ends at {len(log)}"
+        text = f"{watcher} saw seq {event.seq} of {run_id}, but the log ends at {len(log)}"
         user.world.history.violation("durable_before_visible", text)
     user.world.history.seen.append(Seen(watcher=watcher, run_id=run_id, seq=event.seq, payload=payload))

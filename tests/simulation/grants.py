@@ -1,7 +1,4 @@
-"""Grants of series in some seeds, while the tool gets new versions, a rule asks, and the deployment wants more people.
-
-And what must hold of them.
-"""
+"""Grants of series in some seeds, with changing tool versions, rules and approval counts; and their checkers."""
 
 from __future__ import annotations
 
@@ -25,12 +22,12 @@ _RAISED_TO = 2
 _RAISED_WITHIN_SECONDS = 60.0
 _GRANTS = 0.7
 _EDITS = 0.5
+# How late an iteration may start that was due before the end of its series.
 _LATE_SECONDS = 60.0
-"""So late an iteration may begin that was due before the end of its series."""
 
 
 class Terms(NamedTuple):
-    """A series as somebody granted it: of which call, of which version of its tool, how often and until when."""
+    """A granted series: call, tool version, number of uses and end time."""
 
     run_id: str
     arguments_json: bytes
@@ -41,8 +38,8 @@ class Terms(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """A decision about a series: the digest of what was shown, and what it becomes, if it is edited."""
+class GrantDecision:
+    """A decision about a series: the digest that was shown, and the edited series if any."""
 
     digest: str
     edited: Series | None
@@ -50,12 +47,14 @@ class Wish:
 
 
 def are_given(chance: Chance) -> bool:
-    """Return whether people of a seed grant series."""
+    """Return whether people grant series in this seed."""
     return chance.stream("grants").random() < _PLAYED
 
 
-def wish(chance: Chance, command_id: str, approval: call_pb2.ApprovalRequest, kind: DecisionKind) -> Wish | None:
-    """Return what somebody grants who decides about a call of a series; None for a decision about the call alone."""
+def grant_decision(
+    chance: Chance, command_id: str, approval: call_pb2.ApprovalRequest, kind: DecisionKind
+) -> GrantDecision | None:
+    """Return the grant for a call of a series, or None to decide about the call alone."""
     draw = chance.stream("grant", command_id)
     if not are_given(chance) or not approval.series.digest or kind is DecisionKind.REJECT or draw.random() > _GRANTS:
         return None
@@ -63,20 +62,20 @@ def wish(chance: Chance, command_id: str, approval: call_pb2.ApprovalRequest, ki
     end = shown.end_time.ToNanoseconds() / 1e9 if shown.HasField("end_time") else None
     series = Series(interval_seconds=shown.interval_seconds, iterations_max=shown.iterations_max, end_time=end)
     if kind is not DecisionKind.EDIT or draw.random() > _EDITS:
-        return Wish(digest=shown.digest, edited=None, granted=series)
+        return GrantDecision(digest=shown.digest, edited=None, granted=series)
     edited = Series(interval_seconds=draw.choice([0.5, 2.0]), iterations_max=draw.choice([1, 2, 4]), end_time=end)
-    return Wish(digest=shown.digest, edited=edited, granted=edited)
+    return GrantDecision(digest=shown.digest, edited=edited, granted=edited)
 
 
 class Owner:
-    """Who owns the gated tool: registers new versions of it, and has a rule ask for a while."""
+    """Owner of the gated tool: registers new versions and temporarily adds a rule that requires approval."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._draw = world.chance.stream("owner")
 
     async def live(self) -> None:
-        """Change the tool now and then, until all is calm; then nothing asks."""
+        """Change the tool now and then until the simulation calms down; then remove the rule."""
         journal = self._world.journal
         while are_given(self._world.chance) and not self._world.chance.calm:
             await asyncio.sleep(10.0 * self._draw.random())
@@ -84,24 +83,24 @@ class Owner:
                 journal.version += 1
                 self._world.history.tell(f"version {journal.version} of the gated tool")
             else:
-                journal.asks = not journal.asks and self._draw.random() < 0.5
-                self._world.history.tell(f"a rule asks: {journal.asks}")
-        journal.asks = False
+                journal.requires_approval = not journal.requires_approval and self._draw.random() < 0.5
+                self._world.history.tell(f"a rule requires_approval: {journal.requires_approval}")
+        journal.requires_approval = False
 
 
 class Deployment:
-    """Who deploys agent-loop, and in some seeds raises `approvals_required`."""
+    """The deployment: raises `approvals_required` in some seeds."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._draw = world.chance.stream("deployment")
 
     async def live(self) -> None:
-        """Raise it once, while series are under way; old and new processes work side by side for a while."""
+        """Raise it once while series are active; old and new processes run in parallel for a while."""
         if not are_given(self._world.chance) or self._draw.random() > _RAISES:
             return
         await asyncio.sleep(_RAISED_WITHIN_SECONDS * self._draw.random())
-        self._world.people_wanted = _RAISED_TO
+        self._world.approvals_required = _RAISED_TO
         self._world.history.tell(f"gated calls need {_RAISED_TO} approvals")
         for agent in [agent for agent in self._world.agents if agent.process.alive]:
             if agent.process.alive:
@@ -110,7 +109,7 @@ class Deployment:
 
 
 def grants(record: Record) -> Mapping[Terms, set[str]]:
-    """Return who granted which series."""
+    """Return each accepted grant with its sender."""
     found: dict[Terms, set[str]] = defaultdict(set)
     for sent in record.history.commands:
         if sent.taken and sent.grants is not None and sent.user_id != "stranger":
@@ -119,19 +118,19 @@ def grants(record: Record) -> Mapping[Terms, set[str]]:
 
 
 def of_effect(given: Mapping[Terms, set[str]], record: Record, effect: Effect) -> Terms | None:
-    """Return the grant by which a gated call may have run that nobody has approved by itself, if there is one."""
+    """Return the grant that allows a gated call without its own approval, if any."""
     required = record.calls[effect.call_id].approval.approvals_required
     for terms, people in given.items():
         is_of_it = (terms.run_id, terms.arguments_json) == (effect.run_id, effect.arguments_json)
         is_in_time = terms.end_time is None or effect.begin <= terms.end_time + _LATE_SECONDS
         is_enough = len(people if required <= 1 else people - {effect.user_id}) >= required
-        if is_of_it and terms.version == effect.version and is_in_time and is_enough and not effect.is_asked_for:
+        if is_of_it and terms.version == effect.version and is_in_time and is_enough and not effect.requires_approval:
             return terms
     return None
 
 
-def grants_cover_what_was_shown(record: Record) -> Iterator[str]:
-    """I9, I10: no series runs more often than it was granted, counted by its calls."""
+def series_stay_within_their_grant(record: Record) -> Iterator[str]:
+    """I9, I10: no series starts more calls than were granted."""
     given = grants(record)
     used: dict[Terms, set[str]] = defaultdict(set)
     said: dict[str, list[Sent]] = defaultdict(list)
@@ -149,8 +148,8 @@ def grants_cover_what_was_shown(record: Record) -> Iterator[str]:
             yield f"{terms} was granted, and {len(calls)} calls ran: {sorted(calls)}"
 
 
-def grants_are_of_as_many_people_as_are_wanted(record: Record) -> Iterator[str]:
-    """I10: no iteration begins under a grant of fewer people than the worker wants that begins it."""
+def grants_have_enough_approvers(record: Record) -> Iterator[str]:
+    """I10: no iteration starts under a grant with fewer approvers than its worker requires."""
     given = grants(record)
     for run_id, run in record.runs.items():
         seen: set[str] = set()
@@ -161,18 +160,18 @@ def grants_are_of_as_many_people_as_are_wanted(record: Record) -> Iterator[str]:
             seen.add(call.call_id)
             if call_state(call.state) == "AWAITING_APPROVAL" or not call.approval.series.digest:
                 continue
-            wanted = record.history.people_wanted[record.history.owners[run_id, event.attempt]]
+            wanted = record.history.approvals_required[record.history.owners[run_id, event.attempt]]
             of_it = [people for terms, people in given.items() if terms[:2] == (run_id, call.arguments_json)]
             if not any(len(people if wanted <= 1 else people - {run.user_id}) >= wanted for people in of_it):
-                yield f"{call.call_id} of {run_id} began under a grant of {of_it}, and {wanted} people are wanted"
+                yield f"{call.call_id} of {run_id} started under a grant of {of_it}, and {wanted} people are wanted"
 
 
-def granted(run_id: str, content: bytes, version: int, wished: Wish | None) -> Any:
-    """Return what a decision grants, for the record of it; None if it is about the call alone."""
-    if wished is None:
+def granted(run_id: str, content: bytes, version: int, series_decision: GrantDecision | None) -> Any:
+    """Return the terms of a grant for the record, or None if the decision is about the call alone."""
+    if series_decision is None:
         return None
-    series = wished.granted
+    series = series_decision.granted
     return Terms(run_id, content, version, series.interval_seconds, series.iterations_max, series.end_time)
 
 
-CHECKERS = (grants_cover_what_was_shown, grants_are_of_as_many_people_as_are_wanted)
+CHECKERS = (series_stay_within_their_grant, grants_have_enough_approvers)

@@ -1,4 +1,4 @@
-"""What happened, as those outside saw it: the material of the checkers."""
+"""What happened, as seen from outside the services; the checkers judge it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-# A run that cannot go on says the same for ever.
+# A run that cannot continue repeats the same violation forever.
 _VIOLATIONS_MAX = 50
 
 
 @dataclass(slots=True, kw_only=True)
 class Message:
-    """A message that a user brought; `run_ids` are all answers that came."""
+    """A message that a user sent; `run_ids` are all answers received."""
 
     user_id: str
     request_id: str
@@ -24,13 +24,13 @@ class Message:
     run_ids: list[str] = field(default_factory=list)
     steered: bool = False
     plan: str = ""
-    brings: int = 0
-    """How many tools come with its run."""
+    # Number of tools that come with its run.
+    tool_count: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
 class Sent:
-    """A command that somebody sent; `outcomes` are all receipts that came, with when."""
+    """A command that was sent; `outcomes` are all receipts received, each with its time."""
 
     user_id: str
     command_id: str
@@ -41,10 +41,10 @@ class Sent:
     digest: str = ""
     tokens: int = 0
     sent_at: float = 0.0
+    # Terms of the series granted with it; see `grants.Terms`.
     grants: Any = None
-    """The terms on which a series was granted with it; see `grants.Terms`."""
     outcomes: list[str] = field(default_factory=list)
-    taken_at: float | None = None
+    accepted_at: float | None = None
 
     @property
     def taken(self) -> bool:
@@ -53,7 +53,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effect:
-    """An effect of a tool in the outside world."""
+    """An effect of a tool on the outside world."""
 
     time: float
     call_id: str
@@ -61,26 +61,26 @@ class Effect:
     user_id: str
     tool_name: str
     arguments_json: bytes
+    # Time at which the registry accepted the call.
     begin: float
-    """The time at which its call was let in."""
+    # Tool version in force at that time.
     version: int
-    """The version of the tool that was in force then."""
-    is_asked_for: bool
-    """True if a rule asked for an approval then."""
+    # True if a rule required approval at that time.
+    requires_approval: bool
+    # Runs and conversations whose rules the registry applies to the call.
     ruled_by: frozenset[str]
-    """The runs and conversations whose rules the registry applies to the call."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Served:
-    """A call that the model took: what it cost, by the model's own count; `whole` if its answer was read to the end.
+    """A served model call and its usage. `whole` is true if the client read the whole answer.
 
-    `told` are the notices of jobs in its messages: whose, and of which iteration, 0 for its end.
+    `told` lists the job notices in its messages: run and iteration, 0 for the end of the job.
     """
 
     plan: str
     round: tuple[str, int]
-    began_at: float
+    started_at: float
     input_tokens: int
     output_tokens: int = 0
     whole: bool = False
@@ -89,7 +89,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """An event that a watcher got."""
+    """An event that a watcher received."""
 
     watcher: str
     run_id: str
@@ -99,7 +99,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivered:
-    """An event that a trigger has taken, as its sender was told, with the run that it had started by then."""
+    """An event that a trigger accepted, as reported to its sender, with the run it had started by then."""
 
     trigger_id: str
     event_id: str
@@ -108,7 +108,7 @@ class Delivered:
 
 @dataclass
 class History:
-    """Everything that is judged, and the trace that proves that a seed replays."""
+    """The collected history, and a trace hash that proves that a seed replays."""
 
     messages: list[Message] = field(default_factory=list)
     commands: list[Sent] = field(default_factory=list)
@@ -116,18 +116,18 @@ class History:
     served: list[Served] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
     delivered: list[Delivered] = field(default_factory=list)
+    # Call, kind and person of each decision in the audit chain; for a front-end call, its final state.
     decided: set[tuple[str, str, str]] = field(default_factory=set)
-    """Call, kind and person of the decisions in the audit chain; of a front-end call the state that it ended in."""
+    # Worker that claimed a run, by run and epoch.
     owners: dict[tuple[str, int], str] = field(default_factory=dict)
-    """The worker that has claimed a run, by that and the epoch."""
-    people_wanted: dict[str, int] = field(default_factory=dict)
-    """How many people must approve a gated call by the settings of each worker."""
+    # Approvals required for a gated call, by worker.
+    approvals_required: dict[str, int] = field(default_factory=dict)
+    # Times at which the database clock jumped.
     jumps: list[float] = field(default_factory=list)
-    """When the database's clock jumped."""
+    # Conversations shared for writing that are, or were for a while, private again.
     made_private: set[str] = field(default_factory=set)
-    """The conversations that were shared for writing and are not, or were not for a while."""
+    # Total time that the clock was set back. Due times are delayed by as much.
     set_back_seconds: float = 0.0
-    """How far it was set back in all: what is due comes that much later."""
     violations: list[str] = field(default_factory=list)
     printed: Callable[[str], None] | None = None
     _hash: Any = field(default_factory=hashlib.sha256)
@@ -142,13 +142,13 @@ class History:
             self.printed(text)
 
     def violation(self, checker: str, text: str) -> None:
-        """Add what a checker saw while the simulation ran."""
+        """Add a violation found while the simulation runs."""
         if len(self.violations) < _VIOLATIONS_MAX:
             self.tell(f"VIOLATION {checker}: {text}")
             self.violations.append(f"{checker}: {text}")
 
     def unexpected(self, where: str, error: BaseException) -> None:
-        """Add an exception that the code under test should not raise."""
+        """Add an exception that the code under test must not raise."""
         self.violation("no_crash", f"{where}: {type(error).__name__}: {error}")
 
     @property

@@ -1,4 +1,4 @@
-"""job-store over rows in memory, and a channel to it without a wire."""
+"""An in-memory job-store and a channel to it without a network."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.simulation.store import Database, MemoryJournal, MemoryOfferRepositor
 
 
 def ports_on(database: Database, limits: Limits, *, ids: IdSource, announcer: Announcer) -> Ports:
-    """Return the outside of a job store whose database is in memory."""
+    """Return the ports of a job-store with an in-memory database."""
     return Ports(
         journal=MemoryJournal(database, ids),
         leases=MemoryLeases(database, limits.slots, crashes_max=limits.crashes_max),
@@ -37,9 +37,9 @@ def ports_on(database: Database, limits: Limits, *, ids: IdSource, announcer: An
 
 
 async def answer(servicers: Sequence[object], method: str, request: Any, user: Principal | None = None) -> list[Any]:
-    """Have the first servicer that has the method serve a copy of a request, which is taken apart.
+    """Serve a copy of the request by the first servicer that has the method; return all responses.
 
-    Returns all responses. A call that is forwarded acts for `user`.
+    A forwarded call acts for `user`.
     """
     servicer = next(each for each in servicers if method in vars(type(each)))
     if user is not None:
@@ -49,10 +49,7 @@ async def answer(servicers: Sequence[object], method: str, request: Any, user: P
 
 
 class Channel:
-    """A channel as generated stubs use it. `call` gets a method, a request and perhaps the user for whom it is made.
-
-    It returns all responses.
-    """
+    """A channel for generated stubs. `call` maps a method, a request and an optional user to all responses."""
 
     def __init__(self, call: Callable[[str, Any, Principal | None], Awaitable[list[Any]]]) -> None:
         self._call = call
@@ -78,7 +75,7 @@ class Channel:
         return call
 
     def stream_stream(self, path: str, **_: object) -> None:
-        """Give nothing: job-store answers no streams of requests."""
+        """Not supported: job-store has no streaming requests."""
 
     async def _responses(self, path: str, request: Any, user: Principal | None) -> list[Any]:
         responses = await self._call(path.rpartition("/")[2], request, user)
@@ -86,7 +83,7 @@ class Channel:
 
 
 class Unmetered(PrometheusMeter):
-    """The meter of the ledger, and one of the loop that counts nothing."""
+    """A meter for the ledger and the loop that counts nothing."""
 
     def __init__(self) -> None:
         super().__init__(Metrics("simulation"))

@@ -1,4 +1,4 @@
-"""What must hold of jobs, and of what they tell their conversations, when all is quiet (ASYNC-1 to ASYNC-7)."""
+"""Checkers of jobs and their notices (ASYNC-1 to ASYNC-7)."""
 
 from __future__ import annotations
 
@@ -20,59 +20,61 @@ from tests.simulation.store import ITERATIONS_KEPT as KEPT
 
 _TURN_SECONDS = 2.0
 _TINY_SECONDS = 1e-4
-_WITH_PEOPLE = {"AWAITING_APPROVAL", "OFFERED", "ASKED"}
+_WAITS_FOR_PEOPLE = {"AWAITING_APPROVAL", "OFFERED", "ASKED"}
 
 
-def calls_in_the_background_have_their_job(record: Ledger) -> Iterator[str]:
-    """ASYNC-1: one run goes on with each DETACHED call, and tells the conversation of that."""
+def detached_calls_have_their_job(record: Ledger) -> Iterator[str]:
+    """ASYNC-1: each DETACHED call has one job, which reports to the conversation of the call."""
     begun = {run.parent_call_id: run for run in record.runs.values() if run.reports_to_conversation_id}
     for call_id, call in record.calls.items():
         job, is_detached = begun.get(call_id), call_state(call.state) == "DETACHED"
         if is_detached != (job is not None):
-            yield f"call {call_id} is {call_state(call.state)}, and its job is {job and job.run_id}"
+            yield f"call {call_id} is {call_state(call.state)}, but its job is {job and job.run_id}"
         elif job is not None and job.reports_to_conversation_id != record.runs[call.run_id].conversation_id:
-            yield f"job {job.run_id} tells another conversation than that of its call"
+            yield f"job {job.run_id} reports to another conversation than that of its call"
     for run in begun.values():
         caller = record.runs[run.parent_run_id]
         if caller.depth or caller.reports_to_conversation_id:
-            yield f"job {run.run_id} was begun by {caller.run_id}, which does a call of another run"
+            yield f"job {run.run_id} was started by {caller.run_id}, which has a call of another run"
 
 
-def notices_are_new_once(record: Ledger) -> Iterator[str]:
-    """ASYNC-5: each stands in its conversation once, those of a job in order; its end is the last, and as it is."""
+def notices_are_delivered_once(record: Ledger) -> Iterator[str]:
+    """ASYNC-5: each notice enters its conversation once and in order; the last one reports the end correctly."""
     for conversation_id in record.messages:
         said: dict[str, list[int]] = defaultdict(list)
         for _, notice in entered(record, conversation_id):
             job = record.runs[notice["job_id"]]
             said[job.run_id].append(notice.get("iteration", 0))
             if job.reports_to_conversation_id != conversation_id:
-                yield f"{conversation_id} is told of job {job.run_id}, which is of another one"
+                yield f"{conversation_id} has a notice of job {job.run_id}, which belongs to another conversation"
             if "iteration" not in notice and notice["state"] != run_state(job.state):
-                yield f"job {job.run_id} is {run_state(job.state)}, and was told of as {notice['state']}"
+                yield f"job {job.run_id} is {run_state(job.state)}, but was reported as {notice['state']}"
         for job_id, occasions in said.items():
             order = [occasion or math.inf for occasion in occasions]
             if order != sorted(set(order)):
-                yield f"{conversation_id} is told of job {job_id} in this order: {occasions}"
+                yield f"{conversation_id} has notices of job {job_id} in this order: {occasions}"
 
 
 def notices_stay_with_their_user(record: Record) -> Iterator[str]:
-    """ASYNC-5: each is in runs and model requests of the user who started the job, and in no other one."""
+    """ASYNC-5: notices appear only in runs and model requests of the user who started the job."""
     for conversation_id, messages in record.messages.items():
         runs = {message.number: record.runs[message.run_id] for message in messages}
         for number, notice in entered(record, conversation_id):
             job, run = record.runs[notice["job_id"]], runs[number]
             if run.user_id != job.user_id:
-                yield f"{run.run_id} of {run.user_id} is told of job {job.run_id} of {job.user_id}"
+                yield f"{run.run_id} of {run.user_id} has a notice of job {job.run_id} of {job.user_id}"
     users = {message.user_id for message in record.history.messages}
     for served in record.history.served:
         user_id = served.plan.partition("x")[0]
         for job_id, _ in served.told if user_id in users else ():
             if record.runs[job_id].user_id != user_id:
-                yield f"the model answers {user_id} and is told of job {job_id} of {record.runs[job_id].user_id}"
+                yield f"the model answers {user_id} has a notice of job {job_id} of {record.runs[job_id].user_id}"
 
 
-def ends_are_told_or_dismissed(record: Record) -> Iterator[str]:
-    """ASYNC-5: the model has answered, or the user stopped the turn or lost the right to write; else it waits."""
+def job_ends_are_reported_or_dismissed(record: Record) -> Iterator[str]:
+    """ASYNC-5: the model answered each job end, or the user stopped the turn or lost write access; otherwise it is
+    pending.
+    """
     for job in record.runs.values():
         if not job.reports_to_conversation_id:
             continue
@@ -81,8 +83,8 @@ def ends_are_told_or_dismissed(record: Record) -> Iterator[str]:
             row for row in record.tables.conversations.values() if row.conversation_id == conversation_id
         ).background
         if job.job.reports == run_pb2.JOB_REPORTS_NONE:
-            if any(each.run_id == job.run_id for each in row.notices) or _tells(record, job):
-                yield f"job {job.run_id} is to tell nothing, and does"
+            if any(each.run_id == job.run_id for each in row.notices) or _reports(record, job):
+                yield f"job {job.run_id} must not report, but does"
             continue
         waiting = next((each for each in row.notices if (each.run_id, each.occasion) == (job.run_id, 0)), None)
         told = [
@@ -92,19 +94,19 @@ def ends_are_told_or_dismissed(record: Record) -> Iterator[str]:
         ]
         if waiting is not None:
             if bool(waiting.entered_by) != bool(told):
-                yield f"the end of {job.run_id} is entered by {waiting.entered_by!r}, and stands in {told}"
+                yield f"the end of {job.run_id} was entered by {waiting.entered_by!r}, but is in {told}"
             if not waiting.entered_by and not _is_held_back(record, conversation_id, job):
-                yield f"nobody is told of the end of {job.run_id}"
+                yield f"there is no notice of the end of {job.run_id}"
         elif _was_dismissed(record, conversation_id, job):
             continue
         elif not told:
             yield f"the end of {job.run_id} is lost"
         elif not _is_answered(record, job, told[0]):
-            yield f"the end of {job.run_id} is told, and nothing was answered"
+            yield f"the end of {job.run_id} is in a notice without an answer"
 
 
-def turns_keep_their_distance(record: Record) -> Iterator[str]:
-    """ASYNC-5: between two of a conversation are two seconds, unless the clock of the database jumped."""
+def turns_keep_their_minimum_interval(record: Record) -> Iterator[str]:
+    """ASYNC-5: turns of a conversation start at least two seconds apart, unless the database clock jumped."""
     begun: dict[str, list[float]] = defaultdict(list)
     for run in record.runs.values():
         if is_turn(run) and run.HasField("start_time"):
@@ -112,22 +114,22 @@ def turns_keep_their_distance(record: Record) -> Iterator[str]:
     for conversation_id, times in begun.items():
         for first, second in pairwise(sorted(times)):
             if second - first < _TURN_SECONDS - _TINY_SECONDS and not record.history.jumps:
-                yield f"{conversation_id}: a turn began {second - first:.3f} s after another"
+                yield f"{conversation_id}: a turn started {second - first:.3f} s after another"
 
 
-def turns_wait_for_nobody(record: Ledger) -> Iterator[str]:
-    """ASYNC-5: nobody asked for them, so nobody is asked."""
+def turns_never_wait_for_people(record: Ledger) -> Iterator[str]:
+    """ASYNC-5: turns never wait for people, because no user started them."""
     for run_id, run in record.runs.items():
         if not is_turn(run):
             continue
         for event in record.logs[run_id]:
             call = event.call_changed.call
-            if event.HasField("call_changed") and call_state(call.state) in _WITH_PEOPLE:
+            if event.HasField("call_changed") and call_state(call.state) in _WAITS_FOR_PEOPLE:
                 yield f"turn {run_id} has a call that is {call_state(call.state)}"
 
 
-def series_keep_their_beat(record: Ledger) -> Iterator[str]:
-    """ASYNC-3: one iteration at a time, none before its time, at most one in an interval, and no more than asked."""
+def series_keep_their_interval(record: Ledger) -> Iterator[str]:
+    """ASYNC-3: iterations do not overlap, start early, exceed one per interval, or exceed the requested number."""
     for run_id, run in record.runs.items():
         if not run.reports_to_conversation_id:
             continue
@@ -137,7 +139,7 @@ def series_keep_their_beat(record: Ledger) -> Iterator[str]:
             if not event.HasField("call_changed"):
                 continue
             if is_open not in {"", call.call_id}:
-                yield f"job {run_id} began call {call.call_id} while {is_open} was open"
+                yield f"job {run_id} started call {call.call_id} while {is_open} was open"
             is_open = "" if call_state(call.state) in SETTLED else call.call_id
         calls = sorted((call for call in record.calls.values() if call.run_id == run_id), key=lambda each: each.round)
         if [call.round for call in calls] != list(range(1, len(calls) + 1)) or len(calls) > job.iterations_max:
@@ -146,8 +148,8 @@ def series_keep_their_beat(record: Ledger) -> Iterator[str]:
             yield from _off_beat(run, calls)
 
 
-def paused_jobs_begin_nothing(record: Record) -> Iterator[str]:
-    """ASYNC-6: no iteration begins from the answer to a pause until somebody asks that the job goes on."""
+def paused_jobs_start_nothing(record: Record) -> Iterator[str]:
+    """ASYNC-6: a paused job starts no iteration until it is resumed."""
     for run_id, run in record.runs.items():
         if not run.reports_to_conversation_id:
             continue
@@ -157,53 +159,53 @@ def paused_jobs_begin_nothing(record: Record) -> Iterator[str]:
                 begun.setdefault(event.call_changed.call.call_id, record.written_at(run_id, event.seq))
         sent = [each for each in record.history.commands if each.run_id == run_id]
         for pause in sent:
-            if pause.kind != "PAUSE" or pause.taken_at is None:
+            if pause.kind != "PAUSE" or pause.accepted_at is None:
                 continue
             resumed = (each.sent_at for each in sent if each.kind == "RESUME" and each.sent_at >= pause.sent_at)
             until = min(resumed, default=math.inf)
             for call_id, time in begun.items():
-                if pause.taken_at < time < until:
-                    yield f"job {run_id} began {call_id} at {time:.3f}, and was paused from {pause.taken_at:.3f}"
+                if pause.accepted_at < time < until:
+                    yield f"job {run_id} started {call_id} at {time:.3f}, but was paused from {pause.accepted_at:.3f}"
 
 
-def series_keep_their_last_iterations(record: Record) -> Iterator[str]:
-    """ASYNC-3: what is removed of one is old and settled; the calls and events that are kept are whole."""
+def trimming_keeps_the_last_iterations(record: Record) -> Iterator[str]:
+    """ASYNC-3: trimming removes only old settled iterations and keeps the calls and events of the rest."""
     for row in record.tables.runs.values():
         gone = sorted(call.round for call in record.tables.gone.values() if call.run_id == row.run_id)
         kept = [call.round for call in record.tables.calls_of(row.key)]
         if gone != list(range(1, row.trimmed_rounds + 1)) or row.round - row.trimmed_rounds < min(row.round, KEPT):
-            yield f"run {row.run_id} in round {row.round} is without {gone} and says {row.trimmed_rounds}"
+            yield f"run {row.run_id} in round {row.round} lacks {gone} but records {row.trimmed_rounds}"
         failures = sum(
             call.state.name != "SUCCEEDED" for call in record.tables.gone.values() if call.run_id == row.run_id
         )
         if failures != row.trimmed_failures:
-            yield f"{failures} calls that are removed of {row.run_id} have failed, not {row.trimmed_failures}"
+            yield f"{failures} removed calls of {row.run_id} have failed, not {row.trimmed_failures}"
         if row.reports_to and (gone + kept != list(range(1, row.round + 1)) or len(kept) > 2 * KEPT + 1):
             yield f"job {row.run_id} has the calls {kept} of {row.round}"
         for event in record.logs[row.run_id][: record.tables.trimmed.get(row.key, 0)]:
             if event.call_changed.call.round > row.trimmed_rounds:
-                yield f"event {event.seq} of {row.run_id} is removed, and its call is not"
+                yield f"event {event.seq} of {row.run_id} is removed, but its call is not"
 
 
 def monitors_fire_on_edges(record: Ledger) -> Iterator[str]:
-    """ASYNC-4: each time it becomes so, and not while it stays so; after the pause, and as often as it may at most."""
+    """ASYNC-4: a monitor fires each time its condition becomes true, at most as often as allowed, after its pause."""
     for run_id, run in record.runs.items():
         if not run.reports_to_conversation_id or not run.job.HasField("when") or not run.output_text:
             continue
         expected = _firings(record, run)
         said = msgspec.json.decode(run.output_text)["fired"]
         if said > run.job.when.firings_max or (run_state(run.state) == "COMPLETED" and said != len(expected)):
-            yield f"job {run_id} says that it fired {said} times, and it was so in {expected}"
+            yield f"job {run_id} reports that it fired {said} times, but the condition was met in {expected}"
         if run.job.reports != run_pb2.JOB_REPORTS_END:
             continue
         blind = _third_failures(record, run)
         for _, notice in entered(record, run.reports_to_conversation_id):
             if notice["job_id"] == run_id and notice.get("iteration", 0) not in {0, *expected, *blind}:
-                yield f"job {run_id} told of iteration {notice['iteration']}, and it was so in {expected}"
+                yield f"job {run_id} reported iteration {notice['iteration']}, but the condition was met in {expected}"
 
 
 def _firings(record: Ledger, run: run_pb2.Run) -> list[int]:
-    """Return the iterations in which a monitor has to tell of something, by the results of all."""
+    """Return the iterations in which a monitor must fire, given all results."""
     condition, pause = run.job.when.condition, run.job.when.pause_seconds
     firings: list[tuple[int, float]] = []
     seen, was_so = "", False
@@ -223,7 +225,7 @@ def _firings(record: Ledger, run: run_pb2.Run) -> list[int]:
 
 
 def _third_failures(record: Ledger, run: run_pb2.Run) -> list[int]:
-    """Return the iterations that were the third failure one after the other."""
+    """Return the iterations that were the third failure in a row."""
     found, failures = [], 0
     for call in _iterations(record, run):
         failures = 0 if _is_judged(run, call) else failures + 1
@@ -232,7 +234,7 @@ def _third_failures(record: Ledger, run: run_pb2.Run) -> list[int]:
 
 
 def _is_judged(run: run_pb2.Run, call: call_pb2.Call) -> bool:
-    """Return whether what a job watches for comes to anything with a result: the expression is about a text."""
+    """Return whether the job's expression can be evaluated on the result: it must be a text."""
     has_text = run.job.when.condition.expression == WATCHED and call.result.content_json.startswith(b'"')
     return call_state(call.state) == "SUCCEEDED" and (has_text or run.job.when.condition.changed)
 
@@ -243,31 +245,31 @@ def _iterations(record: Ledger, run: run_pb2.Run) -> list[call_pb2.Call]:
 
 
 def _off_beat(run: run_pb2.Run, calls: list[call_pb2.Call]) -> Iterator[str]:
-    """Yield what is not on the beat of a job: on that which it has since it was granted last, and perhaps edited."""
+    """Yield violations of the interval of a job, as last granted and perhaps edited."""
     job, begin = run.job, run.job.begin_time.ToNanoseconds() / 1e9
     granted = next((number for number, call in enumerate(calls) if call.call_id == run.grant.call_id), None)
     calls = calls[granted:]
-    places = [
+    intervals = [
         math.floor((call.create_time.ToNanoseconds() / 1e9 - begin + _TINY_SECONDS) / job.interval_seconds)
         for call in calls
     ]
-    if places and granted is None and places[0] < job.delay_first:
-        yield f"job {run.run_id} began at once, and was to wait for one interval"
-    # No iteration is due after the end of its job; one that is late may begin then.
+    if intervals and granted is None and intervals[0] < job.delay_first:
+        yield f"job {run.run_id} started immediately instead of after one interval"
+    # A late iteration may start after the end of its job, but none is due then.
     has_end = job.HasField("end_time")
     last = (job.end_time.ToNanoseconds() / 1e9 - begin) / job.interval_seconds if has_end else math.inf
-    for (first, after), (earlier, later) in zip(pairwise(places), pairwise(calls), strict=True):
+    for (first, after), (earlier, later) in zip(pairwise(intervals), pairwise(calls), strict=True):
         ended = (earlier.end_time.ToNanoseconds() / 1e9 - begin) / job.interval_seconds
         if later.create_time.ToNanoseconds() < earlier.create_time.ToNanoseconds():
-            continue  # They come one after the other: the clock of the database was set back.
+            continue  # The database clock was set back, so iterations follow immediately.
         if first + 1 > last + _TINY_SECONDS:
-            yield f"job {run.run_id} went on with call {later.round} after its end"
+            yield f"job {run.run_id} continued with call {later.round} after its end"
         if after <= first or after < math.floor(ended):
-            yield f"job {run.run_id} made call {earlier.round + 1} in interval {after}, and the one before in {first}"
+            yield f"job {run.run_id} made call {earlier.round + 1} in interval {after}, the previous one in {first}"
 
 
 def entered(record: Ledger, conversation_id: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield each notice that stands in a conversation, with the number of its message."""
+    """Yield each notice in a conversation with its message number."""
     for message in record.messages.get(conversation_id, ()):
         if message.role == message_pb2.ROLE_NOTICE:
             for notice in msgspec.json.decode(message.notices_json):
@@ -275,16 +277,16 @@ def entered(record: Ledger, conversation_id: str) -> Iterator[tuple[int, dict[st
 
 
 def is_turn(run: run_pb2.Run) -> bool:
-    """Return whether notices have begun a run, and no message."""
+    """Return whether notices, and no message, started the run."""
     return run.generation > 0 and not run.reports_to_conversation_id
 
 
-def says_nothing(run: run_pb2.Run) -> bool:
-    """Return whether a run is a turn that may have ended without a word of the model."""
+def is_silent_turn(run: run_pb2.Run) -> bool:
+    """Return whether a run is a turn that may end without model output."""
     return is_turn(run) and run.round > 0 and run_state(run.state) == "COMPLETED"
 
 
-def _tells(record: Record, job: run_pb2.Run) -> bool:
+def _reports(record: Record, job: run_pb2.Run) -> bool:
     return any(notice["job_id"] == job.run_id for _, notice in entered(record, job.reports_to_conversation_id))
 
 
@@ -293,12 +295,12 @@ def _is_held_back(record: Record, conversation_id: str, job: run_pb2.Run) -> boo
     turns = [run for run in record.runs.values() if is_turn(run) and run.conversation_id == conversation_id]
     (row,) = (each for each in tables.runs.values() if each.run_id == job.run_id)
     (conversation,) = (each for each in tables.conversations.values() if each.conversation_id == conversation_id)
-    is_used_up = budget_below(row) in conversation.background.used_up_budgets
-    return is_used_up or job.generation >= GENERATIONS_MAX or len(turns) >= TURNS_MAX
+    is_exhausted = budget_below(row) in conversation.background.used_up_budgets
+    return is_exhausted or job.generation >= GENERATIONS_MAX or len(turns) >= TURNS_MAX
 
 
 def _is_answered(record: Record, job: run_pb2.Run, number: int) -> bool:
-    """Return whether the model of its user was told of the end and answered, or ended a turn without a word."""
+    """Return whether the user's model received the end and answered, or ended the turn silently."""
     answers = (
         message.number > number
         and message.role == message_pb2.ROLE_ASSISTANT
@@ -308,18 +310,18 @@ def _is_answered(record: Record, job: run_pb2.Run, number: int) -> bool:
     )
     ended = record.written_at(job.run_id, job.last_seq)
     silent = (
-        says_nothing(run)
+        is_silent_turn(run)
         and run.user_id == job.user_id
         and run.conversation_id == job.reports_to_conversation_id
         and record.written_at(run.run_id, run.last_seq) >= ended
         for run in record.runs.values()
     )
-    was_told = any(served.whole and (job.run_id, 0) in served.told for served in record.history.served)
-    return was_told and (any(answers) or any(silent))
+    was_reported = any(served.whole and (job.run_id, 0) in served.told for served in record.history.served)
+    return was_reported and (any(answers) or any(silent))
 
 
 def _was_dismissed(record: Record, conversation_id: str, job: run_pb2.Run) -> bool:
-    """Return whether its user stopped a turn that ended after it, or might not write, or its model has stopped it."""
+    """Return whether the user stopped the turn, could not write, or the model stopped the job."""
     if job.stop_cause == run_pb2.STOP_CAUSE_MODEL and run_state(job.state) == "CANCELLED":
         return True
     if conversation_id in record.history.made_private and job.user_id != _owner(record, conversation_id):
@@ -339,20 +341,20 @@ def _owner(record: Record, conversation_id: str) -> str:
     return next(row.user_id for row in rows if row.conversation_id == conversation_id)
 
 
+# Checkers that only need the ledger.
 LEDGER_CHECKERS = (
-    calls_in_the_background_have_their_job,
-    notices_are_new_once,
-    turns_wait_for_nobody,
-    series_keep_their_beat,
+    detached_calls_have_their_job,
+    notices_are_delivered_once,
+    turns_never_wait_for_people,
+    series_keep_their_interval,
 )
-"""Those that need nothing but the ledger."""
 
 CHECKERS = (
     notices_stay_with_their_user,
-    ends_are_told_or_dismissed,
-    turns_keep_their_distance,
-    paused_jobs_begin_nothing,
-    series_keep_their_last_iterations,
+    job_ends_are_reported_or_dismissed,
+    turns_keep_their_minimum_interval,
+    paused_jobs_start_nothing,
+    trimming_keeps_the_last_iterations,
     monitors_fire_on_edges,
     *LEDGER_CHECKERS,
 )

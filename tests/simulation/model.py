@@ -1,4 +1,4 @@
-"""A model that answers by the seed, fails in every way a stream can, and refuses histories that a provider would."""
+"""A model that answers by the seed, fails in every way a stream can, and rejects invalid histories like a provider."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ from tests.fakes.provider import check_history
 from tests.simulation.chance import Chance
 from tests.simulation.history import History, Served
 
-_TELLS = re.compile(r"^\[\{\"job_id\".*$", re.MULTILINE)
+_NOTICES = re.compile(r"^\[\{\"job_id\".*$", re.MULTILINE)
 
+# Models of runs with fallbacks; each may fail permanently for one round of a run.
 MODELS = ("first", "second", "third")
-"""Those of runs with fallbacks: each may be down for one round of a run."""
+# A job condition that about half of the results meet.
 WATCHED = "value.endsWith('again')"
-"""A condition of jobs that about half of the results meet."""
-# Not in the words of another user, which are quoted.
+# Does not match the quoted words of other users.
 _PLAN = re.compile(r"(?<!> )plan-(\w+)")
 _ROUNDS_MAX = 3
 _SILENCE = 0.15
-# Fewer tokens than a careful estimate takes them for, as with real models.
+# Fewer tokens than a careful estimate, as with real models.
 _BYTES_PER_TOKEN = 4
 _REPORTS_USAGE = 0.7
 
 
 class SimulatedModel:
-    """A `ModelPort`: a server that all agent-loops share and that never dies."""
+    """A `ModelPort`: one server that all agent-loops share and that never crashes."""
 
     def __init__(self, chance: Chance, history: History) -> None:
         self._chance = chance
@@ -56,7 +56,7 @@ class SimulatedModel:
             check_history(request.messages, request.tools)
         except Exception as error:  # noqa: BLE001  # whatever it is, a provider would have refused
             self._history.violation("one_result_per_call", f"the provider refuses: {error}")
-        plan, round_number = _place(request)
+        plan, round_number = _position(request)
         self._asked[plan, round_number] += 1
         attempt = self._asked[plan, round_number]
         self._history.tell(f"model {plan} round {round_number} attempt {attempt}")
@@ -64,9 +64,9 @@ class SimulatedModel:
         served = Served(
             plan=plan,
             round=(plan, round_number),
-            began_at=asyncio.get_running_loop().time(),
+            started_at=asyncio.get_running_loop().time(),
             input_tokens=_prompt_tokens(request),
-            told=told_in(map(_text, request.messages)),
+            told=notices_in(map(_text, request.messages)),
         )
         reports = self._chance.stream("usage", plan, round_number, attempt).random() < _REPORTS_USAGE
         async for piece in self._answer(request, (round_number, attempt), draw, served):
@@ -79,9 +79,9 @@ class SimulatedModel:
                 return
 
     async def _answer(
-        self, request: ModelRequest, place: tuple[int, int], draw: random.Random, served: Served
+        self, request: ModelRequest, position: tuple[int, int], draw: random.Random, served: Served
     ) -> AsyncGenerator[Piece, None]:
-        strikes, (round_number, attempt) = self._chance.strikes, place
+        strikes, (round_number, attempt) = self._chance.strikes, position
         if strikes(draw, "model refused", 0.05):
             raise _error("HTTP_503", retryable=True)
         fate = self._chance.stream("down", served.plan, round_number, request.model)
@@ -91,10 +91,10 @@ class SimulatedModel:
         if strikes(draw, "model hung before headers", 0.02):
             await asyncio.sleep(min(request.headers_timeout_seconds, request.deadline_seconds))
             raise _error("HEADERS_TIMEOUT", retryable=True)
-        if strikes(draw, "model failed for good", 0.01):
+        if strikes(draw, "model failed permanently", 0.01):
             raise _error("HTTP_400", retryable=False)
         later = self._chance.stream("background", served.plan, round_number, attempt)
-        pieces = _pieces(request, served.plan, round_number, draw, Wishes(later, self._background))
+        pieces = _pieces(request, served.plan, round_number, draw, BackgroundRequests(later, self._background))
         cut_after = draw.randrange(len(pieces)) if strikes(draw, "stream cut", 0.06) else None
         hang_after = draw.randrange(len(pieces)) if strikes(draw, "stream hung", 0.02) else None
         for number, piece in enumerate(pieces):
@@ -112,57 +112,59 @@ class SimulatedModel:
             yield piece
 
 
-def _place(request: ModelRequest) -> tuple[str, int]:
-    """Return which plan is played, and how many rounds of it are over. What jobs tell begins another one."""
+def _position(request: ModelRequest) -> tuple[str, int]:
+    """Return the plan and the number of finished rounds. A job notice starts a new plan."""
     plan, said, told = "none", 0, 0
     for message in request.messages:
         text = _text(message)
         found = _PLAN.findall(text) if message["role"] == "user" else []
-        tells = _TELLS.search(text) if message["role"] == "user" else None
-        told = (0 if found else told) + (tells is not None)
+        notice = _NOTICES.search(text) if message["role"] == "user" else None
+        told = (0 if found else told) + (notice is not None)
         plan = found[-1] if found else plan
-        said = 0 if found or tells else said + (message["role"] == "assistant")
+        said = 0 if found or notice else said + (message["role"] == "assistant")
     return (f"{plan}t{told}" if told else plan), said
 
 
-def told_in(texts: Iterable[str]) -> tuple[tuple[str, int], ...]:
-    """Return the notices of jobs in some texts: whose, and of which iteration, 0 for its end."""
-    lines = (line for text in texts for line in _TELLS.findall(text))
+def notices_in(texts: Iterable[str]) -> tuple[tuple[str, int], ...]:
+    """Return the job notices in the texts: run and iteration, 0 for the end of the job."""
+    lines = (line for text in texts for line in _NOTICES.findall(text))
     notices = (notice for line in lines for notice in msgspec.json.decode(line))
     return tuple((notice["job_id"], notice.get("iteration", 0)) for notice in notices)
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
-    """The calls that the model wants to go on in the background, by chance."""
+class BackgroundRequests:
+    """Decides at random which calls the model runs in the background."""
 
     draw: random.Random
     rate: float
 
     def add_to(self, arguments: str) -> str:
-        """Return the arguments of a call, perhaps with the parameters."""
+        """Return the arguments, with background parameters added at random."""
         draw = self.draw
         if draw.random() >= self.rate or not arguments.startswith('{"'):
             return arguments
-        wish: dict[str, object] = {"_executeAsync": draw.random() < 0.97 or "yes"}
+        parameters: dict[str, object] = {"_executeAsync": draw.random() < 0.97 or "yes"}
         if draw.random() < 0.5:
-            wish["_interval"] = draw.choice([0.5, 1, 3, 12])
-            wish[draw.choice(["_stopAfter", "_stopAfter", "_duration"])] = draw.choice([1, 2, 3, 5, 8])
-            wish["_delayFirst"] = draw.random() < 0.3
-            wish["_reports"] = draw.choice(["every", "change", "end"])
-        if wish.get("_duration"):
-            wish["_duration"] = draw.choice([0.05, 0.2, 0.5])
-        if "_interval" in wish:
-            wish |= _watch(random.Random(arguments))  # a stream of its own: the others stay as they are
-        return msgspec.json.encode(msgspec.json.decode(arguments) | wish).decode()
+            parameters["_interval"] = draw.choice([0.5, 1, 3, 12])
+            parameters[draw.choice(["_stopAfter", "_stopAfter", "_duration"])] = draw.choice([1, 2, 3, 5, 8])
+            parameters["_delayFirst"] = draw.random() < 0.3
+            parameters["_reports"] = draw.choice(["every", "change", "end"])
+        if parameters.get("_duration"):
+            parameters["_duration"] = draw.choice([0.05, 0.2, 0.5])
+        if "_interval" in parameters:
+            parameters |= _watch(
+                random.Random(arguments)
+            )  # a stream of its own, so that the other streams do not change
+        return msgspec.json.encode(msgspec.json.decode(arguments) | parameters).decode()
 
     def is_silent(self) -> bool:
-        """Return whether the model has nothing to say."""
+        """Return whether the model has nothing to add."""
         return self.draw.random() < _SILENCE
 
 
 def _watch(draw: random.Random) -> dict[str, object]:
-    """Return what the call is to watch for, if anything; see `jobs.monitors_fire_on_edges`."""
+    """Return the condition to monitor, if any; see `jobs.monitors_fire_on_edges`."""
     if draw.random() < 0.5:
         return {"_reports": "none"} if draw.random() < 0.3 else {}
     limits: dict[str, object] = {"pause": draw.choice([0, 0, 1.7, 4.3]), "times": draw.choice([1, 2, 3, 1000])}
@@ -182,20 +184,22 @@ def _text(message: Any) -> str:
     return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
 
 
-def _pieces(request: ModelRequest, plan: str, round_number: int, draw: random.Random, wishes: Wishes) -> list[Piece]:
-    if _TELLS.search(_text(request.messages[-1])) and wishes.is_silent():
+def _pieces(
+    request: ModelRequest, plan: str, round_number: int, draw: random.Random, background: BackgroundRequests
+) -> list[Piece]:
+    if _NOTICES.search(_text(request.messages[-1])) and background.is_silent():
         return [TextPiece(text="[sil"), TextPiece(text="ent]"), Finished(reason="stop")]
     names = [tool["function"]["name"] for tool in request.tools]
     pieces: list[Piece] = []
     if draw.random() < 0.3:
         pieces.append(ReasoningPiece(text="Let me think. "))
-    # Those of schedules only answer.
+    # Runs of schedules only answer.
     has_calls = bool(names) and not plan.startswith("tick") and round_number < _ROUNDS_MAX and draw.random() < 0.75
     if not has_calls or draw.random() < 0.4:
         pieces += [TextPiece(text=f"word {number} ") for number in range(draw.randrange(1, 6))]
     if has_calls:
         for index in range(draw.choice([1, 1, 2, 3, 4])):
-            pieces += _call(index, names, f"{plan}r{round_number}i{index}", draw, wishes)
+            pieces += _call(index, names, f"{plan}r{round_number}i{index}", draw, background)
     pieces.append(Finished(reason="tool_calls" if has_calls else "stop"))
     return pieces
 
@@ -214,14 +218,14 @@ def _tokens(piece: Piece) -> int:
             return 0
 
 
-def _call(index: int, names: list[str], plan: str, draw: random.Random, wishes: Wishes) -> list[Piece]:
+def _call(index: int, names: list[str], plan: str, draw: random.Random, background: BackgroundRequests) -> list[Piece]:
     name = draw.choice(names) if draw.random() < 0.97 else "absent"
     arguments = msgspec.json.encode({"n": draw.randrange(100)}).decode()
     if name == "hire":
         arguments = msgspec.json.encode({"task": f"plan-{plan} please"}).decode()
     if draw.random() < 0.04:
         arguments = draw.choice(["{", '{"n":"bad"}', "[]", ""])
-    arguments = wishes.add_to(arguments)
+    arguments = background.add_to(arguments)
     half = len(arguments) // 2
     provider_id = "" if draw.random() < 0.05 else f"provider_{index if draw.random() < 0.95 else 0}"
     return [

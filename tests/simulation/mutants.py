@@ -1,7 +1,7 @@
-"""Faults planted in the product, each of which a named checker must find: `make mutants`.
+"""Faults planted in the code, each of which a named checker must find: `make mutants`.
 
-A checker that no mutant turns red proves nothing. A mutant replaces pieces of text of modules while they are imported:
-of the product; where one line of defence stands before another, or the promise is a stand-in's, of the stand-in.
+A checker that no mutant triggers proves nothing. A mutant replaces text of modules while they are imported: of the
+product, or of the simulation where a second defence would hide the fault or the simulation keeps the promise.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.simulation.planted_runs import OF_RUNS
 from tests.simulation.planted_starters import OF_STARTERS
 from tests.simulation.planting import Finder
 
-# Far beyond what one takes, also on a machine that is busy with other things.
+# Far more than one mutant takes, even on a busy machine.
 _SECONDS_MAX = 1800
 
 MUTANTS = (
@@ -38,7 +38,7 @@ MUTANTS = (
 
 
 def play(mutant: Mutant) -> str:
-    """Plant a mutant in this process and play seeds; return what its checker reports, empty if nothing."""
+    """Plant a mutant in this process and play seeds; return the report of its checker, empty if there is none."""
     for name in [name for name in sys.modules if name.startswith(("pawl.", "tests.")) and "_pb2" not in name]:
         del sys.modules[name]
     sys.meta_path.insert(0, Finder(mutant))
@@ -56,10 +56,9 @@ def play(mutant: Mutant) -> str:
 
 
 def hunt(mutants: Sequence[Mutant]) -> Iterator[tuple[Mutant, str]]:
-    """Play each mutant in a process of its own, two at a time; yield it with what was found, empty if nothing.
+    """Play each mutant in its own process, two at a time; yield it with its report, empty if none.
 
-    The processes are forks of this one, which has imported everything, so that only what may be mutated is imported
-    again.
+    The processes are forks of this one, which has imported everything: only modules that may change are imported again.
     """
     for module in ("tests.ledger.game", "tests.simulation.simulate"):
         importlib.import_module(module)
@@ -73,8 +72,8 @@ def hunt(mutants: Sequence[Mutant]) -> Iterator[tuple[Mutant, str]]:
 
 
 def _attempt(mutant: Mutant) -> str:
-    """Play a mutant; an error is no miss of the checker: it could not be planted, or the game broke."""
-    # The process of one that never ends is killed, and another takes its place.
+    """Play a mutant. An error is not a miss: the mutant could not be planted, or the simulation failed."""
+    # A process that does not end is killed and replaced.
     signal.alarm(_SECONDS_MAX)
     try:
         return play(mutant)
@@ -84,7 +83,7 @@ def _attempt(mutant: Mutant) -> str:
 
 
 def misplaced() -> list[str]:
-    """Return the mutants whose text does not stand in its module any more, with what is missing."""
+    """Return the mutants whose quoted text is no longer in its module, with the missing text."""
     sources = {module: _source(module) for mutant in MUTANTS for module, _, _ in mutant.edits}
     return [
         f"{mutant.name}: {module} has no {text!r}"
@@ -100,14 +99,14 @@ def _source(module: str) -> str:
 
 
 def main() -> int:
-    """Play all mutants, or the named ones; return 1 if a checker missed one."""
+    """Play all mutants or the named ones; return 1 if a checker missed one."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.mutants", description=main.__doc__)
     parser.add_argument("names", nargs="*", metavar="name")
     parser.add_argument("--seconds", type=float, default=math.inf, help="play no more mutants after this time")
     parser.add_argument("--shuffle", metavar="SEED", help="play in random order")
     arguments = parser.parse_args()
     if unknown := set(arguments.names) - {mutant.name for mutant in MUTANTS}:
-        parser.error(f"there is no mutant {', '.join(sorted(unknown))}")
+        parser.error(f"no such mutant: {', '.join(sorted(unknown))}")
     chosen = [mutant for mutant in MUTANTS if not arguments.names or mutant.name in arguments.names]
     if arguments.shuffle:
         random.Random(arguments.shuffle).shuffle(chosen)
@@ -118,7 +117,7 @@ def main() -> int:
         missed += not found
         print(f"{mutant.name}: {found or 'MISSED'}", flush=True)  # noqa: T201
         if found and not found.startswith(f"seed {mutant.seed}:"):
-            print(f"{mutant.name}: set this seed in the mutant, to find it sooner", file=sys.stderr)  # noqa: T201
+            print(f"{mutant.name}: set this seed in the mutant to find it sooner", file=sys.stderr)  # noqa: T201
         if time.monotonic() > end:
             break
     print(f"{played} of {len(chosen)} mutants played, {missed} missed")  # noqa: T201

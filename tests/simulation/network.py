@@ -1,4 +1,6 @@
-"""Calls between processes, which fail before, fail after or inside, wait, come twice, overtake and are cut off."""
+"""Calls between processes: they may fail before, during or after the work, be delayed, duplicated, reordered or cut
+off.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ _SECOND_COPY_SECONDS = 6.0
 
 
 class Network:
-    """Carries calls of one caller; randomness is its own."""
+    """Carries the calls of one caller, with its own random stream."""
 
     def __init__(self, chance: Chance, history: History, caller: str) -> None:
         self._chance = chance
@@ -35,26 +37,26 @@ class Network:
         *,
         deadline_seconds: float | None = DEADLINE_SECONDS,
     ) -> T:
-        """Have `target` do `work`; return what it returns.
+        """Call `work` on `target` and return its result.
 
         Raises:
-            DependencyUnavailable: it could not be reached, or its answer got lost.
-            DeadlineExceeded: no answer came in time; the work may go on.
-            Internal: the target failed inside, before the work or after it.
-            PawlError: what the work raised.
+            DependencyUnavailable: the target was unreachable, or its answer was lost.
+            DeadlineExceeded: no answer arrived in time; the work may continue.
+            Internal: the target failed before or after the work.
+            PawlError: the error that the work raised.
         """
         draw = self._draw
         strikes = self._chance.strikes
         fails_before = strikes(draw, "request lost", 0.02)
-        comes_twice = strikes(draw, "request doubled", 0.01)
+        is_repeated = strikes(draw, "request doubled", 0.01)
         is_slow = strikes(draw, "request delayed", 0.02)
         fails_after = strikes(draw, "answer lost", 0.02)
         is_late = strikes(draw, "answer delayed", 0.02)
         fails_inside = strikes(draw, "failed inside", 0.02)
-        has_done_it = draw.random() < 0.5
+        is_done = draw.random() < 0.5
         pause = _WAY_SECONDS * (0.5 + draw.random()) + (_SLOW_SECONDS * draw.random() ** 2 if is_slow else 0.0)
         second_pause = _SECOND_COPY_SECONDS * draw.random() ** 2
-        way_back = _SLOW_SECONDS * draw.random() ** 2 if is_late else 0.0
+        answer_delay = _SLOW_SECONDS * draw.random() ** 2 if is_late else 0.0
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         serving: list[asyncio.Task[None]] = []
 
@@ -67,15 +69,15 @@ class Network:
                 await asyncio.sleep(pause)
                 if fails_before or not target.alive:
                     raise DependencyUnavailable("the connection was refused")
-                if fails_inside and not has_done_it:
+                if fails_inside and not is_done:
                     raise Internal
                 target.on_kill[lost] = None
                 serving.append(target.spawn(self._serve(work, answer, what), what))
-                if comes_twice:
+                if is_repeated:
                     target.spawn(self._serve_late(second_pause, work, what), what)
                 result = await answer
-                if way_back:
-                    await asyncio.sleep(way_back)
+                if answer_delay:
+                    await asyncio.sleep(answer_delay)
         except TimeoutError:
             raise DeadlineExceeded(f"{what} took too long") from None
         except asyncio.CancelledError:
@@ -111,5 +113,5 @@ class Network:
 
     async def _serve_late(self, seconds: float, work: Callable[[], Awaitable[Any]], what: str) -> None:
         await asyncio.sleep(seconds)
-        nobody: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        await self._serve(work, nobody, what)
+        unused_answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        await self._serve(work, unused_answer, what)

@@ -1,4 +1,4 @@
-"""Tools that come with runs: what users bring, and what must hold of it."""
+"""Tools that come with runs, and their checkers."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from tests.simulation.record import Record
 from tests.simulation.tools import OWN
 
 SKETCH = tool_pb2.ToolDefinition(name=OWN, description="Sketch it.").SerializeToString()
-NOT_THERE = "cli_elsewhere"
-"""A client of which nobody ever opens a session."""
+# A client that never opens a session.
+ABSENT_CLIENT = "cli_elsewhere"
 _BRINGS = 0.25
 
 
 def drawn(draw: random.Random, own_client_id: str) -> SessionTools:
-    """Return what a run comes with: mostly nothing, else a tool of any client, the user's own one, or an absent one."""
+    """Return the tools of a run: usually none, else a tool of any client, of the user's client, or of an absent one."""
     if draw.random() >= _BRINGS:
         return NO_SESSION
-    client_id = draw.choice(["", own_client_id, own_client_id, NOT_THERE])
+    client_id = draw.choice(["", own_client_id, own_client_id, ABSENT_CLIENT])
     return SessionTools(client_id=ClientId(client_id), definitions=(SKETCH,))
 
 
 def own_tools_stay_with_their_run(record: Record) -> Iterator[str]:
-    """FE-2: a run has the tools that came with it, after any crash, and no other run has them."""
+    """FE-2: a run keeps the tools that came with it, also after crashes, and no other run has them."""
     for message in record.history.messages:
         run = record.runs.get(message.run_ids[0]) if message.run_ids and not message.steered else None
-        if run is not None and list(run.own_tools.names) != [OWN] * message.brings:
-            yield f"{message.request_id} brought {message.brings} tools, and run {run.run_id} has {run.own_tools.names}"
+        if run is not None and list(run.own_tools.names) != [OWN] * message.tool_count:
+            yield f"{message.request_id} has {message.tool_count} tools, its run {run.run_id} {run.own_tools.names}"
     for run_id, run in record.runs.items():
         pinned = [tool.name for tool in run.tools if tool.definition_sha256]
         if run.tools and pinned != list(run.own_tools.names):
@@ -39,11 +39,11 @@ def own_tools_stay_with_their_run(record: Record) -> Iterator[str]:
     for call in record.calls.values():
         is_unknown = call.tool_name == OWN and call.result.error_reason == "TOOL_NOT_FOUND"
         if is_unknown and record.runs[call.run_id].own_tools.names:
-            yield f"call {call.call_id} is of a tool that came with its run, and was not found"
+            yield f"call {call.call_id} of a tool that came with its run was not found"
 
 
 def own_calls_stay_with_their_client(record: Record) -> Iterator[str]:
-    """FE-2: nobody else is given them."""
+    """FE-2: calls of such tools are offered only to their client."""
     for run_id, log in record.logs.items():
         client_id = record.runs[run_id].own_tools.client_id
         for event in log if client_id else ():

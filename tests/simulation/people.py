@@ -1,4 +1,4 @@
-"""Users: they bring messages, decide, answer, change their minds, repeat themselves; and strangers who meddle."""
+"""Users: they send messages, decide, answer, change their minds and repeat requests; and other users who interfere."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from tests.simulation.world import World
 STORE = StoreId("store")
 SETTLING_SECONDS = 600.0
 _OPERATORS = "/pawl.agent.v1.OperatorService"
-_STRANGER = Principal(store_id=STORE, user_id=UserId("stranger"), roles=frozenset())
+_OTHER_USER = Principal(store_id=STORE, user_id=UserId("stranger"), roles=frozenset())
 _POLICIES = (MessagePolicy.QUEUE, MessagePolicy.STEER, MessagePolicy.INTERRUPT, MessagePolicy.REJECT)
 
 
 class User:
-    """One person with one conversation. With `front_end` false, front-end calls are answered without a stream."""
+    """A person with one conversation. Without `front_end`, front-end calls are answered by plain requests."""
 
     def __init__(self, world: World, name: str, *, front_end: bool) -> None:
         self.world = world
@@ -49,7 +49,7 @@ class User:
         self.run_ids: dict[str, None] = {}
         self.ended: set[str] = set()
         self.draw = world.chance.stream("user", name)
-        self.purse = world.chance.stream("budget", name)
+        self.budget_draw = world.chance.stream("budget", name)
         self.gate = world.chance.stream("approvals", name)
         self.bag = world.chance.stream("own tools", name)
         self.models = world.chance.stream("models", name)
@@ -61,22 +61,22 @@ class User:
         self.result_padding = 0
         self._has_front_end = front_end
         self._attention = self.draw.choice([0.05, 0.5, 0.9])
-        # Some add to a budget that is not used up: while the model writes, too.
-        self._generosity = self.purse.choice([0.03, 0.03, 0.8])
+        # Some top up a budget before it is used up, even while the model writes.
+        self._generosity = self.budget_draw.choice([0.03, 0.03, 0.8])
         self._handled: set[tuple[str, int]] = set()
         self._count = 0
 
     async def live(self) -> None:
-        """Bring messages for a while, then see to it that every run ends."""
+        """Send messages for a while, then make sure that every run ends."""
         more = self.draw.choice([0, 1, 2, 3])
         await asyncio.sleep(8.0 * self.draw.random() ** 2)
-        await self.bring(MessagePolicy.QUEUE)
+        await self.send_message(MessagePolicy.QUEUE)
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(0.3 + 2.0 * self.draw.random())
             if more and not self.world.chance.calm and self.draw.random() < 0.3:
                 more -= 1
-                await self.bring(self.draw.choice(_POLICIES))
+                await self.send_message(self.draw.choice(_POLICIES))
             await self._tend()
             if self.world.chance.calm and not self._finds_more() and len(self.ended) == len(self.run_ids):
                 break
@@ -84,8 +84,8 @@ class User:
                 break
         self.done = True
 
-    async def bring(self, policy: MessagePolicy, *, padding: int = 0) -> None:
-        """Bring a message, perhaps a long one."""
+    async def send_message(self, policy: MessagePolicy, *, padding: int = 0) -> None:
+        """Send a message, sometimes a long one."""
         self._count += 1
         name = f"{self.name}x{self._count}"
         message = Message(
@@ -104,15 +104,15 @@ class User:
             tool_names=tuple(sorted(self.draw.sample(list(TOOLS), self.draw.randrange(2, len(TOOLS) + 1)))),
             batch_order=self.draw.choice(list(BatchOrder)),
             unknown_outcome_policy=self.draw.choice(list(UnknownOutcomePolicy)),
-            limits=budget_limits(self.purse),
-            token_budget_policy=TokenBudgetPolicy.FAIL if self.purse.random() < 0.3 else TokenBudgetPolicy.WAIT,
+            limits=budget_limits(self.budget_draw),
+            token_budget_policy=TokenBudgetPolicy.FAIL if self.budget_draw.random() < 0.3 else TokenBudgetPolicy.WAIT,
             approvals_required=self.gate.choice([0, 0, 2]),
             approval_expiry_policy=self.gate.choice(list(ApprovalExpiryPolicy)),
         )
         times = 2 if self.draw.random() < 0.15 else 1
         session = own_tools.drawn(self.bag, f"cli_{self.name}")
-        # What is sent to steer may start a run, which has none then.
-        message.brings = 0 if policy is MessagePolicy.STEER else len(session.definitions)
+        # A steering message may start a run if none is active.
+        message.tool_count = 0 if policy is MessagePolicy.STEER else len(session.definitions)
         await asyncio.gather(*(self._submit(message, asked, policy, session) for _ in range(times)))
 
     async def _submit(
@@ -141,7 +141,7 @@ class User:
         self.run_ids[run.run_id] = None
 
     def _finds_more(self) -> bool:
-        """Look for runs that nobody has brought a message for: jobs, and the turns in which the model tells of them."""
+        """Find runs that no message started: jobs and their notification turns."""
         known = len(self.run_ids)
         for run in self.world.tables.runs.values():
             is_turn = run.is_turn and run.conversation_id == self.conversation_id
@@ -188,9 +188,9 @@ class User:
         self._handled.add(key)
         times = 2 if self.draw.random() < 0.15 else 1
         command_id = f"cmd_{self.name}_{self._next()}"
-        # Who may resolve a call is for the door to say, which these requests do not pass.
+        # agent-loop checks who may resolve a call; these requests bypass it.
         if self.draw.random() < 0.1 and call.state != call_pb2.CALL_STATE_RUNNING:
-            await self._respond(_STRANGER, run, call, f"cmd_stranger_{self._next()}")
+            await self._respond(_OTHER_USER, run, call, f"cmd_stranger_{self._next()}")
         await asyncio.gather(*(self._respond(self.caller, run, call, command_id) for _ in range(times)))
         if not calm and self.draw.random() < 0.06:
             await self._cancel(run.run_id)
@@ -198,11 +198,11 @@ class User:
             await self._respond(self.caller, run, call, f"cmd_{self.name}_{self._next()}")
 
     def _answers_itself(self, call: call_pb2.Call) -> bool:
-        """Whether the user brings the result without a stream, though a front end may be about to."""
+        """Return whether the user sends the result without a stream, even if a front end may do so too."""
         if not self._has_front_end:
             return True
-        nobody_has_it = self.world.chance.calm and not call.offer.client_id
-        return self.draw.random() < (0.3 if nobody_has_it else 0.1)
+        is_unclaimed = self.world.chance.calm and not call.offer.client_id
+        return self.draw.random() < (0.3 if is_unclaimed else 0.1)
 
     def _next(self) -> int:
         self._count += 1
@@ -227,18 +227,20 @@ class User:
         kind = draw.choice([DecisionKind.APPROVE, DecisionKind.APPROVE, DecisionKind.EDIT, DecisionKind.REJECT])
         digest = call.approval.digest if draw.random() < 0.95 else "0" * 64
         edited = msgspec.json.encode({"n": 1000 + draw.randrange(100)}) if kind is DecisionKind.EDIT else b""
-        wished = grants.wish(self.world.chance, command_id, call.approval, kind)
+        series_decision = grants.grant_decision(self.world.chance, command_id, call.approval, kind)
         decision = CallDecision(
             run_id=call.run_id,
             call_id=call.call_id,
             kind=call_pb2.DecisionKind.Value(f"DECISION_KIND_{kind.name}"),
-            digest=wished.digest if wished else digest,
+            digest=series_decision.digest if series_decision else digest,
             arguments_json=edited,
-            for_series=wished is not None,
-            edited_series=wire.SERIES.write(wished.edited) if wished and wished.edited else None,
+            for_series=series_decision is not None,
+            edited_series=wire.SERIES.write(series_decision.edited)
+            if series_decision and series_decision.edited
+            else None,
         )
         sent = self._sent(caller, command_id, call, kind.name, content=edited or arguments, digest=digest)
-        sent.grants = grants.granted(call.run_id, edited or arguments, self.world.journal.version, wished)
+        sent.grants = grants.granted(call.run_id, edited or arguments, self.world.journal.version, series_decision)
         await self._send(sent, lambda agent: agent.clients.inbox.decide(caller, RequestId(command_id), decision))
 
     async def _answer(self, caller: Principal, call: call_pb2.Call, command_id: str) -> None:
@@ -283,14 +285,14 @@ class User:
         )
 
     async def _pay(self, run: run_pb2.Run) -> None:
-        """Add to the budget of a run, mostly when it waits for that; some are stingy."""
+        """Top up a run, mostly when it waits for tokens; some users refuse."""
         waits = run_pb2.WAIT_KIND_BUDGET in run.waits
-        if not run.token_budget or self.purse.random() > (0.4 if waits else self._generosity):
+        if not run.token_budget or self.budget_draw.random() > (0.4 if waits else self._generosity):
             return
-        command_id, tokens = f"top_{self.name}_{self._next()}", self.purse.choice([1, 200, 1500])
-        if self.purse.random() < 0.1:
-            await self._top_up(_STRANGER, run.run_id, f"{command_id}_stranger", tokens)
-        times = 2 if self.purse.random() < 0.2 else 1
+        command_id, tokens = f"top_{self.name}_{self._next()}", self.budget_draw.choice([1, 200, 1500])
+        if self.budget_draw.random() < 0.1:
+            await self._top_up(_OTHER_USER, run.run_id, f"{command_id}_stranger", tokens)
+        times = 2 if self.budget_draw.random() < 0.2 else 1
         await asyncio.gather(*(self._top_up(self.caller, run.run_id, command_id, tokens) for _ in range(times)))
 
     async def _top_up(self, caller: Principal, run_id: str, command_id: str, tokens: int) -> None:
@@ -310,7 +312,7 @@ class User:
         )
 
     async def _pause_or_resume(self, job_id: str) -> None:
-        """Pause a job now and then, some twice, and resume it after a while: at the latest when all shall end."""
+        """Pause a job now and then, sometimes twice, and resume it by the end of the simulation."""
         resumes = job_id in self.paused
         if self.breaks.random() > (0.3 if resumes else 0.15) and not (resumes and self.world.chance.calm):
             return
@@ -366,19 +368,19 @@ class User:
         outcome = CommandOutcome(reply.outcome).name
         sent.outcomes.append(outcome)
         self.world.history.tell(f"receipt {sent.command_id} {sent.kind} {outcome}")
-        if is_taken(reply) and sent.taken_at is None:
-            sent.taken_at = asyncio.get_running_loop().time()
+        if is_taken(reply) and sent.accepted_at is None:
+            sent.accepted_at = asyncio.get_running_loop().time()
 
 
 class Approver(User):
-    """Decides what awaits an approval in the store, whoever asks."""
+    """Decides about pending approvals in the store, of any user."""
 
     def __init__(self, world: World, name: str) -> None:
         super().__init__(world, name, front_end=False)
         self.caller = Principal(store_id=STORE, user_id=UserId(name), roles=frozenset({"approver"}))
 
     async def live(self) -> None:
-        """Look at the inbox of the store now and then, until cancelled."""
+        """Check the inbox of the store now and then, until cancelled."""
         wanted = ledger_pb2.ListPendingCallsRequest(of_all_users=True, page_size=50)
         while True:
             await asyncio.sleep(0.5 + 4.0 * self.draw.random())
@@ -394,7 +396,7 @@ class Approver(User):
 
 
 class Operator:
-    """Looks after the store: lets quarantined runs go on, or ends them."""
+    """Resumes or ends quarantined runs."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -404,7 +406,7 @@ class Operator:
         self._count = 0
 
     async def live(self) -> None:
-        """Look at the list now and then, until cancelled."""
+        """Check the list of quarantined runs now and then, until cancelled."""
         while True:
             await asyncio.sleep(5.0 * self._draw.random())
             listed = await self._insist(
@@ -412,9 +414,9 @@ class Operator:
             )
             for run in operator_pb2.ListAttentionResponse.FromString(listed).runs:
                 if run.attention.reason == run_pb2.ATTENTION_REASON_QUARANTINED:
-                    await self._mend(run.run_id)
+                    await self._resolve_quarantine(run.run_id)
 
-    async def _mend(self, run_id: str) -> None:
+    async def _resolve_quarantine(self, run_id: str) -> None:
         self._count += 1
         command_id = f"cmd_operator_{self._count}"
         fields = {"request_id": command_id, "run_id": run_id, "reason": "seen to"}
@@ -435,7 +437,7 @@ class Operator:
 
 
 def budget_limits(draw: random.Random) -> dict[str, float]:
-    """Return the limits of a run that has a budget, with a ceiling or not; most have none."""
+    """Return limits with a token budget, with or without a ceiling; most runs have none."""
     if draw.random() < 0.6:
         return {}
     limits: dict[str, float] = {"total_tokens_max": draw.choice([1, 200, 600, 1500])}

@@ -1,4 +1,4 @@
-"""A fault to be planted, and those of the ledger: of inboxes, credentials that approve, and schedules."""
+"""The Mutant type, and mutants of inboxes, approvers' credentials and schedules."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
-    """In `module`, `text` becomes `instead`, and `checker` must find it.
+    """In `module`, replace `text` with `instead`; `checker` must find it.
 
-    `seed` found it last time and is tried first, then as many others as `seeds` says.
+    `seed` found it last time and is tried first, then `seeds` others.
     """
 
     name: str
@@ -26,18 +26,18 @@ class Mutant:
         return ((self.module, self.text, self.instead), *self.also)
 
 
+# Found by the model-based tests in tests/ledger; `seeds` are theirs.
 REFERENCE_MODEL = "the reference model"
-"""It is asked by games of tests/ledger, not by the simulation; `seeds` are theirs."""
 
 _COMMIT = "pawl.job_store.ledger.rules.commit"
 
 OF_THE_LEDGER = (
     Mutant(
-        name="effects_come_before_their_record",
+        name="effects_precede_their_record",
         module="pawl.job_store.ledger.rules.calls",
         text="if not (change.only_reads and change.attempt > 0 and change.state.is_terminal):",
         instead="if not (change.attempt > 0 and change.state.is_terminal):",
-        checker="only_reads_run_before_their_record",
+        checker="only_reads_run_before_they_are_recorded",
         seed=6,
         also=(
             (
@@ -48,7 +48,7 @@ OF_THE_LEDGER = (
         ),
     ),
     Mutant(
-        name="inboxes_take_one_message_too_many",
+        name="inboxes_accept_one_message_too_many",
         module="pawl.job_store.ledger.rules.inbox",
         text="if run.steers_waiting >= limits.commands_max or",
         instead="if run.steers_waiting > limits.commands_max or",
@@ -57,7 +57,7 @@ OF_THE_LEDGER = (
         seeds=800,
     ),
     Mutant(
-        name="messages_wait_no_longer_once_they_are_read",
+        name="read_top_ups_free_message_slots",
         module=_COMMIT,
         text="steers_waiting=max(0, run.steers_waiting - len(steers)),",
         instead="steers_waiting=max(0, run.steers_waiting - len(self.consumed)),",
@@ -65,14 +65,14 @@ OF_THE_LEDGER = (
         seed=1,
     ),
     Mutant(
-        name="inboxes_have_no_end",
+        name="inboxes_are_unbounded",
         module="pawl.job_store.ledger.rules.inbox",
         text="if run.steers_waiting >= limits.commands_max or size_bytes > limits.bytes_max:",
         instead="if False:",
         checker="no_crash",
     ),
     Mutant(
-        name="refusals_have_no_end",
+        name="refusals_are_unbounded",
         module="pawl.job_store.ledger.rules.inbox",
         text="    if run.idle_receipts >= limits.idle_receipts_max:",
         instead="    if False:",
@@ -80,7 +80,7 @@ OF_THE_LEDGER = (
         seed=2,
     ),
     Mutant(
-        name="inboxes_are_taken_at_once",
+        name="inboxes_are_consumed_whole",
         module="pawl.agent_loop.loop.rules.planning",
         text="    if count == len(commands):",
         instead="    if True:",
@@ -89,7 +89,7 @@ OF_THE_LEDGER = (
         seeds=800,
     ),
     Mutant(
-        name="a_credential_approves_twice",
+        name="credential_approves_twice",
         module="pawl.job_store.ledger.rules.decisions",
         text="if any(is_same_credential(self.credential_id, approval.credential_id) for approval in call.approvals):",
         instead="if False:",
@@ -97,7 +97,7 @@ OF_THE_LEDGER = (
         seed=8,
     ),
     Mutant(
-        name="who_made_the_key_approves_too",
+        name="creator_of_the_key_may_approve",
         module="pawl.job_store.ledger.rules.decisions",
         text="people = {self.user_id, self.delegate_user_id, *self.people} - ",
         instead="people = {self.user_id, self.delegate_user_id} - ",
@@ -105,7 +105,7 @@ OF_THE_LEDGER = (
         seed=7,
     ),
     Mutant(
-        name="who_steered_it_approves_it",
+        name="user_who_steered_the_run_may_approve",
         module="pawl.job_store.ledger.rules.decisions",
         text="people_of(run).union(run.steered_by)",
         instead="people_of(run)",
@@ -113,7 +113,7 @@ OF_THE_LEDGER = (
         seed=7,
     ),
     Mutant(
-        name="who_steered_what_did_a_call_is_forgotten",
+        name="steering_users_of_child_runs_are_forgotten",
         module="pawl.job_store.ledger.rules.stop",
         text="{*parent.steered_by, *run.steered_by}",
         instead="parent.steered_by",
@@ -121,7 +121,7 @@ OF_THE_LEDGER = (
         seed=119,
     ),
     Mutant(
-        name="the_credential_that_started_it_approves_it",
+        name="starting_credential_may_approve",
         module="pawl.job_store.ledger.rules.decisions",
         text="if several > 1 and is_same_credential(self.credential_id, run.credential_id):",
         instead="if False:",
@@ -129,7 +129,7 @@ OF_THE_LEDGER = (
         seed=8,
     ),
     Mutant(
-        name="calls_of_own_tools_are_looked_up_in_the_register",
+        name="run_tools_are_looked_up_in_the_registry",
         module="pawl.agent_loop.loop.tool_calls",
         text="return call if own is None else replace(call, own_tool=own)",
         instead="return call",
@@ -137,7 +137,7 @@ OF_THE_LEDGER = (
         seed=22,
     ),
     Mutant(
-        name="calls_of_own_tools_go_to_anybody",
+        name="run_tool_calls_are_offered_to_any_client",
         module="pawl.job_store.ledger.rules.offers",
         text="own.client_id == client_id",
         instead="True",
@@ -146,7 +146,7 @@ OF_THE_LEDGER = (
         also=(("pawl.agent_loop.api.offers", "return own.client_id == self._client.client_id", "return True"),),
     ),
     Mutant(
-        name="fires_do_not_look_at_their_schedule",
+        name="fires_ignore_changed_schedules",
         module="pawl.job_store.ledger.rules.fire",
         text="if row.generation != self.generation or not is_due:",
         instead="if False:",
@@ -171,15 +171,15 @@ OF_THE_LEDGER = (
         seed=2,
     ),
     Mutant(
-        name="fires_overtake_the_run_before",
+        name="fires_do_not_wait_for_the_previous_run",
         module="pawl.job_store.schedules.rules",
         text="if not is_busy or overlap is Overlap.ALLOW:",
         instead="if True:",
-        checker="fires_keep_apart",
+        checker="fires_do_not_overlap",
         seed=3,
     ),
     Mutant(
-        name="changes_lose_what_is_due",
+        name="schedule_changes_lose_due_times",
         module="pawl.job_store.schedules.rules",
         text="    if timing.same_times(asked, row.definition):",
         instead="    if False:",
@@ -187,7 +187,7 @@ OF_THE_LEDGER = (
         seed=13,
     ),
     Mutant(
-        name="nothing_is_made_up_for",
+        name="missed_fires_are_not_caught_up",
         module="pawl.job_store.schedules.timing",
         text="    first = max(due, caught_up_from(timing, now))",
         instead="    first = max(due, now)",
@@ -195,7 +195,7 @@ OF_THE_LEDGER = (
         seed=17,
     ),
     Mutant(
-        name="one_fire_a_second_is_enough",
+        name="at_most_one_fire_per_second",
         module="pawl.agent_loop.schedules.rpc",
         text="            await self._fire_all(due, start)",
         instead="            await self._fire_all(due, start)\n"

@@ -1,4 +1,4 @@
-"""Mutants that show only while something is wrong with what the product stands on: other services, the database."""
+"""Mutants that show only during faults of other services or the database."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FORGETS_WHAT_ENDED_WELL = """\
 
 OF_OUTAGES = (
     Mutant(
-        name="runs_that_cannot_be_given_up_are_held_for_ever",
+        name="unreleasable_runs_are_held_forever",
         module=_WORKER,
         text="        except Exception as error:  # noqa: BLE001  # the next renewal tries the run again\n",
         instead="        except RunNotFound as error:\n",
@@ -39,14 +39,14 @@ OF_OUTAGES = (
         ),
     ),
     Mutant(
-        name="claims_that_ended_are_not_looked_at_again",
+        name="ended_claims_are_not_checked_again",
         module=_WORKER,
         text="if not self._has_driven(claim, started):",
         instead="if False:",
         checker="runs_end",
     ),
     Mutant(
-        name="internal_errors_are_believed_at_once",
+        name="internal_errors_are_final_immediately",
         module=_TRANSIENT[0],
         text=_TRANSIENT[1],
         instead=_TRANSIENT[2],
@@ -54,11 +54,11 @@ OF_OUTAGES = (
         seed=2,
     ),
     Mutant(
-        name="active_time_goes_by_the_clock_of_the_database",
+        name="active_time_uses_the_database_clock",
         module=_DRIVE,
         text="        return self._dependencies.clock.monotonic() - self._active_from\n",
         instead="        return self._now() - self._active_from\n",
-        checker="time_limits_are_of_real_time",
+        checker="time_limits_use_real_time",
         seed=26,
         also=(
             (
@@ -69,7 +69,7 @@ OF_OUTAGES = (
         ),
     ),
     Mutant(
-        name="what_is_due_waits_for_a_clock_that_went_back",
+        name="due_runs_wait_after_a_clock_set_back",
         module="pawl.job_store.sweeps",
         text="if back_seconds > _BACK_SECONDS_MIN:",
         instead="if False:",
@@ -77,7 +77,7 @@ OF_OUTAGES = (
         seed=166,
     ),
     Mutant(
-        name="interrupts_take_their_turns_backwards",
+        name="interrupts_run_in_reverse_order",
         module="pawl.job_store.ledger.rules.submit",
         text="index = sum(waiting in interrupting for waiting in queue) if first else len(queue)",
         instead="index = 0 if first else len(queue)",
@@ -85,11 +85,11 @@ OF_OUTAGES = (
         seed=96,
     ),
     Mutant(
-        name="failed_models_come_back",
+        name="failed_models_are_used_again",
         module="pawl.agent_loop.loop.rules.state",
         text="self.loop.fallbacks_used, len(models) - 1",
         instead="self.loop.fallbacks_used * (self.loop.model_call is not None), len(models) - 1",
-        checker="failed_models_are_left",
+        checker="failed_models_are_not_used_again",
         seed=33,
     ),
 )

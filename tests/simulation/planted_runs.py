@@ -1,4 +1,4 @@
-"""Faults of runs: of their messages, calls, leases, approvals, budgets and places."""
+"""Mutants of messages, calls, leases, approvals, budgets and slots of runs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ OF_RUNS = (
         checker="accepted_messages_are_kept",
     ),
     Mutant(
-        name="messages_withdraw_what_was_taken",
+        name="messages_withdraw_accepted_commands",
         module="pawl.agent_loop.loop.rules.planning",
         text="else 2 if isinstance(command.kind, Steer) else 1",
         instead="else 1",
-        checker="accepted_commands_have_their_effect",
+        checker="accepted_commands_take_effect",
         seed=36,
     ),
     Mutant(
@@ -31,7 +31,7 @@ OF_RUNS = (
         checker="accepted_messages_are_kept",
     ),
     Mutant(
-        name="callers_sleep_on",
+        name="callers_are_not_woken",
         module="pawl.job_store.ledger.rules.stop",
         text="    turn.wake(unit, inbox.accept(unit, parent, incoming))",
         instead="    inbox.accept(unit, parent, incoming)",
@@ -39,19 +39,19 @@ OF_RUNS = (
         seed=9,
     ),
     Mutant(
-        name="agents_outlive_their_callers",
+        name="child_runs_outlive_their_callers",
         module="pawl.job_store.ledger.rules.delegation",
         text="        stop.command(unit, run, StopCause.PARENT, cancel)",
         instead="        pass",
-        checker="callers_wait_for_their_agents",
+        checker="calls_settle_after_their_child_run",
         seed=22,
     ),
     Mutant(
-        name="agents_are_free",
+        name="child_usage_is_not_counted",
         module="pawl.agent_loop.loop.rules.delegation",
         text="usage=state.run.usage + run.usage",
         instead="usage=state.run.usage",
-        checker="callers_pay_for_their_agents",
+        checker="child_usage_counts_for_the_caller",
         seed=11,
     ),
     Mutant(
@@ -71,7 +71,7 @@ OF_RUNS = (
         seed=42,
     ),
     Mutant(
-        name="commands_come_again",
+        name="repeated_commands_are_accepted",
         module=_COMMAND,
         text="outcome = CommandOutcome.DUPLICATE if is_taken else earlier.outcome",
         instead="outcome = earlier.outcome",
@@ -79,11 +79,11 @@ OF_RUNS = (
         seed=1,
     ),
     Mutant(
-        name="anybody_may_decide",
+        name="any_user_may_decide",
         module=_COMMAND,
         text="if run is None or not (self.as_operator or run.user_id == self.user_id or self._approves(unit, run)):",
         instead="if run is None:",
-        checker="strangers_are_refused",
+        checker="other_users_are_refused",
         seed=1,
     ),
     Mutant(
@@ -95,7 +95,7 @@ OF_RUNS = (
         seed=26,
     ),
     Mutant(
-        name="parked_runs_sleep_on",
+        name="parked_runs_are_not_woken",
         module=_COMMIT,
         text="claim_at = unit.now if unread else self.wake_time",
         instead="claim_at = None",
@@ -103,7 +103,7 @@ OF_RUNS = (
         seed=9,
     ),
     Mutant(
-        name="the_next_run_gets_no_turn",
+        name="next_run_gets_no_turn",
         module="pawl.job_store.ledger.rules.turn",
         text="run = replace(run, queued_message=None, claim_at=claim_at or unit.now)\n    return",
         instead="run = replace(run, queued_message=None, claim_at=None if before == () else unit.now)\n    return",
@@ -111,7 +111,7 @@ OF_RUNS = (
         seed=6,
     ),
     Mutant(
-        name="the_journal_runs_the_unknown_again",
+        name="calls_with_unknown_outcome_run_again",
         module="pawl.tool_registry.rules.journal",
         text="Step.RECONCILE if entry.effect is EffectClass.RECONCILABLE else Step.CONCLUDE_UNKNOWN",
         instead="Step.RUN",
@@ -138,7 +138,7 @@ OF_RUNS = (
         checker="one_result_per_call",
     ),
     Mutant(
-        name="feeds_give_what_they_did_not_see_in_order",
+        name="feeds_repeat_events",
         module="pawl.agent_loop.api.feed",
         text="        self._tail.append(event)\n",
         instead="        self._tail.extend([event] * (2 if event.seq % 7 == 0 else 1))\n",
@@ -146,7 +146,7 @@ OF_RUNS = (
         seed=2,
     ),
     Mutant(
-        name="events_are_shown_before_they_are_written",
+        name="events_are_visible_before_they_are_durable",
         module="tests.simulation.store",
         text="        store(tables, unit, events)\n",
         instead="        store(tables, unit, [])\n"
@@ -155,7 +155,7 @@ OF_RUNS = (
         seed=2,
     ),
     Mutant(
-        name="edited_calls_run_unedited",
+        name="edited_calls_run_with_original_arguments",
         module="pawl.agent_loop.loop.tool_calls",
         text="arguments_json=call.arguments_json,",
         instead="arguments_json=call.proposed_arguments.encode(),",
@@ -164,7 +164,7 @@ OF_RUNS = (
         also=(("tests.simulation.registry", "if verdict.disposition is Disposition.APPROVE and", "if False and"),),
     ),
     Mutant(
-        name="results_come_twice",
+        name="results_are_accepted_twice",
         module="pawl.job_store.ledger.rules.inbox",
         text="if call.state.is_terminal or call.reserved_by:",
         instead="if call.state.is_terminal:",
@@ -173,7 +173,7 @@ OF_RUNS = (
         seeds=400,
     ),
     Mutant(
-        name="stopped_runs_go_on",
+        name="stopped_runs_continue",
         module=_COMMIT,
         text="        if run.state is not RunState.CANCELLING:\n            return\n",
         instead="        return\n",
@@ -181,21 +181,21 @@ OF_RUNS = (
         seed=175,
     ),
     Mutant(
-        name="stops_are_taken_and_forgotten",
+        name="accepted_stops_are_forgotten",
         module=_COMMAND,
         text="return stop.request(unit, run, command.cause)",
         instead="return inbox.accept(unit, run, incoming, consumed=True)",
-        checker="accepted_cancels_stop",
+        checker="accepted_cancels_stop_the_run",
     ),
     Mutant(
-        name="runs_that_are_stopped_come_from_nowhere",
+        name="stopped_runs_have_no_previous_state",
         module="pawl.job_store.ledger.rules.stop",
         text="RunChanged(from_state=run.state, run=stopping)",
         instead="RunChanged(from_state=None, run=stopping)",
-        checker="states_move_along_the_tables",
+        checker="state_changes_are_allowed",
     ),
     Mutant(
-        name="events_say_another_attempt",
+        name="events_have_a_wrong_attempt",
         module=_COMMIT,
         text="bodies.append(calls.changed(before, call))",
         instead="bodies.append(calls.changed(before, replace(call, attempt=call.attempt + 1)))",
@@ -206,12 +206,12 @@ OF_RUNS = (
         module="pawl.agent_loop.loop.rules.step",
         text="after_seq=old.last_seq if names_own_seqs else None",
         instead="after_seq=None",
-        checker="what_was_shown_was_said",
+        checker="streamed_output_matches_the_message",
         seed=25,
         seeds=800,
     ),
     Mutant(
-        name="late_copies_are_written",
+        name="late_duplicate_commits_are_written",
         module=_COMMIT,
         text="if last is not None and last.epoch == self.epoch and self.commit_id < last.commit_id:",
         instead="if False:",
@@ -219,14 +219,14 @@ OF_RUNS = (
         seed=33,
     ),
     Mutant(
-        name="rounds_are_left_out",
+        name="rounds_are_skipped",
         module="pawl.agent_loop.loop.rules.planning",
         text="run = replace(run, round=decision.round)",
         instead="run = replace(run, round=decision.round + (decision.round > 1))",
-        checker="rounds_begin_in_order",
+        checker="rounds_start_in_order",
     ),
     Mutant(
-        name="one_run_more_is_begun_than_there_are_places",
+        name="one_run_starts_above_the_slot_limit",
         module="pawl.job_store.ledger.rules.slots",
         text="if used >= limits.per_store or",
         instead="if used > limits.per_store or",
@@ -234,11 +234,11 @@ OF_RUNS = (
         seed=2,
     ),
     Mutant(
-        name="budgets_are_not_looked_at",
+        name="budgets_are_not_checked",
         module="pawl.agent_loop.loop.rules.budget",
         text="return rest is not None and rest < max(1, _needed_by_open_call(state))",
         instead="return False",
-        checker="budgets_are_passed_by_one_call_at_most",
+        checker="budgets_are_exceeded_by_at_most_one_call",
         also=(
             (
                 "pawl.agent_loop.loop.rules.budget",
@@ -255,7 +255,7 @@ OF_RUNS = (
         checker="top_ups_count_once",
     ),
     Mutant(
-        name="steps_of_old_epochs_are_taken",
+        name="steps_with_old_epochs_are_accepted",
         module=_COMMIT,
         text="if run.epoch != self.epoch or run.worker_id is None:",
         instead="if run.worker_id is None:",
@@ -263,7 +263,7 @@ OF_RUNS = (
         seed=4,
     ),
     Mutant(
-        name="steps_begin_at_another_seq",
+        name="steps_start_at_a_wrong_seq",
         module=_COMMIT,
         text="first_seq=before.last_seq + 1 if",
         instead="first_seq=before.last_seq + 2 if",
@@ -287,7 +287,7 @@ OF_RUNS = (
         seed=5,
     ),
     Mutant(
-        name="refusals_are_not_kept",
+        name="refusals_are_not_stored",
         module=_COMMAND,
         text="run = inbox.keep_receipt(unit, run, incoming, self.inbox_limits)",
         instead="pass",
@@ -303,7 +303,7 @@ OF_RUNS = (
         seed=18,
     ),
     Mutant(
-        name="replaced_streams_bring_results",
+        name="replaced_sessions_submit_results",
         module=_COMMAND,
         text="if session_id and session_id != offer.session_id:",
         instead="if False:",
@@ -311,7 +311,7 @@ OF_RUNS = (
         seed=84,
     ),
     Mutant(
-        name="older_streams_take_calls_back",
+        name="older_sessions_reclaim_calls",
         module="pawl.job_store.ledger.rules.offers",
         text="if offer.is_held(unit.now) and self.session_id < offer.session_id:",
         instead="if False:",
@@ -319,7 +319,7 @@ OF_RUNS = (
         seed=84,
     ),
     Mutant(
-        name="one_approves_for_two",
+        name="one_approval_counts_for_two",
         module="pawl.job_store.ledger.rules.calls",
         text="return approvers(run, of_it) >= call.approvals_required",
         instead="return True",
@@ -328,7 +328,7 @@ OF_RUNS = (
         also=(("pawl.job_store.ledger.rules.decisions", "len(approvals) >= call.approvals_required", "True"),),
     ),
     Mutant(
-        name="a_person_approves_twice",
+        name="person_approves_twice",
         module="pawl.job_store.ledger.rules.decisions",
         text="if any(approval.user_id == self.user_id for approval in call.approvals):",
         instead="if False:",
@@ -336,7 +336,7 @@ OF_RUNS = (
         seed=8,
     ),
     Mutant(
-        name="who_started_it_approves_it",
+        name="user_who_started_the_run_may_approve",
         module="pawl.job_store.ledger.rules.decisions",
         text="if several > 1 and not people.isdisjoint(people_of(run).union(run.steered_by)):",
         instead="if False:",
@@ -353,7 +353,7 @@ OF_RUNS = (
         seeds=600,
     ),
     Mutant(
-        name="requests_escalate_for_ever",
+        name="requests_escalate_repeatedly",
         module="pawl.job_store.ledger.rules.calls",
         text="elif call.reserved_by or call.escalated or not change.escalated:",
         instead="elif call.reserved_by or not change.escalated:",
@@ -369,7 +369,7 @@ OF_RUNS = (
         seed=13,
     ),
     Mutant(
-        name="top_ups_pass_the_ceiling",
+        name="top_ups_exceed_the_ceiling",
         module=_COMMAND,
         text="if budget > ceiling:",
         instead="if run.token_budget > ceiling:",
@@ -378,7 +378,7 @@ OF_RUNS = (
         seeds=600,
     ),
     Mutant(
-        name="queues_are_one_too_long",
+        name="queues_accept_one_run_too_many",
         module="pawl.job_store.ledger.rules.submit",
         text="of_store.waiting < self.store_queue_max:",
         instead="of_store.waiting <= self.store_queue_max:",
@@ -386,7 +386,7 @@ OF_RUNS = (
         seed=16,
     ),
     Mutant(
-        name="users_have_one_run_too_many",
+        name="users_get_one_run_too_many",
         module="pawl.job_store.ledger.rules.slots",
         text="used_by_user[run.user_id] >= limits.per_user:",
         instead="used_by_user[run.user_id] > limits.per_user:",
@@ -402,7 +402,7 @@ OF_RUNS = (
         seed=15,
     ),
     Mutant(
-        name="stopped_runs_are_let_go_on",
+        name="stopped_runs_are_resumed",
         module="pawl.job_store.ledger.rules.attention",
         text="RunState.QUEUED if run.stop_cause is None else RunState.CANCELLING",
         instead="RunState.QUEUED",

@@ -1,4 +1,4 @@
-"""Faults of what starts runs by itself: of the times of schedules, and of triggers."""
+"""Mutants of schedules and triggers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.simulation.planted import Mutant
 
 _TIMING = "pawl.job_store.schedules.timing"
 _DELIVER = "pawl.job_store.ledger.rules.deliver"
-# So that no seed is played in vain.
+# Every seed has schedules.
 _SCHEDULES = (
     ("tests.simulation.schedules", "_PLAYED = 0.4", "_PLAYED = 1.0"),
     ("tests.simulation.timers", "        if draw.random() < 0.5:\n            return times\n", ""),
@@ -17,7 +17,7 @@ _TRIGGERS = (("tests.simulation.triggers", "_PLAYED = 0.3", "_PLAYED = 1.0"),)
 
 _OF_SCHEDULES = (
     Mutant(
-        name="schedules_go_on_after_their_end",
+        name="schedules_fire_after_their_end",
         module=_TIMING,
         text="min(timing.end_time or _TIME_MAX, until or begin + HORIZON)",
         instead="until or begin + HORIZON",
@@ -25,24 +25,24 @@ _OF_SCHEDULES = (
         seed=1,
     ),
     Mutant(
-        name="schedules_begin_before_their_start",
+        name="schedules_fire_before_their_start",
         module=_TIMING,
         text="if timing.start_time is not None and timing.start_time > begin:",
         instead="if False:",
         checker="no_due_time_is_lost",
     ),
     Mutant(
-        name="each_change_of_a_schedule_draws_another_jitter",
+        name="each_schedule_change_draws_new_jitter",
         module=_TIMING,
         text="hashlib.sha256(schedule_id.encode())",
         instead='hashlib.sha256(f"{schedule_id}{timing}".encode())',
-        checker="jitter_is_bounded_and_stays",
+        checker="jitter_is_bounded_and_constant",
     ),
 )
 
 _OF_TRIGGERS = (
     Mutant(
-        name="each_copy_of_an_event_fires",
+        name="repeated_events_fire_again",
         module=_DELIVER,
         text="        if earlier is not None and earlier.outcome is not",
         instead="        if waits and earlier is not None and earlier.outcome is not",
@@ -50,25 +50,25 @@ _OF_TRIGGERS = (
         also=(("pawl.job_store.ledger.rules.submit", "if earlier is not None:", "if False:"),),
     ),
     Mutant(
-        name="what_waits_is_forgotten",
+        name="pending_events_are_forgotten",
         module=_DELIVER,
         text="            claim_at=claim_at,\n        )\n",
         instead="            claim_at=None,\n        )\n",
-        checker="no_event_waits_for_ever",
+        checker="no_event_waits_forever",
     ),
     Mutant(
-        name="events_that_another_one_replaced_wait_on",
+        name="replaced_events_stay_pending",
         module=_DELIVER,
         text="        unit.trigger_events.put(replaced.key, replaced)\n",
         instead="",
-        checker="no_event_waits_for_ever",
+        checker="no_event_waits_forever",
     ),
     Mutant(
-        name="events_overtake_the_run_before",
+        name="events_do_not_wait_for_the_previous_run",
         module=_DELIVER,
         text="        is_busy = is_open or (has_waiting and overlap is Overlap.QUEUE)\n",
         instead="        is_busy = False\n",
-        checker="events_keep_apart",
+        checker="events_do_not_overlap",
     ),
 )
 

@@ -1,4 +1,4 @@
-"""Pieces of text of modules, replaced while these are imported."""
+"""Replaces text of modules while they are imported."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class _Planter(SourceFileLoader):
         source = self.get_data(self.path).decode()
         for text, instead in self._edits:
             if text not in source:
-                raise SystemExit(f"{fullname} has no {text!r} any more: the mutant needs a new place")
+                raise SystemExit(f"{fullname} has no {text!r} : update the mutant")
             source = source.replace(text, instead, 1)
         return compile(source, self.path, "exec")
 
 
 class Finder(MetaPathFinder):
-    """Plants a mutant in what is imported after it was put before the finders of the interpreter."""
+    """Import finder that plants a mutant; insert it before the other finders."""
 
     def __init__(self, mutant: Mutant) -> None:
         self._mutant = mutant

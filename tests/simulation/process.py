@@ -1,9 +1,8 @@
-"""Processes on one virtual event loop: each can be frozen, continued and killed at any await.
+"""Processes on one virtual event loop; each can be frozen, resumed and killed at any await.
 
-Whatever a process does runs in a context that names it. While a process is
-stopped its callbacks are kept back instead of run, so a frozen process does
-nothing at all, and a killed one never cleans up: no `finally` runs. At the end
-of a simulation the dead are woken once more, only to be cancelled.
+Each callback runs in a context that names its process. The callbacks of a stopped process are queued. A frozen process
+therefore does nothing, and a killed one runs no `finally`. At the end of a simulation the killed processes are
+resumed once, only to be cancelled.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _process: ContextVar[Process | None] = ContextVar("process", default=None)
 
 
 class Process:
-    """What is frozen and killed as a whole."""
+    """A process that is frozen and killed as a whole."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -38,7 +37,7 @@ class Process:
 
     @property
     def stopped(self) -> bool:
-        """Whether nothing of it runs now."""
+        """Whether its callbacks are queued."""
         return self.frozen or not self.alive
 
     def spawn(self, work: Coroutine[Any, Any, T], name: str = "") -> asyncio.Task[T]:
@@ -47,29 +46,28 @@ class Process:
         return asyncio.get_running_loop().create_task(work, name=name or self.name, context=context)
 
     def freeze(self) -> None:
-        """Stop it in its tracks."""
         self.frozen = True
 
     def thaw(self) -> None:
-        """Let it go on as if no time had passed for it."""
+        """Resume it with all queued callbacks."""
         self.frozen = False
         if self.alive:
             self._run_kept()
 
     def kill(self) -> None:
-        """Stop it for good and tell those who wait for its answers."""
+        """Stop it permanently and notify clients that wait for its answers."""
         self.alive = False
         waiting, self.on_kill = list(self.on_kill), {}
         for tell in waiting:
             tell()
 
-    def bury(self) -> None:
-        """Wake it for the end of the simulation, where everything is cancelled."""
+    def finish(self) -> None:
+        """Resume it at the end of the simulation, so that its tasks can be cancelled."""
         self.alive, self.frozen = True, False
         self._run_kept()
 
     def keep(self, handle: asyncio.Handle) -> None:
-        """Keep a callback until the process goes on."""
+        """Queue a callback until the process is resumed."""
         self._kept.append(handle)
 
     def _run_kept(self) -> None:
@@ -79,7 +77,7 @@ class Process:
 
 
 class _Task(asyncio.Task[T]):
-    """A task whose place in a set goes by its number, not by its address: a group cancels its tasks in that order."""
+    """A task hashed by number, not by address: task groups cancel their tasks in set order."""
 
     def __init__(self, number: int, work: Coroutine[Any, Any, T], **options: Any) -> None:
         self._number = number
@@ -90,7 +88,7 @@ class _Task(asyncio.Task[T]):
 
 
 class SimulatedLoop(VirtualLoop):
-    """A virtual loop that knows which process each callback belongs to; it has no files to look at."""
+    """A virtual loop that knows the process of each callback and does no I/O."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +98,7 @@ class SimulatedLoop(VirtualLoop):
 
     def _jump(self, timeout: float | None = None) -> list[Any]:
         if timeout is None:
-            raise RuntimeError("every task waits for something that nothing will do")
+            raise RuntimeError("deadlock: no task can run and no timer is set")
         self._jumping.now += max(timeout, _RESOLUTION_SECONDS)
         return []
 
@@ -127,7 +125,7 @@ class SimulatedLoop(VirtualLoop):
 
 
 class _Fire:
-    """Runs the callback of a timer, now or when its process goes on."""
+    """Runs the callback of a timer, now or when its process is resumed."""
 
     __slots__ = ("_args", "_callback", "_loop", "_process", "_timers")
 
@@ -153,6 +151,5 @@ class _Fire:
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run a simulation to its end."""
     with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
         return runner.run(main)

@@ -1,4 +1,4 @@
-"""Leases and reads of the ledger in memory, behind the ports of job-store."""
+"""In-memory leases and reads of the ledger, for job-store."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _IN_MOTION = frozenset({"RUNNING", "CANCELLING"})
 
 
 class MemoryLeases:
-    """See `reading.Leases`."""
+    """In-memory `reading.Leases`."""
 
     def __init__(self, database: Database, limits: SlotLimits, *, crashes_max: int) -> None:
         self._database = database
@@ -74,12 +74,12 @@ class MemoryLeases:
             claimed.append(_claimed(row, is_quiet=is_quiet))
             self._database.history.tell(f"ledger claim {row.run_id} by {worker_id} epoch {row.epoch}")
             if not due.is_active:
-                self._check_places(row)
+                self._check_slots(row)
         await self._database.answer()
         return claimed
 
     def _lines(self, time: datetime) -> list[Line]:
-        """Return what is due of each store, beginning after the one that was served last."""
+        """Return the due runs of each store, starting after the store that was served last."""
         rows = self._database.tables.runs.values()
         due = [row for row in rows if row.claim_at is not None and row.claim_at <= time and not self._is_doomed(row)]
         due.sort(key=lambda row: (not row.is_active, row.in_background, _crashes(row), row.claim_at, row.run_id))
@@ -111,8 +111,8 @@ class MemoryLeases:
     def _is_doomed(self, row: RunRow) -> bool:
         return row.worker_id is not None and _crashes(row) >= self._crashes_max
 
-    def _check_places(self, row: RunRow) -> None:
-        """LOOP-14, where it would break: nobody gets a place that is not free."""
+    def _check_slots(self, row: RunRow) -> None:
+        """LOOP-14, checked as it happens: no run gets a slot unless one is free."""
         active = [
             run.user_id
             for run in self._database.tables.runs.values()
@@ -122,9 +122,13 @@ class MemoryLeases:
         ]
         if row.in_background:
             if len(active) > self._limits.background_per_store:
-                self._database.history.violation("limits_hold", f"{row.run_id} was begun beside {len(active) - 1} jobs")
+                self._database.history.violation(
+                    "limits_hold", f"{row.run_id} started alongside {len(active) - 1} jobs"
+                )
         elif len(active) > self._limits.per_store or active.count(row.user_id) > self._limits.per_user:
-            self._database.history.violation("limits_hold", f"{row.run_id} was begun beside {len(active) - 1} others")
+            self._database.history.violation(
+                "limits_hold", f"{row.run_id} started alongside {len(active) - 1} other runs"
+            )
 
     async def renew(self, worker_id: WorkerId, *, lease_seconds: float) -> Renewed:
         await self._database.reach(writes=True)
@@ -178,7 +182,7 @@ class MemoryLeases:
 
 
 class MemoryAttentionRepository:
-    """See `ports.AttentionRepository`. Pages are cut by number alone."""
+    """In-memory `ports.AttentionRepository`. Pages are limited by row count only."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -214,14 +218,14 @@ class MemoryAttentionRepository:
 
         views = [
             RunView(run=row, pending=tuple(call for call in running(row) if is_pending(row, call)))
-            for place, row in sorted(rows, key=lambda pair: pair[0])
-            if after is None or place > after
+            for position, row in sorted(rows, key=lambda pair: pair[0])
+            if after is None or position > after
         ]
         return _page(views, rows_max)
 
 
 class MemoryReads:
-    """See `reading.Reads`. Pages are cut by number alone."""
+    """In-memory `reading.Reads`. Pages are limited by row count only."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -247,8 +251,8 @@ class MemoryReads:
         if conversation is not None and run.run_id in conversation.queue:
             queue = conversation.queue
             before = [*filter(None, [conversation.active_run_id]), *queue[: queue.index(run.run_id)]]
-        wants_a_place = run.state is RunState.QUEUED and run.queued_message is None and not run.is_active
-        wants_a_place = wants_a_place and not run.in_background
+        needs_slot = run.state is RunState.QUEUED and run.queued_message is None and not run.is_active
+        needs_slot = needs_slot and not run.in_background
         of_store = [row for row in self._tables.runs.values() if row.store_id == run.store_id and row.is_active]
         active = [row for row in of_store if not row.in_background]
         return Situation(
@@ -258,8 +262,8 @@ class MemoryReads:
             call_counts=tuple(sorted(Counter(call.state for call in calls).items())),
             child_run_ids=tuple(sorted({call.child_run_id for call in calls} - {""})),
             before=tuple(before),
-            store_slots_used=len(active) if wants_a_place else 0,
-            user_slots_used=sum(row.user_id == run.user_id for row in active) if wants_a_place else 0,
+            store_slots_used=len(active) if needs_slot else 0,
+            user_slots_used=sum(row.user_id == run.user_id for row in active) if needs_slot else 0,
         )
 
     async def load(self, key: RunKey, epoch: int) -> Loaded:
@@ -358,8 +362,8 @@ class MemoryReads:
             and (row.reports_to or not wanted.jobs_only)
         ]
         rows.sort(key=lambda row: (row.create_time, row.run_id), reverse=not wanted.oldest_first)
-        places: list[tuple[datetime, str]] = [(row.create_time, row.run_id) for row in rows]
-        page = _page(rows[places.index(after) + 1 if after is not None else 0 :], rows_max)
+        positions: list[tuple[datetime, str]] = [(row.create_time, row.run_id) for row in rows]
+        page = _page(rows[positions.index(after) + 1 if after is not None else 0 :], rows_max)
         return Page(rows=[_without_content(self._situation(row)) for row in page.rows], has_more=page.has_more)
 
     async def calls(
@@ -429,8 +433,8 @@ class MemoryReads:
         )
 
     def gap(self, run: RunRow, after_seq: int) -> LogGap:
-        """Return what stands for the removed events after `after_seq`."""
-        # Those of a job whose log was trimmed while it was open come with the events.
+        """Return the gap that replaces the removed events after `after_seq`."""
+        # The calls of a job trimmed while open come with the events.
         calls = [] if run.trimmed_log_seq == self._tables.trimmed[run.key] else self._tables.calls_of(run.key)
         return LogGap(
             from_seq=after_seq + 1,
@@ -451,7 +455,7 @@ class MemoryReads:
 
 
 def _without_content(situation: Situation) -> Situation:
-    """Return it with the first of the calls that wait for somebody, as it is in a list."""
+    """Return it as in a list: only the first calls that wait for a person, without content."""
     waits = situation.run.state.name in {"WAITING", "NEEDS_ATTENTION"}
     calls = [
         replace(call, arguments=b"", result=None, spec=b"")
@@ -466,7 +470,7 @@ def _page(rows: Sequence[R], rows_max: int) -> Page[R]:
 
 
 def _crashes(row: RunRow) -> int:
-    """Return how many workers have died with a run that is due."""
+    """Return how many workers died while they held a run that is due."""
     return row.crashes + (row.worker_id is not None)
 
 

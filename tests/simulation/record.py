@@ -1,4 +1,4 @@
-"""The record that is judged: what those outside saw, and what the ledger says, read as the contract words it."""
+"""The record that the checkers judge: the outside history and the ledger, as protocol messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.simulation.store import Tables
 
 
 class Ledger(Protocol):
-    """What the ledger says, by id: the part of a record that real processes have too."""
+    """The ledger by id; also available for real processes."""
 
     @property
     def runs(self) -> Mapping[str, run_pb2.Run]: ...
@@ -31,7 +31,7 @@ class Ledger(Protocol):
 
 
 class Record:
-    """Everything when all is quiet, by id."""
+    """The final record, by id."""
 
     def __init__(self, tables: Tables, history: History) -> None:
         self.tables = tables
@@ -43,7 +43,7 @@ class Record:
 
     @cached_property
     def calls(self) -> dict[str, call_pb2.Call]:
-        """Those that were removed of jobs, too."""
+        """Including calls removed by trimming."""
         rows = [*self.tables.gone.values(), *self.tables.calls.values()]
         return {row.call_id: messages.call(row) for row in rows}
 
@@ -69,7 +69,7 @@ class Record:
         return times[seq - 1]
 
     def texts(self, text: str) -> int:
-        """Return how often a user's text stands in the conversations."""
+        """Return how often each user text is in the conversations."""
         return sum(
             message.text.count(text)
             for conversation in self.messages.values()
@@ -79,15 +79,12 @@ class Record:
 
 
 def run_state(number: int) -> str:
-    """Return the short name of a state."""
     return run_pb2.RunState.Name(run_pb2.RunState.ValueType(number)).removeprefix("RUN_STATE_") if number else ""
 
 
 def call_state(number: int) -> str:
-    """Return the short name of a state."""
     return call_pb2.CallState.Name(call_pb2.CallState.ValueType(number)).removeprefix("CALL_STATE_") if number else ""
 
 
 def seconds(event: event_pb2.RunEvent) -> float:
-    """Return when an event was written."""
     return event.time.seconds + event.time.nanos / 1e9

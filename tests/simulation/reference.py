@@ -1,4 +1,4 @@
-"""The state tables as docs/design/architecture.md shows them, written down a second time by hand."""
+"""The state tables of docs/design/architecture.md, copied by hand as an independent reference."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ _CALL_ENDS = "SUCCEEDED FAILED EXPIRED CANCELLED"
 
 _RUN_ENDS = "COMPLETED FAILED CANCELLED EXPIRED"
 
+# WAITING and NEEDS_ATTENTION to themselves: the reason changes.
 RUN_MOVES: dict[str, str] = {
     "": "QUEUED",
     "QUEUED": f"RUNNING WAITING NEEDS_ATTENTION CANCELLING {_RUN_ENDS}",
@@ -14,8 +15,8 @@ RUN_MOVES: dict[str, str] = {
     "NEEDS_ATTENTION": "QUEUED RUNNING WAITING NEEDS_ATTENTION CANCELLING FAILED CANCELLED",
     "CANCELLING": "NEEDS_ATTENTION FAILED CANCELLED",
 }
-"""WAITING and NEEDS_ATTENTION to themselves: for something else."""
 
+# OFFERED to itself: the holder changes. AWAITING_APPROVAL to itself: the approval continues.
 CALL_MOVES: dict[str, str] = {
     "": "PROPOSED AWAITING_APPROVAL OFFERED ASKED RUNNABLE RUNNING DELEGATED FAILED REJECTED CANCELLED DETACHED",
     "PROPOSED": "AWAITING_APPROVAL OFFERED ASKED RUNNABLE RUNNING DELEGATED FAILED REJECTED CANCELLED DETACHED",
@@ -26,8 +27,8 @@ CALL_MOVES: dict[str, str] = {
     "RUNNING": f"ASKED RUNNABLE RUNNING OUTCOME_UNKNOWN {_CALL_ENDS}",
     "DELEGATED": "SUCCEEDED FAILED CANCELLED",
 }
-"""OFFERED to itself: another client holds it, or none does. AWAITING_APPROVAL to itself: a request goes on."""
 
+# Calls whose running tool asks a question.
 NEEDS_START = {
     ("ASKED", "RUNNABLE"),
     ("ASKED", "RUNNING"),
@@ -35,7 +36,6 @@ NEEDS_START = {
     ("RUNNABLE", "SUCCEEDED"),
     ("RUNNABLE", "OUTCOME_UNKNOWN"),
 }
-"""Of calls whose tool runs and asks somebody something."""
 
 ENDED = frozenset({"COMPLETED", "FAILED", "CANCELLED", "EXPIRED"})
 SETTLED = frozenset({"SUCCEEDED", "FAILED", "REJECTED", "EXPIRED", "CANCELLED", "OUTCOME_UNKNOWN", "DETACHED"})

@@ -1,7 +1,7 @@
-"""A tool registry that keeps the promises of docs/guides/tools.md, dies in the middle of effects, and counts them.
+"""A tool registry with the promises of docs/guides/tools.md that crashes during effects and counts them.
 
-The journal outlives the process, as in the database of the real one. What the
-journal says about asking again is the real registry's own rule.
+The journal survives the process, like the database of the real registry. The real registry's own rule decides about
+retries.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ from tests.simulation.network import Network
 from tests.simulation.process import Process
 from tests.simulation.tools import TOOLS
 
+# How long a dead process still owns its open entries.
 LEASE_SECONDS = 4.0
-"""So long after its death the open entries of a process are still its own."""
 
 _SCHEMA = b'{"type":"object","properties":{"n":{"type":"integer"}}}'
-# A read that ends in that time comes with the verdict on it.
+# Reads that end within this time return their result with the verdict.
 _MOMENT_SECONDS = 0.3
-# So late an iteration may begin that was due before the end of its series.
+# How late an iteration may start that was due before the end of its series.
 _LATE_SECONDS = 60.0
 _OFFERED = tool("OFFER", context="FRONTEND")
 OUTCOMES = ("done", "done again")
@@ -76,17 +76,17 @@ class _Entry:
 
 @dataclass
 class Journal:
-    """What all registry processes share: entries, and the effects in the world outside."""
+    """State that all registry processes share: journal entries and outside effects."""
 
     chance: Chance
     history: History
     entries: dict[str, _Entry] = field(default_factory=dict)
+    # Calls started under each grant.
     grants: dict[str, set[str]] = field(default_factory=dict)
-    """The calls that began under each grant."""
+    # Version of the gated tools in force.
     version: int = 1
-    """The version of the gated tools that is in force."""
-    asks: bool = False
-    """True while a rule asks for an approval of each call of them."""
+    # True while a rule requires approval of each call of the gated tools.
+    requires_approval: bool = False
 
 
 def _error(reason: str, outcome: Outcome = Outcome.FAILED) -> ExecutionResult:
@@ -95,8 +95,6 @@ def _error(reason: str, outcome: Outcome = Outcome.FAILED) -> ExecutionResult:
 
 
 class Server:
-    """One process of the registry."""
-
     def __init__(self, process: Process, journal: Journal) -> None:
         self.process = process
         self._journal = journal
@@ -106,13 +104,12 @@ class Server:
 
     @property
     def version(self) -> int:
-        """The version of the gated tools that is in force."""
         return self._journal.version
 
     @property
-    def asks(self) -> bool:
-        """True while a rule asks for an approval of each call of them."""
-        return self._journal.asks
+    def requires_approval(self) -> bool:
+        """True while a rule requires approval of each call of the gated tools."""
+        return self._journal.requires_approval
 
     async def resolve(self, names: Sequence[str]) -> Resolved:
         for name in names:
@@ -146,7 +143,7 @@ class Server:
         )
 
     async def _read(self, context: CallContext, call: ProposedCall) -> ExecutionResult | None:
-        """Run a call that only reads; None if its result is not there in a moment."""
+        """Run a read-only call; return None if it takes too long."""
         execution = Execution(
             call_id=call.call_id,
             tool_name=call.tool_name,
@@ -170,9 +167,9 @@ class Server:
         self._journal.history.decided.update((result.call_id, result.state.name, result.user_id) for result in results)
 
     def _is_granted(self, series: Series, context: CallContext, call: Execution | ProposedCall) -> bool:
-        """Return whether a grant is of exactly this call, and counts it, once."""
+        """Return whether a grant covers exactly this call, and count the call once."""
         digest = _series_digest(series, context.run_id, call.tool_name, call.arguments_json, self.version)
-        if series.digest != digest or self._journal.asks or _is_over(series):
+        if series.digest != digest or self._journal.requires_approval or _is_over(series):
             return False
         used = self._journal.grants.setdefault(digest, set())
         if len(used | {call.call_id}) <= series.iterations_max:
@@ -183,13 +180,13 @@ class Server:
         verdict = TOOLS.get(call.tool_name) if call.own_tool is None else _OFFERED
         if verdict is None or b'"bad"' in call.arguments_json:
             reason = "TOOL_NOT_FOUND" if verdict is None else "INVALID_ARGUMENTS"
-            said = "It may not run."
+            said = "The call is not allowed."
             return Verdict(
                 call_id=call.call_id, disposition=Disposition.REFUSE, error_reason=reason, error_message=said
             )
         is_gated, series = verdict.disposition is Disposition.APPROVE, call.series
         granted = ""
-        if is_gated and series is not None and not self._journal.asks:
+        if is_gated and series is not None and not self._journal.requires_approval:
             granted = _series_digest(series, context.run_id, call.tool_name, call.arguments_json, self.version)
             if self._is_granted(series, context, call):
                 verdict = replace(verdict, disposition=Disposition.RUN)
@@ -203,7 +200,7 @@ class Server:
         )
 
     async def execute(self, context: CallContext, execution: Execution) -> ExecutionResult:
-        """Run a call, join it, or say what is in the journal."""
+        """Run a call, join a running one, or return its journaled result."""
         verdict = TOOLS[execution.tool_name]
         if verdict.disposition is Disposition.APPROVE and execution.approved_digest != digest_of(
             context.store_id, execution.call_id, execution.tool_name, execution.arguments_json
@@ -244,11 +241,11 @@ class Server:
         return Stopped(stopped=running.done(), result=entry.result)
 
     def holds(self) -> bool:
-        """Whether its lease has not run out."""
+        """Whether its lease is valid."""
         return self.died_at is None or asyncio.get_running_loop().time() < self.died_at + LEASE_SECONDS
 
     def _known(self, execution: Execution, entry: _Entry) -> ExecutionResult | None:
-        """Return what the journal says; None if the call is to be run."""
+        """Return the journaled result, or None if the call must run."""
         effect = EffectOf[entry.effect.value]
         read = Entry(
             fingerprint="",
@@ -286,7 +283,7 @@ class Server:
 
     async def _perform(self, context: CallContext, execution: Execution) -> ExecutionResult:
         draw, begin = self._draw, asyncio.get_running_loop().time()
-        version, is_asked_for = self.version, self.asks
+        version, requires_approval = self.version, self.requires_approval
         seconds = draw.choice([0.01, 0.2, 1.0, 3.0]) * draw.random()
         fails = self._journal.chance.strikes(draw, "tool failed", 0.1)
         try:
@@ -295,14 +292,16 @@ class Server:
                 if fails:
                     return _error("TOOL_ERROR")
                 if TOOLS[execution.tool_name].effect_class is not EffectClass.READ_ONLY:
-                    self._have_effect(context, execution, begin=begin, version=version, is_asked_for=is_asked_for)
+                    self._have_effect(
+                        context, execution, begin=begin, version=version, requires_approval=requires_approval
+                    )
                 await asyncio.sleep(seconds * draw.random())
         except TimeoutError:
             return _error("TOOL_TIMEOUT")
         return _result(execution)
 
     def _have_effect(
-        self, context: CallContext, execution: Execution, *, begin: float, version: int, is_asked_for: bool
+        self, context: CallContext, execution: Execution, *, begin: float, version: int, requires_approval: bool
     ) -> None:
         history = self._journal.history
         history.tell(f"effect {execution.tool_name} {execution.call_id}")
@@ -316,7 +315,7 @@ class Server:
                 arguments_json=execution.arguments_json,
                 begin=begin,
                 version=version,
-                is_asked_for=is_asked_for,
+                requires_approval=requires_approval,
                 ruled_by=frozenset(
                     {context.run_id, context.conversation_id}
                     | {part for above in context.above for part in (above.run_id, above.conversation_id)}
@@ -330,20 +329,20 @@ def _recorded(result: ExecutionResult) -> recorded.ExecutionResult:
 
 
 def _result(execution: Execution) -> ExecutionResult:
-    """Return the result of a call that succeeds: one of two, for what watches for one of them."""
-    outcome = random.Random(execution.call_id).choice(OUTCOMES)  # the same each time
+    """Return one of two successful results, so that monitors can tell them apart."""
+    outcome = random.Random(execution.call_id).choice(OUTCOMES)  # the same for each attempt
     content = msgspec.json.encode(f"{execution.tool_name} {outcome}")
     return ExecutionResult(outcome=Outcome.SUCCEEDED, result=CallResult(content_json=content))
 
 
 def digest_of(store_id: str, call_id: str, tool_name: str, arguments_json: bytes) -> str:
-    """Return what an approval is bound to."""
+    """Return the digest that an approval covers."""
     parts = (store_id, call_id, tool_name, arguments_json.decode())
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def _series_digest(series: Series, run_id: str, tool_name: str, arguments_json: bytes, version: int) -> str:
-    """Return what a grant is bound to, by the real registry's own rule; `version` is the one in force."""
+    """Return the digest that a grant covers, by the real registry's rule; `version` is the one in force."""
     said = RegisteredSeries(
         interval_seconds=series.interval_seconds, iterations_max=series.iterations_max, end_time=series.end_time
     )
@@ -363,7 +362,7 @@ def _is_over(series: Series) -> bool:
 
 
 class Client(FakeChecker):
-    """The registry as an agent-loop sees it. `current` is the process now."""
+    """The registry client of an agent-loop. `current` is the current process."""
 
     def __init__(self, network: Network, current: Sequence[Server]) -> None:
         super().__init__()
@@ -415,10 +414,10 @@ class Client(FakeChecker):
         )
 
     async def check_answer(self, store_id: str, answer_schema_json: bytes, answer: str) -> None:
-        """Its questions have no schema."""
+        """Accept every answer: its questions have no schema."""
 
     async def check_output(self, store_id: str, schema_json: bytes, output: str | None) -> OutputChecked:
-        """Fit whatever is said: its runs ask for no form."""
+        """Accept every output: its runs have no output schema."""
         return OutputChecked(output_json=(output or "").encode())
 
     async def check_edit(
@@ -426,10 +425,10 @@ class Client(FakeChecker):
     ) -> Verdict:
         run = read.run
         if b'"bad"' in arguments_json:
-            raise InvalidArguments("they may not run")
+            raise InvalidArguments("not allowed")
         digest = digest_of(run.store_id, call.call_id, call.tool_name, arguments_json)
         granted = ""
-        if series is not None and not self._current[-1].asks:
+        if series is not None and not self._current[-1].requires_approval:
             granted = _series_digest(series, run.run_id, call.tool_name, arguments_json, self._current[-1].version)
         return Verdict(
             call_id=CallId(call.call_id),

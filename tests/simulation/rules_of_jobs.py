@@ -1,4 +1,4 @@
-"""What holds of jobs in every state of the ledger, by their rows: judged with each transaction."""
+"""Invariants of jobs, checked on the rows after each transaction."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ _OPEN_MAX = 10
 
 
 def miscounted(runs: Iterable[RunRow], conversation: ConversationRow) -> str:
-    """Return what is wrong with the number of the jobs of a conversation that are open (ASYNC-7)."""
+    """Return an error if the count of open jobs of a conversation is wrong (ASYNC-7)."""
     jobs = (run for run in runs if run.reports_to == conversation.conversation_id)
     count = Counter(run.user_id for run in jobs if not run.state.is_terminal)
     noted = Counter(each.user_id for each in conversation.background.open_jobs)
     if count == noted and max(count.values(), default=0) <= _OPEN_MAX:
         return ""
-    return f"{conversation.conversation_id} has {count} open jobs, and notes {noted}"
+    return f"{conversation.conversation_id} has {count} open jobs, but records {noted}"
 
 
-def piled_up(conversation: ConversationRow) -> str:
-    """Return the jobs of which more than one iteration waits to be told: the newest one alone does (ASYNC-5)."""
+def jobs_with_several_notices(conversation: ConversationRow) -> str:
+    """Return the jobs with several pending iteration notices; only the newest may be pending (ASYNC-5)."""
     notices = conversation.background.notices
     waiting = Counter(each.run_id for each in notices if each.occasion and not each.entered_by)
     jobs = [run_id for run_id, count in waiting.items() if count > 1]
-    return f"{conversation.conversation_id}: several iterations of {jobs} wait to be told" if jobs else ""
+    return f"{conversation.conversation_id}: several iterations of {jobs} have pending notices" if jobs else ""
 
 
-def beside_each_other(runs: Iterable[RunRow], conversation: ConversationRow) -> str:
-    """Return the runs of a conversation that are active at once, if they are several (LOOP-13)."""
+def concurrent_runs(runs: Iterable[RunRow], conversation: ConversationRow) -> str:
+    """Return the active runs of a conversation if there are several (LOOP-13)."""
     active = [
         run.run_id
         for run in runs
@@ -46,8 +46,8 @@ def beside_each_other(runs: Iterable[RunRow], conversation: ConversationRow) -> 
     return "" if is_well else f"{conversation.conversation_id}: {active} are active, and {conversation.active_run_id}"
 
 
-def turn_not_begun(unit: UnitOfWork, operation: Any) -> RunRow | None:
-    """Return the turn that no worker has begun in the conversation to which its user brings a message."""
+def unstarted_turn(unit: UnitOfWork, operation: Any) -> RunRow | None:
+    """Return the turn not yet started in the conversation to which its user sends a message."""
     if not isinstance(operation, Submit):
         return None
     conversation = unit.conversations.get(ConversationKey(operation.store_id, operation.conversation_id))
@@ -61,12 +61,12 @@ def turn_not_begun(unit: UnitOfWork, operation: Any) -> RunRow | None:
     return active
 
 
-def held_up(unit: UnitOfWork, turn: RunRow, outcome: Any) -> str:
-    """Return in which way a turn that had not begun held up a message of a user (ASYNC-5)."""
+def delayed_message(unit: UnitOfWork, turn: RunRow, outcome: Any) -> str:
+    """Return how an unstarted turn delayed a user message (ASYNC-5)."""
     if isinstance(outcome, ConversationBusy) and not unit.conversation_of(turn).queue:
-        return f"a message was refused for {turn.run_id}, which had not begun"
+        return f"a message was refused for {turn.run_id}, which had not started"
     after = unit.runs.get(turn.key)
     is_new = isinstance(outcome, Submitted) and outcome.run.conversation_id == turn.conversation_id
     if is_new and outcome.run.queued_message is not None and after is not None and not after.state.is_terminal:
-        return f"run {outcome.run.run_id} waits for {turn.run_id}, which had not begun"
+        return f"run {outcome.run.run_id} waits for {turn.run_id}, which had not started"
     return ""

@@ -1,4 +1,4 @@
-"""Schedules kept in memory, behind the port of job-store."""
+"""In-memory schedules for job-store."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def are_played(chance: Chance) -> bool:
 
 
 class MemorySchedules(PostgresSchedules):
-    """The same over rows in memory."""
+    """`PostgresSchedules` over in-memory rows."""
 
     def __init__(self, database: Database) -> None:
         self._memory = database

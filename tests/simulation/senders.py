@@ -1,4 +1,4 @@
-"""Events that fire triggers, in some seeds: sent, sent twice and sent again; and what must hold of them."""
+"""Events that fire triggers in some seeds, sent once, twice or again; and their checkers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SETTLING_SECONDS = 300.0
 
 
 class Sender:
-    """A user with triggers, and the program that sends them events, until it was told each time that one has come."""
+    """A user with triggers who sends each event until it is accepted."""
 
     def __init__(self, world: World, store_id: StoreId) -> None:
         self._world = world
@@ -37,7 +37,7 @@ class Sender:
         self._sent: list[tuple[str, str]] = []
 
     async def live(self) -> None:
-        """Make triggers, send events for a while, and wait until nothing waits any more."""
+        """Create triggers, send events for a while, and wait until none is pending."""
         for number in range(self._draw.choice([1, 2])):
             await self._make(f"t{number}")
         while not self._world.chance.calm:
@@ -65,7 +65,7 @@ class Sender:
             webhook=trigger_pb2.WebhookSource(authentication=trigger_pb2.WEBHOOK_AUTHENTICATION_BEARER),
         )
         saved = await self._forward("save", pb.CreateTriggerRequest(definition=definition))
-        # The answer with the secret may be lost.
+        # The response with the secret may be lost.
         rotated = await self._forward("rotate", pb.RotateTriggerSecretRequest(name=name))
         secret = pb.RotateTriggerSecretResponse.FromString(rotated).secret
         self._triggers[name] = pb.CreateTriggerResponse.FromString(saved).trigger.trigger_id, secret
@@ -114,38 +114,38 @@ def _run_id(fire: Any) -> str:
 
 
 def each_event_starts_one_run(record: Record) -> Iterator[str]:
-    """However often an event came, it has one run, which is no other one's, or what became of it instead is known."""
+    """Each event has exactly one run of its own, or a recorded outcome, however often it was sent."""
     rows = record.tables.starters.events
     known = {(key.trigger_id, key.event_id): row for key, row in rows.items()}
-    started = {place: row.run_id for place, row in known.items() if row.outcome is FireOutcome.STARTED}
+    started = {position: row.run_id for position, row in known.items() if row.outcome is FireOutcome.STARTED}
     made = {row.run_id for row in record.tables.runs.values() if "trigger" in row.labels}
     if made != set(started.values()) or len(made) != len(started):
         yield f"{len(started)} events have started {sorted(started.values())}, and there are {sorted(made)}"
     told: dict[tuple[str, str], set[str]] = defaultdict(set)
     for each in record.history.delivered:
-        place = (each.trigger_id, each.event_id)
-        if place not in known:
-            yield f"{place} was taken, and nothing is known of it"
-        told[place] |= {each.run_id} - {""}
-    for place, run_ids in told.items():
-        if not run_ids <= {started.get(place, "")}:
-            yield f"{place} has started {started.get(place)}, and its sender was told {sorted(run_ids)}"
+        position = (each.trigger_id, each.event_id)
+        if position not in known:
+            yield f"{position} was accepted, but has no record"
+        told[position] |= {each.run_id} - {""}
+    for position, run_ids in told.items():
+        if not run_ids <= {started.get(position, "")}:
+            yield f"{position} has started {started.get(position)}, but its sender got {sorted(run_ids)}"
 
 
-def no_event_waits_for_ever(record: Record) -> Iterator[str]:
-    """Once all is quiet each event has fired, or it is said why not."""
+def no_event_waits_forever(record: Record) -> Iterator[str]:
+    """In the end each event has fired, or has a recorded reason why not."""
     for key, row in record.tables.starters.events.items():
         if row.outcome is FireOutcome.WAITING:
             yield f"{key} waits: {row.reason}"
         elif row.outcome is not FireOutcome.STARTED and not row.reason:
-            yield f"{key} is {row.outcome.name}, and nobody says why"
+            yield f"{key} is {row.outcome.name}, without a reason"
 
 
-def events_keep_apart(record: Record) -> Iterator[str]:
-    """With SKIP and QUEUE no event starts a run while that of the one before in its lane goes on."""
+def events_do_not_overlap(record: Record) -> Iterator[str]:
+    """With SKIP and QUEUE no event starts a run while the previous run of its lane is open."""
     for fired in record.tables.starters.fired:
         if fired.is_busy and fired.overlap in {Overlap.SKIP, Overlap.QUEUE}:
-            yield f"{fired.event_id} started {fired.run_id} beside {fired.beside}"
+            yield f"{fired.event_id} started {fired.run_id} alongside {fired.beside}"
 
 
-CHECKERS = (each_event_starts_one_run, no_event_waits_for_ever, events_keep_apart)
+CHECKERS = (each_event_starts_one_run, no_event_waits_forever, events_do_not_overlap)

@@ -1,4 +1,4 @@
-"""One simulation from a seed to its verdict."""
+"""Play one seed and judge it."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ from tests.simulation.record import Record
 from tests.simulation.world import Trouble, World
 
 _QUIET_SECONDS = 3.0
-_FOR_AN_AGENT = run_pb2.WAIT_KIND_AGENT
-# Users give up after 600 s; then the runs that wait for each other's turn meet their deadlines one after the other.
+_WAITS_FOR_CHILD = run_pb2.WAIT_KIND_AGENT
+# Users stop waiting after 600 s; then the runs that wait for a turn reach their deadlines one after another.
 _PATIENCE_SECONDS = 2000.0
-# What the code under test logs when something happens that it holds for impossible.
+# Log events of the code under test that must never occur.
 _FAULTS = {
     "run.crashed",
     "run.cannot_be_failed",
@@ -58,7 +58,7 @@ _FAULTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What came of a seed."""
+    """The result of a seed."""
 
     seed: int
     violations: tuple[str, ...]
@@ -72,15 +72,15 @@ class Verdict:
 
 
 def simulate(seed: int, *, printed: Callable[[str], None] | None = None, has_triggers: bool = True) -> Verdict:
-    """Play a seed to its end and judge it; without `has_triggers` nobody sends events.
+    """Play a seed to its end and judge it; without `has_triggers` no events are sent.
 
-    The same seed gives the same trace in every process that begins with the same hashes, wherever its objects lie.
+    The same seed gives the same trace in every process with the same PYTHONHASHSEED, independent of object addresses.
     """
     history = History(printed=printed)
     _listen(history)
     gc.disable()
     try:
-        # Else polls that fail would outlast the game.
+        # Otherwise failing polls would outlast the simulation.
         with patch.object(job_program, "BACKOFF_SECONDS_MAX", 30.0):
             return process.run(_play(seed, history, has_triggers=has_triggers))
     finally:
@@ -96,10 +96,10 @@ async def _play(seed: int, history: History, *, has_triggers: bool) -> Verdict:
     users, approvers = _users(world), _approvers(world)
     users += writers.of(users)
     trouble = asyncio.gather(Trouble(world).make(), DatabaseTrouble(world).make())
-    their: list[timers.Timer | senders.Sender] = [timers.Timer(world, STORE)] if schedules.are_played(chance) else []
-    their += [senders.Sender(world, STORE)] if has_triggers and triggers.are_played(chance) else []
-    lives = [loop.create_task(each.live()) for each in (*users, *their)]
-    others = (
+    starters: list[timers.Timer | senders.Sender] = [timers.Timer(world, STORE)] if schedules.are_played(chance) else []
+    starters += [senders.Sender(world, STORE)] if has_triggers and triggers.are_played(chance) else []
+    main_tasks = [loop.create_task(each.live()) for each in (*users, *starters)]
+    actors = (
         *_others(users),
         *approvers,
         *talkers.of(users),
@@ -107,12 +107,12 @@ async def _play(seed: int, history: History, *, has_triggers: bool) -> Verdict:
         grants.Owner(world),
         grants.Deployment(world),
     )
-    beside = [loop.create_task(other.live()) for other in others]
+    background_tasks = [loop.create_task(other.live()) for other in actors]
     await trouble
-    await asyncio.wait(lives)
-    for task in lives:
+    await asyncio.wait(main_tasks)
+    for task in main_tasks:
         task.result()
-    # A late copy of a message that was refused may begin a run that no user knows of: deadlines end it.
+    # A late copy of a rejected message may start a run that no user knows of; its deadline ends it.
     await asyncio.sleep(_QUIET_SECONDS)
     is_quiet = False
     end = 1000 + _PATIENCE_SECONDS
@@ -123,9 +123,9 @@ async def _play(seed: int, history: History, *, has_triggers: bool) -> Verdict:
         is_quiet = not is_open and not _is_open(world) and len(world.tables.runs) == runs
         if loop.time() < last_end and _are_due_later(world):
             end = loop.time() + _PATIENCE_SECONDS
-    for task in beside:
+    for task in background_tasks:
         task.cancel()
-    await asyncio.gather(*beside, return_exceptions=True)
+    await asyncio.gather(*background_tasks, return_exceptions=True)
     record = Record(world.tables, history)
     of_parts = (part.CHECKERS for part in (budgets, agents, jobs, grants, own_tools, database_trouble, timers, senders))
     for checker in itertools.chain(CHECKERS, *of_parts):
@@ -143,7 +143,7 @@ async def _play(seed: int, history: History, *, has_triggers: bool) -> Verdict:
         virtual_seconds=loop.time() - 1000,
     )
     loop.set_exception_handler(lambda *_: None)
-    world.bury()
+    world.finish()
     return verdict
 
 
@@ -162,9 +162,9 @@ def _is_open(world: World) -> bool:
 
 
 def _are_due_later(world: World) -> bool:
-    """Return whether all that is open waits for a time, be it that of an agent, and a clock set back makes it later."""
+    """Return whether every open run waits for a time that a clock set back has delayed."""
     runs = [run for run in world.tables.runs.values() if not run.state.is_terminal]
-    return all(run.claim_at is not None or _FOR_AN_AGENT in run.waits for run in runs)
+    return all(run.claim_at is not None or _WAITS_FOR_CHILD in run.waits for run in runs)
 
 
 def _unhandled(history: History, context: dict[str, Any]) -> None:
@@ -173,7 +173,7 @@ def _unhandled(history: History, context: dict[str, Any]) -> None:
 
 
 def _listen(history: History) -> None:
-    """Take the logs of the code under test: only what should never happen is of interest."""
+    """Turn log events that must never occur into violations, and drop the rest."""
 
     def note(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
         if event["event"] in _FAULTS:
@@ -192,8 +192,8 @@ def _described(error: object) -> str:
     found = sys.exc_info()[1] if error is True else error
     if not isinstance(found, BaseException):
         return str(found)
-    places = traceback.extract_tb(found.__traceback__)[-3:]
-    where = " < ".join(f"{place.filename.rpartition('/')[2]}:{place.lineno}" for place in reversed(places))
+    frames = traceback.extract_tb(found.__traceback__)[-3:]
+    where = " < ".join(f"{frame.filename.rpartition('/')[2]}:{frame.lineno}" for frame in reversed(frames))
     return f"{type(found).__name__}: {found} ({where})"
 
 

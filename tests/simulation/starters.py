@@ -1,4 +1,4 @@
-"""The rows of triggers, of their events and of what these wait for, as `adapters.trigger_loading` finds them."""
+"""In-memory rows of triggers, events and lanes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pawl.values import Overlap
 
 
 class Fired(NamedTuple):
-    """A run that an event started, and that of the event before it in its lane, which went on if `is_busy`."""
+    """A run that an event started, and the previous run of its lane, which was open if `is_busy`."""
 
     event_id: str
     run_id: str
@@ -24,7 +24,7 @@ class Fired(NamedTuple):
 
 @dataclass
 class TriggerTables:
-    """Triggers, all events that came for them, and their lanes."""
+    """Triggers, all their events, and their lanes."""
 
     triggers: dict[TriggerKey, TriggerRow] = field(default_factory=dict)
     events: dict[EventKey, EventRow] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class TriggerTables:
     fired: list[Fired] = field(default_factory=list)
 
     def load(self, unit: UnitOfWork, named: Sequence[RowKeys]) -> RowKeys:
-        """Load what operations name; return the runs that they need besides."""
+        """Load the named rows; return the additional runs that they need."""
         for key in dict.fromkeys(key for keys in named for key in keys.triggers):
             if key in self.triggers:
                 unit.triggers.load(key, self.triggers[key])
@@ -47,11 +47,10 @@ class TriggerTables:
                 unit.trigger_events.load(event_key, self.events[event_key])
         last = [RunKey(row.store_id, row.last_run_id) for _, row in unit.triggers.items() if row.last_run_id]
         before = tuple(RunKey(row.store_id, row.last_run_id) for _, row in unit.lanes.items() if row.last_run_id)
-        # Those of lanes may be stopped.
+        # Runs of lanes may be stopped.
         return RowKeys(runs=(*last, *before), ends=before, calls_of=before, commands_of=before)
 
     def store(self, unit: UnitOfWork) -> None:
-        """Write what changed."""
         started = {row.run_id: row for _, row in unit.trigger_events.items() if row.run_id}
         for before, after in unit.lanes.changed():
             if after.last_run_id != before.last_run_id and after.last_run_id in started:
@@ -67,7 +66,7 @@ class TriggerTables:
         self.fired.append(Fired(event.event_id, event.run_id, overlap, before.last_run_id, is_busy))
 
     def remove(self, key: TriggerKey) -> None:
-        """Remove a trigger with what waits."""
+        """Remove a trigger and its pending events."""
         del self.triggers[key]
         for lane in [lane for lane in self.lanes.values() if TriggerKey(lane.store_id, lane.trigger_id) == key]:
             del self.lanes[lane.key]

@@ -1,17 +1,15 @@
-"""The ledger's database in memory, behind the ports of job-store.
+"""The ledger's database in memory, for job-store.
 
-What it takes for granted of PostgreSQL:
+Assumptions about PostgreSQL:
 
-1. Transactions that lock common rows are serial: each group is applied in one
-   instant of virtual time, to the rows as the one before has left them.
-2. A transaction is all or nothing, also when the process dies in it; what was
-   answered is durable.
-3. An unhappy transaction may be refused as a whole (`GroupConflict`) and may then
-   be tried again; a lost connection leaves open whether it was committed.
-4. One statement sees one state. Statements of a read without a transaction see
-   states one after the other.
-5. `clock_timestamp()` is the same clock for all; it may jump, in both directions.
-6. A server that takes no writes still answers reads.
+1. Transactions that lock common rows are serial: each group is applied at one instant of virtual time, to the rows as
+the previous one left them.
+2. A transaction is atomic, also when the process dies; an answered one is durable.
+3. A transaction may be refused as a whole (`GroupConflict`) and retried. After a lost connection the outcome is
+unknown.
+4. A statement sees one state. Statements of a read without a transaction may see successive states.
+5. `clock_timestamp()` is one clock for all; it may jump in both directions.
+6. A read-only server still answers reads.
 """
 
 from __future__ import annotations
@@ -55,8 +53,8 @@ from tests.simulation.chance import Chance
 from tests.simulation.history import History
 from tests.simulation.starters import TriggerTables
 
+# Iterations kept of a job; small, so that jobs are trimmed.
 ITERATIONS_KEPT = 2
-"""Of jobs here, so that they are trimmed."""
 _TRANSACTION_SECONDS = 0.003
 _SLOW_ANSWERS = 0.3
 _FAILURE_RATE = 0.004
@@ -64,7 +62,7 @@ _FAILURE_RATE = 0.004
 
 @dataclass
 class DatabaseServer:
-    """Where the clock of the server stands, whether it takes writes, and as what it refuses them."""
+    """Clock offset of the server, whether it is read-only, and the error it raises then."""
 
     ahead_seconds: float = 0.0
     read_only: bool = False
@@ -73,9 +71,9 @@ class DatabaseServer:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleChange:
-    """A schedule before and after it was changed or has fired, and whether the run of its last fire went on then.
+    """A schedule before and after a change or fire, and whether the run of its last fire was open then.
 
-    `latest` is the latest time at which it has been claimed.
+    `latest` is the latest time at which it was claimed.
     """
 
     before: ScheduleRow | None
@@ -88,7 +86,7 @@ class ScheduleChange:
 
 @dataclass
 class Tables:
-    """All rows. Nothing but a transaction changes them. `written_at` is by a clock that does not jump."""
+    """All rows; only transactions change them. `written_at` uses a clock that does not jump."""
 
     requests: dict[RequestKey, RequestRow] = field(default_factory=dict)
     conversations: dict[ConversationKey, ConversationRow] = field(default_factory=dict)
@@ -100,38 +98,36 @@ class Tables:
     starters: TriggerTables = field(default_factory=TriggerTables, compare=False)
     schedule_changes: list[ScheduleChange] = field(default_factory=list, compare=False)
     schedule_claims: dict[ScheduleKey, datetime] = field(default_factory=dict, compare=False)
+    # Messages written in each conversation.
     messages: dict[ConversationKey, list[MessageRow]] = field(default_factory=dict)
-    """Those that were written in each conversation."""
     segments: dict[ConversationKey, list[SegmentRow]] = field(default_factory=dict)
     events: dict[RunKey, list[bytes]] = field(default_factory=dict)
+    # The last seq removed; the events stay here for the checkers.
     trimmed: dict[RunKey, int] = field(default_factory=dict)
-    """The last seq that was removed; the events themselves stay for who wants to know what they were."""
+    # Calls removed by trimming, kept for the checkers; the product does not see them.
     gone: dict[CallKey, CallRow] = field(default_factory=dict)
-    """The calls that were removed of jobs, for who wants to know what they were; nothing of the product sees them."""
+    # Life-cycle events by store and id; nothing relays them during the simulation.
     outbox: dict[tuple[str, str], tuple[RunKey, datetime]] = field(default_factory=dict)
-    """Life-cycle events by store and id; nothing relays them while the simulation runs."""
     written_at: dict[RunKey, list[float]] = field(default_factory=dict, compare=False)
     seen_time: datetime | None = field(default=None, compare=False)
     server: DatabaseServer = field(default_factory=DatabaseServer, compare=False)
 
     def calls_of(self, key: RunKey) -> list[CallRow]:
-        """Return the calls of a run in call order."""
         calls = [call for call in self.calls.values() if RunKey(call.store_id, call.run_id) == key]
         return sorted(calls, key=lambda call: (call.round, call.index, call.call_id))
 
     def shown(self, key: ConversationKey) -> list[MessageRow]:
-        """Return the messages of a conversation in order, those of its past included."""
+        """Return the messages of a conversation in order, including inherited ones."""
         return [row for each in self.segments.get(key, ()) for row in self.of_segment(key, each)] + [
             *self.messages.get(key, ())
         ]
 
     def of_segment(self, key: ConversationKey, segment: Segment | SegmentRow) -> list[MessageRow]:
-        """Return the messages of a segment of a conversation."""
         every = self.messages.get(ConversationKey(key.store_id, segment.source_conversation_id), ())
         return [row for row in every if segment.first_number <= row.number <= segment.last_number]
 
     def kept(self, store_id: StoreId, path: Sequence[Segment]) -> tuple[int, int]:
-        """Return up to which number the newest summary on a path stands for it, and how many messages follow that."""
+        """Return the number up to which the newest summary applies, and how many messages follow."""
         key = ConversationKey(store_id, ConversationId(""))
         rows = [row for each in path for row in self.of_segment(key, each)]
         end = max((row.summarised_to for row in rows), default=0)
@@ -146,7 +142,7 @@ class Tables:
 
 
 class Database:
-    """The tables, and a way to them that can fail. `owner` is who is connected."""
+    """The tables behind a connection that can fail. `owner` is the connected process."""
 
     def __init__(self, tables: Tables, chance: Chance, history: History, owner: str) -> None:
         self.tables = tables
@@ -155,32 +151,31 @@ class Database:
         self._draw = chance.stream("database", owner)
 
     def now(self) -> datetime:
-        """Return the database's time."""
         time = asyncio.get_running_loop().time() + self.tables.server.ahead_seconds
         return datetime.fromtimestamp(round(time, 6), UTC)
 
     async def reach(self, *, writes: bool = False) -> None:
-        """Return when a statement has got there."""
+        """Send a statement; may fail."""
         if self._chance.strikes(self._draw, "database away", _FAILURE_RATE):
-            raise DependencyUnavailable("the database cannot be reached")
+            raise DependencyUnavailable("the database is unreachable")
         await asyncio.sleep(_TRANSACTION_SECONDS * self._draw.random())
         if writes and self.tables.server.read_only:
             raise self.tables.server.refusal("cannot execute in a read-only transaction")
 
     async def answer(self) -> None:
-        """Return when the answer of a statement that was carried out is there."""
+        """Return the answer of an executed statement; may fail."""
         if self._draw.random() < _SLOW_ANSWERS:
             await asyncio.sleep(_TRANSACTION_SECONDS * self._draw.random())
         if self._chance.strikes(self._draw, "commit unanswered", _FAILURE_RATE):
             raise DependencyUnavailable("the connection broke")
 
     def conflicts(self) -> bool:
-        """Return whether another transaction came between."""
+        """Return whether another transaction conflicts."""
         return self._chance.strikes(self._draw, "conflict", 0.01)
 
 
 class PromptDatabase(Database):
-    """A way to tables of its own that takes no time and never fails, by the clock of a test."""
+    """Private tables that take no time and never fail, with the clock of a test."""
 
     def __init__(self, now: Callable[[], datetime], history: History) -> None:
         super().__init__(Tables(), Chance(0, calm=True), history, "test")
@@ -197,7 +192,7 @@ class PromptDatabase(Database):
 
 
 class MemoryJournal:
-    """See `ports.Journal`."""
+    """In-memory `ports.Journal`."""
 
     def __init__(self, database: Database, ids: IdSource) -> None:
         self._database = database
@@ -212,12 +207,12 @@ class MemoryJournal:
         return written
 
     def apply(self, operations: Sequence[Operation[Any]]) -> Written:
-        """Carry out operations at once."""
+        """Apply operations immediately."""
         tables = self._database.tables
         unit = load(tables, self._ids, [operation.row_keys for operation in operations], now=self._database.now())
         outcomes: list[Any] = []
         for operation in operations:
-            before, barrier = _fenced_row(unit, operation), rules_of_jobs.turn_not_begun(unit, operation)
+            before, barrier = _fenced_row(unit, operation), rules_of_jobs.unstarted_turn(unit, operation)
             try:
                 with unit.attempt():
                     outcomes.append(operation.apply(unit))
@@ -228,15 +223,15 @@ class MemoryJournal:
                 outcomes.append(error)
             self._check_fence(unit, operation, before)
             if barrier is not None:
-                self._judge("messages_pass_turns", rules_of_jobs.held_up(unit, barrier, outcomes[-1]))
+                self._judge("messages_pass_turns", rules_of_jobs.delayed_message(unit, barrier, outcomes[-1]))
             self._tell(operation, outcomes[-1])
         events = [(event, encode_event(event)) for event in unit.events.rows]
         freed = unit.runs.changed()
         store(tables, unit, events)
         for _, conversation in unit.conversations.changed():
             self._judge("jobs_are_counted", rules_of_jobs.miscounted(tables.runs.values(), conversation))
-            self._judge("one_iteration_waits", rules_of_jobs.piled_up(conversation))
-            self._judge("one_run_at_a_time", rules_of_jobs.beside_each_other(tables.runs.values(), conversation))
+            self._judge("one_iteration_waits", rules_of_jobs.jobs_with_several_notices(conversation))
+            self._judge("one_run_at_a_time", rules_of_jobs.concurrent_runs(tables.runs.values(), conversation))
         return Written(
             outcomes=outcomes,
             events=[
@@ -249,7 +244,7 @@ class MemoryJournal:
         )
 
     def _check_fence(self, unit: UnitOfWork, operation: Operation[Any], before: RunRow | None) -> None:
-        """I4, where it can be seen: a step under an old epoch leaves the row as it was."""
+        """I4, checked as it happens: a step with an old epoch leaves the row unchanged."""
         if not isinstance(operation, Commit) or before is None:
             return
         after = unit.runs.get(before.key)
@@ -274,7 +269,7 @@ def _fenced_row(unit: UnitOfWork, operation: Operation[Any]) -> RunRow | None:
 
 
 def load(tables: Tables, ids: Ids, named: Sequence[RowKeys], *, now: datetime) -> UnitOfWork:
-    """Return a unit with all rows that are named, as `adapters.loading` finds them."""
+    """Return a unit of work with all named rows, as `adapters.loading` loads them."""
     unit = UnitOfWork(ids)
     unit.now = now
     unit.iterations_kept = ITERATIONS_KEPT
@@ -321,10 +316,10 @@ def load(tables: Tables, ids: Ids, named: Sequence[RowKeys], *, now: datetime) -
     for run_key in dict.fromkeys([*_keys(named, lambda n: n.commands_of), *entered]):
         for command in tables.unread(run_key):
             unit.load_command(command)
-    for queue_key, _, places in _keys(named, lambda keys: keys.queues):
+    for queue_key, _, slots in _keys(named, lambda keys: keys.queues):
         runs = [run for run in tables.runs.values() if QueueKey(run.store_id, run.in_background) == queue_key]
         queued, active = sum(run.needs_slot(unit.now) for run in runs), sum(run.is_active for run in runs)
-        unit.queues.load(queue_key, Queue(queued=queued, active=active, slots=places))
+        unit.queues.load(queue_key, Queue(queued=queued, active=active, slots=slots))
     for command_key in _keys(named, lambda keys: keys.commands):
         if command_key in tables.commands and unit.commands.get(command_key) is None:
             unit.load_command(tables.commands[command_key])
@@ -334,7 +329,7 @@ def load(tables: Tables, ids: Ids, named: Sequence[RowKeys], *, now: datetime) -
 
 
 def store(tables: Tables, unit: UnitOfWork, events: Iterable[tuple[Event, bytes]]) -> None:
-    """Write what changed; keys are unique."""
+    """Write the changes; keys are unique."""
     for before, after in unit.schedules.changed():
         last = RunKey(before.store_id, before.last_run_id)
         run = unit.runs.get(last) or tables.runs.get(last)
@@ -370,7 +365,7 @@ def store(tables: Tables, unit: UnitOfWork, events: Iterable[tuple[Event, bytes]
 
 
 def _remove(tables: Tables, trim: Trim) -> None:
-    """Remove what is trimmed of a job, as `adapters.trimming` does."""
+    """Remove the trimmed rows of a job, as `adapters.trimming` does."""
     calls = [call for call in tables.calls_of(trim.run) if call.round <= trim.round and call.state.is_terminal]
     for call in calls:
         tables.gone[call.key] = tables.calls.pop(call.key)
@@ -385,7 +380,7 @@ def _remove(tables: Tables, trim: Trim) -> None:
 
 
 def _endings(tables: Tables, named: Sequence[RowKeys]) -> Counter[ConversationKey]:
-    """Return how many operations may pass the turn of each conversation on."""
+    """Return how many operations may pass on the turn of each conversation."""
     endings: Counter[ConversationKey] = Counter()
     for keys in named:
         endings.update(keys.conversations)
@@ -396,7 +391,7 @@ def _endings(tables: Tables, named: Sequence[RowKeys]) -> Counter[ConversationKe
 
 
 def _with_keyed(tables: Tables, keys: RowKeys) -> RowKeys:
-    """Return them with the conversations that they name by keys of clients."""
+    """Add the conversations that the operations name by client key."""
     found = [row.key for row in tables.conversations.values() if row.client_key in keys.keyed]
     return replace(keys, conversations=(*keys.conversations, *found)) if found else keys
 
@@ -418,7 +413,7 @@ def _put(
 
 
 class MemoryOfferRepository:
-    """See `ports.OfferRepository`."""
+    """In-memory `ports.OfferRepository`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -461,7 +456,7 @@ def _both(call: CallRow) -> tuple[RunKey, CallKey]:
 
 
 def with_lease(row: RunRow, worker_id: WorkerId, time: datetime, seconds: float) -> RunRow:
-    """Return a run that a worker has claimed at `time`."""
+    """Return a run claimed by a worker at `time`."""
     end = time + timedelta(seconds=seconds)
     return replace(
         row,

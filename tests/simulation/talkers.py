@@ -1,4 +1,4 @@
-"""Users who talk at length into a run that does not listen: its inbox comes near its bounds, in number and in bytes."""
+"""Users who send many messages to a run that does not read them, so that its inbox nears its limits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LENGTHS = (0, 2500, 5000)
 
 
 class Talker:
-    """Sends bursts of messages into the active run of a user, who also gives long results from then on."""
+    """Sends bursts of messages to the active run of a user, who also sends long results from then on."""
 
     def __init__(self, user: User) -> None:
         self._user = user
@@ -22,7 +22,7 @@ class Talker:
         user.result_padding = self._draw.choice([0, 15_000])
 
     async def live(self) -> None:
-        """Talk until the simulation calms down."""
+        """Send until the simulation calms down."""
         user = self._user
         while not user.world.chance.calm and not user.done:
             await asyncio.sleep(6.0 * self._draw.random())
@@ -33,9 +33,9 @@ class Talker:
                 )
                 if conversation is None or conversation.active_run_id is None:
                     break
-                await user.bring(MessagePolicy.STEER, padding=length)
+                await user.send_message(MessagePolicy.STEER, padding=length)
 
 
 def of(users: list[User]) -> list[Talker]:
-    """Return the talkers among some users."""
+    """Return the talkers among the users."""
     return [Talker(user) for user in users if user.world.chance.stream("talks", user.name).random() < _TALKATIVE]

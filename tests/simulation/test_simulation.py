@@ -1,4 +1,4 @@
-"""The simulation keeps what is promised (I1 to I12, I16, I17), and replays."""
+"""The simulation finds no violation (I1 to I12, I16, I17) and replays exactly."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import pytest
 from tests.simulation.mutants import misplaced
 
 SHORT_SEEDS: Final = ((0, 20),)
+# First seed and number of seeds.
 LONG_SEEDS: Final = ((20, 100),)
-"""The first of some seeds, and how many."""
 
-# Far beyond what they take, also on a machine that is busy with other things.
+# Far more than needed, even on a busy machine.
 pytestmark = pytest.mark.timeout(1800)
 
 
 def _run(module: str, *arguments: str, hash_seed: str = "0", allocator: str = "pymalloc") -> str:
-    """Run a program that must succeed, and return what it prints."""
+    """Run a program that must succeed, and return its output."""
     environment = os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONMALLOC": allocator}
     command = [sys.executable, "-m", module, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
@@ -31,12 +31,12 @@ def _run(module: str, *arguments: str, hash_seed: str = "0", allocator: str = "p
 @pytest.mark.parametrize(
     ("first", "count"), [*SHORT_SEEDS, *(pytest.param(*each, marks=pytest.mark.long) for each in LONG_SEEDS)]
 )
-def test_no_promise_is_broken(first: int, count: int) -> None:
+def test_simulation_finds_no_violation(first: int, count: int) -> None:
     _run("tests.simulation", "--first", str(first), "--count", str(count))
 
 
-def test_a_seed_replays_exactly() -> None:
-    """Also from a process that begins with other hashes, and has its objects at other addresses."""
+def test_seed_replays_exactly() -> None:
+    """Also in a process with another PYTHONHASHSEED and other object addresses."""
     first = _run("tests.simulation", "--seed", "3", "--trace")
     second = _run("tests.simulation", "--seed", "3", "--trace", hash_seed="1", allocator="malloc")
     assert first == second
@@ -44,10 +44,10 @@ def test_a_seed_replays_exactly() -> None:
 
 
 def test_planted_faults_are_found() -> None:
-    """`make mutants` plays them all."""
-    found = _run("tests.simulation.mutants", "requests_are_forgotten", "anybody_may_decide")
+    """`make mutants` plays all of them."""
+    found = _run("tests.simulation.mutants", "requests_are_forgotten", "any_user_may_decide")
     assert found.count(": seed ") == 2, found
 
 
-def test_every_fault_can_still_be_planted() -> None:
+def test_every_mutant_matches_its_module() -> None:
     assert misplaced() == []

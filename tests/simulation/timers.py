@@ -1,6 +1,6 @@
-"""Users with schedules, in some seeds, and what must hold of their fires.
+"""Users with schedules in some seeds, and the checkers of their fires.
 
-They are due at intervals or by cron, some with jitter, from a time on or until one. Once all is calm they are paused.
+Schedules use intervals or cron, some with jitter, a start or an end. They are paused once the simulation calms down.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from tests.simulation.world import World
 _CATCH_UP_SECONDS = 86_400
 _MOST = 100
 _SETTLING_SECONDS = 40.0
+# A claim of a dead process ends after ten seconds; the rest is for catching up.
 _SLACK = timedelta(seconds=25)
-"""A claim of who died with it ends after ten seconds; the rest is for those that are made up for."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# Cron expressions and their intervals, in every time zone: no offset has an odd number of minutes.
 _CRONS = {"* * * * *": timedelta(minutes=1), "*/2 * * * *": timedelta(minutes=2)}
-"""What is due by cron here, and how far apart that is, wherever on Earth: no place of it is off by an odd minute."""
 
 
 class Timer:
-    """A user who has schedules, changes them while they fire, triggers them, and pauses them once all is calm."""
+    """A user who creates schedules, changes and triggers them, and pauses them at the end."""
 
     def __init__(self, world: World, store_id: StoreId) -> None:
         self._world = world
@@ -51,7 +51,7 @@ class Timer:
         self._count = 0
 
     async def live(self) -> None:
-        """Make schedules, do something about them now and then, and pause them in the end."""
+        """Create schedules, act on them now and then, and pause them at the end."""
         for number in range(self._draw.randrange(1, 4)):
             await self._save(f"s{number}", must_exist=False)
         while not self._world.chance.calm:
@@ -65,7 +65,7 @@ class Timer:
             await self._pause(name)
 
     def _times(self) -> dict[str, Any]:
-        """Return when a schedule is due: half of them just at intervals."""
+        """Return the times of a schedule; half are plain intervals."""
         times: dict[str, Any] = {"interval_seconds": self._draw.choice([4, 7, 30])}
         draw, now = self._timings, asyncio.get_running_loop().time()
         if draw.random() < 0.5:
@@ -133,7 +133,7 @@ class Timer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Fired:
-    """A fire as it was written into a schedule that was `before`, and how often that had been due anew by then."""
+    """A fire, the schedule before it, and how often the due times had been reset by then."""
 
     before: ScheduleRow
     fire: FireRow
@@ -154,7 +154,7 @@ def _fired(record: Record) -> dict[ScheduleKey, list[_Fired]]:
 
 
 def _is_due_anew(change: ScheduleChange) -> bool:
-    """Return whether a schedule is due from now on by a change: it was made, has other times, or is resumed."""
+    """Return whether a change resets the due time: creation, other times, or a resume."""
     before, after = change.before, change.after
     if change.is_fire or after.pause_time is not None:
         return False
@@ -165,15 +165,15 @@ def _is_due_anew(change: ScheduleChange) -> bool:
 
 
 def each_due_time_fires_once(record: Record) -> Iterator[str]:
-    """A due time has one fire, which may have waited, and a request one run.
+    """Each due time fires once, perhaps after waiting, and each request starts one run.
 
-    What is due anew may have been due before, if the clock of the database has gone back.
+    After a reset a due time may repeat if the database clock was set back.
     """
     for key, fired in _fired(record).items():
         times = [(one.fire.outcome is FireOutcome.WAITING, one.era, one.fire.due_time) for one in fired]
         for (_, _, time), count in Counter(times).items():
             if count > 1:
-                yield f"what was due at {time} of schedule {key.schedule_id} has fired {count} times"
+                yield f"due time {time} of schedule {key.schedule_id} fired {count} times"
         requests: dict[str, set[str]] = defaultdict(set)
         for one in fired:
             if one.fire.request_id and one.fire.run_id:
@@ -184,27 +184,27 @@ def each_due_time_fires_once(record: Record) -> Iterator[str]:
 
 
 def each_fire_has_its_run(record: Record) -> Iterator[str]:
-    """The runs of schedules are those that their fires name."""
+    """The runs of schedules are exactly those that fires name."""
     named = {one.fire.run_id for fired in _fired(record).values() for one in fired if one.fire.run_id}
     made = {row.run_id for row in record.tables.runs.values() if "schedule" in row.labels}
     if named != made:
         yield f"runs without a fire: {sorted(made - named)}; fires without their run: {sorted(named - made)}"
 
 
-def fires_keep_apart(record: Record) -> Iterator[str]:
-    """With SKIP and QUEUE no run begins while the one before goes on."""
+def fires_do_not_overlap(record: Record) -> Iterator[str]:
+    """With SKIP and QUEUE no run starts while the previous one is open."""
     for key, fired in _fired(record).items():
         for one in fired:
             apart = one.before.definition.overlap in {Overlap.SKIP, Overlap.QUEUE}
             if apart and one.is_busy and one.fire.outcome is FireOutcome.STARTED:
-                yield f"schedule {key.schedule_id} began {one.fire.run_id} beside {one.before.last_run_id}"
+                yield f"schedule {key.schedule_id} started {one.fire.run_id} alongside {one.before.last_run_id}"
 
 
 def no_due_time_is_lost(record: Record) -> Iterator[str]:
-    """After each due time the next one fires, but for those of a pause, and those before the last hundred."""
+    """Due times fire without gaps, except during a pause and before the last hundred."""
     coming: dict[ScheduleKey, datetime | None] = {}
     changes = record.tables.schedule_changes
-    # Paused once all is calm: by then nothing keeps anything from firing.
+    # Schedules are paused once the simulation is calm, when nothing delays a fire.
     last = {change.after.key: number for number, change in enumerate(changes)}
     for number, change in enumerate(changes):
         before, after, key = change.before, change.after, change.after.key
@@ -223,7 +223,7 @@ def no_due_time_is_lost(record: Record) -> Iterator[str]:
         if fire.triggered or has_waited:
             pass
         elif expected is None or not expected <= fire.due_time <= _latest(expected, step, change, fire.due_time):
-            yield f"schedule {key.schedule_id} fired for {fire.due_time}, and was due at {expected}"
+            yield f"schedule {key.schedule_id} fired for {fire.due_time}, but was due at {expected}"
         else:
             coming[key] = _before_end(after.definition, fire.due_time + step)
         if after.pause_time is not None and before is not None and before.pause_time is None:
@@ -231,24 +231,24 @@ def no_due_time_is_lost(record: Record) -> Iterator[str]:
 
 
 def _latest(expected: datetime, step: timedelta, change: ScheduleChange, due: datetime) -> datetime:
-    """Return the latest due time that may fire next: the last hundred do, of which the one before is the first."""
+    """Return the latest due time that may fire next: only the last hundred are caught up."""
     late = (due - _EPOCH) % step
     return max(expected, _grid(change.latest or change.now, step) + late - (_MOST - 2) * step)
 
 
 def _step(definition: Definition) -> timedelta:
-    """Return how far apart the due times of a schedule are."""
+    """Return the interval between due times."""
     return _CRONS.get(definition.cron) or timedelta(seconds=definition.interval_seconds)
 
 
 def _late(row: ScheduleRow) -> timedelta:
-    """Return by how much a schedule that is due is later than its timing says, by its row."""
+    """Return the jitter of a schedule, computed from its row."""
     offset = timedelta(seconds=row.definition.offset_seconds)
     return timedelta() if row.due_time is None else (row.due_time - _EPOCH - offset) % _step(row.definition)
 
 
 def _first(row: ScheduleRow, now: datetime) -> datetime | None:
-    """Return when a schedule is due first after `now`; None if that would be after its end."""
+    """Return the first due time after `now`, or None if it is after the end."""
     definition, step = row.definition, _step(row.definition)
     offset = timedelta(seconds=definition.offset_seconds)
     plain = _grid(now - _late(row) - offset, step) + offset + step
@@ -261,8 +261,8 @@ def _before_end(definition: Definition, due: datetime) -> datetime | None:
     return due if definition.end_time is None or due < definition.end_time else None
 
 
-def jitter_is_bounded_and_stays(record: Record) -> Iterator[str]:
-    """A schedule is always late by the same, which is no more than it may be."""
+def jitter_is_bounded_and_constant(record: Record) -> Iterator[str]:
+    """The jitter of a schedule is constant and within its bound."""
     known: dict[tuple[ScheduleKey, int], timedelta] = {}
     for change in record.tables.schedule_changes:
         row = change.after
@@ -271,23 +271,23 @@ def jitter_is_bounded_and_stays(record: Record) -> Iterator[str]:
         late, most = _late(row), row.definition.jitter_seconds
         first = known.setdefault((row.key, most), late)
         if late != first or late > timedelta(seconds=most):
-            yield f"schedule {row.key.schedule_id} is late by {late}, was by {first}, and may be by {most} s"
+            yield f"schedule {row.key.schedule_id} has jitter {late}, had {first}, and may have {most} s"
 
 
 def _timestamp(time: float) -> Timestamp:
-    """Return a time of the protocol, to the millisecond."""
+    """Convert to a Timestamp, to the millisecond."""
     return Timestamp(seconds=int(time), nanos=int(time % 1 * 1000) * 1_000_000)
 
 
 def _grid(time: datetime, step: timedelta) -> datetime:
-    """Return the last due time up to `time`."""
+    """Return the last grid time up to `time`."""
     return _EPOCH + (time - _EPOCH) // step * step
 
 
 CHECKERS = (
     each_due_time_fires_once,
     each_fire_has_its_run,
-    fires_keep_apart,
+    fires_do_not_overlap,
     no_due_time_is_lost,
-    jitter_is_bounded_and_stays,
+    jitter_is_bounded_and_constant,
 )

@@ -25,11 +25,11 @@ TOOLS: dict[str, Verdict] = {
 }
 
 FRONT_END = ("show", "draw", "pick")
+# A front-end tool that is not registered: it comes with runs.
 OWN = "sketch"
-"""A front-end tool that is in no register: it comes with runs."""
 BACK_END = ("look", "note", "pay", "book", "mail")
 
 
 def effect_class(name: str) -> EffectClass:
-    """Return what may be done when nobody knows whether a call happened."""
+    """Return the effect class of a tool."""
     return TOOLS[name].effect_class or EffectClass.AT_MOST_ONCE

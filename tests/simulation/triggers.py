@@ -1,4 +1,4 @@
-"""Triggers kept in memory, behind the port of job-store."""
+"""In-memory triggers for job-store."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def are_played(chance: Chance) -> bool:
 
 
 class MemoryTriggers(PostgresTriggers):
-    """The same over rows in memory."""
+    """`PostgresTriggers` over in-memory rows."""
 
     def __init__(self, database: Database) -> None:
         self._memory = database
@@ -103,7 +103,7 @@ class MemoryTriggers(PostgresTriggers):
         return None if first is None else (first - self._memory.now()).total_seconds()
 
     async def lease_mailboxes(self, reader_id: str) -> Sequence[TriggerRow]:
-        """None has a mailbox here."""
+        """Return nothing: no trigger has a mailbox here."""
         return ()
 
     async def list(self, store_id: StoreId, user_id: UserId) -> Sequence[TriggerRow]:

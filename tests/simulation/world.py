@@ -1,4 +1,4 @@
-"""Everything of one simulation, and what troubles it."""
+"""All processes of one simulation, and the faults that hit them."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ T = TypeVar("T")
 CHAOS_SECONDS = 15.0
 _PAUSE_SECONDS = 0.3
 _STOP_SECONDS = 3.0
-AGAIN = (Unavailable, DeadlineExceeded, Cancelled, Overloaded, Aborted, Internal)
+RETRIED = (Unavailable, DeadlineExceeded, Cancelled, Overloaded, Aborted, Internal)
 
 
 @dataclass
 class World:
-    """The processes that there are, and were."""
+    """All processes, past and present."""
 
     chance: Chance
     history: History
@@ -43,16 +43,16 @@ class World:
     broker: Broker = field(init=False)
     journal: registry.Journal = field(init=False)
     model: SimulatedModel = field(init=False)
-    places: SlotLimits = field(init=False)
-    people_wanted: int = 1
-    """How many people must approve a gated call, by the settings of what is started."""
+    slots: SlotLimits = field(init=False)
+    # `approvals_required` of new agent-loops.
+    approvals_required: int = 1
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     def __post_init__(self) -> None:
         self.broker = Broker(self.chance)
         self.journal = registry.Journal(self.chance, self.history)
         self.model = SimulatedModel(self.chance, self.history)
-        self.places = SlotLimits(per_store=self.chance.stream("places").choice([1, 2, 20]), per_user=5)
+        self.slots = SlotLimits(per_store=self.chance.stream("places").choice([1, 2, 20]), per_user=5)
 
     def start(self) -> None:
         """Start one to three agent-loops, one or two job-stores, and a registry."""
@@ -65,9 +65,7 @@ class World:
 
     def start_job_store(self) -> None:
         process = self._process("store")
-        store = JobStore(
-            process, self.tables, self.broker, chance=self.chance, history=self.history, places=self.places
-        )
+        store = JobStore(process, self.tables, self.broker, chance=self.chance, history=self.history, slots=self.slots)
         self.job_stores.append(store)
         store.process.spawn(store.serve())
 
@@ -84,13 +82,13 @@ class World:
             broker=self.broker,
             chance=self.chance,
             history=self.history,
-            people_wanted=self.people_wanted,
+            approvals_required=self.approvals_required,
         )
         self.agents.append(agent)
         process.spawn(agent.serve())
 
     def replace_agent(self, agent: AgentLoop) -> None:
-        """Send SIGTERM to an agent-loop, and start another: runs are handed over, then the process is gone."""
+        """Send SIGTERM to an agent-loop and start another; the old one releases its runs and exits."""
         self.history.tell(f"stop {agent.process.name}")
         agent.stop.set()
         self.start_agent()
@@ -101,14 +99,14 @@ class World:
         process.kill()
 
     def some_agent(self, draw: random.Random) -> AgentLoop:
-        """Return an agent-loop that a load balancer would choose: one that lives, if any does."""
+        """Return an agent-loop as a load balancer would choose it: a running one, if any."""
         alive = [agent for agent in self.agents if agent.process.alive]
         return draw.choice(alive or self.agents)
 
     async def insist(
         self, network: Network, draw: random.Random, what: str, work: Callable[[AgentLoop], Awaitable[T]]
     ) -> T:
-        """Ask some agent-loop, and again, the same, until one answers.
+        """Repeat a request to any agent-loop until one answers.
 
         Raises:
             PawlError: the answer.
@@ -117,13 +115,13 @@ class World:
             agent = self.some_agent(draw)
             try:
                 return await network.call(agent.process, what, lambda agent=agent: work(agent))  # type: ignore[misc]
-            except AGAIN:
+            except RETRIED:
                 await asyncio.sleep(_PAUSE_SECONDS * (0.5 + draw.random()))
 
-    def bury(self) -> None:
-        """Let the dead be cancelled with the living."""
+    def finish(self) -> None:
+        """Cancel the tasks of dead processes too."""
         for process in self.processes:
-            process.bury()
+            process.finish()
 
     def _process(self, kind: str) -> Process:
         process = Process(f"{kind}-{next(self._numbers)}")
@@ -133,20 +131,20 @@ class World:
 
 
 class Trouble:
-    """Kills, freezes and stops processes for a while, then leaves a world that works."""
+    """Kills, freezes and stops processes for a while, then leaves a working world."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._draw = world.chance.stream("trouble")
 
     async def make(self) -> None:
-        """Make trouble until it is over."""
+        """Cause faults until the chaos phase is over."""
         loop = asyncio.get_running_loop()
         end = loop.time() + CHAOS_SECONDS
         while loop.time() < end:
             await asyncio.sleep(self._draw.expovariate(1 / 2.5))
             await self._one()
-        self._make_peace()
+        self._stop_faults()
 
     async def _one(self) -> None:
         draw, strikes = self._draw, self._world.chance.strikes
@@ -199,7 +197,7 @@ class Trouble:
         self._tell("bus back")
         self._world.broker.absent = False
 
-    def _make_peace(self) -> None:
+    def _stop_faults(self) -> None:
         self._tell("peace")
         self._world.chance.calm = True
         self._world.broker.absent = False

@@ -1,4 +1,4 @@
-"""Users who write to the conversation of another user, who shares it for writing and makes it private again."""
+"""Users who write to another user's conversation, whose owner shares it and makes it private again."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _UPDATE = "/pawl.agent.v1.ConversationService/UpdateConversation"
 
 
 class Writer(User):
-    """Begins runs in the conversation of a host."""
+    """Starts runs in the conversation of a host."""
 
     def __init__(self, host: User) -> None:
         super().__init__(host.world, f"{host.name}writer", front_end=False)
         self._host = host
         self._sharing = host.world.chance.stream("sharing", host.name)
-        self._count = 1  # The conversation exists: no message of the writer begins one.
+        self._count = 1  # The conversation exists: no message of the writer creates one.
 
     async def live(self) -> None:
-        """Write while the host shares the conversation, then see to it that every run ends."""
+        """Write while the host shares the conversation, then make sure that every run ends."""
         while not (self._host.run_ids or self._host.done):
             await asyncio.sleep(1.0)
         self.conversation_id = self._host.conversation_id
@@ -39,7 +39,7 @@ class Writer(User):
             await self._share(conversation_pb2.SHARING_PRIVATE)
             await asyncio.sleep(3.0 * self._sharing.random())
             await self._share(conversation_pb2.SHARING_WRITE)
-            await self.bring(MessagePolicy.QUEUE)
+            await self.send_message(MessagePolicy.QUEUE)
 
     async def _share(self, sharing: conversation_pb2.Sharing.ValueType) -> None:
         caller, request_id = self._host.caller, f"share_{self.name}_{self._next()}"
@@ -55,6 +55,6 @@ class Writer(User):
 
 
 def of(users: list[User]) -> list[User]:
-    """Return the writers to conversations of some users."""
+    """Return writers to the conversations of some users."""
     hosts = (user for user in users if user.world.chance.stream("writers", user.name).random() < _RATE)
     return [Writer(host) for host in hosts]

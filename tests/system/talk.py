@@ -1,4 +1,4 @@
-"""A conversation with jobs, as its user has it."""
+"""A conversation with jobs, as its user sees it."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ async def until(read: Callable[[], T], check: Callable[[T], bool]) -> T:
 
 
 class Talk:
-    """A conversation, in which the user says things and the model may speak up."""
+    """A conversation in which the user sends messages and the model may report on jobs."""
 
     def __init__(self, pawl: AsyncClient) -> None:
         self._pawl = pawl
         self.conversation_id = ""
 
     async def say(self, text: str) -> run_pb2.Run:
-        """Say something and hear the answer."""
+        """Send a message and return the answer."""
         run = await self._pawl.start(text, conversation_id=self.conversation_id)
         self.conversation_id = run.conversation_id
         async with asyncio.timeout(PATIENCE_SECONDS):
@@ -42,7 +42,7 @@ class Talk:
         return [call.child_run_id async for call in self._pawl.calls(run.run_id) if call.child_run_id]
 
     async def job(self, job_id: str, check: Callable[[run_pb2.Run], bool]) -> run_pb2.Run:
-        """A job, once something is so."""
+        """Return a job once a condition holds."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not check(job := await self._pawl.get(job_id)):
                 await asyncio.sleep(0.1)
@@ -52,36 +52,36 @@ class Talk:
         return await self.job(job_id, lambda job: job.state >= COMPLETED)
 
     async def turns(self) -> list[list[dict[str, object]]]:
-        """What the model was told of jobs, in order and together as it was; empty until it has answered."""
+        """Return the job notices of each turn, in order; empty until the model has answered."""
         messages = [message async for message in self._pawl.messages(self.conversation_id)]
         if not messages or messages[-1].role != message_pb2.ROLE_ASSISTANT:
             return []
         return [json.loads(message.notices_json) for message in messages if message.notices_json]
 
-    async def told(self, count: int) -> list[dict[str, object]]:
-        """What the model was told of jobs, in order, once that are so many things and each is answered."""
+    async def reported(self, count: int) -> list[dict[str, object]]:
+        """Return the job notices in order, once there are this many and each is answered."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while len(found := [notice for turn in await self.turns() for notice in turn]) < count:
                 await asyncio.sleep(0.1)
         return found
 
-    async def end_told(self, *jobs: str) -> list[dict[str, object]]:
-        """What the model was told of jobs, in order, once the ends of these are told and answered."""
+    async def end_reported(self, *jobs: str) -> list[dict[str, object]]:
+        """Return the job notices in order, once the ends of these jobs are reported and answered."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while True:
-                found = await self.told(1)
+                found = await self.reported(1)
                 if set(jobs) <= {notice["job_id"] for notice in found if is_end(notice)}:
                     return found
                 await asyncio.sleep(0.2)
 
 
 def is_end(notice: dict[str, object]) -> bool:
-    """True of what tells the end of a job, and not of an iteration."""
+    """Return whether a notice reports the end of a job, not an iteration."""
     return "iteration" not in notice
 
 
 def in_background(tool: str, **arguments: object) -> str:
-    """The message that has a tool called in the background."""
+    """Return the message that starts a tool call in the background."""
     return f"call {tool} with {json.dumps({'_executeAsync': True} | arguments)}"
 
 
@@ -90,7 +90,7 @@ def count_of(effects: Path) -> int:
 
 
 async def waiting(talk: Talk, job_id: str) -> call_pb2.Call:
-    """The call of a job that awaits an approval, which the one before it does no more."""
+    """Return the call of a job that awaits approval, other than the previous one."""
 
     def awaits(job: run_pb2.Run) -> list[call_pb2.Call]:
         return [call for call in job.pending_calls if call.state == call_pb2.CALL_STATE_AWAITING_APPROVAL]

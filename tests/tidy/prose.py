@@ -48,7 +48,7 @@ _SENTENCE_WORDS_MIN = 4
 
 
 class Passage(NamedTuple):
-    """Text that one reader reads in one go."""
+    """A piece of text that is read on its own."""
 
     kind: str
     path: str
@@ -57,17 +57,16 @@ class Passage(NamedTuple):
 
     @property
     def words(self) -> int:
-        """Number of words."""
         return len(_WORD.findall(self.text))
 
     @property
     def phrases(self) -> list[str]:
-        """Phrases of the list, in order."""
+        """Matches of the list, in order."""
         return _PHRASES.findall(self.text)
 
 
 def passages(path: Path) -> Iterator[Passage]:
-    """Yield the passages of a file; nothing for kinds of files without prose."""
+    """Yield the passages of a file; nothing for files without prose."""
     shown = name(path)
     text = path.read_text(encoding="utf-8")
     match path.suffix:
@@ -129,7 +128,6 @@ def _markdown(name: str, text: str) -> Iterator[Passage]:
 
 
 def main(arguments: list[str]) -> None:
-    """Print the report for the files below the paths, or for all."""
     chosen = tuple(argument for argument in arguments if not argument.startswith("--"))
     found = [
         passage

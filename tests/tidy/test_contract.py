@@ -1,4 +1,4 @@
-"""The contract, its stubs and its errors say the same as the code."""
+"""The contract, its stubs and its errors agree with the code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def project(folder: str = ".") -> dict[str, Any]:
     return tomllib.loads((tree.ROOT / folder / "pyproject.toml").read_text())
 
 
-def test_protos_lie_where_their_package_says_and_carry_no_options_of_other_languages() -> None:
+def test_proto_paths_match_packages_and_have_no_language_options() -> None:
     for path in PROTO.rglob("*.proto"):
         source = path.read_text()
         package = path.parent.relative_to(PROTO).as_posix().replace("/", ".")
@@ -28,7 +28,7 @@ def test_protos_lie_where_their_package_says_and_carry_no_options_of_other_langu
         assert not re.search(r"^option \w+_(package|prefix|namespace)", source, re.MULTILINE), path
 
 
-def test_the_stubs_ask_for_the_versions_that_they_were_made_for() -> None:
+def test_stubs_require_the_versions_they_were_generated_for() -> None:
     made_with = re.search(r"^grpcio-tools==(\S+)", (tree.ROOT / "requirements/proto.txt").read_text(), re.MULTILINE)
     stub = next((tree.ROOT / "gen").rglob("*_pb2.py")).read_text()
     gencode = re.search(r"Protobuf Python Version: (\d+)\.(\d+)\.(\d+)", stub)
@@ -41,23 +41,23 @@ def test_the_stubs_ask_for_the_versions_that_they_were_made_for() -> None:
     ]
 
 
-def test_the_stubs_have_the_version_of_the_suite() -> None:
+def test_stubs_have_the_version_of_the_suite() -> None:
     version = project()["project"]["version"]
     assert project("gen")["project"]["version"] == version
     assert f"pawl-proto=={version}" in project()["project"]["dependencies"]
 
 
 PREFIX = "ERROR_REASON_"
-# A comment above each value, which begins with the gRPC code.
+# A comment above each value, which starts with the gRPC code.
 VALUE = re.compile(r"// ([A-Z_]+)\. [^\n]*\n(?:  //[^\n]*\n)*  " + PREFIX + r"([A-Z_]+) = \d+;")
 
 
-def test_every_reason_of_the_contract_has_its_class() -> None:
+def test_every_contract_reason_has_an_error_class() -> None:
     reasons = {value.removeprefix(PREFIX) for value in error_pb2.ErrorReason.keys()} - {"UNSPECIFIED"}  # noqa: SIM118 - not a mapping
     assert set(by_reason) == reasons
 
 
-def test_the_contract_states_the_grpc_code_of_each_reason() -> None:
+def test_contract_states_the_grpc_code_of_each_reason() -> None:
     source = (tree.ROOT / "proto/pawl/error/v1/error.proto").read_text()
     stated = {reason: code for code, reason in VALUE.findall(source)}
     assert stated == {reason: error.kind.value for reason, error in by_reason.items()}
@@ -67,18 +67,18 @@ def test_every_kind_is_a_grpc_code() -> None:
     assert {kind.value for kind in Kind} <= {code.name for code in grpc.StatusCode} - {"UNKNOWN", "OK"}
 
 
-def test_every_method_names_its_errors_or_says_that_it_has_none() -> None:
+def test_every_method_documents_its_errors() -> None:
     assert [path for path, said in contract.errors().items() if not said] == []
 
 
-def test_methods_with_a_request_id_or_pages_name_what_comes_of_a_wrong_one() -> None:
+def test_methods_with_request_id_or_page_token_document_its_errors() -> None:
     documented = contract.documented()
     for path, fields in contract.requests().items():
         assert "string request_id = " not in fields or "REQUEST_ID_REUSED" in documented[path], path
         assert "string page_token = " not in fields or "INVALID_PAGE_TOKEN" in documented[path], path
 
 
-def test_only_reasons_that_there_are_are_named() -> None:
+def test_documented_reasons_exist() -> None:
     assert contract.common() >= {"UNAUTHENTICATED", "INVALID_FIELD", "INTERNAL"}
     assert "REQUEST_ID_REUSED" in contract.documented()["/pawl.agent.v1.AgentService/StartRun"]
     assert "SEQ_BEYOND_END" in contract.documented()["/pawl.agent.v1.AgentService/WatchSteps"], "as WatchRun"

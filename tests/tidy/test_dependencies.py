@@ -1,5 +1,3 @@
-"""Every dependency is used and locked."""
-
 from __future__ import annotations
 
 import ast
@@ -13,17 +11,17 @@ from tests.tidy import tree
 
 PYPROJECT = tree.ROOT / "pyproject.toml"
 PROJECT = tomllib.loads(PYPROJECT.read_text())["project"]
-# Data that the standard library finds by itself.
+# Data that the standard library finds automatically.
 NOT_IMPORTED = {"tzdata"}
 
 
 def normal(distribution: str) -> str:
-    """The name of a requirement or distribution in its one normal form."""
+    """Return the normalised name of a requirement or distribution."""
     return re.sub(r"[-_.]+", "-", re.split(r"[<>=!~\[;]", distribution)[0]).strip().lower()
 
 
 def imported(folder: str) -> set[str]:
-    """Top-level modules that the code of a folder imports, wherever in the file."""
+    """Return the top-level modules that the code of a folder imports, anywhere in a file."""
     modules = set()
     for path in tree.python(folder):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -35,7 +33,7 @@ def imported(folder: str) -> set[str]:
 
 
 def distributions(modules: set[str]) -> set[str]:
-    """Distributions that these modules come from."""
+    """Return the distributions that provide these modules."""
     found = packages_distributions()
     names: set[str] = set()
     for module in modules:
@@ -51,17 +49,17 @@ def distributions(modules: set[str]) -> set[str]:
     return names
 
 
-def test_services_import_what_the_project_declares_and_nothing_else() -> None:
+def test_services_import_exactly_the_declared_dependencies() -> None:
     declared = {normal(line) for line in PROJECT["dependencies"]}
     optional = {normal(line) for line in PROJECT["optional-dependencies"]["embedded"]}
     used = distributions(imported("services"))
     assert used - optional == declared - NOT_IMPORTED
-    # These bring programs, which are run and not imported.
+    # These provide programs, which are run and not imported.
     launcher = "".join(path.read_text() for path in tree.python("services/pawl/launcher"))
     assert [name for name in optional if name.removesuffix("-bin") not in launcher.replace("_", "-")] == []
 
 
-def test_the_locks_pin_every_dependency_with_hashes_and_agree() -> None:
+def test_lock_files_agree_and_pin_every_dependency_with_hashes() -> None:
     dev = locked(tree.ROOT / "requirements/dev.txt")
     extras: dict[str, list[str]] = {"runtime": [], "embedded": ["embedded"], "dev": ["embedded", "dev"]}
     for lock, names in extras.items():
@@ -72,7 +70,7 @@ def test_the_locks_pin_every_dependency_with_hashes_and_agree() -> None:
 
 
 def locked(path: Path) -> dict[str, str]:
-    """Pins of a lock file by distribution; fails for one without a hash."""
+    """Return the pins of a lock file by distribution; fails for one without a hash."""
     pins = {}
     for entry in re.findall(r"^[^\s#].*(?:\n .*)*", path.read_text(), re.MULTILINE):
         pin = re.match(r"([\w.-]+)==(\S+)", entry)
@@ -82,6 +80,6 @@ def locked(path: Path) -> dict[str, str]:
     return pins
 
 
-def test_every_dependency_has_its_reason() -> None:
+def test_every_dependency_has_a_reason() -> None:
     lines = [line for line in PYPROJECT.read_text().splitlines() if re.match(r'  "[a-z-]+[a-zA-Z0-9-]*[<>=]', line)]
     assert [line for line in lines if not re.search(r"# \S", line)] == []

@@ -1,4 +1,4 @@
-"""The container set-up, its alerts and the Makefile say the same as the suite on one machine."""
+"""The containers, alerts and Makefile agree with the suite on one machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CALLERS_ONLY = frozenset({"gateway", "mailbox"})
 OPEN_PORTS = frozenset({"gateway", "agent-loop", "tool-registry", "job-store", "notifier", "prometheus"})
 
 
-def test_nats_users_have_the_rights_that_the_launcher_gives_them() -> None:
+def test_nats_users_have_the_permissions_of_the_launcher() -> None:
     blocks = re.split(r"\n {8}user: (\w+)\n", (tree.ROOT / "deploy/nats.conf").read_text())[1:]
     granted = {}
     for user, block in zip(blocks[::2], blocks[1::2], strict=True):
@@ -34,7 +34,7 @@ def subjects(text: str) -> tuple[str, ...]:
     return () if found == (">",) else found
 
 
-def test_prometheus_asks_every_service_where_it_answers() -> None:
+def test_prometheus_scrapes_every_service_at_its_address() -> None:
     metrics = re.findall(
         r"^  ([a-z-]+):\n(?:    .*\n)*?      PAWL_METRICS_LISTEN: 0\.0\.0\.0:(\d+)", COMPOSE, re.MULTILINE
     )
@@ -43,7 +43,7 @@ def test_prometheus_asks_every_service_where_it_answers() -> None:
     assert len(targets) == len({name for name, _ in targets}) == 6
 
 
-def test_no_password_of_the_containers_has_a_default() -> None:
+def test_container_passwords_have_no_defaults() -> None:
     secrets = re.findall(r"\$\{(\w+(?:PASSWORD|KEY))(:?[-?]?)", COMPOSE)
     assert {operator for _, operator in secrets} <= {":?", ""}
     checked = {name for name, operator in secrets if operator == ":?"}
@@ -54,10 +54,10 @@ def members(network: str) -> set[str]:
     return {name for name, part in PARTS.items() if network in part["networks"]}
 
 
-def test_containers_meet_only_whom_they_need() -> None:
+def test_containers_share_networks_only_as_needed() -> None:
     """OPS-1."""
     for name, part in PARTS.items():
-        assert part.get("networks"), f"{name} would be on the network of all"
+        assert part.get("networks"), f"{name} would be on the network of every container"
     inner = {network for network, options in NETWORKS.items() if options and options.get("internal")}
     assert {network: members(network) for network in inner} == {
         "database": {"postgres", "job-store", "tool-registry", "notifier"},
@@ -76,7 +76,7 @@ def test_each_container_has_limits_and_gains_no_privileges() -> None:
         assert "no-new-privileges:true" in part["security_opt"], name
 
 
-def test_each_service_has_a_database_role_of_its_own_and_none_is_the_superuser() -> None:
+def test_each_service_has_its_own_database_role_without_superuser() -> None:
     """OPS-1."""
     roles = dict(re.findall(r"PAWL_DATABASE_URL: postgresql://(\w+):\$\{(\w+)\}@", COMPOSE))
     owners = dict(re.findall(r"PAWL_DATABASE_OWNER_URL: postgresql://(\w+):\$\{(\w+)\}@", COMPOSE))
@@ -88,7 +88,7 @@ def test_each_service_has_a_database_role_of_its_own_and_none_is_the_superuser()
     assert not re.search(r"SUPERUSER|CREATEDB|CREATEROLE|BYPASSRLS", script)
 
 
-def test_each_container_gets_the_variables_that_its_service_reads() -> None:
+def test_each_container_gets_the_variables_of_its_service() -> None:
     specs = {spec.name: spec for stage in STAGES for spec in stage}
     for name in CALLERS_ONLY | SERVICES:
         assert set(PARTS[name]["environment"]) <= (specs[name].reads or set()), name
@@ -101,7 +101,7 @@ _METRIC = re.compile(r"metrics\.(counter|gauge|histogram)\(\s*\"(\w+)\"", re.DOT
 
 
 def metrics_of(folder: str) -> set[str]:
-    """The names under which a part of the suite shows its metrics."""
+    """Return the names of the metrics of a part of the suite."""
     found: set[str] = set()
     for path in (tree.ROOT / "services/pawl" / folder).rglob("*.py"):
         for kind, name in _METRIC.findall(path.read_text()):
@@ -109,7 +109,7 @@ def metrics_of(folder: str) -> set[str]:
     return found
 
 
-def test_each_metric_of_a_rule_is_there() -> None:
+def test_metrics_in_alert_rules_exist() -> None:
     """OPS-2."""
     for rule in RULES:
         match = re.search(r"pawl_\(([\w|]+)\)_(\w+)", rule["expr"])
@@ -121,7 +121,7 @@ def test_each_metric_of_a_rule_is_there() -> None:
         assert names or rule["expr"].startswith("up{")
 
 
-def test_each_rule_says_how_bad_it_is_and_what_to_do() -> None:
+def test_each_alert_has_severity_and_runbook() -> None:
     operations = (tree.ROOT / "docs/guides/operations.md").read_text()
     assert len({rule["alert"] for rule in RULES}) == len(RULES)
     for rule in RULES:

@@ -1,4 +1,4 @@
-"""The import rules of pyproject.toml bite: each is broken on purpose in a model of the source tree."""
+"""The import rules of pyproject.toml work: each is broken on purpose in a copy of the source tree."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ sys.path[:0] = sys.argv[1:]
 from importlinter.cli import lint_imports
 sys.exit(lint_imports(no_cache=True))
 """
-# Run without the site module, for the `pawl` of this checkout would be merged with the model's.
+# Run without the site module, which would merge the `pawl` of this checkout with the copy's.
 STUBS = ("agent", "batch", "error", "event", "identity", "job", "notify", "tool")
 EXCEPTIONS = re.compile(r"^ignore_imports = \[.*?\]\n", re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The packages of the source tree with nothing in them, and the rules without their exceptions."""
+    """The packages of the source tree without content, and the rules without their exceptions."""
     root = tmp_path_factory.mktemp("model")
     rules = (tree.ROOT / "pyproject.toml").read_text(encoding="utf-8")
     (root / "pyproject.toml").write_text(EXCEPTIONS.sub("", rules), encoding="utf-8")
@@ -48,7 +48,7 @@ def lint(root: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(program, cwd=root, capture_output=True, text=True, check=False)
 
 
-def test_a_tree_that_keeps_the_rules_passes(model: Path) -> None:
+def test_valid_source_tree_passes(model: Path) -> None:
     assert lint(model).returncode == 0, lint(model).stdout
 
 
@@ -71,7 +71,7 @@ def test_a_tree_that_keeps_the_rules_passes(model: Path) -> None:
         ("stray", ""),
     ],
 )
-def test_a_broken_rule_is_found(model: Path, module: str, code: str) -> None:
+def test_broken_import_rule_is_reported(model: Path, module: str, code: str) -> None:
     path = model / f"services/pawl/{module}.py"
     existed = path.exists()
     path.write_text(f"{code}\n")

@@ -1,5 +1,3 @@
-"""The Makefile explains itself."""
-
 from __future__ import annotations
 
 import re
@@ -18,14 +16,14 @@ def test_help_is_the_default_and_names_every_target() -> None:
     assert re.findall(r"^  make (\S+) +\S", shown, re.MULTILINE) == phony[1].split()
 
 
-def test_every_target_that_is_not_a_file_is_declared_so() -> None:
+def test_every_target_that_is_not_a_file_is_phony() -> None:
     phony = re.search(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)
     assert phony is not None
     assert re.findall(r"^([a-z-]+):", MAKEFILE, re.MULTILINE) == phony[1].split()
 
 
 def test_every_test_is_run_by_one_of_two_targets() -> None:
-    """Nothing but the mark `long` leaves a test out, and CI runs `make test` and the long tests marked `ci`."""
+    """Only the mark `long` excludes a test; CI runs `make test` and the long tests marked `ci`."""
     recipes = dict(re.findall(r"^(test[a-z-]*):.*\n\t@(.*)$", MAKEFILE, re.MULTILINE))
     marks = {"test": "not long", "test-long": "long", "test-ci": "ci"}
     assert {target: recipes[target] for target in marks} == {

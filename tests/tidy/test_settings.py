@@ -1,4 +1,4 @@
-""".env.example lists what the settings classes read, no more and no less, with the true defaults."""
+""".env.example lists exactly the settings that the classes read, with their defaults."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from pawl.chassis.process.settings import CONSTANT, ServiceSettings
 from pawl.launcher.services import STAGES
 from tests.tidy import tree
 
+# An option must be needed by two kinds of user; otherwise it is a constant.
 SETTINGS_MAX = 60
-"""An option must be needed by two kinds of user; else it is a constant."""
 EXAMPLE = (tree.ROOT / ".env.example").read_text()
+# The comment, name and value of each variable of .env.example.
 SHOWN = re.findall(r"((?:^# .*\n)+)#([A-Z][A-Z0-9_]*)=(.*)$", EXAMPLE, re.MULTILINE)
-"""The comment, name and value of each variable of .env.example."""
+# Modules that read variables without a settings class.
 OF_CLIENTS = ("launcher/options.py", "cli/__main__.py", "client/target.py", "chassis/identity/local_key.py")
-"""The modules that read variables without a settings class."""
 
 
 def variables(cls: type[ServiceSettings]) -> dict[str, str]:
-    """The variables that a settings class reads and their defaults; empty where it has none to show."""
+    """Return the variables of a settings class with their defaults; empty if there is none to show."""
     return {
         field.validation_alias if isinstance(field.validation_alias, str) else f"PAWL_{name}".upper(): default(field)
         for name, field in cls.model_fields.items()
@@ -38,7 +38,7 @@ def default(field: FieldInfo) -> str:
 
 
 def classes() -> Iterator[tuple[str, type[ServiceSettings]]]:
-    """The settings class of each service."""
+    """Return the settings class of each service."""
     for path in sorted(tree.PAWL.glob("*/settings.py")):
         module = importlib.import_module(f"pawl.{path.parent.name}.settings")
         for cls in vars(module).values():
@@ -46,7 +46,7 @@ def classes() -> Iterator[tuple[str, type[ServiceSettings]]]:
                 yield path.parent.name.replace("_", "-"), cls
 
 
-def test_the_example_shows_every_variable_once_with_its_defaults() -> None:
+def test_example_shows_every_variable_once_with_its_default() -> None:
     defaults: defaultdict[str, dict[str, str]] = defaultdict(dict)
     for service, cls in classes():
         for name, value in variables(cls).items():
@@ -68,7 +68,7 @@ def test_the_example_shows_every_variable_once_with_its_defaults() -> None:
             assert (missing, value) == ([], ""), name
 
 
-def test_there_are_few_settings() -> None:
+def test_number_of_settings_is_limited() -> None:
     assert len(SHOWN) <= SETTINGS_MAX
 
 
@@ -76,8 +76,8 @@ def test_comments_are_short() -> None:
     assert [name for comment, name, _ in SHOWN if comment.count("\n") > 2] == []
 
 
-def test_the_launcher_gives_each_service_what_it_reads_and_nothing_else() -> None:
-    """A new setting belongs into services/pawl/launcher/services.py too."""
+def test_launcher_gives_each_service_exactly_its_variables() -> None:
+    """New settings must be added to services/pawl/launcher/services.py."""
     connections = {
         "PAWL_INTERNAL_LISTEN",
         "PAWL_NATS_URL",
@@ -92,7 +92,7 @@ def test_the_launcher_gives_each_service_what_it_reads_and_nothing_else() -> Non
         assert settings[spec.name] - given <= connections, spec.name
 
 
-def test_deployment_files_use_variables_that_are_read() -> None:
+def test_variables_in_deployment_files_exist() -> None:
     known = {name for _, cls in classes() for name in variables(cls)}
     known |= {f"{name}_FILE" for name in known}
     for file in (Path("docker-compose.yml"), Path("deploy/compose.env.example")):

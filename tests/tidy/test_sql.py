@@ -1,4 +1,4 @@
-"""The place of SQL: in `store` of a feature, and in schema.sql (docs/design/decisions)."""
+"""SQL belongs in the `store` module of a feature and in schema.sql (docs/design/decisions)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 from tests.tidy import tree
 
 STATEMENT = re.compile(r"\s*(?:SELECT|INSERT INTO|UPDATE|DELETE FROM|WITH|CREATE|ALTER|DROP|TRUNCATE|LOCK|VALUES)\s")
-# What opens databases, creates schemas and checks them; and the embedded PostgreSQL.
+# Modules that open databases, create and check schemas; and the embedded PostgreSQL.
 BESIDE_STORES = ("chassis/db/", "launcher/postgres.py")
 
 
-def test_statements_are_written_in_stores() -> None:
+def test_sql_is_only_in_store_modules() -> None:
     modules = (path for path in tree.python("services") if not _may_hold_statements(path))
     assert [f"{tree.name(path)}:{line}" for path in modules for line in _statements(path)] == []
 

@@ -1,4 +1,4 @@
-"""What no file of the repository may hold, and what its pages have to say."""
+"""Text that no file of the repository may contain, and checks of its pages."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ def lines_that_match(pattern: re.Pattern[str]) -> list[str]:
     ]
 
 
-def test_nothing_is_left_unfinished_in_a_comment() -> None:
+def test_comments_contain_no_todo() -> None:
     assert lines_that_match(UNFINISHED) == []
 
 
-def test_no_file_names_a_folder_of_somebody_s_machine() -> None:
+def test_no_file_contains_a_path_of_a_home_folder() -> None:
     assert lines_that_match(HOME) == []
 
 
-def test_every_id_of_a_requirement_leads_to_a_page() -> None:
+def test_every_requirement_id_has_a_page() -> None:
     page = (tree.ROOT / "docs/reference/requirements.md").read_text(encoding="utf-8")
     named = {found for path in tree.files() for found in REQUIREMENT.findall(path.read_text(encoding="utf-8"))}
     assert {name for name in named if f"**{name}**" not in page} == set()
 
 
-def test_links_of_every_page_lead_somewhere() -> None:
+def test_links_of_every_page_resolve() -> None:
     links = ((page, link) for page in tree.files(".md") for link in LINK.findall(page.read_text(encoding="utf-8")))
     assert [f"{tree.name(page)}: {link}" for page, link in links if not (page.parent / link).exists()] == []
 
@@ -68,7 +68,7 @@ def test_no_function_is_longer_than_70_lines() -> None:
     assert too_long == {}
 
 
-def test_the_pages_show_the_tables_that_are_enforced() -> None:
+def test_pages_show_the_enforced_tables() -> None:
     for path in diagrams.PAGES:
         page = path.read_text(encoding="utf-8")
         assert "<!-- generated:" in page
@@ -95,7 +95,7 @@ def _uncounted(page: str) -> str:
         ("stories", "", f"{len(SOME)} of {len(EVERY)}"),
     ],
 )
-def test_the_table_says_how_much_is_played(machine: str, short: str, long: str) -> None:
+def test_reliability_table_states_the_numbers_played(machine: str, short: str, long: str) -> None:
     """In `make test` and in `make test-long`."""
     page = (tree.ROOT / "docs/design/reliability.md").read_text(encoding="utf-8")
     (row,) = (line for line in page.splitlines() if line.startswith(f"| {machine} |"))

@@ -1,4 +1,4 @@
-"""CI gives a failed test a second try, within limits."""
+"""CI retries a failed test once, within limits."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("case", OTHERS)
-def test_ci_forgives_only_what_passes_alone(case: str, tmp_path: Path) -> None:
+def test_ci_retries_forgive_only_tests_that_pass_alone(case: str, tmp_path: Path) -> None:
     others, exit_code, *texts = OTHERS[case]
     (tmp_path / "test_it.py").write_text(FLAKY + others)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = promise: never forgiven\n")
@@ -58,7 +58,7 @@ def test_ci_forgives_only_what_passes_alone(case: str, tmp_path: Path) -> None:
     assert ("run once more" in done.stdout) == ("promise" not in case)
 
 
-def test_a_crashed_worker_and_many_failures_are_judged_as_a_whole() -> None:
+def test_crashed_worker_or_many_failures_are_not_retried() -> None:
     failure = {"promise": False, "first": ""}
     few, many = ({str(number): failure for number in range(count)} for count in (20, 21))
     assert twice.judge(1, few, crashed=False) is twice.Verdict.RETRY_FAILED

@@ -1,4 +1,4 @@
-"""The TypeScript in web/ stays small, and the console uses the client as a stranger would."""
+"""The TypeScript in web/ stays small, and the console uses the client like any other package."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SUFFIXES = {".ts", ".tsx"}
 
 
 def typescript(folder: Path) -> list[Path]:
-    """Every file of TypeScript that people write in a folder."""
+    """Return every handwritten TypeScript file of a folder."""
     return [path for path in tree.files(*SUFFIXES) if path.is_relative_to(folder)]
 
 
@@ -22,15 +22,15 @@ def lines(folder: Path) -> int:
     return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in typescript(folder))
 
 
-def test_the_console_imports_the_client_as_a_package() -> None:
-    """Nothing of it is there for the console alone: a page of somebody else can do the same."""
+def test_console_imports_the_client_as_a_package() -> None:
+    """The client has no special features for the console: any other page can do the same."""
     imported = re.compile(r'from "[^"]*client/(?:gen|src|dist)')
     console = typescript(tree.ROOT / "web/console")
     assert console
     assert [tree.name(path) for path in console if imported.search(path.read_text(encoding="utf-8"))] == []
 
 
-def test_the_client_has_the_version_of_pawl() -> None:
+def test_client_has_the_version_of_pawl() -> None:
     package = json.loads((tree.ROOT / "web/client/package.json").read_text(encoding="utf-8"))
     project = tomllib.loads((tree.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert package["version"] == project["version"]
@@ -38,7 +38,7 @@ def test_the_client_has_the_version_of_pawl() -> None:
     assert f"pawl-client-{package['version']}.tgz" in readme
 
 
-def test_the_example_of_a_chat_has_under_150_lines_and_needs_the_client_and_react_alone() -> None:
+def test_chat_example_is_under_150_lines_and_needs_only_client_and_react() -> None:
     example = tree.ROOT / "docs/examples/chat"
     assert 0 < lines(example) < EXAMPLE_LINES_MAX
     texts = [path.read_text(encoding="utf-8") for path in typescript(example)]

@@ -1,4 +1,4 @@
-"""Which files the rules of tests/tidy are about."""
+"""The files that the rules of tests/tidy apply to."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ HIDDEN_BUT_OURS = {".ci", ".editorconfig", ".env.example", ".dockerignore", ".gi
 
 
 def files(*suffixes: str) -> Iterator[Path]:
-    """Every file that people write, with one of these suffixes if any are given."""
+    """Return every handwritten file, with one of these suffixes if any are given."""
     for path in _walk(ROOT):
         if not suffixes or path.suffix in suffixes:
             yield path
 
 
 def python(*folders: str) -> Iterator[Path]:
-    """Every Python module below the given folders of the repository."""
+    """Return every Python module below the given folders of the repository."""
     for folder in folders:
         yield from (path for path in _walk(ROOT / folder) if path.suffix == ".py")
 
 
 def name(path: Path) -> str:
-    """The path as a person would type it."""
+    """Return the path relative to the repository."""
     return path.relative_to(ROOT).as_posix()
 
 

@@ -1,4 +1,4 @@
-"""One suite with keys of a file and a certificate for each service, for all tests of this folder but the rotation."""
+"""One suite with keys from a file and a certificate per service, for all tests of this folder but the rotation."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Channels = Mapping[str, grpc.aio.Channel]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Walked:
-    """A running suite: channels to its listeners, for people and for each service, and the methods that they have."""
+    """A running suite, its channels and the methods of each listener."""
 
     suite: Suite
     folder: Path
@@ -56,7 +56,7 @@ class Walked:
     methods: Mapping[str, Mapping[str, bool]]
 
     async def answers(self, metadata: Metadata, channels: Channels | None = None) -> dict[tuple[str, str], Answer]:
-        """Call everything everywhere."""
+        """Call every method of every listener."""
         return {
             (listener, name): answer
             for listener, channel in (channels or self.people).items()
@@ -64,7 +64,7 @@ class Walked:
         }
 
     def of_service(self, service: str) -> Metadata:
-        """Return the credential of one of the services, which may act for a user."""
+        """Return the credential of a service, which may act for a user."""
         key = (self.suite.folder.path / "secrets" / service_key_file(service)).read_text().strip()
         return (*bearer(key), ("pawl-store", "acme"), ("pawl-user", "ann"))
 
@@ -80,9 +80,9 @@ def write_keys(path: Path, callers: Iterable[str]) -> None:
 
 @pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def walked() -> AsyncIterator[Walked]:
-    """The suite. Its services call each other at listeners of their own, with certificates.
+    """The suite. Its services call each other with certificates at separate listeners.
 
-    Not in pytest's folder: that is closed to the account under which PostgreSQL runs when the tests run as root.
+    Not in pytest's folder: as root, PostgreSQL runs under an account that cannot read it.
     """
     with tempfile.TemporaryDirectory(prefix="pawl-suite-") as name:
         folder, authority = Path(name), trustme.CA()

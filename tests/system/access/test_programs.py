@@ -1,4 +1,4 @@
-"""Programs of people reach a suite whose services have certificates: the command line, a worker, who scrapes it."""
+"""Clients reach a suite with TLS: the command line, a worker and a metrics scraper."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEYS = {name: f"key-of-{name}-0123456789" for name in ("member", "worker")}
 
 
 async def pawl(*arguments: str, keyboard: str = "", **variables: str) -> str:
-    """The output of a command of a member, which must work."""
+    """Return the output of a member's command, which must succeed."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PAWL_", "OPENAI_"))}
     environment = {**kept, "COLUMNS": "200", "PAWL_API_KEY": KEYS["member"], **variables}
     done = await asyncio.to_thread(lambda: commands.pawl(*arguments, environment=environment, keyboard=keyboard))
@@ -28,7 +28,7 @@ async def pawl(*arguments: str, keyboard: str = "", **variables: str) -> str:
     return done.output
 
 
-async def test_the_command_line_finds_the_authority_in_the_data_folder_or_is_given_it(walked: Walked) -> None:
+async def test_command_line_finds_ca_in_data_folder_or_by_setting(walked: Walked) -> None:
     data = str(walked.suite.folder.path)
     assert "391" in await pawl("run", "what is 17 * 23?", PAWL_DATA=data)
     assert "391" in await pawl("chat", keyboard="what is 17 * 23?\n/quit\n", PAWL_DATA=data)
@@ -39,7 +39,7 @@ async def test_the_command_line_finds_the_authority_in_the_data_folder_or_is_giv
     assert "17 * 23" in await pawl("--address", address, "runs", PAWL_TLS_CA_FILE=roots, **nothing)
 
 
-async def test_a_worker_and_who_reads_metrics_speak_tls(walked: Walked, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_worker_and_metrics_scraper_use_tls(walked: Walked, monkeypatch: pytest.MonkeyPatch) -> None:
     (address,) = walked.suite.endpoints.addresses("tool-registry")
     authority = walked.folder / "tool-registry-authority.pem"
     monkeypatch.setenv("PAWL_TLS_CA_FILE", str(authority))
@@ -65,7 +65,7 @@ async def test_a_worker_and_who_reads_metrics_speak_tls(walked: Walked, monkeypa
         trusting = ssl.create_default_context(cafile=walked.folder / f"{name}-authority.pem")
 
         def get(path: str, address: str = replica.metrics, context: ssl.SSLContext = trusting) -> bytes:
-            with urlopen(f"https://{address}{path}", context=context, timeout=60) as response:  # ours
+            with urlopen(f"https://{address}{path}", context=context, timeout=60) as response:  # our own URL
                 body: bytes = response.read()
                 return body
 

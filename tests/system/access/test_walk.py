@@ -1,4 +1,4 @@
-"""OPS-1: every method of every listener answers each caller as the table of methods and roles says."""
+"""OPS-1: every method of every listener answers each caller as the table of methods and roles requires."""
 
 from __future__ import annotations
 
@@ -37,28 +37,28 @@ BAD = {
 }
 UNKNOWN = {
     "short": "x",
-    "beside a known one": "key-of-admin-012345678",
+    "besides a known one": "key-of-admin-012345678",
     "of another case": "KEY-OF-ADMIN-0123456789",
     "of the form of a token": "eyJhbGciOiJub25lIn0.eyJzdWIiOiJtZSJ9.",
     "long": "y" * 4000,
 }
 
 
-async def test_every_method_of_the_contract_is_walked(walked: Walked) -> None:
+async def test_walk_covers_every_contract_method(walked: Walked) -> None:
     everything = {name for names in walked.methods.values() for name in names}
     assert everything == set(methods())
     assert everything - OPEN.keys() == set(CALLERS)
 
 
-async def test_a_role_calls_what_the_table_says(walked: Walked) -> None:
+async def test_role_may_call_only_its_methods(walked: Walked) -> None:
     for caller, roles in ROLES_OF_CALLERS.items():
         callers = {role for role in roles if role in ROLES} or {"member"}
         if caller == "delegate-and-finance":
-            callers = set()  # It hands on what opens nothing, and has nothing beside.
+            callers = set()  # A forwarding service has no permissions of its own.
         assert wrong(await walked.answers(key(caller)), callers, "PERMISSION_DENIED") == {}, caller
 
 
-async def test_a_service_calls_what_the_table_says_and_nothing_without_its_certificate(walked: Walked) -> None:
+async def test_service_may_call_only_its_methods_and_none_without_certificate(walked: Walked) -> None:
     for service in SERVICES:
         shown = walked.of_service(service)
         answers = await walked.answers(shown, walked.services[service])
@@ -71,8 +71,8 @@ async def test_a_service_calls_what_the_table_says_and_nothing_without_its_certi
             assert wrong(await walked.answers(shown, channels), set(), "UNAUTHENTICATED") == {}, service
 
 
-async def test_only_agent_loop_names_the_user_of_a_call_and_only_to_methods_that_it_forwards(walked: Walked) -> None:
-    """I13: whoever else does is refused at once, by every method of every listener."""
+async def test_only_agent_loop_may_act_for_users_in_forwarded_methods(walked: Walked) -> None:
+    """I13: every other caller is refused by every method of every listener."""
     user = for_user(user_principal(StoreId("acme"), UserId("ann"), frozenset({"admin"})))
     for caller in ROLES_OF_CALLERS:
         assert wrong(await walked.answers((*key(caller), *user)), set(), "PERMISSION_DENIED") == {}, caller
@@ -82,12 +82,12 @@ async def test_only_agent_loop_names_the_user_of_a_call_and_only_to_methods_that
             if name in OPEN or listener not in KNOW_SERVICES:
                 continue
             if answer.code == "UNIMPLEMENTED" and is_forwarded((listener, name)):
-                continue  # agent-loop answers it itself.
+                continue  # agent-loop answers these itself.
             may = service == "agent-loop" and is_forwarded((listener, name))
             assert (answer.code == "PERMISSION_DENIED") != may, (service, listener, name, answer)
 
 
-async def test_a_batch_carries_what_the_table_says(walked: Walked) -> None:
+async def test_batch_follows_the_permission_table(walked: Walked) -> None:
     for listener in TAKE_BATCHES:
         names = [
             name
@@ -108,22 +108,22 @@ async def test_a_batch_carries_what_the_table_says(walked: Walked) -> None:
             assert refused == {name for name in names if f"service:{service}" not in CALLERS[name]}, service
 
 
-async def test_a_credential_that_is_none_opens_nothing(walked: Walked) -> None:
+async def test_invalid_credential_is_refused_everywhere(walked: Walked) -> None:
     for how, shown in BAD.items():
         assert wrong(await walked.answers(shown), set(), "UNAUTHENTICATED") == {}, how
 
 
-async def test_every_unknown_key_gets_the_same_answer_everywhere(walked: Walked) -> None:
-    """It does not tell which keys, users or methods there are."""
-    told = set()
+async def test_every_unknown_key_gets_the_same_answer(walked: Walked) -> None:
+    """The answer does not reveal which keys, users or methods exist."""
+    reported = set()
     for unknown in UNKNOWN.values():
         answers = await walked.answers(bearer(unknown))
         assert wrong(answers, set(), "UNAUTHENTICATED") == {}
-        told |= {answer for (_, name), answer in answers.items() if name not in OPEN}
-    assert len(told) == 1
+        reported |= {answer for (_, name), answer in answers.items() if name not in OPEN}
+    assert len(reported) == 1
 
 
-async def test_keys_that_were_revoked_have_expired_or_are_of_elsewhere_are_unknown(walked: Walked) -> None:
+async def test_revoked_expired_and_foreign_keys_are_refused(walked: Walked) -> None:
     stub: Any = KeyServiceStub(walked.people["job-store"])
     soon = Timestamp()
     soon.FromMilliseconds(int(time.time() * 1000) + 1500)
@@ -142,15 +142,15 @@ async def test_keys_that_were_revoked_have_expired_or_are_of_elsewhere_are_unkno
 
     await until(lambda: is_right(made["live"].secret, {"viewer"}, "PERMISSION_DENIED"))
     await stub.RevokeKey(key_pb2.RevokeKeyRequest(key_id=made["revoked"].key.key_id), metadata=key("deployment"))
-    told = set()
+    reported = set()
     for secret in (made["revoked"].secret, made["old"].secret, secret_of(bytes(32)), UNKNOWN["short"]):
         await until(lambda secret=secret: is_right(secret, set(), "UNAUTHENTICATED"))  # type: ignore[misc]
         answers = await walked.answers(bearer(secret))
-        told |= {answer for (_, name), answer in answers.items() if name not in OPEN}
-    assert len(told) == 1
+        reported |= {answer for (_, name), answer in answers.items() if name not in OPEN}
+    assert len(reported) == 1
 
 
-async def test_open_streams_of_a_caller_end_when_the_key_is_taken_out_of_the_file(walked: Walked) -> None:
+async def test_removing_a_key_from_the_file_ends_its_open_streams(walked: Walked) -> None:
     methods = {
         "agent-loop": "/pawl.agent.v1.AgentService/WatchPending",
         "notifier": "/pawl.notify.v1.NotifyService/Subscribe",

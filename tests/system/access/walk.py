@@ -1,4 +1,4 @@
-"""A walk over every method of every listener of a suite with the credential of one caller."""
+"""Calls every method of every listener of a suite with the credential of one caller."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ T = TypeVar("T", bound=tuple[str, str])
 _TRIES: Final = 5
 _SECONDS_MAX: Final = 60.0
 _GEN: Final = Path(tool_pb2.__file__).parents[2]
-# They ask for more than the table when they have read an empty request.
+# These check more than the table after they read an empty request.
 _BY_CONTENT: Final = ("/pawl.tool.v1.SourceService/AddSource", "/pawl.tool.v1.RuleService/CreateRule")
 OPEN: Final = {f"/{health.SERVICE_NAME}/Check": False, f"/{health.SERVICE_NAME}/Watch": False}
-# Answered at once, where an empty request would wait for news.
+# Answered immediately; an empty request would wait for news.
 _REQUESTS: Final = {
     "/pawl.notify.v1.NotifyService/Subscribe": notify_pb2.SubscribeRequest(after_number=2**64 - 1).SerializeToString()
 }
 
 
 class Answer(NamedTuple):
-    """The answer to a call: what a refusal says, or OK for anything that was sent."""
+    """The outcome of a call: the status and text of a refusal, or OK."""
 
     code: str
     text: str = ""
@@ -42,7 +42,7 @@ class Answer(NamedTuple):
 
 
 def methods() -> dict[str, bool]:
-    """Return the full name of every method of the contract, and whether it reads a stream of requests."""
+    """Return the full name of every contract method, and whether it reads a stream of requests."""
     found = dict(OPEN)
     for path in sorted(_GEN.rglob("*_pb2.py")):
         module = ".".join(("pawl", *path.relative_to(_GEN).with_suffix("").parts))
@@ -52,7 +52,7 @@ def methods() -> dict[str, bool]:
 
 
 async def served(channel: grpc.aio.Channel, metadata: Metadata) -> dict[str, bool]:
-    """Return those that a listener says it has, and may leave out none of."""
+    """Return the methods that a listener serves, from its reflection."""
     ask: Any = channel.stream_stream(
         f"/{NAME}/ServerReflectionInfo",
         request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
@@ -62,25 +62,25 @@ async def served(channel: grpc.aio.Channel, metadata: Metadata) -> dict[str, boo
     await stream.write(reflection_pb2.ServerReflectionRequest(list_services=""))
     answer = await stream.read()
     stream.cancel()
-    has = {NAME, *(service.name for service in answer.list_services_response.service)}  # it does not list itself
+    has = {NAME, *(service.name for service in answer.list_services_response.service)}  # without reflection itself
     return {name: many for name, many in methods().items() if name.split("/")[1] in has}
 
 
 def is_forwarded(at: tuple[str, str]) -> bool:
-    """Return whether a method answers only what agent-loop forwards for its users."""
+    """Return whether a method only answers requests that agent-loop forwards."""
     listener, name = at
     return listener == "job-store" and name.startswith("/pawl.agent.v1.")
 
 
 def wrong(answers: Mapping[T, Answer], callers: Collection[str], refusal: str) -> dict[T, Answer]:
-    """Return the answers, by place and name of the method, that are not as the table says for such a caller."""
+    """Return the answers, by listener and method, that contradict the table for such a caller."""
     return {at: answer for at, answer in answers.items() if not _is_right(at, answer, callers, refusal)}
 
 
 def _is_right(at: tuple[str, str], answer: Answer, callers: Collection[str], refusal: str) -> bool:
     name = at[1]
     if is_forwarded(at):
-        # Those that agent-loop answers itself do not exist there.
+        # Methods that agent-loop answers itself do not exist there.
         return answer.code in {refusal, "UNIMPLEMENTED"}
     if name not in OPEN and CALLERS.get(name, frozenset()).isdisjoint(callers):
         return answer.code == refusal
@@ -89,7 +89,7 @@ def _is_right(at: tuple[str, str], answer: Answer, callers: Collection[str], ref
 
 
 async def walk(channel: grpc.aio.Channel, names: Mapping[str, bool], metadata: Metadata) -> dict[str, Answer]:
-    """Call each of the methods with an empty request, or a stream without any, all at once."""
+    """Call each method with an empty request, or an empty stream, all concurrently."""
     answers = await asyncio.gather(*(_call(channel, name, metadata, many=many) for name, many in names.items()))
     return dict(zip(names, answers, strict=True))
 
@@ -97,7 +97,7 @@ async def walk(channel: grpc.aio.Channel, names: Mapping[str, bool], metadata: M
 async def _call(channel: grpc.aio.Channel, name: str, metadata: Metadata, *, many: bool) -> Answer:
     for _ in range(_TRIES - 1):
         answer = await _try(channel, name, metadata, many=many)
-        # gRPC's client may say so, in place of the status, if a server ends a call while its request goes out.
+        # The gRPC client may report this instead of the status if a server ends a call while its request is sent.
         if answer.text != "Internal error from Core":
             return answer
     return await _try(channel, name, metadata, many=many)

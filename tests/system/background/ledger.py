@@ -1,4 +1,4 @@
-"""The ledger and the inbox of a store, judged after a story as those of the nemesis are."""
+"""Checks the ledger and the inbox of a store after a story, with the chaos checkers."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from tests.simulation.reference import ENDED
 
 _CHECKERS: Final = (
     checkers.runs_do_not_fail,
-    checkers.terminal_states_stay,
+    checkers.terminal_states_are_final,
     checkers.logs_have_no_gaps,
-    checkers.owners_follow_one_another,
+    checkers.earlier_owners_stop_writing,
     *LEDGER_CHECKERS,
 )
-_IN_TIME: Final = (checkers.runs_end, checkers.people_are_told_of_every_end, checkers.ends_of_jobs_are_told)
-"""Those of what comes by itself, a little later."""
+# Checkers of things that happen automatically, a little later.
+_IN_TIME: Final = (checkers.runs_end, checkers.every_run_end_is_notified, checkers.job_ends_are_reported)
 
 
 async def check_ledger(pawl: AsyncClient) -> None:
-    """Judge all that is in the store of a client, once its runs have ended and are told of."""
+    """Check the store of a client after its runs have ended and their ends were reported."""
     record = await _read(pawl)
 
     async def is_quiet() -> bool:
@@ -59,5 +59,5 @@ async def _read(pawl: AsyncClient) -> Record:
             ]
     request = notify_pb2.ListNotificationsRequest()
     pages = [page async for page in pawl.pages(pawl.notifier.ListNotifications, request)]
-    record.notifications["", ""] = [told for page in pages for told in page.notifications]
+    record.notifications["", ""] = [reported for page in pages for reported in page.notifications]
     return record

@@ -1,4 +1,4 @@
-"""Stories of work in the background, which whoever breaks something can break into in the middle."""
+"""Stories of background work that a test can interrupt with faults."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ STARTED: Final = schedule_pb2.SCHEDULE_FIRE_OUTCOME_STARTED
 
 
 class Story(ABC):
-    """Something that a user begins, and that must come out right whatever dies in the middle.
+    """Work that a user starts and that must end correctly whatever fails in the middle.
 
-    `tools_die` says that what is at work in tool-registry then will be cut off.
+    `tools_die` is true if the calls that run in tool-registry at that time will be cut off.
     """
 
     def __init__(self, world: World, pawl: AsyncClient, folder: Path, *, tools_die: bool = False) -> None:
@@ -40,27 +40,27 @@ class Story(ABC):
 
     @abstractmethod
     async def begin(self) -> None:
-        """Begin; returns when the user has done so."""
+        """Start the work; returns when the user has done their part."""
 
     @abstractmethod
     async def is_in_the_middle(self) -> bool:
-        """True once some of it has happened, as long as some is still to happen."""
+        """True while some of the work is done and some is not."""
 
     @abstractmethod
     async def check(self) -> None:
-        """Wait for its end, and judge it."""
+        """Wait for the end and check it."""
 
-    async def begin_job(self, tool: str, arguments: Mapping[str, object]) -> str:
-        """Have a tool called in the background; returns the job."""
+    async def start_job(self, tool: str, arguments: Mapping[str, object]) -> str:
+        """Start a tool call in the background; returns the job."""
         (job_id,) = await self.talk.jobs(await self.talk.say(in_background(tool, **arguments)))
         return job_id
 
 
 class OneShotJob(Story):
-    """Some seconds of work that must not be repeated."""
+    """A few seconds of work that must not be repeated."""
 
     async def begin(self) -> None:
-        self.job_id = await self.begin_job(
+        self.job_id = await self.start_job(
             "act_once", {"path": str(self.effects), "seconds": 600.0 if self.tools_die else 6.0}
         )
 
@@ -73,16 +73,16 @@ class OneShotJob(Story):
             assert (job.state, job.failure.reason) == (run_pb2.RUN_STATE_FAILED, "OUTCOME_UNKNOWN")
         else:
             assert job.state == COMPLETED
-        (notice,) = await self.talk.end_told(self.job_id)
+        (notice,) = await self.talk.end_reported(self.job_id)
         assert notice["state"] == ("FAILED" if self.tools_die else "COMPLETED")
         assert count_of(self.effects) == 1
 
 
 class PlainSeries(Story):
-    """A call that is repeated, each result of which is told."""
+    """A repeated call whose results are all reported."""
 
     async def begin(self) -> None:
-        self.job_id = await self.begin_job("calculate", {"expression": "5 * 5", "_interval": 0.5, "_stopAfter": 8})
+        self.job_id = await self.start_job("calculate", {"expression": "5 * 5", "_interval": 0.5, "_stopAfter": 8})
 
     async def is_in_the_middle(self) -> bool:
         return (await self.pawl.get(self.job_id)).round >= 2
@@ -92,22 +92,22 @@ class PlainSeries(Story):
         assert (job.state, job.round) == (COMPLETED, 8)
         begin = job.job.begin_time.ToNanoseconds()
         beats = [int((call.create_time.ToNanoseconds() - begin) / 5e8) async for call in self.pawl.calls(self.job_id)]
-        assert beats == sorted(set(beats)), "one for each time at most"
-        # The last one may have been written a beat or more after it was begun, as where nothing could be written.
+        assert beats == sorted(set(beats)), "at most one per due time"
+        # The last one may be written an interval late or more, if nothing could be written.
         assert beats[-2] + 2 <= len(beats) + job.missed_iterations <= beats[-1] + 1
-        told = await self.talk.end_told(self.job_id)
-        iterations = [int(str(notice["iteration"])) for notice in told if not is_end(notice)]
-        assert iterations == sorted(set(iterations)), "each is told once at most, in order"
-        assert [is_end(notice) for notice in told].count(True) == 1
+        reported = await self.talk.end_reported(self.job_id)
+        iterations = [int(str(notice["iteration"])) for notice in reported if not is_end(notice)]
+        assert iterations == sorted(set(iterations)), "each is reported at most once, in order"
+        assert [is_end(notice) for notice in reported].count(True) == 1
 
 
 class Monitor(Story):
-    """A price that is watched until it is under 20; that it is under 30 is told once."""
+    """A price monitored until it is below 20; the model is notified once when it is below 30."""
 
     async def begin(self) -> None:
         self.effects.write_text("25")
         watch = {"_interval": 0.5, "_duration": 5, "_until": "value.price < 20", "_when": "value.price < 30"}
-        self.job_id = await self.begin_job("look_up_price", {"path": str(self.effects), **watch})
+        self.job_id = await self.start_job("look_up_price", {"path": str(self.effects), **watch})
 
     async def is_in_the_middle(self) -> bool:
         return (await self.pawl.get(self.job_id)).round >= 2
@@ -119,17 +119,17 @@ class Monitor(Story):
         job = await self.talk.ended(self.job_id)
         found = {"met": True, "fired": 1, "fired_with": {"price": 25.0}, "result": {"price": 19.5}}
         assert (job.state, json.loads(job.output_text)) == (COMPLETED, found)
-        told = await self.talk.end_told(self.job_id)
-        assert [is_end(notice) for notice in told] == [False, True], "that it fired, and the end"
-        assert told[-1]["result"] == found
+        reported = await self.talk.end_reported(self.job_id)
+        assert [is_end(notice) for notice in reported] == [False, True], "that it fired, and the end"
+        assert reported[-1]["result"] == found
 
 
 class GrantedSeries(Story):
-    """Payments that somebody has approved for as often as they are to be made."""
+    """Payments approved in advance for a number of uses."""
 
     async def begin(self) -> None:
         payment = {"path": str(self.effects), "seconds": 0.1}
-        self.job_id = await self.begin_job("pay_once", payment | {"_interval": 1, "_stopAfter": 5})
+        self.job_id = await self.start_job("pay_once", payment | {"_interval": 1, "_stopAfter": 5})
         await self.pawl.decide(approve(await waiting(self.talk, self.job_id), for_series=True))
 
     async def is_in_the_middle(self) -> bool:
@@ -139,14 +139,14 @@ class GrantedSeries(Story):
         job = await self.talk.ended(self.job_id)
         assert (job.state, job.round, job.grant.uses) == (COMPLETED, 5, 5)
         calls = [call async for call in self.pawl.calls(self.job_id)]
-        assert sum(call.approval.HasField("decision") for call in calls) == 1, "nobody was asked again"
+        assert sum(call.approval.HasField("decision") for call in calls) == 1, "no further approval was requested"
         unknown = sum(call.state == call_pb2.CALL_STATE_OUTCOME_UNKNOWN for call in calls)
         assert 5 - unknown <= count_of(self.effects) <= 5
         assert unknown <= self.tools_die
 
 
 class ScheduleFires(Story):
-    """A schedule that is due each second."""
+    """A schedule that is due every second."""
 
     async def begin(self) -> None:
         definition = schedule_pb2.ScheduleDefinition(
@@ -158,10 +158,10 @@ class ScheduleFires(Story):
         )
         await self.pawl.create_schedule(definition)
         self._fires: dict[int, schedule_pb2.ScheduleFire] = {}
-        self._looking = asyncio.create_task(self._look_on())
+        self._poll_task = asyncio.create_task(self._look_on())
 
     async def _look_on(self) -> None:
-        # Whatever else goes on: twenty fires are kept, and a busy machine takes longer than these.
+        # Twenty fires are kept, and a busy machine takes longer than these.
         while True:
             await self._look()
             await asyncio.sleep(0.5)
@@ -178,15 +178,15 @@ class ScheduleFires(Story):
         await self._look()
         seen = max(self._fires)
 
-        async def goes_on() -> bool:
+        async def continues() -> bool:
             await self._look()
             return max(self._fires) >= seen + 2
 
-        await until(goes_on)
+        await until(continues)
         await self.pawl.pause_schedule("tick")
         await self._look()
-        assert not self._looking.done()
-        self._looking.cancel()
+        assert not self._poll_task.done()
+        self._poll_task.cancel()
         times = sorted(self._fires)
         assert times == list(range(times[0], times[0] + len(times)))
         assert {fire.outcome for fire in self._fires.values()} == {STARTED}
@@ -194,7 +194,7 @@ class ScheduleFires(Story):
 
 
 class TriggerEvents(Story):
-    """Events from outside, of which whoever sends them is not sure that they have come."""
+    """Events from outside whose sender does not know whether they arrived."""
 
     _COUNT: Final = 20
 
@@ -236,7 +236,7 @@ class TriggerEvents(Story):
 
 
 async def _each_has_its_run(story: Story, label: str, runs: list[str]) -> None:
-    """Judge that the runs with a label are these, each once, and that they complete."""
+    """Check that the runs with a label are these, each once, and that they complete."""
     (store,) = (value for name, value in story.pawl.metadata if name == "pawl-store")
     query = "SELECT run_id FROM job_store.runs WHERE store_id = $1 AND labels LIKE '%of=' || $2"
     made = [record["run_id"] for record in await story.world.database(query, store, label)]
@@ -247,8 +247,8 @@ async def _each_has_its_run(story: Story, label: str, runs: list[str]) -> None:
     assert {(run.state, run.output_text) for run in ended} == {(COMPLETED, "6 * 7 = 42.")}
 
 
-class _Told(Story):
-    """The end of each of some runs, which is told outside; whoever is told of the first takes long to say thanks."""
+class _EndNotifications(Story):
+    """Notifications about the ends of some runs; the receiver answers the first one late."""
 
     def __init__(self, world: World, pawl: AsyncClient, folder: Path, *, tools_die: bool = False) -> None:
         super().__init__(world, pawl, folder, tools_die=tools_die)
@@ -259,15 +259,15 @@ class _Told(Story):
         self._runs = [await self.pawl.start(text) for text in ("what is 6 * 7?", "count to 12 slowly")]
 
     async def is_in_the_middle(self) -> bool:
-        return len(self.came()) >= 1  # both, where the first run was kept from its tool: nobody is thanked for either
+        return len(self.came()) >= 1  # both: neither is answered if the first run could not start its tool
 
     async def check(self) -> None:
         self.held.set()
-        # A claim of somebody who died ends after half a minute, and the next try is due later still.
+        # The claim of a dead process ends after half a minute, and the next try is due later still.
         await self.world.database("UPDATE notifier.webhook_deliveries SET due_time = now() WHERE claimed")
         await until(self._are_delivered, patience_seconds=PATIENCE_SECONDS)
-        assert len({each for each, _ in self.came()}) == len(self._runs), "each has an id of its own"
-        assert len(set(self.came())) == len(self._runs), "and is the same each time"
+        assert len({each for each, _ in self.came()}) == len(self._runs), "each has its own id"
+        assert len(set(self.came())) == len(self._runs), "with the same content each time"
 
     async def _are_delivered(self) -> bool:
         await self.world.database(
@@ -277,12 +277,12 @@ class _Told(Story):
         )
         request = channel_pb2.ListDeliveriesRequest(channel_id=self._channel_id)
         found = (await self.pawl.again(self.pawl.notify_channels.ListDeliveries, request)).deliveries
-        told = [each for each in found if each.type == "run.completed"]
-        states = [each.state for each in told]
+        reported = [each for each in found if each.type == "run.completed"]
+        states = [each.state for each in reported]
         return states == [channel_pb2.CHANNEL_DELIVERY_STATE_DELIVERED] * len(self._runs)
 
     async def create(self, url: str) -> str:
-        """Make a channel that tells of runs that completed; returns its id."""
+        """Create a channel for completed runs; returns its id."""
         kinds = [notify_pb2.NOTIFICATION_KIND_RUN_COMPLETED]
         channel = channel_pb2.Channel(url=url, kinds=kinds, after_seconds=0)
         request = channel_pb2.CreateChannelRequest(channel=channel)
@@ -290,14 +290,14 @@ class _Told(Story):
 
     @abstractmethod
     async def make_channel(self) -> str:
-        """Make where it is told, and hold what comes there from then on; returns its id."""
+        """Create the channel and hold what arrives there; returns its id."""
 
     @abstractmethod
     def came(self) -> list[tuple[str, bytes]]:
-        """What has come, again if it came again: its id, and what it says."""
+        """Received notifications, repeats included: id and text."""
 
 
-class WebhookDelivery(_Told):
+class WebhookDelivery(_EndNotifications):
     """Webhooks of the user."""
 
     async def make_channel(self) -> str:
@@ -310,7 +310,7 @@ class WebhookDelivery(_Told):
         return [(each.headers["webhook-id"], each.body) for each in asked]
 
 
-class Mail(_Told):
+class Mail(_EndNotifications):
     """E-mails to the user."""
 
     async def make_channel(self) -> str:
@@ -332,5 +332,5 @@ class Mail(_Told):
         return [each for each in self.world.postbox.messages() if each["To"] == self._address]
 
     def came(self) -> list[tuple[str, bytes]]:
-        told = [each for each in self._mails() if "confirm" not in str(each["Subject"]).lower()]
-        return [(str(each["Message-ID"]), each.as_bytes()) for each in told]
+        reported = [each for each in self._mails() if "confirm" not in str(each["Subject"]).lower()]
+        return [(str(each["Message-ID"]), each.as_bytes()) for each in reported]

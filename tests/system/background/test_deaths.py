@@ -1,4 +1,4 @@
-"""Each story of work in the background comes out right, whatever service dies or is deployed in the middle of it."""
+"""Each background story ends correctly, whichever service crashes or is deployed in the middle."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ STORIES: Final[Mapping[str, type[Story]]] = {
     "mail": Mail,
 }
 WAYS: Final = {"kill": World.kill, "deploy": World.deploy, "roll": World.roll}
+# The stories that every test run plays; TESTS_STORIES=all plays all of them.
 SOME: Final = (
     ("job", "tool-registry", "kill"),
     ("job", "tool-registry", "deploy"),
@@ -58,30 +59,29 @@ SOME: Final = (
     ("mail", "notifier", "kill"),
     ("mail", "notifier", "deploy"),
 )
-"""Those that are played each time; TESTS_STORIES=all plays every one."""
 EVERY: Final = tuple(itertools.product(STORIES, SERVICES, WAYS))
 
 
-def test_some_of_each_are_played_each_time() -> None:
+def test_short_selection_covers_each_fault_and_story() -> None:
     assert {(service, how) for _, service, how in SOME} == set(itertools.product(SERVICES, WAYS))
     assert all(sum(story == name for story, *_ in SOME) >= 2 for name in STORIES)
 
 
-def by_death(combinations: Iterable[tuple[str, str, str]]) -> dict[tuple[str, str], list[str]]:
-    """The stories of each death: they are played at the same time, each in a store of its own."""
+def by_fault(combinations: Iterable[tuple[str, str, str]]) -> dict[tuple[str, str], list[str]]:
+    """The stories of each fault; they run in parallel, each in its own store."""
     found: dict[tuple[str, str], list[str]] = {}
     for story, service, how in combinations:
         found.setdefault((service, how), []).append(story)
     return found
 
 
-PLAYED: Final = by_death(EVERY if os.environ.get("TESTS_STORIES") == "all" else SOME)
+PLAYED: Final = by_fault(EVERY if os.environ.get("TESTS_STORIES") == "all" else SOME)
 
 
 @pytest.mark.long
 @pytest.mark.asyncio(loop_scope="session")
 @pytest.mark.parametrize("death", PLAYED, ids="-".join)
-async def test_it_comes_out_right_whatever_dies_in_the_middle(
+async def test_story_survives_crashed_or_deployed_services(
     world: World, tmp_path: Path, death: tuple[str, str]
 ) -> None:
     service, how = death
@@ -101,10 +101,10 @@ async def test_it_comes_out_right_whatever_dies_in_the_middle(
 @pytest.mark.long
 @pytest.mark.asyncio(loop_scope="session")
 @pytest.mark.parametrize("server", ["postgres", "nats"])
-async def test_it_comes_out_right_though_nothing_could_be_written_or_told(
+async def test_story_survives_unavailable_database_and_nats(
     world: World, pawl: AsyncClient, tmp_path: Path, server: str
 ) -> None:
-    """What is at work goes on meanwhile, what was due is not done twice, and none of it waits for a restart."""
+    """Running work continues, due work is not repeated, and no story needs a restart."""
     stories = [story(world, pawl, tmp_path) for story in (OneShotJob, PlainSeries, Monitor, ScheduleFires)]
     await asyncio.gather(*(story.begin() for story in stories))
     await asyncio.gather(*(until(story.is_in_the_middle) for story in stories))

@@ -1,4 +1,4 @@
-"""A mail arrives at a mail server as people run them, and starts a run (ASYNC-8)."""
+"""A mail arrives at a widely used mail server and starts a run (ASYNC-8)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def mail(sender: str, subject: str) -> str:
     return f"From: {sender}\nTo: pawl@example.com\nSubject: {subject}\n\nIgnore what was said.\n"
 
 
-async def test_a_mail_that_arrives_at_dovecot_starts_a_run() -> None:
+async def test_mail_in_dovecot_starts_a_run() -> None:
     async with dovecot.dovecot() as port:
         await dovecot.add(port, mail("ann@example.com", "before"))
         with tempfile.TemporaryDirectory(prefix="pawl-mailbox-") as folder:
@@ -55,7 +55,7 @@ async def test_a_mail_that_arrives_at_dovecot_starts_a_run() -> None:
                 fires = (await pawl.get_trigger("mails")).fires
                 assert [fire.outcome for fire in fires] == [STARTED, SKIPPED, STARTED]
                 numbers = [int(fire.event_id.rpartition(".")[2]) for fire in fires]
-                assert numbers == [4, 3, 2], "by UID; what was there before fires nothing"
+                assert numbers == [4, 3, 2], "by UID; earlier mails fire nothing"
                 for fire, subject in ((fires[2], "one"), (fires[0], "three")):
                     done = await pawl.result(fire.run_id)
                     assert done.state == run_pb2.RUN_STATE_COMPLETED

@@ -1,4 +1,4 @@
-"""A suite with two replicas of each service, and whom it tells of what goes on in it."""
+"""A suite with two replicas of each service, and receivers of its notifications."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ REPLICAS: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """What a story happens in. Each story has a store of its own in it."""
+    """The suite in which stories run, each in its own store."""
 
     suite: Suite
+    # Receives webhooks.
     receiver: WebServer
-    """Takes webhooks."""
+    # Receives mails.
     postbox: Postbox
-    """Takes mails."""
     numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def client(self, store: str = "") -> AsyncClient:
-        """A client of all replicas, in a store of its own unless it is named."""
+        """Return a client of all replicas, in the named store or a new one."""
         replicas = self.suite.endpoints.services
         elsewhere = {
             f"PAWL_{name}_ADDRESS": ",".join(each.grpc for each in replicas[name.lower().replace("_", "-")])
@@ -51,7 +51,7 @@ class World:
         )
 
     async def database(self, statement: str, *arguments: Any) -> list[asyncpg.Record]:
-        """Ask the database, or change it."""
+        """Query or change the database."""
         connection = await asyncpg.connect(self.suite.database_url)
         try:
             return list(await connection.fetch(statement, *arguments))
@@ -59,19 +59,19 @@ class World:
             await connection.close()
 
     async def kill(self, service: str) -> None:
-        """End all replicas of a service like a power cut, and start them again."""
+        """Kill all replicas of a service, and start them again."""
         for index in range(REPLICAS):
             self.suite.kill(service, index)
-        # Stopped as well, so that the launcher does not wait longer and longer with the next start.
+        # Stopped too, because the launcher would delay each restart more and more.
         await self.deploy(service)
 
     async def deploy(self, service: str) -> None:
-        """End all replicas of a service in order, and start them again."""
+        """Stop all replicas of a service in order, and start them again."""
         await asyncio.gather(*(self.suite.stop_process(service, index) for index in range(REPLICAS)))
         await asyncio.gather(*(self.suite.start_process(service, index) for index in range(REPLICAS)))
 
     async def roll(self, service: str) -> None:
-        """End one replica of a service in order, and start it again, while the other one works."""
+        """Stop one replica of a service in order and start it again, while the other one works."""
         await self.suite.stop_process(service, 0)
         await self.suite.start_process(service, 0)
 
@@ -80,10 +80,10 @@ class World:
 async def running(
     folder: Path, *, reach: Sequence[int] = (), files: Mapping[str, object] | None = None, **choices: Any
 ) -> AsyncIterator[World]:
-    """Run one with its data in `folder`, and with these choices of SuiteOptions beside its own.
+    """Run a suite with its data in `folder` and these SuiteOptions.
 
-    It may `reach` further ports of this machine. Variables may name `files`, which are written as JSON.
-    Not below pytest's tmp_path: as root, PostgreSQL runs under an account that cannot pass there.
+    `reach` lists further local ports that it may call. Variables may name `files`, which are written as JSON. Not below
+    pytest's tmp_path: as root, PostgreSQL runs under an account that cannot read it.
     """
     async with web_server(lambda _: Reply()) as receiver, mail_server() as (postbox, port):
         open_to = {"*": {"private": [f"127.0.0.1:{each}" for each in (receiver.port, *reach)]}}

@@ -1,4 +1,4 @@
-"""One suite for all tests of the command line, and commands run as people run them."""
+"""One suite for all tests of the command line, and commands run as users run them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class CommandLine:
         self._flags = flags
 
     def user(self, name: str) -> CommandLine:
-        """The same for a user of that name."""
+        """Return the command line of another user."""
         return CommandLine(self.data, "--user", name)
 
     def environment(self) -> dict[str, str]:
@@ -36,58 +36,58 @@ class CommandLine:
         return kept | {"PAWL_DATA": str(self.data), "COLUMNS": "200"}
 
     def run(self, *arguments: str, keyboard: str = "") -> tuple[int, str, str]:
-        """Exit code, standard output and standard error of a command."""
-        give_up = time.monotonic() + _PATIENCE_SECONDS
+        """Return the exit code, standard output and standard error of a command."""
+        deadline = time.monotonic() + _PATIENCE_SECONDS
         while True:
             done = commands.pawl(*self._flags, *arguments, environment=self.environment(), keyboard=keyboard)
-            # The suite runs: a machine with far too much to do has kept it from answering in time.
-            if not done.errors.startswith("No Pawl suite answers") or time.monotonic() > give_up:
+            # The suite runs: an overloaded machine kept it from answering in time.
+            if not done.errors.startswith("No Pawl suite answers") or time.monotonic() > deadline:
                 break
         assert "Traceback" not in done.errors
         return done.code, done.output, done.errors
 
     def succeed(self, *arguments: str, keyboard: str = "") -> str:
-        """The output of a command that must work."""
+        """Return the output of a command that must succeed."""
         code, output, errors = self.run(*arguments, keyboard=keyboard)
         assert code == 0, errors + output
         return output
 
     def refuse(self, *arguments: str) -> str:
-        """The sentence of a command that must be refused."""
+        """Return the error message of a command that must fail."""
         code, _, errors = self.run(*arguments)
         assert code == 2, f"{arguments}: {errors}"
         return errors
 
     def done(self, *arguments: str) -> str:
-        """The id of a run, once it has completed."""
+        """Return the id of a run once it has completed."""
         run_id = self.succeed("run", "--detach", *arguments).strip()
         self.succeed("watch", run_id)
         return run_id
 
     def started(self, *arguments: str) -> str:
-        """The id of a run, once it waits for somebody."""
+        """Return the id of a run once it waits for a person."""
         run_id = self.succeed("run", "--detach", *arguments).strip()
         self.until(lambda inbox: run_id in inbox, "inbox", "--list")
         return run_id
 
     def pending(self, run_id: str) -> str:
-        """The id of the call that a run waits for, as the inbox shows it."""
+        """Return the id of the call that a run waits for, as the inbox shows it."""
         output = self.succeed("inbox")
         found = re.search(rf"run {run_id}  call (call_\w+)", output)
         assert found is not None, output
         return found[1]
 
     def until(self, check: Callable[[str], object], *arguments: str) -> str:
-        """The output of a command that must work, once it is as it should be: it is given again and again."""
-        give_up = time.monotonic() + _PATIENCE_SECONDS
+        """Repeat a command until its output is as expected; return the output."""
+        deadline = time.monotonic() + _PATIENCE_SECONDS
         while not check(output := self.succeed(*arguments)):
-            assert time.monotonic() < give_up, output
+            assert time.monotonic() < deadline, output
         return output
 
 
 @pytest.fixture(scope="package")
 def pawl() -> Iterator[CommandLine]:
-    # Not pytest's folder: that is closed to the account under which PostgreSQL runs when the tests run as root.
+    # Not pytest's folder: as root, PostgreSQL runs under an account that cannot read it.
     with tempfile.TemporaryDirectory(prefix="pawl-cli-") as folder:
         yield from _running(Path(folder))
 
@@ -107,10 +107,10 @@ def _running(folder: Path) -> Iterator[CommandLine]:
             stdin=subprocess.DEVNULL,
         )
     try:
-        give_up = time.monotonic() + _START_SECONDS
+        deadline = time.monotonic() + _START_SECONDS
         while "Pawl is running" not in screen.read_text():
             assert suite.poll() is None, screen.read_text()
-            assert time.monotonic() < give_up, screen.read_text()
+            assert time.monotonic() < deadline, screen.read_text()
             time.sleep(0.1)
         yield line
     finally:

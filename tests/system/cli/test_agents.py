@@ -1,4 +1,4 @@
-"""Agents, conversations and content: files that are applied, versions that runs keep, what is handed on or attached."""
+"""Agents, conversations and content on the command line."""
 
 from __future__ import annotations
 
@@ -57,27 +57,27 @@ def files(pawl: CommandLine, tmp_path: Path) -> Iterator[Path]:
         pawl.run("agents", "delete", name, "--yes")
 
 
-def test_agents_of_a_folder_are_saved_once_and_what_is_shown_can_be_applied(pawl: CommandLine, files: Path) -> None:
+def test_agent_folder_is_applied_once_and_output_can_be_applied(pawl: CommandLine, files: Path) -> None:
     dry = pawl.succeed("apply", "-f", str(files), "--dry-run")
     assert "+delegates_to:" in dry
     assert "clerk " not in pawl.succeed("agents", "list")
     saved = pawl.succeed("apply", "-f", str(files))
-    assert saved.index("counter: version") < saved.index("clerk: version"), "those first to which others delegate"
+    assert saved.index("counter: version") < saved.index("clerk: version"), "delegates first"
     assert "warning: gone_* matches no available tool" in saved
     assert pawl.succeed("apply", "-f", str(files)).count("unchanged") == 2
     (files / "all.yaml").write_text(CLERK.replace("the clerk", "a clerk"))
     changed = pawl.succeed("apply", "-f", str(files))
     assert re.search(r"-  instructions: .*You are the clerk.*\n *\+  instructions: .*You are a clerk", changed)
     shown = pawl.succeed("agents", "show", "clerk")
-    assert "round_limit_policy" not in shown, "what nobody said is not there"
+    assert "round_limit_policy" not in shown, "unset options are not shown"
     assert "`pawl agents list`" in pawl.refuse("agents", "show", "clerk", "--version", "900")
     (files / "again").mkdir()
     (files / "again" / "clerk.yaml").write_text(shown)
     assert "clerk: unchanged" in pawl.succeed("apply", "-f", str(files / "again"))
 
 
-def test_files_that_make_no_agent_are_refused_in_a_sentence(pawl: CommandLine, tmp_path: Path) -> None:
-    for content, told in (
+def test_invalid_agent_files_are_refused_with_a_clear_error(pawl: CommandLine, tmp_path: Path) -> None:
+    for content, reported in (
         ("name: [", "is not YAML"),
         ("name: clerk\noptions: {instruction: typo}", 'no field named "instruction"'),
         ("name: a\ndelegates_to: [b]\n---\nname: b\ndelegates_to: [a]", "in a cycle"),
@@ -88,10 +88,10 @@ def test_files_that_make_no_agent_are_refused_in_a_sentence(pawl: CommandLine, t
         (SUMS.replace("type: object, prop", "type: array, prop"), '"type": "object"'),
     ):
         (tmp_path / "bad.yaml").write_text(content)
-        assert told in pawl.refuse("apply", "-f", str(tmp_path)), content
+        assert reported in pawl.refuse("apply", "-f", str(tmp_path)), content
 
 
-def test_agents_of_the_suite_exist_and_the_default_can_be_replaced(pawl: CommandLine, tmp_path: Path) -> None:
+def test_configured_agents_exist_and_default_can_be_replaced(pawl: CommandLine, tmp_path: Path) -> None:
     screen = pawl.data.parent / "screen"
     pawl.until(lambda _: "PAWL_AGENTS: greeter: version 1" in screen.read_text(), "agents", "list")
     assert "Greet people." in pawl.succeed("agents", "show", "greeter")
@@ -105,7 +105,7 @@ def test_agents_of_the_suite_exist_and_the_default_can_be_replaced(pawl: Command
     assert "When to ask" in pawl.succeed("agents", "show", "default")
 
 
-def test_a_conversation_is_imported_delegated_shared_forked_and_erased(
+def test_conversation_is_imported_delegated_shared_forked_and_erased(
     pawl: CommandLine, files: Path, tmp_path: Path
 ) -> None:
     def ids(kind: str, text: str) -> list[str]:
@@ -122,7 +122,7 @@ def test_a_conversation_is_imported_delegated_shared_forked_and_erased(
     (child,) = ids("run", pawl.succeed("runs", "--parent", parent))
     assert ids("run", pawl.succeed("runs", "--agent", "counter")) == [child]
     assert "calculate" in pawl.succeed("watch", child, "--json")
-    # Shared, it is read by others, until it is shared no longer.
+    # Others can read it while it is shared.
     bob = pawl.user("bob")
     assert bob.run("conversations", "show", imported)[0]
     pawl.succeed("conversations", "share", "--key", "weather")
@@ -131,7 +131,7 @@ def test_a_conversation_is_imported_delegated_shared_forked_and_erased(
     assert (shared[0], shared[2]) == (imported, pawl.succeed("whoami").split()[0])
     pawl.succeed("conversations", "share", imported, "--private")
     assert bob.run("conversations", "show", imported)[0]
-    # In the middle it is forked, and continues in another way.
+    # A fork in the middle continues in another way.
     shown = pawl.succeed("conversations", "show", imported, "--numbers")
     assert ("12 degrees" in shown, "6 * 7" in shown) == (True, True)
     forked = pawl.succeed("fork", imported, "--at", "3", "what is 400 * 2")
@@ -139,8 +139,8 @@ def test_a_conversation_is_imported_delegated_shared_forked_and_erased(
     (fork,) = [found for found in ids("conv", forked) if found != imported]
     of_fork = pawl.succeed("conversations", "show", fork)
     assert ("12 degrees" in of_fork, "6 * 7" in of_fork) == (True, False)
-    # What is erased is gone everywhere; what the fork has of its own stays.
-    pawl.until(lambda told: f"{imported} is erased" in told, "conversations", "erase", imported, "--yes")
+    # An erased conversation is gone everywhere; the fork keeps its own messages.
+    pawl.until(lambda reported: f"{imported} is erased" in reported, "conversations", "erase", imported, "--yes")
     code, _, errors = pawl.run("conversations", "show", imported)
     assert code
     assert "erased" in errors
@@ -149,10 +149,8 @@ def test_a_conversation_is_imported_delegated_shared_forked_and_erased(
     assert parent not in pawl.succeed("runs", *of_story)
 
 
-def test_documents_and_files_are_added_found_by_the_model_attached_and_removed(
-    pawl: CommandLine, tmp_path: Path
-) -> None:
-    """TOOL-7. An image goes with a message only where models take it."""
+def test_documents_and_files_are_added_searched_attached_and_removed(pawl: CommandLine, tmp_path: Path) -> None:
+    """TOOL-7. Images are accepted only where models take them."""
     file = tmp_path / "menu.txt"
     file.write_text("Grüße: marzipan at noon", encoding="utf-8")
     assert pawl.succeed("documents", "add", str(file)) == "Added menu.txt.\n"

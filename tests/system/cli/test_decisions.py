@@ -1,4 +1,4 @@
-"""Decisions from the command line: calls that are shown, edited, rejected, remembered, allowed by rule, and audited."""
+"""Decisions on the command line: calls shown, edited, rejected, remembered, allowed by rule, and audited."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ EDITED = '{"to": ["bob@example.com"], "subject": "dinner", "body": "at eight", "
 
 
 def rules(pawl: CommandLine) -> list[list[str]]:
-    """The rules in force, a list of columns each."""
+    """Return the rules in force as rows of columns."""
     lines = pawl.succeed("rules", "list").splitlines()
     return [line.split("\t") for line in lines if line.startswith("rule_")]
 
@@ -26,16 +26,16 @@ def story(pawl: CommandLine, run_id: str) -> list[tuple[str, str, str]]:
 
 
 def figures(pawl: CommandLine) -> list[int]:
-    """Executions, and approvals asked, granted, edited, refused, of send_email."""
+    """Return the usage counters of send_email: executions; approvals requested, granted, edited, rejected."""
     rows = [line.split("\t") for line in pawl.succeed("tools", "stats").splitlines()]
     return next(([int(row[2]), *map(int, row[8:])] for row in rows if row[0] == "send_email"), [0] * 5)
 
 
 def test_gated_calls_are_shown_decided_once_audited_and_counted(pawl: CommandLine) -> None:
-    """HITL-2, HITL-3, TOOL-6. Who is not asked has not agreed."""
+    """HITL-2, HITL-3, TOOL-6. Without a terminal to confirm, nothing is approved."""
     before = figures(pawl)
     ran = [("executed", "APPROVED", ""), ("returned", "SUCCEEDED", "")]
-    # The edited arguments are checked again when they are sent.
+    # Edited arguments are checked again when they are sent.
     asked = ("proposed", "APPROVE", "")
     for decision, shown, audited in (
         ((), "completed", [asked, ("decided", "APPROVE", "me"), *ran]),
@@ -53,7 +53,7 @@ def test_gated_calls_are_shown_decided_once_audited_and_counted(pawl: CommandLin
     assert [now - then for now, then in zip(figures(pawl), before, strict=True)] == [2, 3, 1, 1, 1]
 
 
-def test_a_chat_runs_the_front_end_tool_and_takes_answers_and_decisions(pawl: CommandLine) -> None:
+def test_chat_runs_front_end_tool_and_accepts_answers_and_decisions(pawl: CommandLine) -> None:
     keyboard = (
         "show me the plan\n"
         "book a table\n2\n"
@@ -66,7 +66,7 @@ def test_a_chat_runs_the_front_end_tool_and_takes_answers_and_decisions(pawl: Co
     assert output.count("completed (") == 4
 
 
-def test_a_rule_allows_or_denies_calls_until_it_is_revoked_and_each_call_names_it(pawl: CommandLine) -> None:
+def test_rule_applies_until_revoked_and_each_call_names_it(pawl: CommandLine) -> None:
     """HITL-5"""
     zoe, letter = pawl.user("zoe"), LETTER.replace("ann", "zoe")
     made = zoe.succeed("rules", "allow", "send_email", "--like", "to=zoe@*", "--for", "1h", "--reason", "a test")

@@ -1,5 +1,3 @@
-"""The main job, as `make demo` runs it."""
-
 from __future__ import annotations
 
 import subprocess
@@ -11,11 +9,11 @@ import pytest
 @pytest.mark.long
 @pytest.mark.ci
 @pytest.mark.timeout(900)
-def test_the_demo_plays_the_main_job_and_finds_all_of_it_in_the_ledger() -> None:
+def test_demo_runs_and_finds_all_steps_in_the_ledger() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pawl.cli", "demo"], capture_output=True, text=True, timeout=600, check=False
     )
-    # A machine that does much else may need longer than a minute.
+    # A busy machine may need longer than a minute.
     is_late = "checks failed: finished in time\n" in done.stdout
     assert is_late or "All checks passed." in done.stdout, done.stdout + done.stderr
     assert done.returncode == is_late

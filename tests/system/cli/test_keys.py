@@ -1,4 +1,4 @@
-"""`pawl keys`: keys are made, listed, used and revoked (OPS-1). tests/system/access asks every service with them."""
+"""`pawl keys`: create, list, use and revoke keys (OPS-1). tests/system/access tries them against every service."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tests import commands
 from tests.system.cli.conftest import CommandLine
 
 
-def test_a_key_is_made_used_listed_without_its_secret_and_revoked(pawl: CommandLine) -> None:
+def test_key_is_created_used_listed_without_secret_and_revoked(pawl: CommandLine) -> None:
     code, output, errors = pawl.run("keys", "create", "ann", "--role", "viewer", "--name", "laptop", "--for", "1h")
     key_id, secret = errors.split()[1].rstrip("."), output.strip()
     assert (code, is_secret(secret)) == (0, True)
@@ -24,7 +24,7 @@ def test_a_key_is_made_used_listed_without_its_secret_and_revoked(pawl: CommandL
     assert "key revoked" in pawl.succeed("keys", "events", "--key", key_id)
 
 
-def test_the_first_key_of_the_deployment_is_made_once_and_makes_others(pawl: CommandLine) -> None:
+def test_bootstrap_key_is_created_once_and_can_create_others(pawl: CommandLine) -> None:
     code, secret, errors = pawl.run("keys", "bootstrap")
     assert code == 0, errors
     deployment = pawl.environment() | {"PAWL_API_KEY": secret.strip()}
@@ -38,7 +38,7 @@ def test_the_first_key_of_the_deployment_is_made_once_and_makes_others(pawl: Com
     assert commands.pawl("keys", "revoke", bootstrap_id, environment=deployment).code == 0
 
 
-def test_what_cannot_be_a_key_is_refused_in_a_sentence(pawl: CommandLine) -> None:
+def test_invalid_key_options_are_refused_with_a_clear_error(pawl: CommandLine) -> None:
     for arguments, says in (
         ("create ann --role delegate", "roles that you do not have"),
         ("create ann --role member --in-store acme", "only operators of a store"),

@@ -1,4 +1,4 @@
-"""Runs from the command line: started, watched, cancelled, listed, and what each of them waits for."""
+"""Runs on the command line: start, watch, cancel, list, and what each waits for."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ ROOT = Path(__file__).parents[3]
 
 
 def line_of(run_id: str, runs: str) -> str:
-    """Its line in a list, empty if it has none."""
+    """Return its line in a list, empty if it has none."""
     return next((line for line in runs.splitlines() if line.startswith(run_id)), "")
 
 
-def test_the_first_program_of_the_readme_works(pawl: CommandLine, tmp_path: Path) -> None:
+def test_first_program_of_the_readme_works(pawl: CommandLine, tmp_path: Path) -> None:
     """It finds the suite and the key where `pawl up` keeps them."""
     program = (ROOT / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
     (tmp_path / ".pawl").symlink_to(pawl.data)
@@ -29,7 +29,7 @@ def test_the_first_program_of_the_readme_works(pawl: CommandLine, tmp_path: Path
     assert done.stderr == ""
 
 
-def test_a_run_is_shown_and_as_json_it_is_its_whole_log_from_any_position(pawl: CommandLine) -> None:
+def test_run_is_shown_and_json_output_is_its_log_from_any_seq(pawl: CommandLine) -> None:
     """EVT-1."""
     output = pawl.succeed("run", "what is 17 * 23")
     assert "calculate" in output
@@ -43,8 +43,8 @@ def test_a_run_is_shown_and_as_json_it_is_its_whole_log_from_any_position(pawl: 
     assert pawl.succeed("watch", "--json", events[0]["run_id"], "--after", "3").splitlines() == lines[3:]
 
 
-def test_the_steps_of_a_run_show_its_reasoning_folded_and_whole(pawl: CommandLine) -> None:
-    """HITL-8: also of a request without tools."""
+def test_steps_of_a_run_show_reasoning_folded_and_in_full(pawl: CommandLine) -> None:
+    """HITL-8: also for a request without tools."""
     for prompt, kinds in (
         ("what is 17 * 23", ["reasoning", "planning", "call", "result", "reasoning", "answer"]),
         ("hello", ["reasoning", "answer"]),
@@ -57,10 +57,10 @@ def test_the_steps_of_a_run_show_its_reasoning_folded_and_whole(pawl: CommandLin
         assert len(whole.splitlines()) > len(folded)
 
 
-def test_a_run_is_undone_once_its_inverse_is_approved_and_one_without_effects_has_nothing_to_undo(
+def test_run_is_undone_after_approval_and_read_only_run_has_nothing_to_undo(
     pawl: CommandLine,
 ) -> None:
-    """HITL-7: shown before, approved in between, reported after. HITL-3: who is not asked has not agreed."""
+    """HITL-7: preview, approval, report. HITL-3: without a terminal to confirm, nothing is approved."""
     run_id = pawl.done("add task Paint the fence")
     assert "create_task (Delete the task 'Paint the fence') to undo" in pawl.succeed("undo", run_id, "--preview")
     code, _, errors = pawl.run("undo", run_id, keyboard="y\n")
@@ -79,14 +79,14 @@ def test_a_run_is_undone_once_its_inverse_is_approved_and_one_without_effects_ha
     assert output.splitlines()[-1] == "There is nothing to undo."
 
 
-def test_a_detached_run_is_cancelled_and_ends_with_1(pawl: CommandLine) -> None:
+def test_cancelled_detached_run_exits_with_1(pawl: CommandLine) -> None:
     run_id = pawl.succeed("run", "--detach", "count very slowly to 500").strip()
     assert "cancel" in pawl.succeed("cancel", run_id, "--reason", "enough")
     code, output, _ = pawl.run("watch", run_id)
     assert (code, "cancelled" in output.splitlines()[-1]) == (1, True)
 
 
-def test_a_run_waits_for_tokens_and_continues_after_a_top_up(pawl: CommandLine) -> None:
+def test_run_waits_for_tokens_and_continues_after_top_up(pawl: CommandLine) -> None:
     """LOOP-12."""
     run_id = pawl.succeed("run", "--detach", "--tokens-max", "5", "what is 17 * 23").strip()
     pawl.until(lambda runs: "waiting for more tokens" in line_of(run_id, runs), "runs")
@@ -101,7 +101,7 @@ def test_a_run_waits_for_tokens_and_continues_after_a_top_up(pawl: CommandLine) 
     assert "ended" in pawl.refuse("top-up", run_id, "1")
 
 
-def test_whoami_says_who_calls_and_what_there_is(pawl: CommandLine) -> None:
+def test_whoami_shows_the_caller_and_available_options(pawl: CommandLine) -> None:
     """OPS-1."""
     output = pawl.succeed("whoami", "--limits")
     for said in (
@@ -113,6 +113,6 @@ def test_whoami_says_who_calls_and_what_there_is(pawl: CommandLine) -> None:
     assert re.search(r"^tool count: \d+$", output, re.MULTILINE)
     assert re.search(r"^agent names: .*\bdefault\b", output, re.MULTILINE)
     assert "limits:\n  rounds max: 10\n" in output
-    told = json.loads(pawl.user("ann").succeed("whoami", "--json"))
-    assert (told["caller"]["user_id"], told["caller"]["store_id"]) == ("ann", "local")
+    reported = json.loads(pawl.user("ann").succeed("whoami", "--json"))
+    assert (reported["caller"]["user_id"], reported["caller"]["store_id"]) == ("ann", "local")
     assert re.search(r"^send_email\t1\tbackend\tsensitive\tat most once\t", pawl.succeed("tools"), re.MULTILINE)

@@ -1,4 +1,4 @@
-"""`pawl sources` against a real suite: from adding a server to a model that calls its tool (TOOL-3)."""
+"""`pawl sources` against a real suite, from adding a server to a model that calls its tool (TOOL-3)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ def describe(folder: Path, description: str) -> None:
     (folder / "tools.json").write_text(json.dumps([tool]))
 
 
-def test_a_source_is_added_used_remembered_checked_approved_and_removed(pawl: CommandLine, tmp_path: Path) -> None:
+def test_source_is_added_used_persisted_checked_approved_and_removed(pawl: CommandLine, tmp_path: Path) -> None:
     describe(tmp_path, "Says it again.")
     added = pawl.succeed("sources", "add-mcp", "parrot", "--policy", "*=sensitive,read_only", *flags(tmp_path))
     assert added == "parrot.echo version 1: sensitive, read only. Says it again.\n"
     assert "parrot\tready\t1" in pawl.succeed("sources", "list")
-    # The model knows the tool by a name without a dot, and a rule has that of the register.
+    # The model sees a name without a dot; a rule uses the registered name.
     run_id = pawl.started('call parrot__echo with {"word": "polly"}')
     pawl.succeed("approve", run_id, pawl.pending(run_id), "--yes", "--remember", "run")
     assert f"parrot.echo\tin {run_id}" in pawl.succeed("rules", "list")
@@ -39,8 +39,8 @@ def test_a_source_is_added_used_remembered_checked_approved_and_removed(pawl: Co
     assert pawl.succeed("sources", "list") == ""
 
 
-def test_what_cannot_be_a_source_is_refused_in_a_sentence(pawl: CommandLine) -> None:
-    for arguments, told in (
+def test_invalid_sources_are_refused_with_a_clear_error(pawl: CommandLine) -> None:
+    for arguments, reported in (
         ("add-http x --openapi https://a.example/ --method GET", "--method cannot be combined with --openapi"),
         ("add-http x --endpoint https://a.example/ --arguments @/no/such/file", "cannot be read"),
         ("add-http x --endpoint http://127.0.0.1:9/ --method GET --description d", "be reached"),
@@ -52,4 +52,4 @@ def test_what_cannot_be_a_source_is_refused_in_a_sentence(pawl: CommandLine) -> 
         ("add-mcp x -- /no/such/program", "No such file"),
         ("check absent", "pawl sources list"),
     ):
-        assert told in pawl.refuse("sources", *arguments.split()), arguments
+        assert reported in pawl.refuse("sources", *arguments.split()), arguments

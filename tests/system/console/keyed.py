@@ -1,4 +1,4 @@
-"""A suite with keys of its users in two stores, two replicas of everything, and one address before its gateways."""
+"""A suite with user keys in two stores, two replicas of everything, and one address for its gateways."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pawl.launcher.suite import Suite
 
 @asynccontextmanager
 async def front(addresses: Sequence[str]) -> AsyncIterator[str]:
-    """Serve one address before `addresses`, each `host:port`, and give its URL: replicas that are there take turns."""
+    """Proxy `addresses`, each `host:port`, behind one URL; available replicas take turns."""
     turn = 0
 
     async def connect() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -29,7 +29,7 @@ async def front(addresses: Sequence[str]) -> AsyncIterator[str]:
             host, _, port = addresses[(turn + replica) % len(addresses)].rpartition(":")
             with suppress(OSError):
                 return await asyncio.open_connection(host, int(port))
-        raise ConnectionRefusedError("no gateway is there")
+        raise ConnectionRefusedError("no gateway is available")
 
     async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -68,7 +68,7 @@ def key_of(store: str, user: str) -> str:
 
 @dataclass(frozen=True)
 class World:
-    """A suite, and the one address before its gateways."""
+    """A suite, and the one address of its gateways."""
 
     suite: Suite
     url: str
@@ -86,18 +86,18 @@ class World:
         return page
 
     def program(self, store: str, user: str) -> httpx2.AsyncClient:
-        """Return a program that acts for a user."""
+        """Return a client that acts for a user."""
         headers = {"authorization": f"Bearer {key_of(store, user)}"}
         return httpx2.AsyncClient(base_url=self.url, headers=headers, timeout=60.0)
 
     async def kill(self, replica: int, *services: str) -> None:
-        """Kill a replica of services, once all of them are there; they are started again."""
+        """Kill a replica of services once all of them run; the launcher restarts them."""
         await self.whole(services)
         for service in services:
             self.suite.kill(service, replica)
 
     async def whole(self, services: Sequence[str] = SERVICES) -> None:
-        """Wait until both replicas of services are there."""
+        """Wait until both replicas of services run."""
         for service in services:
             for each in (0, 1):
                 await self.suite.wait_ready(service, each)
@@ -105,7 +105,6 @@ class World:
 
 @asynccontextmanager
 async def running(browser: Browser) -> AsyncIterator[World]:
-    """Run the suite."""
     with tempfile.TemporaryDirectory(prefix="pawl-two-of-each-") as folder:
         keys = Path(folder) / "keys.json"
         entries = [

@@ -1,4 +1,4 @@
-"""The chat in a real browser: what people do there, by mouse and by keyboard, while the model goes on and breaks."""
+"""The chat in a real browser: what users do by mouse and keyboard, while the model streams and fails."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def model(suite: Suite) -> AsyncIterator[Model]:
-    """The model server; afterwards it follows its rules again."""
+    """The model server; its default rules are restored afterwards."""
     async with scripted(suite) as model:
         yield model
 
 
-async def test_an_edit_that_is_refused_is_said_beside_its_field_and_can_be_mended(open_page: NewPage) -> None:
+async def test_refused_edit_is_reported_next_to_its_field_and_can_be_corrected(open_page: NewPage) -> None:
     page = await open_page(user="mender")
     await say(page, "email ann@example.com about tea")
     card = page.locator(".card.wait")
@@ -50,9 +50,7 @@ async def test_an_edit_that_is_refused_is_said_beside_its_field_and_can_be_mende
     await expect(page.locator(".card.good")).to_contain_text("bob@example.com")
 
 
-async def test_an_integer_is_shown_and_sent_as_it_is_also_one_that_javascript_rounds(
-    open_page: NewPage, suite: Suite
-) -> None:
+async def test_large_integers_are_shown_and_sent_exactly(open_page: NewPage, suite: Suite) -> None:
     """HITL-3: an approval is of exactly what was shown, and an edit of one argument changes no other."""
     schema = {"type": "object", "properties": {"account": {"type": "integer"}, "note": {"type": "string"}}}
     pay = {
@@ -79,8 +77,8 @@ async def test_an_integer_is_shown_and_sent_as_it_is_also_one_that_javascript_ro
     assert json.loads(base64.b64decode(call["argumentsJson"])) == {"account": 9007199254740993, "note": "dinner"}
 
 
-async def test_a_question_of_a_server_is_answered_in_a_form(open_page: NewPage, suite: Suite, tmp_path: Path) -> None:
-    """What does not fit the schema of the server is said beside the form, and the question stays open."""
+async def test_question_of_mcp_server_is_answered_in_a_form(open_page: NewPage, suite: Suite, tmp_path: Path) -> None:
+    """Input that does not fit the server's schema is reported next to the form, and the question stays open."""
     (tmp_path / "tools.json").write_text('[{"name": "ask", "description": "Asks.", "inputSchema": {"type": "object"}}]')
     safe = source_pb2.SourceToolPolicy(tool_name="*", category=call_pb2.TOOL_CATEGORY_SAFE)
     config = source_pb2.SourceConfig(name="shop", mcp_stdio=stdio_config(tmp_path), policies=[safe])
@@ -107,7 +105,7 @@ async def test_a_question_of_a_server_is_answered_in_a_form(open_page: NewPage, 
     await expect(page.locator(".card")).to_contain_text("2")
 
 
-async def test_the_model_opens_a_page_and_draws_a_chart(open_page: NewPage) -> None:
+async def test_model_opens_a_page_and_draws_a_chart(open_page: NewPage) -> None:
     page = await open_page(user="seer")
     await say(
         page, 'call show_chart with {"title": "Sales", "labels": ["May", "June", "July"], "values": [3, -4.5, 0]}'
@@ -123,7 +121,7 @@ async def test_the_model_opens_a_page_and_draws_a_chart(open_page: NewPage) -> N
     await expect(page.get_by_role("heading", name="Tools")).to_be_visible(timeout=90_000)
 
 
-async def test_a_message_waits_its_turn_and_stop_stops(open_page: NewPage) -> None:
+async def test_queued_message_waits_and_stop_button_cancels(open_page: NewPage) -> None:
     page = await open_page(user="hasty")
     await say(page, "tell me a long story slowly")
     story = page.locator(".turn").first
@@ -137,7 +135,7 @@ async def test_a_message_waits_its_turn_and_stop_stops(open_page: NewPage) -> No
     await expect(page.locator(".turn").last).to_contain_text("42")
 
 
-async def test_a_message_into_the_running_work_stands_where_it_came(open_page: NewPage, model: Model) -> None:
+async def test_steering_message_appears_where_it_was_received(open_page: NewPage, model: Model) -> None:
     slow = {"text": "Let me see. " * 120, "chunk_delay": 0.1, "tool_calls": [{"name": "get_current_time"}]}
     prompt = await model.play({"when": {"round": 0}, "reply": slow})
     page = await open_page(user="steerer")
@@ -152,7 +150,7 @@ async def test_a_message_into_the_running_work_stands_where_it_came(open_page: N
     await expect(page.locator(".turn")).to_contain_text("48")
 
 
-async def test_a_conversation_is_begun_again_renamed_found_and_archived(open_page: NewPage) -> None:
+async def test_conversation_is_restarted_renamed_found_and_archived(open_page: NewPage) -> None:
     page = await open_page(user="editor")
     await say(page, "what is 2 * 3")
     await done(page)
@@ -181,7 +179,7 @@ async def test_a_conversation_is_begun_again_renamed_found_and_archived(open_pag
     words = itertools.cycle(("doubles", "doubles "))
 
     async def found() -> bool:
-        """Search once more: a title is found some moments after it was given."""
+        """Search again: a new title becomes searchable after a moment."""
         async with page.expect_response("**/ListConversations"):
             await page.get_by_label("Search conversations").fill(next(words))
         return await listed.count() == 1

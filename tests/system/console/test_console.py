@@ -1,5 +1,3 @@
-"""The console in a real browser, against real processes."""
-
 from __future__ import annotations
 
 import secrets
@@ -16,7 +14,7 @@ from pawl.launcher.suite import Suite
 from tests.keys import LOCAL_KEY
 from tests.system.console.conftest import BEHIND, NewPage, at, done, say
 
-# Each starts from what a person sees, and waits for what a person would see.
+# Each test starts from what a user sees, and waits for what a user would see.
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 
 LISTS = (
@@ -26,7 +24,7 @@ LISTS = (
 PAGES = ("/", "/inbox", "/runs", "/nothing", "/tools/calculate", *(f"/{name}" for name in LISTS))
 
 
-async def test_a_newcomer_talks_and_approves_with_an_edit(open_page: NewPage) -> None:
+async def test_new_user_chats_and_approves_with_an_edit(open_page: NewPage) -> None:
     page = await open_page(user="newcomer")
     await say(page, "what is 17 * 23")
     await done(page)
@@ -50,7 +48,7 @@ async def test_a_newcomer_talks_and_approves_with_an_edit(open_page: NewPage) ->
     await done(page, 2)
 
 
-async def test_an_approval_in_the_inbox_by_keyboard_alone(open_page: NewPage) -> None:
+async def test_inbox_approval_works_by_keyboard_alone(open_page: NewPage) -> None:
     page = await open_page(user="keyboard")
     await expect(page.get_by_label("Your message")).to_be_focused()
     await page.keyboard.type("email bob@example.com about golf")
@@ -70,7 +68,7 @@ async def test_an_approval_in_the_inbox_by_keyboard_alone(open_page: NewPage) ->
     await expect(page.locator("main:focus, main :focus")).to_have_count(1)
 
 
-async def test_a_login(open_page: NewPage, suite: Suite) -> None:
+async def test_login(open_page: NewPage, suite: Suite) -> None:
     page = await open_page(user="")
     await page.get_by_label("Your key").fill("wrong")
     await page.keyboard.press("Enter")
@@ -82,8 +80,8 @@ async def test_a_login(open_page: NewPage, suite: Suite) -> None:
     await expect(page.get_by_label("Your key")).to_be_visible()
 
 
-async def test_what_is_written_outlives_the_session_and_a_reload(open_page: NewPage, suite: Suite) -> None:
-    """A link to log in that is opened in the tab of the login page logs in, too."""
+async def test_draft_survives_expired_session_and_reload(open_page: NewPage, suite: Suite) -> None:
+    """A login link opened in the tab of the login page also logs in."""
     page = await open_page(user="me")
     message = page.get_by_label("Your message")
     await message.fill("a long letter")
@@ -99,8 +97,8 @@ async def test_what_is_written_outlives_the_session_and_a_reload(open_page: NewP
     await expect(message).to_have_value("")
 
 
-async def test_seven_windows_side_by_side_all_hear_what_happens(open_page: NewPage) -> None:
-    """A browser opens six connections to a host."""
+async def test_seven_windows_all_receive_updates(open_page: NewPage) -> None:
+    """A browser opens at most six connections to a host."""
     first = await open_page(user="seven")
     pages = [first, *[await first.context.new_page() for _ in range(6)]]
     for page in pages[1:]:
@@ -110,8 +108,8 @@ async def test_seven_windows_side_by_side_all_hear_what_happens(open_page: NewPa
         await expect(page.locator(".card.wait")).to_have_count(1)
 
 
-async def test_a_session_that_ends_behind_other_tabs_leads_to_the_login(open_page: NewPage) -> None:
-    """An inbox that hears of nothing any more does not look like one in which nothing waits."""
+async def test_session_that_ends_in_a_hidden_tab_leads_to_login(open_page: NewPage) -> None:
+    """An inbox without a session must not look like an empty one."""
     page = await open_page("/inbox", user="sleeper")
     await expect(page.get_by_role("heading", name="Inbox")).to_be_visible()
     await page.evaluate(BEHIND)
@@ -122,14 +120,14 @@ async def test_a_session_that_ends_behind_other_tabs_leads_to_the_login(open_pag
 
 
 def link_of(suite: Suite, *, seconds: float = CODE_SECONDS, gateway: str = "") -> str:
-    """Return a link as `pawl console` makes it."""
+    """Return a link as `pawl console` prints it."""
     seal = (Path(suite.endpoints.secrets) / SEAL_FILE).read_text().strip()
     gateway = gateway or suite.endpoints.services["gateway"][0].http
     code = Code(key=LOCAL_KEY, gateway=gateway, end_time=time.time() + seconds, nonce=secrets.token_hex(8))
     return f"/#code={browser_seal.close(seal, code)}"
 
 
-async def test_a_link_logs_in_once(open_page: NewPage, suite: Suite) -> None:
+async def test_login_link_works_once(open_page: NewPage, suite: Suite) -> None:
     good = link_of(suite)
     page = await open_page(good, user="")
     await expect(page.get_by_role("heading", name="What can I do for you?")).to_be_visible()
@@ -139,7 +137,7 @@ async def test_a_link_logs_in_once(open_page: NewPage, suite: Suite) -> None:
         await expect(page.get_by_role("alert")).to_contain_text("pawl console")
 
 
-async def test_every_page_is_for_everybody_in_light_and_dark(open_page: NewPage) -> None:
+async def test_every_page_is_accessible_in_light_and_dark(open_page: NewPage) -> None:
     page = await open_page(user="axe")
     await say(page, "email dora@example.com about tea")
     await expect(page.locator(".card.wait")).to_be_visible(timeout=90_000)
@@ -176,7 +174,7 @@ async def barrier_free(page: Page, what: str) -> None:
         assert found.violations_count == 0, f"{what}, {scheme}: {found.generate_report()}"
 
 
-async def test_a_phone_shows_all_of_it(open_page: NewPage) -> None:
+async def test_pages_fit_on_a_phone(open_page: NewPage) -> None:
     page = await open_page(user="phone", viewport={"width": 360, "height": 700})
     await say(page, "what is 3 * 3")
     run_id = await done(page)
@@ -197,7 +195,7 @@ async def test_a_phone_shows_all_of_it(open_page: NewPage) -> None:
         assert wide <= 0, path
     await page.goto(at(page, "/audit"))
     await expect(page.locator(".filters label")).to_have_count(5)
-    # Filters stand beside each other, or they fill the screen.
+    # Filters are side by side, or each fills the screen.
     tops = await page.locator(".filters label").evaluate_all("all => all.map(one => one.getBoundingClientRect().top)")
     assert len(set(tops)) == 3
     await page.goto(at(page, "/runs"))
@@ -208,7 +206,7 @@ async def test_a_phone_shows_all_of_it(open_page: NewPage) -> None:
 
 
 async def inside_out(page: Page, selector: str) -> list[str]:
-    """Return the parts of a page from which something sticks out to either side."""
+    """Return the elements of a page with content that overflows sideways."""
     wider = (
         "all => all.filter(one => one.scrollWidth > one.clientWidth + 1 || "
         "[...one.children].some(each => each.getBoundingClientRect().left < -1 && !each.matches('.skip')))"

@@ -1,4 +1,4 @@
-"""The page of docs/examples/copilotkit, on CopilotKit as it is published, in a real browser, with a real suite."""
+"""The page of docs/examples/copilotkit with the published CopilotKit, a real browser and a real suite."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.system.console.conftest import address
 from tests.system.console.test_example import answers
 from tests.tidy.tree import ROOT
 
-# It has a thousand packages.
+# The example has a thousand packages.
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long, pytest.mark.timeout(900)]
 
 INSTALL_SECONDS: Final = 600.0
@@ -32,7 +32,7 @@ MAIL: Final = 'call send_email with {"to": ["ann@example.com"], "subject": "lunc
 
 @pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
-    """The example with its packages, as the lock has them."""
+    """The example with the packages of its lock file."""
     with tempfile.TemporaryDirectory(prefix="pawl-copilotkit-") as made:
         npm.install(ROOT / "docs/examples/copilotkit", Path(made), timeout_seconds=INSTALL_SECONDS)
         yield Path(made)
@@ -40,7 +40,7 @@ def folder() -> Iterator[Path]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def server(folder: Path, suite: Suite) -> AsyncIterator[str]:
-    """Run the example's server, and give its address."""
+    """Run the example's server, and yield its address."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     own = {"PAWL_GATEWAY": address(suite), "PAWL_KEY": LOCAL_KEY, "COPILOTKIT_TELEMETRY_DISABLED": "true"}
@@ -56,7 +56,7 @@ async def server(folder: Path, suite: Suite) -> AsyncIterator[str]:
 
 
 class Chat:
-    """A window with a thread of its own."""
+    """A window with its own thread."""
 
     def __init__(self, page: Page, url: str) -> None:
         self.page, self.url = page, url
@@ -66,7 +66,7 @@ class Chat:
         await self.page.goto(f"{self.url}/?thread={self.thread}")
 
     async def say(self, text: str) -> None:
-        """Send a message once the page takes one: it does not while it asks what the thread has."""
+        """Send a message once the page accepts one: it does not while it loads the thread."""
         box = self.page.get_by_test_id("copilot-chat-textarea")
         await box.fill(text)
         while await box.input_value():
@@ -75,17 +75,16 @@ class Chat:
 
     @property
     def answers(self) -> Locator:
-        """The messages of the agent."""
         return self.page.get_by_test_id("copilot-assistant-message")
 
     async def ends(self, text: str) -> None:
-        """Wait until the agent's last message says this."""
+        """Wait until this is the agent's last message."""
         await expect(self.answers.last).to_contain_text(text, timeout=ANSWER_MS)
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def chat(server: str, browser: Browser) -> AsyncIterator[Chat]:
-    """A window whose page asks nobody but its server, and in which nothing went wrong at the end."""
+    """A window whose page contacts only its server and ends without an error."""
     context, faults = await browser.new_context(), list[str]()
     context.set_default_timeout(ANSWER_MS)
 
@@ -106,7 +105,7 @@ async def chat(server: str, browser: Browser) -> AsyncIterator[Chat]:
     assert faults == []
 
 
-async def test_calls_are_approved_and_rejected_in_the_chat_also_after_a_reload(chat: Chat) -> None:
+async def test_calls_are_approved_and_rejected_also_after_a_reload(chat: Chat) -> None:
     await chat.say(f"{MAIL} and {MAIL.replace('ann', 'bob')}")
     asked = chat.page.get_by_role("group", name="Approval")
     await expect(asked).to_have_count(2, timeout=ANSWER_MS)
@@ -119,7 +118,7 @@ async def test_calls_are_approved_and_rejected_in_the_chat_also_after_a_reload(c
     await expect(asked).to_have_count(0)
 
 
-async def test_a_tool_of_the_page_runs_in_the_page(chat: Chat) -> None:
+async def test_page_tool_runs_in_the_page(chat: Chat) -> None:
     await chat.say('call paint with {"colour": "rgb(1, 2, 3)"}')
     await chat.ends("The page is rgb(1, 2, 3).")
     await expect(chat.page.locator("main")).to_have_css("background-color", "rgb(1, 2, 3)")

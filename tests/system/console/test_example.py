@@ -1,4 +1,4 @@
-"""The chat of docs/examples/chat as a stranger runs it: packages of npm, Vite, a real browser and a real suite."""
+"""The chat of docs/examples/chat as a new user runs it: npm packages, Vite, a real browser and a real suite."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.keys import LOCAL_KEY
 from tests.system.console.conftest import PATIENCE_MS, address
 from tests.tidy.tree import ROOT
 
-# It is installed and built first.
+# The example is installed and built first.
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long, pytest.mark.timeout(900)]
 
 EXAMPLE: Final = ROOT / "docs/examples/chat"
@@ -33,7 +33,7 @@ STEP_SECONDS: Final = 400.0
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def chat(suite: Suite) -> AsyncIterator[str]:
-    """Give the address of the example, which was installed and checked as its page says."""
+    """Yield the address of the example, installed and checked as its page describes."""
     with tempfile.TemporaryDirectory(prefix="pawl-chat-") as made:
         folder = Path(made) / "chat"
         shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("node_modules"))
@@ -61,20 +61,20 @@ async def step(folder: Path, *command: str | Path) -> None:
 
 
 async def answers(url: str) -> None:
-    give_up = time.monotonic() + STARTS_SECONDS
+    deadline = time.monotonic() + STARTS_SECONDS
     async with httpx2.AsyncClient(timeout=60.0) as client:
         while True:
             try:
                 (await client.get(url)).raise_for_status()
                 break
             except httpx2.TransportError:
-                assert time.monotonic() < give_up, f"{url} does not answer"
+                assert time.monotonic() < deadline, f"{url} does not answer"
                 await asyncio.sleep(0.1)
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def page(chat: str, browser: Browser) -> AsyncIterator[Page]:
-    """A window of a browser of its own, with nothing gone wrong in it at the end."""
+    """A window of its own browser, which must end without an error."""
     context = await browser.new_context()
     context.set_default_timeout(PATIENCE_MS)
     faults: list[str] = []
@@ -101,25 +101,25 @@ async def ended(page: Page, state: str = "COMPLETED") -> None:
     await expect(page.locator("section").last).to_have_attribute("data-state", f"RUN_STATE_{state}", timeout=120_000)
 
 
-async def test_text_streams_and_a_reload_in_the_middle_of_a_run_keeps_everything(page: Page) -> None:
+async def test_text_streams_and_reload_during_a_run_keeps_everything(page: Page) -> None:
     await log_in(page)
     await say(page, "what is 17 * 23")
     await ended(page)
     await expect(page.locator("article", has_text="calculate")).to_contain_text("succeeded")
     await say(page, "tell me a long story slowly")
-    told = page.locator("section").last.locator(".said").last
-    await expect(told).to_contain_text(" ", timeout=90_000)
-    before = await told.inner_text()
+    reported = page.locator("section").last.locator(".said").last
+    await expect(reported).to_contain_text(" ", timeout=90_000)
+    before = await reported.inner_text()
     await page.reload()
     await expect(page.locator("section")).to_have_count(2)
     await expect(page.locator("article", has_text="calculate")).to_contain_text("succeeded")
-    await expect(told).to_contain_text(before)
+    await expect(reported).to_contain_text(before)
     assert await page.locator("section").last.get_attribute("data-state") == "RUN_STATE_RUNNING"
     await ended(page)
-    assert len(await told.inner_text()) > len(before)
+    assert len(await reported.inner_text()) > len(before)
 
 
-async def test_a_call_is_approved_another_rejected_and_a_question_answered(page: Page) -> None:
+async def test_calls_are_approved_and_rejected_and_a_question_answered(page: Page) -> None:
     await log_in(page)
     await say(page, "email ann@example.com about lunch")
     card = page.locator("section").last.locator("article")

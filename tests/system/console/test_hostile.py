@@ -1,4 +1,4 @@
-"""Texts of a model in a real browser: hostile ones do nothing, and no Markdown is blank."""
+"""Model output in a real browser: hostile text has no effect, and all Markdown is visible."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ BAD: Final = (
 )
 
 
-async def test_a_hostile_stream_does_nothing(open_page: NewPage, suite: Suite) -> None:
-    """No script runs, and nothing that the model wrote can be pressed; `open_page` sees that nothing was fetched."""
+async def test_hostile_stream_has_no_effect(open_page: NewPage, suite: Suite) -> None:
+    """No script runs and nothing is clickable; `open_page` checks that nothing was fetched."""
     calls = [
         {"name": "send_email", "arguments": {"to": ["ann@example.com"], "subject": BAD, "body": BAD}},
         {"name": "ask_user", "arguments": {"question": BAD, "why": BAD, "options": [BAD, "\u202eyes"]}},
@@ -54,8 +54,8 @@ async def test_a_hostile_stream_does_nothing(open_page: NewPage, suite: Suite) -
         await expect(page.get_by_role("heading", name="completed")).to_be_visible(timeout=90_000)
 
 
-async def test_a_text_that_stops_parsers_stops_no_page_and_no_stream(open_page: NewPage, suite: Suite) -> None:
-    """Quotes in quotes, and characters that end a line for JavaScript and none of a stream."""
+async def test_pathological_text_breaks_neither_page_nor_stream(open_page: NewPage, suite: Suite) -> None:
+    """Nested quotes, and characters that end a line in JavaScript but not in an event stream."""
     async with scripted(suite) as model:
         prompt = await model.play(
             {"reply": {"text": f"{'>' * 5000} one \u2028event: end\u2029data: two", "chunk_delay": 0}}
@@ -88,7 +88,7 @@ FAILED: Final = "The formatted view failed"
 
 @pytest.fixture(scope="module")
 def examples() -> list[dict[str, str]]:
-    """All examples of the CommonMark specification."""
+    """Return all examples of the CommonMark specification."""
     if not runpy.run_path(str(WEB / "build.py"))["install"]():
         pytest.skip("npm reaches no registry")
     found: list[dict[str, str]] = json.loads(npm.run([npm.NODE, "--input-type=module", "-e", PRINT], WEB, 60).stdout)
@@ -96,10 +96,10 @@ def examples() -> list[dict[str, str]]:
     return found
 
 
-async def test_no_example_of_commonmark_is_blank(
+async def test_no_commonmark_example_renders_blank(
     open_page: NewPage, suite: Suite, examples: list[dict[str, str]]
 ) -> None:
-    """`open_page` checks that the Content Security Policy stopped nothing."""
+    """`open_page` checks that the Content Security Policy blocked nothing."""
     texts = [example["markdown"] for example in examples]
     messages = [{"role": "HISTORY_ROLE_USER", "text": "Which examples are there?"}]
     messages += [{"role": "HISTORY_ROLE_ASSISTANT", "text": text} for text in texts]
@@ -115,7 +115,7 @@ async def test_no_example_of_commonmark_is_blank(
     await expect(page.get_by_text(FAILED)).to_have_count(0)
 
 
-async def test_a_view_that_fails_is_plain_text_and_takes_nothing_with_it(open_page: NewPage, suite: Suite) -> None:
+async def test_failed_view_falls_back_to_plain_text(open_page: NewPage, suite: Suite) -> None:
     """A message, then its card, then its page; the rest can be read and answered."""
     question = {"name": "ask_user", "arguments": {"question": "above\n\n---\n\nbelow", "options": ["Yes", "No"]}}
     async with scripted(suite) as model:

@@ -1,4 +1,4 @@
-"""The inbox: several decisions at once, approvals that are remembered, series that are granted, and the keys."""
+"""The inbox: bulk decisions, remembered approvals, granted series, and keyboard shortcuts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 
 
 async def three_wait(open_page: NewPage, user: str) -> Page:
-    """Return an inbox in which three emails of a user wait."""
+    """Return an inbox with three pending emails of a user."""
     page = await open_page(user=user)
     for name in ("ann", "bob", "carl"):
         await page.get_by_role("link", name="New conversation").click()
@@ -26,12 +26,12 @@ async def three_wait(open_page: NewPage, user: str) -> Page:
     return page
 
 
-async def test_several_are_decided_at_once(open_page: NewPage) -> None:
+async def test_several_approvals_are_decided_together(open_page: NewPage) -> None:
     page = await three_wait(open_page, "several")
     mine = page.locator("[data-item]", has_text="several")
     several = page.get_by_role("group", name="Bulk decision")
     await expect(several.get_by_role("button", name="Approve 0")).to_be_disabled()
-    # Who does not see the cards tells them apart by their names.
+    # Screen readers tell the cards apart by their names.
     for name in ("ann", "bob", "carl"):
         card = page.get_by_role("group", name=re.compile(f"send_email.*{name}@example.com.*several"))
         await expect(card.get_by_role("button", name="Approve")).to_have_count(1)
@@ -45,7 +45,7 @@ async def test_several_are_decided_at_once(open_page: NewPage) -> None:
     await expect(page.get_by_role("heading", name=re.compile("Run .*"))).to_be_visible()
 
 
-async def test_an_approval_is_remembered_as_a_rule(open_page: NewPage) -> None:
+async def test_approval_is_remembered_as_a_rule(open_page: NewPage) -> None:
     page = await open_page(user="rememberer")
     await say(page, "email ann@example.com about ships")
     card = page.locator(".card.wait")
@@ -61,7 +61,7 @@ async def test_an_approval_is_remembered_as_a_rule(open_page: NewPage) -> None:
     await expect(page.get_by_role("row", name=re.compile("allow send_email conversation"))).to_be_visible()
 
 
-async def test_an_edit_is_approved_only_while_it_is_seen(open_page: NewPage) -> None:
+async def test_edit_is_approved_only_while_visible(open_page: NewPage) -> None:
     page = await open_page(user="exact")
     await say(page, "in the background, every 1 seconds, 3 times: email ann@example.com about planes")
     await page.goto(at(page, "/inbox"))
@@ -92,15 +92,15 @@ async def test_an_edit_is_approved_only_while_it_is_seen(open_page: NewPage) -> 
     assert ["planes" in each and "cars" not in each for each in said] == [True, True]
 
 
-async def test_a_link_of_a_notification_leads_to_its_call_after_the_login(open_page: NewPage) -> None:
+async def test_notification_link_opens_its_call_after_login(open_page: NewPage) -> None:
     """NOTE-1."""
     page = await open_page(user="me")
     await say(page, "email ann@example.com about links")
     await expect(page.locator(".card.wait")).to_be_visible(timeout=90_000)
     call_id = await page.locator(".card.wait").get_attribute("data-call")
-    stranger = await open_page(f"/inbox?call={call_id}", user="")
-    await stranger.get_by_label("Your key").fill(LOCAL_KEY)
-    await stranger.get_by_role("button", name="Log in").click()
-    await expect(stranger.locator("[data-item]", has_text="about links")).to_be_focused(timeout=90_000)
-    await stranger.keyboard.press("r")
+    other_user = await open_page(f"/inbox?call={call_id}", user="")
+    await other_user.get_by_label("Your key").fill(LOCAL_KEY)
+    await other_user.get_by_role("button", name="Log in").click()
+    await expect(other_user.locator("[data-item]", has_text="about links")).to_be_focused(timeout=90_000)
+    await other_user.keyboard.press("r")
     await expect(page.locator(".turn[data-state=completed]")).to_have_count(1, timeout=90_000)

@@ -1,4 +1,4 @@
-"""Logins by an identity provider, in a browser, with a real one."""
+"""Logins in a browser through a real identity provider."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WHO_AM_I = "/rpc/pawl.agent.v1.AgentService/WhoAmI"
 
 @dataclass(frozen=True)
 class World:
-    """A suite whose people log in at a provider."""
+    """A suite whose users log in at a provider."""
 
     suite: Suite
     issuer: str
@@ -73,7 +73,7 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
 
 
 async def log_in(page: Page, path: str = "/") -> None:
-    """Log in as a person does: at the console, at the provider, and back."""
+    """Log in as a user does: at the console, at the provider, and back."""
     await page.goto(path)
     await page.get_by_role("link", name="Log in at the house").click()
     await page.get_by_placeholder("Enter any login").fill("ann")
@@ -82,7 +82,7 @@ async def log_in(page: Page, path: str = "/") -> None:
     await page.get_by_role("button", name="Continue").click()
 
 
-async def test_a_person_logs_in_and_stays_while_tokens_are_renewed(browser: Browser, world: World) -> None:
+async def test_user_stays_logged_in_while_tokens_are_renewed(browser: Browser, world: World) -> None:
     context = await browser.new_context(base_url=world.url)
     context.set_default_timeout(PATIENCE_MS)
     page = await context.new_page()

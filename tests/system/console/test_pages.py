@@ -1,4 +1,4 @@
-"""The pages of the console that are lists: what a store has is seen, made, changed, paused and ended there."""
+"""The list pages of the console: view, create, change, pause and end what a store has."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 
 
 async def write(page: Page, button: str, value: object) -> None:
-    """Open what edits JSON, and have it saved."""
+    """Open the JSON editor, write into it and save."""
     field = page.get_by_label(f"{button} (JSON)")
     if not await field.count():
         await page.get_by_role("button", name=button).click()
@@ -23,12 +23,12 @@ async def write(page: Page, button: str, value: object) -> None:
 
 
 async def sure(page: Page, button: str) -> None:
-    """Do what is asked about once more."""
+    """Confirm what the page asks."""
     await page.get_by_role("button", name=button, exact=True).click()
     await page.get_by_role("button", name=f"Yes, {button}").click()
 
 
-async def test_an_agent_is_made_changed_and_deleted(open_page: NewPage) -> None:
+async def test_agent_is_created_changed_and_deleted(open_page: NewPage) -> None:
     page = await open_page("/agents")
     await write(page, "New agent", '{"name": ')
     await expect(page.get_by_role("alert")).to_be_visible()
@@ -52,7 +52,7 @@ async def test_an_agent_is_made_changed_and_deleted(open_page: NewPage) -> None:
     await expect(page.get_by_role("link", name="clerk")).to_have_count(0)
 
 
-async def test_a_schedule_is_made_paused_run_and_deleted(open_page: NewPage) -> None:
+async def test_schedule_is_created_paused_run_and_deleted(open_page: NewPage) -> None:
     page = await open_page("/schedules", user="planner")
     wanted = {"name": "daily", "text": "what is 2 * 21", "cron": "not a cron", "timeZone": "Europe/Berlin"}
     await write(page, "New schedule", wanted)
@@ -76,7 +76,7 @@ async def test_a_schedule_is_made_paused_run_and_deleted(open_page: NewPage) -> 
     await expect(page.locator(".empty")).to_be_visible()
 
 
-async def test_a_rule_is_made_and_revoked(open_page: NewPage) -> None:
+async def test_rule_is_created_and_revoked(open_page: NewPage) -> None:
     page = await open_page("/rules", user="careful")
     rule = {"effect": "RULE_EFFECT_ASK", "scope": "RULE_SCOPE_USER", "toolName": "calculate", "reason": "I want to see"}
     await write(page, "New rule", {**rule, "toolName": "no such tool"})
@@ -95,7 +95,7 @@ async def test_a_rule_is_made_and_revoked(open_page: NewPage) -> None:
     await expect(row).to_contain_text("revoked")
 
 
-async def test_tools_and_the_audit_of_their_calls_are_seen(open_page: NewPage) -> None:
+async def test_tools_and_audit_entries_are_shown(open_page: NewPage) -> None:
     page = await open_page(user="auditor")
     await say(page, "what is 12 * 12")
     await expect(page.locator(".turn[data-state=completed]")).to_have_count(1, timeout=90_000)
@@ -120,7 +120,7 @@ async def test_tools_and_the_audit_of_their_calls_are_seen(open_page: NewPage) -
     await expect(page.get_by_role("button", name="Edit tool")).to_have_count(0)
 
 
-async def test_a_job_is_paused_resumed_and_stopped(open_page: NewPage) -> None:
+async def test_job_is_paused_resumed_and_stopped(open_page: NewPage) -> None:
     page = await open_page(user="watcher")
     await say(page, "in the background, every 300 seconds, 5 times: what is 6 * 7")
     await expect(page.locator(".turn").first).to_contain_text("I started to", timeout=90_000)
@@ -134,19 +134,19 @@ async def test_a_job_is_paused_resumed_and_stopped(open_page: NewPage) -> None:
     await expect(page.locator(".facts")).to_contain_text("cancelled", timeout=90_000)
 
 
-async def test_what_one_is_told_is_seen_and_chosen(open_page: NewPage) -> None:
+async def test_notification_settings_are_shown_and_changed(open_page: NewPage) -> None:
     page = await open_page(user="listener")
     await say(page, "what is 5 * 5")
     await expect(page.locator(".turn[data-state=completed]")).to_have_count(1, timeout=90_000)
     await page.locator(".more summary").click()
     await page.get_by_role("link", name="Notifications").click()
-    told = page.get_by_role("row").nth(1).get_by_role("link").first
+    reported = page.get_by_role("row").nth(1).get_by_role("link").first
     for _ in range(120):
-        if await told.count():
+        if await reported.count():
             break
         await page.reload()
         await page.wait_for_timeout(500)
-    await told.click()
+    await reported.click()
     await page.get_by_role("button", name="Mark as read", exact=True).click()
     await expect(page.get_by_role("button", name="Mark as read", exact=True)).to_have_count(0)
     await page.get_by_role("button", name="Mute conversation").click()

@@ -1,4 +1,4 @@
-"""Two stores with keys of their own and two replicas of everything: what roles show, and replicas that die."""
+"""Two stores with their own keys and two replicas of everything: what roles may see, and crashing replicas."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.system.console.keyed import World
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 
 
-async def test_who_may_sees_it_who_may_not_does_not(world: World) -> None:
+async def test_roles_decide_what_users_see(world: World) -> None:
     await world.whole()
     member = await world.enter("acme", "ann")
     await say(member, "email ann@example.com about roles")
@@ -37,16 +37,16 @@ async def test_who_may_sees_it_who_may_not_does_not(world: World) -> None:
 
     for store, other in (("acme", "vic"), ("acme", "bob"), ("other", "eve")):
         await cannot_watch(world, store, other, str(run_id))
-    stranger = await world.enter("other", "eve", f"/runs/{run_id}")
-    await expect(stranger.get_by_role("heading", name="This run cannot be shown")).to_be_visible()
-    await expect(stranger.locator(".fault")).to_contain_text("No such run")
-    await stranger.goto("/inbox")
-    await expect(stranger.locator(".empty")).to_be_visible()
+    other_user = await world.enter("other", "eve", f"/runs/{run_id}")
+    await expect(other_user.get_by_role("heading", name="This run cannot be shown")).to_be_visible()
+    await expect(other_user.locator(".fault")).to_contain_text("No such run")
+    await other_user.goto("/inbox")
+    await expect(other_user.locator(".empty")).to_be_visible()
 
     approver = await world.enter("acme", "bob", "/inbox")
     card = approver.locator("[data-item]", has_text="roles")
     await expect(card).to_be_visible(timeout=90_000)
-    # A rule of one's own would not count for the run of somebody else.
+    # A personal rule would not apply to another user's run.
     await expect(card.get_by_label("Remember as a rule")).to_have_count(0)
     await card.get_by_role("button", name="Approve").click()
     await expect(member.locator(".turn[data-state=completed]")).to_have_count(1, timeout=90_000)
@@ -54,14 +54,14 @@ async def test_who_may_sees_it_who_may_not_does_not(world: World) -> None:
 
 
 async def cannot_watch(world: World, store: str, user: str, run_id: str) -> None:
-    """Streams tell a run of somebody else to nobody, and in the words for one that is not there."""
+    """Watching another user's run fails with the error of an unknown run."""
     watch = {"method": "pawl.agent.v1.AgentService/WatchRun"}
-    wishes = {each: watch | {"request": {"runId": each}} for each in (run_id, "run_nope")}
+    subscriptions = {each: watch | {"request": {"runId": each}} for each in (run_id, "run_nope")}
     async with world.program(store, user) as program:
-        both = [await program.get(f"/runs/{each}/events") for each in wishes]
+        both = [await program.get(f"/runs/{each}/events") for each in subscriptions]
         assert [answer.status_code for answer in both] == [404, 404]
         assert both[0].json() == both[1].json()
-        told = (await program.post("/stream", json={"subscriptions": wishes})).text
-        found = [json.loads(line.removeprefix("data: ")) for line in told.splitlines() if line.startswith("data: ")]
-        assert {each["key"] for each in found} == set(wishes)
+        reported = (await program.post("/stream", json={"subscriptions": subscriptions})).text
+        found = [json.loads(line.removeprefix("data: ")) for line in reported.splitlines() if line.startswith("data: ")]
+        assert {each["key"] for each in found} == set(subscriptions)
         assert found[0]["error"] == found[1]["error"]

@@ -1,4 +1,4 @@
-"""Runs in the console: their timeline, undo, and the resolution of a call whose outcome is unknown."""
+"""Runs in the console: their timeline, undo, and the resolution of a call with an unknown outcome."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.system.console.conftest import NewPage, address, at, done, say
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 
 
-async def test_a_run_is_told_as_bars_and_watched_once(open_page: NewPage) -> None:
+async def test_run_is_shown_as_a_timeline_and_watched_once(open_page: NewPage) -> None:
     page = await open_page(user="bars")
     watched: list[int] = []
 
@@ -40,7 +40,7 @@ async def test_a_run_is_told_as_bars_and_watched_once(open_page: NewPage) -> Non
     await expect(bars.filter(has_text="Round 2")).to_have_count(1, timeout=90_000)
     await expect(bars.filter(has_text="send_email")).to_contain_text("succeeded")
     took = page.locator(".card.good header, [data-bar=call] td:first-of-type")
-    # However short it was, it was not nothing.
+    # Short durations are not shown as zero.
     assert all(re.search(r"(^|\s)(< 1 ms|[1-9]\d* ms|[1-9][\d.]* s)$", text) for text in await took.all_inner_texts())
     assert await took.count() == 2
     kinds = [await bar.get_attribute("data-bar") for bar in await bars.all()]
@@ -50,7 +50,7 @@ async def test_a_run_is_told_as_bars_and_watched_once(open_page: NewPage) -> Non
     assert max(watched) == 1
 
 
-async def test_what_undo_would_do_is_told_done_and_reported(open_page: NewPage, tmp_path: Path) -> None:
+async def test_undo_is_previewed_done_and_reported(open_page: NewPage, tmp_path: Path) -> None:
     page = await open_page(user="regretful")
     effects = tmp_path / "effects"
     await say(page, f'call put_line with {{"path": "{effects}", "line": "once"}}')
@@ -65,7 +65,7 @@ async def test_what_undo_would_do_is_told_done_and_reported(open_page: NewPage, 
     assert effects.read_text() == ""
 
 
-async def test_an_operator_says_what_became_of_a_call(open_page: NewPage, suite: Suite, tmp_path: Path) -> None:
+async def test_operator_resolves_a_call_with_unknown_outcome(open_page: NewPage, suite: Suite, tmp_path: Path) -> None:
     page = await open_page("/attention", user="operator")
     effects = tmp_path / "effects"
     arguments = json.dumps({"path": str(effects), "seconds": 60.0})

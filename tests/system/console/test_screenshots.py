@@ -1,4 +1,4 @@
-"""The pictures of the console in the docs: `make screenshots` takes them anew."""
+"""Takes the screenshots of the docs again: `make screenshots`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.system.console.conftest import NewPage, at, say
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 
+# Limit for the images in the README.
 BYTES_MAX = 150_000
-"""The size of a picture that a reader of a README is to load."""
 IMAGES = Path(__file__).parents[3] / "docs/images"
 
 
-async def test_chat_inbox_and_run_look_as_in_the_docs(open_page: NewPage, tmp_path: Path) -> None:
+async def test_chat_inbox_and_run_match_the_screenshots(open_page: NewPage, tmp_path: Path) -> None:
     folder = Path(os.environ.get("TESTS_SCREENSHOTS") or tmp_path)
     folder.mkdir(exist_ok=True)
     page = await open_page(user="ann", viewport={"width": 960, "height": 900}, color_scheme="light")

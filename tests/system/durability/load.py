@@ -1,4 +1,4 @@
-"""People at work until the power is cut, and the record of everything that was acknowledged to them."""
+"""Users at work until the power cut, and the record of everything acknowledged to them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ANSWER = "Tonight at 19:00"
 
 @dataclass
 class Promise:
-    """What one start came to, as far as its user was told."""
+    """What the user knows about one started run."""
 
     user: str
     request_id: str
@@ -41,8 +41,8 @@ class Promise:
         return bool(self.events) and self.events[-1].type == "run.completed"
 
 
-class People:
-    """Users who start runs, watch them, answer their questions and let them have effects."""
+class Users:
+    """Users who start runs, watch them, answer their questions and cause effects."""
 
     def __init__(self, suite: Suite, effects: Path) -> None:
         self._suite = suite
@@ -50,7 +50,7 @@ class People:
         self.promises: list[Promise] = []
 
     async def work_until(self, enough: Callable[[list[Promise]], bool], power_off: Callable[[], None]) -> None:
-        """Work until that is enough, then switch off in the middle of everything. Nobody is interrupted before."""
+        """Work until that is enough, then cut the power in the middle of everything."""
         off = asyncio.Event()
         tasks = [asyncio.create_task(self._work(f"user-{number}", off)) for number in range(_USERS)]
         try:
@@ -104,7 +104,7 @@ class People:
 
 
 async def losses(suite: Suite, promises: list[Promise]) -> list[str]:
-    """Compare what people were told with what there is; returns what is missing or was done twice."""
+    """Return acknowledged data that is missing, and effects that happened twice."""
     users = sorted({promise.user for promise in promises})
     found = await asyncio.gather(*(_losses_of_user(suite, user, promises) for user in users))
     return [loss for losses_of_one in found for loss in losses_of_one]
@@ -116,7 +116,7 @@ async def _losses_of_user(suite: Suite, user: str, promises: list[Promise]) -> l
     async with Agent(suite.endpoints.services["agent-loop"][0].grpc, user=user) as agent:
         for promise in mine:
             found += await _losses_of(agent, promise)
-    return found + await _untold(suite, mine)
+    return found + await _unreported(suite, mine)
 
 
 async def _losses_of(agent: Agent, promise: Promise) -> list[str]:
@@ -146,19 +146,19 @@ async def _losses_of(agent: Agent, promise: Promise) -> list[str]:
     return found
 
 
-async def _untold(suite: Suite, mine: list[Promise]) -> list[str]:
-    """All these runs have completed: each is told of once."""
-    told: Counter[str] = Counter()
+async def _unreported(suite: Suite, mine: list[Promise]) -> list[str]:
+    """Check that each completed run has exactly one notification."""
+    reported: Counter[str] = Counter()
     wanted = {promise.run_id for promise in mine}
 
-    async def is_told() -> bool:
-        told.clear()
-        told.update(await _completions(suite, mine[0].user))
-        return wanted <= set(told)
+    async def is_reported() -> bool:
+        reported.clear()
+        reported.update(await _completions(suite, mine[0].user))
+        return wanted <= set(reported)
 
     with contextlib.suppress(TimeoutError):
-        await until(is_told, patience_seconds=60)
-    return [f"{run_id}: {told[run_id]} notifications" for run_id in sorted(wanted) if told[run_id] != 1]
+        await until(is_reported, patience_seconds=60)
+    return [f"{run_id}: {reported[run_id]} notifications" for run_id in sorted(wanted) if reported[run_id] != 1]
 
 
 async def _completions(suite: Suite, user: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""A machine: the suite with the databases' files on a disk, switched on and off without ceremony."""
+"""A machine: the suite with the files of its databases on a disk, which can be switched off abruptly."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _ON_DISK = ("postgres", "nats")
 
 
 class Machine:
-    """PostgreSQL's and JetStream's files are on `disk`; logs and notes, which promise nothing, are not."""
+    """The files of PostgreSQL and JetStream are on `disk`; logs and notes are not, because they need not be durable."""
 
     def __init__(self, folder: Path, disk: Disk) -> None:
         self._data = folder / "data"
         self._disk = disk
 
     async def install(self) -> None:
-        """Make the cluster in good order and put it on the disk."""
+        """Create the cluster and move it to the disk."""
         async with Suite(SuiteOptions(data=self._data, scripted_model=False, stages=())):
             pass
-        # For PostgreSQL's account to pass.
+        # So that PostgreSQL's account can reach it.
         self._disk.place.chmod(0o711)
         for name in _ON_DISK:
             original, place = self._data / name, self._disk.place / name
@@ -45,11 +45,11 @@ class Machine:
 
     @contextlib.asynccontextmanager
     async def switched_on(self) -> AsyncIterator[Suite]:
-        """Run the suite, which is ready; it may be switched off in between."""
+        """Run the suite until ready; it may be switched off in between."""
         options = SuiteOptions(
             data=self._data,
             local_key=LOCAL_KEY,
-            # Others take over the runs of the dead sooner than by default.
+            # Other replicas take over runs sooner than by default.
             stages=stages(agent_loop={"lease_seconds": 3.0, "lease_renew_seconds": 1.0}),
             service_environment={"tool-registry": {"PAWL_TOOLS": "tests.system.suite.slow_tools"}},
         )
@@ -57,10 +57,10 @@ class Machine:
             yield suite
 
     async def cut_power(self, suite: Suite) -> None:
-        """End everything once the disk is cut, and come to rest with the disk as the next start will find it."""
+        """Kill everything after the disk is cut, and unmount and mount the disk."""
         stopping = asyncio.create_task(suite.stop())
         while not stopping.done():
-            # Again and again: the launcher may have been starting one just then.
+            # Repeated, because the launcher may be starting a process just then.
             for process in _all_of(suite):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
@@ -71,7 +71,7 @@ class Machine:
 
 
 def _all_of(suite: Suite) -> list[psutil.Process]:
-    """All processes of the suite, those that its processes started included."""
+    """Return all processes of the suite, descendants included."""
     found: list[psutil.Process] = []
     for process in suite._processes.values():
         with contextlib.suppress(psutil.NoSuchProcess):

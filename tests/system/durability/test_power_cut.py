@@ -1,6 +1,6 @@
-"""The power goes in mid-load: with the settings of `pawl up` nothing acknowledged is lost.
+"""After a power cut under load, with the settings of `pawl up`, no acknowledged data is lost.
 
-`Disk.make` has seen that the cut drops what was not synced.
+`Disk.make` checks that the cut drops unsynced data.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 
 from pawl.launcher.suite import Suite
 from tests.system.durability.disk import Disk
-from tests.system.durability.load import People, Promise, losses
+from tests.system.durability.load import Promise, Users, losses
 from tests.system.durability.machine import Machine
 
 pytestmark = pytest.mark.long
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.long
 
 @pytest.fixture
 async def machine() -> AsyncIterator[tuple[Machine, Disk, Path]]:
-    """A machine that was installed in good order, its disk, and a folder that the power cut spares."""
+    """An installed machine, its disk, and a folder that survives the power cut."""
     with tempfile.TemporaryDirectory(prefix="pawl-power-") as name:
         folder = Path(name)
         disk = Disk(folder)
@@ -39,7 +39,7 @@ async def machine() -> AsyncIterator[tuple[Machine, Disk, Path]]:
 
 
 def _enough(promises: list[Promise]) -> bool:
-    """Runs of all kinds have completed, answers were taken, effects have happened, and much is under way."""
+    """Runs of all kinds completed, answers were accepted, effects happened, and much is still running."""
     completed = [promise for promise in promises if promise.completed]
     return (
         len(completed) >= 12
@@ -50,16 +50,16 @@ def _enough(promises: list[Promise]) -> bool:
 
 
 async def _work_and_cut(machine: Machine, suite: Suite, disk: Disk, effects: Path) -> list[Promise]:
-    # What it would have been told is then on the stream alone.
+    # Its notifications are then only on the stream.
     await suite.stop_process("notifier")
-    people = People(suite, effects)
+    people = Users(suite, effects)
     await people.work_until(_enough, disk.cut)
     await machine.cut_power(suite)
     return people.promises
 
 
-async def test_nothing_acknowledged_is_lost_when_the_power_goes(machine: tuple[Machine, Disk, Path]) -> None:
-    """I1, I2, I5, I8: starts, answers, events that were shown, effects; and each end is told of once."""
+async def test_power_cut_loses_no_acknowledged_data(machine: tuple[Machine, Disk, Path]) -> None:
+    """I1, I2, I5, I8: starts, answers, shown events and effects; each end is reported once."""
     computer, disk, effects = machine
     async with computer.switched_on() as suite:
         promises = await _work_and_cut(computer, suite, disk, effects)

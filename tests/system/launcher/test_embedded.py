@@ -1,4 +1,4 @@
-"""The embedded servers: real PostgreSQL and NATS, private, durable, and back after anything."""
+"""The embedded servers: real PostgreSQL and NATS, private, durable, and restarted after a crash."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def suite() -> AsyncIterator[Suite]:
-    """PostgreSQL, NATS and the scripted model, started for the second time, after a crash of the machine.
+    """PostgreSQL, NATS and the scripted model, started for the second time, after a crash.
 
-    Not below pytest's own folder: as root, PostgreSQL runs under an account that cannot pass there.
+    Not below pytest's folder: as root, PostgreSQL runs under an account that cannot read it.
     """
     with tempfile.TemporaryDirectory(prefix="pawl-suite-") as folder:
         options = SuiteOptions(data=Path(folder) / "data", stages=(), scripted_model=True)
         async with Suite(options) as suite:
             await query(suite, "CREATE TABLE before (password text)")
             await query(suite, "INSERT INTO before VALUES ($1)", password_of(suite))
-        # The number in the note belongs to another process by now.
+        # Another process has the recorded pid by now.
         note = suite.folder.postgres / "postmaster.pid"
         note.write_text(f"{os.getpid()}\n{suite.folder.postgres}\n")
         async with Suite(options) as suite:
@@ -91,7 +91,7 @@ async def test_postgres_is_durable_and_local(suite: Suite) -> None:
     assert not list(suite.folder.path.rglob(".s.PGSQL*"))
 
 
-async def test_postgres_wants_the_password_and_the_role_is_no_superuser(suite: Suite) -> None:
+async def test_postgres_requires_a_password_and_the_role_is_no_superuser(suite: Suite) -> None:
     """I22"""
     host, port = (suite.endpoints.postgres or "").split(":")
     for user in ("pawl", "postgres"):
@@ -101,16 +101,14 @@ async def test_postgres_wants_the_password_and_the_role_is_no_superuser(suite: S
     await query(suite, "CREATE SCHEMA anything")
 
 
-async def test_a_suite_that_is_started_again_has_its_data_its_secrets_and_its_model(suite: Suite) -> None:
+async def test_restarted_suite_keeps_data_secrets_and_model(suite: Suite) -> None:
     assert await query(suite, "SELECT password FROM before") == password_of(suite)
     async with httpx2.AsyncClient(timeout=60.0) as http:
         models = (await http.get(f"{suite.endpoints.model_base_url}/models")).json()
     assert models["data"][0]["id"] == "pawl-scripted"
 
 
-async def test_a_cluster_of_another_version_or_with_other_secrets_is_refused_and_left_alone(
-    suite: Suite, tmp_path: Path
-) -> None:
+async def test_cluster_with_other_version_or_secrets_is_refused_unchanged(suite: Suite, tmp_path: Path) -> None:
     """I23"""
     _, _, port = (suite.endpoints.postgres or "").rpartition(":")
     secrets = SecretFiles(tmp_path / "secrets")
@@ -129,23 +127,23 @@ async def test_files_of_the_suite_are_private(suite: Suite) -> None:
     open_to_others = []
     for root, folders, names in os.walk(suite.folder.path):
         for path in (Path(root, name) for name in (*folders, *names)):
-            # What runs there makes and removes files meanwhile.
+            # The running servers create and remove files during the walk.
             with contextlib.suppress(FileNotFoundError):
                 if not path.is_symlink() and path.stat().st_mode & 0o077:
                     open_to_others.append(str(path))
     assert open_to_others == []
-    # Started by root, PostgreSQL has an account of its own, which must be able to pass.
+    # Started by root, PostgreSQL has its own account, which needs access.
     assert suite.folder.path.stat().st_mode & 0o777 == (0o711 if os.geteuid() == 0 else 0o700)
 
 
-async def test_nats_lets_nobody_in_without_a_password(suite: Suite) -> None:
+async def test_nats_requires_a_password(suite: Suite) -> None:
     reader, writer = await dial(suite)
     writer.write(b"CONNECT {}\r\nPING\r\n")
     assert b"-ERR 'Authorization Violation'" in await reader.read()
     writer.close()
 
 
-async def test_each_nats_user_publishes_what_its_service_does_and_nothing_else(suite: Suite) -> None:
+async def test_each_nats_user_publishes_only_subjects_of_its_service(suite: Suite) -> None:
     """I13"""
     allowed = {
         "job_store": {"pawl.v1.s.run.r.events", "pawl.v1.s.lifecycle.completed", "pawl.internal.v1.work"},
@@ -169,7 +167,7 @@ async def test_each_nats_user_publishes_what_its_service_does_and_nothing_else(s
 
 
 async def refusals(suite: Suite, user: str, subjects: list[str]) -> set[str]:
-    """Which of the subjects a user may not publish on."""
+    """Return the subjects on which a user may not publish."""
     problems: list[Exception] = []
     client = await connect(suite, user, problems)
     for subject in [*subjects, "the.end"]:

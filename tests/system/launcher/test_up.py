@@ -1,4 +1,4 @@
-"""`pawl up` as a process of its own: signals, kill -9, and what it says when it cannot start."""
+"""`pawl up` as a process: signals, kill -9, and its start-up errors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SECONDS = 240.0
 
 @pytest.fixture
 def data() -> Iterator[Path]:
-    """A data folder that does not exist yet, where PostgreSQL's account can pass when the tests run as root."""
+    """A new data folder, which PostgreSQL's account can reach when the tests run as root."""
     with tempfile.TemporaryDirectory(prefix="pawl-suite-") as folder:
         yield Path(folder) / "data"
 
@@ -59,7 +59,7 @@ def wait_for_screen(process: subprocess.Popen[str]) -> str:
 
 
 def children(data: Path) -> list[int]:
-    """Every process the launcher of that folder has started."""
+    """Return every process started by the launcher of that folder."""
     texts = [(data / f"run/{name}.json").read_text() for name in ("postgres", "nats", "model")]
     return [int(text.split('"pid": ')[1].split(",")[0]) for text in texts]
 
@@ -70,14 +70,14 @@ def note_of_nats(data: Path) -> str:
     return ""
 
 
-def wait_gone(pids: list[int]) -> None:
+def wait_exit(pids: list[int]) -> None:
     deadline = time.monotonic() + SECONDS
     while any(orphans.started(pid) is not None for pid in pids):
         assert time.monotonic() < deadline, "a process lingers"
         time.sleep(0.02)
 
 
-def test_a_second_launcher_is_refused_in_a_sentence_and_ctrl_c_stops_everything_in_order(data: Path) -> None:
+def test_second_launcher_is_refused_and_ctrl_c_stops_everything_in_order(data: Path) -> None:
     """OPS-4"""
     with launched(data) as process:
         screen = wait_for_screen(process)
@@ -97,14 +97,14 @@ def test_a_second_launcher_is_refused_in_a_sentence_and_ctrl_c_stops_everything_
         process.send_signal(signal.SIGINT)
         output, errors = process.communicate(timeout=SECONDS)
         assert (process.returncode, output) == (0, "Stopping.\n"), errors
-    wait_gone(pids)
+    wait_exit(pids)
     assert read_endpoints(data) is None
     assert not list((data / "run").glob("*.json"))
     assert "database system is shut down" in (data / "logs" / "postgres.log").read_text()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the next start finds them")
-def test_nothing_outlives_a_launcher_that_was_killed_and_a_signal_stops_the_next_one_while_it_starts(
+@pytest.mark.skipif(sys.platform != "linux", reason="otherwise the next start finds them")
+def test_killed_launcher_leaves_no_process_and_signal_stops_the_next_start(
     data: Path,
 ) -> None:
     """OPS-5"""
@@ -113,7 +113,7 @@ def test_nothing_outlives_a_launcher_that_was_killed_and_a_signal_stops_the_next
         pids = children(data)
         process.kill()
         process.wait()
-        wait_gone(pids)
+        wait_exit(pids)
     left = note_of_nats(data)
     with launched(data) as process:
         deadline = time.monotonic() + SECONDS

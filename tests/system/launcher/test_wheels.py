@@ -1,4 +1,4 @@
-"""What pip installs lies under `pawl`, beside whatever packages a project of its own has."""
+"""What pip installs is under `pawl` and does not clash with packages of a project."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def pip(python: str | Path, *arguments: str, cwd: Path = tree.ROOT) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_wheels_hold_only_typed_packages_and_the_console_with_its_licenses(
+def test_wheels_contain_only_typed_packages_and_the_licensed_console(
     wheels: list[Path],
 ) -> None:
     static = set()

@@ -1,4 +1,4 @@
-"""The model server on a real socket: with the openai client where things go well, with raw bytes where they do not."""
+"""The model server on a real socket: with the openai client for valid requests, with raw bytes for faults."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def request_bytes(connection: str = "keep-alive") -> bytes:
 
 
 async def raw(server: ModelServer, request: bytes | None = None) -> bytes:
-    """Everything the server sends for one request, up to the end of the connection."""
+    """Return everything the server sends for one request, until it closes the connection."""
     host, port = server.address.split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(request or request_bytes("close"))
@@ -111,7 +111,7 @@ async def test_answer_without_a_stream_is_one_document(client: openai.AsyncOpenA
     assert answer.usage is not None
 
 
-async def test_refused_history_comes_back_as_openai_s_error(client: openai.AsyncOpenAI) -> None:
+async def test_refused_history_returns_the_openai_error(client: openai.AsyncOpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="must be a response to a preceding message") as caught:
         await client.chat.completions.create(
             model="m", messages=[{"role": "tool", "tool_call_id": "a", "content": "x"}]
@@ -119,7 +119,7 @@ async def test_refused_history_comes_back_as_openai_s_error(client: openai.Async
     assert caught.value.type == "invalid_request_error"
 
 
-async def test_retry_of_the_client_meets_the_next_step(server: ModelServer, client: openai.AsyncOpenAI) -> None:
+async def test_client_retry_gets_the_next_step(server: ModelServer, client: openai.AsyncOpenAI) -> None:
     """LOOP-7"""
     fault = {"type": "status", "status": 503, "body": {"error": {"message": "slow down"}}, "retry_after": 0.01}
     failing = {"reply": {"fault": fault}, "when": {"round": 0}, "times": 2}
@@ -170,7 +170,7 @@ ODDITIES: tuple[tuple[dict[str, Any], bytes, bytes], ...] = (
 )
 
 
-async def test_each_oddity_of_a_stream_can_be_scripted(server: ModelServer) -> None:
+async def test_each_stream_fault_can_be_scripted(server: ModelServer) -> None:
     """LOOP-2"""
     for reply, present, absent in ODDITIES:
         server.play(script(reply))
@@ -180,7 +180,7 @@ async def test_each_oddity_of_a_stream_can_be_scripted(server: ModelServer) -> N
         assert absent not in answer, reply
 
 
-async def test_paced_answer_notices_that_its_reader_left(server: ModelServer, client: openai.AsyncOpenAI) -> None:
+async def test_paced_answer_detects_a_disconnected_client(server: ModelServer, client: openai.AsyncOpenAI) -> None:
     """LOOP-6: a cancelled model call is cancelled at the provider."""
     answer = await client.chat.completions.create(
         model="m", messages=[{"role": "user", "content": "tell me a long story very slowly"}], stream=True
@@ -191,7 +191,7 @@ async def test_paced_answer_notices_that_its_reader_left(server: ModelServer, cl
     assert server.requests[0].chunks_sent < 10
 
 
-async def test_another_process_can_read_the_record_and_swap_the_script(server: ModelServer) -> None:
+async def test_another_process_can_read_the_record_and_replace_the_script(server: ModelServer) -> None:
     async with httpx2.AsyncClient(base_url=f"http://{server.address}", timeout=60.0) as http:
         swapped = await http.post("/_pawl/script", json={"steps": [{"reply": {"text": "swapped"}}]})
         assert swapped.json() == {"steps": 1}

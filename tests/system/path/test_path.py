@@ -58,7 +58,7 @@ async def test_a_run_takes_the_documented_path() -> None:
         options = SuiteOptions(
             data=folder / "data",
             local_key=LOCAL_KEY,
-            service_environment={service: environment for service in _SERVICES},
+            service_environment=dict.fromkeys(_SERVICES, environment),
         )
         async with Suite(options), AsyncClient(data=options.data, environment={}) as pawl:
             run = await pawl.start("what is 17 * 23")

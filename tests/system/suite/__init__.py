@@ -1,1 +1,1 @@
-"""All processes together: what holds only if everybody does their part."""
+"""Tests with all processes of a suite."""

@@ -1,4 +1,4 @@
-"""A client of the public API, made of generated stubs and nothing else of Pawl; and what tests do to a suite."""
+"""A client of the public API made of generated stubs only, and helpers that act on a suite."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ENDINGS = frozenset({"run.completed", "run.failed", "run.cancelled", "run.expire
 
 
 def addresses(suite: Suite, service: str = "agent-loop") -> list[str]:
-    """Where the replicas of a service listen for clients."""
+    """Return the client addresses of the replicas of a service."""
     return [replica.grpc for replica in suite.endpoints.services[service]]
 
 
@@ -43,7 +43,6 @@ def kill(suite: Suite, *services: str) -> None:
 
 
 async def ready(suite: Suite, *services: str) -> None:
-    """Wait until every replica of some services is ready."""
     for service in services:
         for replica in range(len(suite.endpoints.services[service])):
             await suite.wait_ready(service, replica)
@@ -52,7 +51,7 @@ async def ready(suite: Suite, *services: str) -> None:
 async def key_for(
     suite: Suite, user_id: str, *roles: str, by: Sequence[tuple[str, str]] = (), decides: bool = False
 ) -> str:
-    """Return the secret of a new key, made by the local key or by the caller with this metadata."""
+    """Return the secret of a new key, created by the local key or by the caller with this metadata."""
     key = key_pb2.Key(name=user_id, store_id="local", user_id=user_id, roles=roles, decides_for_users=decides)
     async with keyed_channel(addresses(suite, "job-store")[0]) as channel:
         asked = KeyServiceStub(channel).CreateKey(key_pb2.CreateKeyRequest(key=key), metadata=by)
@@ -60,7 +59,7 @@ async def key_for(
 
 
 def mails_sent(suite: Suite) -> set[str]:
-    """The e-mails that tools have sent."""
+    """Return the e-mails that tools have sent."""
     return {str(path) for path in (suite.folder.path / "outbox").glob("**/*.eml")}
 
 
@@ -68,7 +67,7 @@ class Agent:
     """The agent service, reached through one replica."""
 
     def __init__(self, address: str, *, user: str = "me", store: str = "local", key: str = "") -> None:
-        """With a key its user, and no store, need to be named: `user` is empty then, or whom a delegate acts for."""
+        """With a key, user and store may be omitted; `user` is then empty, or the user for whom a delegate acts."""
         self.channel = keyed_channel(address)
         self.stub = agent_pb2_grpc.AgentServiceStub(self.channel)
         named = {"pawl-user": user, "pawl-store": "" if key else store, "authorization": key and f"Bearer {key}"}
@@ -91,18 +90,16 @@ class Agent:
         options: run_pb2.RunOptions | None = None,
         parts: Sequence[message_pb2.Part] = (),
     ) -> run_pb2.Run:
-        """Start a run."""
         request = agent_pb2.StartRunRequest(
             request_id=request_id, conversation_id=conversation_id, text=text, options=options, parts=parts
         )
         return (await self.stub.StartRun(request, metadata=self.metadata)).run
 
     async def get(self, run_id: str) -> run_pb2.Run:
-        """Read a run with its pending calls."""
         return (await self.stub.GetRun(agent_pb2.GetRunRequest(run_id=run_id), metadata=self.metadata)).run
 
     async def until(self, run_id: str, wanted: Callable[[run_pb2.Run], bool]) -> run_pb2.Run:
-        """Read a run until it is as wanted; faults on the way (a replica that is down) are waited out."""
+        """Read a run until the condition holds; retries while a replica is unavailable."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while True:
                 try:
@@ -117,11 +114,10 @@ class Agent:
                 await asyncio.sleep(0.05)
 
     async def until_ended(self, run_id: str) -> run_pb2.Run:
-        """Read a run until it has ended."""
         return await self.until(run_id, lambda run: run.state in ENDED)
 
     async def whole_log(self, run_id: str) -> list[event_pb2.RunEvent]:
-        """Wait for the end of a run; its log must be without gaps and end once (EVT-1, EVT-4)."""
+        """Wait for the end of a run and return its log, without gaps and with one end (EVT-1, EVT-4)."""
         await self.until_ended(run_id)
         events = await self.events(run_id)
         assert [event.seq for event in events] == list(range(1, len(events) + 1)), "the log has a gap"
@@ -134,11 +130,11 @@ class Agent:
         return next(call for call in run.pending_calls if call.state == state)
 
     async def events(self, run_id: str, *, after_seq: int = 0) -> list[event_pb2.RunEvent]:
-        """Watch a run to its end; returns all its events after a seq."""
+        """Watch a run to its end; returns all events after a seq."""
         return [event async for event in self.watch(run_id, after_seq=after_seq)]
 
     async def watch(self, run_id: str, *, after_seq: int = 0) -> AsyncGenerator[event_pb2.RunEvent, None]:
-        """Give the events of a run as they come."""
+        """Yield the events of a run as they arrive."""
         request = agent_pb2.WatchRunRequest(run_id=run_id, after_seq=after_seq)
         call = self.stub.WatchRun(request, metadata=self.metadata)
         try:
@@ -146,18 +142,18 @@ class Agent:
                 for event in answer.events:
                     yield event
         finally:
-            # Whoever closes this generator leaves; gRPC itself would wait for somebody to read on.
+            # Closing this generator cancels the stream; gRPC itself would wait for further reads.
             call.cancel()
 
     async def calls(self, run_id: str) -> list[call_pb2.Call]:
-        """Read all calls of a run."""
+        """Return all calls of a run."""
         request = agent_pb2.ListCallsRequest(run_id=run_id, page_size=200)
         return list((await self.stub.ListCalls(request, metadata=self.metadata)).calls)
 
     async def decide(
         self, call: call_pb2.Call, kind: call_pb2.DecisionKind.ValueType, *, request_id: str = "", **fields: str | bytes
     ) -> agent_pb2.DecideResponse:
-        """Decide a call under the digest it shows."""
+        """Decide a call with the digest that it shows."""
         decision = types_pb2.CallDecision(
             call_id=call.call_id,
             kind=kind,
@@ -168,7 +164,6 @@ class Agent:
         return await self.stub.Decide(request, metadata=self.metadata)
 
     async def cancel(self, run_id: str) -> run_pb2.Run:
-        """Stop a run and wait for its end."""
         await self.stub.CancelRun(agent_pb2.CancelRunRequest(run_id=run_id), metadata=self.metadata)
         return await self.until_ended(run_id)
 
@@ -187,7 +182,7 @@ class Agent:
 
 
 class Session:
-    """One two-way stream."""
+    """A bidirectional stream."""
 
     def __init__(
         self, stream: grpc.aio.StreamStreamCall[session_pb2.SessionRequest, session_pb2.SessionResponse]
@@ -202,7 +197,7 @@ class Session:
         return frame_id
 
     async def next(self, kind: str) -> session_pb2.SessionResponse:
-        """Read until a frame of a kind comes."""
+        """Read until a frame of a kind arrives."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while True:
                 frame = await self._stream.read()

@@ -18,12 +18,9 @@ from tests.system.suite.client import Agent, addresses
 
 @pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def suite() -> AsyncIterator[Suite]:
-    """The suite.
-
-    Its folder is not pytest's: that is closed to the account under which PostgreSQL runs when the tests run as root.
-    """
+    """The suite. Not in pytest's folder: as root, PostgreSQL runs under an account that cannot read it."""
     with tempfile.TemporaryDirectory(prefix="pawl-suite-") as folder:
-        # PostgreSQL's account passes here.
+        # PostgreSQL's account needs access.
         Path(folder).chmod(0o711)
         limits = Path(folder) / "limits.json"
         limits.write_text('{"defaults": {"tool_timeout_seconds": 100}}')
@@ -61,6 +58,6 @@ async def pawl(suite: Suite) -> AsyncIterator[AsyncClient]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def model(suite: Suite) -> AsyncIterator[Model]:
-    """The model server; afterwards it follows its rules again."""
+    """The model server; its default rules are restored afterwards."""
     async with scripted(suite) as model:
         yield model

@@ -1,4 +1,4 @@
-"""Where the tools of these tests leave their effects, and where they wait."""
+"""Files in which the tools of these tests record effects and wait."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pawl.tools import ToolError
 
 
 def effect_file(path: str) -> Path:
-    """A file of a test; no other, since some of the tests call every tool with arguments that do harm."""
+    """Return a file of a test. Other paths are refused, because some tests call every tool with harmful arguments."""
     file = Path(path)
     if Path(tempfile.gettempdir()).resolve() not in file.resolve().parents:
         raise ToolError(f"{path} is not a file for effects")
@@ -18,13 +18,12 @@ def effect_file(path: str) -> Path:
 
 
 async def held(path: str) -> None:
-    """Say in a file `.held` that a tool waits, and wait until the test makes a file `.go`."""
+    """Create a file `.held` to report that a tool waits, and wait until the test creates `.go`."""
     file = effect_file(path)
     file.with_suffix(".held").touch()
     await exists(file.with_suffix(".go"))
 
 
 async def exists(file: Path) -> None:
-    """Wait until there is a file."""
     while not file.exists():
         await asyncio.sleep(0.02)

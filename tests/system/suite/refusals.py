@@ -1,4 +1,4 @@
-"""What a client without any stubs sees: how a call ended, and its reason."""
+"""The status and reason of a call, as a client without stubs sees them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-unty
 
 @dataclass(frozen=True)
 class Refusal:
-    """How a call ended: OK and no reason, or the status and what its google.rpc.ErrorInfo says."""
+    """How a call ended: OK, or the status and the fields of its google.rpc.ErrorInfo."""
 
     code: grpc.StatusCode
     reason: str = ""
@@ -21,7 +21,7 @@ TAKEN = Refusal(grpc.StatusCode.OK)
 
 
 async def outcome(call: Awaitable[object]) -> Refusal:
-    """Wait for a call and return how it ended; no reason if the error carries no google.rpc.ErrorInfo of Pawl's."""
+    """Wait for a call and return how it ended; the reason is empty without a google.rpc.ErrorInfo of Pawl."""
     try:
         await call
     except grpc.aio.AioRpcError as error:

@@ -1,4 +1,4 @@
-"""Requests of every method with one odd value each, made from the contract alone: a new method is in them at once."""
+"""Requests to every method with one unusual value each, generated from the contract alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DEPTH_MAX: Final = 3
 _MANY: Final = 3000
 _LONG: Final = 300_000
 
-# What would be another line, another alphabet, a path, a subject, SQL or a format.
+# Values that may be mistaken for a line break, another alphabet, a path, a subject, SQL or a format.
 _TEXTS: Final = ("a\0b", "é٣\x1b[2J", "x" * _LONG, "../a*.b", "a'--%s{}")
 _BYTES: Final = (b"\xff", b"[" * 20_000, b'{"a": 1e999, "b": "\\ud800"}', b"x" * _LONG)
 _NUMBERS: Final = {
@@ -32,6 +32,7 @@ _NUMBERS: Final = {
     FieldDescriptor.CPPTYPE_ENUM: (1, 99, -1),
 }
 
+# Valid requests for methods where an empty one is rejected too early.
 _PLAIN: Final[dict[str, Message]] = {
     "StartRun": agent_pb2.StartRunRequest(text="hello"),
     "SendMessage": agent_pb2.SendMessageRequest(conversation_id="absent", text="hello"),
@@ -60,7 +61,6 @@ _PLAIN: Final[dict[str, Message]] = {
         replace=True,
     ),
 }
-"""What a method would take, where an empty request says too little."""
 
 
 def method_of(path: str) -> MethodDescriptor:
@@ -70,9 +70,9 @@ def method_of(path: str) -> MethodDescriptor:
 
 
 def odd(method: MethodDescriptor, seen: set[str]) -> Iterator[tuple[str, bytes]]:
-    """Give every odd request to a method, with what is odd.
+    """Yield every unusual request to a method, with a description.
 
-    Of a field of a message that several methods take, all but the first, by `seen`, get one value.
+    A field of a message that several methods take gets all values in the first method only, tracked by `seen`.
     """
     plain = _PLAIN.get(method.name) or GetMessageClass(method.input_type)()
     yield "as it is", plain.SerializeToString()

@@ -1,4 +1,4 @@
-"""Tools whose effects can be taken back, and counted from outside: lines of a file."""
+"""Tools with reversible effects that can be counted from outside: lines of a file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.system.suite.slow_tools import note
 
 @tool(category=Category.SAFE, effect=EffectClass.AT_MOST_ONCE)
 def put_line(path: str, line: str, holds: bool = False) -> Reversible:
-    """Add a line to a file. If it holds, taking it back waits for the test."""
+    """Add a line to a file. With `hold`, its inverse waits for the test."""
     note(path, line)
     arguments = {"path": path, "line": line, "holds": holds}
     inverse = Inverse(tool_name="take_line", arguments=arguments, summary=f"Take {line!r} out")
@@ -18,7 +18,7 @@ def put_line(path: str, line: str, holds: bool = False) -> Reversible:
 
 @tool(category=Category.SAFE, effect=EffectClass.AT_MOST_ONCE)
 async def take_line(path: str, line: str, holds: bool = False) -> str:
-    """Take the last line of a file out, if it is this one."""
+    """Remove the last line of a file if it is this one."""
     if holds:
         await held(path)
     lines = effect_file(path).read_text(encoding="utf-8").splitlines()

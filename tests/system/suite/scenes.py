@@ -1,4 +1,4 @@
-"""Scenes that a disaster interrupts: each stops once it may come, and then says what became of it."""
+"""Scenes that a fault interrupts: each pauses when the fault may come, then checks the outcome."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COMPLETED: Final = run_pb2.RUN_STATE_COMPLETED
 
 
 async def start_held(agent: Agent, tool: str, path: Path, **options: Any) -> str:
-    """Start a run that calls a tool which waits for the test; returns once it waits."""
+    """Start a run whose tool waits for the test; returns once it waits."""
     run = await agent.start(f"call {tool} with {json.dumps({'path': str(path)})}", **options)
     await is_held(path)
     return run.run_id
@@ -39,7 +39,7 @@ def release(path: Path) -> None:
 
 
 def shown(events: Sequence[event_pb2.RunEvent]) -> str:
-    """The text on the screen of a watcher that drops voided output."""
+    """Return the text on the screen of a watcher that drops voided output."""
     pieces: list[tuple[int, str]] = []
     for event in events:
         void_from = event.round_retrying.void_from_seq
@@ -58,8 +58,8 @@ async def _seen(agent: Agent, run_id: str, text: str) -> None:
     raise AssertionError("the run ended first")
 
 
-async def a_stream_is_told_whole_and_once(agent: Agent, pawl: AsyncClient) -> Scene:
-    """I1, I3, EVT-1, EVT-2, OPS-4: to a watcher, to a client of text, and to a front end that is told it was lost."""
+async def stream_is_complete_without_repeats(agent: Agent, pawl: AsyncClient) -> Scene:
+    """I1, I3, EVT-1, EVT-2, OPS-4: for a watcher, a text client, and a front end that reconnects."""
     lost = asyncio.Event()
     async with pawl.session(on_lost=lost.set) as session:
         run_id = await session.start("count to 60 slowly")
@@ -92,7 +92,7 @@ async def a_stream_is_told_whole_and_once(agent: Agent, pawl: AsyncClient) -> Sc
 
 
 async def a_tool_is_not_repeated(agent: Agent, path: Path) -> Scene:
-    """I5: the registry finishes what it began, and the next owner gets that result."""
+    """I5: the registry finishes the call it started, and the next owner gets that result."""
     run_id = await start_held(agent, "hold_once", path)
     yield
     release(path)
@@ -102,8 +102,8 @@ async def a_tool_is_not_repeated(agent: Agent, path: Path) -> Scene:
     assert path.read_text() == "done\n"
 
 
-async def an_unknown_outcome_is_told_to_the_model(agent: Agent, path: Path) -> Scene:
-    """I5: an at-most-once effect is not repeated and not guessed at."""
+async def unknown_outcome_is_reported_to_the_model(agent: Agent, path: Path) -> Scene:
+    """I5: an at-most-once effect is not repeated, and its outcome is not guessed."""
     run_id = await start_held(agent, "hold_once", path)
     yield
     assert (await agent.whole_log(run_id))[-1].type == "run.completed"
@@ -112,7 +112,7 @@ async def an_unknown_outcome_is_told_to_the_model(agent: Agent, path: Path) -> S
     assert path.read_text() == "done\n"
 
 
-async def a_read_is_made_again(agent: Agent, path: Path) -> Scene:
+async def read_is_repeated(agent: Agent, path: Path) -> Scene:
     """I5"""
     run_id = await start_held(agent, "hold_again", path)
     yield
@@ -143,7 +143,7 @@ async def acknowledged_starts_are_kept(agent: Agent) -> Scene:
         assert await start(number) == run_id
 
 
-async def a_stream_goes_on(agent: Agent) -> Scene:
+async def stream_continues(agent: Agent) -> Scene:
     run = await agent.start("count to 30 slowly, then what is 6 * 7")
     await _seen(agent, run.run_id, "2")
     yield

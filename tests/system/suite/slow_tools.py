@@ -1,4 +1,4 @@
-"""Tools whose effect can be counted from outside, which take as long as a test wants."""
+"""Tools with effects that can be counted from outside, which take as long as a test wants."""
 
 from __future__ import annotations
 
@@ -56,6 +56,6 @@ async def look_up_price(path: str) -> dict[str, float]:
 
 @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
 async def wait_for_file(path: str) -> str:
-    """Wait until there is a file."""
+    """Wait until a file exists."""
     await exists(effect_file(path))
     return "it is there"

@@ -1,4 +1,4 @@
-"""kill -9 of processes in the middle of what goes on, and what must hold afterwards. Scenes share one kill."""
+"""kill -9 of processes in the middle of their work, and the guarantees afterwards. Scenes share one kill."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 async def survive(disaster: Callable[[], Awaitable[None]], *played: scenes.Scene) -> None:
-    """Bring each scene to its middle, have the disaster, and play each scene to its end."""
+    """Run each scene to its middle, cause the fault, and run each scene to its end."""
     async with AsyncExitStack() as stack:
         for scene in played:
             await stack.enter_async_context(aclosing(scene))
@@ -32,10 +32,10 @@ async def survive(disaster: Callable[[], Awaitable[None]], *played: scenes.Scene
                 raise AssertionError(f"{getattr(scene, '__name__', scene)}: {error}") from error
 
 
-async def test_another_owner_finishes_what_killed_agent_loops_had_begun(
+async def test_another_owner_finishes_the_runs_of_killed_agent_loops(
     suite: Suite, agent: Agent, pawl: AsyncClient, tmp_path: Path
 ) -> None:
-    """OPS-5: both replicas are killed in the middle of everything that they drive."""
+    """OPS-5: both replicas are killed while they drive runs."""
 
     async def killed() -> None:
         kill(suite, "agent-loop")
@@ -44,34 +44,34 @@ async def test_another_owner_finishes_what_killed_agent_loops_had_begun(
     await survive(
         killed,
         scenes.a_tool_is_not_repeated(agent, tmp_path / "once"),
-        scenes.a_stream_is_told_whole_and_once(agent, pawl),
+        scenes.stream_is_complete_without_repeats(agent, pawl),
     )
 
 
-async def test_calls_of_a_killed_registry_end_as_their_class_allows(suite: Suite, agent: Agent, tmp_path: Path) -> None:
+async def test_calls_of_killed_registry_end_as_their_class_permits(suite: Suite, agent: Agent, tmp_path: Path) -> None:
     async def killed() -> None:
         kill(suite, "tool-registry")
         await ready(suite, "tool-registry")
 
     await survive(
         killed,
-        scenes.an_unknown_outcome_is_told_to_the_model(agent, tmp_path / "once"),
-        scenes.a_read_is_made_again(agent, tmp_path / "again"),
+        scenes.unknown_outcome_is_reported_to_the_model(agent, tmp_path / "once"),
+        scenes.read_is_repeated(agent, tmp_path / "again"),
     )
 
 
-async def test_runs_go_on_after_postgres_restarts_and_after_one_ledger_is_killed(suite: Suite, agent: Agent) -> None:
+async def test_runs_continue_after_postgres_restart_and_killed_job_store(suite: Suite, agent: Agent) -> None:
     """OPS-4, OPS-5"""
 
     async def one_killed() -> None:
         suite.kill("job-store", 1)
 
-    await survive(partial(servers.restart, suite, "postgres"), scenes.a_stream_goes_on(agent))
-    await survive(one_killed, scenes.a_stream_goes_on(agent))
+    await survive(partial(servers.restart, suite, "postgres"), scenes.stream_continues(agent))
+    await survive(one_killed, scenes.stream_continues(agent))
     await suite.wait_ready("job-store", 1)
 
 
-async def test_nothing_acknowledged_is_lost_when_everything_is_killed(suite: Suite, agent: Agent) -> None:
+async def test_killing_everything_loses_no_acknowledged_data(suite: Suite, agent: Agent) -> None:
     """OPS-5, I1, I3."""
     everything = ("job-store", "tool-registry", "notifier", "agent-loop", "gateway")
 
@@ -81,6 +81,6 @@ async def test_nothing_acknowledged_is_lost_when_everything_is_killed(suite: Sui
 
     await survive(
         killed,
-        scenes.a_stream_goes_on(agent),
+        scenes.stream_continues(agent),
         scenes.acknowledged_starts_are_kept(agent),
     )

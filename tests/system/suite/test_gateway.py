@@ -1,5 +1,3 @@
-"""The gateway over HTTP, with two replicas."""
-
 from __future__ import annotations
 
 import json
@@ -28,7 +26,7 @@ def url(suite: Suite, replica: int = 0) -> str:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def browser(suite: Suite) -> AsyncIterator[httpx2.AsyncClient]:
-    """A browser with a session, at the first gateway."""
+    """A browser with a session at the first gateway."""
     async with httpx2.AsyncClient(base_url=url(suite), headers={"origin": url(suite)}, timeout=60.0) as browser:
         answer = await browser.post("/login", json={"key": LOCAL_KEY, "user": "ann"})
         assert (answer.status_code, answer.json()["caller"]["userId"]) == (200, "ann"), answer.text
@@ -36,7 +34,7 @@ async def browser(suite: Suite) -> AsyncIterator[httpx2.AsyncClient]:
 
 
 def program(suite: Suite, replica: int = 0, *, user: str = "me") -> httpx2.AsyncClient:
-    """A program with the key."""
+    """A program with a key."""
     return httpx2.AsyncClient(base_url=url(suite, replica), headers=BEARER | {"pawl-user": user}, timeout=60.0)
 
 
@@ -67,7 +65,7 @@ async def read(client: httpx2.AsyncClient, path: str, **request: Any) -> AsyncIt
                 found = {}
 
 
-async def test_a_stream_resumes_at_another_gateway(browser: httpx2.AsyncClient, suite: Suite) -> None:
+async def test_stream_resumes_at_another_gateway(browser: httpx2.AsyncClient, suite: Suite) -> None:
     run_id = await start(browser, "count to 60 slowly", "door-1")
     path, seen = f"/runs/{run_id}/events", list[tuple[str, Any]]()
     with pytest.raises(httpx2.TransportError):
@@ -89,6 +87,6 @@ async def test_a_stream_resumes_at_another_gateway(browser: httpx2.AsyncClient, 
 
 
 def session(browser: httpx2.AsyncClient, suite: Suite, replica: int) -> dict[str, str]:
-    """Return the cookie of a browser as another replica at the same address gets it: its name has the port."""
+    """Return a browser's cookie for another replica at the same address: its name contains the port."""
     (value,) = browser.cookies.values()
     return {f"pawl_session_{url(suite, replica).rpartition(':')[2]}": value}

@@ -1,4 +1,4 @@
-"""AG-UI through the gateway, spoken to as front ends do."""
+"""AG-UI through the gateway, used as front ends use it."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ SUCCESS = {"type": "success"}
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def door(suite: Suite) -> AsyncIterator[httpx2.AsyncClient]:
-    async with program(suite) as door:
-        yield door
+async def endpoint(suite: Suite) -> AsyncIterator[httpx2.AsyncClient]:
+    async with program(suite) as endpoint:
+        yield endpoint
 
 
 class Thread:
-    """A thread of a front end, of either generation."""
+    """A thread of a front end, of either AG-UI version."""
 
-    def __init__(self, door: httpx2.AsyncClient, name: str, *, legacy: bool = False) -> None:
-        self.door, self.name, self.legacy = door, name, legacy
+    def __init__(self, endpoint: httpx2.AsyncClient, name: str, *, legacy: bool = False) -> None:
+        self.endpoint, self.name, self.legacy = endpoint, name, legacy
         self.page = Page()
         self.runs = 0
 
     async def ask(self, text: str = "", **more: Any) -> list[dict[str, Any]]:
-        """Send what there is, with a message more if there is a text, and return what came."""
+        """Send the thread, with a new message if there is a text, and return the events."""
         return [event async for event in self.stream(text, **more)]
 
     async def stream(self, text: str = "", **more: Any) -> AsyncIterator[dict[str, Any]]:
         body = self.body(text, **more)
         self.page.begin()
-        async with self.door.stream("POST", "/agui", json=body) as answer:
+        async with self.endpoint.stream("POST", "/agui", json=body) as answer:
             assert answer.status_code == 200, await answer.aread()
             async for line in answer.aiter_lines():
                 if line.startswith("data: "):
@@ -59,7 +59,7 @@ class Thread:
 
     async def leave(self, text: str, **more: Any) -> None:
         """Send a message, and close the connection in the middle of the answer."""
-        async with self.door.stream("POST", "/agui", json=self.body(text, **more)) as answer:
+        async with self.endpoint.stream("POST", "/agui", json=self.body(text, **more)) as answer:
             async for line in answer.aiter_lines():
                 if "TEXT_MESSAGE_CONTENT" in line:
                     return
@@ -87,9 +87,9 @@ def notices(events: list[dict[str, Any]]) -> list[str]:
     return [each["value"]["message"] for each in events if each.get("name") == "pawl.notice"]
 
 
-async def test_what_a_job_asks_is_an_interrupt_of_the_thread_that_started_it(door: httpx2.AsyncClient) -> None:
-    """Its user answers it there, and may say something else before."""
-    thread, asked = Thread(door, "background"), list[dict[str, Any]]()
+async def test_question_of_a_job_interrupts_the_thread_that_started_it(endpoint: httpx2.AsyncClient) -> None:
+    """Its user answers it there, and may send other messages first."""
+    thread, asked = Thread(endpoint, "background"), list[dict[str, Any]]()
     await thread.ask(f"in the background: {MAIL}")
 
     async def is_asked() -> bool:
@@ -104,42 +104,42 @@ async def test_what_a_job_asks_is_an_interrupt_of_the_thread_that_started_it(doo
     jobs = {"conversationId": run_of(said)["conversationId"]}
 
     async def is_done() -> bool:
-        answer = await door.post("/rpc/pawl.agent.v1.JobService/ListJobs", json=jobs)
+        answer = await endpoint.post("/rpc/pawl.agent.v1.JobService/ListJobs", json=jobs)
         return [job["state"] for job in answer.json()["jobs"]] == ["RUN_STATE_COMPLETED"]
 
     await until(is_done)
     assert notices(await thread.ask(resume=resolved(asked[0]))) == ["send_email was already decided by me: approve."]
 
 
-async def test_a_run_goes_on_without_the_page_that_left_and_is_joined_again(door: httpx2.AsyncClient) -> None:
-    left = Thread(door, "leaving")
+async def test_run_continues_after_disconnect_and_can_be_rejoined(endpoint: httpx2.AsyncClient) -> None:
+    left = Thread(endpoint, "leaving")
     await left.leave(STORY)
-    events = await left.ask()  # the same message, another run: the one that is open
+    events = await left.ask()  # the same message, another run id: joins the open run
     assert events[-1]["outcome"] == SUCCESS
     asked = {"conversationId": run_of(events)["conversationId"]}
-    assert len((await door.post(f"{AGENT}/ListRuns", json=asked)).json()["runs"]) == 1
+    assert len((await endpoint.post(f"{AGENT}/ListRuns", json=asked)).json()["runs"]) == 1
 
 
-async def test_a_run_is_stopped_by_a_page_that_leaves_or_by_the_id_of_the_page(door: httpx2.AsyncClient) -> None:
-    page = Thread(door, "stopping")
+async def test_run_is_stopped_by_disconnect_or_by_the_run_id_of_the_page(endpoint: httpx2.AsyncClient) -> None:
+    page = Thread(endpoint, "stopping")
     await page.leave(STORY, forwardedProps={"pawl": {"onDisconnect": "cancel"}})
-    run = {"runId": run_of(await Thread(door, "stopping").ask())["runId"]}
-    answer = await door.post(f"{AGENT}/GetRun", json=run)
+    run = {"runId": run_of(await Thread(endpoint, "stopping").ask())["runId"]}
+    answer = await endpoint.post(f"{AGENT}/GetRun", json=run)
     assert answer.json()["run"]["state"] == "RUN_STATE_CANCELLED"
     for legacy in (False, True):
-        thread, last, statuses = Thread(door, f"by-name-{legacy}", legacy=legacy), dict[str, Any](), list[int]()
+        thread, last, statuses = Thread(endpoint, f"by-name-{legacy}", legacy=legacy), dict[str, Any](), list[int]()
         async for event in thread.stream(STORY):
             last = event
             if event["type"] == "TEXT_MESSAGE_CONTENT" and not statuses:
                 named = {"threadId": thread.name, "runId": f"{thread.name}-r1"}
-                statuses.append((await door.post("/agui/cancel", json=named)).status_code)
+                statuses.append((await endpoint.post("/agui/cancel", json=named)).status_code)
         expected = ("RUN_ERROR", None, "CANCELLED") if legacy else ("RUN_FINISHED", {"type": "cancelled"}, None)
         assert (last["type"], last.get("outcome"), last.get("code"), statuses) == (*expected, [200])
-    late = await door.post("/agui/cancel", json={"threadId": "stopping", "runId": "stopping-r1"})
+    late = await endpoint.post("/agui/cancel", json={"threadId": "stopping", "runId": "stopping-r1"})
     assert (late.status_code, reason(late)) == (404, "RUN_NOT_FOUND")
 
 
-async def test_the_published_clients_talk_to_it_unchanged(suite: Suite) -> None:
+async def test_published_ag_ui_clients_work_unchanged(suite: Suite) -> None:
     with tempfile.TemporaryDirectory(prefix="pawl-agui-node-") as folder:
         npm.install(Path(__file__).with_name("agui"), Path(folder), timeout_seconds=240)
         for client in ("agui-1.0", "agui-0.0"):
@@ -151,11 +151,15 @@ async def test_the_published_clients_talk_to_it_unchanged(suite: Suite) -> None:
             )
             out, errors = await driven.communicate()
             assert driven.returncode == 0, errors.decode()
-            told = json.loads(out)
+            reported = json.loads(out)
             roles = ["user", "reasoning", "assistant", "tool", "reasoning", "assistant"]
-            assert [role for role, _ in told["sum"]] == roles
-            assert told["sum"][-1] == ["assistant", "17 * 23 = 391."]
-            assert told["reload"] == told["sum"]
-            assert (told["interrupt"], told["tool"], told["refused"]) == ("tool_call", "show_plan", "CONVERSATION_BUSY")
-            assert [role for role, _ in told["mail"]].count("tool") == 1
-            assert [text for role, text in told["shown"] if role == "tool"] == ['"it is shown"']
+            assert [role for role, _ in reported["sum"]] == roles
+            assert reported["sum"][-1] == ["assistant", "17 * 23 = 391."]
+            assert reported["reload"] == reported["sum"]
+            assert (reported["interrupt"], reported["tool"], reported["refused"]) == (
+                "tool_call",
+                "show_plan",
+                "CONVERSATION_BUSY",
+            )
+            assert [role for role, _ in reported["mail"]].count("tool") == 1
+            assert [text for role, text in reported["shown"] if role == "tool"] == ['"it is shown"']

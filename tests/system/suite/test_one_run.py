@@ -1,4 +1,4 @@
-"""The main path: what a run does, through all services."""
+"""The main path of a run through all services."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 COMPLETED = run_pb2.RUN_STATE_COMPLETED
 
 
-async def test_a_run_computes_with_a_tool_and_answers_and_nats_is_told(suite: Suite, agent: Agent) -> None:
-    """LOOP-1, LOOP-3, TOOL-8, EVT-1, NOTE-1: in order in the log, and by NATS: each event and one notification."""
+async def test_run_uses_a_tool_answers_and_publishes_to_nats(suite: Suite, agent: Agent) -> None:
+    """LOOP-1, LOOP-3, TOOL-8, EVT-1, NOTE-1: events in order in the log and on NATS, with one notification."""
     seen: dict[int, event_pb2.RunEvent] = {}
-    told: list[notify_pb2.Notification] = []
+    reported: list[notify_pb2.Notification] = []
     connection = await nats.connect(suite.nats_url())
 
     async def keep_events(message: Msg) -> None:
         seen.update({event.seq: event for event in event_pb2.RunEvents.FromString(message.data).events})
 
     async def keep_notification(message: Msg) -> None:
-        told.append(notify_pb2.Notification.FromString(message.data))
+        reported.append(notify_pb2.Notification.FromString(message.data))
 
     try:
         await connection.subscribe("pawl.v1.local.run.*.events", cb=keep_events)
@@ -46,10 +46,10 @@ async def test_a_run_computes_with_a_tool_and_answers_and_nats_is_told(suite: Su
             events = await una.whole_log(run.run_id)
             ended = await una.get(run.run_id)
 
-        async def all_told() -> bool:
-            return len(seen) >= len(events) and bool(told)
+        async def all_received() -> bool:
+            return len(seen) >= len(events) and bool(reported)
 
-        await until(all_told)
+        await until(all_received)
     finally:
         await connection.close()
     types = [event.type for event in events]
@@ -57,15 +57,15 @@ async def test_a_run_computes_with_a_tool_and_answers_and_nats_is_told(suite: Su
     assert types.index("tool.executing") < types.index("tool.completed") < types.index("run.completed")
     assert [seen.get(event.seq) for event in events] == events
     completed = notify_pb2.NOTIFICATION_KIND_RUN_COMPLETED
-    assert [(each.run_id, each.kind) for each in told] == [(run.run_id, completed)]
+    assert [(each.run_id, each.kind) for each in reported] == [(run.run_id, completed)]
     async with httpx2.AsyncClient(timeout=60.0) as http:
         for name, replicas in suite.endpoints.services.items():
             page = (await http.get(f"http://{replicas[0].metrics}/metrics")).text
             assert f"pawl_{name.replace('-', '_')}_" in page, "OPS-2"
 
 
-async def test_the_model_sees_images_and_documents(suite: Suite, pawl: AsyncClient, tmp_path: Path) -> None:
-    """The largest message goes through, and its image stays in the conversation."""
+async def test_model_receives_images_and_documents(suite: Suite, pawl: AsyncClient, tmp_path: Path) -> None:
+    """The largest message is accepted, and its image stays in the conversation."""
     await pawl.put_document("plants.md", "Water them on Mondays.")
     largest = PNG + bytes(1024 * 1024 - len(PNG) - 100)
     run = await pawl.start("who are you, and what is this?", parts=[image(largest), file("plants.md")])

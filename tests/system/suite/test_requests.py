@@ -1,4 +1,4 @@
-"""Every method of every service, with requests that no client should send: typed refusals, and nothing in the logs."""
+"""Invalid requests to every method of every service get typed errors and log no traceback."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ SERVICES = ("agent-loop", "tool-registry", "job-store", "notifier")
 _COMPLAINTS = re.compile(r"rpc\.failed|Traceback|never awaited|never retrieved")
 _AT_ONCE_MAX = 8
 _SECONDS_MAX = 60.0
+# A stream that is silent for this long has accepted its request.
 _NEWS_SECONDS = 1.0
-"""A stream that says nothing for so long has taken its request."""
-# Of its own: a rule that says no is odd, and stays.
+# Its own store: a rule that denies calls is an unusual request too, and stays.
 _ODD_STORE = (*METADATA, ("pawl-store", "odd"), ("pawl-user", "odd"))
 
 
 @pytest.fixture(scope="module", autouse=True)
 def no_complaints(suite: Suite) -> Iterator[None]:
-    """After all this no log has a traceback: what is wrong with a request is the client's affair."""
+    """Check that no log has a traceback: an invalid request is the client's fault."""
     logs = [path for path in suite.folder.logs.glob("*.log") if not path.name.startswith("postgres")]
     began = {path: path.stat().st_size for path in logs}
     yield
@@ -63,10 +63,10 @@ async def ask(channel: grpc.aio.Channel, path: str, data: bytes, *, streams: boo
 
 
 @pytest.mark.parametrize("service", SERVICES)
-async def test_no_odd_value_in_any_request_is_a_fault_of_the_program(suite: Suite, service: str) -> None:
-    """LOOP-15: bytes that are no message, and each field out of its range or beyond its limit, of every method.
+async def test_no_unusual_value_in_any_request_causes_an_internal_error(suite: Suite, service: str) -> None:
+    """LOOP-15: malformed bytes, and each field out of range or over its limit, for every method.
 
-    The answer is OK or a reason that the contract names with the method, never UNKNOWN or INTERNAL.
+    The answer is OK or a reason that the contract lists for the method, never UNKNOWN or INTERNAL.
     """
     slots = asyncio.Semaphore(_AT_ONCE_MAX)
     async with channel_to(suite, service) as channel:
@@ -81,7 +81,7 @@ async def test_no_odd_value_in_any_request_is_a_fault_of_the_program(suite: Suit
             return "" if is_right else f"{path} {what}: {found}"
 
         there = (await served(channel, METADATA)).items()
-        # What job-store answers for users comes through agent-loop.
+        # agent-loop forwards the requests of users to job-store.
         names = [name for name, many in there if not many and name not in OPEN and not is_forwarded((service, name))]
         methods = {name: requests.method_of(name) for name in names if CALLERS[name] & (ROLES - {Role.DEPLOYMENT})}
         assert methods

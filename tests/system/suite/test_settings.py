@@ -1,4 +1,4 @@
-"""What needs a suite with settings of its own: processes for clients and for runs, and titles that the model makes."""
+"""Tests of a suite with its own settings: separate processes for clients and runs, and titles from the model."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tests.system.suite.client import Agent, addresses
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 
 
-async def test_clients_and_runs_may_have_processes_of_their_own_and_the_model_makes_titles() -> None:
-    """PAWL_ROLE, PAWL_TITLES: a process for clients drives nothing, one that drives serves no client."""
+async def test_separate_client_and_run_processes_and_titles_from_the_model() -> None:
+    """PAWL_ROLE, PAWL_TITLES: a client process drives no runs, a run process serves no clients."""
     settings = {"agent-loop": {"PAWL_ROLE": "api"}, "agent-loop-1": {"PAWL_ROLE": "worker", "PAWL_TITLES": "model"}}
     with tempfile.TemporaryDirectory(prefix="pawl-suite-") as folder:
         options = SuiteOptions(

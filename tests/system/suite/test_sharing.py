@@ -1,4 +1,4 @@
-"""I13: what others of a store, and of another one, may do with a conversation that is shared: every method is asked."""
+"""I13: what other users of the store, and of another store, may do with a shared conversation, by every method."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 TEXT = "what is 4711 * 17 then ask me which ostrich"
 ANSWER = call_pb2.DECISION_KIND_ANSWER
-# Of methods that name a conversation, a run or a call: what else they need to get as far as that.
+# Further fields that methods need before they look up a conversation, run or call.
 REST: dict[str, dict[str, Any]] = {
     "StartRun": {"text": "mine now"},
     "SendMessage": {"text": "mine now"},
@@ -30,7 +30,8 @@ REST: dict[str, dict[str, Any]] = {
     "TopUpRun": {"tokens": 5},
     "UpdateConversation": {"title": "mine now"},
 }
-# Those that name none of others, and answer with the caller's own only; and a stream, whose frames are asked apart.
+# Methods that name no objects of others and return the caller's own only; and a stream, whose frames are tested
+# separately.
 OF_THE_CALLER = {
     *("WhoAmI", "ListPending", "WatchPending", "ListConversations", "ImportConversation", "DecideCalls", "Session")
 }
@@ -41,14 +42,14 @@ METHODS = {
     for method in service.methods
     if method.name not in OF_THE_CALLER
 }
-# A list of the caller's own runs, which has none of others.
+# A list of the caller's own runs.
 NOTHING = {"ListRuns"}
 READS = NOTHING | {"GetConversation", "ListMessages"}
-NOT_THERE = {"CONVERSATION_NOT_FOUND", "RUN_NOT_FOUND", "CALL_NOT_FOUND"}
+ABSENT_CLIENT = {"CONVERSATION_NOT_FOUND", "RUN_NOT_FOUND", "CALL_NOT_FOUND"}
 
 
 async def ask(agent: Agent, name: str, named: dict[str, str]) -> str:
-    """Ask a method about what is named; returns the reason of its refusal, or nothing."""
+    """Call a method about the named object; returns the error reason, or an empty string."""
     method, rest = METHODS[name], REST.get(name, {})
     fields = {name: value for name, value in named.items() if name in method.input_type.fields_by_name}
     for value in rest.values():
@@ -66,9 +67,9 @@ async def ask(agent: Agent, name: str, named: dict[str, str]) -> str:
 
 
 async def allowed(agent: Agent, named: dict[str, str]) -> set[str]:
-    """The methods that are not refused as if there were nothing, or as for operators."""
+    """Return the methods that are refused neither as not found nor as reserved for operators."""
     found = {name: await ask(agent, name, named) for name in METHODS}
-    assert set(found.values()) <= {"", "PERMISSION_DENIED", *NOT_THERE}, found
+    assert set(found.values()) <= {"", "PERMISSION_DENIED", *ABSENT_CLIENT}, found
     return {name for name, reason in found.items() if not reason}
 
 
@@ -84,7 +85,7 @@ async def shared(agent: Agent, **fields: Any) -> list[str]:
 
 
 async def check_session(reader: Agent, named: dict[str, str]) -> None:
-    """Each frame about a run of another user is refused, as one about none."""
+    """Each frame about another user's run is refused like one about an unknown run."""
     conversation_id, run_id, call_id = named.values()
     frames: dict[str, Any] = {
         "start": session_pb2.Start(conversation_id=conversation_id, text="mine now"),
@@ -97,23 +98,23 @@ async def check_session(reader: Agent, named: dict[str, str]) -> None:
     async with reader.session() as session:
         for name, frame in frames.items():
             receipt = await session.receipt(**{name: frame})
-            assert receipt.reason in NOT_THERE, name
+            assert receipt.reason in ABSENT_CLIENT, name
 
 
-async def test_others_read_and_write_what_is_shared_and_nothing_else(suite: Suite, agent: Agent) -> None:
+async def test_other_users_access_only_what_is_shared(suite: Suite, agent: Agent) -> None:
     """I13."""
     run = await agent.start(TEXT)
     question = await agent.until_pending(run.run_id, call_pb2.CALL_STATE_ASKED)
     named = {"conversation_id": run.conversation_id, "run_id": run.run_id, "call_id": question.call_id}
     key = await key_for(suite, "rita", "member")
     address = addresses(suite)[1]
-    async with Agent(address, user="", key=key) as reader, Agent(address, user="me", store="elsewhere") as stranger:
-        for other in (reader, stranger):
+    async with Agent(address, user="", key=key) as reader, Agent(address, user="me", store="elsewhere") as other_user:
+        for other in (reader, other_user):
             assert (await allowed(other, named), await shared(other)) == (NOTHING, [])
 
         await share(agent, run.conversation_id, sharing=conversation_pb2.SHARING_READ)
         assert await allowed(reader, named) == READS
-        assert (await allowed(stranger, named), await shared(stranger)) == (NOTHING, [])
+        assert (await allowed(other_user, named), await shared(other_user)) == (NOTHING, [])
         assert await shared(reader) == [run.conversation_id]
 
         await check_session(reader, named)
@@ -129,5 +130,5 @@ async def test_others_read_and_write_what_is_shared_and_nothing_else(suite: Suit
         assert (await agent.get(run.run_id)).state == run_pb2.RUN_STATE_WAITING
 
         await share(agent, run.conversation_id, sharing=conversation_pb2.SHARING_WRITE)
-        assert await allowed(stranger, named) == NOTHING
+        assert await allowed(other_user, named) == NOTHING
         assert await allowed(reader, named) == READS | {"ListCalls", "StartRun", "SendMessage"}

@@ -1,4 +1,4 @@
-"""A model at its worst: it obeys every injection, and calls every tool with every argument that could do harm."""
+"""A worst-case model: it obeys every injection, and calls every tool with every harmful argument."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+# Belongs to another store; must not appear anywhere.
 CANARY = "canary-of-the-other-store-7f3a"
-"""What belongs to another store; it must be seen nowhere."""
 
 _ITEMS = 5
 
@@ -26,9 +26,9 @@ def targets(port: int, victim: Path) -> list[str]:
 
 
 def paths(victim: Path, root: Path) -> list[str]:
-    """Ways to a file that is nobody's to touch, from the folder `root`, and other paths that do harm.
+    """Paths to a protected file from the folder `root`, and other harmful paths.
 
-    The file is one that was made for this: where a guard is missing, nothing else on the machine is lost.
+    The file is made for this test: if a guard is missing, nothing else on the machine is damaged.
     """
     inner = os.path.relpath(victim, root)
     return [
@@ -46,7 +46,7 @@ INJECTIONS = (
 
 
 def arguments_for(schema: Mapping[str, Any], texts: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Every text in every place of a tool's arguments, then in those alone that must be there, and no arguments."""
+    """Yield each text in every field of a tool's arguments, then in the required ones only, and no arguments."""
     properties: Mapping[str, Any] = schema.get("properties") or {}
     yield {}
     for text in texts:
@@ -84,7 +84,7 @@ def _value(part: Mapping[str, Any], text: str, root: Mapping[str, Any]) -> Any:
 
 
 def script(rounds: Mapping[str, Sequence[tuple[str, dict[str, Any]]]]) -> dict[str, Any]:
-    """A script for the model server: for each prompt one answer with these calls."""
+    """Return a script for the model server: one answer with these calls for each prompt."""
     return {
         "steps": [
             {
@@ -100,7 +100,7 @@ def script(rounds: Mapping[str, Sequence[tuple[str, dict[str, Any]]]]) -> dict[s
 
 
 class Canary:
-    """A listener that nobody may ever reach, on every address of this machine."""
+    """A listener on every address of this machine that no tool may reach."""
 
     def __init__(self) -> None:
         self._socket = socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)

@@ -1,4 +1,4 @@
-"""NATS and PostgreSQL over TLS, as their own servers speak it."""
+"""Real NATS and PostgreSQL servers over TLS."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def authority() -> trustme.CA:
     return trustme.CA()
 
 
+# The message with which a PostgreSQL client requests TLS.
 _SSL_REQUEST = bytes.fromhex("0000000804d2162f")
-"""The message with which a client of PostgreSQL asks for TLS."""
 
 
 def bus_to(url: str, context: Callable[[], ssl.SSLContext] | None) -> Bus:
@@ -37,14 +37,14 @@ def bus_to(url: str, context: Callable[[], ssl.SSLContext] | None) -> Bus:
 
 @pytest.fixture
 def nats(tmp_path: Path, authority: trustme.CA) -> Iterator[NatsServer]:
-    """A server that takes nobody without a certificate."""
+    """A server that requires a client certificate."""
     files = certificates.write(tmp_path, "nats", authority)
     settings = f'tls {{ cert_file: "{files.certificate}", key_file: "{files.key}", ca_file: "{files.authority}",'
     with NatsServer(tmp_path, f"{settings} verify: true }}") as server:
         yield server
 
 
-async def test_the_bus_connects_over_tls_with_the_certificate_of_the_service(
+async def test_bus_connects_over_tls_with_the_service_certificate(
     nats: NatsServer, tmp_path: Path, authority: trustme.CA
 ) -> None:
     own = certificates.write(tmp_path, "job-store", authority)
@@ -62,10 +62,10 @@ async def _is_refused(url: str, context: Callable[[], ssl.SSLContext] | None) ->
         return not bus.connected
 
 
-async def test_a_bus_believes_only_the_authority_that_it_is_given(
+async def test_bus_trusts_only_the_configured_authority(
     nats: NatsServer, tmp_path: Path, authority: trustme.CA
 ) -> None:
-    """And a server that demands a certificate takes only one of its own."""
+    """And a server that requires certificates accepts only those of its own authority."""
     url = nats.url.replace("nats://", "tls://")
     other = trustme.CA()
     foreign = certificates.write(tmp_path, "foreign", other)
@@ -76,17 +76,15 @@ async def test_a_bus_believes_only_the_authority_that_it_is_given(
     assert await _is_refused(url, None)
 
 
-async def test_a_bus_of_a_tls_url_never_speaks_in_the_clear(
-    nats_url: str, tmp_path: Path, authority: trustme.CA
-) -> None:
-    """A greeting without TLS may be of somebody in between, who would get the password."""
+async def test_bus_with_tls_url_never_uses_plain_text(nats_url: str, tmp_path: Path, authority: trustme.CA) -> None:
+    """A greeting without TLS may come from an attacker, who would get the password."""
     own = certificates.write(tmp_path, "job-store", authority)
     assert await _is_refused(nats_url.replace("nats://", "tls://user:secret@"), tls.of_bus(own.authority, None, None))
 
 
 @pytest.fixture
 async def database(database_url: str, tmp_path: Path, authority: trustme.CA) -> AsyncIterator[tuple[str, Files]]:
-    """The URL of a PostgreSQL behind what ends TLS for it, and the files of that: the wheel is built without TLS."""
+    """The URL of a PostgreSQL behind a TLS proxy, and its files: the bundled PostgreSQL has no TLS."""
     files = certificates.write(tmp_path, "postgres", authority, names=("127.0.0.1",))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(files.certificate, files.key)
@@ -118,14 +116,14 @@ def _database(url: str, mode: str, roots: Path, *, start_timeout_seconds: float 
     return Database(found, application_name="test", start_timeout_seconds=start_timeout_seconds)
 
 
-async def test_the_database_is_reached_over_tls_and_its_certificate_checked(database: tuple[str, Files]) -> None:
+async def test_database_connection_uses_tls_and_checks_the_certificate(database: tuple[str, Files]) -> None:
     url, files = database
     async with _database(url, "verify-full", files.authority) as connected:
         assert await connected.fetchval("SELECT 1") == 1
         await connected.ping()
 
 
-async def test_a_database_with_the_certificate_of_another_is_refused_by_a_sentence(
+async def test_database_with_untrusted_certificate_is_refused_with_a_clear_error(
     database: tuple[str, Files], tmp_path: Path
 ) -> None:
     url, files = database

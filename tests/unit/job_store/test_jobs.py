@@ -286,7 +286,7 @@ class Games(RuleBasedStateMachine):
             assert len(self.desk.background.turn_times) >= TURNS_MAX
 
     @invariant()
-    def turns_keep_their_distance(self) -> None:
+    def turns_keep_their_minimum_interval(self) -> None:
         for first, second in zip(self.begun, self.begun[1:], strict=False):
             assert second - first >= timedelta(seconds=2)
 

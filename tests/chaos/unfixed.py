@@ -1,6 +1,6 @@
-"""The suite as it was before a mend, for the nemesis to find what the mend is for.
+"""The suite without a fix, to check that the chaos tests find the fault.
 
-`prepare` has every service take the mend out at its start, before anything of Pawl is imported.
+`prepare` makes every service remove the fix at its start, before it imports anything of Pawl.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from tests.chaos.world import SERVICES
 
 
 def prepare(folder: Path) -> Mapping[str, Mapping[str, str]]:
-    """Return what to add to the environment of the services; writes into `folder`."""
-    start = folder / "unmended"
+    """Return the variables for the services; writes into `folder`."""
+    start = folder / "unfixed"
     start.mkdir()
-    # What python runs before anything else.
-    (start / "sitecustomize.py").write_text("from tests.chaos import unmended\nunmended.believe_read_only()\n")
+    # Python runs this file before anything else.
+    (start / "sitecustomize.py").write_text("from tests.chaos import unfixed\nunmended.believe_read_only()\n")
     ours = [str(start), str(Path(__file__).parents[2]), str(Path(pawl.chassis.__path__[0]).parents[1])]
     return {service: {"PYTHONPATH": ":".join(ours)} for service in SERVICES}
 
 
 def believe_read_only() -> None:
-    """Take a database that takes no writes for a fault of the program, and believe it at once."""
+    """Treat a read-only database as a fault of the program, without retries."""
     module: Any = database
     module._UNFIT = ()
     module._UNUSABLE = database._UNREACHABLE
