@@ -1,4 +1,4 @@
-"""The parameters of calls in the background: whatever a model writes is read or refused; iterations keep their beat."""
+"""Parameters of background calls are read or refused; iterations are due on a fixed schedule."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _OTHERS = st.dictionaries(st.text(max_size=6), _VALUES, max_size=3)
 
 
 def escaped(written: str, chosen: bool) -> str:
-    """The same JSON, with some character of the names as an escape."""
+    """The same JSON, with some character of the names escaped."""
     return written.replace('"_', '"\\u005f') if chosen else written
 
 
@@ -61,13 +61,13 @@ def escaped(written: str, chosen: bool) -> str:
 @example("[" * 100_000 + '"_executeAsync"')
 @example('{"_executeAsync": true, "x": "\\ud800"}')
 @example('{"_executeAsync": true, "n": NaN}')
-def test_whatever_stands_in_the_arguments_is_read(written: str) -> None:
+def test_arguments_of_any_content_can_be_read(written: str) -> None:
     reading = background.read(written, _SCHEMA)
     assert reading.wish is None or reading.fault == ""
 
 
 @given(_OTHERS, _PARAMETERS, st.booleans())
-def test_parameters_make_a_wish_or_are_refused_with_a_hint_and_are_taken_out(
+def test_background_parameters_are_removed_and_either_read_or_refused(
     others: dict[str, Any], said: dict[str, Any], as_escapes: bool
 ) -> None:
     assume(NAMES.isdisjoint(others))
@@ -76,7 +76,7 @@ def test_parameters_make_a_wish_or_are_refused_with_a_hint_and_are_taken_out(
     try:
         rest = strict_json.loads(reading.arguments.encode(), bytes_max=1 << 20)
     except (InvalidJson, TooLarge, UnicodeError):
-        # No call is made with it, whatever it wishes for.
+        # The call is refused, so its options do not matter.
         return
     assert isinstance(rest, dict)
     assert NAMES.isdisjoint(rest)
@@ -100,10 +100,10 @@ def test_parameters_make_a_wish_or_are_refused_with_a_hint_and_are_taken_out(
 @example(said=_WATCHES, more={"_until": {"equals": 10**30}}, as_tool=False)
 @example(said=_WATCHES, more={"_reports": {"every": ITERATIONS_MAX}}, as_tool=True)
 @example(said=_WATCHES, more={"_reports": {"every": 1.5}}, as_tool=False)
-def test_odd_parameters_make_a_job_that_ends_or_are_refused_with_a_hint(
+def test_odd_parameters_are_refused_or_make_a_job_that_ends(
     said: dict[str, Any], more: dict[str, Any], as_tool: bool
 ) -> None:
-    """ASYNC-2 to ASYNC-4, in conditions, monitors and reports, too: and what they make is the same once it was kept."""
+    """ASYNC-2 to ASYNC-4, for conditions, monitors and reports. A stored job reads back the same."""
     if as_tool:
         named = {own: (said | more)[name] for own, name in background._NAMES_OF_TOOL.items() if name in said | more}
         _, reading = background.read_tool(json.dumps({"tool": "look"} | named), {"look": _SCHEMA})
@@ -122,7 +122,7 @@ def test_odd_parameters_make_a_job_that_ends_or_are_refused_with_a_hint(
 
 
 def check(wish: Wish) -> None:
-    """A wish has an end, and keeps the limits."""
+    """Check that an option set has an end and stays within the limits."""
     assert 1 <= wish.iterations_max <= ITERATIONS_MAX
     assert wish.interval_seconds == 0 or 0.5 <= wish.interval_seconds <= 24 * 3600
     assert 0 <= wish.duration_seconds <= 365 * 24 * 3600
@@ -130,8 +130,8 @@ def check(wish: Wish) -> None:
         assert (wish.iterations_max, wish.duration_seconds, wish.delay_first) == (1, 0.0, False)
 
 
-def test_a_series_may_go_on_for_a_day_or_a_year() -> None:
-    """What is more is refused, and nothing is cut short unasked."""
+def test_a_series_may_run_for_up_to_a_year() -> None:
+    """Larger values are refused, never silently reduced."""
     rows: list[Any] = [
         ({"_interval": 0.5, "_duration": 1440}, 172_801),
         ({"_interval": 0.5, "_stopAfter": 1_000_000}, 1_000_000),
@@ -154,10 +154,10 @@ def test_a_series_may_go_on_for_a_day_or_a_year() -> None:
     st.integers(-1, 2_000_000),
     st.one_of(st.none(), st.floats(0, 1_000_000), st.floats()),
 )
-def test_an_edit_of_a_series_moves_its_end_only_where_it_says_so(
+def test_editing_a_series_moves_its_end_only_if_requested(
     end: float | None, interval: float, count: int, edited_end: float | None
 ) -> None:
-    """ASYNC-4: what watches for something keeps its deadline, whatever is edited."""
+    """ASYNC-4: a monitor keeps its deadline after any edit."""
     shown = Series(digest="shown", interval_seconds=60.0, iterations_max=20, end_time=end)
     edited = Series(interval_seconds=interval, iterations_max=count, end_time=edited_end)
     try:
@@ -191,10 +191,10 @@ def iteration(number: int, begin: float, end: float) -> Call:
     st.booleans(),
     st.lists(st.tuples(st.floats(0, 3), st.floats(0, 200_000)), min_size=1, max_size=20),
 )
-def test_each_iteration_is_due_on_the_beat_after_the_one_before_has_ended(
+def test_each_iteration_is_due_at_the_next_interval_after_the_previous_one(
     interval: float, begin: float, delay: bool, taken: list[tuple[float, float]]
 ) -> None:
-    """However late each begins, and however long it takes."""
+    """However late each iteration starts and however long it takes."""
     job = Job(tool_name="look", arguments_json=b"{}", begin_time=begin, interval_seconds=interval, delay_first=delay)
     last, before, missed = None, -1.0, 0
     for number, (late, seconds) in enumerate(taken, 1):
@@ -211,14 +211,14 @@ def test_each_iteration_is_due_on_the_beat_after_the_one_before_has_ended(
         missed = len(beats) - number
 
 
-def test_what_no_tool_would_take_is_not_mended_on_the_way() -> None:
-    """Two readers of it could differ, so the check of the call is to refuse it: it is left as it was written."""
+def test_invalid_arguments_are_passed_on_unchanged() -> None:
+    """Parsers could read it differently, so it is left unchanged for the argument check to refuse."""
     rows: list[Any] = ['{"to":1,"to":2,"_executeAsync":true}', f'{{"to":{2**70},"_executeAsync":true}}']
     for written in rows:
         assert background.read(written, b"{}") == background.Reading(arguments=written), written
 
 
-def test_a_tool_keeps_parameters_of_such_names_wherever_it_declares_them() -> None:
+def test_a_tool_that_declares_a_background_parameter_keeps_it() -> None:
     rows: list[Any] = [
         b'{"properties":{"_interval":{}}}',
         b'{"allOf":[{"properties":{"_interval":{}}}]}',
@@ -228,10 +228,10 @@ def test_a_tool_keeps_parameters_of_such_names_wherever_it_declares_them() -> No
         assert background.read('{"_interval":5}', schema) == background.Reading(arguments='{"_interval":5}'), schema
 
 
-# Where and how calls may run in the background: switches, their time there, and what the model is told of it.
+# Background calls: switches, time limits, and what the model sees of them.
 
 
-async def test_where_it_is_switched_off_the_call_runs_at_once_with_a_note() -> None:
+async def test_a_background_call_runs_inline_with_a_note_if_disabled() -> None:
     story = Story(calls(async_call("work", n=1)), says("Done."), seconds=1.0)
     key = story.say("do it", RunOptions(without_background=True))
     await story.until(lambda: story.is_over)
@@ -242,7 +242,7 @@ async def test_where_it_is_switched_off_the_call_runs_at_once_with_a_note() -> N
     assert system == []
 
 
-async def test_a_tool_that_does_not_run_in_the_background_runs_at_once_with_a_note() -> None:
+async def test_a_tool_without_background_support_runs_inline_with_a_note() -> None:
     story = Story(calls(async_call("here"), async_call("work")), says("Begun."), seconds=1.0)
     key = story.say("do it")
     await story.until(lambda: story.is_over)
@@ -252,8 +252,8 @@ async def test_a_tool_that_does_not_run_in_the_background_runs_at_once_with_a_no
     assert [job.job and job.job.tool_name for job in story.jobs] == ["work"]
 
 
-async def test_an_iteration_has_the_time_of_its_tool_in_the_background() -> None:
-    """Neither the short timeout of the tool nor the limits of the run cut it."""
+async def test_an_iteration_uses_the_background_timeout_of_its_tool() -> None:
+    """Neither the tool's foreground timeout nor the limits of the run cut it short."""
 
     story = Story(calls(async_call("slow"), async_call("work")), says("Begun."), seconds=3000.0)
     story.say("do it")
@@ -266,12 +266,12 @@ async def test_an_iteration_has_the_time_of_its_tool_in_the_background() -> None
 
 
 def by_tool(name: str, **more: object) -> str:
-    """A call of the tool for the background."""
+    """A call of the background tool."""
     return f"in_background {json.dumps({'tool': name, **more})}"
 
 
-async def test_a_tool_takes_the_place_of_the_parameters_where_that_is_set() -> None:
-    """The job makes the call that was meant; the model sees the call that it made."""
+async def test_a_background_tool_replaces_the_parameters_if_configured() -> None:
+    """The job makes the nested call; the model sees the call it made itself."""
 
     asked = by_tool("look", arguments='{"n":1}', interval=60, stop_after=2, reports="end", duration=None)
     story = Story(
@@ -302,7 +302,7 @@ async def test_a_tool_takes_the_place_of_the_parameters_where_that_is_set() -> N
     assert f"in_background {json.dumps(json.loads(shown['function']['arguments']))}" == asked
 
 
-def test_what_makes_no_sense_of_the_tool_is_refused_with_a_hint() -> None:
+def test_nonsensical_arguments_of_the_background_tool_are_refused() -> None:
     schemas = {"look": b"{}", "work": b"{}"}
     for asked, hint in (
         ("in_background {}", "`tool` is the name"),
@@ -321,8 +321,8 @@ def test_what_makes_no_sense_of_the_tool_is_refused_with_a_hint() -> None:
 
 
 @pytest.mark.parametrize("name", ["shop.buy", "shop__buy"])
-def test_of_names_that_are_alike_the_one_that_was_given_is_meant(name: str) -> None:
-    """A tool of a source is called with two underscores, unless there is a tool of that very name."""
+def test_similar_tool_names_resolve_to_the_given_one(name: str) -> None:
+    """Source tools are called with two underscores, unless a tool has that exact name."""
     tools = [Tool(name=each, version=1) for each in ("shop.buy", "shop__buy")]
     asked = Call(
         store_id=StoreId("s"),
@@ -357,10 +357,10 @@ def test_of_names_that_are_alike_the_one_that_was_given_is_meant(name: str) -> N
         ("look", {"_interval": 60, "_stopAfter": 30}, JobReports.EVERY, 0),
     ],
 )
-async def test_a_tool_says_what_is_told_of_its_jobs_where_nobody_else_does(
+async def test_a_tool_sets_the_default_reports_of_its_jobs(
     tool_name: str, asked: dict[str, Any], reports: JobReports, iterations: int
 ) -> None:
-    """ASYNC-5: the model's word comes first, and who watches for something hears of that."""
+    """ASYNC-5: the model's choice wins; monitors report by default."""
 
     story = Story(calls(async_call(tool_name, **asked)), says("Begun."))
     story.say("do it")
@@ -373,6 +373,6 @@ async def test_a_tool_says_what_is_told_of_its_jobs_where_nobody_else_does(
     assert story.world.ledger.tables.runs[story.key(job)].silent is is_silent
 
 
-def test_a_name_of_a_parameter_within_a_value_is_none() -> None:
+def test_a_parameter_name_within_a_value_is_ignored() -> None:
     for written in ('{"n":"_interval"}', '["_interval"]'):
         assert domain.read(written, b"{}") == domain.Reading(arguments=written)

@@ -1,4 +1,4 @@
-"""Histories from elsewhere: what is refused, and what becomes of the others."""
+"""Imported histories: validation and conversion."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def result(call_id: str, text: str = "12", **fields: Any) -> HistoryMessage:
 GOOD = [user(), answer("", call("a"), call("b")), result("b"), result("a"), answer("done")]
 
 
-def test_a_history_that_a_strict_server_takes_is_taken() -> None:
+def test_a_history_valid_for_a_strict_server_is_accepted() -> None:
     imports.check(GOOD)
     imports.check([user(), user("again"), answer("one"), answer("two", call("a")), result("a", "")])
 
 
-def test_each_fault_is_named_with_its_place() -> None:
+def test_each_fault_is_reported_with_its_position() -> None:
     rows: list[Any] = [
         ([], 0, "no message"),
         ([answer("hi")], 1, "begins with a message of the user"),
@@ -81,7 +81,7 @@ def test_each_fault_is_named_with_its_place() -> None:
         assert not position or str(position) in refused.value.metadata["positions"].split(","), history
 
 
-def test_all_faults_come_at_once_in_order() -> None:
+def test_all_faults_are_reported_together_in_order() -> None:
     bad = [answer("", call("a", "!")), HistoryMessage(role=HistoryRole.SYSTEM, text="x"), user("\x00")]
     with pytest.raises(InvalidHistory) as refused:
         imports.check(bad)
@@ -89,7 +89,7 @@ def test_all_faults_come_at_once_in_order() -> None:
     assert int(refused.value.metadata["fault_count"]) == 6
 
 
-def test_a_history_is_taken_over_with_ids_of_ours_and_settled_calls() -> None:
+def test_an_imported_history_has_new_ids_and_settled_calls() -> None:
     numbers = itertools.count(1)
     messages, calls = imports.taken_over(
         [
@@ -134,7 +134,7 @@ parts = st.one_of(
 
 
 @given(st.lists(parts, max_size=8))
-def test_what_is_not_refused_can_be_taken_over(history: list[HistoryMessage]) -> None:
+def test_every_accepted_history_can_be_imported(history: list[HistoryMessage]) -> None:
     try:
         imports.check(history)
     except InvalidHistory:
@@ -148,7 +148,7 @@ def test_what_is_not_refused_can_be_taken_over(history: list[HistoryMessage]) ->
         msgspec.json.decode(present(each.result).content_json)
 
 
-def test_chat_completions_are_read_with_their_places() -> None:
+def test_chat_completions_are_read_with_their_positions() -> None:
     text = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
     (read,) = from_json([text])
     assert read.text == "a\n\nb"

@@ -1,4 +1,4 @@
-"""Calls in the background: from the parameter of the model to the turn in which it tells what they came to."""
+"""Background calls: from the model's parameters to the turn that reports the result."""
 
 from __future__ import annotations
 
@@ -44,7 +44,6 @@ VERDICTS = {
 
 
 def background(name: str, **more: object) -> str:
-    """A call that is to run in the background."""
     return f"{name} {json.dumps({'_executeAsync': True, **more})}"
 
 
@@ -99,7 +98,7 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
 
 
 class Story:
-    """A conversation with jobs: what the model says to the user and to notices, in order."""
+    """A conversation with jobs. Scripts answer the user's messages and notices in order."""
 
     def __init__(self, *scripts: Script, seconds: float = 60.0, as_tool: bool = False) -> None:
         self.world = World(VERDICTS, list(scripts), seconds=seconds)
@@ -120,7 +119,7 @@ class Story:
         approve: bool = False,
         look_seconds: float = 0.5,
     ) -> None:
-        """Let a worker drive until something is so."""
+        """Let a worker drive until `done` is true."""
         worker = self.world.worker(limits=self.limits)
         tasks = [asyncio.create_task(work()) for work in (worker.claim_forever, worker.renew_forever)]
         try:
@@ -138,7 +137,6 @@ class Story:
 
     @property
     def runs(self) -> list[Run]:
-        """All runs, the oldest first."""
         return [self.world.ledger.run(key) for key in self.world.ledger.tables.runs]
 
     @property
@@ -165,7 +163,7 @@ class Story:
         return self.world.ledger.calls(self.key(run))
 
     def told(self, number: int) -> list[Any]:
-        """The notices that a request to the model has."""
+        """Notices in a request to the model."""
         messages = self.world.model.requests[number].messages
         return [
             json.loads(line)
@@ -176,8 +174,8 @@ class Story:
         ]
 
 
-async def test_a_call_in_the_background_answers_at_once_and_is_told_of_when_it_ends() -> None:
-    """ASYNC-1, ASYNC-5: the run ends while the tool works; its end begins a turn, in which the model says it."""
+async def test_a_background_call_returns_immediately_and_reports_its_end() -> None:
+    """ASYNC-1, ASYNC-5: the run ends while the tool works; the job's end starts a turn that reports it."""
 
     story = Story(calls(background("work", n=1, _estimatedMinutes=10)), says("Begun."), says("It is done: 7."))
     story.world.registry.results["work"] = CallResult(content_json=b'{"n":7}')
@@ -210,8 +208,8 @@ async def test_a_call_in_the_background_answers_at_once_and_is_told_of_when_it_e
     assert roles == [Role.USER, Role.ASSISTANT, Role.ASSISTANT, Role.NOTICE, Role.ASSISTANT]
 
 
-async def test_an_end_that_comes_while_the_user_asks_is_told_at_the_next_closed_batch() -> None:
-    """ASYNC-5: into the running turn, once; there is no turn of its own."""
+async def test_a_job_that_ends_in_a_turn_is_reported_at_the_next_batch() -> None:
+    """ASYNC-5: the notice enters the running turn once; no separate turn starts."""
 
     story = Story(
         calls(background("work")), says("Begun."), calls('look {"n":1}'), calls('look {"n":2}'), says("Both."),
@@ -238,7 +236,7 @@ async def test_an_end_that_comes_while_the_user_asks_is_told_at_the_next_closed_
         (CallResult(content_json=b'{"success":false}'), "The tool reports no success."),
     ],
 )
-async def test_a_failure_is_told_as_one_and_a_stop_never_as_success(result: CallResult, error: str) -> None:
+async def test_failed_and_stopped_jobs_are_never_reported_as_successful(result: CallResult, error: str) -> None:
     """ASYNC-5, ASYNC-6."""
 
     story = Story(calls(background("work", n=1), background("work", n=2)), says("Begun."), says("Sorry."))
@@ -260,8 +258,8 @@ async def test_a_failure_is_told_as_one_and_a_stop_never_as_success(result: Call
     assert (failed["state"], failed["error"]) == ("FAILED", error)
 
 
-async def test_a_series_keeps_its_beat_tells_each_result_and_ends() -> None:
-    """ASYNC-3: iterations are due at the beginning plus whole intervals; a slow one skips what it missed."""
+async def test_a_series_keeps_its_interval_reports_each_result_and_ends() -> None:
+    """ASYNC-3: iterations are due at whole intervals from the start; a slow one skips missed ones."""
 
     story = Story(calls(background("look", _interval=60, _stopAfter=4)), seconds=70.0)
     story.say("watch it")
@@ -276,7 +274,7 @@ async def test_a_series_keeps_its_beat_tells_each_result_and_ends() -> None:
     assert all(begin - 60 * round(begin / 60) < 2 for begin in begins), begins
 
 
-async def test_a_gated_call_in_the_background_is_gated_in_its_job() -> None:
+async def test_a_gated_background_call_is_gated_in_its_job() -> None:
     story = Story(calls(background("gated")), says("It awaits your approval."), says("Done."))
     key = story.say("do it")
     await story.until(lambda: story.world.ledger.run(key).state in ENDED)
@@ -291,7 +289,7 @@ async def test_a_gated_call_in_the_background_is_gated_in_its_job() -> None:
     )
 
 
-async def test_what_makes_no_sense_is_refused_with_a_hint() -> None:
+async def test_nonsensical_parameters_are_refused_with_a_hint() -> None:
     story = Story(calls(f"work {json.dumps(NONSENSE[0][0])}"), says("I see."))
     key = story.say("do it")
     await story.until(lambda: story.is_over)
@@ -305,8 +303,8 @@ async def test_what_makes_no_sense_is_refused_with_a_hint() -> None:
         assert (reading.wish, hint in reading.fault) == (None, True), f"{asked}: {reading.fault}"
 
 
-async def test_what_cannot_be_in_the_background_says_so() -> None:
-    """ASYNC-1, ASYNC-7: a front-end tool, the same call twice in an answer, and an eleventh job."""
+async def test_calls_that_cannot_run_in_the_background_report_why() -> None:
+    """ASYNC-1, ASYNC-7: a front-end tool, a duplicate call in one answer, and an eleventh job."""
 
     many = [background("work", n=number) for number in range(11)]
     story = Story(calls(background("show"), background("look"), background("look")), calls(*many), says("Begun."))
@@ -327,7 +325,7 @@ async def test_what_cannot_be_in_the_background_says_so() -> None:
         [calls('look {"n":1}'), says("[silent]")],
     ],
 )
-async def test_a_turn_in_which_the_model_has_nothing_to_say_leaves_no_answer(answers: list[Script]) -> None:
+async def test_a_silent_turn_leaves_no_answer(answers: list[Script]) -> None:
     story = Story(calls(background("work")), says("Begun."), *answers)
     key = story.say("do it")
     await story.until(lambda: story.is_over)
@@ -342,10 +340,8 @@ async def test_a_turn_in_which_the_model_has_nothing_to_say_leaves_no_answer(ans
 
 @pytest.mark.parametrize("said", ["[silent]", "All is well."])
 @pytest.mark.parametrize("is_met", [False, True])
-async def test_a_failed_job_and_a_met_condition_reach_the_user_whatever_the_model_answers(
-    said: str, *, is_met: bool
-) -> None:
-    """Untrusted text may have the model keep quiet."""
+async def test_failures_and_met_conditions_reach_the_user_past_the_model(said: str, *, is_met: bool) -> None:
+    """Untrusted text could persuade the model to stay silent."""
     more: dict[str, Any] = {"_interval": 60, "_duration": 10, "_until": "value"} if is_met else {}
     story = Story(calls(background("work", **more)), says("Begun."), says(said))
     failed = CallResult(content_json=b'{"error":"no such page"}', is_error=True, error_reason="TOOL_ERROR")
@@ -357,8 +353,8 @@ async def test_a_failed_job_and_a_met_condition_reach_the_user_whatever_the_mode
     assert turn.output_text == (told if said == "[silent]" else f"{told}\n\n{said}")
 
 
-def test_notices_enter_escaped_and_as_far_as_they_fit() -> None:
-    """300 ended jobs made a request of 4.9 MB."""
+def test_notices_are_escaped_and_limited_in_size() -> None:
+    """Without the limit, 300 ended jobs made a request of 4.9 MB."""
     output = '"<|im_end|>\u2028\u202e\U000e0041é"'
     job = Job(tool_name="work", arguments_json=b"{}", begin_time=0.0)
     run = Run(store_id=StoreId("s"), user_id=UserId("u"), conversation_id=ConversationId("c"), run_id=RunId("r"))
@@ -381,8 +377,8 @@ def test_notices_enter_escaped_and_as_far_as_they_fit() -> None:
         [calls('look {"n":1}', text="I look."), fails(retryable=False)],
     ],
 )
-async def test_a_turn_that_broke_off_before_its_answer_is_made_again(before: list[Script]) -> None:
-    """ASYNC-5: what it had written or done stands after the notice, and is no answer to it."""
+async def test_a_turn_interrupted_before_its_answer_is_repeated(before: list[Script]) -> None:
+    """ASYNC-5: partial output after the notice does not count as an answer to it."""
 
     story = Story(calls(background("work")), says("Begun."), *before, says("It came to 7."))
     key = story.say("do it")

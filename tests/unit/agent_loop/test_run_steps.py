@@ -1,4 +1,4 @@
-"""Steps: the same whenever they are made from the log, as they come and afterwards."""
+"""Steps of a run are the same whether built live or from the log afterwards."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def steps_of(log: list[event_pb2.RunEvent]) -> Steps:
 
 
 def applied(shown: dict[str, Step], changes: Sequence[StepChange]) -> None:
-    """What a client does with changes."""
+    """Apply changes as a client does."""
     for change in changes:
         step, old = change.step, shown.get(change.step.step_id)
         content = old.content + step.content if change.appends and old else step.content
@@ -111,7 +111,7 @@ def applied(shown: dict[str, Step], changes: Sequence[StepChange]) -> None:
         shown[step.step_id] = step
 
 
-def test_a_run_is_told_in_steps() -> None:
+def test_a_run_is_shown_as_steps() -> None:
     told = [(step.step_id, step.type, step.status, step.content) for step in steps_of(whole_run()).all()]
 
     assert told == [
@@ -126,7 +126,7 @@ def test_a_run_is_told_in_steps() -> None:
     ]
 
 
-def test_changes_lead_to_the_steps_from_any_point_of_the_log_in_any_parts() -> None:
+def test_changes_in_any_chunks_lead_to_the_same_steps() -> None:
     log = whole_run()
     whole = steps_of(whole_run()).all()
     for start in range(len(log)):
@@ -140,7 +140,7 @@ def test_changes_lead_to_the_steps_from_any_point_of_the_log_in_any_parts() -> N
             assert all(step.status == pb.STEP_STATUS_VOID for step in shown.values() if step not in whole)
 
 
-def test_the_report_of_an_undo_stands_behind_its_calls_also_when_events_are_gone() -> None:
+def test_the_undo_report_follows_its_calls_even_after_trimming() -> None:
     calls = [
         called("undo_b", call_pb2.CALL_STATE_SUCCEEDED, round_number=1),
         called("undo_a", call_pb2.CALL_STATE_FAILED, round_number=2),
@@ -158,17 +158,16 @@ def test_the_report_of_an_undo_stands_behind_its_calls_also_when_events_are_gone
     assert [step.step_id for step in steps.all()] == ids
 
 
-# The golden log in steps; tests/unit/gateway and web/client read the same log, and tell the same.
+# The golden log as steps; tests/unit/gateway and web/client read the same log.
 
 
 def logged() -> list[Any]:
-    """The log, as whoever makes steps reads it."""
     events = json.loads(LOG.read_text())
     return [json_format.ParseDict(each, event_pb2.RunEvent()) for each in events]
 
 
 def shown(steps: Steps) -> list[dict[str, str]]:
-    """Return what steps tell, in their order."""
+    """Return a summary of the steps, in order."""
     told: list[dict[str, str]] = []
     for step in steps.all():
         match step.type:
@@ -185,7 +184,7 @@ def shown(steps: Steps) -> list[dict[str, str]]:
 
 
 def expected() -> list[dict[str, str]]:
-    """Return what everybody tells; of a question, steps tell the text that the user is asked."""
+    """Return the shared expectation; for a question, steps show the text for the user."""
     told: list[dict[str, str]] = json.loads(TOLD.read_text())
     for each in told:
         if each.get("tool") == "ask_user":
@@ -193,20 +192,20 @@ def expected() -> list[dict[str, str]]:
     return told
 
 
-def test_steps_tell_the_golden_log_as_everybody_does() -> None:
+def test_steps_agree_with_the_golden_log() -> None:
     steps = Steps()
     for each in logged():
         steps.take([each])
     assert shown(steps) == expected()
 
 
-def test_steps_tell_it_so_behind_a_gap_too() -> None:
+def test_steps_agree_with_the_golden_log_after_a_gap() -> None:
     steps = Steps()
     steps.take_gap(json_format.ParseDict(json.loads(GAP.read_text()), gap_pb2.Gap()))
     steps.take(logged()[-1:])
     assert shown(steps) == expected()
 
 
-def test_a_result_that_the_log_leaves_out_says_how_large_it_is() -> None:
+def test_an_omitted_result_reports_its_size() -> None:
     result = steps_of(events(called("call_1", call_pb2.CALL_STATE_SUCCEEDED, omitted_bytes=20_000))).all()[1]
     assert (result.content, result.content_omitted_bytes) == ("", 20_000)

@@ -1,4 +1,4 @@
-"""A page that takes events of AG-UI as @ag-ui/client does: it refuses what that refuses, and has the messages."""
+"""A page that accepts and rejects AG-UI events as @ag-ui/client does, and holds the messages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Page:
-    """The messages of a thread, as events make them."""
+    """The messages of a thread, built from events."""
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
@@ -19,11 +19,10 @@ class Page:
         self.started = self.ended = False
 
     def of(self, role: str) -> list[dict[str, Any]]:
-        """Return the messages of a role."""
         return [each for each in self.messages if each["role"] == role]
 
     def take(self, event: dict[str, Any]) -> None:
-        """Take an event, or fail if it may not stand here."""
+        """Apply an event, or fail if it is not allowed here."""
         kind = event["type"]
         assert not self.ended, f"{kind} after the end"
         assert self.started or kind in {"RUN_STARTED", "RUN_ERROR"}, kind
@@ -54,7 +53,7 @@ class Page:
             self._call(name)["function"]["arguments"] += event["delta"]
 
     def _replace(self, messages: list[dict[str, Any]]) -> None:
-        """Take a snapshot; reasoning, or activities, of which it has none at all stay."""
+        """Apply a snapshot; reasoning and activities stay if the snapshot has none."""
         ids = [each["id"] for each in messages]
         assert len(set(ids)) == len(ids), "two messages of one id"
         left = {"reasoning", "activity"} - {each["role"] for each in messages}

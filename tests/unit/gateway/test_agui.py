@@ -1,4 +1,4 @@
-"""The log of a run as AG-UI: nothing is left open, nothing is said twice, and a reload shows the same."""
+"""The log of a run as AG-UI: nothing is left open or repeated, and a reload shows the same."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def encoded(value: Any) -> str:
     return base64.b64encode(json.dumps(value).encode()).decode()
 
 
-def test_before_an_interrupt_stand_all_messages() -> None:
+def test_an_interrupt_is_preceded_by_all_messages() -> None:
     for legacy in [False, True]:
         fold = Fold("run", legacy=legacy, before=[{"id": "mine", "role": "user", "content": "hello"}])
         log: list[dict[str, Any]] = [
@@ -80,7 +80,7 @@ def resume(**more: Any) -> list[agui_input.Resume]:
     return [agui_input.Resume(interrupt_id=name, status="resolved", payload=payload) for name, payload in found.items()]
 
 
-def test_a_resume_that_answers_everything_is_decisions() -> None:
+def test_a_complete_resume_becomes_decisions() -> None:
     approval, question, _ = [each["message"] for each in agui_input.interrupts(WAITING)]
     assert (
         approval
@@ -93,7 +93,7 @@ def test_a_resume_that_answers_everything_is_decisions() -> None:
     assert (said.tokens, said.stops, said.late) == ({"run": 9}, [], [])
 
 
-def test_what_was_settled_before_is_said_and_what_never_was_is_refused() -> None:
+def test_late_answers_are_reported_and_unknown_ones_refused() -> None:
     assert agui_input.answers(resume(**{"call_9.d": None}), WAITING, [], {"call_9": {}}).late == ["call_9.d"]
     decision = {"userId": "bob", "kind": "DECISION_KIND_REJECT"}
     known = {"call_9": {"toolName": "pay", "state": "CALL_STATE_EXPIRED"}, "call_8": {"toolName": "pay"}}
@@ -106,8 +106,8 @@ def test_what_was_settled_before_is_said_and_what_never_was_is_refused() -> None
         agui_input.answers(resume(**{"call_1.old": {"approved": True}}), WAITING, [], {})
 
 
-def test_a_resume_that_answers_half_or_something_twice_or_what_no_run_can_have_is_refused() -> None:
-    """Of two answers that contradict each other neither counts."""
+def test_an_incomplete_or_duplicate_or_invalid_resume_is_refused() -> None:
+    """Of two contradicting answers neither counts."""
     for place, given_ in enumerate([resume()] * 3):
         half = [*given_[:place], *given_[place + 1 :]]
         twice = agui_input.Resume(interrupt_id=given_[place].interrupt_id, status="cancelled")
@@ -124,13 +124,13 @@ def test_a_resume_that_answers_half_or_something_twice_or_what_no_run_can_have_i
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=5), st.lists))
-def test_any_payload_is_an_answer_or_refused(payload: Any) -> None:
+def test_any_payload_is_accepted_or_refused(payload: Any) -> None:
     for name in [each["id"] for each in agui_input.interrupts(WAITING)]:
         with suppress(InvalidField):
             agui_input.answers(resume(**{name: payload}), WAITING, [], {})
 
 
-def test_a_run_that_waits_for_the_page_ends_as_each_generation_has_it() -> None:
+def test_a_run_that_waits_for_the_page_ends_as_each_protocol_requires() -> None:
     run = WAITING | {"waits": [], "pendingCalls": WAITING["pendingCalls"][2:]}
     said = {"threadId": "t", "runId": "r", "messages": []}
     modern = agui_input.outcome(agui_input.read(said | {"protocolVersion": "1.0"}), run)
@@ -140,7 +140,7 @@ def test_a_run_that_waits_for_the_page_ends_as_each_generation_has_it() -> None:
     assert agui_input.outcome(agui_input.read(said), run, {"call_3"}) is None
 
 
-def test_a_run_that_needs_an_operator_is_told_also_to_who_comes_later() -> None:
+def test_late_joiners_also_see_that_a_run_needs_an_operator() -> None:
     fold, attention = Fold("run", legacy=False), {"reason": "ATTENTION_REASON_UNKNOWN_OUTCOME"}
     changed = {"runId": "run", "state": "RUN_STATE_NEEDS_ATTENTION", "attention": attention}
     told = fold.fold({"seq": "1", "runChanged": {"run": changed}})
@@ -148,7 +148,7 @@ def test_a_run_that_needs_an_operator_is_told_also_to_who_comes_later() -> None:
     assert fold.attach()[-1:] == told
 
 
-def test_a_request_of_another_form_is_refused_with_its_place() -> None:
+def test_an_invalid_request_is_refused_with_the_field() -> None:
     def read(wrong: dict[str, Any]) -> None:
         said = {"threadId": "t", "runId": "r", "messages": [{"id": "1", "role": "user", "content": "go"}]}
         found = agui_input.read(said | wrong)
@@ -167,8 +167,8 @@ def test_a_request_of_another_form_is_refused_with_its_place() -> None:
 
 
 @pytest.mark.parametrize("named", ["r1", "run_1", "r0", "run_0"])
-async def test_cancel_stops_the_run_it_names_and_no_later_one(named: str) -> None:
-    """A Stop that arrives after its run has ended, while the next one is open."""
+async def test_cancel_stops_only_the_run_it_names(named: str) -> None:
+    """A Stop that arrives after its run has ended, while the next one is active."""
     services, body = MagicMock(), {"threadId": "t", "runId": "r1"}
     message = {"id": "m", "role": "user", "content": "go"}
     started = agui_input.start(agui_input.read(body | {"messages": [message]}), message)
@@ -184,8 +184,8 @@ async def test_cancel_stops_the_run_it_names_and_no_later_one(named: str) -> Non
             await thread.stop(stop.run_id)
 
 
-async def test_a_thread_without_a_conversation_is_empty_and_who_leaves_after_the_end_stops_nothing() -> None:
-    """A front end may close its connection with the last event, when the run waits for its user."""
+async def test_leaving_after_the_end_stops_nothing() -> None:
+    """A front end may close its connection at the last event, when the run waits for its user."""
     asked = call_pb2.Call(call_id="call_1", state=call_pb2.CALL_STATE_AWAITING_APPROVAL)
     run = run_pb2.Run(run_id="run", state=run_pb2.RUN_STATE_WAITING, last_seq=1, pending_calls=[asked])
     run.waits.append(run_pb2.WAIT_KIND_APPROVAL)
@@ -208,7 +208,7 @@ async def test_a_thread_without_a_conversation_is_empty_and_who_leaves_after_the
 
 
 def page_of(events: list[dict[str, Any]]) -> Page:
-    """Return a page that took events of one run of AG-UI."""
+    """Return a page that received the events of one AG-UI run."""
     page = Page()
     for event in [{"type": "RUN_STARTED"}, *events]:
         page.take(json.loads(json.dumps(event)))
@@ -216,7 +216,7 @@ def page_of(events: list[dict[str, Any]]) -> Page:
 
 
 def shown(page: Page) -> list[dict[str, str]]:
-    """Return what a page shows, in its order."""
+    """Return the content of a page, in order."""
     results = {each["toolCallId"]: each["content"] for each in page.of("tool")}
     told: list[dict[str, str]] = []
     for message in page.messages:
@@ -231,8 +231,8 @@ def shown(page: Page) -> list[dict[str, str]]:
     return told
 
 
-def test_an_end_is_told_as_each_generation_has_it() -> None:
-    """The way of an end, then its outcome or its code."""
+def test_an_end_is_reported_as_each_protocol_version_requires() -> None:
+    """Event type, then outcome or error code."""
     said, failure = {"threadId": "t", "runId": "r", "messages": []}, {"message": "no answer", "reason": "MODEL_FAILED"}
     rows: list[tuple[str, dict[str, Any], str, Any]] = [
         ("COMPLETED", {}, "RUN_FINISHED", None),
@@ -249,7 +249,7 @@ def test_an_end_is_told_as_each_generation_has_it() -> None:
         assert (end["type"], end.get("outcome", end.get("code"))) == (kind, how), state
 
 
-def test_child_runs_edits_and_attempts_that_are_void_are_told() -> None:
+def test_child_runs_edits_and_void_attempts_are_shown() -> None:
     child: dict[str, Any] = {"round": 1, "childRunId": "child", "argumentsJson": encoded({"a": 2})}
     said = {"messageId": "m", "runId": "run", "role": "ROLE_ASSISTANT", "reasoning": "so", "text": "Done."}
     log: list[dict[str, Any]] = [
@@ -274,11 +274,11 @@ def test_child_runs_edits_and_attempts_that_are_void_are_told() -> None:
 
 
 @pytest.mark.parametrize("legacy", [False, True])
-def test_ag_ui_tells_the_golden_log_as_everybody_does(legacy: bool) -> None:
+def test_ag_ui_agrees_with_the_golden_log(legacy: bool) -> None:
     log = json.loads(LOG.read_text())
     fold = Fold(log[0]["runId"], legacy=legacy)
     assert shown(page_of([event for each in log for event in fold.fold(each)])) == json.loads(TOLD.read_text())
-    for place in range(2, len(log)):  # whoever comes in mid-run
+    for place in range(2, len(log)):  # a client that joins mid-run
         fold = Fold(log[0]["runId"], legacy=legacy)
         for each in log[:place]:
             fold.fold(each)
@@ -286,7 +286,7 @@ def test_ag_ui_tells_the_golden_log_as_everybody_does(legacy: bool) -> None:
         assert shown(page_of(events)) == json.loads(TOLD.read_text()), place
 
 
-def test_ag_ui_tells_it_so_behind_a_gap_too() -> None:
+def test_ag_ui_agrees_with_the_golden_log_after_a_gap() -> None:
     gap, last = json.loads(GAP.read_text()), json.loads(LOG.read_text())[-1]
     fold = Fold(gap["runId"], legacy=False)
     assert shown(page_of([*fold.gap(gap), *fold.fold(last)])) == json.loads(TOLD.read_text())

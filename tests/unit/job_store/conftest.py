@@ -1,4 +1,4 @@
-"""A ledger in memory for each test."""
+"""In-memory ledgers for tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def world() -> World:
 
 @pytest.fixture
 def run_id(world: World) -> str:
-    """A run that a worker has begun."""
+    """A run that a worker has started."""
     return world.begin()
 
 

@@ -1,4 +1,4 @@
-"""A gated call starts only as what was shown, and only after it was approved (HITL-3, I9, I10)."""
+"""A gated call starts only as shown, and only after approval (HITL-3, I9, I10)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ EDITED: dict[str, Any] = {"digest": EDITED_DIGEST, "arguments": b'{"to":"bob"}'}
 
 
 def gated(world: World, **fields: Any) -> str:
-    """A run with a call `call` that awaits an approval."""
+    """A run with a call `call` that awaits approval."""
     run_id = world.begin()
     world.commit(run_id, calls=(change("call", CallState.AWAITING_APPROVAL, digest=DIGEST, **fields),))
     return run_id
 
 
 def begin(world: World, run_id: str, state: CallState = CallState.RUNNING, *consumed: str, **fields: Any) -> None:
-    """The owner starts the call."""
     world.commit(run_id, calls=(change("call", state, **({"digest": DIGEST} | fields)),), consumed=consumed)
 
 
@@ -46,8 +45,8 @@ def test_a_gated_call_starts_only_in_the_step_that_consumes_its_approval() -> No
         assert world.call("call").decision.user_id == "ann"  # type: ignore[union-attr]
 
 
-def test_only_a_call_that_reads_is_created_with_its_end(world: World, run_id: str) -> None:
-    """And then both are told: that it began, and how it ended."""
+def test_only_a_read_only_call_is_created_already_settled(world: World, run_id: str) -> None:
+    """Then both events are sent: its start and its end."""
     wrong: list[dict[str, Any]] = [{}, {"only_reads": True, "attempt": 0}, {"only_reads": True, "digest": DIGEST}]
     for fields in wrong:
         with pytest.raises(IllegalTransition):
@@ -61,7 +60,7 @@ def test_only_a_call_that_reads_is_created_with_its_end(world: World, run_id: st
         assert told == [(None, CallState.RUNNING), (CallState.RUNNING, state)]
 
 
-def test_an_approved_or_edited_call_starts_as_what_was_decided_and_no_other() -> None:
+def test_an_approved_or_edited_call_starts_only_as_decided() -> None:
     """I9, I10."""
     others: list[dict[str, Any]] = [
         {"arguments": b'{"to":"eve"}'},
@@ -96,7 +95,7 @@ def test_a_rejected_or_answered_call_does_not_start() -> None:
         begin(world, run_id, end, "no")
 
 
-def test_an_answer_to_a_tool_that_asks_leaves_the_approval_of_the_call_as_it_is(world: World) -> None:
+def test_an_answer_to_a_tool_leaves_its_approval_unchanged(world: World) -> None:
     run_id = gated(world)
     world.decide(run_id, "call", DecisionKind.APPROVE, "yes")
     begin(world, run_id, CallState.RUNNING, "yes")
@@ -105,7 +104,7 @@ def test_an_answer_to_a_tool_that_asks_leaves_the_approval_of_the_call_as_it_is(
     begin(world, run_id, CallState.RUNNING, "red", attempt=2)
 
 
-def test_an_approved_front_end_call_starts_as_its_ungated_fallback_but_as_no_other_tool(world: World) -> None:
+def test_an_approved_front_end_call_starts_only_as_its_fallback(world: World) -> None:
     run_id = gated(world, fallback_tool_name="backend")
     world.decide(run_id, "call", DecisionKind.APPROVE, "yes")
     begin(world, run_id, CallState.OFFERED, "yes", fallback_tool_name="backend")
@@ -114,7 +113,7 @@ def test_an_approved_front_end_call_starts_as_its_ungated_fallback_but_as_no_oth
     begin(world, run_id, digest="", tool_name="backend")
 
 
-def test_a_step_neither_gates_a_call_late_nor_repeats_an_attempt_nor_takes_the_call_of_another_run(
+def test_a_step_cannot_gate_late_repeat_attempts_or_take_foreign_calls(
     world: World,
     run_id: str,
 ) -> None:

@@ -1,4 +1,4 @@
-"""Gathering operations into groups: nobody waits for ever, and nobody fails for another's fault."""
+"""Group commit: no caller waits for ever, and no operation fails for the fault of another."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
 
 @dataclass(frozen=True)
 class Named:
-    """An operation of which only the name matters."""
+    """An operation identified by its name."""
 
     name: str
     row_keys: RowKeys = field(default_factory=RowKeys)
@@ -30,7 +30,7 @@ class Named:
 
 
 class ScriptedJournal:
-    """Answers each operation with its name. What it is told to raise comes first, once each."""
+    """Answers each operation with its name, after raising each scripted error once."""
 
     def __init__(self) -> None:
         self.groups: list[list[str]] = []
@@ -59,8 +59,8 @@ class ScriptedJournal:
         )
 
 
-class Heard:
-    """Keeps what was announced and counted."""
+class Recorder:
+    """Records announcements and counts."""
 
     def __init__(self) -> None:
         self.events: list[bytes] = []
@@ -86,12 +86,12 @@ def journal() -> ScriptedJournal:
 
 
 @pytest.fixture
-def heard() -> Heard:
-    return Heard()
+def heard() -> Recorder:
+    return Recorder()
 
 
 @asynccontextmanager
-async def running(journal: ScriptedJournal, heard: Heard) -> AsyncIterator[GroupCommit]:
+async def running(journal: ScriptedJournal, heard: Recorder) -> AsyncIterator[GroupCommit]:
     everything_else: Any = heard
     async with GroupCommit(
         journal, everything_else, everything_else, monotonic=lambda: 0.0, lifecycle_written=lambda: None
@@ -112,8 +112,8 @@ async def until(check: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
-async def test_operations_that_arrive_while_a_group_is_written_share_the_next_one(
-    journal: ScriptedJournal, heard: Heard
+async def test_operations_that_arrive_during_a_write_share_the_next_group(
+    journal: ScriptedJournal, heard: Recorder
 ) -> None:
     async with running(journal, heard) as commit:
         journal.open.clear()
@@ -128,7 +128,7 @@ async def test_operations_that_arrive_while_a_group_is_written_share_the_next_on
     assert heard.events == [b"first", b"a", b"b", b"c"]
 
 
-async def test_groups_are_bounded_in_number_and_in_bytes(journal: ScriptedJournal, heard: Heard) -> None:
+async def test_groups_are_bounded_in_number_and_in_bytes(journal: ScriptedJournal, heard: Recorder) -> None:
     async with running(journal, heard) as commit:
         await run_all(commit, [str(number) for number in range(group_commit.OPERATIONS_MAX + 1)])
         assert max(map(len, journal.groups)) == group_commit.OPERATIONS_MAX
@@ -137,7 +137,7 @@ async def test_groups_are_bounded_in_number_and_in_bytes(journal: ScriptedJourna
         assert journal.groups == [["a"], ["b"], ["c"]]
 
 
-async def test_a_refusal_is_its_own_affair(journal: ScriptedJournal, heard: Heard) -> None:
+async def test_a_refused_operation_does_not_affect_its_group(journal: ScriptedJournal, heard: Recorder) -> None:
     journal.refuses = {"bad": LeaseLost()}
     async with running(journal, heard) as commit:
         good, bad = await run_all(commit, ["good", "bad"])
@@ -146,13 +146,15 @@ async def test_a_refusal_is_its_own_affair(journal: ScriptedJournal, heard: Hear
     assert heard.reasons == ["LEASE_LOST"]
 
 
-async def test_endless_conflicts_are_told_as_a_busy_database(journal: ScriptedJournal, heard: Heard) -> None:
+async def test_endless_conflicts_are_reported_as_unavailable(journal: ScriptedJournal, heard: Recorder) -> None:
     journal.raises = [GroupConflict()] * 100
     async with running(journal, heard) as commit:
         assert [type(answer) for answer in await run_all(commit, ["a"])] == [DependencyUnavailable]
 
 
-async def test_without_a_database_everybody_of_the_group_is_told(journal: ScriptedJournal, heard: Heard) -> None:
+async def test_without_a_database_all_callers_of_the_group_get_an_error(
+    journal: ScriptedJournal, heard: Recorder
+) -> None:
     journal.raises = [DependencyUnavailable()]
     async with running(journal, heard) as commit:
         answers = await run_all(commit, ["a", "b"])
@@ -160,7 +162,7 @@ async def test_without_a_database_everybody_of_the_group_is_told(journal: Script
         assert await run_all(commit, ["a", "b"]) == ["a", "b"]
 
 
-async def test_one_poisonous_operation_does_not_fail_the_others(journal: ScriptedJournal, heard: Heard) -> None:
+async def test_one_poisonous_operation_does_not_fail_the_others(journal: ScriptedJournal, heard: Recorder) -> None:
     """I20."""
     journal.poison = "poison"
     async with running(journal, heard) as commit:
@@ -168,15 +170,15 @@ async def test_one_poisonous_operation_does_not_fail_the_others(journal: Scripte
     assert [answers[0], type(answers[1]), answers[2]] == ["a", ValueError, "b"]
 
 
-async def test_an_announcement_that_fails_stops_nothing(journal: ScriptedJournal, heard: Heard) -> None:
+async def test_a_failed_announcement_does_not_stop_the_writer(journal: ScriptedJournal, heard: Recorder) -> None:
     heard.fails = True
     async with running(journal, heard) as commit:
         assert await run_all(commit, ["a"]) == ["a"]
         assert await run_all(commit, ["b"]) == ["b"]
 
 
-async def test_whatever_goes_wrong_beside_a_group_nobody_waits_for_ever(
-    journal: ScriptedJournal, heard: Heard, monkeypatch: pytest.MonkeyPatch
+async def test_an_unexpected_error_never_leaves_callers_waiting(
+    journal: ScriptedJournal, heard: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with asyncio.timeout(60), running(journal, heard) as commit:
         with monkeypatch.context() as broken:
@@ -187,7 +189,7 @@ async def test_whatever_goes_wrong_beside_a_group_nobody_waits_for_ever(
         assert await run_all(commit, ["b"]) == ["b"]
 
 
-async def test_a_caller_that_goes_away_disturbs_nobody(journal: ScriptedJournal, heard: Heard) -> None:
+async def test_a_cancelled_caller_does_not_affect_others(journal: ScriptedJournal, heard: Recorder) -> None:
     async with running(journal, heard) as commit:
         journal.open.clear()
         gone = asyncio.create_task(commit.run(Named("gone"), size_bytes=1))
@@ -203,7 +205,7 @@ async def test_a_caller_that_goes_away_disturbs_nobody(journal: ScriptedJournal,
     assert journal.groups == [["gone"], ["stays"]]
 
 
-async def test_the_queue_is_bounded(journal: ScriptedJournal, heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_queue_is_bounded(journal: ScriptedJournal, heard: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     """I19."""
     monkeypatch.setattr(group_commit, "WAITING_MAX", 2)
     async with running(journal, heard) as commit:
@@ -212,8 +214,8 @@ async def test_the_queue_is_bounded(journal: ScriptedJournal, heard: Heard, monk
     assert isinstance(answers[2], Overloaded)
 
 
-async def test_at_the_end_what_waits_is_written_and_nothing_more_is_taken(
-    journal: ScriptedJournal, heard: Heard
+async def test_at_shutdown_waiting_operations_are_written_and_new_ones_refused(
+    journal: ScriptedJournal, heard: Recorder
 ) -> None:
     async with running(journal, heard) as commit:
         journal.open.clear()

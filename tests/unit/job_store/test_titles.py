@@ -1,4 +1,4 @@
-"""What becomes of the titles that models say."""
+"""Cleaning of titles written by models."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from pawl.job_store.ledger.rules.conversations import MADE_TITLE_CHARACTERS_MAX,
         ("", ""),
     ],
 )
-def test_the_first_line_counts_without_what_stands_around_it(said: str, title: str) -> None:
+def test_a_title_is_the_first_line_without_decoration(said: str, title: str) -> None:
     assert said_title(said) == title
 
 
 @given(st.text())
-def test_a_title_is_one_short_line_whatever_the_model_says(said: str) -> None:
+def test_a_title_is_always_one_short_line(said: str) -> None:
     title = said_title(said)
     assert len(title) <= MADE_TITLE_CHARACTERS_MAX
     assert title.isprintable()

@@ -1,4 +1,4 @@
-"""Looks at a mailbox over real connections: mails are read in order and bounded, whatever the server says."""
+"""Polling a mailbox over real connections: mails are read in order and within limits, for any server response."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def asked_of(server: ImapServer, **fields: Any) -> dict[str, Any]:
 
 
 async def look(server: ImapServer, uid: int = 0, **fields: Any) -> tuple[list[int], str, bool]:
-    """The UIDs of the mails that a look finds, what is wrong, and whether there are more."""
+    """The UIDs of the mails that a poll returns, the problem, and whether there are more."""
     lines = await mailboxes.looked(asked_of(server, uid=uid, **fields))
     uids = [line["uid"] for line in lines if "data" in line]
     return uids, lines[-1].get("error", ""), lines[-1].get("has_more", False)
@@ -64,7 +64,9 @@ async def test_mails_after_a_position_are_read_in_order(server: ImapServer) -> N
     assert await look(server) == ([1], "", False)
 
 
-async def test_only_trusted_tls_is_spoken(server: ImapServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_trusted_tls_is_accepted(
+    server: ImapServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     authority, stranger = trustme.CA(), trustme.CA()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("localhost").configure_cert(context)
@@ -82,7 +84,7 @@ async def test_only_trusted_tls_is_spoken(server: ImapServer, tmp_path: Path, mo
     assert "TLS" in (await look(server, plaintext=False))[1]
 
 
-async def test_what_is_wrong_is_said_without_the_password(server: ImapServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_errors_never_contain_the_password(server: ImapServer, monkeypatch: pytest.MonkeyPatch) -> None:
     for capability in (b"", b"* CAPABILITY IMAP4rev1\r\nTAG OK done\r\n"):
         if capability:
             server.says["CAPABILITY"] = capability
@@ -124,14 +126,14 @@ async def test_a_server_that_breaks_the_protocol_is_unreadable(server: ImapServe
         assert (await look(server))[1], said[:40]
 
 
-async def test_the_mails_of_a_look_are_bounded(server: ImapServer) -> None:
+async def test_the_mails_of_a_poll_are_limited(server: ImapServer) -> None:
     for _ in range(10):
         server.add(MAIL + "a" * MAIL_BYTES_MAX)
     assert await look(server) == ([1, 2, 3, 4, 5], "", True)
     assert await look(server, 5) == ([6, 7, 8, 9, 10], "", False)
 
 
-async def test_any_number_of_mails_after_a_long_pause_is_read(server: ImapServer) -> None:
+async def test_any_backlog_of_mails_is_read(server: ImapServer) -> None:
     server.mails = dict.fromkeys(range(1, 200_001), MAIL.encode())
     assert await look(server, 7) == (list(range(8, 18)), "", True)
     assert await look(server, 199_999) == ([200_000], "", False)
@@ -140,7 +142,7 @@ async def test_any_number_of_mails_after_a_long_pause_is_read(server: ImapServer
     assert await look(server, 1) == ([4_999, 5_000, 5_001, 9_999, 10_001, 600_001], "", False)
 
 
-async def test_a_mail_that_is_gone_is_passed_over_and_one_that_is_not_given_now_is_not(server: ImapServer) -> None:
+async def test_a_deleted_mail_is_skipped_but_not_an_unavailable_one(server: ImapServer) -> None:
     for number in range(3):
         server.add(MAIL.format(number))
     for said in (
@@ -166,7 +168,7 @@ async def test_a_mail_that_is_too_costly_to_read_is_skipped(server: ImapServer) 
     assert lines[-1] == {"uid": 1, "data": {"refusal": "it is written so that reading it takes too long"}}
 
 
-async def test_a_mail_that_breaks_the_parser_stops_no_other(server: ImapServer) -> None:
+async def test_a_mail_that_breaks_the_parser_does_not_block_others(server: ImapServer) -> None:
     deep = f"Content-Type: text/plain {'(' * 3000}\n\nx"
     for mail in (MAIL, f"From: eve@evil.example\n{deep}", "Content-Type: name;charset*0*\n\nx", MAIL):
         server.add(mail)
@@ -182,7 +184,7 @@ async def test_a_mail_that_breaks_the_parser_stops_no_other(server: ImapServer) 
         ("kill -TERM $$", {"error": "cannot be read: the process that reads it ended with -15"}),
     ],
 )
-async def test_a_process_that_fails_loses_no_mail_before_the_one_to_blame(
+async def test_a_crash_of_the_reader_loses_no_earlier_mail(
     end: str, last: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A mail is not to blame if the process was stopped from outside."""

@@ -1,4 +1,4 @@
-"""What the scripted model makes of a prompt, the offered tools and the results so far."""
+"""Rules of the scripted model: from a prompt, tools and results to a reply."""
 
 from __future__ import annotations
 
@@ -103,8 +103,8 @@ PROMPTS: list[tuple[str, list[tuple[str, Any]]]] = [
 ]
 
 
-def test_a_prompt_becomes_the_calls_it_asks_for() -> None:
-    """HITL-1, LOOP-10: a question where details are missing; a tool that is forced is called."""
+def test_a_prompt_becomes_the_requested_calls() -> None:
+    """HITL-1, LOOP-10: it asks for missing details; a forced tool is called."""
     for prompt, expected in PROMPTS:
         assert calls(ask(prompt)) == expected
     for prompt in ("book a table", "e-mail Ann", "what time is it in Nowhere", "ask me which one"):
@@ -123,8 +123,8 @@ def test_a_prompt_becomes_the_calls_it_asks_for() -> None:
     ]
 
 
-def test_outcome_of_a_call_is_reported_in_words() -> None:
-    """HITL-1, HITL-3, LOOP-4: answers, notes of a reviewer, and what could not be done."""
+def test_the_outcome_of_a_call_is_reported_in_words() -> None:
+    """HITL-1, HITL-3, LOOP-4: answers, notes of reviewers, and failures."""
     mail = "e-mail ann@example.com saying hi"
     for prompt, result, told in (
         ("book a table", '{"answer": "Tonight at 19:00"}', 'You answered "Tonight at 19:00"'),
@@ -142,8 +142,8 @@ def test_outcome_of_a_call_is_reported_in_words() -> None:
     assert fast.chunk_delay == 0 < slow.chunk_delay
 
 
-def test_stages_are_done_in_order_one_round_each() -> None:
-    """LOOP-3"""
+def test_stages_run_in_order_one_round_each() -> None:
+    """LOOP-3."""
     prompt = "what is 17 * 23, then what time is it in Oslo; e-mail ann@example.com the result"
     history: tuple[Any, ...] = ()
     for name, result in (("calculate", "391"), ("get_current_time", '{"time": "12:00"}'), ("send_email", "sent")):
@@ -170,8 +170,8 @@ TOLD = (
 )
 
 
-def test_started_job_is_named_and_job_notices_are_repeated_in_words() -> None:
-    """ASYNC-1, ASYNC-5: also beside a prompt, or amid its calls."""
+def test_started_jobs_are_named_and_job_notices_repeated() -> None:
+    """ASYNC-1, ASYNC-5: also next to a prompt, or between its calls."""
     prompt = "in the background: what is 6 * 7"
     begun = answered(ask(prompt), '{"result": {"job_id": "run_1", "state": "RUNNING"}, "note": "It goes on."}')
     last = ask(prompt, after=begun)
@@ -188,7 +188,7 @@ def test_started_job_is_named_and_job_notices_are_repeated_in_words() -> None:
     assert (last.tool_calls, last.text.startswith(f"{TOLD}\n\n1 + 1 = 2.")) == ((), True)
 
 
-def test_answer_fits_the_form_that_is_asked_for() -> None:
+def test_an_answer_matches_the_requested_schema() -> None:
     schema = {
         "type": "object",
         "properties": {
@@ -209,7 +209,7 @@ def test_answer_fits_the_form_that_is_asked_for() -> None:
     assert value["parts"] == [{"name": "x"}] * 2
 
 
-def test_conversation_gets_a_title() -> None:
+def test_a_title_request_gets_a_title() -> None:
     system = {"role": "system", "content": "Write a title for the conversation."}
     prompt = {"role": "user", "content": "The first message: what is 17 * 23\nplease"}
     body = json.dumps({"model": "m", "messages": [system, prompt]}).encode()

@@ -1,4 +1,4 @@
-"""Which messages of the life cycle become notifications, and what these say (NOTE-1)."""
+"""Which lifecycle events become notifications, and their texts (NOTE-1)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def told(message: event_pb2.RunEvent) -> Draft:
     return draft
 
 
-def test_event_that_concerns_the_user_is_told_with_its_reason_and_no_other() -> None:
+def test_only_events_that_concern_the_user_become_notifications() -> None:
     rows: list[tuple[str, dict[str, Any], NotificationKind, str]] = [
         ("completed", {}, NotificationKind.RUN_COMPLETED, "Run completed"),
         ("failed", {"failure": {"message": "It is down."}}, NotificationKind.RUN_FAILED, "Run failed: It is down."),
@@ -56,14 +56,14 @@ def test_event_that_concerns_the_user_is_told_with_its_reason_and_no_other() -> 
     assert told(of("waiting", waits=waits, parent_run_id="run_0")).kind is NotificationKind.INPUT_NEEDED
 
 
-def test_notification_id_is_of_its_event() -> None:
+def test_a_notification_id_is_derived_from_its_event() -> None:
     assert notification_id(EventId("e" * 64)) == notification_id(EventId("e" * 64))
     assert notification_id(EventId("e" * 63)) != notification_id(EventId("e" * 64))
     assert is_id(notification_id(EventId("e" * 64)))
     assert told(of("completed")).notification_id == notification_id(EventId("evt_1"))
 
 
-def test_texts_are_cut_by_bytes_on_a_character() -> None:
+def test_texts_are_cut_by_bytes_between_characters() -> None:
     draft = told(of("failed", failure={"message": "ä\n" * 5000}, output_text="\0\u202e" + "ü" * 5000))
     assert "\n" not in draft.title
     assert draft.body.startswith("<U+202E>ü"), "what hides is marked"
@@ -72,8 +72,8 @@ def test_texts_are_cut_by_bytes_on_a_character() -> None:
     assert draft.body.endswith("ü...")
 
 
-def test_end_of_a_job_is_of_the_conversation_that_began_it() -> None:
-    """ASYNC-5: and no job's end that nobody has to hear of is told."""
+def test_the_end_of_a_job_belongs_to_its_reporting_conversation() -> None:
+    """ASYNC-5: job ends that need no report are not announced."""
     rows: list[tuple[str, dict[str, Any], str]] = [
         ("completed", {}, "completed"),
         ("failed", {"failure": {"message": "full"}}, "failed: full"),
@@ -96,8 +96,8 @@ NO_ENDS = ("cancelled", "waiting")
 APPROVERS = [UserId("ann"), UserId("bob"), UserId("eve"), UserId("bob")]
 
 
-def test_approvers_are_told_of_calls_of_others_and_see_nothing_of_the_conversation() -> None:
-    """HITL-4: their own runs they are told of with the run."""
+def test_approvers_are_notified_without_details_of_the_conversation() -> None:
+    """HITL-4: users are notified of their own runs through the run event."""
     drafts = drafts_of(asked(preview="An e-mail to bob"), APPROVERS)
     assert [draft.inbox.user_id for draft in drafts] == ["bob", "eve"]
     assert {draft.kind for draft in drafts} == {NotificationKind.APPROVAL_NEEDED}
@@ -116,7 +116,7 @@ def test_approvers_are_told_of_calls_of_others_and_see_nothing_of_the_conversati
     assert drafts_of(asked(), []) == []
 
 
-def test_escalated_request_is_told_to_all_and_to_the_user() -> None:
+def test_an_escalated_request_notifies_all_approvers_and_the_user() -> None:
     """D6."""
     drafts = drafts_of(asked(escalated=True), APPROVERS)
     assert [(draft.inbox.user_id, draft.title) for draft in drafts] == [
@@ -128,7 +128,7 @@ def test_escalated_request_is_told_to_all_and_to_the_user() -> None:
     assert shown(drafts[-1]).conversation_id == "conv_1"
 
 
-def test_change_of_a_run_ends_its_need_and_its_end_approvals_too() -> None:
+def test_a_state_change_ends_needs_and_the_end_of_a_run_approvals() -> None:
     over = Over(store_id=StoreId("acme"), run_id=RunId("run_1"), time=TIME)
     of_call = Over(store_id=StoreId("acme"), run_id=RunId("run_1"), time=TIME, call_id=CallId("call_1"))
     settled = asked()
@@ -150,15 +150,15 @@ def paused(user_id: str = "ann") -> event_pb2.RunEvent:
     return made
 
 
-def test_paused_trigger_is_told_to_its_user() -> None:
-    """NOTE-1"""
+def test_a_paused_trigger_notifies_its_user() -> None:
+    """NOTE-1."""
     draft = told(paused())
     assert draft.title == "Your trigger orders has paused itself: 10 fires failed"
     assert (draft.inbox.user_id, draft.run_id, draft.conversation_id) == ("ann", "", "")
 
 
-def test_bytes_that_make_no_sense_are_poison() -> None:
-    """I13: also an event of another store than its subject."""
+def test_invalid_events_are_poison() -> None:
+    """I13: including an event whose store differs from its subject."""
     subject = "pawl.v1.acme.lifecycle.waiting"
     good = [of("completed"), asked(), paused()]
     assert [read_event(subject, message.SerializeToString()) for message in good] == good

@@ -1,4 +1,4 @@
-"""Each event is answered after its notification is durable, and none holds up another."""
+"""Events are acknowledged after their notification is stored, and no event blocks another."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.unit.notifier.events import asked, ended_job, event, of
 
 
 class ScriptedMessage(Msg):
-    """An event that remembers how it was answered, and what was stored by then."""
+    """An event that records its acknowledgements and what was stored by then."""
 
     def __init__(self, data: bytes, store: BrittleStore, *, attempt: int = 1) -> None:
         self.subject = "pawl.v1.acme.lifecycle.event"
@@ -49,7 +49,7 @@ class ScriptedMessage(Msg):
 
 
 class BrittleStore(PostgresStore):
-    """The methods that the intake uses; it can be away, and chokes on a draft of `run_bad`."""
+    """The store methods that the intake uses; it can be unavailable, and fails on drafts of `run_bad`."""
 
     def __init__(self) -> None:
         self.drafts: list[Draft] = []
@@ -63,7 +63,7 @@ class BrittleStore(PostgresStore):
     ) -> AbstractSet[tuple[Inbox, ConversationId]]:
         if self.away or self.broken:
             raise DependencyUnavailable
-        # As the database has it once a run waits for somebody.
+        # As in the database once a run waits for a person.
         parked = self.parked | {draft.conversation_id for draft in self.drafts if draft.kind == "input_needed"}
         return {each for each in conversations if each[1] in parked}
 
@@ -121,7 +121,7 @@ async def test_an_event_is_accepted_only_after_its_notification_is_stored(scene:
     assert (delivery.answers, delivery.stored_when_answered, scene.woken) == (["accepted"], 1, 1)
 
 
-async def test_a_poisonous_event_is_rejected_at_once_and_holds_up_no_other(scene: Scene) -> None:
+async def test_a_poison_event_is_rejected_immediately_and_blocks_no_other(scene: Scene) -> None:
     """I20."""
     poison, good = scene.delivery(b"\xff"), scene.delivery(of("completed", "a"))
     await scene.intake.take([poison, good])
@@ -129,7 +129,7 @@ async def test_a_poisonous_event_is_rejected_at_once_and_holds_up_no_other(scene
     assert (scene.count("rejected"), scene.count("notified")) == (1, 1)
 
 
-async def test_an_event_that_cannot_be_stored_is_given_up_in_the_end_and_holds_up_no_other(scene: Scene) -> None:
+async def test_an_event_that_cannot_be_stored_is_finally_rejected(scene: Scene) -> None:
     """I20."""
     bad, good = scene.delivery(of("completed", "bad")), scene.delivery(of("completed", "a"))
     await scene.intake.take([bad, good])
@@ -139,7 +139,7 @@ async def test_an_event_that_cannot_be_stored_is_given_up_in_the_end_and_holds_u
     assert last.answers == ["rejected"]
 
 
-async def test_while_the_database_is_away_every_event_comes_again_however_often_it_came(scene: Scene) -> None:
+async def test_without_a_database_every_event_is_retried_without_limit(scene: Scene) -> None:
     scene.store.away = True
     deliveries = [
         scene.delivery(of("completed", "a")),
@@ -160,7 +160,7 @@ async def test_a_fault_of_the_store_never_costs_an_event(scene: Scene) -> None:
     assert [delivery.answers for delivery in deliveries] == [["retry in 30"], ["retry in 30"], ["retry in 1"]]
 
 
-async def test_a_request_for_approval_is_accepted_once_all_its_notifications_are_stored(scene: Scene) -> None:
+async def test_an_approval_event_is_acknowledged_after_all_its_notifications(scene: Scene) -> None:
     deliveries = [scene.delivery(asked("a", escalated=True)), scene.delivery(of("completed", "b"))]
     await scene.intake.take(deliveries)
     assert [delivery.answers for delivery in deliveries] == [["accepted"], ["accepted"]]
@@ -168,7 +168,7 @@ async def test_a_request_for_approval_is_accepted_once_all_its_notifications_are
     assert deliveries[0].stored_when_answered == 4
 
 
-async def test_each_event_says_what_is_over_with_it_also_if_nobody_is_told(scene: Scene) -> None:
+async def test_every_event_ends_the_needs_that_it_settles(scene: Scene) -> None:
     events = [of("waiting", "a"), of("running", "a"), asked("b")]
     deliveries = [scene.delivery(each) for each in (*events, event("warning"))]
     await scene.intake.take([*deliveries, scene.delivery(b"\xff")])
@@ -176,8 +176,8 @@ async def test_each_event_says_what_is_over_with_it_also_if_nobody_is_told(scene
     assert len(scene.store.drafts) == 3
 
 
-async def test_the_end_of_a_job_is_told_where_its_conversation_waits_and_nowhere_else(scene: Scene) -> None:
-    """ASYNC-5: also if the wait came just before it."""
+async def test_the_end_of_a_job_is_notified_only_if_its_conversation_waits(scene: Scene) -> None:
+    """ASYNC-5: also if the wait started just before."""
     parks = of("waiting", "parks")
     parks.conversation_id = "conv_3"
     scene.store.parked = {"conv_1"}

@@ -1,4 +1,4 @@
-"""E-mails: only text, whatever was written in it, and always the same bytes (NOTE-1)."""
+"""E-mails: plain text from any input, and identical bytes for every attempt (NOTE-1)."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def parts(message: EmailMessage) -> tuple[str, str]:
     return text.get_content(), html.get_content()
 
 
-def test_a_notification_is_told_as_text_and_as_html_and_every_try_has_the_same_bytes() -> None:
+def test_every_attempt_sends_the_same_bytes_as_text_and_html() -> None:
     message = told(DRAFT)
     assert message["From"] == "Pawl <pawl@example.com>"
     assert (message["To"], message["Subject"]) == ("ann@example.org", "Run completed")
@@ -113,16 +113,16 @@ def test_a_notification_is_told_as_text_and_as_html_and_every_try_has_the_same_b
     ],
     ids=["a call", "a run", "neither"],
 )
-def test_what_people_are_told_of_is_one_link_away(changes: dict[str, Any], url: str) -> None:
+def test_a_notification_links_to_its_call_or_run(changes: dict[str, Any], url: str) -> None:
     body = body_of(replace(DRAFT, **changes), "https://pawl.example.com")
     assert json.loads(body)["data"].get("url", "") == url
     text, html = parts(read(written(attempt(body), sender="pawl@example.com")))
     assert re.findall(r"https://\S+", text) == ([url] if url else [])
     assert re.findall(r'href="([^"]+)"', html) == ([url] if url else [])
-    assert "url" not in json.loads(body_of(replace(DRAFT, **changes)))["data"], "nobody said where browsers go"
+    assert "url" not in json.loads(body_of(replace(DRAFT, **changes)))["data"], "no public URL is configured"
 
 
-def test_one_click_is_offered_over_https_alone_as_rfc_8058_has_it() -> None:
+def test_one_click_unsubscribe_is_offered_over_https_only() -> None:
     data = written(attempt(body_of(DRAFT)), sender="pawl@example.com", public_url="https://pawl.example.com")
     message = read(data)
     link = f"https://pawl.example.com/unsubscribe/acme/{unsubscribe_token(b's', StoreId('acme'), *TO)}"
@@ -137,7 +137,7 @@ def test_one_click_is_offered_over_https_alone_as_rfc_8058_has_it() -> None:
     assert told(DRAFT)["List-Unsubscribe"] is None
 
 
-def test_a_token_is_of_one_store_channel_address_and_secret() -> None:
+def test_an_unsubscribe_token_is_bound_to_store_channel_and_address() -> None:
     store, channel_id, url = StoreId("acme"), *TO
     made = {
         unsubscribe_token(b"s", store, channel_id, url),
@@ -152,7 +152,7 @@ def test_a_token_is_of_one_store_channel_address_and_secret() -> None:
 
 
 class Text(HTMLParser):
-    """The text of a page, and its tags."""
+    """The text and the tags of a page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -186,7 +186,7 @@ texts = st.text(max_size=300) | st.sampled_from(
 
 
 @given(texts, texts)
-def test_whatever_is_written_is_text_and_nothing_else(title: str, body: str) -> None:
+def test_untrusted_content_is_always_text(title: str, body: str) -> None:
     title, body = (each.encode(errors="replace").decode() for each in (title, body))
     message = told(replace(DRAFT, title=title, body=body))
     assert [name for name in message if name not in MIME] == HEADERS
@@ -205,7 +205,7 @@ def test_whatever_is_written_is_text_and_nothing_else(title: str, body: str) -> 
         assert "".join(line.split()) in "".join(page.text.split())
 
 
-def test_a_code_is_of_its_address_and_its_secret() -> None:
+def test_a_code_is_bound_to_its_address_and_secret() -> None:
     message = read(written(attempt(body_of_own(CODE, INBOX, ChannelId("mail_1"), NOW), CODE), sender="p@example.com"))
     code = code_of(b"s", "mailto:ann@example.org")
     assert code.isdecimal()
@@ -220,14 +220,14 @@ def channel(url: str) -> Channel:
     return Channel(channel_id=ChannelId(""), name="", url=url)
 
 
-def test_a_plain_address_is_taken_and_tells_later_by_default() -> None:
+def test_a_plain_address_is_accepted_and_delayed_by_default() -> None:
     found = checked(channel("MailTo:Ann.O+x@Mail.Example.ORG"))
     assert (found.url, found.kind, found.after_seconds) == ("mailto:Ann.O+x@mail.example.org", ChannelKind.EMAIL, 600)
     assert checked(replace(found, after_seconds=0)).after_seconds == 0
     assert kind_of("https://example.com/mailto:") is ChannelKind.WEBHOOK
 
 
-def test_whatever_could_be_more_than_one_address_is_refused() -> None:
+def test_anything_that_could_be_several_addresses_is_refused() -> None:
     addresses = [
         "",
         "ann",

@@ -1,4 +1,4 @@
-"""Questions of MCP servers become questions that a person can answer, and the answers what the servers want."""
+"""Elicitation: questions of MCP servers for people, and the replies that servers get."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Person:
-    """Gives these answers, None for none."""
+    """Gives these answers; None declines."""
 
     def __init__(self, *answers: str | None) -> None:
         self.answers = list(answers)
@@ -42,7 +42,7 @@ class Person:
 
 
 class Bounded:
-    """A helper that is here: what it is given goes through pickle, and `is_costly` says that it takes too long."""
+    """An in-process stand-in for the helper process; `is_costly` makes it exceed its time limit."""
 
     is_costly = False
 
@@ -63,7 +63,7 @@ def form(properties: dict[str, Any], **more: Any) -> mcp.types.ElicitRequestForm
 
 
 async def told(asked: mcp.types.ElicitRequestParams, person: Person) -> tuple[str, Any]:
-    """What the server gets."""
+    """The reply to the server."""
 
     def clean(text: str) -> str:
         return text.replace("\0", "").replace("s3cret", "[secret]")
@@ -95,7 +95,7 @@ MANY = {"type": "array", "items": {"type": "string", "enum": ["a", "b", "c"]}, "
         (MANY, '["b"]', ["b"], []),
     ],
 )
-async def test_one_property_is_answered_as_it_is(
+async def test_a_single_property_is_answered_directly(
     schema: dict[str, Any], answer: str, value: Any, options: list[str]
 ) -> None:
     person = Person(answer)
@@ -122,9 +122,7 @@ async def test_one_property_is_answered_as_it_is(
         (MANY, ""),
     ],
 )
-async def test_an_answer_that_does_not_fit_is_asked_for_once_more_then_declined(
-    schema: dict[str, Any], answer: str
-) -> None:
+async def test_an_invalid_answer_is_retried_once_then_declined(schema: dict[str, Any], answer: str) -> None:
     person = Person(answer, answer)
     assert await told(form({"size": schema}), person) == ("decline", None)
     assert person.asked[1].startswith("That does not fit: ")
@@ -134,7 +132,7 @@ async def test_an_answer_that_does_not_fit_is_asked_for_once_more_then_declined(
     assert problem in person.asked[1], "it is said before the answer is taken in the same words"
 
 
-async def test_several_properties_are_listed_and_answered_with_json() -> None:
+async def test_several_properties_are_answered_with_json() -> None:
     properties = {
         "name": {"type": "string", "title": "Name", "description": "as on the card"},
         "size": ENUM,
@@ -157,18 +155,18 @@ async def test_several_properties_are_listed_and_answered_with_json() -> None:
     assert (await misfit(person.schemas[0], '{"name": "Ann", "count": 0}')).startswith("count: ")
 
 
-async def test_json_that_does_not_fit_the_properties_is_declined() -> None:
+async def test_invalid_json_answers_are_declined() -> None:
     asked = form({"a": {"type": "integer"}, "b": {}}, required=["a"])
     for answer in ('{"b": 1}', '{"a": "x"}', "[]", '{"a": 1, "b": {"c": 2}}'):
         assert await told(asked, Person(answer, answer)) == ("decline", None), answer
 
 
-async def test_who_gives_no_answer_declines() -> None:
+async def test_no_answer_declines() -> None:
     assert await told(form({"a": ENUM}), Person(None)) == ("decline", None)
 
 
 @for_each(("answer", "action"), [("yes", "accept"), ("no", "decline")])
-async def test_a_form_without_fields_asks_for_a_yes(answer: str, action: str) -> None:
+async def test_a_form_without_fields_asks_for_confirmation(answer: str, action: str) -> None:
     person = Person(answer)
     assert (await told(form({}), person))[0] == action
     assert await misfit(person.schemas[0], answer) == ""
@@ -176,7 +174,7 @@ async def test_a_form_without_fields_asks_for_a_yes(answer: str, action: str) ->
 
 
 @for_each(("answer", "action"), [("done", "accept"), ("no", "decline")])
-async def test_a_page_is_shown_with_its_host_and_asked_about(answer: str, action: str) -> None:
+async def test_a_url_is_shown_with_its_host_and_confirmed(answer: str, action: str) -> None:
     url = "https://login.example.com/start?state=1#here"
     asked = mcp.types.ElicitRequestURLParams(message="Log in.", url=url, elicitation_id="e1")
     person = Person(answer)
@@ -188,7 +186,7 @@ async def test_a_page_is_shown_with_its_host_and_asked_about(answer: str, action
 
 
 @for_each("url", ["javascript:alert(1)", "file:///etc/passwd", "https://bank.example@evil.example/"])
-async def test_a_page_that_means_ill_is_not_shown(url: str) -> None:
+async def test_a_suspicious_url_is_not_shown(url: str) -> None:
     with pytest.raises(Unaskable):
         await told(mcp.types.ElicitRequestURLParams(message="Log in.", url=url), Person())
 
@@ -202,12 +200,12 @@ async def test_a_page_that_means_ill_is_not_shown(url: str) -> None:
         form({f"property_{number}": {"description": "x" * 300} for number in range(20)}),
     ],
 )
-async def test_what_cannot_be_asked_is_said(asked: mcp.types.ElicitRequestFormParams) -> None:
+async def test_unaskable_requests_are_reported(asked: mcp.types.ElicitRequestFormParams) -> None:
     with pytest.raises(Unaskable):
         await told(asked, Person())
 
 
-async def test_what_takes_too_long_to_be_checked_does_not_fit() -> None:
+async def test_an_answer_that_takes_too_long_to_check_is_invalid() -> None:
     costly = Bounded()
     costly.is_costly = True
     reader = Reader(costly, StoreId("acme"))
@@ -228,7 +226,7 @@ async def test_too_many_choices_are_listed_in_the_question() -> None:
 
 
 @for_each("text", ["s3cret", "x" * SCHEMA_BYTES_MAX])
-async def test_a_schema_that_people_may_not_see_or_that_is_too_large_is_not_shown(text: str) -> None:
+async def test_hidden_or_oversized_schemas_are_not_shown(text: str) -> None:
     person = Person("many", "3")
     schema = {"type": "integer", "examples": [{"deep": [text]}]}
     assert await told(form({"n": schema}), person) == ("accept", {"n": 3})
@@ -236,7 +234,7 @@ async def test_a_schema_that_people_may_not_see_or_that_is_too_large_is_not_show
     assert await misfit(b"", "many") == "", "the tool asks once more"
 
 
-async def test_an_error_of_asking_is_passed_on() -> None:
+async def test_an_error_while_asking_is_passed_on() -> None:
     class Nobody(Person):
         async def ask(self, question: str, **_about: object) -> str:
             raise ToolError("a tool may ask 20 questions in a call")

@@ -1,4 +1,4 @@
-"""From the types of a function to its schema, and from arguments to what it gets. TOOL-3."""
+"""From function types to schemas, and from arguments to function parameters. TOOL-3."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ UserId = NewType("UserId", str)
 
 
 class Unwritable:
-    """No JSON says it. Tests that are named after one have the same name in each process."""
+    """A value without a JSON form. Its fixed repr gives tests the same ids in each process."""
 
     def __repr__(self) -> str:
         return "<object Unwritable>"
 
 
 class Color(enum.Enum):
-    """Made of texts."""
+    """A string enum."""
 
     RED = "red"
     BLUE = "blue"
@@ -138,7 +138,7 @@ def of(hint: Any, **options: Any) -> Tool[..., Any]:
 
 
 def checked(it: Tool[..., Any], arguments: bytes) -> Accepted | Refused:
-    """What the registry says to arguments."""
+    """The result of checking arguments as the registry does."""
     schema = it.definition.arguments_schema
     return check_arguments(it.definition, compile_schema(schema, recursion=True), arguments)
 
@@ -192,7 +192,7 @@ def checked(it: Tool[..., Any], arguments: bytes) -> Accepted | Refused:
         ("list[Node]", '[{"value": 1}]', [Node(1)]),
     ],
 )
-def test_arguments_become_what_the_function_asks_for(hint: Any, written: str, got: Any) -> None:
+def test_arguments_are_converted_to_the_parameter_types(hint: Any, written: str, got: Any) -> None:
     it = of(hint)
     accepted = checked(it, b'{"it": %s}' % written.encode())
     assert isinstance(accepted, Accepted), accepted
@@ -223,7 +223,7 @@ def test_arguments_become_what_the_function_asks_for(hint: Any, written: str, go
         (pydantic.HttpUrl, '"no address"'),
     ],
 )
-def test_what_does_not_fit_is_refused_before_the_function_runs(hint: Any, written: str) -> None:
+def test_mismatched_arguments_are_refused_before_the_function_runs(hint: Any, written: str) -> None:
     assert isinstance(checked(of(hint), b'{"it": %s}' % written.encode()), Refused)
 
 
@@ -248,7 +248,7 @@ def test_what_does_not_fit_is_refused_before_the_function_runs(hint: Any, writte
         (float, 1, 1),
     ],
 )
-def test_a_default_is_in_the_schema_and_is_what_the_function_gets(hint: Any, default: Any, shown: Any) -> None:
+def test_a_default_is_in_the_schema_and_passed_to_the_function(hint: Any, default: Any, shown: Any) -> None:
     it = of(hint, default=default)
     assert it.definition.arguments_schema["properties"]["it"]["default"] == shown
     assert it.bind({}, ToolContext())() == default
@@ -271,12 +271,12 @@ def test_a_default_is_in_the_schema_and_is_what_the_function_gets(hint: Any, def
         (Annotated[Inner, "a model"], "a model"),
     ],
 )
-def test_a_description_may_stand_in_the_type(hint: Any, text: str) -> None:
+def test_a_description_may_be_part_of_the_type(hint: Any, text: str) -> None:
     assert of(hint).definition.arguments_schema["properties"]["it"]["description"] == text
 
 
 @for_each("hint", [ToolContext, ToolContext | None, Annotated[ToolContext, "the call"]])
-def test_the_context_is_known_in_every_form(hint: Any) -> None:
+def test_the_context_parameter_is_recognised_in_every_form(hint: Any) -> None:
     it = of(hint)
     assert it.definition.arguments_schema["properties"] == {}
     context = ToolContext(call_id="this")
@@ -321,7 +321,7 @@ del method.__annotations__["self"], untyped.__annotations__["it"]
         (method, r"method: a method cannot be a tool; write a function outside of the class"),
     ],
 )
-def test_a_function_that_cannot_be_a_tool_is_told_what_to_write(function: Any, said: str) -> None:
+def test_an_unusable_function_is_refused_with_advice(function: Any, said: str) -> None:
     with pytest.raises(ToolDefinitionError, match=said):
         tool(function)
 
@@ -338,7 +338,7 @@ def test_a_function_that_cannot_be_a_tool_is_told_what_to_write(function: Any, s
         (pydantic.SecretStr | None, r"secrets do not come from the model"),
     ],
 )
-def test_a_type_without_a_schema_is_told_what_to_write(hint: Any, said: str) -> None:
+def test_a_type_without_a_schema_is_refused_with_advice(hint: Any, said: str) -> None:
     with pytest.raises(ToolDefinitionError, match=f"take: parameter it: {said}"):
         of(hint)
 
@@ -354,12 +354,12 @@ def test_a_type_without_a_schema_is_told_what_to_write(hint: Any, said: str) -> 
         (Any, Unwritable(), r"its default <object .* is not JSON; write None, and replace it in the function"),
     ],
 )
-def test_a_default_that_no_call_could_give_is_refused(hint: Any, default: Any, said: str) -> None:
+def test_a_default_that_no_call_could_pass_is_refused(hint: Any, default: Any, said: str) -> None:
     with pytest.raises(ToolDefinitionError, match=f"take: parameter it: {said}"):
         of(hint, default=default)
 
 
-def test_classes_of_one_name_stay_apart() -> None:
+def test_classes_of_the_same_name_stay_separate() -> None:
     def other() -> type[pydantic.BaseModel]:
         class Inner(pydantic.BaseModel):
             word: str
