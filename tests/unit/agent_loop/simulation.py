@@ -164,7 +164,7 @@ class Simulation:
     tokens_granted: int = 0
     takeovers: int = 0
     breaks: int = 0
-    told: list[OwnerEvent] = field(default_factory=list)
+    events: list[OwnerEvent] = field(default_factory=list)
     cancelled: bool = False
     parked: bool = False
     ids: itertools.count[int] = field(default_factory=itertools.count)
@@ -197,10 +197,10 @@ class Simulation:
             plan = planning.plan(base, self.facts, self.now)
             self.facts.clear()
             self._check(before, plan)
-            self.told += plan.events
+            self.events += plan.events
             self.base = step.committed(plan.state, 0, None)
             for work in plan.work:
-                self._begin(work)
+                self._start_work(work)
             self.parked = isinstance(plan.rest, Park | Finish)
             if isinstance(plan.rest, StopModel):
                 self.under_way.discard(MODEL)
@@ -208,12 +208,12 @@ class Simulation:
             if not self.facts:
                 return
 
-    def _begin(self, work: planning.Work) -> None:
+    def _start_work(self, work: planning.Work) -> None:
         match work:
             case PinTools():
                 self.facts.append(ToolsPinned(tools=()))
             case StartModel():
-                assert not self.tokens_granted or self.tokens_served < self.tokens_granted, "the budget was passed"
+                assert not self.tokens_granted or self.tokens_served < self.tokens_granted, "the budget was exceeded"
                 self.model_calls += 1
                 self.under_way.add(MODEL)
                 check_history(history.of_run(self.base))
@@ -241,8 +241,8 @@ class Simulation:
         for event in plan.events:
             if isinstance(event, RoundStarted):
                 assert plan.state.open_calls == () or plan.state.run.state in ENDED
-        begins = [work for work in plan.work if isinstance(work, StartModel)]
-        if begins:
+        started_models = [work for work in plan.work if isinstance(work, StartModel)]
+        if started_models:
             assert all(call.settled and call.result for call in plan.state.calls.values()), "the batch is open"
 
     # Events that can happen to the run.

@@ -121,7 +121,7 @@ def test_a_run_inherits_unset_options_from_its_agent() -> None:
     options = run_of(found)
     assert (options.instructions, options.model, options.temperature) == ("Book it.", "the-model", 0.5)
     assert (options.tool_names, options.limits.rounds_max) == (("look", "mail"), 3)
-    assert run_of(agent()).instructions == "Be brief.", "what the agent leaves open is the deployment's"
+    assert run_of(agent()).instructions == "Be brief.", "unset options come from the deployment"
 
 
 def test_the_run_agent_or_deployment_can_disable_background_calls() -> None:
@@ -139,7 +139,7 @@ def test_a_run_can_only_narrow_its_agent() -> None:
     found = agent("clerk", "look", "mail", instructions="Book it.", limits={"rounds_max": 5, "total_tokens_max": 1000})
     narrowed = run_of(found, tool_names=("look",), limits={"rounds_max": 2, "total_tokens_max": 10}, model="m")
     assert (narrowed.tool_names, narrowed.limits.rounds_max, narrowed.limits.total_tokens_max) == (("look",), 2, 10)
-    assert narrowed.model == "m", "the agent leaves it open"
+    assert narrowed.model == "m", "the agent does not set it"
     assert run_of(found, without_tools=True).without_tools
     assert run_of(found, approvals_required=2).approvals_required == 2
     assert run_of(agent(limits={"agent_depth_max": 1}), limits={"agent_depth_max": 0}).limits.agent_depth_max == 0
@@ -172,7 +172,7 @@ def test_model_fallbacks_are_inherited_only_with_their_model() -> None:
     assert run_of(found).model_fallbacks == ("b",)
     with pytest.raises(InvalidField, match="model_fallbacks"):
         run_of(agent(model="a"), model_fallbacks=("b",))
-    assert run_of(agent(), model_fallbacks=("b",)).model_fallbacks == ("b",), "the agent leaves its model open"
+    assert run_of(agent(), model_fallbacks=("b",)).model_fallbacks == ("b",), "the agent does not set its model"
     default = agent(DEFAULT, model="a", model_fallbacks=("b",))
     assert run_of(default, model="a").model_fallbacks == ("b",)
     assert run_of(default, model="c").model_fallbacks == ()
@@ -215,23 +215,25 @@ def not_wider(inner: Limits, outer: Limits) -> bool:
     )
 
 
-@given(said=LIMITS, asked=LIMITS, tools=TOOLS, wanted=TOOLS)
+@given(agent_limits=LIMITS, run_limits=LIMITS, tools=TOOLS, wanted=TOOLS)
 def test_limits_of_a_run_never_exceed_those_of_its_agent(
-    said: dict[str, float], asked: dict[str, float], tools: tuple[str, ...], wanted: tuple[str, ...]
+    agent_limits: dict[str, float], run_limits: dict[str, float], tools: tuple[str, ...], wanted: tuple[str, ...]
 ) -> None:
-    found = agent("clerk", *tools, limits=said)
+    found = agent("clerk", *tools, limits=agent_limits)
     bound = run_of(found)
     try:
-        options = run_of(found, limits=asked, tool_names=wanted)
+        options = run_of(found, limits=run_limits, tool_names=wanted)
     except InvalidField:
         return
     assert not tools or options.without_tools or set(options.tool_names) <= set(tools)
-    for name in said:
+    for name in agent_limits:
         inner, outer = getattr(options.limits, name), getattr(bound.limits, name)
         assert inner <= outer or (outer == 0 and name in NONE_IS_ZERO)
 
 
-@given(said=LIMITS, own=LIMITS)
-def test_limits_of_a_child_run_never_exceed_those_of_its_parent(said: dict[str, float], own: dict[str, float]) -> None:
+@given(agent_limits=LIMITS, own=LIMITS)
+def test_limits_of_a_child_run_never_exceed_those_of_its_parent(
+    agent_limits: dict[str, float], own: dict[str, float]
+) -> None:
     above = complete(AskedOptions(limits=own), DEFAULTS)
-    assert not_wider(delegated(agent(limits=said), above).limits, above.limits)
+    assert not_wider(delegated(agent(limits=agent_limits), above).limits, above.limits)

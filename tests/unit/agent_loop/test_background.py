@@ -68,10 +68,10 @@ def test_arguments_of_any_content_can_be_read(written: str) -> None:
 
 @given(_OTHERS, _PARAMETERS, st.booleans())
 def test_background_parameters_are_removed_and_either_read_or_refused(
-    others: dict[str, Any], said: dict[str, Any], as_escapes: bool
+    others: dict[str, Any], parameters: dict[str, Any], as_escapes: bool
 ) -> None:
     assume(NAMES.isdisjoint(others))
-    written = escaped(json.dumps(others | said), as_escapes)
+    written = escaped(json.dumps(others | parameters), as_escapes)
     reading = background.read(written, _SCHEMA)
     try:
         rest = strict_json.loads(reading.arguments.encode(), bytes_max=1 << 20)
@@ -82,9 +82,9 @@ def test_background_parameters_are_removed_and_either_read_or_refused(
     assert NAMES.isdisjoint(rest)
     assert rest == {name: value for name, value in others.items() if name in rest}
     assert rest.keys() == others.keys()
-    if said.get("_executeAsync") is True:
+    if parameters.get("_executeAsync") is True:
         assert (reading.wish is None) == (reading.fault != "")
-    elif said.keys() - {"_executeAsync"} or not isinstance(said.get("_executeAsync", False), bool):
+    elif parameters.keys() - {"_executeAsync"} or not isinstance(parameters.get("_executeAsync", False), bool):
         assert reading.fault
     else:
         assert (reading.wish, reading.fault) == (None, "")
@@ -97,20 +97,24 @@ def test_background_parameters_are_removed_and_either_read_or_refused(
     st.dictionaries(st.sampled_from(sorted(NAMES - {"_executeAsync"})), _ODD, max_size=3),
     st.booleans(),
 )
-@example(said=_WATCHES, more={"_until": {"equals": 10**30}}, as_tool=False)
-@example(said=_WATCHES, more={"_reports": {"every": ITERATIONS_MAX}}, as_tool=True)
-@example(said=_WATCHES, more={"_reports": {"every": 1.5}}, as_tool=False)
+@example(parameters=_WATCHES, more={"_until": {"equals": 10**30}}, as_tool=False)
+@example(parameters=_WATCHES, more={"_reports": {"every": ITERATIONS_MAX}}, as_tool=True)
+@example(parameters=_WATCHES, more={"_reports": {"every": 1.5}}, as_tool=False)
 def test_odd_parameters_are_refused_or_make_a_job_that_ends(
-    said: dict[str, Any], more: dict[str, Any], as_tool: bool
+    parameters: dict[str, Any], more: dict[str, Any], as_tool: bool
 ) -> None:
     """ASYNC-2 to ASYNC-4, for conditions, monitors and reports. A stored job reads back the same."""
     if as_tool:
-        named = {own: (said | more)[name] for own, name in background._NAMES_OF_TOOL.items() if name in said | more}
+        named = {
+            own: (parameters | more)[name]
+            for own, name in background._NAMES_OF_TOOL.items()
+            if name in parameters | more
+        }
         _, reading = background.read_tool(json.dumps({"tool": "look"} | named), {"look": _SCHEMA})
     else:
-        reading = background.read(json.dumps(said | more), _SCHEMA)
+        reading = background.read(json.dumps(parameters | more), _SCHEMA)
     if reading.wish is None:
-        assert reading.fault or reading.arguments != "{}", "what is no strict JSON is for the check of the call"
+        assert reading.fault or reading.arguments != "{}", "the call check refuses invalid JSON"
         return
     check(reading.wish)
     job = jobs.wished(reading.wish, "look", b"{}", 1_800_000_000.0)
@@ -121,13 +125,13 @@ def test_odd_parameters_are_refused_or_make_a_job_that_ends(
     assert not watches or job.end_time is not None
 
 
-def check(wish: Wish) -> None:
+def check(options: Wish) -> None:
     """Check that an option set has an end and stays within the limits."""
-    assert 1 <= wish.iterations_max <= ITERATIONS_MAX
-    assert wish.interval_seconds == 0 or 0.5 <= wish.interval_seconds <= 24 * 3600
-    assert 0 <= wish.duration_seconds <= 365 * 24 * 3600
-    if not wish.interval_seconds:
-        assert (wish.iterations_max, wish.duration_seconds, wish.delay_first) == (1, 0.0, False)
+    assert 1 <= options.iterations_max <= ITERATIONS_MAX
+    assert options.interval_seconds == 0 or 0.5 <= options.interval_seconds <= 24 * 3600
+    assert 0 <= options.duration_seconds <= 365 * 24 * 3600
+    if not options.interval_seconds:
+        assert (options.iterations_max, options.duration_seconds, options.delay_first) == (1, 0.0, False)
 
 
 def test_a_series_may_run_for_up_to_a_year() -> None:
@@ -141,11 +145,11 @@ def test_a_series_may_run_for_up_to_a_year() -> None:
         ({"_interval": 0.5, "_duration": 525_600}, 0),
         ({"_interval": 60, "_duration": 525_601}, 0),
     ]
-    for said, iterations in rows:
-        reading = background.read(json.dumps({"_executeAsync": True, **said}), _SCHEMA)
-        assert (reading.wish is None) == (not iterations), said
-        assert reading.wish is None or reading.wish.iterations_max == iterations, said
-        assert reading.wish is not None or "1,000,000" in reading.fault or "525600" in reading.fault, said
+    for parameters, iterations in rows:
+        reading = background.read(json.dumps({"_executeAsync": True, **parameters}), _SCHEMA)
+        assert (reading.wish is None) == (not iterations), parameters
+        assert reading.wish is None or reading.wish.iterations_max == iterations, parameters
+        assert reading.wish is not None or "1,000,000" in reading.fault or "525600" in reading.fault, parameters
 
 
 @given(
@@ -169,7 +173,7 @@ def test_editing_a_series_moves_its_end_only_if_requested(
     assert granted.end_time is None or 5.0 <= granted.end_time <= 5.0 + 365 * 86_400
 
 
-def iteration(number: int, begin: float, end: float) -> Call:
+def iteration(number: int, start: float, end: float) -> Call:
     return Call(
         store_id="store",  # type: ignore[arg-type]
         conversation_id="conv",  # type: ignore[arg-type]
@@ -180,7 +184,7 @@ def iteration(number: int, begin: float, end: float) -> Call:
         tool_name="look",
         state=CallState.SUCCEEDED,
         proposed_arguments="{}",
-        create_time=begin,
+        create_time=start,
         end_time=end,
     )
 
@@ -192,21 +196,21 @@ def iteration(number: int, begin: float, end: float) -> Call:
     st.lists(st.tuples(st.floats(0, 3), st.floats(0, 200_000)), min_size=1, max_size=20),
 )
 def test_each_iteration_is_due_at_the_next_interval_after_the_previous_one(
-    interval: float, begin: float, delay: bool, taken: list[tuple[float, float]]
+    interval: float, start: float, delay: bool, durations: list[tuple[float, float]]
 ) -> None:
     """However late each iteration starts and however long it takes."""
-    job = Job(tool_name="look", arguments_json=b"{}", begin_time=begin, interval_seconds=interval, delay_first=delay)
+    job = Job(tool_name="look", arguments_json=b"{}", begin_time=start, interval_seconds=interval, delay_first=delay)
     last, before, missed = None, -1.0, 0
-    for number, (late, seconds) in enumerate(taken, 1):
+    for number, (late, seconds) in enumerate(durations, 1):
         due = job_program.due_time(job, last)
-        beat = (due - begin) / interval
+        beat = (due - start) / interval
         assert due > before
         assert abs(beat - round(beat)) < 1e-3
         assert last is None or last.end_time is None or due >= last.end_time - 1e-3 - interval * 2e-6
-        assert last is not None or due == begin + interval * delay
+        assert last is not None or due == start + interval * delay
         before = due
         last = iteration(number, due + late, due + late + seconds)
-        beats = range(delay, round((job_program.due_time(job, last) - begin) / interval))
+        beats = range(delay, round((job_program.due_time(job, last) - start) / interval))
         assert job_program.missed(replace(job, iterations_max=number + 1), last) == len(beats) - number >= missed
         missed = len(beats) - number
 
@@ -257,7 +261,7 @@ async def test_an_iteration_uses_the_background_timeout_of_its_tool() -> None:
 
     story = Story(calls(async_call("slow"), async_call("work")), says("Begun."), seconds=3000.0)
     story.say("do it")
-    await story.until(lambda: story.is_over, seconds_max=20_000.0, look_seconds=5.0)
+    await story.until(lambda: story.is_over, seconds_max=20_000.0, poll_seconds=5.0)
     assert {job.job and job.job.timeout_seconds for job in story.jobs} == {3600.0, 7200.0}
     assert [job.state for job in story.jobs] == [RunState.COMPLETED] * 2
     asked = {execution.tool_name: execution.timeout_seconds for execution in story.world.registry.asked}

@@ -84,7 +84,7 @@ class TestTopUps:
         run = waiting()
         run.tops_up(1)
         assert (run.run.state, run.run.waits, run.under_way) == (RunState.RUNNING, (), {MODEL})
-        assert [event.round for event in run.told if isinstance(event, RoundStarted)] == [1, 2]
+        assert [event.round for event in run.events if isinstance(event, RoundStarted)] == [1, 2]
 
     def test_a_top_up_survives_a_takeover(self) -> None:
         run = used_up()
@@ -101,9 +101,9 @@ class TestAccounting:
         run.model_answers()
         run.ends(run.calls[0].call_id)
         run.model_answers()
-        told = [event.usage for event in run.told if isinstance(event, RoundRetrying | RoundEnded)]
+        events = [event.usage for event in run.events if isinstance(event, RoundRetrying | RoundEnded)]
         each = Usage(input_tokens=10, output_tokens=5, model_calls=1)
-        assert told == [each, each, each]
+        assert events == [each, each, each]
         assert run.run.usage == each + each + each
 
     def test_an_interrupted_model_call_counts_at_least_its_prompt(self) -> None:
@@ -181,8 +181,8 @@ class TestCallInFlight:
         run.needs(101)
         assert (run.run.state, run.run.waits, run.parked) == (RunState.WAITING, (WaitKind.BUDGET,), True)
         assert (run.run.usage, run.run.tokens_needed) == (Usage(), 1)
-        (told,) = [event for event in run.told if isinstance(event, Warned)]
-        assert told.message.startswith("The next model call needs about 101 tokens")
+        (events,) = [event for event in run.events if isinstance(event, Warned)]
+        assert events.message.startswith("The next model call needs about 101 tokens")
         run.is_taken_over()
         assert state(run) is RunState.WAITING
         run.tops_up(1)

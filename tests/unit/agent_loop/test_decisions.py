@@ -65,7 +65,7 @@ def with_registry(world: World, registry: FakeRegistry) -> World:
     return world
 
 
-@pytest.mark.parametrize("done", [False, True], ids=["not carried out", "carried out"])
+@pytest.mark.parametrize("done", [False, True], ids=["before it is applied", "after it is applied"])
 @pytest.mark.parametrize("error", [DependencyUnavailable, LeaseLost], ids=["unavailable", "lease lost"])
 def test_a_decision_is_recorded_whichever_commit_fails(error: type[PawlError], *, done: bool) -> None:
     """After a crash the report is repeated unchanged; the registry stores it once."""
@@ -149,9 +149,9 @@ async def held(world: World, key: RunKey, tool_name: str = "show") -> Call:
     return call
 
 
-@pytest.mark.parametrize("done", [False, True], ids=["not carried out", "carried out"])
+@pytest.mark.parametrize("done", [False, True], ids=["before it is applied", "after it is applied"])
 @pytest.mark.parametrize(
-    ("meanwhile", "state"),
+    ("command", "state"),
     [
         (None, CallState.EXPIRED),
         (Steer(text="in blue, please"), CallState.CANCELLED),
@@ -160,7 +160,7 @@ async def held(world: World, key: RunKey, tool_name: str = "show") -> Call:
     ids=["expires", "withdrawn", "run stopped"],
 )
 def test_a_claimed_call_that_ends_without_a_result_is_recorded(
-    meanwhile: CommandKind | None, state: CallState, *, done: bool
+    command: CommandKind | None, state: CallState, *, done: bool
 ) -> None:
     """However the call ends and whichever commit the worker dies at; the registry stores a repeat once."""
 
@@ -172,8 +172,8 @@ def test_a_claimed_call_that_ends_without_a_result_is_recorded(
         key = world.ledger.submit("hello", options=options)
         assert await world.drive() is Left.PARKED
         show = await held(world, key)
-        if meanwhile is not None:
-            await world.ledger.send(key, meanwhile)
+        if command is not None:
+            await world.ledger.send(key, command)
         first = len(world.ledger.steps)
         world.ledger.fault = transient(LeaseLost, at=[position], name="CommitRun", done=done)
         for _ in range(10):

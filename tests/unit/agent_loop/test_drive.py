@@ -29,8 +29,8 @@ async def test_progress_of_a_tool_is_reported() -> None:
 
     await world.finish(key)
 
-    (told,) = [event for event in world.ledger.events(key) if isinstance(event, ToolProgress)]
-    assert (told.tool_name, told.fraction, told.message) == ("look", 0.5, "half")
+    (progress,) = [event for event in world.ledger.events(key) if isinstance(event, ToolProgress)]
+    assert (progress.tool_name, progress.fraction, progress.message) == ("look", 0.5, "half")
 
 
 async def test_a_long_history_is_summarised_and_the_run_continues() -> None:
@@ -80,8 +80,8 @@ async def test_a_cancel_stops_the_model_immediately_and_keeps_its_output() -> No
     assert (run.state, run.stop_cause, run.output_text) == (RunState.CANCELLED, StopCause.USER, "Once upo")
     message = world.ledger.messages(key)[-1]
     assert (message.text, message.interrupted) == ("Once upo", True)
-    told = world.ledger.events(key)[message.first_output_seq - 1 : message.last_output_seq]
-    assert "".join(event.text for event in told if isinstance(event, OutputDelta)) == "Once upo"
+    shown = world.ledger.events(key)[message.first_output_seq - 1 : message.last_output_seq]
+    assert "".join(event.text for event in shown if isinstance(event, OutputDelta)) == "Once upo"
 
 
 @pytest.mark.parametrize(
@@ -132,13 +132,13 @@ async def test_the_run_timeout_stops_running_tools() -> None:
     await world.drive()
     await asyncio.sleep(1000)
     await world.respond(key)
-    began = world.clock.now()
+    started_at = world.clock.now()
 
     await world.drive()
 
     run = world.ledger.run(key)
     assert (run.state, present(run.failure).reason) == (RunState.FAILED, "RUN_TIMEOUT")
-    assert 15 <= world.clock.now() - began <= 25
+    assert 15 <= world.clock.now() - started_at <= 25
     assert world.registry.running == 0
     assert world.ledger.calls(key)[-1].state is CallState.CANCELLED
 

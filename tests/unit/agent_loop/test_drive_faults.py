@@ -27,7 +27,7 @@ from tests.fakes.model import says
 from tests.unit.agent_loop.scenario import VERDICTS, at_each, check_whole, everything, present, shown_text
 
 
-@pytest.mark.parametrize("done", [False, True], ids=["not carried out", "carried out"])
+@pytest.mark.parametrize("done", [False, True], ids=["before it is applied", "after it is applied"])
 @pytest.mark.parametrize(
     "error", [DependencyUnavailable, Internal, LeaseLost], ids=["unavailable", "internal", "lease lost"]
 )
@@ -45,7 +45,7 @@ def test_any_commit_may_fail_before_or_after_it_is_applied(error: type[PawlError
     at_each(main, more_than=8)
 
 
-def meanwhile(world: World, position: int, act: Callable[[], Awaitable[object]]) -> None:
+def before_commit(world: World, position: int, act: Callable[[], Awaitable[object]]) -> None:
     """Run `act` right before a commit reaches the ledger."""
     count = -1
 
@@ -65,7 +65,7 @@ def test_a_cancel_may_come_right_before_any_commit() -> None:
     async def main(position: int) -> bool:
         world = everything()
         key = world.ledger.submit("hello")
-        meanwhile(world, position, lambda: world.ledger.send(key, Cancel(cause=StopCause.USER)))
+        before_commit(world, position, lambda: world.ledger.send(key, Cancel(cause=StopCause.USER)))
         await world.finish(key)
         state = world.ledger.run(key).state
         check_whole(world, key, state=state)
@@ -93,7 +93,7 @@ def test_a_message_may_enter_right_before_any_commit() -> None:
         async def steer() -> None:
             receipts.append(await world.ledger.send(key, Steer(text="in blue, please")))
 
-        meanwhile(world, position, steer)
+        before_commit(world, position, steer)
         await world.finish(key)
         assert world.ledger.run(key).state is RunState.COMPLETED
         texts = [message.text for message in world.ledger.messages(key) if message.role is Role.USER]

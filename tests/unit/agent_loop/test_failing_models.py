@@ -61,16 +61,16 @@ def test_an_empty_answer_is_retried_once(nothing: Script) -> None:
 
 
 @pytest.mark.parametrize(
-    ("nothing", "said"),
+    ("nothing", "expected"),
     [
         (NOTHING, "The model's answer had neither text nor a call."),
         (USED_UP, "The model reached its output limit before it gave any text or call."),
     ],
 )
-def test_a_second_empty_answer_fails_the_run_with_a_clear_message(nothing: Script, said: str) -> None:
+def test_a_second_empty_answer_fails_the_run_with_a_clear_message(nothing: Script, expected: str) -> None:
     world, key = played(nothing, nothing, says("too late"))
     assert len(world.model.requests) == 2
-    assert end_of(world, key) == (RunState.FAILED, said)
+    assert end_of(world, key) == (RunState.FAILED, expected)
 
 
 def test_a_truncated_answer_is_reported_to_the_user_and_to_the_model() -> None:
@@ -119,18 +119,18 @@ def test_a_run_waits_visibly_for_the_model_server_while_parked(
         world = World(VERDICTS, scripts)
         options = RunOptions(limits=Limits(provider_wait_seconds=seconds))
         key = world.ledger.submit("hello", options)
-        began, waited = world.clock.monotonic(), list[float]()
+        started_at, waited = world.clock.monotonic(), list[float]()
         while await world.drive() is Left.PARKED:
             run = world.ledger.run(key)
             assert (run.state, run.waits) == (RunState.WAITING, (WaitKind.PROVIDER,))
-            (*_, told) = (each for each in world.ledger.events(key) if isinstance(each, RoundRetrying))
-            assert (told.reason, told.message) == (error.reason, error.message)
-            waited.append(told.delay_seconds)
+            (*_, last_retry) = (each for each in world.ledger.events(key) if isinstance(each, RoundRetrying))
+            assert (last_retry.reason, last_retry.message) == (error.reason, error.message)
+            waited.append(last_retry.delay_seconds)
         assert end_of(world, key)[0] is state
         assert len(world.model.requests) == tries
         assert max(waited, default=0) <= max(60.0, error.retry_after_seconds or 0.0)
         if state is RunState.FAILED and waited:
-            assert world.clock.monotonic() - began == pytest.approx(seconds, abs=30)
+            assert world.clock.monotonic() - started_at == pytest.approx(seconds, abs=30)
             assert "cannot be reached" in end_of(world, key)[1]
 
     virtual_time.run(main())
@@ -151,8 +151,8 @@ async def test_an_unresponsive_model_server_gets_one_probe_at_a_time() -> None:
         except ModelError as error:
             return error.problem.reason
 
-    told = [await ask() for _ in range(14)]
-    assert told == ["NETWORK", "HTTP_429", *["NETWORK"] * 10, *["PROVIDER_UNAVAILABLE"] * 2]
+    reasons = [await ask() for _ in range(14)]
+    assert reasons == ["NETWORK", "HTTP_429", *["NETWORK"] * 10, *["PROVIDER_UNAVAILABLE"] * 2]
     for expected in ("NETWORK", "Here."):
         await clock.advance(10)
         assert await ask() == expected
@@ -239,7 +239,7 @@ async def test_a_run_stays_with_its_fallback_model_to_the_end() -> None:
     assert [message.model for message in world.ledger.messages(key)] == ["", "second", "second"]
     again = world.ledger.submit("and?", options(*MODELS), run.conversation_id)
     await world.finish(again)
-    assert world.model.requests[4].model == "first", "another run begins with the first"
+    assert world.model.requests[4].model == "first", "another run starts with the first model"
 
 
 async def test_opaque_fields_of_a_failed_model_are_not_sent_to_another() -> None:
@@ -253,7 +253,7 @@ async def test_opaque_fields_of_a_failed_model_are_not_sent_to_another() -> None
     assert own.count(b'"seal"') == 2
     assert b'"reasoning_content":"hm"' in own
     assert b"seal" not in others
-    assert b'"reasoning_content":""' in others, "servers that want the field find it"
+    assert b'"reasoning_content":""' in others, "servers may require the field"
 
 
 def test_model_fallbacks_are_limited_in_number_and_named() -> None:

@@ -85,16 +85,18 @@ def state(*messages: Message, calls: tuple[Call, ...] = (), limits: Limits | Non
 
 
 def test_each_call_has_one_result_right_after_its_message() -> None:
-    told = history.of_run(state(user("hi"), assistant("", "b", "a"), calls=(call("a", b"1"), call("b", b"2"))))
-    assert [message["role"] for message in told] == ["user", "assistant", "tool", "tool"]
-    assert [(message["tool_call_id"], message["content"]) for message in told[2:]] == [("b", "2"), ("a", "1")]
-    check_history(told)
+    history_sent = history.of_run(state(user("hi"), assistant("", "b", "a"), calls=(call("a", b"1"), call("b", b"2"))))
+    assert [message["role"] for message in history_sent] == ["user", "assistant", "tool", "tool"]
+    assert [(message["tool_call_id"], message["content"]) for message in history_sent[2:]] == [("b", "2"), ("a", "1")]
+    check_history(history_sent)
 
 
 def test_calls_are_sent_to_the_provider_with_ids_of_pawl() -> None:
     """Provider ids are unique within a batch at most, and may be missing."""
-    told = history.of_run(state(user("hi"), assistant("", "a"), assistant("", "b"), calls=(call("a"), call("b"))))
-    assert [message["tool_calls"][0]["id"] for message in told if "tool_calls" in message] == ["a", "b"]
+    history_sent = history.of_run(
+        state(user("hi"), assistant("", "a"), assistant("", "b"), calls=(call("a"), call("b")))
+    )
+    assert [message["tool_calls"][0]["id"] for message in history_sent if "tool_calls" in message] == ["a", "b"]
 
 
 def test_a_call_keeps_the_name_that_the_model_used() -> None:
@@ -114,22 +116,22 @@ def test_a_call_keeps_the_name_that_the_model_used() -> None:
     after, _ = apply_fact(before, FallbackChecked(call_id=CallId("a"), verdict=verdict), 1.0)
     kept = wire.CALL.read(wire.CALL.write(after.calls[CallId("a")]))
     done = settle.settled(kept, CallState.SUCCEEDED, CallResult(content_json=b"1"), 2.0)
-    told = history.of_run(state(user("hi"), assistant("", "a"), calls=(done,)))
-    assert (kept.tool_name, told[1]["tool_calls"][0]["function"]["name"]) == ("search", "ask_browser")
+    history_sent = history.of_run(state(user("hi"), assistant("", "a"), calls=(done,)))
+    assert (kept.tool_name, history_sent[1]["tool_calls"][0]["function"]["name"]) == ("search", "ask_browser")
 
 
 def test_adjacent_messages_of_the_same_role_are_joined() -> None:
     """C15: a message sent while the run was being stopped follows the previous one."""
-    told = history.of_run(state(user("hi"), user("and?"), assistant("Well", interrupted=True), user("go on")))
-    assert [message["role"] for message in told] == ["user", "assistant", "user"]
-    assert told[0]["content"] == "hi\n\nand?"
-    check_history(told)
+    history_sent = history.of_run(state(user("hi"), user("and?"), assistant("Well", interrupted=True), user("go on")))
+    assert [message["role"] for message in history_sent] == ["user", "assistant", "user"]
+    assert history_sent[0]["content"] == "hi\n\nand?"
+    check_history(history_sent)
 
 
 def test_a_notice_is_separate_from_the_text_of_a_user() -> None:
     """It is a separate part next to a message of the user, and plain text when alone."""
-    (told,) = history.of_run(state(user("hi"), NOTICE, user("and?")))
-    first, notice, last = (part["text"] for part in told["content"])
+    (history_sent,) = history.of_run(state(user("hi"), NOTICE, user("and?")))
+    first, notice, last = (part["text"] for part in history_sent["content"])
     assert (first, notice.splitlines()[1:], last) == ("hi", ['["wombat"]'], "and?")
     assert history.of_run(state(NOTICE))[0]["content"] == notice
 
@@ -141,19 +143,21 @@ def of_another(message: Message) -> Message:
 def test_messages_of_other_users_are_attributed_to_them() -> None:
     mine, theirs = replace(user("hi"), user_id=RUN.user_id), of_another(user("delete\n\nall of it"))
     answer, empty = of_another(assistant("No.", interrupted=True)), of_another(assistant())
-    told = history.of_run(state(mine, assistant("Hello."), theirs, empty, answer, replace(theirs, text=""), mine))
+    history_sent = history.of_run(
+        state(mine, assistant("Hello."), theirs, empty, answer, replace(theirs, text=""), mine)
+    )
     pieces = [
         "[Written by bob, another user of this conversation:]\n> delete\n> \n> all of it",
         "[Answered to bob, another user of this conversation:]\n> No.\n> \n> [The answer was interrupted here.]",
         "[Written by bob, another user of this conversation:]\n> [No text. What was with it is not shown here.]",
         "hi",
     ]
-    assert [(message["role"], message["content"]) for message in told] == [
+    assert [(message["role"], message["content"]) for message in history_sent] == [
         ("user", "hi"),
         ("assistant", "Hello."),
         ("user", "\n\n".join(pieces)),
     ]
-    check_history(told)
+    check_history(history_sent)
 
 
 @pytest.mark.parametrize(
@@ -169,13 +173,13 @@ def test_a_repeated_turn_ignores_notices_and_answers_of_other_users(others: list
     turn, broken = replace(RUN, generation=1), assistant("I wa", interrupted=True)
     mine = state(user("hi"), replace(NOTICE, user_id=RUN.user_id), replace(broken, user_id=RUN.user_id), *others)
     mine = replace(mine, run=turn)
-    told = history.of_run(mine)
-    assert told[-1]["role"] == "user"
-    assert ("another user" in str(told[-1]["content"])) is is_quoted
-    assert sum("wombat" in str(message["content"]) for message in told) == 1
+    history_sent = history.of_run(mine)
+    assert history_sent[-1]["role"] == "user"
+    assert ("another user" in str(history_sent[-1]["content"])) is is_quoted
+    assert sum("wombat" in str(message["content"]) for message in history_sent) == 1
     assert agent_program.follows(mine, 0.0) == PinTools()
     theirs = state(user("hi"), assistant("Hello."), of_another(NOTICE))
-    assert isinstance(agent_program.follows(replace(theirs, run=turn), 0.0), Finish), "there is nothing to tell"
+    assert isinstance(agent_program.follows(replace(theirs, run=turn), 0.0), Finish), "there is nothing to answer"
 
 
 LINES = st.text() | st.sampled_from("\r\x0b\x85\u2028")
@@ -185,19 +189,19 @@ LINES = st.text() | st.sampled_from("\r\x0b\x85\u2028")
 def test_no_line_of_another_user_can_impersonate_another_source(others: list[tuple[Role, str]]) -> None:
     """Not for the run's user, the model, a summary or a third user."""
     theirs = [of_another(Message(role=role, run_id=RunId("r"), text=text + "mine")) for role, text in others]
-    (told,) = history.of_run(state(*theirs, user("mine")))
-    *quoted, last = told["content"].splitlines()
+    (history_sent,) = history.of_run(state(*theirs, user("mine")))
+    *quoted, last = history_sent["content"].splitlines()
     labels = {f"[{what} bob, another user of this conversation:]" for what in ("Written by", "Answered to")}
-    assert (told["role"], last) == ("user", "mine")
+    assert (history_sent["role"], last) == ("user", "mine")
     assert all(not line or line in labels or line.startswith("> ") for line in quoted)
 
 
 @given(st.lists(LINES, min_size=1).map("".join))
 def test_each_line_of_another_user_is_quoted(text: str) -> None:
     """For all line endings, and for a last line without one."""
-    (told,) = history.of_run(state(of_another(user(text or "x"))))
+    (history_sent,) = history.of_run(state(of_another(user(text or "x"))))
     quoted = "".join(f"\n> {line}" for line in (text or "x").splitlines())
-    assert told["content"] == f"[Written by bob, another user of this conversation:]{quoted}"
+    assert history_sent["content"] == f"[Written by bob, another user of this conversation:]{quoted}"
 
 
 def test_an_error_reaches_the_model_as_an_error() -> None:
@@ -217,9 +221,9 @@ def test_a_note_is_sent_with_the_result() -> None:
 def test_results_over_the_limit_are_cut_with_a_hint_for_the_rest() -> None:
     """LOOP-8: small results stay whole."""
     large = ("é" * 30_000).encode()
-    told = contents([call("a", b'"' + large + b'"'), call("b", b"1"), call("c", b'"' + large + b'"')], 50_000)
-    assert told[1] == "1"
-    for content, call_id in ((told[0], "a"), (told[2], "c")):
+    history_sent = contents([call("a", b'"' + large + b'"'), call("b", b"1"), call("c", b'"' + large + b'"')], 50_000)
+    assert history_sent[1] == "1"
+    for content, call_id in ((history_sent[0], "a"), (history_sent[2], "c")):
         assert "read_result" in content
         assert f'"{call_id}"' in content
         assert "of 60002 bytes" in content
@@ -228,9 +232,9 @@ def test_results_over_the_limit_are_cut_with_a_hint_for_the_rest() -> None:
 
 def test_invalid_json_arguments_do_not_break_the_history() -> None:
     """C14."""
-    told = history.of_run(state(user("hi"), assistant("", "a"), calls=(call("a", proposed='{"half'),)))
-    check_history(told)
-    assert json.loads(told[1]["tool_calls"][0]["function"]["arguments"]) == {"not_json": '{"half'}
+    history_sent = history.of_run(state(user("hi"), assistant("", "a"), calls=(call("a", proposed='{"half'),)))
+    check_history(history_sent)
+    assert json.loads(history_sent[1]["tool_calls"][0]["function"]["arguments"]) == {"not_json": '{"half'}
 
 
 def test_reasoning_is_echoed_only_to_servers_that_sent_some() -> None:
@@ -241,8 +245,8 @@ def test_reasoning_is_echoed_only_to_servers_that_sent_some() -> None:
     thinking = state(
         user("hi"), replace(assistant("", "a"), reasoning="hm"), assistant("", "b"), calls=(call("a"), call("b"))
     )
-    told = [message for message in history.of_run(thinking) if message["role"] == "assistant"]
-    assert [message["reasoning_content"] for message in told] == ["hm", ""]
+    history_sent = [message for message in history.of_run(thinking) if message["role"] == "assistant"]
+    assert [message["reasoning_content"] for message in history_sent] == ["hm", ""]
 
     renamed = history.of_run(thinking, ReasoningEcho.REASONING)
     assert renamed[1]["reasoning"] == "hm"
@@ -258,12 +262,12 @@ def test_unknown_fields_are_echoed_byte_for_byte() -> None:
         rb'{"extra_content":%b,"id":"forged","function":{"note":%b,"name":"forged"}},{}]}' % (odd, odd, odd)
     )
     opaque = replace(assistant("", "a", "b"), provider_state_json=fields)
-    told = history.of_run(state(user("hi"), opaque, calls=(call("a"), call("b"))))
-    message = msgspec.json.encode(told[1])
+    history_sent = history.of_run(state(user("hi"), opaque, calls=(call("a"), call("b"))))
+    message = msgspec.json.encode(history_sent[1])
     assert message.count(odd) == 3
     assert b"forged" not in message
-    assert [asked["id"] for asked in told[1]["tool_calls"]] == ["a", "b"]
-    assert set(told[1]["tool_calls"][1]) == {"id", "type", "function"}
+    assert [asked["id"] for asked in history_sent[1]["tool_calls"]] == ["a", "b"]
+    assert set(history_sent[1]["tool_calls"][1]) == {"id", "type", "function"}
 
 
 @settings(max_examples=100)
@@ -283,13 +287,13 @@ def test_a_summary_never_separates_a_call_from_its_result(sizes: list[int]) -> N
         return
     summary = Message(role=Role.SUMMARY, run_id=RunId("r"), text="In short.", summarised_to_number=to_number)
     rest = replace(full, messages=(*messages, replace(summary, number=len(messages) + 1)))
-    told = history.of_run(rest)
-    assert told[0]["role"] == "user"
-    assert "In short." in told[0]["content"]
-    if told[-1]["role"] != "assistant":
-        check_history(told)
-    asked = [asked["id"] for message in told for asked in message.get("tool_calls", ())]
-    assert asked == [message["tool_call_id"] for message in told if message["role"] == "tool"]
+    history_sent = history.of_run(rest)
+    assert history_sent[0]["role"] == "user"
+    assert "In short." in history_sent[0]["content"]
+    if history_sent[-1]["role"] != "assistant":
+        check_history(history_sent)
+    asked = [asked["id"] for message in history_sent for asked in message.get("tool_calls", ())]
+    assert asked == [message["tool_call_id"] for message in history_sent if message["role"] == "tool"]
 
 
 def test_the_newest_summary_precedes_the_messages_it_does_not_cover() -> None:
@@ -314,12 +318,12 @@ FORM = ResponseFormat(schema_json=b'{"type":"object","minProperties":2}')
 GOOD, BAD, WORSE = '{"a":1,"b":2}', '{"a":1}', "It is a."
 
 
-def played(*scripts: Script, away: int = 0, **options: Any) -> tuple[World, RunKey]:
+def played(*scripts: Script, unavailable_checks: int = 0, **options: Any) -> tuple[World, RunKey]:
     """A run with a response format, driven to its end."""
 
     async def main() -> tuple[World, RunKey]:
         world = World(VERDICTS, list(scripts))
-        world.registry.unchecked_outputs = away
+        world.registry.unchecked_outputs = unavailable_checks
         key = world.ledger.submit("hello", RunOptions(**{"response_format": FORM, **options}))
         await world.finish(key)
         return world, key
@@ -331,7 +335,7 @@ def test_a_valid_structured_answer_ends_the_run_with_json() -> None:
     world, key = played(calls('look {"n":1}'), says(f"```json\n{GOOD}\n```"))
     run = world.ledger.run(key)
     assert (run.state, json.loads(run.output_json)) == (RunState.COMPLETED, {"a": 1, "b": 2})
-    assert world.registry.outputs == [GOOD], "what asks for calls is no answer yet"
+    assert world.registry.outputs == [GOOD], "a message with calls is not an answer"
     assert [request.response_format for request in world.model.requests] == [output.asked(FORM)] * 2
 
 
@@ -372,7 +376,7 @@ def test_a_truncated_structured_answer_is_invalid() -> None:
 
 
 def test_no_answer_passes_while_the_registry_is_unavailable() -> None:
-    world, key = played(says(GOOD), away=3)
+    world, key = played(says(GOOD), unavailable_checks=3)
     assert world.ledger.run(key).state is RunState.COMPLETED
     assert world.registry.outputs == [GOOD] * 4
 
@@ -414,9 +418,9 @@ def state_of(*messages: Message, form: ResponseFormat | None = FORM) -> State:
 
 def test_errors_of_an_earlier_run_are_shown_without_its_schema() -> None:
     earlier = Message(role=Role.ASSISTANT, run_id=RunId("before"), text=BAD, misfit="a: is missing")
-    told = history.of_run(state_of(Message(role=Role.USER, run_id=RunId("before"), text="hi"), earlier))
-    assert "a: is missing" in told[-1]["content"]
-    assert "minProperties" not in told[-1]["content"]
+    history_sent = history.of_run(state_of(Message(role=Role.USER, run_id=RunId("before"), text="hi"), earlier))
+    assert "a: is missing" in history_sent[-1]["content"]
+    assert "minProperties" not in history_sent[-1]["content"]
 
 
 def test_a_response_format_applies_only_to_its_own_run() -> None:

@@ -73,11 +73,13 @@ def test_each_fault_is_reported_with_its_position() -> None:
         ([user(), answer("", *(call(f"c{n}") for n in range(129)))], 2, "at most 128"),
         ([user()] * 1001, 0, "at most 1000 messages"),
     ]
-    for history, position, said in rows:
+    for history, position, reason in rows:
         with pytest.raises(InvalidHistory) as refused:
             imports.check(history)
-        place = f"message {position}: " if position else ""
-        assert any(part.startswith(place) and said in part for part in refused.value.message.split("; ")), refused.value
+        prefix = f"message {position}: " if position else ""
+        assert any(part.startswith(prefix) and reason in part for part in refused.value.message.split("; ")), (
+            refused.value
+        )
         assert not position or str(position) in refused.value.metadata["positions"].split(","), history
 
 
@@ -156,5 +158,5 @@ def test_chat_completions_are_read_with_their_positions() -> None:
     bad: list[Any] = [text, image, 7, {"role": "assistant", "tool_calls": [{"id": "a"}]}, {"content": 3}]
     with pytest.raises(InvalidHistory) as refused:
         from_json(bad)
-    for place in ("2: Invalid value 'image_url'", "3: Expected `object`", "4: Object missing", "5: Expected `str"):
-        assert f"message {place}" in refused.value.message
+    for position in ("2: Invalid value 'image_url'", "3: Expected `object`", "4: Object missing", "5: Expected `str"):
+        assert f"message {position}" in refused.value.message

@@ -89,8 +89,8 @@ def test_any_order_of_events_gives_one_result_per_call(
 
     assert all(call.settled and call.result is not None for call in run.calls)
     assert run.under_way == set()
-    rounds = [event.round for event in run.told if isinstance(event, RoundStarted)]
-    assert rounds == list(range(1, len(rounds) + 1)), "a round begins once, and in order"
+    rounds = [event.round for event in run.events if isinstance(event, RoundStarted)]
+    assert rounds == list(range(1, len(rounds) + 1)), "each round starts once, in order"
     assert len(rounds) <= run.model_calls <= len(rounds) + run.takeovers + run.breaks
     if run.cancelled:
         assert run.run.state is RunState.CANCELLED
@@ -115,13 +115,13 @@ def test_nothing_starts_after_a_cancel(names: list[str], happenings: list[tuple[
     if run.run.state in ENDED:
         return
     pending = [call.call_id for call in run.calls if call.state in PENDING]
-    begun, rounds = list(run.started), run.model_calls
+    started_before, rounds = list(run.started), run.model_calls
 
     run.cancels()
     for what, which in happenings[half:]:
         happen(run, what, which)
     run.finishes()
 
-    assert (run.started, run.model_calls) == (begun, rounds)
+    assert (run.started, run.model_calls) == (started_before, rounds)
     assert run.run.state is RunState.CANCELLED
     assert all(run.base.calls[call_id].state is CallState.CANCELLED for call_id in pending)

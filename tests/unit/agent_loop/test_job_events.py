@@ -19,7 +19,7 @@ from tests.unit.agent_loop.scenario import present
 from tests.unit.agent_loop.test_jobs import Story, background
 
 
-def told(story: Story) -> list[Any]:
+def notices(story: Story) -> list[Any]:
     messages = story.world.ledger.messages(story.key(story.runs[0]))
     return [notice for message in messages if message.notices_json for notice in json.loads(message.notices_json)]
 
@@ -35,14 +35,14 @@ async def test_a_monitor_reports_each_time_its_condition_becomes_true() -> None:
         if not story.jobs:
             story.say("tell me whenever it is under 20")
         await story.until(lambda: len(story.jobs) == 1 and story.jobs[0].round >= seen + 2)  # noqa: B023
-    (first,) = told(story)
+    (first,) = notices(story)
     assert (first["iteration"] in {2, 3}, first["result"]["fired"]) == (True, 1)
     assert json.loads(story.jobs[0].output_text)["fired_with"] == {"price": 19}
     story.world.registry.results["look"] = CallResult(content_json=b'{"price":17}')
     await story.until(lambda: story.is_over)
     (job,) = story.jobs
     assert job.state is RunState.COMPLETED
-    assert told(story)[-1]["result"] == {"fired": 2, "result": {"price": 17}}
+    assert notices(story)[-1]["result"] == {"fired": 2, "result": {"price": 17}}
 
 
 # Paused and resumed jobs.
@@ -59,15 +59,15 @@ async def test_a_paused_series_starts_nothing_and_resumes_on_schedule() -> None:
     await ledger.send(key, Pause())
     await ledger.send(key, Pause())
     await story.until(lambda: WaitKind.PAUSED in ledger.run(key).waits)
-    assert [call.state for call in story.calls(job)] == [CallState.SUCCEEDED], "what is at work ends"
+    assert [call.state for call in story.calls(job)] == [CallState.SUCCEEDED], "a running iteration ends"
     assert story.world.ledger.tables.runs[key].claim_at is None, "nothing is due"
     with suppress(TimeoutError):
         await story.until(lambda: len(story.calls(job)) > 1, seconds_max=200.0)
     assert len(story.calls(job)) == 1
     await ledger.send(key, Pause(resumes=True))
     await story.until(lambda: story.is_over)
-    begins = [round(((call.create_time or 0) - present(job.job).begin_time) / 60, 1) for call in story.calls(job)]
-    assert (begins, ledger.run(key).state) == ([0, 4, 5], RunState.COMPLETED)
+    starts = [round(((call.create_time or 0) - present(job.job).begin_time) / 60, 1) for call in story.calls(job)]
+    assert (starts, ledger.run(key).state) == ([0, 4, 5], RunState.COMPLETED)
 
 
 @pytest.mark.parametrize("key_is_gone", [False, True])
@@ -95,8 +95,8 @@ async def test_a_denied_iteration_or_a_missing_key_pauses_the_series(*, key_is_g
     with suppress(TimeoutError):
         await story.until(lambda: ledger.run(key).round > denied, seconds_max=300.0)
     assert [call.state for call in story.calls(job)][-1] is CallState.FAILED
-    assert ledger.run(key).round == denied, "it tries no more"
-    (notice,) = told(story)
+    assert ledger.run(key).round == denied, "it stops polling"
+    (notice,) = notices(story)
     assert (notice["iteration"], notice["state"], notice["result"]["paused"]) == (denied, "PAUSED", why)
     registry.verdicts["look"] = allowed
     gone.clear()
@@ -113,8 +113,8 @@ async def test_failing_polls_back_off() -> None:
     story.world.registry.results["look"] = failed
     story.say("watch it")
     await story.until(lambda: [job.round for job in story.jobs] == [5])
-    begin = present(story.jobs[0].job).begin_time
-    assert [round(((call.create_time or 0) - begin) / 60) for call in story.calls(story.jobs[0])] == [3, 7, 15]
+    start = present(story.jobs[0].job).begin_time
+    assert [round(((call.create_time or 0) - start) / 60) for call in story.calls(story.jobs[0])] == [3, 7, 15]
 
 
 # Calls completed from outside: the run waits without a worker and continues on completion.
@@ -139,7 +139,7 @@ async def test_a_waiting_call_holds_no_worker_and_continues_on_completion() -> N
     assert (job.state, call.state, row.worker_id) == (RunState.WAITING, CallState.RUNNING, None)
     with suppress(TimeoutError):
         await story.until(lambda: False, seconds_max=100.0)
-    assert len([each for each in registry.asked if each.call_id == call.call_id]) == 1, "nobody asks meanwhile"
+    assert len([each for each in registry.asked if each.call_id == call.call_id]) == 1, "the registry is not polled"
 
     registry.completed[call.call_id] = DONE
     await story.world.ledger.note_completion(key, call.call_id)

@@ -117,7 +117,7 @@ class Story:
         *,
         seconds_max: float = 3600.0,
         approve: bool = False,
-        look_seconds: float = 0.5,
+        poll_seconds: float = 0.5,
     ) -> None:
         """Let a worker drive until `done` is true."""
         worker = self.world.worker(limits=self.limits)
@@ -125,7 +125,7 @@ class Story:
         try:
             async with asyncio.timeout(seconds_max):
                 while not done():
-                    await asyncio.sleep(look_seconds)
+                    await asyncio.sleep(poll_seconds)
                     for key in list(self.world.ledger.tables.runs) if approve else ():
                         with suppress(PawlError):
                             await self.world.respond(key)
@@ -162,7 +162,7 @@ class Story:
     def calls(self, run: Run) -> list[Call]:
         return self.world.ledger.calls(self.key(run))
 
-    def told(self, number: int) -> list[Any]:
+    def notices(self, number: int) -> list[Any]:
         """Notices in a request to the model."""
         messages = self.world.model.requests[number].messages
         return [
@@ -190,7 +190,7 @@ async def test_a_background_call_returns_immediately_and_reports_its_end() -> No
         "job_id": call.child_run_id,
         "state": "RUNNING",
     }
-    assert call.arguments_json == b'{"n":1}', "what is shown and run has none of the parameters"
+    assert call.arguments_json == b'{"n":1}', "background parameters are neither shown nor executed"
     (job,) = story.jobs
     assert (job.run_id, job.parent_call_id, job.state in ENDED) == (call.child_run_id, call.call_id, False)
 
@@ -202,7 +202,7 @@ async def test_a_background_call_returns_immediately_and_reports_its_end() -> No
         "It is done: 7.",
         run.conversation_id,
     )
-    assert story.told(2) == [[{"job_id": job.run_id, "tool": "work", "state": "COMPLETED", "result": {"n": 7}}]]
+    assert story.notices(2) == [[{"job_id": job.run_id, "tool": "work", "state": "COMPLETED", "result": {"n": 7}}]]
     assert sum(story.world.registry.effects.values()) == 1
     roles = [message.role for message in story.world.ledger.messages(key)]
     assert roles == [Role.USER, Role.ASSISTANT, Role.ASSISTANT, Role.NOTICE, Role.ASSISTANT]
@@ -221,9 +221,9 @@ async def test_a_job_that_ends_in_a_turn_is_reported_at_the_next_batch() -> None
     await story.until(lambda: story.is_over)
     assert story.world.ledger.run(second).output_text == "Both."
     assert story.turns == []
-    told = [story.told(number) for number in range(len(story.world.model.requests))]
-    assert told[:3] == [[], [], []]
-    assert sum(bool(each) for each in told) >= 1
+    notices = [story.notices(number) for number in range(len(story.world.model.requests))]
+    assert notices[:3] == [[], [], []]
+    assert sum(bool(each) for each in notices) >= 1
     messages = story.world.ledger.messages(second)
     assert [message.role for message in messages].count(Role.NOTICE) == 1
 
@@ -247,14 +247,14 @@ async def test_failed_and_stopped_jobs_are_never_reported_as_successful(result: 
     await story.world.ledger.send(story.key(stopped), Cancel(cause=StopCause.USER))
     await story.until(lambda: story.is_over)
     messages = story.world.ledger.messages(story.key(story.runs[0]))
-    told = {
+    notices = {
         notice["job_id"]: notice
         for message in messages
         if message.notices_json
         for notice in json.loads(message.notices_json)
     }
-    assert told[stopped.run_id]["state"] == "CANCELLED"
-    failed = told[story.jobs[1].run_id]
+    assert notices[stopped.run_id]["state"] == "CANCELLED"
+    failed = notices[story.jobs[1].run_id]
     assert (failed["state"], failed["error"]) == ("FAILED", error)
 
 
@@ -267,11 +267,11 @@ async def test_a_series_keeps_its_interval_reports_each_result_and_ends() -> Non
     (job,) = story.jobs
     assert (job.state, job.round, job.missed_iterations) == (RunState.COMPLETED, 4, 3)
     messages = story.world.ledger.messages(story.key(story.runs[0]))
-    told = [notice for message in messages if message.notices_json for notice in json.loads(message.notices_json)]
-    assert [notice.get("missed") for notice in told] == [1, 2, 3, 3]
-    begins = [(call.create_time or 0) - present(job.job).begin_time for call in story.calls(job)]
-    assert [round(begin / 60) for begin in begins] == [0, 2, 4, 6]
-    assert all(begin - 60 * round(begin / 60) < 2 for begin in begins), begins
+    notices = [notice for message in messages if message.notices_json for notice in json.loads(message.notices_json)]
+    assert [notice.get("missed") for notice in notices] == [1, 2, 3, 3]
+    starts = [(call.create_time or 0) - present(job.job).begin_time for call in story.calls(job)]
+    assert [round(start / 60) for start in starts] == [0, 2, 4, 6]
+    assert all(start - 60 * round(start / 60) < 2 for start in starts), starts
 
 
 async def test_a_gated_background_call_is_gated_in_its_job() -> None:
@@ -338,19 +338,19 @@ async def test_a_silent_turn_leaves_no_answer(answers: list[Script]) -> None:
     assert "".join(event.output_delta.text for event in log) == ""
 
 
-@pytest.mark.parametrize("said", ["[silent]", "All is well."])
+@pytest.mark.parametrize("answer", ["[silent]", "All is well."])
 @pytest.mark.parametrize("is_met", [False, True])
-async def test_failures_and_met_conditions_reach_the_user_past_the_model(said: str, *, is_met: bool) -> None:
+async def test_failures_and_met_conditions_reach_the_user_past_the_model(answer: str, *, is_met: bool) -> None:
     """Untrusted text could persuade the model to stay silent."""
     more: dict[str, Any] = {"_interval": 60, "_duration": 10, "_until": "value"} if is_met else {}
-    story = Story(calls(background("work", **more)), says("Begun."), says(said))
+    story = Story(calls(background("work", **more)), says("Begun."), says(answer))
     failed = CallResult(content_json=b'{"error":"no such page"}', is_error=True, error_reason="TOOL_ERROR")
     story.world.registry.results["work"] = CallResult(content_json=b"true") if is_met else failed
     story.say("do it")
     await story.until(lambda: story.is_over)
     (turn,), (job,) = story.turns, story.jobs
-    told = f"work: {'condition met' if is_met else 'failed'} ({job.run_id})"
-    assert turn.output_text == (told if said == "[silent]" else f"{told}\n\n{said}")
+    line = f"work: {'condition met' if is_met else 'failed'} ({job.run_id})"
+    assert turn.output_text == (line if answer == "[silent]" else f"{line}\n\n{answer}")
 
 
 def test_notices_are_escaped_and_limited_in_size() -> None:
@@ -364,10 +364,10 @@ def test_notices_are_escaped_and_limited_in_size() -> None:
     for notices, count in (((first, *rest), 300), ((large, *rest), 1), ((*rest[:20], large, *rest[20:]), 20)):
         state = jobs.entered(State(run=run, notices=notices))
         assert (state.entered, state.notices) == (notices[:count], notices[count:])
-        told = state.messages[-1].notices_json.decode()
-        assert [each["job_id"] for each in json.loads(told)] == [each.run.run_id for each in notices[:count]]
-        assert not set(told) & set("<>\u2028\u202e\U000e0041")
-    assert json.loads(told)[0]["result"] == json.loads(output)
+        encoded = state.messages[-1].notices_json.decode()
+        assert [each["job_id"] for each in json.loads(encoded)] == [each.run.run_id for each in notices[:count]]
+        assert not set(encoded) & set("<>\u2028\u202e\U000e0041")
+    assert json.loads(encoded)[0]["result"] == json.loads(output)
 
 
 @pytest.mark.parametrize(

@@ -108,10 +108,10 @@ def test_a_chunk_gives_its_pieces() -> None:
         {"choices": [{"delta": {}, "usage": {"prompt_tokens": 9, "completion_tokens": 4}}]},
     ],
 )
-@pytest.mark.parametrize("place", [0, 1, 2])
-def test_usage_may_arrive_in_any_chunk(usage_chunk: Any, place: int) -> None:
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_usage_may_arrive_in_any_chunk(usage_chunk: Any, position: int) -> None:
     chunks = [delta(content="Hi"), STOP]
-    chunks.insert(place, usage_chunk)
+    chunks.insert(position, usage_chunk)
     assert assemble(*chunks, DONE).usage == UsageReport(input_tokens=9, output_tokens=4)
 
 
@@ -215,10 +215,10 @@ def test_error_text_of_the_server_is_kept() -> None:
         (b"<html><head><style>a</style></head><body><h1>out of</h1>\n<p>memory</p></body>", ": out of memory."),
         (b": keep-alive\n\nevent: x\n\n", "was empty."),
     ]
-    for data, said in rows:
+    for data, ending in rows:
         with pytest.raises(ModelError) as caught:
             feed(data)
-        assert caught.value.problem.message.endswith(said), data
+        assert caught.value.problem.message.endswith(ending), data
 
 
 def test_numbers_outside_json_do_no_harm() -> None:
@@ -345,5 +345,5 @@ MIXTURE = b"".join(
 
 @given(st.lists(st.integers(min_value=0, max_value=len(MIXTURE)), max_size=30))
 def test_chunk_boundaries_do_not_change_the_pieces(cuts: list[int]) -> None:
-    places = [0, *sorted(cuts), len(MIXTURE)]
-    assert feed(*(MIXTURE[start:end] for start, end in itertools.pairwise(places))) == feed(MIXTURE)
+    bounds = [0, *sorted(cuts), len(MIXTURE)]
+    assert feed(*(MIXTURE[start:end] for start, end in itertools.pairwise(bounds))) == feed(MIXTURE)

@@ -61,8 +61,8 @@ def test_events_are_parsed_according_to_the_standard() -> None:
 @given(STREAMS, st.lists(st.integers(min_value=0, max_value=200), max_size=20))
 def test_chunk_boundaries_do_not_change_the_events(stream: bytes, cuts: list[int]) -> None:
     """LOOP-2."""
-    places = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
-    chunks = [stream[start:end] for start, end in itertools.pairwise(places)]
+    bounds = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
+    chunks = [stream[start:end] for start, end in itertools.pairwise(bounds)]
     assert decode(*chunks) == decode(stream) == decode(*(bytes([byte]) for byte in stream))
 
 
@@ -207,7 +207,7 @@ def calls(*pieces: CallPiece) -> list[tuple[str, str, str]]:
         pytest.param(
             [piece(0, "a", "f"), piece(0, arguments='{"x"'), piece(0, arguments=":1}")],
             [("a", "f", '{"x":1}')],
-            id="as the protocol says",
+            id="as specified",
         ),
         pytest.param(
             [piece(0, "a", "f"), piece(1, "b", "g"), piece(0, arguments="{}"), piece(1, arguments="[]")],
@@ -252,7 +252,7 @@ def calls(*pieces: CallPiece) -> list[tuple[str, str, str]]:
         pytest.param(
             [piece(0, "a", "f"), piece(0, "random-1", "", '{"a"'), piece(0, "random-2", "", ":1}")],
             [("a", "f", '{"a":1}')],
-            id="an id made up for each fragment",
+            id="a new id for each fragment",
         ),
         pytest.param(
             [piece(0, "", "f"), piece(0, "a", "", "{}")],
@@ -270,7 +270,7 @@ def calls(*pieces: CallPiece) -> list[tuple[str, str, str]]:
             id="one id for two indices",
         ),
         pytest.param([piece(7, "a", "f")], [("a", "f", "")], id="no arguments, odd index"),
-        pytest.param([piece(arguments="{}")], [("", "", "{}")], id="arguments out of nowhere"),
+        pytest.param([piece(arguments="{}")], [("", "", "{}")], id="arguments without a call"),
     ],
 )
 def test_fragments_are_assigned_to_their_call(pieces: list[CallPiece], expected: list[tuple[str, str, str]]) -> None:
@@ -369,7 +369,7 @@ def test_tools_history_and_choice_are_renamed_together() -> None:
     assert isinstance(out.tool_choice, dict)
     assert [out.tools[0]["function"]["name"], out.messages[0]["tool_calls"][0]["function"]["name"]] == ["a__b", "a__b"]
     assert out.tool_choice["function"]["name"] == "a__b"
-    assert request.tools[0]["function"]["name"] == "a.b", "what is shared is not changed"
+    assert request.tools[0]["function"]["name"] == "a.b", "shared values are unchanged"
 
 
 def test_a_name_with_one_dot_is_kept_and_others_are_sanitised() -> None:

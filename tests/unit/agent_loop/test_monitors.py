@@ -70,7 +70,7 @@ def test_a_monitor_fires_on_edges_within_its_pause_and_count(
         cursor = monitor.fired(watch, cursor, value, now)
         if cursor.fired > before.fired:
             assert cursor.fired == before.fired + 1
-            assert was_false or watch.condition.changed, "it was so all the time"
+            assert was_false or watch.condition.changed, "the condition held all the time"
             fired_at.append(now)
             was_false = False
         elif not cursor.problem and not watch.condition.is_met(value, before.when_seen, before.fired):
@@ -132,11 +132,11 @@ def test_a_stable_change_is_reported_with_the_previous_value() -> None:
     what = job(when=watched({"changed": True}, hold=10), reports=JobReports.END)
     cursor, text, fired = JobCursor(), "", []
     for now, value in [(0, "a"), (1, "b"), (9, "c"), (12, "c"), (19, "c"), (20, "d"), (25, "c"), (40, "e"), (50, "e")]:
-        call, said = polled(now, value), msgspec.json.encode(value).decode()
-        after_it = monitor.judged(what, cursor, call, said)
-        text = monitor.told(what, cursor, after_it, said, text)
-        cursor, tells = monitor.tells(what, cursor, after_it, call, said)
-        if tells:
+        call, content = polled(now, value), msgspec.json.encode(value).decode()
+        after_it = monitor.judged(what, cursor, call, content)
+        text = monitor.told(what, cursor, after_it, content, text)
+        cursor, notifies = monitor.tells(what, cursor, after_it, call, content)
+        if notifies:
             fired.append((now, msgspec.json.decode(text)))
     assert fired == [
         (19, {"fired": 1, "changed_from": "a", "result": "c"}),
@@ -153,20 +153,24 @@ def test_an_evaluation_error_counts_as_a_failure() -> None:
     call = polled(3, {})
     third = monitor.judged(what, blind, call, "{}")
     assert third.failed_in_a_row == 3
-    assert monitor.tells(what, blind, third, call, "{}")[1], "the third in a row is told"
+    assert monitor.tells(what, blind, third, call, "{}")[1], "the third failure in a row is reported"
     call = polled(4, {})
     fourth = monitor.judged(what, third, call, "{}")
     assert not monitor.tells(what, third, fourth, call, "{}")[1], "once"
 
 
 def test_failures_are_reported_after_the_requested_number_in_a_row() -> None:
-    what, cursor, told = job(when=watched("value.price < 5"), reports=JobReports.END, failures_told=2), JobCursor(), []
+    what, cursor, reported = (
+        job(when=watched("value.price < 5"), reports=JobReports.END, failures_told=2),
+        JobCursor(),
+        [],
+    )
     for number, value in enumerate([{}, {}, {}, {"price": 9}, {}, {}], 1):
         call = polled(number, value)
         after_it = monitor.judged(what, cursor, call, "{}")
-        cursor, tells = monitor.tells(what, cursor, after_it, call, "{}")
-        told += [number] * tells
-    assert told == [2, 6]
+        cursor, notifies = monitor.tells(what, cursor, after_it, call, "{}")
+        reported += [number] * notifies
+    assert reported == [2, 6]
 
 
 def test_changes_of_values_too_large_to_keep_are_detected() -> None:
@@ -175,7 +179,7 @@ def test_changes_of_values_too_large_to_keep_are_detected() -> None:
     assert "was not kept" in seen.problem
     assert after(job(when=watched({"changed": True})), large).fired == 1
     kept = after(job(when=watched("previous != null && value != previous")), [large[0], "small", "other"])
-    assert (kept.fired, kept.problem) == (1, ""), "it goes on once they are small"
+    assert (kept.fired, kept.problem) == (1, ""), "it continues once values are small"
 
 
 @given(st.lists(st.text(min_size=1, max_size=4000), min_size=1, max_size=12))
@@ -187,8 +191,8 @@ def test_the_state_of_a_monitor_is_bounded(values: list[str]) -> None:
     what = job(until=condition.read("previous == value && false"), when=watch, reports=JobReports.DIGEST)
     cursor = JobCursor()
     for number, value in enumerate(values, 1):
-        said = msgspec.json.encode(value).decode()
-        cursor = monitor.judged(what, cursor, polled(number, value), said)
+        content = msgspec.json.encode(value).decode()
+        cursor = monitor.judged(what, cursor, polled(number, value), content)
     written = loop_state.write(LoopState(cursor=cursor))
     assert len(written) < 16 * 1024
     assert loop_state.read(written).cursor == cursor
@@ -196,25 +200,25 @@ def test_the_state_of_a_monitor_is_bounded(values: list[str]) -> None:
 
 def test_a_digest_covers_the_iterations_since_the_last_one() -> None:
     what = job(reports=JobReports.DIGEST, report_seconds=5.0)
-    cursor, told, text = JobCursor(), [], ""
+    cursor, reported, text = JobCursor(), [], ""
     for number, value in enumerate([1, 1, 2, 3, 3, 3, 3, 4, 4, 5, 5], 1):
-        call, said = polled(number, value), str(value)
-        after_it = monitor.judged(what, cursor, call, said)
-        text = monitor.told(what, cursor, after_it, said, text)
-        cursor, tells = monitor.tells(what, cursor, after_it, call, said)
-        if tells:
-            told.append(
+        call, content = polled(number, value), str(value)
+        after_it = monitor.judged(what, cursor, call, content)
+        text = monitor.told(what, cursor, after_it, content, text)
+        cursor, notifies = monitor.tells(what, cursor, after_it, call, content)
+        if notifies:
+            reported.append(
                 (
                     number,
                     [(each["from"], each["to"], each["result"]) for each in msgspec.json.decode(text)["iterations"]],
                 )
             )
-    assert told == [
+    assert reported == [
         (5, [(1, 2, "1"), (3, 3, "2"), (4, 5, "3")]),
         (10, [(6, 7, "3"), (8, 9, "4"), (10, 10, "5")]),
     ]
     waiting = [each["result"] for each in msgspec.json.decode(text)["digest_before"]]
-    assert waiting == ["3", "4", "5"], "what was told of may not have been read yet"
+    assert waiting == ["3", "4", "5"], "reported failures may be unread"
     many = JobCursor()
     for number in range(1, 21):
         many = monitor.judged(what, many, polled(number, number), str(number))

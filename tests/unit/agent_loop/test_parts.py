@@ -46,7 +46,7 @@ PARTS = st.lists(
 )
 
 
-def taken(text: str, *given_: Part, takes_images: bool = True) -> tuple[Part, ...]:
+def stored(text: str, *given_: Part, takes_images: bool = True) -> tuple[Part, ...]:
     """The parts of a message as the ledger stores them."""
     checked = parts.checked(text, given_, takes_images=takes_images)
     filled = [
@@ -69,7 +69,7 @@ def state_of(*messages: Message, limits: Limits | None = None) -> State:
     return State(run=run, messages=messages)
 
 
-def said(*content: Part, number: int = 0) -> Message:
+def message_of(*content: Part, number: int = 0) -> Message:
     return Message(role=Role.USER, run_id=RunId("r"), parts=content, number=number)
 
 
@@ -102,30 +102,32 @@ def test_a_document_text_from_a_client_is_ignored() -> None:
 @given(TEXTS, PARTS, st.booleans())
 def test_the_model_receives_every_part_in_order(text: str, given_parts: list[Part], takes_images: bool) -> None:
     """In the provider's content format; plain strings if all parts are text."""
-    whole = taken(text, *given_parts)
-    (message,) = history.of_run(state_of(said(*whole)), takes_images=takes_images)
+    whole = stored(text, *given_parts)
+    (message,) = history.of_run(state_of(message_of(*whole)), takes_images=takes_images)
     check_history([message])
     content = message["content"]
     shown = [part.image for part in whole if part.image is not None]
     assert isinstance(content, str) == (not shown or not takes_images)
-    told: list[dict[str, Any]] = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    urls = [each["image_url"]["url"] for each in told if each["type"] == "image_url"]
+    content_parts: list[dict[str, Any]] = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    urls = [each["image_url"]["url"] for each in content_parts if each["type"] == "image_url"]
     if takes_images:
         assert urls == [f"data:{one.media_type};base64,{base64.b64encode(one.data).decode()}" for one in shown]
     else:
         assert not urls
-    texts = "\n".join(each["text"] for each in told if each["type"] == "text")
-    place = 0
+    texts = "\n".join(each["text"] for each in content_parts if each["type"] == "text")
+    position = 0
     for part in whole:
         words = part.text if part.text is not None else part.file.text if part.file is not None else ""
-        place = texts.index(words, place) + len(words)
+        position = texts.index(words, position) + len(words)
     assert texts.count("this model takes no images") >= (0 if takes_images else len(shown))
 
 
 @given(st.lists(st.one_of(TEXTS, PARTS.filter(bool)), min_size=1, max_size=5))
 def test_adjacent_messages_are_joined_with_all_their_parts(messages: list[Any]) -> None:
     own = [
-        Message(role=Role.USER, run_id=RunId("r"), text=each) if isinstance(each, str) else said(*taken("", *each))
+        Message(role=Role.USER, run_id=RunId("r"), text=each)
+        if isinstance(each, str)
+        else message_of(*stored("", *each))
         for each in messages
     ]
     (message,) = history.of_run(state_of(*own))
@@ -136,16 +138,16 @@ def test_adjacent_messages_are_joined_with_all_their_parts(messages: list[Any]) 
 
 
 def test_an_image_has_a_fixed_cost_independent_of_its_bytes() -> None:
-    large = taken("", image(PNG + bytes(900_000)))
+    large = stored("", image(PNG + bytes(900_000)))
     earlier = Message(role=Role.USER, run_id=RunId("r"), text="x" * 3000, number=1)
-    state = state_of(earlier, said(*large, number=2), limits=Limits(context_bytes_max=10_000))
+    state = state_of(earlier, message_of(*large, number=2), limits=Limits(context_bytes_max=10_000))
     assert history.summarise_to(state) == 0
-    (told,) = history.of_run(state_of(said(*large)))
-    assert parts.IMAGE_SIZE_BYTES < history.size_bytes(told) < 2 * parts.IMAGE_SIZE_BYTES
+    (prompt,) = history.of_run(state_of(message_of(*large)))
+    assert parts.IMAGE_SIZE_BYTES < history.size_bytes(prompt) < 2 * parts.IMAGE_SIZE_BYTES
 
 
 def test_a_summary_is_made_from_text_only() -> None:
-    state = state_of(said(*taken("What is this?", image(PNG + bytes(5000))), number=1))
+    state = state_of(message_of(*stored("What is this?", image(PNG + bytes(5000))), number=1))
     summarised = history.to_summarise(state, 1)
     assert "What is this?" in summarised
     assert f"An image was here (image/png, {len(PNG) + 5000} bytes)" in summarised
@@ -154,7 +156,7 @@ def test_a_summary_is_made_from_text_only() -> None:
 
 @given(PARTS)
 def test_parts_survive_a_round_trip_over_the_wire(given_parts: list[Part]) -> None:
-    message = said(*taken("hello", *given_parts))
+    message = message_of(*stored("hello", *given_parts))
     body = wire.MESSAGE.write(message).SerializeToString()
     assert wire.MESSAGE.read(message_pb2.Message.FromString(body)).parts == message.parts
 
@@ -210,9 +212,9 @@ def test_json_is_nested_and_other_bodies_are_strings() -> None:
     ],
 )
 def test_event_text_cannot_escape_its_json_field(text: str) -> None:
-    told = shown(text.encode())
-    assert told["data"] == text
-    assert told["note"] == outside.NOTE
+    event = shown(text.encode())
+    assert event["data"] == text
+    assert event["note"] == outside.NOTE
     raw = outside.line(SOURCE, {"data": text}, bytes_max=10_000).decode()
     assert not {"\u202e", "\u2066", "\u200b", "\u2028", "\x85", "\x7f", "\U000e0041"} & set(raw)
     assert shown(json.dumps({"note": "x", "event": text}).encode())["note"] == outside.NOTE
@@ -224,11 +226,11 @@ def test_any_bytes_stay_on_one_line(body: bytes, bytes_max: int) -> None:
 
 
 def test_a_large_event_is_cut_and_marked_as_cut() -> None:
-    told = shown(b"ab" * 50_000, 20_000)
-    assert told["cut_from_bytes"] == 100_000
-    assert 17_000 < len(told["data"]) < 20_000
-    told = shown(b"[" + b"1234567," * 20_000 + b"1]", 20_000)
-    assert told["data"].startswith("[1234567,1234567")
+    event = shown(b"ab" * 50_000, 20_000)
+    assert event["cut_from_bytes"] == 100_000
+    assert 17_000 < len(event["data"]) < 20_000
+    event = shown(b"[" + b"1234567," * 20_000 + b"1]", 20_000)
+    assert event["data"].startswith("[1234567,1234567")
     assert shown(b"\xff" * 50_000, 20_000)["data_base64"].startswith("////")
     assert 100 < len(shown(("\u202e" * 50_000).encode(), 20_000)["data"]) < 20_000 / 6
 

@@ -54,7 +54,7 @@ class TestOrder:
         assert running(run) == [1, 2]
         overtakes = RunOptions(batch_order=BatchOrder.OVERTAKE_DECISIONS)
         assert running(started(("ask", "serial"), options=overtakes)) == [1]
-        assert running(started(("front", "serial"))) == [1], "it does not wait for a front end"
+        assert running(started(("front", "serial"))) == [1], "it does not wait for the front end"
 
     def test_parallel_calls_on_the_same_resource_keep_their_order(self) -> None:
         """C4: of two parallel edits of one file, one would be lost silently."""
@@ -74,7 +74,7 @@ class TestRounds:
         run.model_answers()
         run.ends(run.calls[1].call_id)
 
-        starts = [event for event in run.told if isinstance(event, RoundStarted)]
+        starts = [event for event in run.events if isinstance(event, RoundStarted)]
         assert [(event.round, event.without_tools) for event in starts] == [(1, False), (2, False), (3, True)]
         run.model_answers()
         assert (run.run.state, run.run.output_text) == (RunState.COMPLETED, "done")
@@ -103,7 +103,10 @@ class TestRounds:
         run = Simulation(names)
         run.turn()
         run.finishes()
-        assert [event.reason for event in run.told if isinstance(event, Warned)] == ["ROUND_LIMIT_NEAR", "FINAL_ROUND"]
+        assert [event.reason for event in run.events if isinstance(event, Warned)] == [
+            "ROUND_LIMIT_NEAR",
+            "FINAL_ROUND",
+        ]
         assert run.run.state is RunState.COMPLETED
 
 
@@ -115,7 +118,7 @@ class TestSurplus:
         assert running(run) == [0, 1, 2]
         assert [call.state for call in run.calls[3:]] == [CallState.FAILED] * 2
         assert all(call.result and call.result.error_reason == "TOO_MANY_CALLS" for call in run.calls[3:])
-        assert "TOO_MANY_CALLS" in [event.reason for event in run.told if isinstance(event, Warned)]
+        assert "TOO_MANY_CALLS" in [event.reason for event in run.events if isinstance(event, Warned)]
 
     def test_arguments_over_256_kib_are_refused(self) -> None:
         run = Simulation([answer("serial", arguments=['{"a":"' + "x" * 263_000 + '"}'])])

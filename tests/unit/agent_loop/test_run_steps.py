@@ -31,7 +31,7 @@ def delta(round_number: int, *, text: str = "", reasoning: str = "", tool: str =
     )
 
 
-def said(text: str, *, reasoning: str = "", calls: tuple[str, ...] = (), seq: int = 0) -> event_pb2.RunEvent:
+def assistant(text: str, *, reasoning: str = "", calls: tuple[str, ...] = (), seq: int = 0) -> event_pb2.RunEvent:
     message = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text=text, reasoning=reasoning, call_ids=calls)
     message.create_time.seconds = NOW + seq
     return event_pb2.RunEvent(message_added=event_pb2.MessageAdded(message=message))
@@ -84,14 +84,14 @@ def whole_run() -> list[event_pb2.RunEvent]:
         delta(1, reasoning="look.\n\u00e9"),
         delta(1, text="Let me"),
         delta(1, text=" see.", tool="write"),
-        said("Let me see.", reasoning="First I look.\n\u00e9", calls=("call_b", "call_a"), seq=9),
+        assistant("Let me see.", reasoning="First I look.\n\u00e9", calls=("call_b", "call_a"), seq=9),
         called("call_b", call_pb2.CALL_STATE_RUNNING),
         called("call_a", call_pb2.CALL_STATE_ASKED, index=1, question="Which?"),
         called("call_b", call_pb2.CALL_STATE_SUCCEEDED),
         called("call_a", call_pb2.CALL_STATE_SUCCEEDED, index=1, question="Which?"),
         delta(2, reasoning="Now all is known."),
         delta(2, text="Done."),
-        said("Done.", reasoning="Now all is known.", seq=16),
+        assistant("Done.", reasoning="Now all is known.", seq=16),
         ended(),
     )
 
@@ -112,9 +112,9 @@ def applied(shown: dict[str, Step], changes: Sequence[StepChange]) -> None:
 
 
 def test_a_run_is_shown_as_steps() -> None:
-    told = [(step.step_id, step.type, step.status, step.content) for step in steps_of(whole_run()).all()]
+    summaries = [(step.step_id, step.type, step.status, step.content) for step in steps_of(whole_run()).all()]
 
-    assert told == [
+    assert summaries == [
         ("1-reasoning", pb.STEP_TYPE_REASONING, pb.STEP_STATUS_DONE, "First I look.\n\u00e9"),
         ("1-text", pb.STEP_TYPE_PLANNING, pb.STEP_STATUS_DONE, "Let me see."),
         ("call_b", pb.STEP_TYPE_TOOL_CALL, pb.STEP_STATUS_DONE, '{"n":1}'),
@@ -145,7 +145,7 @@ def test_the_undo_report_follows_its_calls_even_after_trimming() -> None:
         called("undo_b", call_pb2.CALL_STATE_SUCCEEDED, round_number=1),
         called("undo_a", call_pb2.CALL_STATE_FAILED, round_number=2),
     ]
-    log = events(*calls, said("Undo of run run_1"), ended())
+    log = events(*calls, assistant("Undo of run run_1"), ended())
     snapshot = gap_pb2.RunSnapshot(
         messages=[log[2].message_added.message], calls=[event.call_changed.call for event in log[:2]]
     )
@@ -168,28 +168,28 @@ def logged() -> list[Any]:
 
 def shown(steps: Steps) -> list[dict[str, str]]:
     """Return a summary of the steps, in order."""
-    told: list[dict[str, str]] = []
+    summaries: list[dict[str, str]] = []
     for step in steps.all():
         match step.type:
             case pb.STEP_TYPE_REASONING:
-                told.append({"reasoning": step.content})
+                summaries.append({"reasoning": step.content})
             case pb.STEP_TYPE_PLANNING | pb.STEP_TYPE_ANSWER:
-                told.append({"text": step.content})
+                summaries.append({"text": step.content})
             case pb.STEP_TYPE_RESULT:
-                (call,) = [each for each in told if each.get("call") == step.call_id]
+                (call,) = [each for each in summaries if each.get("call") == step.call_id]
                 call["result"] = step.content
             case _:
-                told.append({"call": step.call_id, "tool": step.tool_name, "arguments": step.content})
-    return told
+                summaries.append({"call": step.call_id, "tool": step.tool_name, "arguments": step.content})
+    return summaries
 
 
 def expected() -> list[dict[str, str]]:
     """Return the shared expectation; for a question, steps show the text for the user."""
-    told: list[dict[str, str]] = json.loads(TOLD.read_text())
-    for each in told:
+    summaries: list[dict[str, str]] = json.loads(TOLD.read_text())
+    for each in summaries:
         if each.get("tool") == "ask_user":
             each["arguments"] = json.loads(each["arguments"])["question"]
-    return told
+    return summaries
 
 
 def test_steps_agree_with_the_golden_log() -> None:

@@ -37,10 +37,10 @@ def test_a_scheduled_run_sees_its_due_time_zone_and_lateness() -> None:
         (report(None), later, TIME, f"for the due time {local} in the past (a backfill)."),
         (report(None, ""), TIME, None, "by hand at 2026-07-06T07:00:00+00:00 (UTC)."),
     ]
-    for fired, now, backfill_time, told in rows:
+    for fired, now, backfill_time, sentence in rows:
         text = told_of(fired, now, backfill_time)
         assert text.startswith("This run belongs to the schedule report. ")
-        assert text.endswith(told)
+        assert text.endswith(sentence)
 
 
 async def test_the_instructions_of_a_run_name_its_trigger(clock: ManualClock) -> None:

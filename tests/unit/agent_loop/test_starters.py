@@ -262,10 +262,10 @@ async def test_the_event_enters_the_message_as_data(clock: ManualClock) -> None:
     )
     before, line, after = message.text.partition(event.data.decode())
     assert (before, after, event.event_id, event.HasField("lane")) == ("Look at ", " and pay.", "msg_1", False)
-    told = json.loads(line)["event"]
-    assert told.pop("receive_time")
-    assert told.pop("note")
-    assert told == {
+    event_data = json.loads(line)["event"]
+    assert event_data.pop("receive_time")
+    assert event_data.pop("note")
+    assert event_data == {
         "source": "webhook",
         "content_type": "application/json",
         "trigger": "orders",
@@ -329,8 +329,8 @@ async def test_waiting_events_fire_even_if_one_of_them_cannot(clock: ManualClock
     ledger = EventBook(due_trigger(), waiting=waiting)
     triggers = triggers_of(ledger, clock, **{"gone{}": AgentNotFound(), "busy{}": Overloaded()})
     await run_for(clock, triggers.fire_forever())
-    said = [(message.text if message else "", refusal.partition(":")[0]) for _, message, refusal in ledger.fired]
-    assert sorted(said) == [("", "AGENT_NOT_FOUND"), ("good{}", "")]
+    outcomes = [(message.text if message else "", refusal.partition(":")[0]) for _, message, refusal in ledger.fired]
+    assert sorted(outcomes) == [("", "AGENT_NOT_FOUND"), ("good{}", "")]
 
 
 # Mail deliveries.

@@ -38,14 +38,14 @@ def with_commands(run: Simulation, *kinds: CommandKind) -> State:
 
 
 @pytest.mark.parametrize(
-    ("tool_name", "taken"),
+    ("tool_name", "command"),
     [
         ("front", lambda call_id: ToolResult(call_id=call_id, result=CallResult(content_json=b'"seen"'))),
         ("ask", lambda call_id: Decide(call_id=call_id, kind=DecisionKind.ANSWER, answer="blue")),
     ],
 )
 def test_a_received_decision_counts_despite_an_earlier_message(
-    tool_name: str, taken: Callable[[str], CommandKind]
+    tool_name: str, command: Callable[[str], CommandKind]
 ) -> None:
     """I1: a receipt is final, even if the worker reads it together with an earlier message."""
     run = Simulation([answer(tool_name)])
@@ -53,7 +53,7 @@ def test_a_received_decision_counts_despite_an_earlier_message(
     run.model_answers()
     [call] = run.calls
 
-    run.sends(Steer(text="never mind"), taken(call.call_id))
+    run.sends(Steer(text="never mind"), command(call.call_id))
 
     assert run.base.calls[call.call_id].state is CallState.SUCCEEDED
 

@@ -45,9 +45,9 @@ def world_of(**scripts: list[Script]) -> World:
 
     def reply(request: ModelRequest) -> Script:
         asked = next(message["content"] for message in request.messages if message["role"] == "user")
-        said = sum(message["role"] == "assistant" for message in request.messages)
+        answered = sum(message["role"] == "assistant" for message in request.messages)
         script = scripts[asked.replace(" ", "_")]
-        return script[said] if said < len(script) else says("That is all.")
+        return script[answered] if answered < len(script) else says("That is all.")
 
     world.model.reply = reply
     return world
@@ -227,18 +227,18 @@ async def test_a_sub_agent_stops_with_its_caller(busy_with: str) -> None:
 ANN = Principal(store_id=StoreId(STORE), user_id=UserId(USER))
 
 
-async def agents_of(world: World, **said: AgentDefinition) -> None:
+async def agents_of(world: World, **definitions: AgentDefinition) -> None:
     """Save agents, delegates first; each selects the tools that it names."""
-    for definition in said.values():
+    for definition in definitions.values():
         await world.agents.put(ANN, definition, definition.tools.names, draft=False, validate_only=False)
 
 
 def clerk(
-    name: str, *tools: str, to: tuple[str, ...] = (), roles: tuple[str, ...] = (), **said: Any
+    name: str, *tools: str, to: tuple[str, ...] = (), roles: tuple[str, ...] = (), **fields: Any
 ) -> AgentDefinition:
     return AgentDefinition(
         name=name,
-        options=AskedOptions(**said),
+        options=AskedOptions(**fields),
         tools=ToolSelection(names=tools),
         delegates_to=to,
         allowed_roles=roles,

@@ -36,8 +36,8 @@ class Ledger:
         self.brought: list[tuple[str, str, run_pb2.Usage]] = []
 
     async def ClaimTitles(self, request: ClaimTitlesRequest) -> ClaimTitlesResponse:
-        taken, self.tasks = self.tasks[: request.titles_max], self.tasks[request.titles_max :]
-        return ClaimTitlesResponse(tasks=taken)
+        claimed, self.tasks = self.tasks[: request.titles_max], self.tasks[request.titles_max :]
+        return ClaimTitlesResponse(tasks=claimed)
 
     async def SetTitle(self, request: SetTitleRequest) -> SetTitleResponse:
         self.brought.append((request.conversation_id, request.text, request.usage))

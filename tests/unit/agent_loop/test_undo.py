@@ -81,7 +81,7 @@ async def test_an_undo_runs_the_inverses_in_reverse_order_across_questions_and_c
     world = new_world()
     key = await finished(world)
     asked_models = len(world.model.requests)
-    began = len(world.registry.order)
+    first_index = len(world.registry.order)
 
     by = await undo_of(world, key)
     await world.finish(by)
@@ -89,9 +89,9 @@ async def test_an_undo_runs_the_inverses_in_reverse_order_across_questions_and_c
     done = world.ledger.calls(by)
     writes = [call.call_id for call in world.ledger.calls(key) if call.tool_name == "write"]
     assert [call.undoes_call_id for call in done] == writes[::-1]
-    assert world.registry.order[began:] == [call.call_id for call in done]
+    assert world.registry.order[first_index:] == [call.call_id for call in done]
     assert [call.tool_name for call in done] == ["unwrite", "unwrite"]
-    assert world.registry.running_max == 2, "the run had two at once, its undo never"
+    assert world.registry.running_max == 2, "the run had two concurrent calls, its undo never"
     assert len(world.model.requests) == asked_models
     assert await report(world, key, by) == [
         ("mail", UndoState.CANNOT_BE_UNDONE),
@@ -184,11 +184,11 @@ async def test_an_interrupted_undo_keeps_its_order_and_repeats_nothing(seed: int
 
     ends = {call.call_id: (call.end_time or 0.0, call.index) for call in world.ledger.calls(key)}
     for by in undos:
-        taken_back = [ends[call.undoes_call_id] for call in world.ledger.calls(by)]
-        assert taken_back == sorted(taken_back, reverse=True)
-        said = [message.role for message in world.ledger.messages(by) if message.run_id == by.run_id][:2]
+        reversed_calls = [ends[call.undoes_call_id] for call in world.ledger.calls(by)]
+        assert reversed_calls == sorted(reversed_calls, reverse=True)
+        roles = [message.role for message in world.ledger.messages(by) if message.run_id == by.run_id][:2]
         # An undo cancelled before a worker claimed it has nothing to report.
-        assert said == [Role.USER, Role.ASSISTANT] or not world.ledger.row(by).start_time
+        assert roles == [Role.USER, Role.ASSISTANT] or not world.ledger.row(by).start_time
     tried = [call for by in undos for call in world.ledger.calls(by)]
     done = Counter(call.undoes_call_id for call in tried if world.registry.effects[call.call_id])
     assert set(done.values()) <= {1}
@@ -225,10 +225,10 @@ async def test_a_message_during_an_undo_stops_it_and_is_answered() -> None:
     await world.ledger.send(by, Steer(text="wait"))
     await world.finish(by)
 
-    said = [(message.role, message.text) for message in world.ledger.messages(by) if message.run_id == by.run_id]
-    assert [role for role, _ in said] == [Role.USER, Role.ASSISTANT, Role.USER, Role.ASSISTANT]
-    assert said[-1][1] == "I stopped."
-    assert "- write (Take the write back) not undone" in said[1][1]
+    texts = [(message.role, message.text) for message in world.ledger.messages(by) if message.run_id == by.run_id]
+    assert [role for role, _ in texts] == [Role.USER, Role.ASSISTANT, Role.USER, Role.ASSISTANT]
+    assert texts[-1][1] == "I stopped."
+    assert "- write (Take the write back) not undone" in texts[1][1]
     assert world.model.requests[-1].tools == ()
     assert len(world.ledger.calls(by)) == 1
 

@@ -76,18 +76,18 @@ async def test_a_run_whose_lease_cannot_be_renewed_is_stopped_before_the_lease_e
 def test_runs_survive_an_outage_shorter_than_their_leases(error: type[Exception] | None) -> None:
     """A failed or hung renewal is retried soon, so that no model call is paid for twice."""
 
-    async def main(away_from: float) -> None:
+    async def main(outage_start: float) -> None:
         world = World(VERDICTS, [long(seconds=30.0)])
         key = world.ledger.submit("hello")
 
-        async def away(name: str, done: bool) -> None:
-            left = away_from + 7.0 - world.clock.now()
+        async def fail_during_outage(name: str, done: bool) -> None:
+            left = outage_start + 7.0 - world.clock.now()
             if name == "RenewLeases" and 0 < left <= 7.0:
                 if error is not None:
                     raise error
                 await asyncio.sleep(left)
 
-        world.ledger.fault = away
+        world.ledger.fault = fail_during_outage
         async with at_work(world.worker()):
             await end_of(world, key)
         assert len(world.model.requests) == 1
@@ -103,19 +103,19 @@ async def test_a_run_is_not_driven_twice_while_a_dropped_drive_winds_down() -> N
     world = World(VERDICTS, [long(seconds=30.0), long(seconds=30.0)])
     worker = world.worker()
     worker._limits = WorkerLimits(renew_seconds=0.5)
-    new_drive, driving, is_away = worker._new_drive, [0, 0], True
+    new_drive, driving, is_unavailable = worker._new_drive, [0, 0], True
 
     def reluctant(claim: Claim, dependencies: WorkerDependencies, failure: RunFailure | None) -> Drive:
         drive = new_drive(claim, dependencies, failure)
         run = drive.run
 
         async def end_slowly(loaded: Loaded | None = None) -> Left:
-            nonlocal is_away
+            nonlocal is_unavailable
             driving[:] = driving[0] + 1, max(driving[1], driving[0] + 1)
             try:
                 return await run(loaded)
             finally:
-                is_away = False
+                is_unavailable = False
                 await asyncio.sleep(6.0)
                 driving[0] -= 1
 
@@ -123,7 +123,7 @@ async def test_a_run_is_not_driven_twice_while_a_dropped_drive_winds_down() -> N
         return drive
 
     async def unreachable(name: str, done: bool) -> None:
-        if name == "RenewLeases" and is_away:
+        if name == "RenewLeases" and is_unavailable:
             raise DependencyUnavailable
 
     worker._new_drive = reluctant
@@ -172,12 +172,12 @@ async def test_after_a_handover_another_worker_continues_immediately() -> None:
     key = world.ledger.submit("hello")
     async with at_work(world.worker("first")):
         await asyncio.sleep(1)
-        began = world.clock.now()
-    assert world.clock.now() - began < 0.1
+        started_at = world.clock.now()
+    assert world.clock.now() - started_at < 0.1
     assert world.model.streaming == 0
     async with at_work(world.worker("second")):
         await end_of(world, key)
-    assert world.clock.now() - began < 2
+    assert world.clock.now() - started_at < 2
     assert world.ledger.run(key).output_text == "Done."
 
 
@@ -236,13 +236,13 @@ async def test_a_run_that_cannot_be_released_is_retried_at_renewal(error: type[E
     """Whatever the ledger answers: otherwise an undriven run could keep its lease for ever."""
     world = World(VERDICTS, [])
     key = world.ledger.submit("hello")
-    tries, away = iter([Undrivable, Undrivable]), iter([error])
+    tries, errors = iter([Undrivable, Undrivable]), iter([error])
 
     def drive(claim: Claim) -> Drive:
         return next(tries, Drive)(claim, world.dependencies)
 
     async def fail(name: str, done: bool) -> None:
-        for raised in away if name == "ReportCrash" else ():
+        for raised in errors if name == "ReportCrash" else ():
             raise raised
 
     world.ledger.fault = fail

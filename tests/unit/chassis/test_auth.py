@@ -276,19 +276,19 @@ async def test_keys_of_a_missing_file_stay_valid_for_a_minute(
     path, clock, keys = key_file(tmp_path)
     own = WatchedFile(path, "PAWL_SERVICE_KEY_FILE", parse_keys, clock)
     there = keys()
-    away = path.rename(tmp_path / "away")
+    moved = path.rename(tmp_path / "away")
     for second in range(1, 121):
         await clock.advance(1.0)
         assert keys() == (there if second < 60 else {})
-        assert own() == there, "what a service itself shows stays as it was"
-    told = [line for line in "".join(capfd.readouterr()).splitlines() if "PAWL_API_KEYS_FILE" in line]
-    assert ["still_counts=True" in line for line in told if "file.not_read_again" in line] == [True, False]
-    away.rename(path)
+        assert own() == there, "the key of the service itself is unchanged"
+    warnings = [line for line in "".join(capfd.readouterr()).splitlines() if "PAWL_API_KEYS_FILE" in line]
+    assert ["still_counts=True" in line for line in warnings if "file.not_read_again" in line] == [True, False]
+    moved.rename(path)
     await clock.advance(1.0)
-    assert keys() == there, "it is back, the very same"
+    assert keys() == there, "the same file is back"
     path.unlink()
     await clock.advance(3600.0)
-    assert keys() == {}, "it was not read meanwhile, and it may be gone for long"
+    assert keys() == {}, "it was not read for an hour"
 
 
 async def test_a_service_uses_the_current_key_of_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,7 +93,7 @@ async def test_an_outage_is_logged_once_and_opens_no_sessions(
         for _ in range(20):
             with pytest.raises(DependencyUnavailable):
                 await use(database)
-    assert len(takes) <= 2, "the first finds its session broken, and another one that there are no others"
+    assert len(takes) <= 2, "one caller finds its session broken, another finds none"
     assert [line["event"] for line in logs if line["log_level"] == "warning"] == ["database.lost"]
     async with forwarding(database_url, port, pump):
         await until(partial(answers, database))
@@ -165,11 +165,11 @@ async def test_a_read_only_database_is_unavailable_and_its_sessions_are_closed(d
     await database.__aexit__(None, None, None)
 
 
-async def _listen(database: Database, begun: asyncio.Event, thawed: asyncio.Event) -> None:
+async def _listen(database: Database, started: asyncio.Event, thawed: asyncio.Event) -> None:
     """Hold an idle connection, which does not notice that it was cut."""
     async with database.acquire(urgent=True) as connection:
         await connection.execute("LISTEN news")
-        begun.set()
+        started.set()
         while thawed.is_set():
             await asyncio.sleep(0)
         await thawed.wait()

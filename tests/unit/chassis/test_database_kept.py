@@ -146,8 +146,8 @@ async def test_a_server_that_does_not_wait_for_its_disk_is_refused(own_server: s
         await safe.execute("ALTER SYSTEM RESET ALL")
         await safe.execute(f"ALTER SYSTEM SET {setting} = off")
         await reload(safe, off=1)
-        said = await refusal(own_server)
-        assert (f"{setting} is off" in said, said.count(" is off")) == (True, 1), said
+        message = await refusal(own_server)
+        assert (f"{setting} is off" in message, message.count(" is off")) == (True, 1), message
 
 
 async def test_unsafe_settings_of_role_database_and_url_are_found(own_server: str, safe: asyncpg.Connection) -> None:

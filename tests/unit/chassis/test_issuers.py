@@ -234,7 +234,7 @@ async def test_the_log_has_the_reason_of_a_refusal_but_never_the_token() -> None
         await known.authenticate({"authorization": f"Bearer {made}"}, source="")
     with structlog.testing.capture_logs() as throttled, pytest.raises(Unauthenticated):
         await known.authenticate({"authorization": f"Bearer {made}"}, source="", may_look=lambda: False)
-    assert throttled == [], "who fails too often fills no log"
+    assert throttled == [], "repeated failures do not flood the log"
     assert [(line["event"], "audience" in line["reason"]) for line in logged] == [("token.refused", True)]
     assert not any(part in str(logged) for part in made.split("."))
 

@@ -88,11 +88,11 @@ async def is_live(rows: KeyRows, number: int) -> bool:
 
 
 @given(st.binary(min_size=32, max_size=32), st.integers(min_value=0, max_value=53), st.characters(codec="ascii"))
-def test_a_mistyped_secret_is_detected(random: bytes, place: int, other: str) -> None:
+def test_a_mistyped_secret_is_detected(random: bytes, position: int, other: str) -> None:
     secret = secret_of(random)
     assert len(secret) == 5 + 43 + 6
     assert is_secret(secret)
-    mistyped = secret[:place] + other + secret[place + 1 :]
+    mistyped = secret[:position] + other + secret[position + 1 :]
     assert is_secret(mistyped) == (mistyped == secret)
 
 
@@ -141,7 +141,7 @@ async def test_a_stampede_of_unknown_keys_costs_one_poll(rows: KeyRows, source: 
     before = len(source.syncs)
     for garbage in ("pawl_" + "x" * 49, "header.payload.signature"):
         assert await rows.find(garbage) is None
-    assert len(source.syncs) == before, "what has not the form of a key is not looked for"
+    assert len(source.syncs) == before, "malformed keys are not looked up"
     asked = [asyncio.ensure_future(rows.find(UNKNOWN_SECRET)) for _ in range(1000)]
     await clock.advance(0.5)
     assert await asyncio.gather(*asked) == [None] * 1000

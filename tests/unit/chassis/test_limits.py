@@ -82,17 +82,17 @@ async def test_a_source_over_its_rate_causes_no_poll_and_few_log_lines() -> None
         for number in range(1000):
             shown = (("authorization", f"Bearer guess-number-{number:06}"),)
             failed.note(HERE, shown, "/m")
-        told = len(lines)
-        assert told < 50
+        lines_before = len(lines)
+        assert lines_before < 50
         assert not failed.may_look(HERE, "Bearer another")
         assert failed.may_look("10.0.0.2", "Bearer another")
         failed.report()
-        assert len(lines) == told
+        assert len(lines) == lines_before
         await clock.advance(60)
         failed.report()
         failed.report()
-    assert [line["event"] for line in lines] == ["login.failed"] * told + ["login.failures_throttled"]
-    assert lines[-1]["count"] == 1000 - told
+    assert [line["event"] for line in lines] == ["login.failed"] * lines_before + ["login.failures_throttled"]
+    assert lines[-1]["count"] == 1000 - lines_before
     assert failed.may_look(HERE, "Bearer another")
     assert metrics.registry.get_sample_value("pawl_test_login_failures_total", {"kind": "unknown"}) == 1000
 

@@ -222,7 +222,7 @@ async def test_hanging_lookups_of_a_store_leave_half_of_the_slots_to_others() ->
 
 
 names = st.integers(min_value=1, max_value=200).map("10.0.0.{}:7603".format)
-standings = st.builds(
+health_states = st.builds(
     Standing,
     name=names,
     is_connected=st.booleans(),
@@ -230,7 +230,7 @@ standings = st.builds(
     is_busy=st.booleans(),
     calls=st.integers(min_value=0, max_value=2 * CALLS_MAX),
 )
-replicas = st.lists(standings, min_size=1, max_size=6, unique_by=lambda replica: replica.name)
+replicas = st.lists(health_states, min_size=1, max_size=6, unique_by=lambda replica: replica.name)
 well = replicas.map(lambda many: [Standing(name=one.name) for one in many])
 
 
@@ -252,8 +252,8 @@ def test_a_lost_replica_moves_only_its_own_stores(key: str, known: list[Standing
     left = [one for number, one in enumerate(known) if number != gone % len(known)]
     if at != gone % len(known):
         assert left[choose(key, left)] == known[at]
-    away = [replace(one, is_away=number == gone % len(known)) for number, one in enumerate(known)]
-    assert away[choose(key, away)].name == left[choose(key, left)].name
+    degraded = [replace(one, is_away=number == gone % len(known)) for number, one in enumerate(known)]
+    assert degraded[choose(key, degraded)].name == left[choose(key, left)].name
 
 
 @given(st.text(), replicas)

@@ -109,8 +109,8 @@ async def test_a_failed_loop_is_restarted_and_logged_once_per_outage() -> None:
             background.start("loop", loop)
             await again.wait()
     found = [(line["event"].removeprefix("background."), line["log_level"], "exc_info" in line) for line in lines]
-    told, untold = ("interrupted", "warning", False), ("interrupted", "debug", False)
-    assert found == [told, untold, untold, ("crashed", "error", True)]
+    warned, quiet = ("interrupted", "warning", False), ("interrupted", "debug", False)
+    assert found == [warned, quiet, quiet, ("crashed", "error", True)]
 
 
 @pytest.fixture(autouse=True)
@@ -267,11 +267,11 @@ import {}
 
 
 def test_fork_support_is_off_before_grpc_is_imported() -> None:
-    told = {
+    settings = {
         entry: subprocess.check_output([sys.executable, "-c", PROGRAM_OF_FORK_SUPPORT.format(entry)], text=True).strip()
         for entry in ENTRIES
     }
-    assert told == dict.fromkeys(ENTRIES, "false")
+    assert settings == dict.fromkeys(ENTRIES, "false")
 
 
 async def test_a_lost_cancellation_is_detected() -> None:
@@ -317,10 +317,10 @@ async def unseen() -> list[Any]:
 
 
 async def test_shielded_work_outlives_its_caller_and_its_error_is_handled(unseen: list[Any]) -> None:
-    goes_on, ended = asyncio.Event(), asyncio.Event()
+    resume, ended = asyncio.Event(), asyncio.Event()
 
     async def work() -> None:
-        await goes_on.wait()
+        await resume.wait()
         ended.set()
         raise ValueError("too late")
 
@@ -328,7 +328,7 @@ async def test_shielded_work_outlives_its_caller_and_its_error_is_handled(unseen
     await asyncio.sleep(0)
     await tasks.end([caller])
     gc.collect()
-    goes_on.set()
+    resume.set()
     await ended.wait()
     await asyncio.sleep(0)
     gc.collect()

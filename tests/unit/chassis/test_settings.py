@@ -86,7 +86,7 @@ def test_a_secret_may_come_from_a_file_but_only_from_one_source(
 def test_the_local_key_is_for_loopback_only(environment: pytest.MonkeyPatch) -> None:
     """OPS-1: otherwise callers need keys in a file or in the database, or tokens."""
     environment.setenv("PAWL_OIDC_FILE", "oidc.json")
-    assert read(Settings).local_key is not None, "both on one machine, to try tokens out"
+    assert read(Settings).local_key is not None, "both may be set on one machine, to try tokens"
     for name in ("PAWL_LISTEN", "PAWL_INTERNAL_LISTEN"):
         with environment.context() as only_here:
             only_here.setenv(name, "0.0.0.0:7603")
@@ -95,7 +95,7 @@ def test_the_local_key_is_for_loopback_only(environment: pytest.MonkeyPatch) -> 
     environment.delenv("PAWL_LOCAL_KEY")
     assert read(Settings).listen == "0.0.0.0:7603"
     environment.delenv("PAWL_OIDC_FILE")
-    assert read(Settings).listen == "0.0.0.0:7603", "all keys are rows"
+    assert read(Settings).listen == "0.0.0.0:7603", "all keys are in the database"
 
 
 def test_the_local_key_is_long_and_excludes_a_key_file(environment: pytest.MonkeyPatch) -> None:

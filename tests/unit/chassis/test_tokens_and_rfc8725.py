@@ -246,15 +246,15 @@ def accept(text: str, *, published_keys: tuple[PublicKey, ...] | None = None, **
 
 def refused(text: str, match: str = ".", **more: Any) -> None:
     __tracebackhide__ = True
-    said = refusal(TokenRefused, lambda: accept(text, **more))
-    assert said is not None, f"accepted {text}"
-    assert re.search(match, said), f"{said!r} for {text}"
+    reason = refusal(TokenRefused, lambda: accept(text, **more))
+    assert reason is not None, f"accepted {text}"
+    assert re.search(match, reason), f"{reason!r} for {text}"
 
 
 def test_a_good_token_is_accepted() -> None:
     """Otherwise tokens below might be refused for another reason."""
     assert (accept(token()).store_id, accept(token()).user_id) == ("acme", "ann")
-    assert accept(token(aud=["other", AUDIENCE])).user_id == "ann", "RFC 8725, 3.9: it may be for others too"
+    assert accept(token(aud=["other", AUDIENCE])).user_id == "ann", "RFC 8725, 3.9: a token may have more audiences"
     for kind in ("JWT", "jwt", "at+jwt", "AT+JWT", "application/at+jwt", None):
         assert accept(token(header={"typ": kind})).user_id == "ann", f"RFC 8725, 3.11: {kind}"
 
@@ -343,7 +343,7 @@ def test_rfc8725_2_2_3_4_and_3_5_untrustworthy_keys_are_ignored() -> None:
     off_the_curve["y"] = off_the_curve["x"]
     shared = {"kty": "oct", "k": part(b"0" * 32), "kid": "k1", "alg": "HS256"}
     assert keys(off_the_curve, shared, key().as_dict(private=True)) == ()
-    assert len(keys(off_the_curve, key())) == 1, "the other keys of the set do"
+    assert len(keys(off_the_curve, key())) == 1, "other keys of the set are used"
 
 
 def test_rfc8725_2_6_and_3_7_header_and_claims_are_utf_8() -> None:
@@ -381,7 +381,7 @@ def test_rfc8725_2_9_and_3_10_keys_inside_a_token_are_ignored() -> None:
         {"jku": "https://evil.example.com/keys", "x5u": "https://evil.example.com/certificate"},
     ):
         refused(token(private=mine, header=header))
-        assert accept(token(header=header)).user_id == "ann", "by the key of the issuer it is a good one"
+        assert accept(token(header=header)).user_id == "ann", "with the key of the issuer it is valid"
 
 
 _ISSUERS = (f"{ISSUER}/", "https://ID.example.com", f"{ISSUER}.evil.com", "http://id.example.com", "", None, [ISSUER])

@@ -138,14 +138,14 @@ class Above(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Location:
     store_id: str
     run_id: RunId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    place: Place
+    location: Location
     epoch: int
 
 
@@ -214,7 +214,7 @@ def test_maps_and_flat_structs_are_translated() -> None:
     assert resolves.read(resolves.write(resolve)) == resolve
 
     claims = STRICT.struct(Claim, ledger_pb2.LoadRunRequest)
-    claim = Claim(place=Place(store_id="s", run_id=RunId("r")), epoch=7)
+    claim = Claim(location=Location(store_id="s", run_id=RunId("r")), epoch=7)
     assert claims.write(claim) == ledger_pb2.LoadRunRequest(store_id="s", run_id="r", epoch=7)
     assert claims.read(claims.write(claim)) == claim
 

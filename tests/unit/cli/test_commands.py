@@ -64,7 +64,7 @@ def test_without_a_suite_a_command_gives_one_clear_error_and_exits_with_2(monkey
 
 def test_an_invalid_command_line_exits_with_2_and_explains_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PAWL_NOTIFIER_ADDRESS", UNREACHABLE)
-    for command, told in {
+    for command, text in {
         ("run",): "Missing argument",
         ("approve", "run_1"): "Missing argument",
         ("watch", "run_1", "--after", "-1"): "--after",
@@ -111,7 +111,7 @@ def test_an_invalid_command_line_exits_with_2_and_explains_why(monkeypatch: pyte
         ("conversations", "import", "/absent.json"): "cannot be read: No such file",
     }.items():
         code, output = invoke(*command)
-        assert (code, told in output, "Traceback" in output) == (2, True, False), (command, output)
+        assert (code, text in output, "Traceback" in output) == (2, True, False), (command, output)
 
 
 def test_an_address_overrides_the_data_folder(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_a_key_leaves_this_machine_only_over_tls(tmp_path: Path, address: str, m
             ask(found())
         assert "the-key-of-ann" not in str(caught.value)
         assert ask(found(key_in_clear=True))
-        assert ask(found(key="")), "there is nothing to hide"
+        assert ask(found(key="")), "there is no key to protect"
 
 
 def test_an_empty_key_is_not_replaced_by_the_local_key(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_a_foreign_data_folder_cannot_redirect_the_key(tmp_path: Path, monkeypat
 
 def test_an_unreadable_history_is_refused_with_a_clear_error(tmp_path: Path) -> None:
     file = tmp_path / "history.json"
-    for content, said in (
+    for content, text in (
         (b"nothing", "is not JSON"),
         (b"\xff\xfe", "is not JSON"),
         (b"[" * 100_000, "is not JSON"),
@@ -236,7 +236,7 @@ def test_an_unreadable_history_is_refused_with_a_clear_error(tmp_path: Path) -> 
     ):
         file.write_bytes(content)
         code, output = invoke("conversations", "import", str(file))
-        assert (code, said in output, "Traceback" in output) == (2, True, False), output
+        assert (code, text in output, "Traceback" in output) == (2, True, False), output
 
 
 def test_flags_may_come_before_or_after_the_command() -> None:
@@ -484,8 +484,8 @@ async def test_the_agents_folder_is_reapplied_until_its_tools_exist(
     monkeypatch.setattr(agents, "_AGAIN_SECONDS", (0.0,) * 9)
     (tmp_path / "clerk.yaml").write_text("name: clerk\n")
     await agents.apply_folder(SuiteOptions(data=tmp_path, agents=tmp_path))
-    told = capsys.readouterr().out.splitlines()
-    assert [line.removeprefix("PAWL_AGENTS: ").split("'")[0] for line in told] == [
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.removeprefix("PAWL_AGENTS: ").split("'")[0] for line in lines] == [
         "  warning: There is no tool ",
         "clerk: version 1",
         "  warning: late_* matches no tool now",

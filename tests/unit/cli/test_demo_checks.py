@@ -26,7 +26,7 @@ def what_happened() -> Evidence:
         event_pb2.RunEvent(seq=2, attempt=2, run_changed=event_pb2.RunChanged(run=run), event_id="evt_2"),
     ]
     completed = notify_pb2.NOTIFICATION_KIND_RUN_COMPLETED
-    told = notify_pb2.Notification(run_id="run_1", event_id="evt_2", kind=completed)
+    notification = notify_pb2.Notification(run_id="run_1", event_id="evt_2", kind=completed)
     return Evidence(
         run=run,
         calls=[
@@ -38,10 +38,10 @@ def what_happened() -> Evidence:
         ],
         messages=[message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text=run.output_text, reasoning="because")],
         events=events,
-        inbox=[told],
+        inbox=[notification],
         subjects=["lunch at one"],
         seen=list(events),
-        heard=[told],
+        heard=[notification],
         answer="Tonight",
         attempt_when_killed=1,
         stayed_down=True,

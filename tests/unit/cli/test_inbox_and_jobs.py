@@ -152,7 +152,7 @@ async def test_each_line_decides_the_call_that_was_shown() -> None:
     assert (refused.kind, refused.reason) == (call_pb2.DECISION_KIND_REJECT, "not now")
     assert approved.kind == also.kind == call_pb2.DECISION_KIND_APPROVE
     assert ("approved by 1 of 2: cyd" in shown, "escalated: nobody decided in time" in shown) == (True, True)
-    assert ("needs two people" in shown, rules.made) == (True, []), "what two people decide is not remembered"
+    assert ("needs two people" in shown, rules.made) == (True, []), "two-person decisions create no rule"
 
 
 async def test_a_front_end_call_accepts_a_json_result_or_an_error() -> None:
@@ -212,7 +212,7 @@ def test_job_lines_show_only_fields_that_are_set() -> None:
             call_pb2.Call(run_id="run_2", call_id="call_5", state=call_pb2.CALL_STATE_OFFERED),
         ],
     )
-    said = "\n".join(job_lines(job))
+    output = "\n".join(job_lines(job))
     for part in (
         "run_2: waiting",
         "done: 3 of 5 (1 failed)",
@@ -222,9 +222,9 @@ def test_job_lines_show_only_fields_that_are_set() -> None:
         "conversation id: conv_1",
         "decide with: pawl approve run_2 call_4",
     ):
-        assert part in said
+        assert part in output
     for part in ("\x1b", "call_5", "next:", "end time: 2026", "failure:", "stopped by", "trimmed"):
-        assert part not in said
+        assert part not in output
     job.waiting.reason = waiting_pb2.WAIT_REASON_PAUSED
     assert "run_2: paused" in job_lines(job)
     assert paused_text(job) == "run_2 (probe) is paused; to resume it: pawl jobs resume run_2"

@@ -146,7 +146,7 @@ def crash(title: str) -> None:
 
 
 @tool
-async def give_up(title: str) -> None:
+async def cancel_itself(title: str) -> None:
     """Fail as if it had been cancelled."""
     raise asyncio.CancelledError
 
@@ -174,7 +174,7 @@ async def test_every_offered_call_is_answered(cluster: Cluster) -> None:
         "fail": ('"no screen"', True),
         "absent": ('"there is no tool absent here"', True),
     }
-    async with cluster.client(tools=[show, show_in_a_thread, fail, crash, give_up, boast]):
+    async with cluster.client(tools=[show, show_in_a_thread, fail, crash, cancel_itself, boast]):
         for name in answers:
             await cluster.book.offer(name, name, b'{"title": "Plan"}', epoch=3)
         await cluster.book.until(

@@ -39,7 +39,7 @@ class Time:
 
     async def sleep(self, seconds: float) -> None:
         self.now += seconds
-        assert self.now < 1000, "nobody is waited for so long"
+        assert self.now < 1000, "no caller waits that long"
 
 
 class Stream:
@@ -74,8 +74,10 @@ async def read(
     """Responses read from successive streams, the last of which repeats."""
     following = chain(each, repeat(each[-1]))
     seen = []
-    begin = partial(Stream, time)
-    async for response in streams.responses(lambda: begin(next(following)), ends=True, retry_seconds=retry_seconds):
+    new_stream = partial(Stream, time)
+    async for response in streams.responses(
+        lambda: new_stream(next(following)), ends=True, retry_seconds=retry_seconds
+    ):
         seen.append(response)
         time.now += reads_for_seconds
     return seen
@@ -94,8 +96,8 @@ async def test_an_unavailable_server_is_retried_for_the_configured_time(time: Ti
             await read(time, (1,), (NoAnswer("away"),), retry_seconds=retry_seconds)
         assert retry_seconds <= time.now - SILENCE_SECONDS_MAX < retry_seconds + 2
     time.now = 0.0
-    away = [(NoAnswer("away"),)] * 1000
-    assert await read(time, (1,), *away, (2, EOF), retry_seconds=math.inf) == [1, 2]
+    unavailable = [(NoAnswer("away"),)] * 1000
+    assert await read(time, (1,), *unavailable, (2, EOF), retry_seconds=math.inf) == [1, 2]
 
 
 async def test_a_silent_stream_is_reopened_before_the_timeout(time: Time) -> None:

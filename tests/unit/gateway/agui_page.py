@@ -10,9 +10,9 @@ class Page:
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
-        self.begin()
+        self.expect_run()
 
-    def begin(self) -> None:
+    def expect_run(self) -> None:
         """Expect a run."""
         self.open: set[tuple[str, str]] = set()
         self.agents: set[str] = set()
@@ -55,14 +55,14 @@ class Page:
     def _replace(self, messages: list[dict[str, Any]]) -> None:
         """Apply a snapshot; reasoning and activities stay if the snapshot has none."""
         ids = [each["id"] for each in messages]
-        assert len(set(ids)) == len(ids), "two messages of one id"
+        assert len(set(ids)) == len(ids), "two messages have the same id"
         left = {"reasoning", "activity"} - {each["role"] for each in messages}
         kept = [each for each in self.messages if each["role"] in left]
         self.messages = [*kept, *(dict(each) for each in messages)]
 
     def _agent(self, kind: str, name: str) -> None:
         if kind == "SUBAGENT_STARTED":
-            assert name not in self.agents, "an agent began twice"
+            assert name not in self.agents, "an agent started twice"
             self.agents.add(name)
             self.open.add(("SUBAGENT", name))
         else:

@@ -122,18 +122,18 @@ async def test_a_call_that_waits_for_a_run_has_a_longer_timeout() -> None:
         ("NaN", None, 75),
         (20, "500", 0.5),
     ]:
-        door = Browser()
+        browser = Browser()
         asked = {"runId": "run"} | ({} if waits is None else {"waitSeconds": waits})
         headers = BEARER | ({} if header is None else {"connect-timeout-ms": header})
-        await door.ask("POST", "/rpc/pawl.agent.v1.AgentService/GetRun", json=asked, headers=headers)
-        assert door.channel.timeouts == [seconds]
+        await browser.ask("POST", "/rpc/pawl.agent.v1.AgentService/GetRun", json=asked, headers=headers)
+        assert browser.channel.timeouts == [seconds]
 
 
 async def test_only_the_gateway_sets_the_client_address() -> None:
-    door, lie = Browser(service_key=SecretStr("of the gateway")), {"pawl-client-address": "ipv4:192.0.2.1:1"}
-    await door.ask("POST", WHO, json={}, headers=BEARER | lie)
+    browser, lie = Browser(service_key=SecretStr("of the gateway")), {"pawl-client-address": "ipv4:192.0.2.1:1"}
+    await browser.ask("POST", WHO, json={}, headers=BEARER | lie)
     shown = {"pawl-gateway-key": "of the gateway", "pawl-client-address": "ipv4:127.0.0.1:123"}
-    assert door.channel.metadata == {"authorization": "Bearer key"} | shown
+    assert browser.channel.metadata == {"authorization": "Bearer key"} | shown
 
 
 def reason(answer: httpx2.Response) -> str:
@@ -141,34 +141,34 @@ def reason(answer: httpx2.Response) -> str:
     return found
 
 
-def shared(answer: httpx2.Response) -> dict[str, str]:
+def cors_headers(answer: httpx2.Response) -> dict[str, str]:
     """Return the CORS headers of an answer."""
     return {name: value for name, value in answer.headers.items() if name.startswith("access-control-")}
 
 
 async def test_a_page_of_an_allowed_origin_may_use_ag_ui() -> None:
     for path in ["/agui", "/agui/cancel"]:
-        door = Browser(origins=PAGE)
-        asked = await door.ask("OPTIONS", path, headers=PREFLIGHT | {"origin": PAGE})
+        browser = Browser(origins=PAGE)
+        asked = await browser.ask("OPTIONS", path, headers=PREFLIGHT | {"origin": PAGE})
         assert asked.status_code == 200
-        said = shared(asked)
-        assert said["access-control-allow-origin"] == PAGE
-        assert said["access-control-allow-methods"] == "POST"
+        cors = cors_headers(asked)
+        assert cors["access-control-allow-origin"] == PAGE
+        assert cors["access-control-allow-methods"] == "POST"
         assert {"authorization", "content-type", "pawl-store", "pawl-user"} <= {
-            name.strip().lower() for name in said["access-control-allow-headers"].split(",")
+            name.strip().lower() for name in cors["access-control-allow-headers"].split(",")
         }
-        refused = await door.ask("POST", path, json=ANY, headers={"origin": PAGE})
-        assert (refused.status_code, shared(refused)) == (401, {"access-control-allow-origin": PAGE})
-        assert "access-control-allow-credentials" not in {**said, **shared(refused)}
+        refused = await browser.ask("POST", path, json=ANY, headers={"origin": PAGE})
+        assert (refused.status_code, cors_headers(refused)) == (401, {"access-control-allow-origin": PAGE})
+        assert "access-control-allow-credentials" not in {**cors, **cors_headers(refused)}
         assert refused.headers["vary"] == "Origin"
 
 
 async def test_no_other_page_may_read_an_answer() -> None:
     for origins in ["", "https://other.example.com"]:
         for origin in [PAGE, "null", "https://app.example.com.evil.com", "http://app.example.com"]:
-            door = Browser(origins=origins)
-            asked = await door.ask("OPTIONS", "/agui", headers=PREFLIGHT | {"origin": origin})
-            refused = await door.ask("POST", "/agui", json=ANY, headers=BEARER | {"origin": origin})
+            browser = Browser(origins=origins)
+            asked = await browser.ask("OPTIONS", "/agui", headers=PREFLIGHT | {"origin": origin})
+            refused = await browser.ask("POST", "/agui", json=ANY, headers=BEARER | {"origin": origin})
             assert asked.status_code in {400, 405}
             for answer in (asked, refused):
                 assert "access-control-allow-origin" not in answer.headers
@@ -176,10 +176,10 @@ async def test_no_other_page_may_read_an_answer() -> None:
 
 async def test_endpoints_with_cookies_refuse_other_origins() -> None:
     for path in [WHO, "/stream", "/login", "/login/out", "/healthz", "/"]:
-        door = Browser(origins=PAGE)
+        browser = Browser(origins=PAGE)
         for method in ("OPTIONS", "POST", "GET"):
-            answer = await door.ask(method, path, headers=PREFLIGHT | {"origin": PAGE} | BEARER)
-            assert shared(answer) == {}
+            answer = await browser.ask(method, path, headers=PREFLIGHT | {"origin": PAGE} | BEARER)
+            assert cors_headers(answer) == {}
 
 
 async def test_the_cookie_is_bound_to_the_host_and_hidden_from_scripts() -> None:
@@ -199,30 +199,30 @@ async def test_the_cookie_is_bound_to_the_host_and_hidden_from_scripts() -> None
 
 
 async def test_a_code_logs_in_once_and_never_after_a_restart() -> None:
-    door = Browser()
-    started = door.clock.now()
-    await door.clock.advance(1.0)
+    browser = Browser()
+    started = browser.clock.now()
+    await browser.clock.advance(1.0)
 
     async def use(made: float) -> int:
         code = Code(key="key", gateway="localhost:7600", end_time=made + CODE_SECONDS, nonce=str(made))
-        said = {"code": close(SEAL, code)}
-        return (await door.ask("POST", "/login", json=said, headers={"origin": "http://localhost:7600"})).status_code
+        body = {"code": close(SEAL, code)}
+        return (await browser.ask("POST", "/login", json=body, headers={"origin": "http://localhost:7600"})).status_code
 
     assert [await use(made) for made in (started - 1, started + 1, started + 1)] == [401, 200, 401]
 
 
 async def test_an_expired_or_foreign_session_is_refused() -> None:
-    door, at = Browser(), "http://localhost:7600"
-    session = await door.cookie(at)
+    browser, at = Browser(), "http://localhost:7600"
+    session = await browser.cookie(at)
 
     async def ask(value: str) -> tuple[int, str]:
-        answer = await door.ask("POST", WHO, json={}, cookies={session.key: value}, headers={"origin": at})
+        answer = await browser.ask("POST", WHO, json={}, cookies={session.key: value}, headers={"origin": at})
         return answer.status_code, reason(answer) if answer.is_error else ""
 
     assert await ask(session.value) == (200, "")
-    foreign = Seal("f" * 32).close(Session(key="key", end_time=door.clock.now() + 60))
+    foreign = Seal("f" * 32).close(Session(key="key", end_time=browser.clock.now() + 60))
     assert await ask(foreign) == (401, "UNAUTHENTICATED")
-    await door.clock.advance(60.0)
+    await browser.clock.advance(60.0)
     assert await ask(session.value) == (401, "SESSION_EXPIRED")
 
 
@@ -265,12 +265,12 @@ REFUSED: list[tuple[dict[str, Any], int, str]] = [
 async def test_a_bad_request_is_refused_in_json_and_reaches_no_service() -> None:
     """LOOP-15, OPS-1."""
     for row, status, why in REFUSED:
-        door = Browser()
+        browser = Browser()
         headers = {"content-type": "application/json", "origin": "http://localhost:7600"} | row.get("headers", {})
         content = row.get("content", b"{}")
         method, path = row.get("method", "POST"), row.get("path", START)
-        answer = await door.ask(method, path, headers=headers, content=content, cookies=row.get("cookies"))
-        assert (answer.status_code, reason(answer), door.channel.timeouts) == (status, why, []), row
+        answer = await browser.ask(method, path, headers=headers, content=content, cookies=row.get("cookies"))
+        assert (answer.status_code, reason(answer), browser.channel.timeouts) == (status, why, []), row
         assert "set-cookie" not in answer.headers
         assert answer.headers["x-content-type-options"] == "nosniff"
 
@@ -359,11 +359,11 @@ async def test_a_store_without_a_key_has_no_public_endpoints(tmp_path: Path) -> 
         ]:
             keys = tmp_path / "keys.json"
             keys.write_text('{"of-somebody": "key"}', encoding="utf-8")
-            door = Browser(gateway_webhook_keys_file=keys)
+            browser = Browser(gateway_webhook_keys_file=keys)
             body = {"error": "it broke"}
-            known = await door.ask("POST", f"{path}/of-somebody/token", json=body)
+            known = await browser.ask("POST", f"{path}/of-somebody/token", json=body)
             assert known.status_code == 503
-            refused = await door.ask("POST", f"{path}/{store}/token", json=body)
+            refused = await browser.ask("POST", f"{path}/{store}/token", json=body)
             assert refused.status_code == 404
             assert not expected or reason(refused) == expected
 
@@ -380,40 +380,40 @@ GIVEN = {
 
 
 @pytest.fixture
-def door(tmp_path: Path, listener: Listener) -> Browser:
+def browser(tmp_path: Path, listener: Listener) -> Browser:
     keys = tmp_path / "keys.json"
     keys.write_text('{"acme": "key"}', encoding="utf-8")
     return Browser(listener=listener, gateway_webhook_keys_file=keys)
 
 
 @pytest.mark.parametrize("listener", ["http"], indirect=True)
-async def test_an_unsubscribe_link_confirms_but_one_click_does_not(door: Browser) -> None:
+async def test_an_unsubscribe_link_confirms_but_one_click_does_not(browser: Browser) -> None:
     """NOTE-1: mail scanners follow links."""
-    page = await door.ask("GET", "/unsubscribe/acme/good", headers={"accept": "text/html"})
-    assert (page.status_code, '<form method="post">' in page.text, door.channel.timeouts) == (200, True, [])
+    page = await browser.ask("GET", "/unsubscribe/acme/good", headers={"accept": "text/html"})
+    assert (page.status_code, '<form method="post">' in page.text, browser.channel.timeouts) == (200, True, [])
     for token, status, text in (
         ("good", 200, "You are unsubscribed"),
         ("bad", 404, "This link does nothing"),
         ("x" * 300, 404, "This link does nothing"),
         ("other", 503, "That did not work"),
     ):
-        answer = await door.ask("POST", f"/unsubscribe/acme/{token}", data={"List-Unsubscribe": "One-Click"})
+        answer = await browser.ask("POST", f"/unsubscribe/acme/{token}", data={"List-Unsubscribe": "One-Click"})
         assert (answer.status_code, text in answer.text) == (status, True), token
 
 
 @pytest.fixture
-def webhooks(door: Browser) -> list[DeliverWebhookRequest]:
+def webhooks(browser: Browser) -> list[DeliverWebhookRequest]:
     """Webhooks that reached the service."""
-    door.channel.webhooks = []
-    return door.channel.webhooks
+    browser.channel.webhooks = []
+    return browser.channel.webhooks
 
 
-async def sent(door: Browser, *more: tuple[str, str], order: int = 7) -> bytes:
+async def sent(browser: Browser, *more: tuple[str, str], order: int = 7) -> bytes:
     """Send a webhook with these raw headers, and return the response."""
     head = "".join(f"{name}: {value}\r\n" for name, value in (*GIVEN.items(), *more, ("Connection", "close")))
-    async with door.listener.serve(door.app) as server, asyncio.timeout(60):
+    async with browser.listener.serve(browser.app) as server, asyncio.timeout(60):
         host, _, port = server.address.rpartition(":")
-        reader, writer = await asyncio.open_connection(host, int(port), ssl=door.listener.trusting)
+        reader, writer = await asyncio.open_connection(host, int(port), ssl=browser.listener.trusting)
         writer.write(f'POST /hooks/acme/trg_1 HTTP/1.1\r\n{head}\r\n{{"order": {order}}}'.encode())
         answer = await reader.read()
         writer.close()
@@ -421,25 +421,25 @@ async def sent(door: Browser, *more: tuple[str, str], order: int = 7) -> bytes:
 
 
 async def test_without_an_event_id_equal_bodies_are_the_same_event(
-    door: Browser, webhooks: list[DeliverWebhookRequest]
+    browser: Browser, webhooks: list[DeliverWebhookRequest]
 ) -> None:
     for order in (7, 7, 8):
-        await sent(door, order=order)
+        await sent(browser, order=order)
     first, again, other = (webhook.request_id for webhook in webhooks)
     assert first == again != other
 
 
-async def test_a_refused_event_gets_an_error_status(door: Browser, webhooks: list[DeliverWebhookRequest]) -> None:
+async def test_a_refused_event_gets_an_error_status(browser: Browser, webhooks: list[DeliverWebhookRequest]) -> None:
     """The sender delivers it again."""
     for reason, status in (("QUEUE_FULL: 100 wait", 429), ("PERMISSION_DENIED: no", 403), ("SOMETHING: else", 503)):
         fire = ScheduleFire(outcome=schedule_pb2.SCHEDULE_FIRE_OUTCOME_REFUSED, reason=reason)
-        door.channel.delivered = DeliverWebhookResponse(fire=fire)
-        assert (await sent(door)).startswith(f"HTTP/1.1 {status} ".encode()), reason
+        browser.channel.delivered = DeliverWebhookResponse(fire=fire)
+        assert (await sent(browser)).startswith(f"HTTP/1.1 {status} ".encode()), reason
     assert len(webhooks) == 3
 
 
 async def test_headers_added_by_proxies_are_joined_in_order(
-    door: Browser, webhooks: list[DeliverWebhookRequest]
+    browser: Browser, webhooks: list[DeliverWebhookRequest]
 ) -> None:
     added = [
         ("X-Forwarded-For", "192.0.2.1"),
@@ -451,7 +451,7 @@ async def test_headers_added_by_proxies_are_joined_in_order(
         ("Cookie", "a=1"),
         ("Cookie", "b=2"),
     ]
-    assert b" 200 " in (await sent(door, *added)).splitlines()[0]
+    assert b" 200 " in (await sent(browser, *added)).splitlines()[0]
     (webhook,) = webhooks
     assert webhook.body == b'{"order": 7}'
     assert dict(webhook.headers) == {
@@ -465,25 +465,25 @@ async def test_headers_added_by_proxies_are_joined_in_order(
 
 
 async def test_repeated_security_headers_of_a_webhook_are_refused(
-    door: Browser, webhooks: list[DeliverWebhookRequest]
+    browser: Browser, webhooks: list[DeliverWebhookRequest]
 ) -> None:
     for name in ("Authorization", "Content-Type", "Webhook-Id", "Webhook-Signature", "webhook-timestamp"):
         for value in ("another", GIVEN[name.title()]):
-            answer = await sent(door, (name, value))
+            answer = await sent(browser, (name, value))
             assert b" 400 " in answer.splitlines()[0]
             assert f"The header {name.lower()} came twice.".encode() in answer
     for name, value in {"Host": "localhost", "Content-Length": "3", "Transfer-Encoding": "chunked"}.items():
-        assert b" 400 " in (await sent(door, (name, value))).splitlines()[0], name
+        assert b" 400 " in (await sent(browser, (name, value))).splitlines()[0], name
     assert webhooks == []
 
 
-async def test_a_request_with_two_lengths_ends_the_connection(door: Browser) -> None:
+async def test_a_request_with_two_lengths_ends_the_connection(browser: Browser) -> None:
     """A proxy may have treated the rest as part of the body."""
     inner = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
     head = f"POST /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(inner) + 5}\r\n"
-    async with door.listener.serve(door.app) as server, asyncio.timeout(60):
+    async with browser.listener.serve(browser.app) as server, asyncio.timeout(60):
         host, _, port = server.address.rpartition(":")
-        reader, writer = await asyncio.open_connection(host, int(port), ssl=door.listener.trusting)
+        reader, writer = await asyncio.open_connection(host, int(port), ssl=browser.listener.trusting)
         writer.write(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + inner)
         answer = await reader.read()
         writer.close()

@@ -27,25 +27,25 @@ from pawl.gateway.login.rules import Provider, Tokens
 from pawl.gateway.login.session import Seal, Session
 from tests.fakes.issuer import token
 from tests.fakes.manual_clock import ManualClock
-from tests.unit.gateway.test_app import HOST, SEAL, WHO, Door, reason
+from tests.unit.gateway.test_app import HOST, SEAL, WHO, Browser, reason
 
 AT = f"https://{HOST}"
 ORIGIN = {"origin": AT}
 LOGINS = [{"name": name, "issuer": f"https://{name}.example.com", "client_id": "pawl"} for name in ("staff", "guests")]
 
 
-class World(Door):
+class World(Browser):
     """A gateway with two providers, of which `staff` issues refresh tokens, and a browser."""
 
     def __init__(self, logins: Path) -> None:
         super().__init__(gateway_oidc_file=logins, public_url=AT, gateway_session_hours=1.0)
         self.cookies: dict[str, str] = {}
-        self.is_away = False
+        self.is_unavailable = False
         self.subject = "ann"
         self.revoked: list[str] = []
 
     async def endpoints(self, provider: Provider) -> Endpoints:
-        if self.is_away:
+        if self.is_unavailable:
             raise DependencyUnavailable
         at = provider.issuer
         return Endpoints(
@@ -80,11 +80,11 @@ class World(Door):
 
     async def log_in(self, name: str, back: str = "", issuer: str | None = None) -> str:
         """Log in at a provider without a prompt, and return the final location."""
-        begun = await self.go("GET", f"/login/openid/{name}")
-        asked = parse_qs(urlsplit(begun.headers["location"]).query)
+        redirect = await self.go("GET", f"/login/openid/{name}")
+        asked = parse_qs(urlsplit(redirect.headers["location"]).query)
         [state], [self.nonce] = asked["state"], asked["nonce"]
-        said = {"state": state, "code": "c", "iss": f"https://{name}.example.com" if issuer is None else issuer}
-        done = await self.go("GET", f"/login/return/{back or name}", params=said)
+        query = {"state": state, "code": "c", "iss": f"https://{name}.example.com" if issuer is None else issuer}
+        done = await self.go("GET", f"/login/return/{back or name}", params=query)
         assert asked["redirect_uri"] == [f"{AT}/login/return/{name}"]
         return done.headers["location"]
 
@@ -110,7 +110,9 @@ async def test_a_session_is_renewed_with_the_next_token(world: World) -> None:
     await world.log_in("staff")
     for _ in range(3):
         before = key_of(world)
-        assert (await world.go("POST", WHO, json={}, headers=ORIGIN)).status_code == 200, "the services' time counts"
+        assert (await world.go("POST", WHO, json={}, headers=ORIGIN)).status_code == 200, (
+            "the expiry of the services counts"
+        )
         await world.clock.advance(61.0)
         assert (await world.renew()).status_code == 200
         assert key_of(world) != before
@@ -175,9 +177,9 @@ async def test_a_failing_provider_is_asked_once_in_five_seconds(
 
 
 async def test_an_unavailable_provider_is_reported_on_the_login_page(world: World) -> None:
-    world.is_away = True
-    begun = await world.go("GET", "/login/openid/staff")
-    assert (begun.status_code, begun.headers["location"]) == (303, "/#login=away")
+    world.is_unavailable = True
+    redirect = await world.go("GET", "/login/openid/staff")
+    assert (redirect.status_code, redirect.headers["location"]) == (303, "/#login=away")
     assert (await world.go("GET", "/login/openid/nobody")).status_code == 400
 
 
@@ -192,10 +194,10 @@ def attempt(to: str = "/") -> openid.Attempt:
 
 
 def test_the_redirect_has_a_challenge_and_no_secret() -> None:
-    began = attempt()
-    url = openid.authorization_url(PUBLIC, "https://id.example.com/auth?realm=a", began, BACK)
+    pending = attempt()
+    url = openid.authorization_url(PUBLIC, "https://id.example.com/auth?realm=a", pending, BACK)
     asked = {name: value for name, [value] in parse_qs(urlsplit(url).query).items()}
-    digest = base64.urlsafe_b64encode(hashlib.sha256(began.verifier.encode()).digest()).rstrip(b"=").decode()
+    digest = base64.urlsafe_b64encode(hashlib.sha256(pending.verifier.encode()).digest()).rstrip(b"=").decode()
     assert asked == {
         "realm": "a",
         "audience": "pawl",
@@ -203,19 +205,19 @@ def test_the_redirect_has_a_challenge_and_no_secret() -> None:
         "client_id": "pawl",
         "redirect_uri": BACK,
         "scope": "openid",
-        "state": began.state,
-        "nonce": began.nonce,
+        "state": pending.state,
+        "nonce": pending.nonce,
         "code_challenge": digest,
         "code_challenge_method": "S256",
     }
-    assert began.verifier not in url
-    assert len({began.state, began.nonce, began.verifier}) == 3
+    assert pending.verifier not in url
+    assert len({pending.state, pending.nonce, pending.verifier}) == 3
 
 
 def test_a_code_is_exchanged_with_verifier_and_client_credentials() -> None:
-    began = attempt()
-    form = openid.code_form(PROVIDER, "the-code", began, BACK)
-    assert (form["code"], form["code_verifier"], form["redirect_uri"]) == ("the-code", began.verifier, BACK)
+    pending = attempt()
+    form = openid.code_form(PROVIDER, "the-code", pending, BACK)
+    assert (form["code"], form["code_verifier"], form["redirect_uri"]) == ("the-code", pending.verifier, BACK)
     assert "client_id" not in form
     assert openid.authorization(PROVIDER) == "Basic " + base64.b64encode(b"a%20b:s%3A1").decode()
     form = openid.renewal_form(PUBLIC, "next")

@@ -84,8 +84,8 @@ def source(monkeypatch: pytest.MonkeyPatch) -> Source:
 
 def opened(closing: asyncio.Event | None = None) -> Streams:
     counters = Counters(Metrics("gateway"))
-    nobody, nothing = cast("Callers", None), cast("Services", None)
-    return Streams(nobody, nothing, counters, closing or asyncio.Event(), streams_max=10)
+    no_callers, nothing = cast("Callers", None), cast("Services", None)
+    return Streams(no_callers, nothing, counters, closing or asyncio.Event(), streams_max=10)
 
 
 async def test_an_idle_stream_is_kept_open_and_unbuffered(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,16 +158,16 @@ async def test_a_client_that_stops_reading_is_disconnected(
 
 async def test_a_dead_connection_ends_within_40_seconds(listener: Listener) -> None:
     """NOTE-1: checks the socket options for idle and unacknowledged data; no test drops packets."""
-    begun = asyncio.Event()
+    started = asyncio.Event()
 
     async def app(_: Any, receive: Any, __: Any) -> None:
-        begun.set()
+        started.set()
         await receive()
         await receive()
 
     async with listener.serve(app) as found:
         with contextlib.closing(await asyncio.to_thread(reader, found.address, REQUEST, listener.trusting)):
-            await begun.wait()
+            await started.wait()
             (protocol,) = found._server.server_state.connections
             accepted = protocol.transport.get_extra_info("socket")
             assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)

@@ -16,7 +16,7 @@ def world() -> World:
 @pytest.fixture
 def run_id(world: World) -> str:
     """A run that a worker has started."""
-    return world.begin()
+    return world.start_run()
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ class Desk(World):
     def jobs(self) -> list[RunRow]:
         return [run for _, run in self.unit.runs.items() if run.reports_to]
 
-    def begin_job(self, run_id: str) -> str:
+    def start_job(self, run_id: str) -> str:
         """Let a run that a worker holds start a job."""
         name = f"{run_id}_{self.number()}"
         detached = change(f"call_{name}", CallState.DETACHED, child_run_id=f"job_{name}")
@@ -81,8 +81,8 @@ class Desk(World):
 def desk_with_a_job() -> tuple[Desk, str]:
     """A conversation without user messages, and one job."""
     desk = Desk()
-    run_id = desk.begin()
-    job = desk.begin_job(run_id)
+    run_id = desk.start_run()
+    job = desk.start_job(run_id)
     desk.end(run_id)
     return desk, job
 

@@ -31,7 +31,7 @@ def test_a_changed_definition_becomes_the_next_version() -> None:
     there = {"a": AgentRow(name="a", version=1)}
     assert saved(version(), (), there, first) is first
     assert saved(version("a", b"e"), (), there, first).version == 2
-    assert saved(version("a", b"d", "look"), (), there, first).version == 2, "a new match enters by a new version"
+    assert saved(version("a", b"d", "look"), (), there, first).version == 2, "a new match needs a new version"
 
 
 def test_a_recreated_agent_continues_its_version_numbers() -> None:

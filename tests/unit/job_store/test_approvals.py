@@ -23,7 +23,7 @@ EDIT: dict[str, Any] = {"arguments": b'{"to":"bob"}', "edited_digest": EDITED_DI
 
 def gated(world: World, required: int = 1, **who: Any) -> str:
     """A run of ann with a call `call` that needs this many approvals."""
-    run_id = world.begin(**who)
+    run_id = world.start_run(**who)
     waits = change("call", CallState.AWAITING_APPROVAL, digest=DIGEST, approvals_required=required)
     world.commit(run_id, calls=(waits,))
     return run_id
@@ -50,7 +50,7 @@ def starts(world: World, run_id: str, *consumed: str) -> None:
     world.commit(run_id, calls=(change("call", CallState.RUNNABLE, digest=DIGEST),), consumed=consumed)
 
 
-TAKEN = ("ACCEPTED", "")
+ACCEPTED = ("ACCEPTED", "")
 REFUSED = ("REFUSED", "PERMISSION_DENIED")
 AGAIN = ("LATE", "ALREADY_DECIDED")
 
@@ -59,12 +59,12 @@ def test_two_approvals_are_needed_from_users_other_than_the_starter(world: World
     run_id = gated(world, 2)
     for kind in DecisionKind:
         assert decide(world, run_id, "ann", kind) == REFUSED
-    assert decide(world, run_id, "cyd") == TAKEN
+    assert decide(world, run_id, "cyd") == ACCEPTED
     call = world.call("call")
     assert (call.decision, call.reserved_by) == (None, "")
     assert [approval.user_id for approval in call.approvals] == ["cyd"]
     assert world.event_types(run_id)[-1] == "tool.awaiting_approval"
-    assert decide(world, run_id, "dan", command_id="second") == TAKEN
+    assert decide(world, run_id, "dan", command_id="second") == ACCEPTED
     starts(world, run_id, "second")
     assert [approval.user_id for approval in world.call("call").approvals] == ["cyd", "dan"]
 
@@ -77,32 +77,32 @@ def by(user_id: str, key: str = "", *people: str, shop: bool = False) -> dict[st
 
 # Required approvals, starter, and each further decision with its outcome.
 APPROVERS: list[tuple[int, dict[str, Any], list[tuple[dict[str, Any], tuple[str, str]]]]] = [
-    (3, by("ann"), [(by("cyd"), TAKEN), (by("cyd"), AGAIN), (by("dan"), TAKEN), (by("dan"), AGAIN)]),
-    (2, by("ann", "k1"), [(by("cyd", "k1"), REFUSED), (by("cyd", "k2"), TAKEN), (by("dan", "k2"), REFUSED)]),
+    (3, by("ann"), [(by("cyd"), ACCEPTED), (by("cyd"), AGAIN), (by("dan"), ACCEPTED), (by("dan"), AGAIN)]),
+    (2, by("ann", "k1"), [(by("cyd", "k1"), REFUSED), (by("cyd", "k2"), ACCEPTED), (by("dan", "k2"), REFUSED)]),
     (2, by("ann", "k1", shop=True), [(by("cyd", "k2", shop=True), REFUSED), (by("shop", "k3"), REFUSED)]),
     (
         2,
         by("ann"),
-        [(by("cyd", "k2", shop=True), TAKEN), (by("dan", "k3", shop=True), REFUSED), (by("shop", "k4"), REFUSED)],
+        [(by("cyd", "k2", shop=True), ACCEPTED), (by("dan", "k3", shop=True), REFUSED), (by("shop", "k4"), REFUSED)],
     ),
     (
         2,
         by("ann"),
         [
-            (by("olga", "k1", "olga"), TAKEN),
+            (by("olga", "k1", "olga"), ACCEPTED),
             (by("cyd", "k2", "cyd", "olga"), REFUSED),
-            (by("dan", "k3", "dan"), TAKEN),
+            (by("dan", "k3", "dan"), ACCEPTED),
         ],
     ),
     (
         2,
         by("ann"),
-        [(by("cyd", "k1", "olga"), TAKEN), (by("dan", "k2", "olga"), REFUSED), (by("olga", "k3"), REFUSED)],
+        [(by("cyd", "k1", "olga"), ACCEPTED), (by("dan", "k2", "olga"), REFUSED), (by("olga", "k3"), REFUSED)],
     ),
     (2, by("ann", "k1", "olga"), [(by("olga", "k2"), REFUSED), (by("cyd", "k3", "olga"), REFUSED)]),
-    (2, by("ann", "local"), [(by("cyd", "local"), TAKEN), (by("dan", "local"), TAKEN)]),
-    (2, by("ann"), [(by("cyd"), TAKEN), (by("dan"), TAKEN)]),
-    (1, by("ann", "k1"), [(by("cyd", "k1"), TAKEN)]),
+    (2, by("ann", "local"), [(by("cyd", "local"), ACCEPTED), (by("dan", "local"), ACCEPTED)]),
+    (2, by("ann"), [(by("cyd"), ACCEPTED), (by("dan"), ACCEPTED)]),
+    (1, by("ann", "k1"), [(by("cyd", "k1"), ACCEPTED)]),
 ]
 
 
@@ -117,14 +117,14 @@ def test_several_approvals_come_from_different_people() -> None:
 
 
 def test_users_who_steer_a_run_or_made_the_steering_key_cannot_approve(world: World) -> None:
-    run_id = world.begin(credential_id="k1", people=("ann", "zed"))
+    run_id = world.start_run(credential_id="k1", people=("ann", "zed"))
     world.send(run_id, Steer(), credential_id="k2", people=("ann", "olga"), delegate_user_id="shop")
     world.commit(run_id, calls=(change("call", CallState.AWAITING_APPROVAL, digest=DIGEST, approvals_required=2),))
     assert world.run(run_id).steered_by == ("olga", "shop")
     for who in (by("olga", "k3"), by("cyd", "k3", "olga"), by("shop", "k3"), by("zed", "k3")):
         for kind in DecisionKind:
             assert decide(world, run_id, kind=kind, **who) == REFUSED
-    assert decide(world, run_id, "cyd", credential_id="k4") == TAKEN
+    assert decide(world, run_id, "cyd", credential_id="k4") == ACCEPTED
 
 
 def test_approvals_are_checked_again_before_the_call_starts(world: World) -> None:
@@ -143,14 +143,14 @@ def test_approvals_are_checked_again_before_the_call_starts(world: World) -> Non
 def test_a_message_does_not_revoke_earlier_approvals(world: World) -> None:
     """It did not shape the call, and the run's owner must be able to continue on the approval."""
     run_id = gated(world, 2)
-    assert decide(world, run_id, "olga") == TAKEN
-    assert decide(world, run_id, "dan", command_id="second") == TAKEN
+    assert decide(world, run_id, "olga") == ACCEPTED
+    assert decide(world, run_id, "dan", command_id="second") == ACCEPTED
     world.send(run_id, Steer(), people=("olga",))
     starts(world, run_id, "second")
 
 
 def test_a_child_run_keeps_the_credential_of_its_parent(world: World) -> None:
-    run_id = world.begin(credential_id="key_1", delegate_user_id="shop")
+    run_id = world.start_run(credential_id="key_1", delegate_user_id="shop")
     world.commit(
         run_id,
         calls=(change("call", CallState.DELEGATED, child_run_id="run_below"),),
@@ -174,7 +174,7 @@ def test_a_call_starts_only_with_enough_distinct_users_and_credentials(
     shown: dict[str, Any] = {"digest": DIGEST, "arguments": b"{}"}
     for (user_id, credential_id), kind in decisions:
         who: dict[str, Any] = {"credential_id": credential_id, "command_id": f"cmd_{world.number()}"}
-        if decide(world, run_id, user_id, kind, shown["digest"], **who) == TAKEN and kind is DecisionKind.EDIT:
+        if decide(world, run_id, user_id, kind, shown["digest"], **who) == ACCEPTED and kind is DecisionKind.EDIT:
             shown = {"digest": EDITED_DIGEST, "arguments": EDIT["arguments"]}
             again = change("call", CallState.AWAITING_APPROVAL, **shown)
             world.commit(run_id, calls=(again,), consumed=(who["command_id"],))
@@ -190,7 +190,7 @@ def test_a_call_starts_only_with_enough_distinct_users_and_credentials(
 def test_an_edit_resets_the_count_and_is_the_first_approval(world: World) -> None:
     run_id = gated(world, 2)
     decide(world, run_id, "cyd")
-    assert decide(world, run_id, "dan", DecisionKind.EDIT, command_id="edit") == TAKEN
+    assert decide(world, run_id, "dan", DecisionKind.EDIT, command_id="edit") == ACCEPTED
     edited = change(
         "call", CallState.AWAITING_APPROVAL, digest=EDITED_DIGEST, arguments=EDIT["arguments"], approvals_required=1
     )
@@ -204,7 +204,7 @@ def test_an_edit_resets_the_count_and_is_the_first_approval(world: World) -> Non
     # Earlier approvals were for another call.
     assert decide(world, run_id, "eve") == ("REFUSED", "DIGEST_MISMATCH")
     assert decide(world, run_id, "dan", digest=EDITED_DIGEST) == AGAIN
-    assert decide(world, run_id, "cyd", digest=EDITED_DIGEST, command_id="last") == TAKEN
+    assert decide(world, run_id, "cyd", digest=EDITED_DIGEST, command_id="last") == ACCEPTED
     world.commit(run_id, calls=(running,), consumed=("last",))
 
 
@@ -213,17 +213,19 @@ def test_lifecycle_events_report_open_and_settled_approvals(world: World) -> Non
     run_id = gated(world)
     decide(world, run_id, "cyd", command_id="cmd")
     starts(world, run_id, "cmd")
-    told = [event.lifecycle_type for event in world.unit.events.rows if event.lifecycle_type.startswith("run.a")]
-    assert told == ["run.awaiting_approval", "run.approval_settled"]
+    lifecycle_types = [
+        event.lifecycle_type for event in world.unit.events.rows if event.lifecycle_type.startswith("run.a")
+    ]
+    assert lifecycle_types == ["run.awaiting_approval", "run.approval_settled"]
 
 
 def test_a_user_without_the_approver_right_only_answers_questions(world: World) -> None:
     run_id = gated(world)
     assert decide(world, run_id, "ann", right=DecisionRight.QUESTIONS) == REFUSED
     world = World()
-    run_id = world.begin()
+    run_id = world.start_run()
     world.commit(run_id, calls=(change("call", CallState.ASKED),))
-    assert decide(world, run_id, "ann", DecisionKind.ANSWER, right=DecisionRight.QUESTIONS) == TAKEN
+    assert decide(world, run_id, "ann", DecisionKind.ANSWER, right=DecisionRight.QUESTIONS) == ACCEPTED
 
 
 def test_an_approval_is_escalated_once_and_otherwise_unchanged(world: World) -> None:

@@ -71,7 +71,7 @@ def test_a_run_is_quarantined_when_its_third_worker_has_died(world: World, run_i
 def test_a_redrive_by_an_operator_is_recorded_in_the_log(world: World, run_id: str) -> None:
     world.commit(run_id, calls=(change("call_1", CallState.RUNNING),))
     quarantine(world, run_id)
-    assert world.steer(run_id).pending == (), "I5: the registry may know what became of the call"
+    assert world.steer(run_id).pending == (), "I5: the registry may know the outcome of the call"
     assert operate(world, run_id, Redrive(reason="the tool is mended"), "c1").outcome is CommandOutcome.ACCEPTED
     run = world.run(run_id)
     assert (run.state, run.crashes, run.attention) == (RunState.QUEUED, 0, None)

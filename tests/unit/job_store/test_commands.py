@@ -23,7 +23,7 @@ PARKED: dict[str, Any] = {"state": RunState.WAITING, "waits": (1,), "lease": Lea
 
 def waiting(world: World, state: CallState, **fields: object) -> str:
     """A parked run whose call `call` waits for input."""
-    run_id = world.begin()
+    run_id = world.start_run()
     digest = DIGEST if state is CallState.AWAITING_APPROVAL else ""
     world.commit(run_id, calls=(change("call", state, digest=digest, **fields),), **PARKED)
     return run_id
@@ -53,7 +53,7 @@ def test_a_repeated_last_step_returns_the_same_response(world: World, run_id: st
 def test_no_run_ends_with_an_unread_message_or_top_up(world: World) -> None:
     """I1: the receipt was final, so the worker handles the command first."""
     for state, send in ((RunState.COMPLETED, world.steer), (RunState.EXPIRED, lambda run_id: top_up(world, run_id))):
-        run_id = world.begin(token_budget=100)
+        run_id = world.start_run(token_budget=100)
         send(run_id)
         with pytest.raises(InboxChanged):
             world.commit(run_id, state=state)
@@ -159,7 +159,7 @@ def top_up(world: World, run_id: str, tokens: int = 50) -> Any:
 
 def test_a_top_up_raises_the_budget_once_and_wakes_the_run(world: World) -> None:
     """I2, I18."""
-    run_id = world.begin(token_budget=100)
+    run_id = world.start_run(token_budget=100)
     world.commit(run_id, **PARKED)
     receipt = top_up(world, run_id)
     assert (receipt.outcome, receipt.run.token_budget) == (ACCEPTED, 150)
@@ -167,11 +167,11 @@ def test_a_top_up_raises_the_budget_once_and_wakes_the_run(world: World) -> None
     assert world.run(run_id).token_budget == 150
     assert world.unit.events.rows[-1].body == ToppedUp(tokens=50, token_budget=150, user_id=UserId("ann"))
     assert world.claim(run_id) == 2
-    assert top_up(world, run_id, TOKENS_MAX).reason == "TOKEN_CEILING", "more cannot be counted"
+    assert top_up(world, run_id, TOKENS_MAX).reason == "TOKEN_CEILING", "larger budgets overflow"
 
 
 def test_a_top_up_of_a_run_with_a_shared_budget_is_refused(world: World) -> None:
-    run_id = world.begin(token_budget=100)
+    run_id = world.start_run(token_budget=100)
     world.unit.put_run(replace(world.run(run_id), budget_run_id=RunId("run_top")))
     receipt = top_up(world, run_id)
     assert (receipt.outcome, receipt.reason) == (CommandOutcome.REFUSED, "NO_TOKEN_BUDGET")
@@ -181,7 +181,7 @@ def test_a_top_up_of_a_run_with_a_shared_budget_is_refused(world: World) -> None
 
 def test_the_token_ceiling_limits_the_sum_of_top_ups(world: World) -> None:
     """I18."""
-    run_id = world.begin(token_budget=100, token_ceiling=150)
+    run_id = world.start_run(token_budget=100, token_ceiling=150)
     assert [top_up(world, run_id, tokens).reason for tokens in (30, 31, 20)] == ["", "TOKEN_CEILING", ""]
     assert world.run(run_id).token_budget == 150
 
@@ -189,7 +189,7 @@ def test_the_token_ceiling_limits_the_sum_of_top_ups(world: World) -> None:
 def test_unread_commands_of_a_run_are_limited(world: World) -> None:
     """I19: bounds top-ups, messages per number of people, and receipts of refused commands."""
     limits: dict[str, Any] = {"inbox_limits": inbox.Limits(commands_max=2, people_max=2, idle_receipts_max=3)}
-    run_id = world.begin(token_budget=100, people=("zed",))
+    run_id = world.start_run(token_budget=100, people=("zed",))
     for user_id in ("olga", "zed", "cyd"):
         world.send(run_id, Steer(), people=(user_id,), inbox_limits=inbox.Limits(people_max=2))
     with pytest.raises(QueueFull, match="queue this one"):

@@ -110,7 +110,7 @@ def test_an_update_is_idempotent(world: World) -> None:
 
 
 def test_the_conversation_of_a_child_run_names_its_parent(world: World) -> None:
-    parent = world.begin()
+    parent = world.start_run()
     asked = change("call", CallState.DELEGATED, child_run_id="child")
     world.commit(parent, calls=(asked,), delegations=(delegation("call", "child", made_title="the task"),))
     found = conversation(world, world.run("child").conversation_id)

@@ -25,7 +25,7 @@ def delegated(state: CallState = CallState.DELEGATED, **fields: Any) -> CallChan
 
 def parent_of_child(world: World) -> str:
     """A run that waits for its child run."""
-    run_id = world.begin()
+    run_id = world.start_run()
     world.commit(
         run_id,
         calls=(delegated(),),
@@ -55,7 +55,7 @@ def test_the_end_of_a_child_run_enters_the_parents_inbox_once(world: World) -> N
     assert (command.name, command.call_id) == (inbox.AGENT_ENDED, "call")
     assert (ending.run_id, ending.state, ending.output, ending.usage) == (CHILD, RunState.COMPLETED, b"out", b"used")
     assert world.call("call").reserved_by == command.command_id
-    assert world.run(parent).claim_at == world.now, "somebody may go on"
+    assert world.run(parent).claim_at == world.now, "it may still resume"
     world.claim(parent)
     with pytest.raises(InboxChanged):
         world.commit(parent, calls=(delegated(CallState.CANCELLED),))

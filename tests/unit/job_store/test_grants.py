@@ -23,7 +23,7 @@ OTHER = replace(SERIES, digest="d" * 64)
 
 def asked(world: World, **fields: Any) -> str:
     """A run whose first call awaits approval, of the call or of its series."""
-    run_id = world.begin()
+    run_id = world.start_run()
     world.commit(run_id, calls=(gated("call_1", CallState.AWAITING_APPROVAL, 1, **fields),))
     return run_id
 
@@ -46,7 +46,7 @@ def decide(world: World, run_id: str, user_id: str = "cyd", call_id: str = "call
     return world.send(run_id, command, f"by_{user_id}_{world.number()}", user_id=user_id)
 
 
-def begun(world: World, run_id: str, **fields: Any) -> None:
+def started(world: World, run_id: str, **fields: Any) -> None:
     """The owner starts the first call with the decisions in its inbox."""
     commands = tuple(command.command_id for command in world.unit.inbox(world.run(run_id)))
     world.commit(run_id, calls=(gated("call_1", CallState.RUNNABLE, 1, **fields),), consumed=commands)
@@ -55,7 +55,7 @@ def begun(world: World, run_id: str, **fields: Any) -> None:
 def granted(world: World) -> str:
     run_id = asked(world)
     assert decide(world, run_id).reason == ""
-    begun(world, run_id)
+    started(world, run_id)
     return run_id
 
 
@@ -98,7 +98,7 @@ def test_a_grant_covers_calls_only_while_it_has_enough_approvals(given_by: tuple
     run_id = asked(world, approvals_required=len(given_by))
     for user_id in given_by:
         assert decide(world, run_id, user_id).reason == ""
-    begun(world, run_id, approvals_required=len(given_by))
+    started(world, run_id, approvals_required=len(given_by))
     world.commit(run_id, calls=(gated("call_2", CallState.RUNNABLE, 2, approvals_required=enough),))
     with pytest.raises(IllegalTransition):
         world.commit(run_id, calls=(gated("call_3", CallState.RUNNABLE, 3, approvals_required=enough + 1),))
@@ -113,9 +113,9 @@ def test_an_edited_series_is_granted_as_edited(world: World) -> None:
     assert decide(world, run_id, kind=DecisionKind.EDIT, **what).reason == ""
     for wrong in ({"series": SERIES}, {"series": edited, "arguments": b"{}"}, {"series": None}):
         with pytest.raises(IllegalTransition):
-            begun(world, run_id, **({"digest": EDITED_DIGEST, "arguments": b'{"to":"bob"}'} | wrong))
+            started(world, run_id, **({"digest": EDITED_DIGEST, "arguments": b'{"to":"bob"}'} | wrong))
     shown: dict[str, Any] = {"digest": EDITED_DIGEST, "arguments": b'{"to":"bob"}', "series": edited}
-    begun(world, run_id, **shown)
+    started(world, run_id, **shown)
     world.commit(run_id, calls=(gated("call_2", CallState.RUNNABLE, 2, **shown),))
     with pytest.raises(IllegalTransition):
         world.commit(run_id, calls=(gated("call_3", CallState.RUNNABLE, 3, **shown),))
@@ -128,7 +128,7 @@ def test_an_edited_series_is_granted_as_edited(world: World) -> None:
 def test_no_sequence_starts_an_unapproved_call(steps: list[str]) -> None:
     """Each started call has its own approval, or a matching grant with uses left."""
     world = World()
-    run_id = world.begin()
+    run_id = world.start_run()
     number, allowed, uses, waiting = 0, False, 0, ""
     for step in steps:
         if step in {"granted", "other"}:

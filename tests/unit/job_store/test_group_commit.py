@@ -86,13 +86,13 @@ def journal() -> ScriptedJournal:
 
 
 @pytest.fixture
-def heard() -> Recorder:
+def recorder() -> Recorder:
     return Recorder()
 
 
 @asynccontextmanager
-async def running(journal: ScriptedJournal, heard: Recorder) -> AsyncIterator[GroupCommit]:
-    everything_else: Any = heard
+async def running(journal: ScriptedJournal, recorder: Recorder) -> AsyncIterator[GroupCommit]:
+    everything_else: Any = recorder
     async with GroupCommit(
         journal, everything_else, everything_else, monotonic=lambda: 0.0, lifecycle_written=lambda: None
     ) as commit:
@@ -113,9 +113,9 @@ async def until(check: Callable[[], bool]) -> None:
 
 
 async def test_operations_that_arrive_during_a_write_share_the_next_group(
-    journal: ScriptedJournal, heard: Recorder
+    journal: ScriptedJournal, recorder: Recorder
 ) -> None:
-    async with running(journal, heard) as commit:
+    async with running(journal, recorder) as commit:
         journal.open.clear()
         first = asyncio.create_task(commit.run(Named("first"), size_bytes=1))
         await until(lambda: len(journal.groups) == 1)
@@ -124,12 +124,12 @@ async def test_operations_that_arrive_during_a_write_share_the_next_group(
         journal.open.set()
         assert [await first, await rest] == ["first", ["a", "b", "c"]]
     assert journal.groups == [["first"], ["a", "b", "c"]]
-    assert heard.sizes == [1, 3]
-    assert heard.events == [b"first", b"a", b"b", b"c"]
+    assert recorder.sizes == [1, 3]
+    assert recorder.events == [b"first", b"a", b"b", b"c"]
 
 
-async def test_groups_are_bounded_in_number_and_in_bytes(journal: ScriptedJournal, heard: Recorder) -> None:
-    async with running(journal, heard) as commit:
+async def test_groups_are_bounded_in_number_and_in_bytes(journal: ScriptedJournal, recorder: Recorder) -> None:
+    async with running(journal, recorder) as commit:
         await run_all(commit, [str(number) for number in range(group_commit.OPERATIONS_MAX + 1)])
         assert max(map(len, journal.groups)) == group_commit.OPERATIONS_MAX
         journal.groups.clear()
@@ -137,60 +137,60 @@ async def test_groups_are_bounded_in_number_and_in_bytes(journal: ScriptedJourna
         assert journal.groups == [["a"], ["b"], ["c"]]
 
 
-async def test_a_refused_operation_does_not_affect_its_group(journal: ScriptedJournal, heard: Recorder) -> None:
+async def test_a_refused_operation_does_not_affect_its_group(journal: ScriptedJournal, recorder: Recorder) -> None:
     journal.refuses = {"bad": LeaseLost()}
-    async with running(journal, heard) as commit:
+    async with running(journal, recorder) as commit:
         good, bad = await run_all(commit, ["good", "bad"])
     assert good == "good"
     assert isinstance(bad, LeaseLost)
-    assert heard.reasons == ["LEASE_LOST"]
+    assert recorder.reasons == ["LEASE_LOST"]
 
 
-async def test_endless_conflicts_are_reported_as_unavailable(journal: ScriptedJournal, heard: Recorder) -> None:
+async def test_endless_conflicts_are_reported_as_unavailable(journal: ScriptedJournal, recorder: Recorder) -> None:
     journal.raises = [GroupConflict()] * 100
-    async with running(journal, heard) as commit:
+    async with running(journal, recorder) as commit:
         assert [type(answer) for answer in await run_all(commit, ["a"])] == [DependencyUnavailable]
 
 
 async def test_without_a_database_all_callers_of_the_group_get_an_error(
-    journal: ScriptedJournal, heard: Recorder
+    journal: ScriptedJournal, recorder: Recorder
 ) -> None:
     journal.raises = [DependencyUnavailable()]
-    async with running(journal, heard) as commit:
+    async with running(journal, recorder) as commit:
         answers = await run_all(commit, ["a", "b"])
         assert [type(answer) for answer in answers] == [DependencyUnavailable] * 2
         assert await run_all(commit, ["a", "b"]) == ["a", "b"]
 
 
-async def test_one_poisonous_operation_does_not_fail_the_others(journal: ScriptedJournal, heard: Recorder) -> None:
+async def test_one_poisonous_operation_does_not_fail_the_others(journal: ScriptedJournal, recorder: Recorder) -> None:
     """I20."""
     journal.poison = "poison"
-    async with running(journal, heard) as commit:
+    async with running(journal, recorder) as commit:
         answers = await run_all(commit, ["a", "poison", "b"])
     assert [answers[0], type(answers[1]), answers[2]] == ["a", ValueError, "b"]
 
 
-async def test_a_failed_announcement_does_not_stop_the_writer(journal: ScriptedJournal, heard: Recorder) -> None:
-    heard.fails = True
-    async with running(journal, heard) as commit:
+async def test_a_failed_announcement_does_not_stop_the_writer(journal: ScriptedJournal, recorder: Recorder) -> None:
+    recorder.fails = True
+    async with running(journal, recorder) as commit:
         assert await run_all(commit, ["a"]) == ["a"]
         assert await run_all(commit, ["b"]) == ["b"]
 
 
 async def test_an_unexpected_error_never_leaves_callers_waiting(
-    journal: ScriptedJournal, heard: Recorder, monkeypatch: pytest.MonkeyPatch
+    journal: ScriptedJournal, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with asyncio.timeout(60), running(journal, heard) as commit:
+    async with asyncio.timeout(60), running(journal, recorder) as commit:
         with monkeypatch.context() as broken:
-            broken.setattr(heard, "group_written", lambda **_: 1 // 0)
+            broken.setattr(recorder, "group_written", lambda **_: 1 // 0)
             for _ in range(3):
                 (answer,) = await run_all(commit, ["a"])
                 assert isinstance(answer, ZeroDivisionError)
         assert await run_all(commit, ["b"]) == ["b"]
 
 
-async def test_a_cancelled_caller_does_not_affect_others(journal: ScriptedJournal, heard: Recorder) -> None:
-    async with running(journal, heard) as commit:
+async def test_a_cancelled_caller_does_not_affect_others(journal: ScriptedJournal, recorder: Recorder) -> None:
+    async with running(journal, recorder) as commit:
         journal.open.clear()
         gone = asyncio.create_task(commit.run(Named("gone"), size_bytes=1))
         await until(lambda: len(journal.groups) == 1)
@@ -205,19 +205,21 @@ async def test_a_cancelled_caller_does_not_affect_others(journal: ScriptedJourna
     assert journal.groups == [["gone"], ["stays"]]
 
 
-async def test_the_queue_is_bounded(journal: ScriptedJournal, heard: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_queue_is_bounded(
+    journal: ScriptedJournal, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """I19."""
     monkeypatch.setattr(group_commit, "WAITING_MAX", 2)
-    async with running(journal, heard) as commit:
+    async with running(journal, recorder) as commit:
         answers = await run_all(commit, ["a", "b", "c"])
     assert answers[:2] == ["a", "b"]
     assert isinstance(answers[2], Overloaded)
 
 
 async def test_at_shutdown_waiting_operations_are_written_and_new_ones_refused(
-    journal: ScriptedJournal, heard: Recorder
+    journal: ScriptedJournal, recorder: Recorder
 ) -> None:
-    async with running(journal, heard) as commit:
+    async with running(journal, recorder) as commit:
         journal.open.clear()
         waiting = [asyncio.create_task(commit.run(Named(name), size_bytes=1)) for name in ("a", "b")]
         await until(lambda: len(journal.groups) == 1)

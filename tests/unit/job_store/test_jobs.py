@@ -37,7 +37,7 @@ def test_the_end_of_a_job_starts_one_turn_that_reports_it() -> None:
 
 
 def test_a_silent_job_reports_nothing_and_is_closed_at_its_end(desk: Desk) -> None:
-    run_id = desk.begin()
+    run_id = desk.start_run()
     detached = change("call_s", CallState.DETACHED, child_run_id="job_s")
     silent = replace(delegation("call_s", "job_s", is_job=True), is_silent=True)
     desk.commit(run_id, calls=(detached,), delegations=(silent,))
@@ -49,8 +49,8 @@ def test_a_silent_job_reports_nothing_and_is_closed_at_its_end(desk: Desk) -> No
 
 
 def test_a_top_up_does_not_start_a_turn_early(desk: Desk) -> None:
-    run_id = desk.begin()
-    first, second = desk.begin_job(run_id), desk.begin_job(run_id)
+    run_id = desk.start_run()
+    first, second = desk.start_job(run_id), desk.start_job(run_id)
     desk.end(run_id)
     desk.end_job(first)
     desk.take(desk.turns[0].run_id)
@@ -91,8 +91,8 @@ def test_a_notice_that_may_not_start_a_turn_does_not_block_others() -> None:
     desk.unit.put_run(replace(desk.run(old), generation=GENERATIONS_MAX))
     desk.end_job(old)
     assert desk.turns == []
-    run_id = desk.begin()
-    job = desk.begin_job(run_id)
+    run_id = desk.start_run()
+    job = desk.start_job(run_id)
     desk.end_job(job)
     desk.end(run_id)
     (turn,) = desk.turns
@@ -137,12 +137,12 @@ def test_a_crashed_turn_that_is_being_stopped_ends_for_the_message() -> None:
 
 
 def test_an_eleventh_job_is_refused_until_one_ends(desk: Desk) -> None:
-    run_id = desk.begin()
-    jobs = [desk.begin_job(run_id) for _ in range(OPEN_MAX)]
+    run_id = desk.start_run()
+    jobs = [desk.start_job(run_id) for _ in range(OPEN_MAX)]
     with pytest.raises(IllegalTransition):
-        desk.begin_job(run_id)
+        desk.start_job(run_id)
     desk.end_job(jobs[0])
-    desk.begin_job(run_id)
+    desk.start_job(run_id)
     assert desk.background.open_jobs_of(USER) == OPEN_MAX
 
 
@@ -150,16 +150,16 @@ class JobMachine(RuleBasedStateMachine):
     """Random interleavings of notices, turns and messages of two users, against a simple model."""
 
     @initialize()
-    def begin(self) -> None:
+    def create_desk(self) -> None:
         self.desk = Desk()
         # State of each job's end: PENDING, ENTERED by a run, ANSWERED or DISMISSED.
-        self.told: dict[str, str] = {}
-        self.begun: list[datetime] = []
+        self.job_ends: dict[str, str] = {}
+        self.turn_starts: list[datetime] = []
         # Users whose model received a notice and has not answered.
-        self.telling: set[UserId] = set()
+        self.notified_users: set[UserId] = set()
         self.desk.take(self.desk.submit().run.run_id)
         self.desk.unit.put_conversation(replace(self.desk.conversation, sharing=Sharing.WRITE))
-        self.begin_job()
+        self.start_job()
 
     @rule(policy=st.sampled_from(list(MessagePolicy)), user_id=st.sampled_from([USER, BOB]))
     def say(self, policy: MessagePolicy, user_id: UserId) -> None:
@@ -190,15 +190,15 @@ class JobMachine(RuleBasedStateMachine):
         assert active is not None
         self.desk.take(active.run_id)
         if active.is_turn:
-            self.begun.append(self.desk.now)
+            self.turn_starts.append(self.desk.now)
 
     @precondition(lambda self: self._held() is not None)
     @rule()
-    def begin_job(self) -> None:
+    def start_job(self) -> None:
         held = self._held()
         assert held is not None
         if held.state is RunState.RUNNING and self.desk.background.open_jobs_of(held.user_id) < OPEN_MAX:
-            self.desk.begin_job(held.run_id)
+            self.desk.start_job(held.run_id)
 
     @precondition(lambda self: self._open_jobs)
     @rule(number=st.integers(0, 9))
@@ -216,7 +216,7 @@ class JobMachine(RuleBasedStateMachine):
             self.desk.cancel(job.run_id)
         else:
             self.desk.end_job(job.run_id)
-        self.told[job.run_id] = "PENDING"
+        self.job_ends[job.run_id] = "PENDING"
 
     @precondition(lambda self: self._held() is not None)
     @rule()
@@ -224,11 +224,11 @@ class JobMachine(RuleBasedStateMachine):
         held = self._held()
         assert held is not None
         for each in self.desk.enter(held.run_id):
-            self.telling.add(held.user_id)
+            self.notified_users.add(held.user_id)
             assert self.desk.run(each.run_id).user_id == held.user_id
             if each.occasion == 0:
-                assert self.told[each.run_id] == "PENDING"
-                self.told[each.run_id] = "ENTERED"
+                assert self.job_ends[each.run_id] == "PENDING"
+                self.job_ends[each.run_id] = "ENTERED"
 
     @precondition(lambda self: self._held() is not None)
     @rule(state=st.sampled_from([RunState.COMPLETED, RunState.FAILED]))
@@ -268,7 +268,7 @@ class JobMachine(RuleBasedStateMachine):
     @invariant()
     def each_end_is_where_it_belongs(self) -> None:
         notices = {each.run_id: each for each in self.desk.background.notices if not each.occasion}
-        for job, how in self.told.items():
+        for job, how in self.job_ends.items():
             assert (job in notices) == (how in {"PENDING", "ENTERED"}), (job, how)
             if job in notices:
                 assert bool(notices[RunId(job)].entered_by) == (how == "ENTERED")
@@ -284,7 +284,7 @@ class JobMachine(RuleBasedStateMachine):
 
     @invariant()
     def turns_keep_their_distance(self) -> None:
-        for first, second in zip(self.begun, self.begun[1:], strict=False):
+        for first, second in zip(self.turn_starts, self.turn_starts[1:], strict=False):
             assert second - first >= timedelta(seconds=2)
 
     @invariant()
@@ -302,13 +302,15 @@ class JobMachine(RuleBasedStateMachine):
 
     def _dismiss(self, run: RunRow) -> None:
         if run.is_turn and run.stop_cause is StopCause.USER:
-            self._move(run, "ENTERED" if run.user_id in self.telling else "PENDING", "DISMISSED")
+            self._move(run, "ENTERED" if run.user_id in self.notified_users else "PENDING", "DISMISSED")
 
     def _move(self, run: RunRow, before: str, after: str) -> None:
         """Move the job ends of a run's user from one state to another."""
-        self.telling.discard(run.user_id)
-        moved = (job for job, how in self.told.items() if how == before and self.desk.run(job).user_id == run.user_id)
-        self.told |= dict.fromkeys(list(moved), after)
+        self.notified_users.discard(run.user_id)
+        moved = (
+            job for job, how in self.job_ends.items() if how == before and self.desk.run(job).user_id == run.user_id
+        )
+        self.job_ends |= dict.fromkeys(list(moved), after)
 
 
 TestJobMachine = JobMachine.TestCase

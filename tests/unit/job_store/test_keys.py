@@ -178,8 +178,8 @@ KEY_MAKERS = st.builds(
 def test_a_key_records_all_users_in_its_chain_of_makers(first: Principal, users: list[UserId]) -> None:
     """HITL-4: no user becomes a second person through a key made directly or indirectly by them."""
     # Keys made by the deployment or the local key start a new chain, whose holder answers for later keys.
-    begins_anew = is_deployment(first) or first.credential_id == "local"
-    hands = set() if begins_anew else {first.user_id, *first.people}
+    is_root = is_deployment(first) or first.credential_id == "local"
+    hands = set() if is_root else {first.user_id, *first.people}
     governor = first
     for user_id in users:
         key = key_of(governor, user_id)

@@ -12,7 +12,7 @@ TIME, AGENT, APPROVAL, PAUSED = (
 RUNNING = {"state": RunState.RUNNING}
 
 
-def told(desk: Desk, run_id: str) -> list[str]:
+def event_types(desk: Desk, run_id: str) -> list[str]:
     """Lifecycle event types of a run."""
     events = [event for event in desk.unit.events.rows if event.run_id == run_id]
     return [event.lifecycle_type for event in events if event.lifecycle_type]
@@ -25,7 +25,7 @@ def test_iterations_send_no_lifecycle_events() -> None:
         for step in (TIME, RUNNING, AGENT, RUNNING):
             desk.commit(job, **step)
     desk.end(job)
-    assert told(desk, job) == ["run.queued", "run.running", "run.completed"]
+    assert event_types(desk, job) == ["run.queued", "run.running", "run.completed"]
 
 
 def test_a_job_that_waits_for_a_person_and_resumes_is_reported() -> None:
@@ -34,8 +34,8 @@ def test_a_job_that_waits_for_a_person_and_resumes_is_reported() -> None:
     desk.take(job)
     for step in (TIME, APPROVAL, TIME, APPROVAL, RUNNING, TIME):
         desk.commit(job, **step)
-    begin = ["run.queued", "run.running"]
-    assert told(desk, job) == [*begin, "run.waiting", "run.waiting", "run.waiting", "run.running"]
+    first_events = ["run.queued", "run.running"]
+    assert event_types(desk, job) == [*first_events, "run.waiting", "run.waiting", "run.waiting", "run.running"]
 
 
 def test_pauses_and_resumes_of_a_job_are_reported() -> None:
@@ -45,12 +45,12 @@ def test_pauses_and_resumes_of_a_job_are_reported() -> None:
         desk.commit(job, **step)
     desk.commit(job, state=RunState.CANCELLED, stop_cause=StopCause.USER)
     pauses = ["job.paused", "job.resumed", "job.paused", "job.resumed", "job.paused"]
-    assert told(desk, job) == ["run.queued", "run.running", *pauses, "run.cancelled"]
+    assert event_types(desk, job) == ["run.queued", "run.running", *pauses, "run.cancelled"]
 
 
 def test_every_state_change_of_a_user_run_is_reported() -> None:
     desk, _ = desk_with_a_job()
-    run_id = desk.begin()
+    run_id = desk.start_run()
     for step in (TIME, RUNNING, AGENT, RUNNING):
         desk.commit(run_id, **step)
-    assert told(desk, run_id)[-4:] == ["run.waiting", "run.running", "run.waiting", "run.running"]
+    assert event_types(desk, run_id)[-4:] == ["run.waiting", "run.running", "run.waiting", "run.running"]

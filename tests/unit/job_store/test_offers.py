@@ -11,7 +11,7 @@ from tests.unit.job_store.world import DIGEST, STORE, World, change
 
 
 def offered(world: World, **fields: object) -> str:
-    run_id = world.begin()
+    run_id = world.start_run()
     world.commit(run_id, calls=(change("call", CallState.OFFERED, **fields),))
     return run_id
 

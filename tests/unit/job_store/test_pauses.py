@@ -25,7 +25,7 @@ def test_no_iteration_starts_after_an_accepted_pause() -> None:
         with pytest.raises(InboxChanged):
             desk.commit(job, calls=(second,))
     desk.commit(job, consumed=("one",))
-    assert desk.send(job, Pause()).outcome is CommandOutcome.ACCEPTED, "to pause it again is no error"
+    assert desk.send(job, Pause()).outcome is CommandOutcome.ACCEPTED, "pausing again is allowed"
 
 
 def test_only_a_running_job_can_be_paused() -> None:

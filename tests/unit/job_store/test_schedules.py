@@ -48,7 +48,7 @@ CRONS = st.builds(
     lambda minute, hour, zone: Timing(cron=f"{minute} {hour} * * *", time_zone=zone), MINUTES, HOURS, ZONES
 )
 INTERVALS = st.builds(
-    lambda interval, share: Timing(interval_seconds=interval, offset_seconds=int(interval * share)),
+    lambda interval, fraction: Timing(interval_seconds=interval, offset_seconds=int(interval * fraction)),
     st.integers(1, 10_000),
     st.floats(0, 0.99),
 )
@@ -71,17 +71,17 @@ def test_a_time_repeated_by_daylight_saving_is_due_once() -> None:
     assert local("15 */2 * * *", AUTUMN, 2) == ["25 02:15+0200", "25 04:15+0100"]
 
 
-@pytest.mark.parametrize("begin", [SPRING, AUTUMN])
-def test_hourly_schedules_are_unaffected_by_daylight_saving(begin: datetime) -> None:
-    times = list(islice(timing.due_times(Timing(cron="*/30 * * * *", time_zone=BERLIN), "x", begin), 12))
-    assert times == [begin + timedelta(minutes=30) * number for number in range(1, 13)]
+@pytest.mark.parametrize("start", [SPRING, AUTUMN])
+def test_hourly_schedules_are_unaffected_by_daylight_saving(start: datetime) -> None:
+    times = list(islice(timing.due_times(Timing(cron="*/30 * * * *", time_zone=BERLIN), "x", start), 12))
+    assert times == [start + timedelta(minutes=30) * number for number in range(1, 13)]
 
 
 def test_half_hour_clock_changes_skip_no_due_time() -> None:
-    begin = datetime(2026, 10, 3, 14, 0, tzinfo=UTC)
-    found = local("30 * * * *", begin, 3, "Australia/Lord_Howe")
+    start = datetime(2026, 10, 3, 14, 0, tzinfo=UTC)
+    found = local("30 * * * *", start, 3, "Australia/Lord_Howe")
     assert found == ["04 01:30+1030", "04 02:30+1100", "04 03:30+1100"]
-    found = local("30 2 * * *", begin, 2, "Australia/Lord_Howe")
+    found = local("30 2 * * *", start, 2, "Australia/Lord_Howe")
     assert found == ["04 02:30+1100", "05 02:30+1100"]
 
 
@@ -109,9 +109,9 @@ def test_jitter_is_within_its_bounds_and_always_the_same(schedule_id: str, secon
 
 @given(INTERVALS, TIMES, st.integers(1, 100_000), st.integers(0, 100_000))
 def test_nothing_is_due_before_the_start_or_from_the_end_on(
-    given_timing: Timing, after: datetime, begin: int, length: int
+    given_timing: Timing, after: datetime, start_offset: int, length: int
 ) -> None:
-    start = after + timedelta(seconds=begin)
+    start = after + timedelta(seconds=start_offset)
     end = start + timedelta(seconds=length + 1)
     bounded = Timing(
         interval_seconds=given_timing.interval_seconds,
@@ -138,8 +138,8 @@ def test_the_last_hundred_missed_times_in_the_window_are_caught_up(
         assert following is not None
         assert following > due
         due = following
-    begin = max(now - timedelta(seconds=window), now - timedelta(seconds=late))
-    expected = [time for time in islice(timing.due_times(regular, "x", begin), 250_000 // interval) if time <= now]
+    start = max(now - timedelta(seconds=window), now - timedelta(seconds=late))
+    expected = [time for time in islice(timing.due_times(regular, "x", start), 250_000 // interval) if time <= now]
     assert fired[1:] == expected[-len(fired[1:]) :] if fired[1:] else len(expected) <= 1
     assert len(fired) <= timing.CAUGHT_UP_MAX
     assert len(fired) >= min(len(expected), timing.CAUGHT_UP_MAX)
@@ -157,8 +157,8 @@ def test_a_cron_expression_is_described_in_words(cron: str, text: str) -> None:
 
 
 def test_a_start_time_in_year_one_is_supported() -> None:
-    began = datetime(1, 1, 1, tzinfo=UTC)
-    assert next(timing.due_times(Timing(interval_seconds=60, start_time=began), "x", SPRING)) > SPRING
+    year_one = datetime(1, 1, 1, tzinfo=UTC)
+    assert next(timing.due_times(Timing(interval_seconds=60, start_time=year_one), "x", SPRING)) > SPRING
 
 
 def test_jitter_never_moves_a_due_time_past_the_end() -> None:
@@ -185,12 +185,12 @@ def test_past_due_times_are_limited_to_the_range() -> None:
         timing.past_times(hourly, "x", SPRING, SPRING)
 
 
-@pytest.mark.parametrize("begin", [datetime(1, 1, 1, tzinfo=UTC), SPRING - timedelta(seconds=101)])
-def test_a_past_range_with_over_a_hundred_due_times_is_refused(begin: datetime) -> None:
+@pytest.mark.parametrize("start", [datetime(1, 1, 1, tzinfo=UTC), SPRING - timedelta(seconds=101)])
+def test_a_past_range_with_over_a_hundred_due_times_is_refused(start: datetime) -> None:
     every_second = Timing(interval_seconds=1)
     assert len(timing.past_times(every_second, "x", SPRING - timedelta(seconds=100), SPRING)) == timing.CAUGHT_UP_MAX
     with pytest.raises(TooLarge):
-        timing.past_times(every_second, "x", begin, SPRING)
+        timing.past_times(every_second, "x", start, SPRING)
     for zone in ("", "Australia/Lord_Howe"):
         with pytest.raises(TooLarge):
             timing.past_times(Timing(cron="0 * * * *", time_zone=zone), "x", datetime(1, 1, 1, tzinfo=UTC), SPRING)
@@ -288,16 +288,16 @@ def test_the_overlap_policy_applies_while_the_previous_run_is_active(
         (Timing(interval_seconds=5, start_time=SPRING, end_time=SPRING), "end_time"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_with_its_field(wrong: Timing, field: str) -> None:
+def test_invalid_timings_are_refused_and_name_the_field(wrong: Timing, field: str) -> None:
     with pytest.raises(InvalidField) as refused:
         timing.check(wrong)
     assert refused.value.metadata["field"] == f"definition.{field}"
 
 
 @given(st.text("0123456789*/-,L#MONJAN", max_size=12), st.integers(0, 4))
-def test_any_cron_text_is_accepted_or_refused(part: str, place: int) -> None:
+def test_any_cron_text_is_accepted_or_refused(part: str, index: int) -> None:
     parts = ["*"] * 5
-    parts[place] = part or "x"
+    parts[index] = part or "x"
     cron = Timing(cron=" ".join(parts))
     try:
         timing.check(cron)

@@ -92,7 +92,7 @@ def test_a_delayed_job_is_queued_only_once_it_is_due(desk: Desk) -> None:
     desk.claim(job.run_id)
     desk.commit(job.run_id, state=RunState.RUNNING, round=1)
     desk.commit(job.run_id, **parked, wake_time=due)
-    assert not desk.run(job.run_id).wants_to_begin(due), "it has begun"
+    assert not desk.run(job.run_id).wants_to_begin(due), "it has started"
 
 
 def test_a_job_cannot_be_started_in_a_conversation_of_another_user() -> None:
@@ -111,7 +111,7 @@ def test_a_job_starts_by_the_database_clock(desk: Desk) -> None:
     )
     request.job.begin_time.FromDatetime(desk.now + timedelta(days=3))
     request.job.end_time.FromDatetime(desk.now + timedelta(days=3, seconds=600))
-    desk.begin()
+    desk.start_run()
     limits = Limits(crashes_max=3, queue_max=9, store_queue_max=9, places=PlaceLimits(per_store=9, per_user=9))
     started = desk.apply(job_messages.start(request, limits)).run
     job = run_pb2.Run.FromString(started.options).job

@@ -63,7 +63,7 @@ def test_a_step_moves_a_run_only_along_the_table() -> None:
 
 
 def _move_run(world: World, before: RunState, after: RunState) -> None:
-    run_id = world.begin()
+    run_id = world.start_run()
     world.unit.put_run(replace(world.run(run_id), state=before, waits=(1,) if before is RunState.WAITING else ()))
     untouched, events = world.run(run_id), len(world.unit.events.rows)
     moves = after in run_table.TRANSITIONS[before] and (before, after) != _NOT_BY_STEPS
@@ -84,7 +84,7 @@ def test_a_step_moves_a_call_only_along_the_table() -> None:
 
 
 def _move_call(world: World, before: CallState, after: CallState) -> None:
-    run_id = world.begin()
+    run_id = world.start_run()
     world.commit(run_id, calls=(change("call", CallState.PROPOSED),))
     # An answer or a client's result is accepted only through a command that settles the call.
     again = before is after is CallState.AWAITING_APPROVAL
@@ -109,9 +109,9 @@ def _move_call(world: World, before: CallState, after: CallState) -> None:
         world.unit.put_call(replace(world.call("call"), digest="ab" * 32))
         step = replace(step, escalated=True)
     consumed = ("cmd",) if pending else ()
-    begun = _delegations_of(after, child)
+    created = _delegations_of(after, child)
     if after in call_table.TRANSITIONS[before]:
-        world.commit(run_id, calls=(step,), consumed=consumed, delegations=begun)
+        world.commit(run_id, calls=(step,), consumed=consumed, delegations=created)
         assert world.call("call").state is after
         assert world.event_types(run_id)[-1] == call_table.EVENT_TYPES[after]
         return
@@ -129,13 +129,13 @@ def _delegations_of(state: CallState, child: str) -> tuple[Delegation, ...]:
 def test_a_call_is_created_proposed_or_one_step_later() -> None:
     for state in CallState:
         world = World()
-        run_id = world.begin()
-        begun = _delegations_of(state, "run_child")
+        run_id = world.start_run()
+        created = _delegations_of(state, "run_child")
         digest = "ab" * 32 if state is CallState.AWAITING_APPROVAL else ""
-        new = change("call", state, digest=digest, child_run_id="run_child" if begun else "")
+        new = change("call", state, digest=digest, child_run_id="run_child" if created else "")
         may_be = state is CallState.PROPOSED or state.name in CALL_MOVES["PROPOSED"].split()
         with nullcontext() if may_be else pytest.raises(IllegalTransition):
-            world.commit(run_id, calls=(new,), delegations=begun)
+            world.commit(run_id, calls=(new,), delegations=created)
         found = world.unit.calls.get(CallKey(STORE, CallId("call")))
         assert (found and found.state) == (state if may_be else None)
 
@@ -154,7 +154,7 @@ def test_only_a_run_that_waits_for_a_person_may_sleep_indefinitely() -> None:
     """I3: any other run needs a time at which it continues."""
     for state in [state for state in RunState if not state.is_terminal]:
         world = World()
-        run_id = world.begin()
+        run_id = world.start_run()
         world.unit.put_run(replace(world.run(run_id), state=state, waits=(1,)))
         may_sleep = state in {RunState.WAITING, RunState.NEEDS_ATTENTION}
         with nullcontext() if may_sleep else pytest.raises(InvalidField, match="needs a time"):

@@ -10,7 +10,7 @@ from pawl.job_store.ledger.rules.conversations import MADE_TITLE_CHARACTERS_MAX,
 
 
 @pytest.mark.parametrize(
-    ("said", "title"),
+    ("written", "title"),
     [
         ("Lunch with Ann", "Lunch with Ann"),
         ('"Lunch with Ann"', "Lunch with Ann"),
@@ -21,13 +21,13 @@ from pawl.job_store.ledger.rules.conversations import MADE_TITLE_CHARACTERS_MAX,
         ("", ""),
     ],
 )
-def test_a_title_is_the_first_line_without_decoration(said: str, title: str) -> None:
-    assert said_title(said) == title
+def test_a_title_is_the_first_line_without_decoration(written: str, title: str) -> None:
+    assert said_title(written) == title
 
 
 @given(st.text())
-def test_a_title_is_always_one_short_line(said: str) -> None:
-    title = said_title(said)
+def test_a_title_is_always_one_short_line(written: str) -> None:
+    title = said_title(written)
     assert len(title) <= MADE_TITLE_CHARACTERS_MAX
     assert title.isprintable()
     assert title == title.strip()

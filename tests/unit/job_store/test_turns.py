@@ -11,7 +11,7 @@ from tests.unit.job_store.world import World
 
 def test_a_second_message_enters_the_conversation_only_at_its_turn(world: World) -> None:
     """A message sent during a run must not enter the middle of that run's history."""
-    first = world.begin()
+    first = world.start_run()
     second = world.submit().run
     assert (second.state, second.claim_at) == (RunState.QUEUED, None)
     assert world.event_types(second.run_id) == ["run.queued"]
@@ -26,7 +26,7 @@ def test_two_interrupting_messages_both_enter_in_order(
     world: World,
 ) -> None:
     """However close together they arrive, as if the first had run before the second."""
-    active = world.begin()
+    active = world.start_run()
     waiting = world.submit().run.run_id
     first, second, third = (world.submit(MessagePolicy.INTERRUPT).run.run_id for _ in range(3))
     assert [world.run(run_id).state for run_id in (first, second, third)] == [RunState.QUEUED] * 3
@@ -44,7 +44,7 @@ def test_two_interrupting_messages_both_enter_in_order(
 
 def test_messages_to_a_superseded_run_are_kept(world: World) -> None:
     """I1: its worker puts the message into the conversation before the next run starts."""
-    active = world.begin()
+    active = world.start_run()
     first = world.submit(MessagePolicy.INTERRUPT).run.run_id
     world.steer(first)
     second = world.submit(MessagePolicy.INTERRUPT).run.run_id

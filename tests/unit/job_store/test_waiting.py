@@ -268,8 +268,8 @@ def test_a_queued_run_names_the_runs_before_it() -> None:
 def test_a_run_over_a_concurrency_limit_waits_for_a_slot() -> None:
     """LOOP-14."""
     since = NOW - timedelta(seconds=9)
-    for taken, whose in [({"store_taken": 3}, "store has 3"), ({"user_taken": 2}, "user has 2")]:
-        waiting = waiting_of(RunState.QUEUED, claim_at=since, around=taken)
+    for slots, whose in [({"store_taken": 3}, "store has 3"), ({"user_taken": 2}, "user has 2")]:
+        waiting = waiting_of(RunState.QUEUED, claim_at=since, around=slots)
         assert (waiting.reason, waiting.since_time) == (WaitReason.PLACE, since)
         assert whose in waiting.sentence
     assert (

@@ -42,7 +42,7 @@ def conversation(world: World) -> ConversationRow:
 def shared() -> tuple[World, str]:
     """A conversation of ann that is shared for writing, with a run of hers."""
     world = World()
-    run_id = world.begin()
+    run_id = world.start_run()
     share(world, Sharing.WRITE)
     return world, run_id
 
@@ -59,11 +59,11 @@ def test_writers_leave_half_of_the_queue_to_its_user() -> None:
 def test_writers_may_undo_their_own_runs_only() -> None:
     world, first = shared()
     world.commit(first, state=RunState.COMPLETED)
-    theirs = world.begin(user_id=BOB)
+    theirs = world.start_run(user_id=BOB)
     world.commit(theirs, state=RunState.COMPLETED)
     share(world, Sharing.READ)
     assert world.submit(user_id=BOB, undoes=theirs).run.user_id == BOB
-    elsewhere = world.begin(user_id=BOB, conversation_id="other")
+    elsewhere = world.start_run(user_id=BOB, conversation_id="other")
     row = conversation(world)
     for undone, user_id in ((first, BOB), (theirs, UserId("eve")), ("absent", BOB), (elsewhere, BOB)):
         with pytest.raises(ConversationNotFound):
@@ -96,9 +96,9 @@ def desk_of_two() -> tuple[Desk, str, str]:
     desk = Desk()
     jobs = []
     for user_id in (USER, BOB):
-        run_id = desk.begin(user_id=user_id)
+        run_id = desk.start_run(user_id=user_id)
         share(desk, Sharing.WRITE)
-        jobs.append(desk.begin_job(run_id))
+        jobs.append(desk.start_job(run_id))
         desk.end(run_id)
     mine, theirs = jobs
     return desk, mine, theirs
@@ -106,9 +106,9 @@ def desk_of_two() -> tuple[Desk, str, str]:
 
 def test_a_notice_enters_only_runs_of_the_jobs_user() -> None:
     desk, mine, theirs = desk_of_two()
-    run_id = desk.begin()
+    run_id = desk.start_run()
     desk.end_job(theirs)
-    assert not desk.unit.wakeups.rows, "ann's run has no news"
+    assert not desk.unit.wakeups.rows, "ann's run is not woken"
     desk.commit(run_id, entered=(Entered(run_id=RunId(theirs), occasion=0),))
     desk.end(run_id)
     (turn,) = desk.turns
@@ -122,11 +122,11 @@ def test_a_notice_enters_only_runs_of_the_jobs_user() -> None:
 
 def test_no_other_user_stops_or_steers_a_turn() -> None:
     """It is protected like a run started by a message, also before it starts."""
-    for has_begun in (False, True):
+    for has_started in (False, True):
         desk, _, theirs = desk_of_two()
         desk.end_job(theirs)
         (turn,) = desk.turns
-        if has_begun:
+        if has_started:
             desk.take(turn.run_id)
             desk.commit(turn.run_id, state=RunState.WAITING, waits=(1,))
         for policy, error in (
@@ -148,7 +148,7 @@ def test_users_who_steered_a_job_count_as_steering_its_turns() -> None:
     desk, mine, _ = desk_of_two()
     job = replace(desk.run(mine), steered_by=(UserId("carl"),), delegate_user_id=UserId("dora"))
     desk.unit.put_run(job)
-    run_id = desk.begin()
+    run_id = desk.start_run()
     desk.end_job(mine)
     desk.enter(run_id)
     assert desk.run(run_id).steered_by == ("carl", "dora")

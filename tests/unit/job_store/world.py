@@ -106,7 +106,7 @@ class World:
         committed: LastCommit = self.apply(Commit(**(values | fields)))
         return committed
 
-    def begin(self, **fields: Any) -> str:
+    def start_run(self, **fields: Any) -> str:
         """A run that a worker holds and has started."""
         run_id = self.submit(**fields).run.run_id
         self.claim(run_id)

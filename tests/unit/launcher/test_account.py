@@ -19,12 +19,12 @@ def test_concurrent_launchers_create_the_account_once(monkeypatch: pytest.Monkey
     """A second creation would change its uid and take the first launcher's clusters from it."""
     made: list[str] = []
     both_look = threading.Barrier(2)
-    looks = threading.local()
+    thread_state = threading.local()
 
     def own_account() -> pwd.struct_passwd | None:
         found = pwd.getpwuid(os.getuid()) if made else None
-        if not getattr(looks, "first", False):
-            looks.first = True
+        if not getattr(thread_state, "first", False):
+            thread_state.first = True
             both_look.wait(timeout=60)
         return found
 

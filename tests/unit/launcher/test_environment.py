@@ -143,5 +143,5 @@ def test_notifications_link_to_the_suites_gateway_by_default(tmp_path: Path) -> 
     for given, url in (({}, "http://127.0.0.1:7777"), (tls, "https://127.0.0.1:7777"), (own, own["PAWL_PUBLIC_URL"])):
         chosen = read_options(given, data=tmp_path, ports=["gateway=7777"])
         found = {spec.name: environment_of(spec, tmp_path, chosen) for spec in SPECS}
-        told = {name: each["PAWL_PUBLIC_URL"] for name, each in found.items() if "PAWL_PUBLIC_URL" in each}
-        assert told == dict.fromkeys(("notifier", "gateway", "tool-registry"), url)
+        links = {name: each["PAWL_PUBLIC_URL"] for name, each in found.items() if "PAWL_PUBLIC_URL" in each}
+        assert links == dict.fromkeys(("notifier", "gateway", "tool-registry"), url)

@@ -228,7 +228,7 @@ async def test_the_reason_why_a_mailbox_cannot_be_read_is_reported(server: ImapS
     async with reading(peers):
         await until(lambda: peers.reasons)
     assert "PAWL_EGRESS_FILE" in peers.reasons[0]
-    assert server.sessions == sessions, "no password goes to a server that the deployment has not opened"
+    assert server.sessions == sessions, "no password is sent to a server that egress rules refuse"
 
 
 async def test_a_changed_trigger_is_used_in_its_current_version(server: ImapServer) -> None:

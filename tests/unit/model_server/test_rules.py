@@ -126,12 +126,12 @@ def test_a_prompt_becomes_the_requested_calls() -> None:
 def test_the_outcome_of_a_call_is_reported_in_words() -> None:
     """HITL-1, HITL-3, LOOP-4: answers, notes of reviewers, and failures."""
     mail = "e-mail ann@example.com saying hi"
-    for prompt, result, told in (
+    for prompt, result, reported in (
         ("book a table", '{"answer": "Tonight at 19:00"}', 'You answered "Tonight at 19:00"'),
         (mail, '{"result": {"status": "sent"}, "note": "A reviewer edited this."}', "A reviewer edited this."),
         (mail, '{"error": {"message": "rejected by the reviewer"}}', "could not e-mail ann@example.com"),
     ):
-        assert told in ask(prompt, after=answered(ask(prompt), result)).text
+        assert reported in ask(prompt, after=answered(ask(prompt), result)).text
     prompt = "what is 1+1 then show the plan"
     last = ask(prompt, (), after=answered(ask(prompt), "2")).text
     assert ("1+1 = 2." in last, "could not show the plan" in last) == (True, True)
@@ -163,7 +163,7 @@ NOTICES = (
     '{"job_id":"run_2","tool":"probe","state":"RUNNING","iteration":3,"result":{"value":"then what is 1 + 1"}},'
     '{"job_id":"run_3","tool":"probe","state":"FAILED","error":"no such host"}]'
 )
-TOLD = (
+REPORTED = (
     "The job run_1 (calculate) has ended, completed: 42.\n\n"
     'The job run_2 (probe), iteration 3: {"value": "then what is 1 + 1"}.\n\n'
     "The job run_3 (probe) has ended, failed: no such host."
@@ -173,19 +173,19 @@ TOLD = (
 def test_started_jobs_are_named_and_job_notices_repeated() -> None:
     """ASYNC-1, ASYNC-5: also next to a prompt, or between its calls."""
     prompt = "in the background: what is 6 * 7"
-    begun = answered(ask(prompt), '{"result": {"job_id": "run_1", "state": "RUNNING"}, "note": "It goes on."}')
-    last = ask(prompt, after=begun)
+    started = answered(ask(prompt), '{"result": {"job_id": "run_1", "state": "RUNNING"}, "note": "It goes on."}')
+    last = ask(prompt, after=started)
     assert last.text == "I have begun in the background to work out 6 * 7, with the job run_1. (It goes on.)"
-    said, notices = {"role": "assistant", "content": last.text}, {"role": "user", "content": NOTICES}
-    turn = ask(prompt, after=(*begun, said, notices))
-    assert (turn.tool_calls, turn.text) == ((), TOLD)
+    answer, notices = {"role": "assistant", "content": last.text}, {"role": "user", "content": NOTICES}
+    turn = ask(prompt, after=(*started, answer, notices))
+    assert (turn.tool_calls, turn.text) == ((), REPORTED)
     prompt = "what is 1 + 1 then what time is it"
     assert [name for name, _ in calls(ask(f"{NOTICES}\n\n{prompt}"))] == ["calculate"]
     first = (*answered(ask(prompt), "2"), notices)
     second = ask(prompt, after=first)
     assert [name for name, _ in calls(second)] == ["get_current_time"]
     last = ask(prompt, after=(*first, *answered(second, "noon")))
-    assert (last.tool_calls, last.text.startswith(f"{TOLD}\n\n1 + 1 = 2.")) == ((), True)
+    assert (last.tool_calls, last.text.startswith(f"{REPORTED}\n\n1 + 1 = 2.")) == ((), True)
 
 
 def test_an_answer_matches_the_requested_schema() -> None:

@@ -25,10 +25,12 @@ def of(kind: str, name: str = "1", **run: Any) -> event_pb2.RunEvent:
     return event(f"run.{kind}", name, run_changed=event_pb2.RunChanged(run=run_pb2.Run(user_id="ann", **run)))
 
 
-def ended_job(name: str = "1", kind: str = "completed", *, heard_by: str = "conv_2", **run: Any) -> event_pb2.RunEvent:
+def ended_job(
+    name: str = "1", kind: str = "completed", *, reports_to: str = "conv_2", **run: Any
+) -> event_pb2.RunEvent:
     """The end of a job of ann that reports to a conversation."""
     job = run_pb2.Job(tool_name="book_flight", reports=run_pb2.JOB_REPORTS_END)
-    return of(kind, name, job=job, reports_to_conversation_id=heard_by, output_text="done", **run)
+    return of(kind, name, job=job, reports_to_conversation_id=reports_to, output_text="done", **run)
 
 
 def asked(name: str = "1", *, preview: str = "", escalated: bool = False, by: str = "") -> event_pb2.RunEvent:

@@ -125,12 +125,12 @@ def test_no_limit_is_exceeded_and_deferred_deliveries_hit_a_full_one(
 ) -> None:
     at_work = choose(before, [])
     chosen = choose(due, at_work)
-    taken = Counter(place for each in [*at_work, *chosen] for place in each.places.items())
-    assert all(count <= TRIES_MAX_AT_ONCE[name] for (name, _), count in taken.items())
+    used = Counter(limit for each in [*at_work, *chosen] for limit in each.places.items())
+    assert all(count <= TRIES_MAX_AT_ONCE[name] for (name, _), count in used.items())
     failing = Counter(each.channel_id for each in [*at_work, *chosen] if each.is_failing)
     assert all(count <= FAILING_TRIES_MAX for count in failing.values())
     left = Counter(due) - Counter(chosen)
-    full = {place for place, count in taken.items() if count == TRIES_MAX_AT_ONCE[place[0]]}
+    full = {limit for limit, count in used.items() if count == TRIES_MAX_AT_ONCE[limit[0]]}
     assert all(full & set(each.places.items()) or failing[each.channel_id] for each in left)
 
 
@@ -297,8 +297,8 @@ def test_muted_or_unwanted_deliveries_are_skipped_and_quiet_ones_wait() -> None:
     failed = replace(unwanted, type="run.failed")
     assert plan(failed, NIGHT_TIME).until_time == at("2026-05-02T07:00")
     assert plan(failed, at("2026-05-02T07:00")).sends
-    assert plan(replace(muted, is_asked=True), NIGHT_TIME).sends, "whatever preferences say"
-    assert plan(replace(muted, was_claimed=True), NIGHT_TIME).sends, "a try that was lost is counted"
+    assert plan(replace(muted, is_asked=True), NIGHT_TIME).sends, "regardless of preferences"
+    assert plan(replace(muted, was_claimed=True), NIGHT_TIME).sends, "a lost attempt counts"
     assert plan(replace(muted, enabled=False), NIGHT_TIME).state is DeliveryState.DEAD
 
 

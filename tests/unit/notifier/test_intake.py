@@ -54,31 +54,31 @@ class BrittleStore(PostgresStore):
     def __init__(self) -> None:
         self.drafts: list[Draft] = []
         self.over: list[Over] = []
-        self.away = False
+        self.unavailable = False
         self.broken = False
         self.parked: set[str] = set()
 
     async def waiting(
         self, conversations: Collection[tuple[Inbox, ConversationId]]
     ) -> AbstractSet[tuple[Inbox, ConversationId]]:
-        if self.away or self.broken:
+        if self.unavailable or self.broken:
             raise DependencyUnavailable
         # As in the database once a run waits for a person.
         parked = self.parked | {draft.conversation_id for draft in self.drafts if draft.kind == "input_needed"}
         return {each for each in conversations if each[1] in parked}
 
     async def note_over(self, over: Sequence[Over]) -> None:
-        if self.away or self.broken:
+        if self.unavailable or self.broken:
             raise DependencyUnavailable
         self.over += over
 
     async def approvers(self, store_ids: Collection[StoreId]) -> Mapping[StoreId, Sequence[UserId]]:
-        if self.away or self.broken:
+        if self.unavailable or self.broken:
             raise DependencyUnavailable
         return {store_id: [UserId("bob"), UserId("eve")] for store_id in store_ids}
 
     async def add(self, drafts: Sequence[Draft]) -> int:
-        if self.away:
+        if self.unavailable:
             raise DependencyUnavailable
         if any(draft.run_id == "run_bad" for draft in drafts):
             raise PoisonEvent("this row cannot be stored")
@@ -112,9 +112,9 @@ def scene() -> Scene:
 
 
 async def test_an_event_is_accepted_only_after_its_notification_is_stored(scene: Scene) -> None:
-    for_nobody = [scene.delivery(of("queued", "a")), scene.delivery(event("warning"))]
-    await scene.intake.take(for_nobody)
-    assert [delivery.answers for delivery in for_nobody] == [["accepted"], ["accepted"]]
+    ignored = [scene.delivery(of("queued", "a")), scene.delivery(event("warning"))]
+    await scene.intake.take(ignored)
+    assert [delivery.answers for delivery in ignored] == [["accepted"], ["accepted"]]
     assert (scene.store.drafts, scene.woken) == ([], 0)
     delivery = scene.delivery(of("completed", "a"))
     await scene.intake.take([delivery])
@@ -140,7 +140,7 @@ async def test_an_event_that_cannot_be_stored_is_finally_rejected(scene: Scene) 
 
 
 async def test_without_a_database_every_event_is_retried_without_limit(scene: Scene) -> None:
-    scene.store.away = True
+    scene.store.unavailable = True
     deliveries = [
         scene.delivery(of("completed", "a")),
         scene.delivery(of("completed", "b"), attempt=1000),
@@ -154,7 +154,11 @@ async def test_without_a_database_every_event_is_retried_without_limit(scene: Sc
 
 async def test_a_fault_of_the_store_never_costs_an_event(scene: Scene) -> None:
     scene.store.broken = True
-    found = [(of("completed", "a"), ATTEMPTS_MAX), (of("completed", "b"), 1000), (ended_job("c", heard_by="conv_1"), 1)]
+    found = [
+        (of("completed", "a"), ATTEMPTS_MAX),
+        (of("completed", "b"), 1000),
+        (ended_job("c", reports_to="conv_1"), 1),
+    ]
     deliveries = [scene.delivery(content, attempt=attempt) for content, attempt in found]
     await scene.intake.take(deliveries)
     assert [delivery.answers for delivery in deliveries] == [["retry in 30"], ["retry in 30"], ["retry in 1"]]
@@ -181,7 +185,7 @@ async def test_the_end_of_a_job_is_notified_only_if_its_conversation_waits(scene
     parks = of("waiting", "parks")
     parks.conversation_id = "conv_3"
     scene.store.parked = {"conv_1"}
-    found = [ended_job("a", heard_by="conv_1"), ended_job("b"), ended_job("c", heard_by="conv_3"), parks]
+    found = [ended_job("a", reports_to="conv_1"), ended_job("b"), ended_job("c", reports_to="conv_3"), parks]
     deliveries = [scene.delivery(each) for each in found]
     await scene.intake.take(deliveries)
     assert [delivery.answers for delivery in deliveries] == [["accepted"]] * 4

@@ -78,7 +78,7 @@ def read(data: bytes) -> EmailMessage:
     return message
 
 
-def told(draft: Draft) -> EmailMessage:
+def mail_of(draft: Draft) -> EmailMessage:
     return read(written(attempt(body_of(draft)), sender="pawl@example.com"))
 
 
@@ -90,18 +90,18 @@ def parts(message: EmailMessage) -> tuple[str, str]:
 
 
 def test_every_attempt_sends_the_same_bytes_as_text_and_html() -> None:
-    message = told(DRAFT)
+    message = mail_of(DRAFT)
     assert message["From"] == "Pawl <pawl@example.com>"
     assert (message["To"], message["Subject"]) == ("ann@example.org", "Run completed")
     assert message["Message-ID"] == "<dlv_1@example.com>"
     assert message["Date"].datetime == NOW
     text, html = parts(message)
-    for said in ("Run completed", "17 * 23 = 391", "run: run_1", "pawl notify delete mail_1"):
-        assert (said in text, said in html) == (True, True), said
+    for expected in ("Run completed", "17 * 23 = 391", "run: run_1", "pawl notify delete mail_1"):
+        assert (expected in text, expected in html) == (True, True), expected
     first = attempt(body_of(DRAFT))
     assert written(first, sender="p@example.com") == written(replace(first, tries=7), sender="p@example.com")
     assert message["References"] == "<conv_1.acme@example.com>", "a conversation is one thread"
-    assert told(replace(DRAFT, conversation_id=ConversationId("")))["References"] is None
+    assert mail_of(replace(DRAFT, conversation_id=ConversationId("")))["References"] is None
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_one_click_unsubscribe_is_offered_over_https_only() -> None:
     here = read(written(attempt(body_of(DRAFT)), sender="pawl@example.com", public_url="http://127.0.0.1:7600"))
     assert here["List-Unsubscribe"].startswith("<http://127.0.0.1:7600/unsubscribe/acme/mail_1.")
     assert here["List-Unsubscribe-Post"] is None
-    assert told(DRAFT)["List-Unsubscribe"] is None
+    assert mail_of(DRAFT)["List-Unsubscribe"] is None
 
 
 def test_an_unsubscribe_token_is_bound_to_store_channel_and_address() -> None:
@@ -188,7 +188,7 @@ texts = st.text(max_size=300) | st.sampled_from(
 @given(texts, texts)
 def test_untrusted_content_is_always_text(title: str, body: str) -> None:
     title, body = (each.encode(errors="replace").decode() for each in (title, body))
-    message = told(replace(DRAFT, title=title, body=body))
+    message = mail_of(replace(DRAFT, title=title, body=body))
     assert [name for name in message if name not in MIME] == HEADERS
     assert message["Subject"] == " ".join(visible(title).split()).replace("=?", "= ?"), "nothing of it was decoded"
     assert [part.get_content_type() for part in message.walk()] == [

@@ -114,7 +114,7 @@ def test_defaults_cannot_carry_arguments_over_the_limit() -> None:
 
 
 @for_each(
-    ("schema", "said"),
+    ("schema", "expected"),
     [
         ({}, '"type": "object"'),
         ({"type": "array"}, '"type": "object"'),
@@ -130,10 +130,10 @@ def test_defaults_cannot_carry_arguments_over_the_limit() -> None:
         ({"type": "object", "properties": {"a": {"const": float("nan")}}}, "strict JSON"),
     ],
 )
-def test_an_unusable_schema_is_refused_with_the_reason(schema: dict[str, Any], said: str) -> None:
+def test_an_unusable_schema_is_refused_with_the_reason(schema: dict[str, Any], expected: str) -> None:
     with pytest.raises(InvalidSchema, match="schema") as error:
         compile_schema(schema)
-    assert said in error.value.message
+    assert expected in error.value.message
 
 
 def test_a_small_schema_that_grows_without_bound_is_refused() -> None:

@@ -141,7 +141,7 @@ def test_a_slow_response_is_dated_at_its_request() -> None:
 
 
 @tool
-def look() -> None:
+def read_page() -> None:
     """Read the page."""
 
 
@@ -156,8 +156,8 @@ def job(arguments: str = "a", **changes: Any) -> Job:
     )
     fields: dict[str, Any] = {
         "context": context,
-        "tool": look,
-        "definition": look.definition,
+        "tool": read_page,
+        "definition": read_page.definition,
         "version": 1,
         "effect": EffectClass.READ_ONLY,
         "arguments": {},
@@ -195,7 +195,7 @@ async def test_a_cached_result_expires_counted_from_the_call_start(clock: Manual
     assert cache.find(job()) is None
     await clock.advance(61)
     cache.put(job("b"), succeeded(b"1", 0))
-    assert (len(cache._kept), cache._bytes) == (1, 1), "what has expired is swept"
+    assert (len(cache._kept), cache._bytes) == (1, 1), "expired entries are removed"
 
 
 def test_versions_sources_and_functions_do_not_share_results(clock: ManualClock) -> None:
@@ -206,7 +206,7 @@ def test_versions_sources_and_functions_do_not_share_results(clock: ManualClock)
     assert cache.find(job(cache_seconds=0.0)) is None
     cache.put(job("error"), ended_badly(Outcome.FAILED, "TOOL_ERROR", "no"))
     cache.put(job("short", cache_seconds=0.0), succeeded(b"1", 0))
-    assert len(cache._kept) == 1, "nor are errors kept"
+    assert len(cache._kept) == 1, "errors are not cached"
 
 
 def test_the_result_cache_evicts_the_least_recently_used(clock: ManualClock) -> None:

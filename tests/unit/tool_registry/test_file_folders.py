@@ -203,8 +203,8 @@ def test_moves_never_create_paths_over_the_depth_limit(desk: Desk) -> None:
         desk("move_file", path="a", new_path="x/" + deep + "/a")
 
 
-@pytest.mark.parametrize("place", ["link", "folder/link", "loop/x", "link/passwd"])
-def test_links_devices_and_pipes_are_never_touched(desk: Desk, place: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("entry_path", ["link", "folder/link", "loop/x", "link/passwd"])
+def test_links_devices_and_pipes_are_never_touched(desk: Desk, entry_path: str, tmp_path: Path) -> None:
     desk("make_folder", path="folder")
     root = desk.folder / desk.store
     (root / "link").symlink_to(tmp_path)
@@ -220,7 +220,7 @@ def test_links_devices_and_pipes_are_never_touched(desk: Desk, place: str, tmp_p
         ("move_file", {"new_path": "free"}),
         ("delete_file", {}),
     ]
-    for path in (place, "pipe"):
+    for path in (entry_path, "pipe"):
         for name, arguments in calls:
             with pytest.raises(ToolError) as error:
                 desk(name, path=path, **arguments)
@@ -383,9 +383,9 @@ def crash_at(step: int, patch: pytest.MonkeyPatch) -> Callable[[], bool]:
     return lambda: bool(reached)
 
 
-@for_each(("name", "arguments", "meanwhile"), CHANGES)
+@for_each(("name", "arguments", "other_call"), CHANGES)
 def test_after_a_crash_at_any_moment_the_same_call_has_its_effect_once(
-    tmp_path_factory: pytest.TempPathFactory, name: str, arguments: dict[str, Any], *, meanwhile: bool
+    tmp_path_factory: pytest.TempPathFactory, name: str, arguments: dict[str, Any], *, other_call: bool
 ) -> None:
     """I5: with `meanwhile`, another call changes the file before the same one is repeated."""
     tmp_path = tmp_path_factory.mktemp("crash")
@@ -406,11 +406,11 @@ def test_after_a_crash_at_any_moment_the_same_call_has_its_effect_once(
             with suppress(Crash):
                 desk(name, key="once", **arguments)
         again = Desk(desk.folder)
-        if meanwhile:
+        if other_call:
             again("write_file", path="other", content="")
         assert again(name, key="once", **arguments) == returned
         tree = again.tree()
-        if meanwhile:
+        if other_call:
             tree.pop("other")
         assert tree == expected.tree(), step
         assert sorted(path.name for path in (desk.folder / "acme.state").iterdir()) == ["done", "lock"]

@@ -101,12 +101,12 @@ def test_a_call_that_may_have_run_is_retried_only_if_harmless(effect: EffectClas
     assert end(effect, Refused("no")) == "ToolError"
 
 
-@for_each(("effect", "is_said"), [(EffectClass.READ_ONLY, False), (EffectClass.AT_MOST_ONCE, True)])
-def test_an_error_reports_whether_the_call_may_have_had_its_effect(effect: EffectClass, is_said: bool) -> None:
-    with pytest.raises(ResultTooLarge) as told:
+@for_each(("effect", "has_warning"), [(EffectClass.READ_ONLY, False), (EffectClass.AT_MOST_ONCE, True)])
+def test_an_error_reports_whether_the_call_may_have_had_its_effect(effect: EffectClass, has_warning: bool) -> None:
+    with pytest.raises(ResultTooLarge) as raised:
         check_again(tool(effect), TooLarge("it sent too much"), 1)
-    assert ("it may have had its effect" in str(told.value)) is is_said
-    for code, may_say in ((INTERNAL, is_said), (INVALID_PARAMS, False)):
+    assert ("it may have had its effect" in str(raised.value)) is has_warning
+    for code, may_say in ((INTERNAL, has_warning), (INVALID_PARAMS, False)):
         with pytest.raises(ToolError) as failed:
             check_again(tool(effect), Refused("no such city", code=code), 1)
         assert ("it may have had its effect" in str(failed.value)) is may_say
@@ -170,7 +170,7 @@ async def test_reports_of_unaskable_questions_are_limited_in_size() -> None:
     asked = mcp.types.ElicitRequestFormParams(message="Which?", requested_schema=schema)
     for _ in range(1000):
         assert (await call.ask(asked)).action == "decline"
-    with pytest.raises(ToolError) as told:
+    with pytest.raises(ToolError) as raised:
         call.outcome(mcp.types.CallToolResult(content=[]))
-    assert "Which?" in str(told.value)
-    assert len(str(told.value)) < 50_000
+    assert "Which?" in str(raised.value)
+    assert len(str(raised.value)) < 50_000

@@ -99,11 +99,11 @@ def test_a_broken_module_is_reported_and_does_not_block_its_package(folder: Path
     write(folder / "pack/e_refused.py", "no_text", before="def helper(): pass")
     refused = (folder / "pack/e_refused.py").read_text().replace('    """Say it."""\n', "")
     (folder / "pack/e_refused.py").write_text(refused)
-    said = [module.error for module in broken(entry)]
-    assert said[0].startswith(f"{folder}/pack/a_typo.py:2: SyntaxError: ")
-    assert said[1] == f"{folder}/pack/b_crash.py:3: ZeroDivisionError: division by zero"
-    assert said[2] == f"{folder}/pack/c_needs.py:1: ModuleNotFoundError: No module named 'nothing_like_this'"
-    assert said[3].startswith(f"{folder}/pack/e_refused.py:5: ToolDefinitionError: no_text: description")
+    errors = [module.error for module in broken(entry)]
+    assert errors[0].startswith(f"{folder}/pack/a_typo.py:2: SyntaxError: ")
+    assert errors[1] == f"{folder}/pack/b_crash.py:3: ZeroDivisionError: division by zero"
+    assert errors[2] == f"{folder}/pack/c_needs.py:1: ModuleNotFoundError: No module named 'nothing_like_this'"
+    assert errors[3].startswith(f"{folder}/pack/e_refused.py:5: ToolDefinitionError: no_text: description")
     assert [tool.name for module in load_modules([entry]) for tool in module.tools] == ["works"]
 
 

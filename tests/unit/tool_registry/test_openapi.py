@@ -131,7 +131,7 @@ def test_every_operation_becomes_a_tool() -> None:
     assert tools["pets.get_pets_id"].definition.description == "GET /pets/{id}"
     harm = {name: (tool.definition.category, tool.definition.effect) for name, tool in tools.items()}
     assert harm.pop("pets.deletePet") == ("DESTRUCTIVE", "AT_MOST_ONCE")
-    assert set(harm.values()) == {("SENSITIVE", "AT_MOST_ONCE")}, "a document is not believed"
+    assert set(harm.values()) == {("SENSITIVE", "AT_MOST_ONCE")}, "a document cannot declare itself safe"
 
 
 def test_parameters_become_arguments_and_arguments_a_request() -> None:
@@ -421,17 +421,17 @@ EVERYTHING: dict[str, Any] = {
 ODD: tuple[Any, ...] = (None, 5, "x", [], {}, [[1]], [{"a": 1}], {"$ref": 5}, {"$ref": f"#/tags/{'9' * 5000}"})
 
 
-def places(value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def paths_in(value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Yield the path to each part of a value."""
     for key, part in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
         yield (*above, key)
-        yield from places(part, (*above, key))
+        yield from paths_in(part, (*above, key))
 
 
 @for_each("version", ["3.0.3", "3.1.0"])
 @for_each("part", sorted(EVERYTHING.keys() - {"openapi"}))
 def test_any_value_anywhere_in_a_document_is_read_or_refused(version: str, part: str) -> None:
-    for place in places(EVERYTHING[part], (part,)):
+    for place in paths_in(EVERYTHING[part], (part,)):
         for odd in ODD:
             document = copy.deepcopy(EVERYTHING | {"openapi": version})
             holder = functools.reduce(lambda found, key: found[key], place[:-1], document)

@@ -94,7 +94,7 @@ def test_allow_rules_never_apply_to_own_tools(
 
 
 @for_each(
-    ("tools", "said"),
+    ("tools", "reason"),
     [
         ([], "1 to 64 tools"),
         ([definition(f"tool_{number}") for number in range(OWN_TOOLS_MAX + 1)], "1 to 64 tools"),
@@ -103,8 +103,8 @@ def test_allow_rules_never_apply_to_own_tools(
         ([definition(allowed_roles=("admin",))], "who may call it"),
     ],
 )
-def test_invalid_own_tools_are_refused_with_the_reason(tools: list[ToolDefinition], said: str) -> None:
-    with pytest.raises(InvalidField, match=said):
+def test_invalid_own_tools_are_refused_with_the_reason(tools: list[ToolDefinition], reason: str) -> None:
+    with pytest.raises(InvalidField, match=reason):
         check_own(tools)
 
 

@@ -204,7 +204,7 @@ def test_secrets_are_redacted_from_every_text_of_a_value() -> None:
 
 
 @for_each(
-    ("said", "policy"),
+    ("reports_given", "policy"),
     [
         ("", None),
         ("end", ReportPolicy(reports=JobReports.END)),
@@ -213,10 +213,10 @@ def test_secrets_are_redacted_from_every_text_of_a_value() -> None:
         ({"digest": 600}, ReportPolicy(reports=JobReports.DIGEST, report_seconds=600.0)),
     ],
 )
-def test_a_tool_may_set_the_reports_of_its_jobs(said: Any, policy: ReportPolicy | None) -> None:
+def test_a_tool_may_set_the_reports_of_its_jobs(reports_given: Any, policy: ReportPolicy | None) -> None:
     """ASYNC-5."""
 
-    @tool(reports=said)
+    @tool(reports=reports_given)
     def look() -> None:
         """Look."""
 
@@ -226,7 +226,7 @@ def test_a_tool_may_set_the_reports_of_its_jobs(said: Any, policy: ReportPolicy 
 
 
 @for_each(
-    ("said", "options"),
+    ("reports_given", "options"),
     [
         ("sometimes", {}),
         ("digest", {}),
@@ -241,10 +241,10 @@ def test_a_tool_may_set_the_reports_of_its_jobs(said: Any, policy: ReportPolicy 
         ("end", {"background": False}),
     ],
 )
-def test_invalid_job_options_are_refused_at_definition(said: Any, options: dict[str, Any]) -> None:
+def test_invalid_job_options_are_refused_at_definition(reports_given: Any, options: dict[str, Any]) -> None:
     with pytest.raises(ToolDefinitionError, match="reports"):
 
-        @tool(reports=said, **options)
+        @tool(reports=reports_given, **options)
         def look() -> None:
             """Look."""
 

@@ -295,7 +295,7 @@ def rest(**others: int) -> None:
     """Have names that are not known."""
 
 
-def by_place(it: int, /) -> None:
+def positional(it: int, /) -> None:
     """Have no name."""
 
 
@@ -311,23 +311,23 @@ del method.__annotations__["self"], untyped.__annotations__["it"]
 
 
 @for_each(
-    ("function", "said"),
+    ("function", "reason"),
     [
         (only_checked, r"only_checked: parameter it: name 'Fraction' is not defined; .* TYPE_CHECKING"),
         (two_contexts, r"two_contexts: both one and two are a ToolContext"),
         (untyped, r"untyped: parameter it has no type; write for example it: str"),
         (rest, r"rest: \*\*others.* write a parameter for each argument"),
-        (by_place, r"by_place: it.* write a parameter for each argument"),
+        (positional, r"by_place: it.* write a parameter for each argument"),
         (method, r"method: a method cannot be a tool; write a function outside of the class"),
     ],
 )
-def test_an_unusable_function_is_refused_with_advice(function: Any, said: str) -> None:
-    with pytest.raises(ToolDefinitionError, match=said):
+def test_an_unusable_function_is_refused_with_advice(function: Any, reason: str) -> None:
+    with pytest.raises(ToolDefinitionError, match=reason):
         tool(function)
 
 
 @for_each(
-    ("hint", "said"),
+    ("hint", "reason"),
     [
         (Plain, r"Plain has no JSON Schema; write str, int, .* a dataclass, a TypedDict or a pydantic model"),
         (list[Plain], r"list\[.*Plain\] has no JSON Schema; write str"),
@@ -338,13 +338,13 @@ def test_an_unusable_function_is_refused_with_advice(function: Any, said: str) -
         (pydantic.SecretStr | None, r"secrets do not come from the model"),
     ],
 )
-def test_a_type_without_a_schema_is_refused_with_advice(hint: Any, said: str) -> None:
-    with pytest.raises(ToolDefinitionError, match=f"take: parameter it: {said}"):
+def test_a_type_without_a_schema_is_refused_with_advice(hint: Any, reason: str) -> None:
+    with pytest.raises(ToolDefinitionError, match=f"take: parameter it: {reason}"):
         of(hint)
 
 
 @for_each(
-    ("hint", "default", "said"),
+    ("hint", "default", "reason"),
     [
         (int, "a", r"its default 'a' does not fit its type$"),
         (int, 0.5, r"its default 0.5 does not fit its type$"),
@@ -354,8 +354,8 @@ def test_a_type_without_a_schema_is_refused_with_advice(hint: Any, said: str) ->
         (Any, Unwritable(), r"its default <object .* is not JSON; write None, and replace it in the function"),
     ],
 )
-def test_a_default_that_no_call_could_pass_is_refused(hint: Any, default: Any, said: str) -> None:
-    with pytest.raises(ToolDefinitionError, match=f"take: parameter it: {said}"):
+def test_a_default_that_no_call_could_pass_is_refused(hint: Any, default: Any, reason: str) -> None:
+    with pytest.raises(ToolDefinitionError, match=f"take: parameter it: {reason}"):
         of(hint, default=default)
 
 

@@ -29,7 +29,7 @@ class Session:
     def __init__(self, *_: Any, **__: Any) -> None:
         self.frames: asyncio.Queue[session_pb2.SessionResponse] = asyncio.Queue()
         self.started: list[str] = []
-        self.places: list[tuple[str, str]] = []
+        self.starts: list[tuple[str, str]] = []
 
     async def __aenter__(self) -> Self:
         return self
@@ -42,7 +42,7 @@ class Session:
 
     async def start(self, text: str, *, conversation_id: str = "", conversation_key: str = "", **_: Any) -> str:
         self.started.append(text)
-        self.places.append((conversation_id, conversation_key))
+        self.starts.append((conversation_id, conversation_key))
         await asyncio.sleep(0)
         run_id = f"run_{len(self.started)}"
         completed = event_pb2.RunEvent(
@@ -93,7 +93,7 @@ async def test_a_line_and_a_frame_that_arrive_together_are_both_handled(monkeypa
         assert await talk.run() == 0
     ending.cancel()
     assert session.started == ["first", "second"]
-    assert session.places == [("", "k"), ("conv_1", "")], "its key begins the conversation, its id goes on with it"
+    assert session.starts == [("", "k"), ("conv_1", "")], "the key starts the conversation and its id continues it"
     assert output.getvalue().count("completed (") == 2
 
 
@@ -102,7 +102,7 @@ class HeldSession(Session):
 
     async def start(self, text: str, *, conversation_id: str = "", conversation_key: str = "", **_: Any) -> str:
         self.started.append(text)
-        self.places.append((conversation_id, conversation_key))
+        self.starts.append((conversation_id, conversation_key))
         run = run_pb2.Run(run_id=f"run_{len(self.started)}", state=run_pb2.RUN_STATE_NEEDS_ATTENTION)
         if text == "spend":
             run.state = run_pb2.RUN_STATE_WAITING
@@ -131,16 +131,16 @@ def turn_event(**kind: Any) -> session_pb2.SessionResponse:
     return session_pb2.SessionResponse(event=event_pb2.RunEvent(run_id="turn_1", conversation_id="conv_1", **kind))
 
 
-@pytest.mark.parametrize("said", ["", "It has ended: 42."])
-async def test_a_silent_turn_shows_nothing(said: str) -> None:
+@pytest.mark.parametrize("reply", ["", "It has ended: 42."])
+async def test_a_silent_turn_shows_nothing(reply: str) -> None:
     """ASYNC-5: a silent turn shows neither start, notice nor end; any other shows everything in order."""
     talk, _, output = talking()
     talk._active["turn_1"], talk._unsaid["turn_1"] = None, []
     talk._prompting = True
     notice = message_pb2.Message(role=message_pb2.ROLE_NOTICE, text="calculate: completed (run_1)")
-    answer = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text=said)
+    answer = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text=reply)
     running = run_pb2.Run(run_id="turn_1", generation=1, state=run_pb2.RUN_STATE_RUNNING)
-    ended = run_pb2.Run(run_id="turn_1", generation=1, state=run_pb2.RUN_STATE_COMPLETED, output_text=said)
+    ended = run_pb2.Run(run_id="turn_1", generation=1, state=run_pb2.RUN_STATE_COMPLETED, output_text=reply)
     for event in (
         turn_event(run_changed=event_pb2.RunChanged(run=running)),
         turn_event(message_added=event_pb2.MessageAdded(message=notice)),
@@ -152,12 +152,12 @@ async def test_a_silent_turn_shows_nothing(said: str) -> None:
     ):
         talk._show(event)
     shown = output.getvalue()
-    assert talk._prompting is (said == "")
+    assert talk._prompting is (reply == "")
     assert not talk._active
-    if not said:
+    if not reply:
         assert shown == ""
     else:
-        assert shown.index("◆ calculate") < shown.index("Is that news") < shown.index(said) < shown.index("✓")
+        assert shown.index("◆ calculate") < shown.index("Is that news") < shown.index(reply) < shown.index("✓")
 
 
 async def typed(monkeypatch: pytest.MonkeyPatch, *lines: str) -> tuple[list[str], str]:
@@ -169,7 +169,7 @@ async def typed(monkeypatch: pytest.MonkeyPatch, *lines: str) -> tuple[list[str]
 
 
 async def test_an_unknown_command_is_reported_and_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    for line, told in {
+    for line, text in {
         "/foo": "There is no command /foo. There are /cancel, ",
         "/etc/notes.txt is what?": "To say it: //etc/notes.txt",
         "/": "There is no command /. ",
@@ -179,7 +179,7 @@ async def test_an_unknown_command_is_reported_and_not_sent(monkeypatch: pytest.M
         "/help": "Type a message. ",
     }.items():
         started, shown = await typed(monkeypatch, line)
-        assert (started, told in shown) == ([], True), (line, shown)
+        assert (started, text in shown) == ([], True), (line, shown)
     assert await typed(monkeypatch, "//etc/notes.txt is what?") == (["/etc/notes.txt is what?"], "")
 
 
@@ -196,7 +196,7 @@ CALLS = {
 
 def test_calls_are_shown_with_the_message_or_as_a_hint_to_steps() -> None:
     assert lines_of_calls(MESSAGE, {}, is_mine=True) == ["  (2 calls: pawl steps run_1)"]
-    assert lines_of_calls(MESSAGE, {}, is_mine=False) == ["  (2 calls)"], "steps of others are not theirs to see"
+    assert lines_of_calls(MESSAGE, {}, is_mine=False) == ["  (2 calls)"], "steps of other users are hidden"
     shown = ['  weather {"city": "Oslo"} → {"degrees": 12}', "  look {}"]
     assert lines_of_calls(MESSAGE, CALLS, is_mine=True) == lines_of_calls(MESSAGE, CALLS, is_mine=False) == shown
     assert lines_of_calls(message_pb2.Message(run_id="run_1"), CALLS, is_mine=True) == []

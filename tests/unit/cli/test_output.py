@@ -250,7 +250,7 @@ def test_a_gap_shows_a_notice_and_the_snapshot() -> None:
 
 
 def test_a_user_who_may_not_decide_sees_who_may() -> None:
-    for roles, approvals, approved, told in (
+    for roles, approvals, approved, text in (
         ([], 1, [], "decide with: pawl approve"),
         (["approver"], 1, [], "decide with: pawl approve"),
         (["member"], 1, [], "waits for somebody with the role approver or admin"),
@@ -260,7 +260,7 @@ def test_a_user_who_may_not_decide_sees_who_may() -> None:
         waiting = call(call_pb2.CALL_STATE_AWAITING_APPROVAL)
         waiting.approval.approvals_required = approvals
         waiting.approval.approvals.extend(call_pb2.Decision(user_id=user) for user in approved)
-        assert told in hint(waiting, decides=decides(run_pb2.Run(user_roles=roles)))
+        assert text in hint(waiting, decides=decides(run_pb2.Run(user_roles=roles)))
 
 
 async def test_waits_of_child_runs_are_shown_once_despite_a_failed_poll(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,17 +342,17 @@ def test_a_message_is_described_by_fields_and_cannot_forge_lines() -> None:
 
 
 def test_a_time_is_shown_with_its_zone_in_the_form_of_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    moment, told = Timestamp(seconds=1_795_525_200), []
+    moment, texts = Timestamp(seconds=1_795_525_200), []
     try:
         for zone in ("UTC", "Europe/Berlin"):
             monkeypatch.setenv("TZ", zone)
             time.tzset()
-            told.append(wording.time_text(moment))
+            texts.append(wording.time_text(moment))
     finally:
         monkeypatch.undo()
         time.tzset()
-    assert told == ["2026-11-24 13:00:00Z", "2026-11-24 14:00:00+01:00"]
-    assert {datetime.fromisoformat(each).timestamp() for each in told} == {moment.seconds}
+    assert texts == ["2026-11-24 13:00:00Z", "2026-11-24 14:00:00+01:00"]
+    assert {datetime.fromisoformat(each).timestamp() for each in texts} == {moment.seconds}
 
 
 RUN = "run_83e30c686bd31f67a7daaca35a2ce881"

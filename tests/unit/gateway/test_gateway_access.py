@@ -99,12 +99,12 @@ def test_only_own_pages_may_use_sessions() -> None:
 def test_only_json_content_types_are_accepted() -> None:
     forms = [None, "", "text/plain", "application/x-www-form-urlencoded", "application/jsonx"]
     assert not_refused(InvalidField, door.check_json, forms) == []
-    for said in ("application/json", "Application/JSON; charset=utf-8"):
-        door.check_json(said)
+    for header in ("application/json", "Application/JSON; charset=utf-8"):
+        door.check_json(header)
 
 
 def test_a_key_is_sent_as_a_bearer_token() -> None:
-    assert [door.bearer(said) for said in ("Bearer abc", "bearer  abc ", None)] == ["abc", "abc", None]
+    assert [door.bearer(header) for header in ("Bearer abc", "bearer  abc ", None)] == ["abc", "abc", None]
     assert not_refused(InvalidField, door.bearer, ["", "Basic abc", "Bearer", "Bearer "]) == []
 
 

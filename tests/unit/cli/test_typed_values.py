@@ -222,7 +222,7 @@ def test_an_invalid_policy_is_reported_clearly() -> None:
         ("look=reports=every=ten", "reports is every, every=10"),
         ("look=reports=", "reports is every, every=10"),
     ]
-    assert not_explained(CommandError, policy_of, [(given, re.escape(told)) for given, told in rows]) == []
+    assert not_explained(CommandError, policy_of, [(given, re.escape(expected)) for given, expected in rows]) == []
 
 
 GATED = call_pb2.Call(
@@ -250,8 +250,8 @@ def test_typed_answers_decide_the_shown_call() -> None:
     assert (edited.kind, edited.arguments_json) == (call_pb2.DECISION_KIND_EDIT, b'{"to": "bob@example.com"}')
     rejected = answers.decision_of("r: not before noon", GATED)
     assert (rejected.kind, rejected.reason) == (call_pb2.DECISION_KIND_REJECT, "not before noon")
-    told = answers.decision_of("t: I wrote to her myself", GATED)
-    assert (told.kind, told.answer) == (call_pb2.DECISION_KIND_ANSWER, "I wrote to her myself")
+    expected = answers.decision_of("t: I wrote to her myself", GATED)
+    assert (expected.kind, expected.answer) == (call_pb2.DECISION_KIND_ANSWER, "I wrote to her myself")
     for line, answer in {"2": "Tomorrow", "3": "3", "0": "0", "next week": "next week"}.items():
         decision = answers.decision_of(line, ASKED)
         assert (decision.kind, decision.answer) == (call_pb2.DECISION_KIND_ANSWER, answer)
@@ -351,11 +351,11 @@ def test_impossible_terms_of_a_series_are_refused() -> None:
     call = gated(interval_seconds=60, iterations_max=20)
     terms: list[tuple[int | None, float | None]] = [(2**32, None), *((None, float(n)) for n in ("1e12", "inf", "nan"))]
     assert not_refused(CommandError, lambda each: decisions.for_series(call, None, None, *each), terms) == []
-    for options, told in {
+    for options, expected in {
         ("--interval", "1"): "go with --series",
         ("--series", "--reject", "no"): "goes with an approval",
         ("--reject", "no", "--remember", "run"): "only one of",
         ("--uses", "1"): "go with --remember",
     }.items():
         refused = CliRunner().invoke(app, ("approve", "run_1", "call_1", *options), env={"PAWL_ADDRESS": UNREACHABLE})
-        assert (refused.exit_code, told in refused.output) == (2, True), options
+        assert (refused.exit_code, expected in refused.output) == (2, True), options
