@@ -216,7 +216,7 @@ def not_wider(inner: Limits, outer: Limits) -> bool:
 
 
 @given(agent_limits=LIMITS, run_limits=LIMITS, tools=TOOLS, wanted=TOOLS)
-def test_limits_of_a_run_never_exceed_those_of_its_agent(
+def test_a_run_never_exceeds_the_limits_of_its_agent(
     agent_limits: dict[str, float], run_limits: dict[str, float], tools: tuple[str, ...], wanted: tuple[str, ...]
 ) -> None:
     found = agent("clerk", *tools, limits=agent_limits)
@@ -232,7 +232,7 @@ def test_limits_of_a_run_never_exceed_those_of_its_agent(
 
 
 @given(agent_limits=LIMITS, own=LIMITS)
-def test_limits_of_a_child_run_never_exceed_those_of_its_parent(
+def test_a_child_run_never_exceeds_the_limits_of_its_parent(
     agent_limits: dict[str, float], own: dict[str, float]
 ) -> None:
     above = complete(AskedOptions(limits=own), DEFAULTS)

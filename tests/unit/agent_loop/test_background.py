@@ -232,7 +232,7 @@ def test_a_tool_that_declares_a_background_parameter_keeps_it() -> None:
         assert background.read('{"_interval":5}', schema) == background.Reading(arguments='{"_interval":5}'), schema
 
 
-# Background calls: switches, time limits, and what the model sees of them.
+# Background calls: switches, time limits, and what models see.
 
 
 async def test_a_background_call_runs_inline_with_a_note_if_disabled() -> None:

@@ -59,7 +59,7 @@ def before_commit(world: World, position: int, act: Callable[[], Awaitable[objec
     world.ledger.fault = fault
 
 
-def test_a_cancel_may_come_right_before_any_commit() -> None:
+def test_a_cancel_may_arrive_right_before_any_commit() -> None:
     """I12, C5: open calls are settled, nothing new starts, and the history stays valid."""
 
     async def main(position: int) -> bool:
@@ -82,7 +82,7 @@ def test_a_cancel_may_come_right_before_any_commit() -> None:
     at_each(main, more_than=8)
 
 
-def test_a_message_may_enter_right_before_any_commit() -> None:
+def test_a_message_may_arrive_right_before_any_commit() -> None:
     """LOOP-13, C15: the message is never lost, and enters at a closed batch."""
 
     async def main(position: int) -> bool:
@@ -209,7 +209,7 @@ async def test_a_takeover_in_mid_stream_voids_the_shown_output() -> None:
 
 
 def fails_inside(world: World, *, until: float, name: str = "") -> None:
-    """Answer requests to the ledger, or only those of one name, with INTERNAL until that time."""
+    """Answer ledger requests (of one name, if given) with INTERNAL until that time."""
 
     async def fault(request: str, done: bool) -> None:
         if world.clock.now() < until and name in {"", request}:

@@ -311,7 +311,7 @@ def test_the_newest_summary_precedes_the_messages_it_does_not_cover() -> None:
     assert "new" in history.to_summarise(full, 4)
 
 
-# Structured answers: a run completes only with a valid one, and the model sees what is wrong.
+# Structured answers: a run completes only with a valid one, and the model sees the errors.
 
 
 FORM = ResponseFormat(schema_json=b'{"type":"object","minProperties":2}')

@@ -107,7 +107,7 @@ async def test_a_denied_iteration_or_a_missing_key_pauses_the_series(*, key_is_g
 
 
 async def test_failing_polls_back_off() -> None:
-    """ASYNC-4: polls stay on the interval. Those of minutes 0 and 1 are trimmed."""
+    """ASYNC-4: polls stay on the interval. The first two polls are trimmed."""
     story = Story(calls(background("look", _interval=60, _duration=60, _until="value == 1")), seconds=0.1)
     failed = CallResult(content_json=b'{"error":"away"}', is_error=True, error_reason="TOOL_ERROR")
     story.world.registry.results["look"] = failed

@@ -66,7 +66,7 @@ def failed(*chunks: Any) -> Problem:
     return caught.value.problem
 
 
-def test_a_chunk_gives_its_pieces() -> None:
+def test_a_chunk_is_read_into_pieces() -> None:
     rows: list[Any] = [
         (delta(content="Hi"), [TextPiece(text="Hi")]),
         (delta(content=None), []),
@@ -288,7 +288,7 @@ def test_unknown_fields_may_arrive_in_parts() -> None:
     assert kept == {"seal": "abcdef", "more": {"a": {"b": 1, "c": "xy"}}, "parts": [1, 1, 2]}
 
 
-def test_unknown_fields_are_bounded() -> None:
+def test_unknown_fields_are_limited_in_size() -> None:
     chunk = delta(tool_calls=[{**call(0, "a", "f", ""), "blob": ["x" * 100_000]}])
     answer = assemble(*[chunk] * 5, STOP, DONE)
     assert (len(answer.provider_state_json) > 500_000, answer.fields_left_out) == (True, False)

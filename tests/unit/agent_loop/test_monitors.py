@@ -184,7 +184,7 @@ def test_changes_of_values_too_large_to_keep_are_detected() -> None:
 
 @given(st.lists(st.text(min_size=1, max_size=4000), min_size=1, max_size=12))
 def test_the_state_of_a_monitor_is_bounded(values: list[str]) -> None:
-    """The cursor stays under 16 KiB, whatever the results are."""
+    """The cursor stays under 16 KiB, for results of any size."""
     expression = condition.read("value != previous")
     assert expression is not None
     watch = Monitor(condition=expression, firings_max=1000)

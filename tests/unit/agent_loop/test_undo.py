@@ -77,7 +77,7 @@ async def report(world: World, undone: RunKey, by: RunKey) -> list[tuple[str, Un
     return [(each.tool_name, each.state) for each in found]
 
 
-async def test_an_undo_runs_the_inverses_in_reverse_order_across_questions_and_calls_no_model() -> None:
+async def test_an_undo_runs_inverses_in_reverse_order_without_model_calls() -> None:
     world = new_world()
     key = await finished(world)
     asked_models = len(world.model.requests)

@@ -29,7 +29,7 @@ def long(*, seconds: float = 100.0) -> Script:
     return [seconds, *says("That took long.")]
 
 
-async def test_many_runs_are_driven_side_by_side_to_their_ends() -> None:
+async def test_many_runs_are_driven_concurrently() -> None:
     world = World(VERDICTS, [])
     keys = [world.ledger.submit(f"hello {number}") for number in range(100)]
     async with at_work(world.worker()):
@@ -233,7 +233,7 @@ class Undrivable(Drive):
 
 @pytest.mark.parametrize("error", [DependencyUnavailable, ZeroDivisionError, LeaseLost])
 async def test_a_run_that_cannot_be_released_is_retried_at_renewal(error: type[Exception]) -> None:
-    """Whatever the ledger answers: otherwise an undriven run could keep its lease for ever."""
+    """For any ledger error: otherwise an undriven run could keep its lease for ever."""
     world = World(VERDICTS, [])
     key = world.ledger.submit("hello")
     tries, errors = iter([Undrivable, Undrivable]), iter([error])

@@ -87,7 +87,7 @@ async def test_a_fixed_rate_keeps_its_interval_however_long_calls_take() -> None
     assert gaps == pytest.approx([0.001] * 19)
 
 
-def test_refusals_are_counted_by_reason_and_only_completed_runs_have_a_duration() -> None:
+def test_refusals_are_counted_by_reason_and_only_completed_runs_timed() -> None:
     refusals = {
         "QUEUE_FULL": True,
         "watch: OVERLOADED": True,
@@ -128,7 +128,7 @@ def verdicts(seen: dict[str, comparison.Slices]) -> list[bool | None]:
     return [figure.met for figure in comparison.judged(NAMES, seen) if isinstance(figure, Figure)]
 
 
-def test_pawl_is_judged_by_the_hand_written_loop_and_by_restate() -> None:
+def test_pawl_is_compared_with_the_hand_written_loop_and_restate() -> None:
     assert verdicts(seen(p50=1.8, cpu=0.9, rate=1.5)) == [True] * 7
     assert verdicts(seen(p50=2.6, cpu=2.1, rate=0.9)) == [False] * 7
 

@@ -112,7 +112,7 @@ def test_no_caller_claims_more_than_its_key_allows() -> None:
 
 
 def test_the_people_behind_an_act_include_key_makers_and_delegates() -> None:
-    """HITL-4: the makers of a key and its delegate user count as acting, whatever user is named."""
+    """HITL-4: the makers of a key and its delegate user count as acting, even if another user is named."""
     makers = frozenset({UserId("olga"), UserId("otto")})
     backend = msgspec.structs.replace(credential("delegate", "member"), maker_user_ids=makers)
     assert principal_of(backend, {"pawl-user": "ann"}).people == {"backend", "olga", "otto"}

@@ -140,7 +140,7 @@ async def test_a_database_that_commits_to_disk_is_accepted(own_server: str, safe
     assert logs == []
 
 
-async def test_a_server_that_does_not_wait_for_its_disk_is_refused(own_server: str, safe: asyncpg.Connection) -> None:
+async def test_a_server_that_commits_without_its_disk_is_refused(own_server: str, safe: asyncpg.Connection) -> None:
     """The error names only the unsafe setting."""
     for setting in ("fsync", "full_page_writes", "synchronous_commit"):
         await safe.execute("ALTER SYSTEM RESET ALL")

@@ -210,7 +210,7 @@ def lines(body: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in run_of_logs(body).splitlines()]
 
 
-def test_each_line_is_one_json_object_with_the_process_and_the_ids_bound_in_its_task() -> None:
+def test_each_log_line_is_a_json_object_with_the_bound_ids() -> None:
     first, second, late, old = lines("""
 async def work(run):
     logs.bind(run=run)
@@ -287,7 +287,7 @@ async def test_a_lost_cancellation_is_detected() -> None:
     assert task.cancelled()
 
 
-async def test_a_task_that_loses_a_cancellation_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_task_that_swallows_a_cancellation_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks, "_AGAIN_SECONDS", 0.01)
     losses = 3
 

@@ -59,7 +59,7 @@ def bare(code: grpc.StatusCode, details: str = "") -> PawlError:
     return status.from_rpc_error(grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details))
 
 
-async def test_every_error_arrives_as_itself() -> None:
+async def test_every_error_survives_the_wire() -> None:
     assert set(status.CODES) == set(by_kind)
     for reason, error in by_reason.items():
         sent = error("what to do", field="name")
@@ -80,7 +80,7 @@ async def test_a_long_message_still_fits_in_a_trailer(message: str, metadata: di
     assert type(status.from_rpc_error(carried)) is InvalidField
 
 
-async def test_a_reason_of_a_later_version_keeps_its_kind_and_name() -> None:
+async def test_an_unknown_reason_keeps_its_kind_and_name() -> None:
     """I23."""
     carried = await carry(NotFound.restore("gone", "GOAT_NOT_FOUND", {"goat": "billy"}))
     got = status.from_rpc_error(carried)

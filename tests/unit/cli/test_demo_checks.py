@@ -17,7 +17,7 @@ def _settled(tool: str, result: object) -> call_pb2.Call:
 
 
 def what_happened() -> Evidence:
-    """What a client sees and the ledger stores when every check passes."""
+    """Client and ledger records with which every check passes."""
     mail = _settled("send_email", {"sent": True})
     mail.approval.decision.kind = call_pb2.DECISION_KIND_EDIT
     run = run_pb2.Run(run_id="run_1", state=run_pb2.RUN_STATE_COMPLETED, output_text="1 2 60")

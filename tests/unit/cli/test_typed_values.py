@@ -133,7 +133,7 @@ def test_an_invalid_value_is_refused_with_its_option() -> None:
         assert (refused.exit_code, refused.output.startswith(f"{option}: '5x' ")) == (2, True), command
 
 
-def test_a_time_uses_its_own_zone_or_that_of_the_machine() -> None:
+def test_a_time_without_a_zone_uses_the_zone_of_the_machine() -> None:
     here = datetime(2026, 1, 31).astimezone(UTC).isoformat().replace("+00:00", "Z")
     moments = {
         "2026-01-31": here,
@@ -292,7 +292,7 @@ def test_the_editor_edits_the_arguments(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert b"bob@example.com" in decision.arguments_json
 
 
-def test_an_editor_that_does_not_work_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_editor_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VISUAL", "/no/such/editor")
     with pytest.raises(CommandError, match="set EDITOR"):
         answers.decision_of("e", GATED)

@@ -1,4 +1,4 @@
-"""The Session client: commands take effect once and events arrive once, whatever breaks."""
+"""The Session client: commands take effect once and events arrive once, despite failures."""
 
 from __future__ import annotations
 

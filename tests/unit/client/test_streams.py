@@ -71,7 +71,7 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Time:
 async def read(
     time: Time, *each: tuple[Any, ...], reads_for_seconds: float = 0.0, retry_seconds: float = 30.0
 ) -> list[Any]:
-    """Responses read from successive streams, the last of which repeats."""
+    """Responses read from successive streams; the last stream repeats."""
     following = chain(each, repeat(each[-1]))
     seen = []
     new_stream = partial(Stream, time)

@@ -35,7 +35,7 @@ LOGINS = [{"name": name, "issuer": f"https://{name}.example.com", "client_id": "
 
 
 class World(Browser):
-    """A gateway with two providers, of which `staff` issues refresh tokens, and a browser."""
+    """A gateway with two providers, and a browser. Only `staff` issues refresh tokens."""
 
     def __init__(self, logins: Path) -> None:
         super().__init__(gateway_oidc_file=logins, public_url=AT, gateway_session_hours=1.0)
@@ -57,7 +57,7 @@ class World(Browser):
         )
 
     async def tokens(self, provider: Provider, _: object) -> Tokens:
-        """Return tokens of `subject`; the services accept them for another 60 s, whatever they contain."""
+        """Return tokens of `subject`; the services accept them for another 60 s regardless of their expiry."""
         caller = self.channel.who.caller
         caller.credential_id = f"{provider.name}-{self.subject}"
         caller.expire_time.FromSeconds(int(self.clock.now()) + 60)

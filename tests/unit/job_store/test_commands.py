@@ -61,7 +61,7 @@ def test_no_run_ends_with_an_unread_message_or_top_up(world: World) -> None:
 
 
 def test_nothing_starts_after_an_acknowledged_cancel(world: World, run_id: str) -> None:
-    """I12: an owner that has not read the cancel must read its inbox; one that has is refused."""
+    """I12: an owner that has not read the cancel must read its inbox; afterwards such a step is refused."""
     world.commit(run_id, calls=(change("call", CallState.RUNNABLE),))
     world.cancel(run_id)
     steps: list[dict[str, Any]] = [
@@ -132,7 +132,7 @@ def test_a_call_is_decided_once_and_only_as_shown(world: World) -> None:
 
 
 def test_a_decision_after_the_deadline_is_late(world: World) -> None:
-    """HITL-4: by database time, whatever the owner is doing."""
+    """HITL-4: by database time, independent of the owner."""
     run_id = waiting(world, CallState.AWAITING_APPROVAL, deadline_time=world.now + timedelta(seconds=900))
     world.advance(900)
     assert world.decide(run_id, "call", DecisionKind.APPROVE).reason == "DEADLINE_PASSED"

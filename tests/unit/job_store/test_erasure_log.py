@@ -23,7 +23,7 @@ class Bus:
 
 async def test_the_erasure_log_is_read_until_it_was_applied() -> None:
     bus = Bus()
-    log = JetStreamErasures(bus)  # type: ignore[arg-type]  # as it is used
+    log = JetStreamErasures(bus)  # type: ignore[arg-type]  # only these methods are used
     assert [await log.open(), await log.open()] == [True, True]
     log.applied()
     assert await log.open() is None
@@ -31,7 +31,7 @@ async def test_the_erasure_log_is_read_until_it_was_applied() -> None:
 
 async def test_the_erasure_log_is_read_again_on_a_new_connection() -> None:
     bus = Bus()
-    log = JetStreamErasures(bus)  # type: ignore[arg-type]  # as it is used
+    log = JetStreamErasures(bus)  # type: ignore[arg-type]  # only these methods are used
     await log.open()
     bus.connection_number = 2
     log.applied()

@@ -93,7 +93,7 @@ def test_no_other_call_starts_under_a_grant(world: World, other: dict[str, Any])
 
 @pytest.mark.parametrize(("given_by", "enough"), [(("cyd",), 1), (("cyd", "dan"), 2)])
 def test_a_grant_covers_calls_only_while_it_has_enough_approvals(given_by: tuple[str, ...], enough: int) -> None:
-    """I9: the current number of required approvals counts, not that of the first call."""
+    """I9: the current number of required approvals counts, not the number at the first call."""
     world = World()
     run_id = asked(world, approvals_required=len(given_by))
     for user_id in given_by:

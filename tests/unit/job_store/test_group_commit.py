@@ -128,7 +128,7 @@ async def test_operations_that_arrive_during_a_write_share_the_next_group(
     assert recorder.events == [b"first", b"a", b"b", b"c"]
 
 
-async def test_groups_are_bounded_in_number_and_in_bytes(journal: ScriptedJournal, recorder: Recorder) -> None:
+async def test_groups_are_limited_in_number_and_bytes(journal: ScriptedJournal, recorder: Recorder) -> None:
     async with running(journal, recorder) as commit:
         await run_all(commit, [str(number) for number in range(group_commit.OPERATIONS_MAX + 1)])
         assert max(map(len, journal.groups)) == group_commit.OPERATIONS_MAX

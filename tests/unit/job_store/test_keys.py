@@ -119,7 +119,7 @@ def test_only_key_makers_of_a_store_may_revoke_and_list_its_keys(
     assert again.revoke_time == (NOW if ended else later)
 
 
-def test_the_store_defaults_to_that_of_the_caller() -> None:
+def test_the_store_of_the_caller_is_the_default() -> None:
     assert governed_store(operator(), "") == "acme"
     assert governed_store(DEPLOYMENT, "") == ""
 

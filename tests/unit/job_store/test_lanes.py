@@ -44,7 +44,7 @@ def test_operations_are_written_once_in_order_in_bounded_groups(
 
 
 @given(people=st.integers(0, 300), work=st.integers(0, 300))
-def test_people_come_first_but_work_keeps_its_quota(people: int, work: int) -> None:
+def test_user_requests_come_first_but_work_keeps_its_quota(people: int, work: int) -> None:
     lanes = filled([(Lane.PEOPLE, "a", 1)] * people + [(Lane.WORK, "a", 1)] * work)
     group = [each[0] for each in lanes.next_group(lambda each: each[3], operations_max=128, bytes_max=10_000)]
     assert group == sorted(group, key=lambda lane: lane is Lane.WORK)
@@ -55,7 +55,7 @@ def test_people_come_first_but_work_keeps_its_quota(people: int, work: int) -> N
         assert len(group) == min(work, 128)
 
 
-def test_large_messages_of_people_leave_room_for_work() -> None:
+def test_large_user_messages_leave_room_for_work() -> None:
     lanes = filled([(Lane.PEOPLE, "a", 40)] * 5 + [(Lane.WORK, "b", 1)])
     group = lanes.next_group(lambda each: each[3], operations_max=128, bytes_max=100)
     assert [each[0] for each in group] == [Lane.PEOPLE, Lane.PEOPLE, Lane.WORK]

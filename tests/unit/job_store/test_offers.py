@@ -20,7 +20,7 @@ def key(run_id: str) -> tuple[tuple[RunKey, CallKey], ...]:
     return ((RunKey(STORE, RunId(run_id)), CallKey(STORE, CallId("call"))),)
 
 
-def test_leases_are_renewed_only_for_their_holder(world: World) -> None:
+def test_a_lease_is_renewed_only_for_its_holder(world: World) -> None:
     run_id = offered(world)
     world.lease(run_id, "call", "tab_1")
     world.advance(20)

@@ -99,7 +99,7 @@ def test_due_times_are_the_same_from_any_starting_point(given_timing: Timing, af
 
 
 @given(st.text(min_size=1), st.integers(0, 3600), TIMES)
-def test_jitter_is_within_its_bounds_and_always_the_same(schedule_id: str, seconds: int, after: datetime) -> None:
+def test_jitter_is_bounded_and_stable(schedule_id: str, seconds: int, after: datetime) -> None:
     plain = Timing(interval_seconds=7200)
     late = timing.jitter(Timing(interval_seconds=7200, jitter_seconds=seconds), schedule_id)
     assert timedelta(0) <= late <= timedelta(seconds=seconds)

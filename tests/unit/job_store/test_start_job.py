@@ -45,7 +45,7 @@ def test_a_job_started_by_a_user_reports_to_its_conversation(desk: Desk) -> None
 
 
 def test_starting_a_job_is_idempotent_by_request_id(desk: Desk) -> None:
-    """Whatever its state and the free slots. A reused request id with other content is refused."""
+    """In any state, even without free slots. A reused request id with other content is refused."""
     job = start_job(desk, request_id="r1").run
     for number in range(OPEN_MAX - 1):
         start_job(desk, f"job_{number}")

@@ -140,7 +140,7 @@ def test_a_call_is_created_proposed_or_one_step_later() -> None:
         assert (found and found.state) == (state if may_be else None)
 
 
-def test_a_run_cannot_end_while_a_call_is_open(world: World, run_id: str) -> None:
+def test_a_run_cannot_end_with_an_open_call(world: World, run_id: str) -> None:
     """I6: every call has its result before the end."""
     world.commit(run_id, calls=(change("call", CallState.PROPOSED),))
     for state in [state for state in CallState if not state.is_terminal]:

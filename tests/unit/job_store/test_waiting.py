@@ -22,7 +22,7 @@ from tests.unit.job_store.world import DIGEST
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
 LIMITS = PlaceLimits(per_store=3, per_user=2)
-# Possible reasons per state; other states have none.
+# Possible reasons per state; other states give no reason.
 ALLOWED = {
     RunState.QUEUED: {WaitReason.TURN, WaitReason.PLACE, WaitReason.WORKER},
     RunState.WAITING: set(WaitReason) - {WaitReason.TURN, WaitReason.PLACE, WaitReason.OPERATOR, WaitReason.STOPPING},
@@ -92,7 +92,7 @@ def waiting_of(state: RunState, *calls: CallRow, around: Any = None, **fields: A
 
 @st.composite
 def situations(draw: st.DrawFn) -> Situation:
-    """Any rows that the types allow, including ones that no ledger writes."""
+    """Any rows that the types allow, even if no ledger writes them."""
     state = draw(st.sampled_from(RunState))
     attention = Attention(reason=draw(st.sampled_from(AttentionReason)), since_time=draw(TIMES))
     names = iter(range(100))

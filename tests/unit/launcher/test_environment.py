@@ -81,7 +81,7 @@ def test_only_the_registry_gets_the_paths_of_secret_files(tmp_path: Path) -> Non
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A folder with a path short enough for socket names, unlike that of a test."""
+    """A folder with a path short enough for socket names; paths of `tmp_path` are too long."""
     with tempfile.TemporaryDirectory(prefix="pawl-") as path:
         yield Path(path)
 

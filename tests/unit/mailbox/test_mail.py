@@ -252,7 +252,7 @@ def test_hostile_mails_stay_within_limits() -> None:
 
 
 @given(st.binary(max_size=2000))
-def test_any_bytes_are_read(raw: bytes) -> None:
+def test_any_mail_bytes_can_be_read(raw: bytes) -> None:
     read(raw)
     read(b"From: ann@example.com\n" + raw)
 

@@ -23,7 +23,7 @@ from tests.unit.notifier.events import asked, ended_job, event, of
 
 
 class ScriptedMessage(Msg):
-    """An event that records its acknowledgements and what was stored by then."""
+    """An event that records its acknowledgements and the number of drafts stored by then."""
 
     def __init__(self, data: bytes, store: BrittleStore, *, attempt: int = 1) -> None:
         self.subject = "pawl.v1.acme.lifecycle.event"
@@ -152,7 +152,7 @@ async def test_without_a_database_every_event_is_retried_without_limit(scene: Sc
     ]
 
 
-async def test_a_fault_of_the_store_never_costs_an_event(scene: Scene) -> None:
+async def test_a_store_fault_never_loses_an_event(scene: Scene) -> None:
     scene.store.broken = True
     found = [
         (of("completed", "a"), ATTEMPTS_MAX),

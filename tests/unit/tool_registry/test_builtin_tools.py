@@ -192,7 +192,7 @@ def test_a_page_without_a_main_text_becomes_all_of_its_text() -> None:
     assert page("<html></html>").text == ""
 
 
-def test_a_page_with_too_many_elements_becomes_all_of_its_text_but_code() -> None:
+def test_a_page_with_too_many_elements_becomes_plain_text() -> None:
     items = "<div><p>One <i>word</i>.</p><script>no()</script><!-- no --></div>" * (ELEMENTS_MAX // 4 + 1)
     found = page(f"<html><head><title>Many</title></head><body>{items}</body></html>")
     assert found.title == "Many"
@@ -314,7 +314,7 @@ def test_no_next_time_is_shown_if_unknown(job: run_pb2.Run) -> None:
 
 
 def test_stopping_a_job_reports_its_actual_state() -> None:
-    """It never reports stopping a job of another user, or one that had ended."""
+    """It never claims to have stopped an ended job or a job of another user."""
     over = job_run("run_2", state=run_pb2.RUN_STATE_COMPLETED, waits=[])
     ended = job_run("run_3", state=run_pb2.RUN_STATE_CANCELLED, waits=[])
     jobs = SomeJobs(job_run(state=run_pb2.RUN_STATE_CANCELLING, waits=[]), over, ended)

@@ -387,7 +387,7 @@ def crash_at(step: int, patch: pytest.MonkeyPatch) -> Callable[[], bool]:
 def test_after_a_crash_at_any_moment_the_same_call_has_its_effect_once(
     tmp_path_factory: pytest.TempPathFactory, name: str, arguments: dict[str, Any], *, other_call: bool
 ) -> None:
-    """I5: with `meanwhile`, another call changes the file before the same one is repeated."""
+    """I5: with `other_call`, another call changes the file before the same one is repeated."""
     tmp_path = tmp_path_factory.mktemp("crash")
 
     def start(folder: Path) -> Desk:

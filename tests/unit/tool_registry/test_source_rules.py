@@ -65,7 +65,7 @@ def test_an_invalid_source_name_is_refused(name: str) -> None:
     ("name", "holds"),
     [("a.b", True), ("a.b.c", False), (".b", False), ("a.", False), ("x" * 61 + ".y", True), ("x" * 62 + ".y", False)],
 )
-def test_a_tool_may_have_one_dot_inside_its_name(name: str, holds: bool) -> None:
+def test_a_tool_name_may_contain_one_dot(name: str, holds: bool) -> None:
     assert can_exist(name) is holds
 
 
