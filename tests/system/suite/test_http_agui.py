@@ -47,7 +47,7 @@ class Thread:
 
     async def stream(self, text: str = "", **more: Any) -> AsyncIterator[dict[str, Any]]:
         body = self.body(text, **more)
-        self.page.begin()
+        self.page.expect_run()
         async with self.endpoint.stream("POST", "/agui", json=body) as answer:
             assert answer.status_code == 200, await answer.aread()
             async for line in answer.aiter_lines():

@@ -1,4 +1,4 @@
-"""Coroutine tests run on a loop whose clock jumps, so that waiting costs no time."""
+"""Coroutine tests run on a virtual clock, so sleeps take no time."""
 
 from __future__ import annotations
 
@@ -10,5 +10,4 @@ from tests.fakes.virtual_time import VirtualLoop
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> dict[str, Callable[[], VirtualLoop]]:
-    """Run each test on a virtual loop of its own."""
     return {"virtual": VirtualLoop}

@@ -1,4 +1,4 @@
-"""A run with a call of every kind, what must hold of its record, and a worker at work."""
+"""A run with a call of every kind, the invariants of its record, and a running worker."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def everything() -> World:
 
 
 def check_whole(world: World, key: RunKey, *, state: RunState = RunState.COMPLETED) -> None:
-    """What must hold of the record, whatever happened."""
+    """Check the invariants of the record."""
     run, settled = world.ledger.run(key), world.ledger.calls(key)
     assert run.state is state
     assert all(call.settled and call.result is not None for call in settled)
@@ -63,7 +63,7 @@ def check_whole(world: World, key: RunKey, *, state: RunState = RunState.COMPLET
 
 
 def shown_text(world: World, key: RunKey, round_number: int) -> str:
-    """The text that a watcher sees of a round, with what was said to be void taken away."""
+    """Text that a watcher sees in a round, without output that was later voided."""
     shown: list[tuple[int, str]] = []
     for seq, event in enumerate(world.ledger.events(key), 1):
         if isinstance(event, OutputDelta) and event.round == round_number:
@@ -98,7 +98,7 @@ async def finished(
     options: RunOptions | None = None,
     seconds: float = 1.0,
 ) -> tuple[World, RunKey]:
-    """Return a world and the run in it that has ended."""
+    """Return a world and a run that has ended."""
     world = World(verdicts, scripts, seconds=seconds)
     key = world.ledger.submit(text, options)
     await world.finish(key)
@@ -106,13 +106,12 @@ async def finished(
 
 
 def present(value: T | None) -> T:
-    """Return a value that must be there."""
     assert value is not None, "the value is missing"
     return value
 
 
 def at_each(main: Callable[[int], Coroutine[Any, Any, bool]], *, more_than: int) -> None:
-    """Play a scenario for one position after the other at which something happens, until none is left."""
+    """Play a scenario once for each position at which the event can happen."""
     position = 0
     while virtual_time.run(main(position)):
         position += 1

@@ -1,4 +1,4 @@
-"""A run driven by its rules alone: no tasks, no ledger, no time but the one that tests move."""
+"""Drive a run by its pure rules: no tasks, no ledger, and time that only tests advance."""
 
 from __future__ import annotations
 
@@ -114,7 +114,6 @@ VERDICTS = {
         call_id=CallId(""), disposition=Disposition.REFUSE, error_reason="TOOL_NOT_FOUND", error_message="no such tool"
     ),
 }
-"""What the registry says of a tool, by its name."""
 
 OK = ExecutionResult(outcome=Outcome.SUCCEEDED, result=CallResult(content_json=b'"done"'))
 BROKEN = ExecutionResult(
@@ -134,7 +133,7 @@ def verdict_on(call: Call) -> Verdict:
 
 
 def answer(*names: str, text: str = "", arguments: Sequence[str] = ()) -> ModelAnswer:
-    """An answer that calls these tools, each with other arguments unless they are given."""
+    """An answer that calls these tools, each with different arguments unless given."""
     written = arguments or [f'{{"n":{n}}}' for n in range(len(names))]
     return ModelAnswer(
         text=text,
@@ -151,7 +150,7 @@ def answer(*names: str, text: str = "", arguments: Sequence[str] = ()) -> ModelA
 
 @dataclass
 class Simulation:
-    """Plans, commits and remembers what was begun. `answers` are given in order; after them plain text."""
+    """Plans, commits and remembers started work. `answers` are given in order, then plain text."""
 
     answers: list[ModelAnswer]
     options: RunOptions = field(default_factory=RunOptions)
@@ -165,7 +164,7 @@ class Simulation:
     tokens_granted: int = 0
     takeovers: int = 0
     breaks: int = 0
-    told: list[OwnerEvent] = field(default_factory=list)
+    events: list[OwnerEvent] = field(default_factory=list)
     cancelled: bool = False
     parked: bool = False
     ids: itertools.count[int] = field(default_factory=itertools.count)
@@ -191,17 +190,17 @@ class Simulation:
         return sorted(self.base.calls.values(), key=lambda call: (call.round, call.index))
 
     def turn(self) -> None:
-        """Plan, commit, begin the work; until nothing is left to do without news."""
+        """Plan, commit and start work until nothing is left to do without new input."""
         while True:
             before = self.base
             base = replace(self.base, under_way=frozenset(self.under_way))
             plan = planning.plan(base, self.facts, self.now)
             self.facts.clear()
             self._check(before, plan)
-            self.told += plan.events
+            self.events += plan.events
             self.base = step.committed(plan.state, 0, None)
             for work in plan.work:
-                self._begin(work)
+                self._start_work(work)
             self.parked = isinstance(plan.rest, Park | Finish)
             if isinstance(plan.rest, StopModel):
                 self.under_way.discard(MODEL)
@@ -209,12 +208,12 @@ class Simulation:
             if not self.facts:
                 return
 
-    def _begin(self, work: planning.Work) -> None:
+    def _start_work(self, work: planning.Work) -> None:
         match work:
             case PinTools():
                 self.facts.append(ToolsPinned(tools=()))
             case StartModel():
-                assert not self.tokens_granted or self.tokens_served < self.tokens_granted, "the budget was passed"
+                assert not self.tokens_granted or self.tokens_served < self.tokens_granted, "the budget was exceeded"
                 self.model_calls += 1
                 self.under_way.add(MODEL)
                 check_history(history.of_run(self.base))
@@ -242,14 +241,14 @@ class Simulation:
         for event in plan.events:
             if isinstance(event, RoundStarted):
                 assert plan.state.open_calls == () or plan.state.run.state in ENDED
-        begins = [work for work in plan.work if isinstance(work, StartModel)]
-        if begins:
+        started_models = [work for work in plan.work if isinstance(work, StartModel)]
+        if started_models:
             assert all(call.settled and call.result for call in plan.state.calls.values()), "the batch is open"
 
-    # What may happen.
+    # Events that can happen to the run.
 
     def model_answers(self) -> None:
-        """The model call that is going on ends."""
+        """The current model call ends."""
         self.under_way.remove(MODEL)
         self.tokens_served += TOKENS_PER_ANSWER
         given = self.answers.pop(0) if self.answers else answer(text="done")
@@ -267,7 +266,7 @@ class Simulation:
         self.turn()
 
     def model_fails(self, *, is_counted: bool = True) -> None:
-        """The attempt that is going on breaks off."""
+        """The current attempt fails."""
         self.breaks += 1
         self.under_way.remove(MODEL)
         broken = answer(text="half")
@@ -282,7 +281,7 @@ class Simulation:
         self.turn()
 
     def needs(self, tokens: int) -> None:
-        """The call that is to be made costs more than what is left."""
+        """The next model call costs more than the remaining budget."""
         self.under_way.remove(MODEL)
         nothing = replace(answer(), usage=UsageReport())
         self.facts.append(ModelFailed(error=budget.TOO_LITTLE, answer=nothing, jitter=0.5, tokens_needed=tokens))
@@ -295,7 +294,7 @@ class Simulation:
         self.turn()
 
     def sends(self, *kinds: CommandKind) -> None:
-        """Commands arrive, as the ledger would take them."""
+        """Commands arrive, as the ledger would accept them."""
         commands = [
             Command(command_id=CommandId(f"cmd_{next(self.ids)}"), user_id=UserId("u"), time=self.now, kind=kind)
             for kind in kinds
@@ -341,7 +340,7 @@ class Simulation:
         self.turn()
 
     def is_taken_over(self) -> None:
-        """The worker dies and another one goes on with what the ledger has."""
+        """The worker dies and another one continues from the ledger."""
         self.takeovers += 1
         self.under_way.clear()
         self.facts.clear()
@@ -355,7 +354,7 @@ class Simulation:
         self.turn()
 
     def finishes(self) -> None:
-        """Everything that goes on ends well, and time passes over the rest, until the run has ended."""
+        """Finish everything: running work succeeds and waits time out, until the run ends."""
         for _ in range(200):
             if self.run.state in ENDED:
                 return

@@ -1,4 +1,4 @@
-"""Agents: what they select, what runs take from them, and that they widen nothing."""
+"""Agents: tool selection, options that runs inherit, and limits that runs cannot widen."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def run_of(found: AgentVersion, **asked: Any) -> RunOptions:
 
 
 @given(st.text("ab.*", max_size=8), st.text("ab.", max_size=8))
-def test_a_star_stands_for_any_characters(pattern: str, name: str) -> None:
+def test_a_star_matches_any_characters(pattern: str, name: str) -> None:
     assert matches(pattern, name) is bool(re.fullmatch(fnmatch.translate(pattern), name))
 
 
@@ -72,7 +72,7 @@ def test_tools_are_selected_by_name_by_source_and_by_pattern() -> None:
         select(definition(tools=ToolSelection(names=("fly",))), OFFERED)
 
 
-def test_what_cannot_be_meant_is_refused_with_its_field() -> None:
+def test_an_invalid_definition_is_refused_and_names_the_field() -> None:
     rows: list[Any] = [
         ({"name": "no name"}, "definition.name"),
         ({"options": AskedOptions(tool_names=("look",))}, "definition.options"),
@@ -110,21 +110,21 @@ def test_what_cannot_be_meant_is_refused_with_its_field() -> None:
         assert refused.value.metadata["field"] == named, fields
 
 
-def test_a_card_has_the_address_of_a_picture() -> None:
+def test_a_card_accepts_the_url_of_a_picture() -> None:
     rows: list[Any] = ["", "https://a.example", "https://a.example:8443/x.png?size=2#top", "https://[::1]/"]
     for url in rows:
         assert check(definition(card=AgentCard(avatar_url=url)), DEFAULTS).card.avatar_url == url, url
 
 
-def test_a_run_takes_from_its_agent_what_it_leaves_open() -> None:
+def test_a_run_inherits_unset_options_from_its_agent() -> None:
     found = agent("clerk", "look", "mail", instructions="Book it.", limits={"rounds_max": 3}, temperature=0.5)
     options = run_of(found)
     assert (options.instructions, options.model, options.temperature) == ("Book it.", "the-model", 0.5)
     assert (options.tool_names, options.limits.rounds_max) == (("look", "mail"), 3)
-    assert run_of(agent()).instructions == "Be brief.", "what the agent leaves open is the deployment's"
+    assert run_of(agent()).instructions == "Be brief.", "unset options come from the deployment"
 
 
-def test_the_background_is_off_where_run_agent_or_deployment_say_so() -> None:
+def test_the_run_agent_or_deployment_can_disable_background_calls() -> None:
     off = agent(without_background=True)
     assert run_of(off).without_background
     assert run_of(off, without_background=True).without_background
@@ -135,11 +135,11 @@ def test_the_background_is_off_where_run_agent_or_deployment_say_so() -> None:
     assert deployed(replace(DEFAULTS, without_background=True)).definition.options.without_background
 
 
-def test_a_run_narrows_its_agent_and_no_more() -> None:
+def test_a_run_can_only_narrow_its_agent() -> None:
     found = agent("clerk", "look", "mail", instructions="Book it.", limits={"rounds_max": 5, "total_tokens_max": 1000})
     narrowed = run_of(found, tool_names=("look",), limits={"rounds_max": 2, "total_tokens_max": 10}, model="m")
     assert (narrowed.tool_names, narrowed.limits.rounds_max, narrowed.limits.total_tokens_max) == (("look",), 2, 10)
-    assert narrowed.model == "m", "the agent leaves it open"
+    assert narrowed.model == "m", "the agent does not set it"
     assert run_of(found, without_tools=True).without_tools
     assert run_of(found, approvals_required=2).approvals_required == 2
     assert run_of(agent(limits={"agent_depth_max": 1}), limits={"agent_depth_max": 0}).limits.agent_depth_max == 0
@@ -158,7 +158,7 @@ def test_a_run_narrows_its_agent_and_no_more() -> None:
         )
 
 
-def test_the_default_gives_what_a_run_does_not_say_itself() -> None:
+def test_the_default_agent_fills_options_that_a_run_leaves_unset() -> None:
     found = agent(DEFAULT, "look", instructions="Book it.", limits={"rounds_max": 3})
     assert run_of(found).tool_names == ("look",)
     own = run_of(found, instructions="Do it.", tool_names=("mail",), limits={"rounds_max": 7})
@@ -167,12 +167,12 @@ def test_the_default_gives_what_a_run_does_not_say_itself() -> None:
         run_of(found, limits={"rounds_max": 5000})
 
 
-def test_fallbacks_belong_to_their_model() -> None:
+def test_model_fallbacks_are_inherited_only_with_their_model() -> None:
     found = agent(model="a", model_fallbacks=("b",))
     assert run_of(found).model_fallbacks == ("b",)
     with pytest.raises(InvalidField, match="model_fallbacks"):
         run_of(agent(model="a"), model_fallbacks=("b",))
-    assert run_of(agent(), model_fallbacks=("b",)).model_fallbacks == ("b",), "the agent leaves its model open"
+    assert run_of(agent(), model_fallbacks=("b",)).model_fallbacks == ("b",), "the agent does not set its model"
     default = agent(DEFAULT, model="a", model_fallbacks=("b",))
     assert run_of(default, model="a").model_fallbacks == ("b",)
     assert run_of(default, model="c").model_fallbacks == ()
@@ -182,14 +182,14 @@ def test_fallbacks_belong_to_their_model() -> None:
     assert delegated(agent(), own).model_fallbacks == ("y",)
 
 
-def test_an_agent_whose_patterns_matched_nothing_has_no_tools() -> None:
-    """No names at all would mean every tool."""
+def test_an_agent_whose_patterns_match_nothing_has_no_tools() -> None:
+    """An empty list of names would mean every tool."""
     empty = AgentVersion(definition=definition(tools=ToolSelection(patterns=("x*",))), version=1)
     assert run_of(empty).without_tools
     assert delegated(empty, RunOptions(tool_names=("look",))).without_tools
 
 
-def test_the_default_of_the_deployment_says_what_it_gives() -> None:
+def test_the_deployment_default_lists_its_options() -> None:
     given = deployed(DEFAULTS)
     assert (given.version, given.definition.name) == (0, DEFAULT)
     assert complete(given.definition.options, DEFAULTS) == complete(AskedOptions(), DEFAULTS)
@@ -215,23 +215,25 @@ def not_wider(inner: Limits, outer: Limits) -> bool:
     )
 
 
-@given(said=LIMITS, asked=LIMITS, tools=TOOLS, wanted=TOOLS)
-def test_no_run_is_wider_than_its_agent(
-    said: dict[str, float], asked: dict[str, float], tools: tuple[str, ...], wanted: tuple[str, ...]
+@given(agent_limits=LIMITS, run_limits=LIMITS, tools=TOOLS, wanted=TOOLS)
+def test_a_run_never_exceeds_the_limits_of_its_agent(
+    agent_limits: dict[str, float], run_limits: dict[str, float], tools: tuple[str, ...], wanted: tuple[str, ...]
 ) -> None:
-    found = agent("clerk", *tools, limits=said)
+    found = agent("clerk", *tools, limits=agent_limits)
     bound = run_of(found)
     try:
-        options = run_of(found, limits=asked, tool_names=wanted)
+        options = run_of(found, limits=run_limits, tool_names=wanted)
     except InvalidField:
         return
     assert not tools or options.without_tools or set(options.tool_names) <= set(tools)
-    for name in said:
+    for name in agent_limits:
         inner, outer = getattr(options.limits, name), getattr(bound.limits, name)
         assert inner <= outer or (outer == 0 and name in NONE_IS_ZERO)
 
 
-@given(said=LIMITS, own=LIMITS)
-def test_no_run_below_is_wider_than_the_one_above(said: dict[str, float], own: dict[str, float]) -> None:
+@given(agent_limits=LIMITS, own=LIMITS)
+def test_a_child_run_never_exceeds_the_limits_of_its_parent(
+    agent_limits: dict[str, float], own: dict[str, float]
+) -> None:
     above = complete(AskedOptions(limits=own), DEFAULTS)
-    assert not_wider(delegated(agent(limits=said), above).limits, above.limits)
+    assert not_wider(delegated(agent(limits=agent_limits), above).limits, above.limits)

@@ -1,4 +1,4 @@
-"""The parameters of calls in the background: whatever a model writes is read or refused; iterations keep their beat."""
+"""Parameters of background calls are read or refused; iterations are due on a fixed schedule."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _OTHERS = st.dictionaries(st.text(max_size=6), _VALUES, max_size=3)
 
 
 def escaped(written: str, chosen: bool) -> str:
-    """The same JSON, with some character of the names as an escape."""
+    """The same JSON, with some character of the names escaped."""
     return written.replace('"_', '"\\u005f') if chosen else written
 
 
@@ -61,30 +61,30 @@ def escaped(written: str, chosen: bool) -> str:
 @example("[" * 100_000 + '"_executeAsync"')
 @example('{"_executeAsync": true, "x": "\\ud800"}')
 @example('{"_executeAsync": true, "n": NaN}')
-def test_whatever_stands_in_the_arguments_is_read(written: str) -> None:
+def test_arguments_of_any_content_can_be_read(written: str) -> None:
     reading = background.read(written, _SCHEMA)
     assert reading.terms is None or reading.fault == ""
 
 
 @given(_OTHERS, _PARAMETERS, st.booleans())
-def test_parameters_make_a_wish_or_are_refused_with_a_hint_and_are_taken_out(
-    others: dict[str, Any], said: dict[str, Any], as_escapes: bool
+def test_background_parameters_are_removed_and_either_read_or_refused(
+    others: dict[str, Any], parameters: dict[str, Any], as_escapes: bool
 ) -> None:
     assume(NAMES.isdisjoint(others))
-    written = escaped(json.dumps(others | said), as_escapes)
+    written = escaped(json.dumps(others | parameters), as_escapes)
     reading = background.read(written, _SCHEMA)
     try:
         rest = strict_json.loads(reading.arguments.encode(), bytes_max=1 << 20)
     except (InvalidJson, TooLarge, UnicodeError):
-        # No call is made with it, whatever it wishes for.
+        # The call is refused, so its options do not matter.
         return
     assert isinstance(rest, dict)
     assert NAMES.isdisjoint(rest)
     assert rest == {name: value for name, value in others.items() if name in rest}
     assert rest.keys() == others.keys()
-    if said.get("_executeAsync") is True:
+    if parameters.get("_executeAsync") is True:
         assert (reading.terms is None) == (reading.fault != "")
-    elif said.keys() - {"_executeAsync"} or not isinstance(said.get("_executeAsync", False), bool):
+    elif parameters.keys() - {"_executeAsync"} or not isinstance(parameters.get("_executeAsync", False), bool):
         assert reading.fault
     else:
         assert (reading.terms, reading.fault) == (None, "")
@@ -97,20 +97,24 @@ def test_parameters_make_a_wish_or_are_refused_with_a_hint_and_are_taken_out(
     st.dictionaries(st.sampled_from(sorted(NAMES - {"_executeAsync"})), _ODD, max_size=3),
     st.booleans(),
 )
-@example(said=_WATCHES, more={"_until": {"equals": 10**30}}, as_tool=False)
-@example(said=_WATCHES, more={"_reports": {"every": ITERATIONS_MAX}}, as_tool=True)
-@example(said=_WATCHES, more={"_reports": {"every": 1.5}}, as_tool=False)
-def test_odd_parameters_make_a_job_that_ends_or_are_refused_with_a_hint(
-    said: dict[str, Any], more: dict[str, Any], as_tool: bool
+@example(parameters=_WATCHES, more={"_until": {"equals": 10**30}}, as_tool=False)
+@example(parameters=_WATCHES, more={"_reports": {"every": ITERATIONS_MAX}}, as_tool=True)
+@example(parameters=_WATCHES, more={"_reports": {"every": 1.5}}, as_tool=False)
+def test_odd_parameters_are_refused_or_make_a_job_that_ends(
+    parameters: dict[str, Any], more: dict[str, Any], as_tool: bool
 ) -> None:
-    """ASYNC-2 to ASYNC-4, in conditions, monitors and reports, too: and what they make is the same once it was kept."""
+    """ASYNC-2 to ASYNC-4, for conditions, monitors and reports. A stored job reads back the same."""
     if as_tool:
-        named = {own: (said | more)[name] for own, name in background._NAMES_OF_TOOL.items() if name in said | more}
+        named = {
+            own: (parameters | more)[name]
+            for own, name in background._NAMES_OF_TOOL.items()
+            if name in parameters | more
+        }
         _, reading = background.read_tool(json.dumps({"tool": "look"} | named), {"look": _SCHEMA})
     else:
-        reading = background.read(json.dumps(said | more), _SCHEMA)
+        reading = background.read(json.dumps(parameters | more), _SCHEMA)
     if reading.terms is None:
-        assert reading.fault or reading.arguments != "{}", "what is no strict JSON is for the check of the call"
+        assert reading.fault or reading.arguments != "{}", "the call check refuses invalid JSON"
         return
     check(reading.terms)
     job = jobs.new_job(reading.terms, "look", b"{}", 1_800_000_000.0)
@@ -121,17 +125,17 @@ def test_odd_parameters_make_a_job_that_ends_or_are_refused_with_a_hint(
     assert not watches or job.end_time is not None
 
 
-def check(wish: RequestedTerms) -> None:
-    """A wish has an end, and keeps the limits."""
-    assert 1 <= wish.iterations_max <= ITERATIONS_MAX
-    assert wish.interval_seconds == 0 or 0.5 <= wish.interval_seconds <= 24 * 3600
-    assert 0 <= wish.duration_seconds <= 365 * 24 * 3600
-    if not wish.interval_seconds:
-        assert (wish.iterations_max, wish.duration_seconds, wish.delay_first) == (1, 0.0, False)
+def check(options: RequestedTerms) -> None:
+    """Check that an option set has an end and stays within the limits."""
+    assert 1 <= options.iterations_max <= ITERATIONS_MAX
+    assert options.interval_seconds == 0 or 0.5 <= options.interval_seconds <= 24 * 3600
+    assert 0 <= options.duration_seconds <= 365 * 24 * 3600
+    if not options.interval_seconds:
+        assert (options.iterations_max, options.duration_seconds, options.delay_first) == (1, 0.0, False)
 
 
-def test_a_series_may_go_on_for_a_day_or_a_year() -> None:
-    """What is more is refused, and nothing is cut short unasked."""
+def test_a_series_may_run_for_up_to_a_year() -> None:
+    """Larger values are refused, never silently reduced."""
     rows: list[Any] = [
         ({"_interval": 0.5, "_duration": 1440}, 172_801),
         ({"_interval": 0.5, "_stopAfter": 1_000_000}, 1_000_000),
@@ -141,11 +145,11 @@ def test_a_series_may_go_on_for_a_day_or_a_year() -> None:
         ({"_interval": 0.5, "_duration": 525_600}, 0),
         ({"_interval": 60, "_duration": 525_601}, 0),
     ]
-    for said, iterations in rows:
-        reading = background.read(json.dumps({"_executeAsync": True, **said}), _SCHEMA)
-        assert (reading.terms is None) == (not iterations), said
-        assert reading.terms is None or reading.terms.iterations_max == iterations, said
-        assert reading.terms is not None or "1,000,000" in reading.fault or "525600" in reading.fault, said
+    for parameters, iterations in rows:
+        reading = background.read(json.dumps({"_executeAsync": True, **parameters}), _SCHEMA)
+        assert (reading.terms is None) == (not iterations), parameters
+        assert reading.terms is None or reading.terms.iterations_max == iterations, parameters
+        assert reading.terms is not None or "1,000,000" in reading.fault or "525600" in reading.fault, parameters
 
 
 @given(
@@ -154,10 +158,10 @@ def test_a_series_may_go_on_for_a_day_or_a_year() -> None:
     st.integers(-1, 2_000_000),
     st.one_of(st.none(), st.floats(0, 1_000_000), st.floats()),
 )
-def test_an_edit_of_a_series_moves_its_end_only_where_it_says_so(
+def test_editing_a_series_moves_its_end_only_if_requested(
     end: float | None, interval: float, count: int, edited_end: float | None
 ) -> None:
-    """ASYNC-4: what watches for something keeps its deadline, whatever is edited."""
+    """ASYNC-4: a monitor keeps its deadline after any edit."""
     shown = Series(digest="shown", interval_seconds=60.0, iterations_max=20, end_time=end)
     edited = Series(interval_seconds=interval, iterations_max=count, end_time=edited_end)
     try:
@@ -169,7 +173,7 @@ def test_an_edit_of_a_series_moves_its_end_only_where_it_says_so(
     assert granted.end_time is None or 5.0 <= granted.end_time <= 5.0 + 365 * 86_400
 
 
-def iteration(number: int, begin: float, end: float) -> Call:
+def iteration(number: int, start: float, end: float) -> Call:
     return Call(
         store_id="store",  # type: ignore[arg-type]
         conversation_id="conv",  # type: ignore[arg-type]
@@ -180,7 +184,7 @@ def iteration(number: int, begin: float, end: float) -> Call:
         tool_name="look",
         state=CallState.SUCCEEDED,
         proposed_arguments="{}",
-        create_time=begin,
+        create_time=start,
         end_time=end,
     )
 
@@ -191,34 +195,34 @@ def iteration(number: int, begin: float, end: float) -> Call:
     st.booleans(),
     st.lists(st.tuples(st.floats(0, 3), st.floats(0, 200_000)), min_size=1, max_size=20),
 )
-def test_each_iteration_is_due_on_the_beat_after_the_one_before_has_ended(
-    interval: float, begin: float, delay: bool, taken: list[tuple[float, float]]
+def test_each_iteration_is_due_at_the_next_interval_after_the_previous_one(
+    interval: float, start: float, delay: bool, durations: list[tuple[float, float]]
 ) -> None:
-    """However late each begins, and however long it takes."""
-    job = Job(tool_name="look", arguments_json=b"{}", begin_time=begin, interval_seconds=interval, delay_first=delay)
+    """However late each iteration starts and however long it takes."""
+    job = Job(tool_name="look", arguments_json=b"{}", begin_time=start, interval_seconds=interval, delay_first=delay)
     last, before, missed = None, -1.0, 0
-    for number, (late, seconds) in enumerate(taken, 1):
+    for number, (late, seconds) in enumerate(durations, 1):
         due = job_program.due_time(job, last)
-        beat = (due - begin) / interval
+        beat = (due - start) / interval
         assert due > before
         assert abs(beat - round(beat)) < 1e-3
         assert last is None or last.end_time is None or due >= last.end_time - 1e-3 - interval * 2e-6
-        assert last is not None or due == begin + interval * delay
+        assert last is not None or due == start + interval * delay
         before = due
         last = iteration(number, due + late, due + late + seconds)
-        beats = range(delay, round((job_program.due_time(job, last) - begin) / interval))
+        beats = range(delay, round((job_program.due_time(job, last) - start) / interval))
         assert job_program.missed(replace(job, iterations_max=number + 1), last) == len(beats) - number >= missed
         missed = len(beats) - number
 
 
-def test_what_no_tool_would_take_is_not_mended_on_the_way() -> None:
-    """Two readers of it could differ, so the check of the call is to refuse it: it is left as it was written."""
+def test_invalid_arguments_are_passed_on_unchanged() -> None:
+    """Parsers could read it differently, so it is left unchanged for the argument check to refuse."""
     rows: list[Any] = ['{"to":1,"to":2,"_executeAsync":true}', f'{{"to":{2**70},"_executeAsync":true}}']
     for written in rows:
         assert background.read(written, b"{}") == background.Reading(arguments=written), written
 
 
-def test_a_tool_keeps_parameters_of_such_names_wherever_it_declares_them() -> None:
+def test_a_tool_that_declares_a_background_parameter_keeps_it() -> None:
     rows: list[Any] = [
         b'{"properties":{"_interval":{}}}',
         b'{"allOf":[{"properties":{"_interval":{}}}]}',
@@ -228,10 +232,10 @@ def test_a_tool_keeps_parameters_of_such_names_wherever_it_declares_them() -> No
         assert background.read('{"_interval":5}', schema) == background.Reading(arguments='{"_interval":5}'), schema
 
 
-# Where and how calls may run in the background: switches, their time there, and what the model is told of it.
+# Background calls: switches, time limits, and what models see.
 
 
-async def test_where_it_is_switched_off_the_call_runs_at_once_with_a_note() -> None:
+async def test_a_background_call_runs_inline_with_a_note_if_disabled() -> None:
     story = Story(calls(async_call("work", n=1)), says("Done."), seconds=1.0)
     key = story.say("do it", RunOptions(without_background=True))
     await story.until(lambda: story.is_over)
@@ -242,7 +246,7 @@ async def test_where_it_is_switched_off_the_call_runs_at_once_with_a_note() -> N
     assert system == []
 
 
-async def test_a_tool_that_does_not_run_in_the_background_runs_at_once_with_a_note() -> None:
+async def test_a_tool_without_background_support_runs_inline_with_a_note() -> None:
     story = Story(calls(async_call("here"), async_call("work")), says("Begun."), seconds=1.0)
     key = story.say("do it")
     await story.until(lambda: story.is_over)
@@ -252,12 +256,12 @@ async def test_a_tool_that_does_not_run_in_the_background_runs_at_once_with_a_no
     assert [job.job and job.job.tool_name for job in story.jobs] == ["work"]
 
 
-async def test_an_iteration_has_the_time_of_its_tool_in_the_background() -> None:
-    """Neither the short timeout of the tool nor the limits of the run cut it."""
+async def test_an_iteration_uses_the_background_timeout_of_its_tool() -> None:
+    """Neither the tool's foreground timeout nor the limits of the run cut it short."""
 
     story = Story(calls(async_call("slow"), async_call("work")), says("Begun."), seconds=3000.0)
     story.say("do it")
-    await story.until(lambda: story.is_over, seconds_max=20_000.0, look_seconds=5.0)
+    await story.until(lambda: story.is_over, seconds_max=20_000.0, poll_seconds=5.0)
     assert {job.job and job.job.timeout_seconds for job in story.jobs} == {3600.0, 7200.0}
     assert [job.state for job in story.jobs] == [RunState.COMPLETED] * 2
     asked = {execution.tool_name: execution.timeout_seconds for execution in story.world.registry.asked}
@@ -266,12 +270,12 @@ async def test_an_iteration_has_the_time_of_its_tool_in_the_background() -> None
 
 
 def by_tool(name: str, **more: object) -> str:
-    """A call of the tool for the background."""
+    """A call of the background tool."""
     return f"in_background {json.dumps({'tool': name, **more})}"
 
 
-async def test_a_tool_takes_the_place_of_the_parameters_where_that_is_set() -> None:
-    """The job makes the call that was meant; the model sees the call that it made."""
+async def test_a_background_tool_replaces_the_parameters_if_configured() -> None:
+    """The job makes the nested call; the model sees the call it made itself."""
 
     asked = by_tool("look", arguments='{"n":1}', interval=60, stop_after=2, reports="end", duration=None)
     story = Story(
@@ -302,7 +306,7 @@ async def test_a_tool_takes_the_place_of_the_parameters_where_that_is_set() -> N
     assert f"in_background {json.dumps(json.loads(shown['function']['arguments']))}" == asked
 
 
-def test_what_makes_no_sense_of_the_tool_is_refused_with_a_hint() -> None:
+def test_nonsensical_arguments_of_the_background_tool_are_refused() -> None:
     schemas = {"look": b"{}", "work": b"{}"}
     for asked, hint in (
         ("in_background {}", "`tool` must be the name"),
@@ -321,8 +325,8 @@ def test_what_makes_no_sense_of_the_tool_is_refused_with_a_hint() -> None:
 
 
 @pytest.mark.parametrize("name", ["shop.buy", "shop__buy"])
-def test_of_names_that_are_alike_the_one_that_was_given_is_meant(name: str) -> None:
-    """A tool of a source is called with two underscores, unless there is a tool of that very name."""
+def test_similar_tool_names_resolve_to_the_given_one(name: str) -> None:
+    """Source tools are called with two underscores, unless a tool has that exact name."""
     tools = [Tool(name=each, version=1) for each in ("shop.buy", "shop__buy")]
     asked = Call(
         store_id=StoreId("s"),
@@ -357,10 +361,10 @@ def test_of_names_that_are_alike_the_one_that_was_given_is_meant(name: str) -> N
         ("look", {"_interval": 60, "_stopAfter": 30}, JobReports.EVERY, 0),
     ],
 )
-async def test_a_tool_says_what_is_told_of_its_jobs_where_nobody_else_does(
+async def test_a_tool_sets_the_default_reports_of_its_jobs(
     tool_name: str, asked: dict[str, Any], reports: JobReports, iterations: int
 ) -> None:
-    """ASYNC-5: the model's word comes first, and who watches for something hears of that."""
+    """ASYNC-5: the model's choice wins; monitors report by default."""
 
     story = Story(calls(async_call(tool_name, **asked)), says("Begun."))
     story.say("do it")
@@ -373,6 +377,6 @@ async def test_a_tool_says_what_is_told_of_its_jobs_where_nobody_else_does(
     assert story.world.ledger.tables.runs[story.key(job)].silent is is_silent
 
 
-def test_a_name_of_a_parameter_within_a_value_is_none() -> None:
+def test_a_parameter_name_within_a_value_is_ignored() -> None:
     for written in ('{"n":"_interval"}', '["_interval"]'):
         assert domain.read(written, b"{}") == domain.Reading(arguments=written)

@@ -1,4 +1,4 @@
-"""Token budgets: never passed by more than the call in flight (LOOP-12, I18)."""
+"""Token budgets: exceeded by at most the call in flight (LOOP-12, I18)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FAIL = TokenBudgetPolicy.FAIL
 def with_budget(
     tokens: int, *names: str, policy: TokenBudgetPolicy = TokenBudgetPolicy.WAIT, ceiling: int = 0
 ) -> Simulation:
-    """A run whose model has been called; its first answer calls these tools."""
+    """A run whose model was called; its first answer calls these tools."""
     limits = Limits(total_tokens_max=tokens, topped_up_tokens_max=ceiling)
     options = RunOptions(limits=limits, token_budget_policy=policy)
     run = Simulation([answer(*names)] if names else [], options)
@@ -41,7 +41,7 @@ def with_budget(
 
 
 def used_up(policy: TokenBudgetPolicy = TokenBudgetPolicy.WAIT) -> Simulation:
-    """A run whose first answer took all of its budget, with a call that is running."""
+    """A run whose first answer used up its budget while one call still runs."""
     run = with_budget(TOKENS_PER_ANSWER, "serial", policy=policy)
     run.model_answers()
     return run
@@ -54,26 +54,23 @@ def waiting() -> Simulation:
 
 
 def state(run: Simulation) -> RunState:
-    """Where the run stands now."""
     return run.run.state
 
 
 class TestExhaustion:
-    def test_the_model_is_not_called_and_the_run_waits_for_a_top_up(self) -> None:
+    def test_a_run_without_budget_waits_for_a_top_up(self) -> None:
         run = waiting()
         assert (run.model_calls, run.run.state, run.run.waits) == (1, RunState.WAITING, (WaitKind.BUDGET,))
         assert run.parked
 
-    def test_a_failed_attempt_counts_and_the_next_one_is_not_made(self) -> None:
+    def test_a_failed_attempt_counts_and_is_not_retried_over_budget(self) -> None:
         run = with_budget(TOKENS_PER_ANSWER)
         run.model_fails()
         assert (run.model_calls, run.run.state) == (1, RunState.WAITING)
         assert run.run.usage.total_tokens == TOKENS_PER_ANSWER
 
     @pytest.mark.parametrize(("ceiling", "fails"), [(TOKENS_PER_ANSWER, True), (TOKENS_PER_ANSWER + 1, False)])
-    def test_a_run_whose_top_ups_cannot_reach_what_it_needs_fails_and_does_not_wait(
-        self, ceiling: int, fails: bool
-    ) -> None:
+    def test_a_run_that_no_top_up_can_save_fails_without_waiting(self, ceiling: int, fails: bool) -> None:
         run = with_budget(TOKENS_PER_ANSWER, ceiling=ceiling)
         run.model_fails()
         assert run.run.state is (RunState.FAILED if fails else RunState.WAITING)
@@ -83,13 +80,13 @@ class TestExhaustion:
 
 
 class TestTopUps:
-    def test_the_run_goes_on_with_the_next_round(self) -> None:
+    def test_a_top_up_resumes_the_run_with_the_next_round(self) -> None:
         run = waiting()
         run.tops_up(1)
         assert (run.run.state, run.run.waits, run.under_way) == (RunState.RUNNING, (), {MODEL})
-        assert [event.round for event in run.told if isinstance(event, RoundStarted)] == [1, 2]
+        assert [event.round for event in run.events if isinstance(event, RoundStarted)] == [1, 2]
 
-    def test_a_top_up_outlives_its_worker(self) -> None:
+    def test_a_top_up_survives_a_takeover(self) -> None:
         run = used_up()
         run.tops_up(100)
         run.base = replace(run.base, loop=loop_state.read(loop_state.write(run.base.loop)))
@@ -98,18 +95,18 @@ class TestTopUps:
 
 
 class TestAccounting:
-    def test_every_attempt_and_every_round_is_told_with_what_it_used(self) -> None:
+    def test_every_attempt_and_round_reports_its_usage(self) -> None:
         run = with_budget(0, "serial")
         run.model_fails()
         run.model_answers()
         run.ends(run.calls[0].call_id)
         run.model_answers()
-        told = [event.usage for event in run.told if isinstance(event, RoundRetrying | RoundEnded)]
+        events = [event.usage for event in run.events if isinstance(event, RoundRetrying | RoundEnded)]
         each = Usage(input_tokens=10, output_tokens=5, model_calls=1)
-        assert told == [each, each, each]
+        assert events == [each, each, each]
         assert run.run.usage == each + each + each
 
-    def test_a_call_that_a_crash_cut_counts_with_its_prompt_at_least(self) -> None:
+    def test_an_interrupted_model_call_counts_at_least_its_prompt(self) -> None:
         run = with_budget(TOKENS_PER_ANSWER)
         run.is_taken_over()
         used = run.run.usage
@@ -132,22 +129,22 @@ class TestAccounting:
             ),
         ],
     )
-    def test_only_what_was_not_reported_is_estimated_and_named_so(
+    def test_only_unreported_usage_is_estimated_and_marked_as_such(
         self, report: UsageReport, counted: UsageReport
     ) -> None:
         assert budget.counted(report, prompt_bytes=100, output_bytes=12) == counted
 
 
-class TestWhatAPromptIsTakenFor:
+class TestPromptEstimate:
     def run(self, usage: UsageReport) -> Simulation:
-        """A run whose first answer reported this; its second prompt is due."""
+        """A run whose first answer reported this usage; its second prompt is due."""
         run = Simulation([replace(answer("serial"), usage=usage)], RunOptions(limits=Limits(total_tokens_max=10_000)))
         run.turn()
         run.model_answers()
         return run
 
-    def test_then_only_what_came_since_is_estimated(self) -> None:
-        """A text of more tokens than usual counts as such, and a server that counts next to nothing is not believed."""
+    def test_only_messages_since_the_last_report_are_estimated(self) -> None:
+        """A token-dense text is estimated as such; implausibly low counts from a server are ignored."""
         rows: list[Any] = [
             (250, 1000, 250),
             (250, 1300, 350),
@@ -161,8 +158,8 @@ class TestWhatAPromptIsTakenFor:
             assert budget.prompt_tokens(run.base, prompt_bytes) == tokens, reported
 
 
-class TestTheCallInFlight:
-    def test_its_answer_is_limited_to_what_is_left(self) -> None:
+class TestCallInFlight:
+    def test_output_is_limited_to_the_remaining_budget(self) -> None:
         rows: list[Any] = [(0, None, None), (0, 50, 50), (100, None, 100), (100, 50, 50), (100, 200, 100)]
         for tokens, asked, sent in rows:
             options = RunOptions(limits=Limits(total_tokens_max=tokens), output_tokens_max=asked)
@@ -170,29 +167,29 @@ class TestTheCallInFlight:
             run.turn()
             assert budget.output_tokens_max(run.base, 0) == sent, tokens
 
-    def test_its_prompt_is_reserved_before_its_answer(self) -> None:
+    def test_the_prompt_is_reserved_before_the_output(self) -> None:
         rows: list[Any] = [(0, 100), (40, 60), (98, 2), (99, 1)]
         for prompt, sent in rows:
             run = with_budget(100)
             assert budget.needed(run.base, prompt) == 0, prompt
             assert budget.output_tokens_max(run.base, prompt) == sent, prompt
 
-    def test_a_call_that_costs_more_than_what_is_left_is_not_made(self) -> None:
-        """I18: descriptions of tools are part of what a request costs."""
+    def test_a_model_call_over_the_remaining_budget_is_not_made(self) -> None:
+        """I18: tool descriptions are part of the cost of a request."""
         run = with_budget(100)
         assert budget.needed(run.base, 100) == 101
         run.needs(101)
         assert (run.run.state, run.run.waits, run.parked) == (RunState.WAITING, (WaitKind.BUDGET,), True)
         assert (run.run.usage, run.run.tokens_needed) == (Usage(), 1)
-        (told,) = [event for event in run.told if isinstance(event, Warned)]
-        assert told.message.startswith("The next model call needs about 101 tokens")
+        (events,) = [event for event in run.events if isinstance(event, Warned)]
+        assert events.message.startswith("The next model call needs about 101 tokens")
         run.is_taken_over()
         assert state(run) is RunState.WAITING
         run.tops_up(1)
         assert (run.under_way, run.base.loop.model_call and run.base.loop.model_call.attempt) == ({MODEL}, 1)
         assert run.run.tokens_needed == 0
 
-    def test_what_a_top_up_must_add_is_what_is_left_short_of_the_need(self) -> None:
+    def test_missing_tokens_are_the_need_minus_the_remaining_budget(self) -> None:
         rows: list[Any] = [(90, 50, 40), (90, 0, 1), (100, 0, 1), (100, 50, 50)]
         for used, needed, missing in rows:
             base = with_budget(100).base
@@ -200,7 +197,7 @@ class TestTheCallInFlight:
             loop = replace(base.loop, model_call=loop_state.OpenModelCall(attempt=1, tokens_needed=needed))
             assert budget.missing(replace(base, run=run, loop=loop)) == missing, used
 
-    def test_or_the_run_fails_and_says_what_it_would_cost(self) -> None:
+    def test_a_run_that_fails_on_its_budget_reports_the_cost(self) -> None:
         run = with_budget(100, policy=FAIL)
         run.needs(5721)
         assert run.run.state is RunState.FAILED
@@ -208,8 +205,8 @@ class TestTheCallInFlight:
         assert "100 are left of the budget of 100" in present(run.run.failure).message
 
     @pytest.mark.parametrize(("asked", "is_cut"), [(None, True), (100, False), (50, False)])
-    def test_an_answer_that_the_budget_cut_short_is_none(self, asked: int | None, is_cut: bool) -> None:
-        """Only where the budget was the tighter limit: what the user's own limit cuts is an answer."""
+    def test_an_answer_cut_short_by_the_budget_is_discarded(self, asked: int | None, is_cut: bool) -> None:
+        """Only where the budget was the tighter limit: an answer cut by the user's own limit is valid."""
         options = RunOptions(limits=Limits(total_tokens_max=100), output_tokens_max=asked)
         run = Simulation([], options)
         run.turn()
@@ -220,7 +217,7 @@ class TestTheCallInFlight:
         assert budget.cut_short(run.base, answer(text="whole"), sent) is None
 
 
-# Budgets of agents: once their runs have used up what they may in a day, no model call begins (I18).
+# Agent quotas: once an agent's runs have used their daily quota, no model call starts (I18).
 
 
 CLERK = PinnedAgent(name="clerk", version=1)
@@ -240,7 +237,7 @@ def submit(world: World, policy: TokenBudgetPolicy = TokenBudgetPolicy.WAIT) -> 
     return world.ledger.submit("hello", RunOptions(token_budget_policy=policy), agent=CLERK)
 
 
-async def test_a_run_whose_agent_has_nothing_left_waits_for_the_next_day() -> None:
+async def test_a_run_whose_agent_quota_is_used_up_waits_for_the_next_day() -> None:
     world = World(VERDICTS, [says("Done.")])
     await give(world, 100)
     use(world, 100)
@@ -261,7 +258,7 @@ async def test_a_run_whose_agent_has_nothing_left_waits_for_the_next_day() -> No
     assert world.ledger.row(key).claim_at == day_end
     (warned,) = [event for event in world.ledger.events(key) if isinstance(event, Warned)]
     assert warned.reason == "AGENT_QUOTA_EXHAUSTED"
-    # The next day has begun.
+    # The next day.
     use(world, 0)
     assert await world.drive() is DriveEnd.ENDED
     assert world.ledger.time() >= world.agents.usage.day_end_time
@@ -269,7 +266,7 @@ async def test_a_run_whose_agent_has_nothing_left_waits_for_the_next_day() -> No
     assert len(world.model.requests) == 1
 
 
-async def test_a_run_may_ask_to_fail_instead() -> None:
+async def test_a_run_may_fail_on_a_used_up_agent_quota_instead() -> None:
     world = World(VERDICTS, [says("Done.")])
     await give(world, 100)
     use(world, 101)

@@ -1,4 +1,4 @@
-"""TOOL-6: what people decide about calls is in the audit chain before it takes effect."""
+"""TOOL-6: decisions about calls are in the audit chain before they take effect."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class Witness(FakeRegistry):
             yield piece
 
 
-class AwayOnce(FakeRegistry):
-    """One that is away when the first result is told, or as often as `times` says."""
+class UnavailableOnce(FakeRegistry):
+    """A registry that is unavailable for the first `times` reports."""
 
     times = 1
 
@@ -65,10 +65,10 @@ def with_registry(world: World, registry: FakeRegistry) -> World:
     return world
 
 
-@pytest.mark.parametrize("done", [False, True], ids=["not carried out", "carried out"])
+@pytest.mark.parametrize("done", [False, True], ids=["before it is applied", "after it is applied"])
 @pytest.mark.parametrize("error", [DependencyUnavailable, LeaseLost], ids=["unavailable", "lease lost"])
-def test_it_is_recorded_whatever_commit_fails(error: type[PawlError], *, done: bool) -> None:
-    """Reported again after a crash, it says the same: the registry keeps it once."""
+def test_a_decision_is_recorded_whichever_commit_fails(error: type[PawlError], *, done: bool) -> None:
+    """After a crash the report is repeated unchanged; the registry stores it once."""
 
     async def main(position: int) -> bool:
         world = with_registry(everything(), Witness(VERDICTS))
@@ -120,7 +120,7 @@ def test_it_is_recorded_whatever_commit_fails(error: type[PawlError], *, done: b
     ],
     ids=["rejected", "edited", "answered"],
 )
-async def test_every_kind_is_recorded(decision: Decide, state: CallState, arguments: bytes) -> None:
+async def test_every_kind_of_decision_is_recorded(decision: Decide, state: CallState, arguments: bytes) -> None:
     world = with_registry(World(VERDICTS, [calls('mail {"n":1}'), says("Done.")]), Witness(VERDICTS))
     key = world.ledger.submit("hello")
     assert await world.drive() is DriveEnd.PARKED
@@ -142,7 +142,6 @@ async def test_every_kind_is_recorded(decision: Decide, state: CallState, argume
 
 
 async def held(world: World, key: RunKey, tool_name: str = "show") -> Call:
-    """A front-end call as a client holds it from now on."""
     (call,) = (call for call in world.ledger.calls(key) if call.tool_name == tool_name)
     calls, call_key = world.ledger.tables.calls, CallKey(key.store_id, CallId(call.call_id))
     calls[call_key] = msgspec.structs.replace(calls[call_key], start_time=world.ledger.time())
@@ -150,9 +149,9 @@ async def held(world: World, key: RunKey, tool_name: str = "show") -> Call:
     return call
 
 
-@pytest.mark.parametrize("done", [False, True], ids=["not carried out", "carried out"])
+@pytest.mark.parametrize("done", [False, True], ids=["before it is applied", "after it is applied"])
 @pytest.mark.parametrize(
-    ("meanwhile", "state"),
+    ("command", "state"),
     [
         (None, CallState.EXPIRED),
         (Steer(text="in blue, please"), CallState.CANCELLED),
@@ -160,21 +159,21 @@ async def held(world: World, key: RunKey, tool_name: str = "show") -> Call:
     ],
     ids=["expires", "withdrawn", "run stopped"],
 )
-def test_a_call_that_a_client_holds_and_gives_up_is_recorded(
-    meanwhile: CommandKind | None, state: CallState, *, done: bool
+def test_a_claimed_call_that_ends_without_a_result_is_recorded(
+    command: CommandKind | None, state: CallState, *, done: bool
 ) -> None:
-    """However it ends, whatever commit the worker dies with; told again, the registry keeps it once."""
+    """However the call ends and whichever commit the worker dies at; the registry stores a repeat once."""
 
     async def main(position: int) -> bool:
         world = with_registry(
-            World(VERDICTS, [calls('write {"n":1}', 'show {"n":1}'), says("Done.")]), AwayOnce(VERDICTS)
+            World(VERDICTS, [calls('write {"n":1}', 'show {"n":1}'), says("Done.")]), UnavailableOnce(VERDICTS)
         )
         options = RunOptions(limits=Limits(offer_deadline_seconds=60.0))
         key = world.ledger.submit("hello", options=options)
         assert await world.drive() is DriveEnd.PARKED
         show = await held(world, key)
-        if meanwhile is not None:
-            await world.ledger.send(key, meanwhile)
+        if command is not None:
+            await world.ledger.send(key, command)
         first = len(world.ledger.steps)
         world.ledger.fault = transient(LeaseLost, at=[position], name="CommitRun", done=done)
         for _ in range(10):
@@ -191,19 +190,18 @@ def test_a_call_that_a_client_holds_and_gives_up_is_recorded(
     at_each(main, more_than=0)
 
 
-# Approvals by several people, and requests and questions that nobody sees to, in the loop (HITL-1, HITL-4).
+# Approvals by several people, and requests and questions that time out (HITL-1, HITL-4).
 
 
 def started(*names: str, asked: RunOptions | None = None) -> Simulation:
-    """A run whose model asked for these calls."""
     run = Simulation([answer(*names)], asked or RunOptions())
     run.turn()
     run.model_answers()
     return run
 
 
-def test_an_edit_that_others_have_to_approve_is_shown_again() -> None:
-    """D6: the editor's approval counts for the edited call, and the model is told of the edit."""
+def test_an_edited_call_needs_the_remaining_approvals_again() -> None:
+    """D6: the editor's approval counts for the edited call, and the model sees that it was edited."""
     run = started("gated", asked=RunOptions(approvals_required=2))
     run.decides(run.calls[0], DecisionKind.EDIT)
     call = run.calls[0]
@@ -218,7 +216,7 @@ def test_an_edit_that_others_have_to_approve_is_shown_again() -> None:
     assert "A reviewer edited this call" in present(result).note
 
 
-def test_a_request_is_escalated_once() -> None:
+def test_an_approval_request_is_escalated_once() -> None:
     run = started("gated", asked=RunOptions(approval_expiry_policy=ApprovalExpiryPolicy.ESCALATE))
     run.passes(86_400)
     call = run.calls[0]
@@ -233,8 +231,8 @@ def test_a_request_is_escalated_once() -> None:
     assert MODEL in run.under_way
 
 
-def test_a_question_with_a_default_is_answered_by_it_in_its_own_time() -> None:
-    """HITL-1: the model is told that nobody answered."""
+def test_a_question_times_out_to_its_default_answer() -> None:
+    """HITL-1: the model learns that the question timed out."""
     run = started("ask_by_default")
     states = []
     for seconds in (59, 1):
@@ -248,15 +246,15 @@ def test_a_question_with_a_default_is_answered_by_it_in_its_own_time() -> None:
 
 
 @pytest.mark.parametrize(("tool", "run", "required"), [(0, 0, 1), (2, 0, 2), (0, 3, 3), (2, 3, 3), (4, 3, 4)])
-def test_the_largest_number_of_approvals_holds(tool: int, run: int, required: int) -> None:
-    """D6"""
+def test_the_highest_number_of_required_approvals_applies(tool: int, run: int, required: int) -> None:
+    """D6."""
     call = replace(started("gated").calls[0], state=CallState.PROPOSED)
     verdict = Verdict(call_id=CallId(""), disposition=Disposition.APPROVE, digest="d", approvals_required=tool)
     judged = proposals.apply_verdict(call, verdict, RunOptions(approvals_required=run), 0.0)
     assert present(judged.approval).approvals_required == required
 
 
-def test_a_run_may_ask_for_more_approvals_than_the_deployment_and_not_for_fewer() -> None:
+def test_a_run_may_raise_the_required_approvals_but_not_lower_them() -> None:
     defaults = options.RunDefaults(model="m", approvals_required=2)
     for asked, required in ((0, 2), (1, 2), (3, 3)):
         assert options.complete(options.AskedOptions(approvals_required=asked), defaults).approvals_required == required

@@ -20,7 +20,7 @@ from tests.fakes.model import calls, says
 from tests.unit.agent_loop.scenario import VERDICTS, finished, present
 
 
-async def test_progress_of_a_tool_is_told() -> None:
+async def test_progress_of_a_tool_is_reported() -> None:
     """TOOL-8."""
 
     world = World(VERDICTS, [calls("look")])
@@ -29,12 +29,12 @@ async def test_progress_of_a_tool_is_told() -> None:
 
     await world.finish(key)
 
-    (told,) = [event for event in world.ledger.events(key) if isinstance(event, ToolProgress)]
-    assert (told.tool_name, told.fraction, told.message) == ("look", 0.5, "half")
+    (progress,) = [event for event in world.ledger.events(key) if isinstance(event, ToolProgress)]
+    assert (progress.tool_name, progress.fraction, progress.message) == ("look", 0.5, "half")
 
 
-async def test_a_long_history_is_summarised_and_the_run_goes_on() -> None:
-    """LOOP-11: the summary is a model call of its own, and what it replaces is not sent any more."""
+async def test_a_long_history_is_summarised_and_the_run_continues() -> None:
+    """LOOP-11: a separate model call writes the summary, which replaces the messages it covers."""
 
     options = RunOptions(limits=Limits(context_bytes_max=10_000, result_bytes_per_round_max=2_000, rounds_max=50))
     rounds = [calls(f'write {{"n":{n}}}') for n in range(12)]
@@ -53,7 +53,7 @@ async def test_a_long_history_is_summarised_and_the_run_goes_on() -> None:
     sizes = [len(json.dumps(request.messages)) for request in world.model.requests if not _is_summary(request)]
     assert max(sizes) < 15_000
     assert "In short." in json.dumps(world.model.requests[-1].messages)
-    # The summary's own output is no answer.
+    # The output of the summary call is not part of the answer.
     assert not any(isinstance(event, OutputDelta) and "In short" in event.text for event in world.ledger.events(key))
 
 
@@ -61,7 +61,7 @@ def _is_summary(request: ModelRequest) -> bool:
     return "Summarise" in str(request.messages[0]["content"])
 
 
-async def test_a_cancel_stops_the_model_at_once_and_keeps_what_it_wrote() -> None:
+async def test_a_cancel_stops_the_model_immediately_and_keeps_its_output() -> None:
     world = World(VERDICTS, [[*says("Once upon a time", chunks=4)[:2], 60.0]])
     key = world.ledger.submit("hello")
     claim = await world.claim()
@@ -80,8 +80,8 @@ async def test_a_cancel_stops_the_model_at_once_and_keeps_what_it_wrote() -> Non
     assert (run.state, run.stop_cause, run.output_text) == (RunState.CANCELLED, StopCause.USER, "Once upo")
     message = world.ledger.messages(key)[-1]
     assert (message.text, message.interrupted) == ("Once upo", True)
-    told = world.ledger.events(key)[message.first_output_seq - 1 : message.last_output_seq]
-    assert "".join(event.text for event in told if isinstance(event, OutputDelta)) == "Once upo"
+    shown = world.ledger.events(key)[message.first_output_seq - 1 : message.last_output_seq]
+    assert "".join(event.text for event in shown if isinstance(event, OutputDelta)) == "Once upo"
 
 
 @pytest.mark.parametrize(
@@ -91,8 +91,8 @@ async def test_a_cancel_stops_the_model_at_once_and_keeps_what_it_wrote() -> Non
         (Limits(run_timeout_seconds=5), "RUN_TIMEOUT"),
     ],
 )
-async def test_a_run_whose_model_is_cut_at_a_limit_has_failed(limits: Limits, reason: str) -> None:
-    """LOOP-6: what the model had written is kept, and is no answer."""
+async def test_a_run_whose_model_exceeds_a_limit_fails(limits: Limits, reason: str) -> None:
+    """LOOP-6: partial output is kept, but is not an answer."""
 
     world, key = await finished(
         VERDICTS, [[*says("Once upon a time", chunks=4)[:2], 60.0]], options=RunOptions(limits=limits)
@@ -103,7 +103,7 @@ async def test_a_run_whose_model_is_cut_at_a_limit_has_failed(limits: Limits, re
     assert (message.text, message.interrupted) == ("Once upo", True)
 
 
-async def test_a_cancel_stops_running_tools_and_says_what_became_of_them() -> None:
+async def test_a_cancel_stops_running_tools_and_settles_their_calls() -> None:
     """C5, C11."""
 
     world = World(VERDICTS, [calls('write {"n":1}', 'look {"n":1}', 'write {"n":2}')], seconds=8.0)
@@ -123,7 +123,7 @@ async def test_a_cancel_stops_running_tools_and_says_what_became_of_them() -> No
     assert len(world.registry.order) == 2
 
 
-async def test_the_run_time_limit_stops_the_work_itself() -> None:
+async def test_the_run_timeout_stops_running_tools() -> None:
     """LOOP-6, D4, C11: parked time does not count."""
 
     options = RunOptions(limits=Limits(run_timeout_seconds=20, tool_timeout_seconds=100))
@@ -132,13 +132,13 @@ async def test_the_run_time_limit_stops_the_work_itself() -> None:
     await world.drive()
     await asyncio.sleep(1000)
     await world.respond(key)
-    began = world.clock.now()
+    started_at = world.clock.now()
 
     await world.drive()
 
     run = world.ledger.run(key)
     assert (run.state, present(run.failure).reason) == (RunState.FAILED, "RUN_TIMEOUT")
-    assert 15 <= world.clock.now() - began <= 25
+    assert 15 <= world.clock.now() - started_at <= 25
     assert world.registry.running == 0
     assert world.ledger.calls(key)[-1].state is CallState.CANCELLED
 
@@ -178,7 +178,7 @@ async def test_a_run_that_names_an_absent_tool_fails_with_a_reason(options: RunO
 
 
 @pytest.mark.parametrize("wanted", ["", "tool_199"])
-async def test_too_many_tools_fail_no_run_and_the_one_that_must_be_called_is_there(wanted: str) -> None:
+async def test_tools_over_the_limit_are_left_out_but_never_the_forced_one(wanted: str) -> None:
     verdicts = dict.fromkeys((f"tool_{number:03}" for number in range(200)), VERDICTS["look"])
     world = World(verdicts, [says("hello")])
     choice = ToolChoice(mode=ToolChoiceMode.TOOL, tool_name=wanted) if wanted else ToolChoice()

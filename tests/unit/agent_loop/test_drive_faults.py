@@ -1,4 +1,4 @@
-"""A drive with every fault that a network, a provider and a crash can bring."""
+"""A drive under faults of the network, the provider and the process."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from tests.fakes.model import says
 from tests.unit.agent_loop.scenario import VERDICTS, at_each, check_whole, everything, present, shown_text
 
 
-@pytest.mark.parametrize("done", [False, True], ids=["not carried out", "carried out"])
+@pytest.mark.parametrize("done", [False, True], ids=["before it is applied", "after it is applied"])
 @pytest.mark.parametrize(
     "error", [DependencyUnavailable, Internal, LeaseLost], ids=["unavailable", "internal", "lease lost"]
 )
-def test_any_commit_may_fail_whether_or_not_it_was_carried_out(error: type[PawlError], *, done: bool) -> None:
-    """I2, I4, I5. "Executed, then reported as failed" is the case that naive retries get wrong."""
+def test_any_commit_may_fail_before_or_after_it_is_applied(error: type[PawlError], *, done: bool) -> None:
+    """I2, I4, I5: naive retries fail on commits that were applied and then reported as failed."""
 
     async def main(position: int) -> bool:
         world = everything()
@@ -45,8 +45,8 @@ def test_any_commit_may_fail_whether_or_not_it_was_carried_out(error: type[PawlE
     at_each(main, more_than=8)
 
 
-def meanwhile(world: World, position: int, act: Callable[[], Awaitable[object]]) -> None:
-    """Let something happen right before a commit reaches the ledger."""
+def before_commit(world: World, position: int, act: Callable[[], Awaitable[object]]) -> None:
+    """Run `act` right before a commit reaches the ledger."""
     count = -1
 
     async def fault(name: str, done: bool) -> None:
@@ -59,18 +59,18 @@ def meanwhile(world: World, position: int, act: Callable[[], Awaitable[object]])
     world.ledger.fault = fault
 
 
-def test_a_cancel_may_come_right_before_any_commit() -> None:
-    """I12, C5: what is open is settled, nothing more is begun, the history stays valid."""
+def test_a_cancel_may_arrive_right_before_any_commit() -> None:
+    """I12, C5: open calls are settled, nothing new starts, and the history stays valid."""
 
     async def main(position: int) -> bool:
         world = everything()
         key = world.ledger.submit("hello")
-        meanwhile(world, position, lambda: world.ledger.send(key, Cancel(cause=StopCause.USER)))
+        before_commit(world, position, lambda: world.ledger.send(key, Cancel(cause=StopCause.USER)))
         await world.finish(key)
         state = world.ledger.run(key).state
         check_whole(world, key, state=state)
         if state is RunState.CANCELLED:
-            # The next run of the conversation is not refused by the provider.
+            # The provider accepts the next run of the conversation.
             world.model.by_round = False
             world.model.scripts = [says("Hello again.")]
             world.ledger.fault = None
@@ -82,8 +82,8 @@ def test_a_cancel_may_come_right_before_any_commit() -> None:
     at_each(main, more_than=8)
 
 
-def test_a_message_may_enter_right_before_any_commit() -> None:
-    """LOOP-13, C15: it is never lost, and enters at a closed batch."""
+def test_a_message_may_arrive_right_before_any_commit() -> None:
+    """LOOP-13, C15: the message is never lost, and enters at a closed batch."""
 
     async def main(position: int) -> bool:
         world = everything()
@@ -93,7 +93,7 @@ def test_a_message_may_enter_right_before_any_commit() -> None:
         async def steer() -> None:
             receipts.append(await world.ledger.send(key, Steer(text="in blue, please")))
 
-        meanwhile(world, position, steer)
+        before_commit(world, position, steer)
         await world.finish(key)
         assert world.ledger.run(key).state is RunState.COMPLETED
         texts = [message.text for message in world.ledger.messages(key) if message.role is Role.USER]
@@ -103,8 +103,8 @@ def test_a_message_may_enter_right_before_any_commit() -> None:
     at_each(main, more_than=8)
 
 
-def test_a_step_of_a_dropped_drive_may_arrive_after_the_next_one_has_looked() -> None:
-    """I4: both have the same epoch, so the ledger cannot tell them apart."""
+def test_a_late_step_of_a_dropped_drive_does_no_harm() -> None:
+    """I4: both drives have the same epoch, so the ledger cannot tell them apart."""
 
     async def main(position: int) -> bool:
         world = everything()
@@ -145,7 +145,7 @@ def test_a_step_of_a_dropped_drive_may_arrive_after_the_next_one_has_looked() ->
 
 
 def dying(work: Coroutine[Any, Any, DriveEnd], dies: Iterator[bool]) -> Awaitable[DriveEnd]:
-    """Step through `work`, from one wait to the next, and cancel it where `dies` says so."""
+    """Step through `work` from one await to the next, and cancel it where `dies` is true."""
 
     @types.coroutine
     def stepping() -> Generator[Any, Any, DriveEnd]:
@@ -167,7 +167,7 @@ def dying(work: Coroutine[Any, Any, DriveEnd], dies: Iterator[bool]) -> Awaitabl
 
 
 def test_a_worker_may_die_at_any_moment() -> None:
-    """I5, I6, C9: another one goes on; nothing runs twice, nothing is shown twice."""
+    """I5, I6, C9: another worker continues; nothing runs twice or is shown twice."""
 
     async def main(moment: int) -> bool:
         world = everything()
@@ -188,7 +188,7 @@ def test_a_worker_may_die_at_any_moment() -> None:
     at_each(main, more_than=30)
 
 
-async def test_a_takeover_in_mid_stream_voids_what_was_shown() -> None:
+async def test_a_takeover_in_mid_stream_voids_the_shown_output() -> None:
     """EVT-2, I8."""
 
     world = World(VERDICTS, [[*says("Once upon a time", chunks=8)[:4], 60.0], says("The whole story.", chunks=4)])
@@ -209,7 +209,7 @@ async def test_a_takeover_in_mid_stream_voids_what_was_shown() -> None:
 
 
 def fails_inside(world: World, *, until: float, name: str = "") -> None:
-    """Let requests to the ledger, or those of one name, be answered INTERNAL until that time."""
+    """Answer ledger requests (of one name, if given) with INTERNAL until that time."""
 
     async def fault(request: str, done: bool) -> None:
         if world.clock.now() < until and name in {"", request}:
@@ -220,8 +220,8 @@ def fails_inside(world: World, *, until: float, name: str = "") -> None:
 
 
 @pytest.mark.parametrize("name", ["LoadRun", "CommitRun", "ListCommands"])
-async def test_no_run_fails_for_an_internal_error_of_the_ledger_that_lasts_two_minutes(name: str) -> None:
-    """As while a database is read-only after a failover."""
+async def test_a_run_survives_two_minutes_of_internal_ledger_errors(name: str) -> None:
+    """As when a database is read-only after a failover."""
 
     world = everything()
     key = world.ledger.submit("hello")
@@ -230,7 +230,7 @@ async def test_no_run_fails_for_an_internal_error_of_the_ledger_that_lasts_two_m
     check_whole(world, key)
 
 
-async def test_a_run_that_never_reached_the_registry_says_so() -> None:
+async def test_a_run_that_never_reached_the_registry_reports_it() -> None:
     world = everything()
     key = world.ledger.submit("hello", RunOptions(limits=Limits(run_timeout_seconds=20)))
     world.registry.unreachable = 10**6

@@ -1,4 +1,4 @@
-"""What comes with a claim, who begins with it, and when a worker claims."""
+"""Steps of a drive: attempts, sizes, and model calls that start before their step is committed."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from tests.fakes.loop_world import World
 from tests.fakes.model import Script, calls, says
 from tests.unit.agent_loop.scenario import VERDICTS
 
-# How often a call was begun, as the registry is told.
+# The attempt count that the registry receives.
 
 
 @pytest.mark.parametrize(("error", "earlier"), [(DependencyUnavailable, 1), (Internal, 1), (Overloaded, 0)])
-async def test_an_execution_that_was_lost_counts_and_one_that_was_refused_does_not(
+async def test_a_lost_execution_counts_as_an_attempt_and_a_refused_one_does_not(
     error: type[PawlError], earlier: int
 ) -> None:
-    """The tool is told; the registry knows what it may have begun before."""
+    """The registry knows about executions that it may have started before."""
 
     world = World(VERDICTS, [calls("look")])
     registry, lost = world.registry, list[Execution]()
@@ -50,17 +50,17 @@ async def test_an_execution_that_was_lost_counts_and_one_that_was_refused_does_n
     assert [execution.earlier_attempts for execution in (*lost, *registry.asked)] == [0, earlier]
 
 
-# However much waits in an inbox, and whatever a run must end with: no step is larger than the ledger takes.
+# No step exceeds the size that the ledger accepts, however full the inbox is.
 
 
 LARGEST = 1024 * 1024
 CALLS = 20
-# What one step takes of such things, with some room for the last one and for names.
+# Payload limit of one step, with room for its last item and names.
 BYTES_MAX = 4 * LARGEST
 
 
 async def waiting(arguments_bytes: int = 10) -> tuple[World, RunKey]:
-    """A parked run of which twenty calls are offered to a front end."""
+    """A parked run with twenty calls offered to a front end."""
     asked = [f'show {{"n":{number},"text":"{"x" * arguments_bytes}"}}' for number in range(CALLS)]
     world = World(VERDICTS, [calls(*asked), says("Done.")])
     key = world.ledger.submit("hello")
@@ -70,7 +70,7 @@ async def waiting(arguments_bytes: int = 10) -> tuple[World, RunKey]:
 
 
 async def bring_everything(world: World, key: RunKey) -> None:
-    """Results as large as they may be for all calls, and messages."""
+    """Send maximum-size results for all calls, and messages."""
     content = b'"%s"' % (b"x" * (LARGEST - 2))
     for call in world.ledger.calls(key):
         await world.ledger.send(key, ToolResult(call_id=call.call_id, result=CallResult(content_json=content)))
@@ -110,11 +110,11 @@ async def test_a_run_with_many_large_calls_is_ended_in_several_steps() -> None:
         assert world.ledger.run(key).state is (RunState.FAILED if failure else RunState.CANCELLED)
 
 
-# A model call may begin while the step that announces it is being written; nothing of it is used before.
+# A model call may start while its step is being committed; its output is used only afterwards.
 
 
+# Commit time of a step: much longer than the model takes.
 _STEP_SECONDS = 5.0
-"""So long each step takes to be written: much longer than the model takes."""
 
 TOKENS_PER_ANSWER = 15
 
@@ -122,7 +122,7 @@ Hook = Callable[[World, RunKey], Coroutine[Any, Any, None]]
 
 
 def played(scripts: list[Script], check: Hook, *, at_step: int, hook: Hook) -> None:
-    """Play a run whose step `at_step` (from 1) takes long to reach the ledger; `hook` is called meanwhile."""
+    """Play a run whose step `at_step` (from 1) reaches the ledger late; `hook` runs before that."""
 
     async def main() -> None:
         world = World(VERDICTS, scripts, seconds=0.01)
@@ -151,7 +151,7 @@ def shown(world: World, key: RunKey) -> str:
 
 
 @pytest.mark.parametrize("at_step", [1, 2])
-def test_a_cancel_that_comes_before_the_step_leaves_nothing_of_it(at_step: int) -> None:
+def test_a_cancel_before_the_commit_discards_the_model_call(at_step: int) -> None:
     async def hook(world: World, key: RunKey) -> None:
         assert len(world.model.requests) == at_step
         await world.ledger.send(key, Cancel(cause=StopCause.USER))
@@ -161,7 +161,7 @@ def test_a_cancel_that_comes_before_the_step_leaves_nothing_of_it(at_step: int) 
         rounds = [event for event in world.ledger.events(key) if isinstance(event, RoundStarted)]
         assert len(rounds) == at_step - 1
         assert "secret" not in shown(world, key)
-        # It has cost what it has cost.
+        # The tokens were used all the same.
         assert world.ledger.run(key).usage.model_calls == at_step
         assert world.model.streaming == 0
 
@@ -169,14 +169,14 @@ def test_a_cancel_that_comes_before_the_step_leaves_nothing_of_it(at_step: int) 
     played(scripts[-1:] if at_step == 1 else scripts, check, at_step=at_step, hook=hook)
 
 
-def test_a_refused_step_is_planned_again_without_it_and_the_model_is_asked_anew() -> None:
+def test_a_refused_step_is_planned_again_with_a_new_model_call() -> None:
     async def hook(world: World, key: RunKey) -> None:
         await world.ledger.send(key, Steer(text="And the weather?"))
         raise InboxChanged
 
     async def check(world: World, key: RunKey) -> None:
         assert world.ledger.run(key).state is RunState.COMPLETED
-        # What was asked ahead, what was asked instead.
+        # The speculative request, then the one that replaced it.
         assert len(world.model.requests) == 3
         assert any("weather" in str(message) for message in world.model.requests[-1].messages)
         assert "forgotten" not in shown(world, key)

@@ -1,4 +1,4 @@
-"""Answers that are no answers, are cut off, or carry what only the model server understands."""
+"""Empty and truncated answers, model outages, and fields that only the model server understands."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ USED_UP: Script = [ReasoningPiece(text="hm"), Finished(reason="length")]
 
 
 def played(*scripts: Script) -> tuple[World, RunKey]:
-    """A run that has ended and was answered so."""
+    """A run that has ended after these answers."""
 
     async def main() -> tuple[World, RunKey]:
         world, key = await finished(VERDICTS, list(scripts))
@@ -54,26 +54,26 @@ def end_of(world: World, key: RunKey) -> tuple[RunState, str]:
 
 
 @pytest.mark.parametrize("nothing", [NOTHING, [Finished(reason="stop")], [TextPiece(text=" \n"), *NOTHING]])
-def test_an_empty_answer_is_asked_for_once_more(nothing: Script) -> None:
+def test_an_empty_answer_is_retried_once(nothing: Script) -> None:
     world, key = played(nothing, says("Here I am."))
     assert end_of(world, key) == (RunState.COMPLETED, "Here I am.")
     assert [event.reason for event in events(world, key, RoundRetrying)] == ["EMPTY_ANSWER"]
 
 
 @pytest.mark.parametrize(
-    ("nothing", "said"),
+    ("nothing", "expected"),
     [
         (NOTHING, "The model's answer had neither text nor a call."),
         (USED_UP, "The model reached its output limit before it gave any text or call."),
     ],
 )
-def test_a_second_empty_answer_is_said_in_a_sentence(nothing: Script, said: str) -> None:
+def test_a_second_empty_answer_fails_the_run_with_a_clear_message(nothing: Script, expected: str) -> None:
     world, key = played(nothing, nothing, says("too late"))
     assert len(world.model.requests) == 2
-    assert end_of(world, key) == (RunState.FAILED, said)
+    assert end_of(world, key) == (RunState.FAILED, expected)
 
 
-def test_an_answer_that_was_cut_off_is_said_to_the_user_and_to_the_model() -> None:
+def test_a_truncated_answer_is_reported_to_the_user_and_to_the_model() -> None:
     cut: list[Piece] = [TextPiece(text="Once upon"), Finished(reason="length")]
     world, key = played(cut)
     assert end_of(world, key) == (RunState.COMPLETED, "Once upon")
@@ -81,7 +81,7 @@ def test_an_answer_that_was_cut_off_is_said_to_the_user_and_to_the_model() -> No
     assert [message.interrupted for message in world.ledger.messages(key) if message.role is Role.ASSISTANT] == [True]
 
 
-def test_a_call_that_was_cut_off_says_why_its_arguments_are_no_json() -> None:
+def test_a_truncated_call_explains_why_its_arguments_are_invalid() -> None:
     cut: list[Piece] = [
         CallPiece(index=0, call_id="a", name="look", arguments='{"n":1}'),
         CallPiece(index=1, call_id="b", name="look", arguments='{"n"'),
@@ -108,10 +108,10 @@ OUTAGE = Problem(reason="NETWORK", message="The model server cannot be reached."
         (900.0, Problem(reason="HTTP_401", message="Who?", retryable=False), 1, RunState.FAILED),
     ],
 )
-def test_a_run_waits_for_the_model_server_parked_and_in_sight(
+def test_a_run_waits_visibly_for_the_model_server_while_parked(
     seconds: float, error: Problem, tries: int, state: RunState
 ) -> None:
-    """LOOP-7: after the quick retries, up to a minute between two tries, and holding no drive meanwhile."""
+    """LOOP-7: after the quick retries, tries are up to a minute apart and hold no drive in between."""
 
     async def main() -> None:
         failures = tries - 1 if state is RunState.COMPLETED else 100
@@ -119,25 +119,25 @@ def test_a_run_waits_for_the_model_server_parked_and_in_sight(
         world = World(VERDICTS, scripts)
         options = RunOptions(limits=Limits(provider_wait_seconds=seconds))
         key = world.ledger.submit("hello", options)
-        began, waited = world.clock.monotonic(), list[float]()
+        started_at, waited = world.clock.monotonic(), list[float]()
         while await world.drive() is DriveEnd.PARKED:
             run = world.ledger.run(key)
             assert (run.state, run.waits) == (RunState.WAITING, (WaitKind.PROVIDER,))
-            (*_, told) = (each for each in world.ledger.events(key) if isinstance(each, RoundRetrying))
-            assert (told.reason, told.message) == (error.reason, error.message)
-            waited.append(told.delay_seconds)
+            (*_, last_retry) = (each for each in world.ledger.events(key) if isinstance(each, RoundRetrying))
+            assert (last_retry.reason, last_retry.message) == (error.reason, error.message)
+            waited.append(last_retry.delay_seconds)
         assert end_of(world, key)[0] is state
         assert len(world.model.requests) == tries
         assert max(waited, default=0) <= max(60.0, error.retry_after_seconds or 0.0)
         if state is RunState.FAILED and waited:
-            assert world.clock.monotonic() - began == pytest.approx(seconds, abs=30)
+            assert world.clock.monotonic() - started_at == pytest.approx(seconds, abs=30)
             assert "cannot be reached" in end_of(world, key)[1]
 
     virtual_time.run(main())
 
 
-async def test_a_model_server_that_does_not_answer_is_asked_by_one_call_at_a_time() -> None:
-    """LOOP-7: until it answers again. What it refuses, or has no room for, is an answer."""
+async def test_an_unresponsive_model_server_gets_one_probe_at_a_time() -> None:
+    """LOOP-7: one probe at a time until the server answers. Refusals and rate limits count as answers."""
     rate = Problem(reason="HTTP_429", message="Later.", failure_class=FailureClass.RATE)
     answers = [OUTAGE, rate, *[OUTAGE] * 11, None, *[OUTAGE] * 9, None]
     clock = ManualClock()
@@ -151,8 +151,8 @@ async def test_a_model_server_that_does_not_answer_is_asked_by_one_call_at_a_tim
         except ModelError as error:
             return error.problem.reason
 
-    told = [await ask() for _ in range(14)]
-    assert told == ["NETWORK", "HTTP_429", *["NETWORK"] * 10, *["PROVIDER_UNAVAILABLE"] * 2]
+    reasons = [await ask() for _ in range(14)]
+    assert reasons == ["NETWORK", "HTTP_429", *["NETWORK"] * 10, *["PROVIDER_UNAVAILABLE"] * 2]
     for expected in ("NETWORK", "Here."):
         await clock.advance(10)
         assert await ask() == expected
@@ -160,7 +160,7 @@ async def test_a_model_server_that_does_not_answer_is_asked_by_one_call_at_a_tim
 
 
 @pytest.mark.parametrize("name", ["functions.look", "look()", "look<|channel|>commentary", " look{}", "tool:look"])
-def test_what_a_model_writes_round_a_name_gets_the_name_for_an_answer(name: str) -> None:
+def test_a_decorated_tool_name_is_refused_with_a_suggestion(name: str) -> None:
     asked: list[Piece] = [
         CallPiece(index=0, call_id="a", name=name, arguments="{}"),
         Finished(reason="tool_calls"),
@@ -175,7 +175,7 @@ def events(world: World, key: RunKey, kind: type[RoundRetrying | Warned]) -> lis
     return [event for event in world.ledger.events(key) if isinstance(event, kind)]
 
 
-# A model that fails for good, and those that a run goes on with.
+# Models that fail permanently, and their fallbacks.
 
 
 MODELS = ("first", "second", "third")
@@ -202,7 +202,7 @@ def options(*models: str, attempts_max: int = 2) -> RunOptions:
         (FailureClass.LIMIT, 1.0, False),
     ],
 )
-def test_what_another_model_can_mend_is_given_to_it(
+def test_a_fallback_model_is_used_where_it_can_help(
     failure_class: FailureClass, left: float, *, expected: bool
 ) -> None:
     problem = Problem(reason=ROUND_TIMEOUT, message="", failure_class=failure_class)
@@ -223,7 +223,7 @@ def down(*models: str, otherwise: Script) -> World:
     return world
 
 
-async def test_a_run_goes_on_with_the_next_model_for_all_of_the_rest() -> None:
+async def test_a_run_stays_with_its_fallback_model_to_the_end() -> None:
     world = down("first", otherwise=ASKS)
     key = world.ledger.submit("hello", options(*MODELS))
     await world.finish(key)
@@ -239,11 +239,11 @@ async def test_a_run_goes_on_with_the_next_model_for_all_of_the_rest() -> None:
     assert [message.model for message in world.ledger.messages(key)] == ["", "second", "second"]
     again = world.ledger.submit("and?", options(*MODELS), run.conversation_id)
     await world.finish(again)
-    assert world.model.requests[4].model == "first", "another run begins with the first"
+    assert world.model.requests[4].model == "first", "another run starts with the first model"
 
 
-async def test_the_seals_of_a_model_that_has_failed_since_stay_behind() -> None:
-    """Half-way through a run: the history has calls of the first model, and is one that the second takes."""
+async def test_opaque_fields_of_a_failed_model_are_not_sent_to_another() -> None:
+    """Halfway through a run: the second model accepts a history with calls of the first."""
 
     world, key = await finished(
         VERDICTS, [ASKS, fails(retryable=False), says("Done.")], options=options("first", "second")
@@ -253,10 +253,10 @@ async def test_the_seals_of_a_model_that_has_failed_since_stay_behind() -> None:
     assert own.count(b'"seal"') == 2
     assert b'"reasoning_content":"hm"' in own
     assert b"seal" not in others
-    assert b'"reasoning_content":""' in others, "servers that want the field find it"
+    assert b'"reasoning_content":""' in others, "servers may require the field"
 
 
-def test_fallbacks_are_few_and_have_names() -> None:
+def test_model_fallbacks_are_limited_in_number_and_named() -> None:
     defaults = RunDefaults(model="m")
     asked = AskedOptions(model_fallbacks=("a", "b", "a"))
     assert complete(asked, defaults).model_fallbacks == ("a", "b")

@@ -1,4 +1,4 @@
-"""What the model is told: valid for a strict provider, whole, and within its bounds (LOOP-8, LOOP-11, C2)."""
+"""The history sent to the model: valid for strict providers, complete, and bounded (LOOP-8, LOOP-11, C2)."""
 
 from __future__ import annotations
 
@@ -84,21 +84,23 @@ def state(*messages: Message, calls: tuple[Call, ...] = (), limits: Limits | Non
     return State(run=run, messages=messages, calls={one.call_id: one for one in calls})
 
 
-def test_each_call_has_one_result_right_after_its_message_in_call_order() -> None:
-    told = history.of_run(state(user("hi"), assistant("", "b", "a"), calls=(call("a", b"1"), call("b", b"2"))))
-    assert [message["role"] for message in told] == ["user", "assistant", "tool", "tool"]
-    assert [(message["tool_call_id"], message["content"]) for message in told[2:]] == [("b", "2"), ("a", "1")]
-    check_history(told)
+def test_each_call_has_one_result_right_after_its_message() -> None:
+    history_sent = history.of_run(state(user("hi"), assistant("", "b", "a"), calls=(call("a", b"1"), call("b", b"2"))))
+    assert [message["role"] for message in history_sent] == ["user", "assistant", "tool", "tool"]
+    assert [(message["tool_call_id"], message["content"]) for message in history_sent[2:]] == [("b", "2"), ("a", "1")]
+    check_history(history_sent)
 
 
-def test_calls_are_known_to_the_provider_by_pawl_s_ids() -> None:
-    """Ids of providers are unique within a batch at most, and may be missing."""
-    told = history.of_run(state(user("hi"), assistant("", "a"), assistant("", "b"), calls=(call("a"), call("b"))))
-    assert [message["tool_calls"][0]["id"] for message in told if "tool_calls" in message] == ["a", "b"]
+def test_calls_are_sent_to_the_provider_with_ids_of_pawl() -> None:
+    """Provider ids are unique within a batch at most, and may be missing."""
+    history_sent = history.of_run(
+        state(user("hi"), assistant("", "a"), assistant("", "b"), calls=(call("a"), call("b")))
+    )
+    assert [message["tool_calls"][0]["id"] for message in history_sent if "tool_calls" in message] == ["a", "b"]
 
 
-def test_the_model_finds_its_call_under_the_name_that_it_used() -> None:
-    """Also where a backend tool took the place of a front end: else it calls again until the run is stuck."""
+def test_a_call_keeps_the_name_that_the_model_used() -> None:
+    """Also after a fallback to a backend tool. Otherwise the model repeats the call until it is stuck."""
     offered = replace(
         call("a", name="ask_browser"),
         state=CallState.OFFERED,
@@ -114,22 +116,22 @@ def test_the_model_finds_its_call_under_the_name_that_it_used() -> None:
     after, _ = apply_fact(before, FallbackChecked(call_id=CallId("a"), verdict=verdict), 1.0)
     kept = wire.CALL.read(wire.CALL.write(after.calls[CallId("a")]))
     done = settle.settled(kept, CallState.SUCCEEDED, CallResult(content_json=b"1"), 2.0)
-    told = history.of_run(state(user("hi"), assistant("", "a"), calls=(done,)))
-    assert (kept.tool_name, told[1]["tool_calls"][0]["function"]["name"]) == ("search", "ask_browser")
+    history_sent = history.of_run(state(user("hi"), assistant("", "a"), calls=(done,)))
+    assert (kept.tool_name, history_sent[1]["tool_calls"][0]["function"]["name"]) == ("search", "ask_browser")
 
 
-def test_neighbours_of_the_same_role_are_joined() -> None:
-    """C15: a message that came while the run was stopped follows the one before."""
-    told = history.of_run(state(user("hi"), user("and?"), assistant("Well", interrupted=True), user("go on")))
-    assert [message["role"] for message in told] == ["user", "assistant", "user"]
-    assert told[0]["content"] == "hi\n\nand?"
-    check_history(told)
+def test_adjacent_messages_of_the_same_role_are_joined() -> None:
+    """C15: a message sent while the run was being stopped follows the previous one."""
+    history_sent = history.of_run(state(user("hi"), user("and?"), assistant("Well", interrupted=True), user("go on")))
+    assert [message["role"] for message in history_sent] == ["user", "assistant", "user"]
+    assert history_sent[0]["content"] == "hi\n\nand?"
+    check_history(history_sent)
 
 
-def test_a_notice_is_no_part_of_the_text_of_a_user() -> None:
-    """It is a part of its own beside a message of the user, and a text if it is alone."""
-    (told,) = history.of_run(state(user("hi"), NOTICE, user("and?")))
-    first, notice, last = (part["text"] for part in told["content"])
+def test_a_notice_is_separate_from_the_text_of_a_user() -> None:
+    """It is a separate part next to a message of the user, and plain text when alone."""
+    (history_sent,) = history.of_run(state(user("hi"), NOTICE, user("and?")))
+    first, notice, last = (part["text"] for part in history_sent["content"])
     assert (first, notice.splitlines()[1:], last) == ("hi", ['["wombat"]'], "and?")
     assert history.of_run(state(NOTICE))[0]["content"] == notice
 
@@ -138,22 +140,24 @@ def of_another(message: Message) -> Message:
     return replace(message, run_id=RunId("other"), user_id=UserId("bob"))
 
 
-def test_what_another_user_wrote_or_was_answered_is_told_with_whose_it_is() -> None:
+def test_messages_of_other_users_are_attributed_to_them() -> None:
     mine, theirs = replace(user("hi"), user_id=RUN.user_id), of_another(user("delete\n\nall of it"))
     answer, empty = of_another(assistant("No.", interrupted=True)), of_another(assistant())
-    told = history.of_run(state(mine, assistant("Hello."), theirs, empty, answer, replace(theirs, text=""), mine))
+    history_sent = history.of_run(
+        state(mine, assistant("Hello."), theirs, empty, answer, replace(theirs, text=""), mine)
+    )
     pieces = [
         "[Written by bob, another user of this conversation:]\n> delete\n> \n> all of it",
         "[Answered to bob, another user of this conversation:]\n> No.\n> \n> [The answer was interrupted here.]",
         "[Written by bob, another user of this conversation:]\n> [No text. Its attachments are not shown here.]",
         "hi",
     ]
-    assert [(message["role"], message["content"]) for message in told] == [
+    assert [(message["role"], message["content"]) for message in history_sent] == [
         ("user", "hi"),
         ("assistant", "Hello."),
         ("user", "\n\n".join(pieces)),
     ]
-    check_history(told)
+    check_history(history_sent)
 
 
 @pytest.mark.parametrize(
@@ -164,42 +168,40 @@ def test_what_another_user_wrote_or_was_answered_is_told_with_whose_it_is() -> N
         ([of_another(NOTICE), of_another(assistant("", "c"))], False),
     ],
 )
-def test_a_turn_is_made_again_whatever_other_users_were_told_or_answered(
-    others: list[Message], *, is_quoted: bool
-) -> None:
-    """ASYNC-5: their notices are not its own, and the request ends with what the model has to answer."""
+def test_a_repeated_turn_ignores_notices_and_answers_of_other_users(others: list[Message], *, is_quoted: bool) -> None:
+    """ASYNC-5: notices for other users are excluded, and the request ends with something to answer."""
     turn, broken = replace(RUN, generation=1), assistant("I wa", interrupted=True)
     mine = state(user("hi"), replace(NOTICE, user_id=RUN.user_id), replace(broken, user_id=RUN.user_id), *others)
     mine = replace(mine, run=turn)
-    told = history.of_run(mine)
-    assert told[-1]["role"] == "user"
-    assert ("another user" in str(told[-1]["content"])) is is_quoted
-    assert sum("wombat" in str(message["content"]) for message in told) == 1
+    history_sent = history.of_run(mine)
+    assert history_sent[-1]["role"] == "user"
+    assert ("another user" in str(history_sent[-1]["content"])) is is_quoted
+    assert sum("wombat" in str(message["content"]) for message in history_sent) == 1
     assert agent_program.follows(mine, 0.0) == PinTools()
     theirs = state(user("hi"), assistant("Hello."), of_another(NOTICE))
-    assert isinstance(agent_program.follows(replace(theirs, run=turn), 0.0), Finish), "there is nothing to tell"
+    assert isinstance(agent_program.follows(replace(theirs, run=turn), 0.0), Finish), "there is nothing to answer"
 
 
 LINES = st.text() | st.sampled_from("\r\x0b\x85\u2028")
 
 
 @given(st.lists(st.tuples(st.sampled_from([Role.USER, Role.ASSISTANT]), LINES), max_size=5))
-def test_no_line_of_another_user_passes_for_anything_else(others: list[tuple[Role, str]]) -> None:
-    """Neither for words of the run's user, nor of the model, nor for a summary, nor for those of a third user."""
+def test_no_line_of_another_user_can_impersonate_another_source(others: list[tuple[Role, str]]) -> None:
+    """Not for the run's user, the model, a summary or a third user."""
     theirs = [of_another(Message(role=role, run_id=RunId("r"), text=text + "mine")) for role, text in others]
-    (told,) = history.of_run(state(*theirs, user("mine")))
-    *quoted, last = told["content"].splitlines()
+    (history_sent,) = history.of_run(state(*theirs, user("mine")))
+    *quoted, last = history_sent["content"].splitlines()
     labels = {f"[{what} bob, another user of this conversation:]" for what in ("Written by", "Answered to")}
-    assert (told["role"], last) == ("user", "mine")
+    assert (history_sent["role"], last) == ("user", "mine")
     assert all(not line or line in labels or line.startswith("> ") for line in quoted)
 
 
 @given(st.lists(LINES, min_size=1).map("".join))
 def test_each_line_of_another_user_is_quoted(text: str) -> None:
-    """However lines end, and also if the last one does not."""
-    (told,) = history.of_run(state(of_another(user(text or "x"))))
+    """For all line endings, and for a last line without one."""
+    (history_sent,) = history.of_run(state(of_another(user(text or "x"))))
     quoted = "".join(f"\n> {line}" for line in (text or "x").splitlines())
-    assert told["content"] == f"[Written by bob, another user of this conversation:]{quoted}"
+    assert history_sent["content"] == f"[Written by bob, another user of this conversation:]{quoted}"
 
 
 def test_an_error_reaches_the_model_as_an_error() -> None:
@@ -209,33 +211,33 @@ def test_an_error_reaches_the_model_as_an_error() -> None:
     assert json.loads(content) == {"error": "too slow", "reason": "TOOL_TIMEOUT"}
 
 
-def test_a_note_goes_with_the_result() -> None:
-    """HITL-3: the model is told that a reviewer edited the call."""
+def test_a_note_is_sent_with_the_result() -> None:
+    """HITL-3: the model learns that a reviewer edited the call."""
     noted = replace(call("a"), result=CallResult(content_json=b"1", note="A reviewer edited this call."))
     (content,) = contents([noted], 1000)
     assert json.loads(content) == {"result": 1, "note": "A reviewer edited this call."}
 
 
-def test_results_over_the_limit_of_a_round_are_cut_with_a_way_to_read_the_rest() -> None:
+def test_results_over_the_limit_are_cut_with_a_hint_for_the_rest() -> None:
     """LOOP-8: small results stay whole."""
     large = ("é" * 30_000).encode()
-    told = contents([call("a", b'"' + large + b'"'), call("b", b"1"), call("c", b'"' + large + b'"')], 50_000)
-    assert told[1] == "1"
-    for content, call_id in ((told[0], "a"), (told[2], "c")):
+    history_sent = contents([call("a", b'"' + large + b'"'), call("b", b"1"), call("c", b'"' + large + b'"')], 50_000)
+    assert history_sent[1] == "1"
+    for content, call_id in ((history_sent[0], "a"), (history_sent[2], "c")):
         assert "read_result" in content
         assert f'"{call_id}"' in content
         assert "of 60002 bytes" in content
         assert len(content.encode()) < 25_400
 
 
-def test_arguments_that_are_no_json_do_not_break_the_history() -> None:
+def test_invalid_json_arguments_do_not_break_the_history() -> None:
     """C14."""
-    told = history.of_run(state(user("hi"), assistant("", "a"), calls=(call("a", proposed='{"half'),)))
-    check_history(told)
-    assert json.loads(told[1]["tool_calls"][0]["function"]["arguments"]) == {"not_json": '{"half'}
+    history_sent = history.of_run(state(user("hi"), assistant("", "a"), calls=(call("a", proposed='{"half'),)))
+    check_history(history_sent)
+    assert json.loads(history_sent[1]["tool_calls"][0]["function"]["arguments"]) == {"not_json": '{"half'}
 
 
-def test_reasoning_goes_back_only_where_the_server_sent_some() -> None:
+def test_reasoning_is_echoed_only_to_servers_that_sent_some() -> None:
     """LOOP-11."""
     silent = state(user("hi"), assistant("", "a"), calls=(call("a"),))
     assert "reasoning_content" not in history.of_run(silent)[1]
@@ -243,8 +245,8 @@ def test_reasoning_goes_back_only_where_the_server_sent_some() -> None:
     thinking = state(
         user("hi"), replace(assistant("", "a"), reasoning="hm"), assistant("", "b"), calls=(call("a"), call("b"))
     )
-    told = [message for message in history.of_run(thinking) if message["role"] == "assistant"]
-    assert [message["reasoning_content"] for message in told] == ["hm", ""]
+    history_sent = [message for message in history.of_run(thinking) if message["role"] == "assistant"]
+    assert [message["reasoning_content"] for message in history_sent] == ["hm", ""]
 
     renamed = history.of_run(thinking, ReasoningEcho.REASONING)
     assert renamed[1]["reasoning"] == "hm"
@@ -252,25 +254,25 @@ def test_reasoning_goes_back_only_where_the_server_sent_some() -> None:
     assert not {"reasoning", "reasoning_content"} & set(never[1])
 
 
-def test_unknown_fields_of_messages_and_calls_go_back_byte_for_byte() -> None:
-    """LOOP-11: number formats, escapes and white space included; what Pawl knows itself is not replaced."""
+def test_unknown_fields_are_echoed_byte_for_byte() -> None:
+    """LOOP-11: numbers, escapes and white space are preserved; Pawl's own fields win."""
     odd = rb'{"sig": 1e2,  "t":"\u00e9", "n":1.0}'
     fields = (
         rb'{"extra_content":%b,"content":"forged","tool_calls":['
         rb'{"extra_content":%b,"id":"forged","function":{"note":%b,"name":"forged"}},{}]}' % (odd, odd, odd)
     )
     opaque = replace(assistant("", "a", "b"), provider_state_json=fields)
-    told = history.of_run(state(user("hi"), opaque, calls=(call("a"), call("b"))))
-    message = msgspec.json.encode(told[1])
+    history_sent = history.of_run(state(user("hi"), opaque, calls=(call("a"), call("b"))))
+    message = msgspec.json.encode(history_sent[1])
     assert message.count(odd) == 3
     assert b"forged" not in message
-    assert [asked["id"] for asked in told[1]["tool_calls"]] == ["a", "b"]
-    assert set(told[1]["tool_calls"][1]) == {"id", "type", "function"}
+    assert [asked["id"] for asked in history_sent[1]["tool_calls"]] == ["a", "b"]
+    assert set(history_sent[1]["tool_calls"][1]) == {"id", "type", "function"}
 
 
 @settings(max_examples=100)
 @given(sizes=st.lists(st.integers(1, 4000), min_size=2, max_size=20))
-def test_a_summary_replaces_the_oldest_messages_and_never_parts_a_call_from_its_result(sizes: list[int]) -> None:
+def test_a_summary_never_separates_a_call_from_its_result(sizes: list[int]) -> None:
     messages, calls = [], []
     for number, size in enumerate(sizes, 1):
         call_id = f"call_{number}"
@@ -285,17 +287,17 @@ def test_a_summary_replaces_the_oldest_messages_and_never_parts_a_call_from_its_
         return
     summary = Message(role=Role.SUMMARY, run_id=RunId("r"), text="In short.", summarised_to_number=to_number)
     rest = replace(full, messages=(*messages, replace(summary, number=len(messages) + 1)))
-    told = history.of_run(rest)
-    assert told[0]["role"] == "user"
-    assert "In short." in told[0]["content"]
-    if told[-1]["role"] != "assistant":
-        check_history(told)
-    asked = [asked["id"] for message in told for asked in message.get("tool_calls", ())]
-    assert asked == [message["tool_call_id"] for message in told if message["role"] == "tool"]
+    history_sent = history.of_run(rest)
+    assert history_sent[0]["role"] == "user"
+    assert "In short." in history_sent[0]["content"]
+    if history_sent[-1]["role"] != "assistant":
+        check_history(history_sent)
+    asked = [asked["id"] for message in history_sent for asked in message.get("tool_calls", ())]
+    assert asked == [message["tool_call_id"] for message in history_sent if message["role"] == "tool"]
 
 
-def test_the_newest_summary_comes_before_what_it_does_not_stand_for() -> None:
-    """LOOP-11: wherever it was written; an older one, which it stands for as well, is left out."""
+def test_the_newest_summary_precedes_the_messages_it_does_not_cover() -> None:
+    """LOOP-11: position does not matter; older summaries that it covers are left out."""
 
     def summary(text: str, number: int, to_number: int) -> Message:
         return Message(role=Role.SUMMARY, run_id=RunId("r"), text=text, number=number, summarised_to_number=to_number)
@@ -309,19 +311,19 @@ def test_the_newest_summary_comes_before_what_it_does_not_stand_for() -> None:
     assert "new" in history.to_summarise(full, 4)
 
 
-# Answers in a form: never COMPLETED with one that does not fit, and the model is told what is wrong.
+# Structured answers: a run completes only with a valid one, and the model sees the errors.
 
 
 FORM = ResponseFormat(schema_json=b'{"type":"object","minProperties":2}')
 GOOD, BAD, WORSE = '{"a":1,"b":2}', '{"a":1}', "It is a."
 
 
-def played(*scripts: Script, away: int = 0, **options: Any) -> tuple[World, RunKey]:
-    """A run with a form, driven to its end."""
+def played(*scripts: Script, unavailable_checks: int = 0, **options: Any) -> tuple[World, RunKey]:
+    """A run with a response format, driven to its end."""
 
     async def main() -> tuple[World, RunKey]:
         world = World(VERDICTS, list(scripts))
-        world.registry.unchecked_outputs = away
+        world.registry.unchecked_outputs = unavailable_checks
         key = world.ledger.submit("hello", RunOptions(**{"response_format": FORM, **options}))
         await world.finish(key)
         return world, key
@@ -329,15 +331,15 @@ def played(*scripts: Script, away: int = 0, **options: Any) -> tuple[World, RunK
     return virtual_time.run(main())
 
 
-def test_an_answer_that_fits_ends_the_run_and_is_there_as_json() -> None:
+def test_a_valid_structured_answer_ends_the_run_with_json() -> None:
     world, key = played(calls('look {"n":1}'), says(f"```json\n{GOOD}\n```"))
     run = world.ledger.run(key)
     assert (run.state, json.loads(run.output_json)) == (RunState.COMPLETED, {"a": 1, "b": 2})
-    assert world.registry.outputs == [GOOD], "what asks for calls is no answer yet"
+    assert world.registry.outputs == [GOOD], "a message with calls is not an answer"
     assert [request.response_format for request in world.model.requests] == [output.asked(FORM)] * 2
 
 
-def test_the_model_is_told_what_is_wrong_and_what_would_fit() -> None:
+def test_an_invalid_answer_is_retried_with_the_error_and_schema() -> None:
     world, key = played(says(WORSE), says(BAD), says(GOOD))
     run = world.ledger.run(key)
     assert (run.state, run.output_text, run.round) == (RunState.COMPLETED, GOOD, 3)
@@ -349,7 +351,7 @@ def test_the_model_is_told_what_is_wrong_and_what_would_fit() -> None:
     assert [bool(message.misfit) for message in world.ledger.messages(key)] == [False, True, True, False]
 
 
-def test_the_third_answer_that_does_not_fit_fails_the_run() -> None:
+def test_the_third_invalid_answer_fails_the_run() -> None:
     world, key = played(says(WORSE), says(BAD), says(BAD), says(GOOD))
     run = world.ledger.run(key)
     assert (run.state, present(run.failure).reason) == (RunState.FAILED, output.OUTPUT_INVALID)
@@ -360,7 +362,7 @@ def test_the_third_answer_that_does_not_fit_fails_the_run() -> None:
 
 @pytest.mark.parametrize("policy", RoundLimitPolicy)
 @pytest.mark.parametrize("last", [says(BAD), calls('look {"n":2}', text=BAD)], ids=["words", "words and a call"])
-def test_the_final_answer_of_the_round_limit_is_checked_too(policy: RoundLimitPolicy, last: Script) -> None:
+def test_the_final_answer_at_the_round_limit_is_validated_too(policy: RoundLimitPolicy, last: Script) -> None:
     options: dict[str, Any] = {"limits": Limits(rounds_max=1), "round_limit_policy": policy}
     first = calls('look {"n":1}') if policy is RoundLimitPolicy.FINAL_ANSWER else says(BAD)
     world, key = played(first, last, says(GOOD), **options)
@@ -368,20 +370,20 @@ def test_the_final_answer_of_the_round_limit_is_checked_too(policy: RoundLimitPo
     assert (run.state, present(run.failure).reason) == (RunState.FAILED, output.OUTPUT_INVALID)
 
 
-def test_an_answer_that_was_cut_off_does_not_pass() -> None:
+def test_a_truncated_structured_answer_is_invalid() -> None:
     world, key = played([TextPiece(text='{"a":1,"b"'), Finished(reason="length")], says(GOOD))
     assert world.ledger.run(key).output_text == GOOD
 
 
-def test_nothing_passes_while_nobody_can_check_it() -> None:
-    world, key = played(says(GOOD), away=3)
+def test_no_answer_passes_while_the_registry_is_unavailable() -> None:
+    world, key = played(says(GOOD), unavailable_checks=3)
     assert world.ledger.run(key).state is RunState.COMPLETED
     assert world.registry.outputs == [GOOD] * 4
 
 
 @given(answers=st.lists(st.sampled_from([GOOD, BAD, WORSE, f"```\n{GOOD}\n```", "call"]), max_size=8), data=st.data())
-def test_a_run_completes_only_with_what_fits(answers: list[str], data: st.DataObject) -> None:
-    """Whatever the model says, the limits, and the takeovers."""
+def test_a_run_completes_only_with_a_valid_answer(answers: list[str], data: st.DataObject) -> None:
+    """For all answers, limits and takeovers."""
     scripts = [calls('look {"n":1}') if answer == "call" else says(answer) for answer in answers]
     limits = Limits(rounds_max=data.draw(st.integers(1, 6)), identical_calls_max=100)
     world, key = played(*scripts, limits=limits, round_limit_policy=data.draw(st.sampled_from(RoundLimitPolicy)))
@@ -395,7 +397,7 @@ def test_a_run_completes_only_with_what_fits(answers: list[str], data: st.DataOb
 
 
 @given(st.text(), st.sampled_from(["", "json", "JSON"]), st.sampled_from(["", " ", "\n\n"]))
-def test_one_block_of_markdown_is_taken_off_and_nothing_else(inside: str, language: str, around: str) -> None:
+def test_only_a_single_markdown_fence_is_stripped(inside: str, language: str, around: str) -> None:
     inside = inside.strip()
     if "`" not in inside and inside:
         assert output.document(f"{around}```{language}\n{inside}\n```{around}") == inside
@@ -414,15 +416,15 @@ def state_of(*messages: Message, form: ResponseFormat | None = FORM) -> State:
     return State(run=run, messages=messages)
 
 
-def test_of_an_earlier_run_the_model_reads_what_was_wrong_and_not_its_schema() -> None:
+def test_errors_of_an_earlier_run_are_shown_without_its_schema() -> None:
     earlier = Message(role=Role.ASSISTANT, run_id=RunId("before"), text=BAD, misfit="a: is missing")
-    told = history.of_run(state_of(Message(role=Role.USER, run_id=RunId("before"), text="hi"), earlier))
-    assert "a: is missing" in told[-1]["content"]
-    assert "minProperties" not in told[-1]["content"]
+    history_sent = history.of_run(state_of(Message(role=Role.USER, run_id=RunId("before"), text="hi"), earlier))
+    assert "a: is missing" in history_sent[-1]["content"]
+    assert "minProperties" not in history_sent[-1]["content"]
 
 
-def test_the_form_is_for_the_run_that_was_asked_for_it() -> None:
-    """An agent that is given a task has a form of its own, or none."""
+def test_a_response_format_applies_only_to_its_own_run() -> None:
+    """An agent that is given a task uses its own response format, or none."""
     own = RunOptions(response_format=FORM, reasoning_effort=ReasoningEffort.LOW)
     plain = AgentVersion(definition=AgentDefinition(name="clerk"), version=1)
     formal_options = AskedOptions(response_format=replace(FORM, name="sum"), reasoning_effort=ReasoningEffort.HIGH)

@@ -1,4 +1,4 @@
-"""Histories from elsewhere: what is refused, and what becomes of the others."""
+"""Imported histories: validation and conversion."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def result(call_id: str, text: str = "12", **fields: Any) -> HistoryMessage:
 GOOD = [user(), answer("", call("a"), call("b")), result("b"), result("a"), answer("done")]
 
 
-def test_a_history_that_a_strict_server_takes_is_taken() -> None:
+def test_a_history_valid_for_a_strict_server_is_accepted() -> None:
     imports.check(GOOD)
     imports.check([user(), user("again"), answer("one"), answer("two", call("a")), result("a", "")])
 
 
-def test_each_fault_is_named_with_its_place() -> None:
+def test_each_fault_is_reported_with_its_position() -> None:
     rows: list[Any] = [
         ([], 0, "has no messages"),
         ([answer("hi")], 1, "must be from the user"),
@@ -73,15 +73,17 @@ def test_each_fault_is_named_with_its_place() -> None:
         ([user(), answer("", *(call(f"c{n}") for n in range(129)))], 2, "at most 128"),
         ([user()] * 1001, 0, "at most 1000 messages"),
     ]
-    for history, position, said in rows:
+    for history, position, reason in rows:
         with pytest.raises(InvalidHistory) as refused:
             imports.check(history)
-        place = f"message {position}: " if position else ""
-        assert any(part.startswith(place) and said in part for part in refused.value.message.split("; ")), refused.value
+        prefix = f"message {position}: " if position else ""
+        assert any(part.startswith(prefix) and reason in part for part in refused.value.message.split("; ")), (
+            refused.value
+        )
         assert not position or str(position) in refused.value.metadata["positions"].split(","), history
 
 
-def test_all_faults_come_at_once_in_order() -> None:
+def test_all_faults_are_reported_together_in_order() -> None:
     bad = [answer("", call("a", "!")), HistoryMessage(role=HistoryRole.SYSTEM, text="x"), user("\x00")]
     with pytest.raises(InvalidHistory) as refused:
         imports.check(bad)
@@ -89,7 +91,7 @@ def test_all_faults_come_at_once_in_order() -> None:
     assert int(refused.value.metadata["fault_count"]) == 6
 
 
-def test_a_history_is_taken_over_with_ids_of_ours_and_settled_calls() -> None:
+def test_an_imported_history_has_new_ids_and_settled_calls() -> None:
     numbers = itertools.count(1)
     messages, calls = imports.convert_history(
         [
@@ -134,7 +136,7 @@ parts = st.one_of(
 
 
 @given(st.lists(parts, max_size=8))
-def test_what_is_not_refused_can_be_taken_over(history: list[HistoryMessage]) -> None:
+def test_every_accepted_history_can_be_imported(history: list[HistoryMessage]) -> None:
     try:
         imports.check(history)
     except InvalidHistory:
@@ -148,7 +150,7 @@ def test_what_is_not_refused_can_be_taken_over(history: list[HistoryMessage]) ->
         msgspec.json.decode(present(each.result).content_json)
 
 
-def test_chat_completions_are_read_with_their_places() -> None:
+def test_chat_completions_are_read_with_their_positions() -> None:
     text = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
     (read,) = from_json([text])
     assert read.text == "a\n\nb"
@@ -156,5 +158,5 @@ def test_chat_completions_are_read_with_their_places() -> None:
     bad: list[Any] = [text, image, 7, {"role": "assistant", "tool_calls": [{"id": "a"}]}, {"content": 3}]
     with pytest.raises(InvalidHistory) as refused:
         from_json(bad)
-    for place in ("2: Invalid value 'image_url'", "3: Expected `object`", "4: Object missing", "5: Expected `str"):
-        assert f"message {place}" in refused.value.message
+    for position in ("2: Invalid value 'image_url'", "3: Expected `object`", "4: Object missing", "5: Expected `str"):
+        assert f"message {position}" in refused.value.message

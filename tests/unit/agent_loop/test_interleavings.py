@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order: one model call per closed batch, one result per call (I5, I6, I12)."""
+"""Any order of events gives one model call per closed batch and one result per call (I5, I6, I12)."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ KINDS = (
     *("approve", "edit", "reject", "answer", "return", "return_error", "expire"),
     *("cancel", "steer", "take_over"),
 )
-HAPPENINGS = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 3)), max_size=25)
-# Four attempts make a model call fail for good; takeovers are attempts too.
+EVENTS = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 3)), max_size=25)
+# The fourth failed attempt is final; takeovers count as attempts.
 BREAKS_MAX = 1
 DECISIONS = {
     "approve": DecisionKind.APPROVE,
@@ -38,7 +38,7 @@ DECISIONS = {
 
 
 def happen(run: Simulation, what: str, which: int) -> None:
-    """Let something happen, if it can: to the call of that number among those it can happen to."""
+    """Let an event happen, if possible, to one of the calls it can happen to."""
     calls = run.base.open_calls
     running = [name for name in run.under_way if name in run.base.calls]
     asked = [call for call in calls if call.state in {CallState.AWAITING_APPROVAL, CallState.ASKED}]
@@ -75,8 +75,8 @@ def happen(run: Simulation, what: str, which: int) -> None:
 
 
 @settings(max_examples=300)
-@given(batches=BATCHES, options=OPTIONS, happenings=HAPPENINGS)
-def test_every_order_of_events_ends_with_one_result_per_call_and_one_model_call_per_batch(
+@given(batches=BATCHES, options=OPTIONS, happenings=EVENTS)
+def test_any_order_of_events_gives_one_result_per_call(
     batches: list[list[str]], options: RunOptions, happenings: list[tuple[str, int]]
 ) -> None:
     run = Simulation([answer(*names) for names in batches], options)
@@ -89,13 +89,13 @@ def test_every_order_of_events_ends_with_one_result_per_call_and_one_model_call_
 
     assert all(call.settled and call.result is not None for call in run.calls)
     assert run.under_way == set()
-    rounds = [event.round for event in run.told if isinstance(event, RoundStarted)]
-    assert rounds == list(range(1, len(rounds) + 1)), "a round begins once, and in order"
+    rounds = [event.round for event in run.events if isinstance(event, RoundStarted)]
+    assert rounds == list(range(1, len(rounds) + 1)), "each round starts once, in order"
     assert len(rounds) <= run.model_calls <= len(rounds) + run.takeovers + run.breaks
     if run.cancelled:
         assert run.run.state is RunState.CANCELLED
     elif run.tokens_granted and (run.tokens_served >= run.tokens_granted or run.run.usage.estimated_tokens):
-        # What nobody reported is estimated, rather too high than too low.
+        # Unreported usage is estimated, and never below the real value.
         waits = options.token_budget_policy is TokenBudgetPolicy.WAIT
         assert run.run.state in {RunState.COMPLETED, RunState.EXPIRED if waits else RunState.FAILED}
     else:
@@ -103,7 +103,7 @@ def test_every_order_of_events_ends_with_one_result_per_call_and_one_model_call_
 
 
 @settings(max_examples=100)
-@given(names=st.lists(st.sampled_from(sorted(VERDICTS)), min_size=1, max_size=4), happenings=HAPPENINGS)
+@given(names=st.lists(st.sampled_from(sorted(VERDICTS)), min_size=1, max_size=4), happenings=EVENTS)
 def test_nothing_starts_after_a_cancel(names: list[str], happenings: list[tuple[str, int]]) -> None:
     """I12, C5."""
     run = Simulation([answer(*names)])
@@ -115,13 +115,13 @@ def test_nothing_starts_after_a_cancel(names: list[str], happenings: list[tuple[
     if run.run.state in ENDED:
         return
     pending = [call.call_id for call in run.calls if call.state in PENDING]
-    begun, rounds = list(run.started), run.model_calls
+    started_before, rounds = list(run.started), run.model_calls
 
     run.cancels()
     for what, which in happenings[half:]:
         happen(run, what, which)
     run.finishes()
 
-    assert (run.started, run.model_calls) == (begun, rounds)
+    assert (run.started, run.model_calls) == (started_before, rounds)
     assert run.run.state is RunState.CANCELLED
     assert all(run.base.calls[call_id].state is CallState.CANCELLED for call_id in pending)

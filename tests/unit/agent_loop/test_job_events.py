@@ -1,4 +1,4 @@
-"""Jobs that watch for something: polled without the model, which is woken once it is so (ASYNC-4)."""
+"""Jobs that watch a condition: polled without the model, which is woken once it is met (ASYNC-4)."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tests.unit.agent_loop.scenario import present
 from tests.unit.agent_loop.test_jobs import Story, background
 
 
-def told(story: Story) -> list[Any]:
+def notices(story: Story) -> list[Any]:
     messages = story.world.ledger.messages(story.key(story.runs[0]))
     return [notice for message in messages if message.notices_json for notice in json.loads(message.notices_json)]
 
 
-async def test_a_job_tells_each_time_that_something_becomes_so_and_goes_on() -> None:
-    """ASYNC-4: on the edge, and not while it stays so; the job ends with the last of its times."""
+async def test_a_monitor_reports_each_time_its_condition_becomes_true() -> None:
+    """ASYNC-4: edge-triggered; the job ends after the requested number of firings."""
 
     when = {"cel": "value.price < 20", "times": 2}
     story = Story(calls(background("look", _interval=60, _duration=600, _when=when)), seconds=0.1)
@@ -35,21 +35,21 @@ async def test_a_job_tells_each_time_that_something_becomes_so_and_goes_on() -> 
         if not story.jobs:
             story.say("tell me whenever it is under 20")
         await story.until(lambda: len(story.jobs) == 1 and story.jobs[0].round >= seen + 2)  # noqa: B023
-    (first,) = told(story)
+    (first,) = notices(story)
     assert (first["iteration"] in {2, 3}, first["result"]["fired"]) == (True, 1)
     assert json.loads(story.jobs[0].output_text)["fired_with"] == {"price": 19}
     story.world.registry.results["look"] = CallResult(content_json=b'{"price":17}')
     await story.until(lambda: story.is_over)
     (job,) = story.jobs
     assert job.state is RunState.COMPLETED
-    assert told(story)[-1]["result"] == {"fired": 2, "result": {"price": 17}}
+    assert notices(story)[-1]["result"] == {"fired": 2, "result": {"price": 17}}
 
 
-# Jobs that are paused and resumed, and what goes on meanwhile.
+# Paused and resumed jobs.
 
 
-async def test_a_paused_series_begins_nothing_and_goes_on_on_its_beat() -> None:
-    """What is at work ends; what was due meanwhile is skipped, also where nobody reads the pause before it is due."""
+async def test_a_paused_series_starts_nothing_and_resumes_on_schedule() -> None:
+    """Running iterations finish; due ones are skipped, even if no worker reads the pause in time."""
 
     story = Story(calls(background("look", _interval=60, _stopAfter=3)), seconds=5.0)
     story.say("watch it")
@@ -59,22 +59,20 @@ async def test_a_paused_series_begins_nothing_and_goes_on_on_its_beat() -> None:
     await ledger.send(key, Pause())
     await ledger.send(key, Pause())
     await story.until(lambda: WaitKind.PAUSED in ledger.run(key).waits)
-    assert [call.state for call in story.calls(job)] == [CallState.SUCCEEDED], "what is at work ends"
+    assert [call.state for call in story.calls(job)] == [CallState.SUCCEEDED], "a running iteration ends"
     assert story.world.ledger.tables.runs[key].claim_at is None, "nothing is due"
     with suppress(TimeoutError):
         await story.until(lambda: len(story.calls(job)) > 1, seconds_max=200.0)
     assert len(story.calls(job)) == 1
     await ledger.send(key, Pause(resumes=True))
     await story.until(lambda: story.is_over)
-    begins = [round(((call.create_time or 0) - present(job.job).begin_time) / 60, 1) for call in story.calls(job)]
-    assert (begins, ledger.run(key).state) == ([0, 4, 5], RunState.COMPLETED)
+    starts = [round(((call.create_time or 0) - present(job.job).begin_time) / 60, 1) for call in story.calls(job)]
+    assert (starts, ledger.run(key).state) == ([0, 4, 5], RunState.COMPLETED)
 
 
 @pytest.mark.parametrize("key_is_gone", [False, True])
-async def test_a_rule_that_denies_an_iteration_and_a_key_that_is_gone_pause_the_series_with_a_notice(
-    *, key_is_gone: bool
-) -> None:
-    """ASYNC-2: it fails no more; resumed once the reason is gone it goes on."""
+async def test_a_denied_iteration_or_a_missing_key_pauses_the_series(*, key_is_gone: bool) -> None:
+    """ASYNC-2: the job pauses instead of failing, and resumes once the reason is gone."""
 
     story = Story(calls(background("look", _interval=60, _stopAfter=4, _reports="end")), seconds=1.0)
     story.say("watch it")
@@ -97,8 +95,8 @@ async def test_a_rule_that_denies_an_iteration_and_a_key_that_is_gone_pause_the_
     with suppress(TimeoutError):
         await story.until(lambda: ledger.run(key).round > denied, seconds_max=300.0)
     assert [call.state for call in story.calls(job)][-1] is CallState.FAILED
-    assert ledger.run(key).round == denied, "it tries no more"
-    (notice,) = told(story)
+    assert ledger.run(key).round == denied, "it stops polling"
+    (notice,) = notices(story)
     assert (notice["iteration"], notice["state"], notice["result"]["paused"]) == (denied, "PAUSED", why)
     registry.verdicts["look"] = allowed
     gone.clear()
@@ -108,23 +106,23 @@ async def test_a_rule_that_denies_an_iteration_and_a_key_that_is_gone_pause_the_
     assert "paused" not in ledger.run(key).output_text
 
 
-async def test_polls_that_fail_become_rarer() -> None:
-    """ASYNC-4: they keep the beat. Those of minutes 0 and 1 are trimmed."""
+async def test_failing_polls_back_off() -> None:
+    """ASYNC-4: polls stay on the interval. The first two polls are trimmed."""
     story = Story(calls(background("look", _interval=60, _duration=60, _until="value == 1")), seconds=0.1)
     failed = CallResult(content_json=b'{"error":"away"}', is_error=True, error_reason="TOOL_ERROR")
     story.world.registry.results["look"] = failed
     story.say("watch it")
     await story.until(lambda: [job.round for job in story.jobs] == [5])
-    begin = present(story.jobs[0].job).begin_time
-    assert [round(((call.create_time or 0) - begin) / 60) for call in story.calls(story.jobs[0])] == [3, 7, 15]
+    start = present(story.jobs[0].job).begin_time
+    assert [round(((call.create_time or 0) - start) / 60) for call in story.calls(story.jobs[0])] == [3, 7, 15]
 
 
-# Calls that somebody outside completes: the run waits without a worker, and goes on when it is told.
+# Calls completed from outside: the run waits without a worker and continues on completion.
 DONE = CallResult(content_json=b'{"pages":3}')
 
 
 async def waiting_job(story: Story, seconds: float = 7200.0) -> tuple[Run, Call]:
-    """Begin a job whose call waits for somebody outside."""
+    """Start a job whose call waits for an outside completion."""
     story.world.registry.awaited["slow"] = seconds
     story.say("print it")
     await story.until(lambda: any(WaitKind.COMPLETION in job.waits for job in story.jobs))
@@ -133,7 +131,7 @@ async def waiting_job(story: Story, seconds: float = 7200.0) -> tuple[Run, Call]
     return job, call
 
 
-async def test_a_call_that_waits_holds_no_worker_and_goes_on_when_it_is_completed() -> None:
+async def test_a_waiting_call_holds_no_worker_and_continues_on_completion() -> None:
     story = Story(calls(background("slow")), says("Begun."), says("Printed."))
     job, call = await waiting_job(story)
     registry, key = story.world.registry, story.key(job)
@@ -141,7 +139,7 @@ async def test_a_call_that_waits_holds_no_worker_and_goes_on_when_it_is_complete
     assert (job.state, call.state, row.worker_id) == (RunState.WAITING, CallState.RUNNING, None)
     with suppress(TimeoutError):
         await story.until(lambda: False, seconds_max=100.0)
-    assert len([each for each in registry.asked if each.call_id == call.call_id]) == 1, "nobody asks meanwhile"
+    assert len([each for each in registry.asked if each.call_id == call.call_id]) == 1, "the registry is not polled"
 
     registry.completed[call.call_id] = DONE
     await story.world.ledger.note_completion(key, call.call_id)
@@ -152,7 +150,7 @@ async def test_a_call_that_waits_holds_no_worker_and_goes_on_when_it_is_complete
     assert json.loads(story.world.ledger.run(key).output_text or "null") == {"pages": 3}
 
 
-async def test_a_call_that_nobody_completes_fails_at_its_time() -> None:
+async def test_a_call_that_is_never_completed_fails_at_its_deadline() -> None:
     story = Story(calls(background("slow")), says("Begun."), says("Nobody printed it."))
     job, _ = await waiting_job(story, seconds=60.0)
     await story.until(lambda: story.is_over, seconds_max=200.0)

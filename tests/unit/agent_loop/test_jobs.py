@@ -1,4 +1,4 @@
-"""Calls in the background: from the parameter of the model to the turn in which it tells what they came to."""
+"""Background calls: from the model's parameters to the turn that reports the result."""
 
 from __future__ import annotations
 
@@ -44,7 +44,6 @@ VERDICTS = {
 
 
 def background(name: str, **more: object) -> str:
-    """A call that is to run in the background."""
     return f"{name} {json.dumps({'_executeAsync': True, **more})}"
 
 
@@ -99,7 +98,7 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
 
 
 class Story:
-    """A conversation with jobs: what the model says to the user and to notices, in order."""
+    """A conversation with jobs. Scripts answer the user's messages and notices in order."""
 
     def __init__(self, *scripts: Script, seconds: float = 60.0, as_tool: bool = False) -> None:
         self.world = World(VERDICTS, list(scripts), seconds=seconds)
@@ -118,15 +117,15 @@ class Story:
         *,
         seconds_max: float = 3600.0,
         approve: bool = False,
-        look_seconds: float = 0.5,
+        poll_seconds: float = 0.5,
     ) -> None:
-        """Let a worker drive until something is so."""
+        """Let a worker drive until `done` is true."""
         worker = self.world.worker(limits=self.limits)
         tasks = [asyncio.create_task(work()) for work in (worker.claim_forever, worker.renew_forever)]
         try:
             async with asyncio.timeout(seconds_max):
                 while not done():
-                    await asyncio.sleep(look_seconds)
+                    await asyncio.sleep(poll_seconds)
                     for key in list(self.world.ledger.tables.runs) if approve else ():
                         with suppress(PawlError):
                             await self.world.respond(key)
@@ -138,7 +137,6 @@ class Story:
 
     @property
     def runs(self) -> list[Run]:
-        """All runs, the oldest first."""
         return [self.world.ledger.run(key) for key in self.world.ledger.tables.runs]
 
     @property
@@ -164,8 +162,8 @@ class Story:
     def calls(self, run: Run) -> list[Call]:
         return self.world.ledger.calls(self.key(run))
 
-    def told(self, number: int) -> list[Any]:
-        """The notices that a request to the model has."""
+    def notices(self, number: int) -> list[Any]:
+        """Notices in a request to the model."""
         messages = self.world.model.requests[number].messages
         return [
             json.loads(line)
@@ -176,8 +174,8 @@ class Story:
         ]
 
 
-async def test_a_call_in_the_background_answers_at_once_and_is_told_of_when_it_ends() -> None:
-    """ASYNC-1, ASYNC-5: the run ends while the tool works; its end begins a turn, in which the model says it."""
+async def test_a_background_call_returns_immediately_and_reports_its_end() -> None:
+    """ASYNC-1, ASYNC-5: the run ends while the tool works; the job's end starts a turn that reports it."""
 
     story = Story(calls(background("work", n=1, _estimatedMinutes=10)), says("Begun."), says("It is done: 7."))
     story.world.registry.results["work"] = CallResult(content_json=b'{"n":7}')
@@ -192,7 +190,7 @@ async def test_a_call_in_the_background_answers_at_once_and_is_told_of_when_it_e
         "job_id": call.child_run_id,
         "state": "RUNNING",
     }
-    assert call.arguments_json == b'{"n":1}', "what is shown and run has none of the parameters"
+    assert call.arguments_json == b'{"n":1}', "background parameters are neither shown nor executed"
     (job,) = story.jobs
     assert (job.run_id, job.parent_call_id, job.state in ENDED) == (call.child_run_id, call.call_id, False)
 
@@ -204,14 +202,14 @@ async def test_a_call_in_the_background_answers_at_once_and_is_told_of_when_it_e
         "It is done: 7.",
         run.conversation_id,
     )
-    assert story.told(2) == [[{"job_id": job.run_id, "tool": "work", "state": "COMPLETED", "result": {"n": 7}}]]
+    assert story.notices(2) == [[{"job_id": job.run_id, "tool": "work", "state": "COMPLETED", "result": {"n": 7}}]]
     assert sum(story.world.registry.effects.values()) == 1
     roles = [message.role for message in story.world.ledger.messages(key)]
     assert roles == [Role.USER, Role.ASSISTANT, Role.ASSISTANT, Role.NOTICE, Role.ASSISTANT]
 
 
-async def test_an_end_that_comes_while_the_user_asks_is_told_at_the_next_closed_batch() -> None:
-    """ASYNC-5: into the running turn, once; there is no turn of its own."""
+async def test_a_job_that_ends_in_a_turn_is_reported_at_the_next_batch() -> None:
+    """ASYNC-5: the notice enters the running turn once; no separate turn starts."""
 
     story = Story(
         calls(background("work")), says("Begun."), calls('look {"n":1}'), calls('look {"n":2}'), says("Both."),
@@ -223,9 +221,9 @@ async def test_an_end_that_comes_while_the_user_asks_is_told_at_the_next_closed_
     await story.until(lambda: story.is_over)
     assert story.world.ledger.run(second).output_text == "Both."
     assert story.turns == []
-    told = [story.told(number) for number in range(len(story.world.model.requests))]
-    assert told[:3] == [[], [], []]
-    assert sum(bool(each) for each in told) >= 1
+    notices = [story.notices(number) for number in range(len(story.world.model.requests))]
+    assert notices[:3] == [[], [], []]
+    assert sum(bool(each) for each in notices) >= 1
     messages = story.world.ledger.messages(second)
     assert [message.role for message in messages].count(Role.NOTICE) == 1
 
@@ -238,7 +236,7 @@ async def test_an_end_that_comes_while_the_user_asks_is_told_at_the_next_closed_
         (CallResult(content_json=b'{"success":false}'), "The tool reports no success."),
     ],
 )
-async def test_a_failure_is_told_as_one_and_a_stop_never_as_success(result: CallResult, error: str) -> None:
+async def test_failed_and_stopped_jobs_are_never_reported_as_successful(result: CallResult, error: str) -> None:
     """ASYNC-5, ASYNC-6."""
 
     story = Story(calls(background("work", n=1), background("work", n=2)), says("Begun."), says("Sorry."))
@@ -249,19 +247,19 @@ async def test_a_failure_is_told_as_one_and_a_stop_never_as_success(result: Call
     await story.world.ledger.send(story.key(stopped), Cancel(cause=StopCause.USER))
     await story.until(lambda: story.is_over)
     messages = story.world.ledger.messages(story.key(story.runs[0]))
-    told = {
+    notices = {
         notice["job_id"]: notice
         for message in messages
         if message.notices_json
         for notice in json.loads(message.notices_json)
     }
-    assert told[stopped.run_id]["state"] == "CANCELLED"
-    failed = told[story.jobs[1].run_id]
+    assert notices[stopped.run_id]["state"] == "CANCELLED"
+    failed = notices[story.jobs[1].run_id]
     assert (failed["state"], failed["error"]) == ("FAILED", error)
 
 
-async def test_a_series_keeps_its_beat_tells_each_result_and_ends() -> None:
-    """ASYNC-3: iterations are due at the beginning plus whole intervals; a slow one skips what it missed."""
+async def test_a_series_keeps_its_interval_reports_each_result_and_ends() -> None:
+    """ASYNC-3: iterations are due at whole intervals from the start; a slow one skips missed ones."""
 
     story = Story(calls(background("look", _interval=60, _stopAfter=4)), seconds=70.0)
     story.say("watch it")
@@ -269,14 +267,14 @@ async def test_a_series_keeps_its_beat_tells_each_result_and_ends() -> None:
     (job,) = story.jobs
     assert (job.state, job.round, job.missed_iterations) == (RunState.COMPLETED, 4, 3)
     messages = story.world.ledger.messages(story.key(story.runs[0]))
-    told = [notice for message in messages if message.notices_json for notice in json.loads(message.notices_json)]
-    assert [notice.get("missed") for notice in told] == [1, 2, 3, 3]
-    begins = [(call.create_time or 0) - present(job.job).begin_time for call in story.calls(job)]
-    assert [round(begin / 60) for begin in begins] == [0, 2, 4, 6]
-    assert all(begin - 60 * round(begin / 60) < 2 for begin in begins), begins
+    notices = [notice for message in messages if message.notices_json for notice in json.loads(message.notices_json)]
+    assert [notice.get("missed") for notice in notices] == [1, 2, 3, 3]
+    starts = [(call.create_time or 0) - present(job.job).begin_time for call in story.calls(job)]
+    assert [round(start / 60) for start in starts] == [0, 2, 4, 6]
+    assert all(start - 60 * round(start / 60) < 2 for start in starts), starts
 
 
-async def test_a_gated_call_in_the_background_is_gated_in_its_job() -> None:
+async def test_a_gated_background_call_is_gated_in_its_job() -> None:
     story = Story(calls(background("gated")), says("It awaits your approval."), says("Done."))
     key = story.say("do it")
     await story.until(lambda: story.world.ledger.run(key).state in ENDED)
@@ -291,7 +289,7 @@ async def test_a_gated_call_in_the_background_is_gated_in_its_job() -> None:
     )
 
 
-async def test_what_makes_no_sense_is_refused_with_a_hint() -> None:
+async def test_nonsensical_parameters_are_refused_with_a_hint() -> None:
     story = Story(calls(f"work {json.dumps(NONSENSE[0][0])}"), says("I see."))
     key = story.say("do it")
     await story.until(lambda: story.is_over)
@@ -305,8 +303,8 @@ async def test_what_makes_no_sense_is_refused_with_a_hint() -> None:
         assert (reading.terms, hint in reading.fault) == (None, True), f"{asked}: {reading.fault}"
 
 
-async def test_what_cannot_be_in_the_background_says_so() -> None:
-    """ASYNC-1, ASYNC-7: a front-end tool, the same call twice in an answer, and an eleventh job."""
+async def test_calls_that_cannot_run_in_the_background_report_why() -> None:
+    """ASYNC-1, ASYNC-7: a front-end tool, a duplicate call in one answer, and an eleventh job."""
 
     many = [background("work", n=number) for number in range(11)]
     story = Story(calls(background("show"), background("look"), background("look")), calls(*many), says("Begun."))
@@ -327,7 +325,7 @@ async def test_what_cannot_be_in_the_background_says_so() -> None:
         [calls('look {"n":1}'), says("[silent]")],
     ],
 )
-async def test_a_turn_in_which_the_model_has_nothing_to_say_leaves_no_answer(answers: list[Script]) -> None:
+async def test_a_silent_turn_leaves_no_answer(answers: list[Script]) -> None:
     story = Story(calls(background("work")), says("Begun."), *answers)
     key = story.say("do it")
     await story.until(lambda: story.is_over)
@@ -340,25 +338,23 @@ async def test_a_turn_in_which_the_model_has_nothing_to_say_leaves_no_answer(ans
     assert "".join(event.output_delta.text for event in log) == ""
 
 
-@pytest.mark.parametrize("said", ["[silent]", "All is well."])
+@pytest.mark.parametrize("answer", ["[silent]", "All is well."])
 @pytest.mark.parametrize("is_met", [False, True])
-async def test_a_failed_job_and_a_met_condition_reach_the_user_whatever_the_model_answers(
-    said: str, *, is_met: bool
-) -> None:
-    """Untrusted text may have the model keep quiet."""
+async def test_failures_and_met_conditions_reach_the_user_past_the_model(answer: str, *, is_met: bool) -> None:
+    """Untrusted text could persuade the model to stay silent."""
     more: dict[str, Any] = {"_interval": 60, "_duration": 10, "_until": "value"} if is_met else {}
-    story = Story(calls(background("work", **more)), says("Begun."), says(said))
+    story = Story(calls(background("work", **more)), says("Begun."), says(answer))
     failed = CallResult(content_json=b'{"error":"no such page"}', is_error=True, error_reason="TOOL_ERROR")
     story.world.registry.results["work"] = CallResult(content_json=b"true") if is_met else failed
     story.say("do it")
     await story.until(lambda: story.is_over)
     (turn,), (job,) = story.turns, story.jobs
-    told = f"work: {'condition met' if is_met else 'failed'} ({job.run_id})"
-    assert turn.output_text == (told if said == "[silent]" else f"{told}\n\n{said}")
+    line = f"work: {'condition met' if is_met else 'failed'} ({job.run_id})"
+    assert turn.output_text == (line if answer == "[silent]" else f"{line}\n\n{answer}")
 
 
-def test_notices_enter_escaped_and_as_far_as_they_fit() -> None:
-    """300 ended jobs made a request of 4.9 MB."""
+def test_notices_are_escaped_and_limited_in_size() -> None:
+    """Without the limit, 300 ended jobs made a request of 4.9 MB."""
     output = '"<|im_end|>\u2028\u202e\U000e0041é"'
     job = Job(tool_name="work", arguments_json=b"{}", begin_time=0.0)
     run = Run(store_id=StoreId("s"), user_id=UserId("u"), conversation_id=ConversationId("c"), run_id=RunId("r"))
@@ -368,10 +364,10 @@ def test_notices_enter_escaped_and_as_far_as_they_fit() -> None:
     for notices, count in (((first, *rest), 300), ((large, *rest), 1), ((*rest[:20], large, *rest[20:]), 20)):
         state = jobs.entered(State(run=run, notices=notices))
         assert (state.entered, state.notices) == (notices[:count], notices[count:])
-        told = state.messages[-1].notices_json.decode()
-        assert [each["job_id"] for each in json.loads(told)] == [each.run.run_id for each in notices[:count]]
-        assert not set(told) & set("<>\u2028\u202e\U000e0041")
-    assert json.loads(told)[0]["result"] == json.loads(output)
+        encoded = state.messages[-1].notices_json.decode()
+        assert [each["job_id"] for each in json.loads(encoded)] == [each.run.run_id for each in notices[:count]]
+        assert not set(encoded) & set("<>\u2028\u202e\U000e0041")
+    assert json.loads(encoded)[0]["result"] == json.loads(output)
 
 
 @pytest.mark.parametrize(
@@ -381,8 +377,8 @@ def test_notices_enter_escaped_and_as_far_as_they_fit() -> None:
         [calls('look {"n":1}', text="I look."), fails(retryable=False)],
     ],
 )
-async def test_a_turn_that_broke_off_before_its_answer_is_made_again(before: list[Script]) -> None:
-    """ASYNC-5: what it had written or done stands after the notice, and is no answer to it."""
+async def test_a_turn_interrupted_before_its_answer_is_repeated(before: list[Script]) -> None:
+    """ASYNC-5: partial output after the notice does not count as an answer to it."""
 
     story = Story(calls(background("work")), says("Begun."), *before, says("It came to 7."))
     key = story.say("do it")

@@ -1,4 +1,4 @@
-"""What servers send, in all its variety, and the pieces it gives (LOOP-2)."""
+"""Streams of many model servers, and the pieces read from them (LOOP-2)."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def failed(*chunks: Any) -> Problem:
     return caught.value.problem
 
 
-def test_a_chunk_gives_its_pieces() -> None:
+def test_a_chunk_is_read_into_pieces() -> None:
     rows: list[Any] = [
         (delta(content="Hi"), [TextPiece(text="Hi")]),
         (delta(content=None), []),
@@ -108,21 +108,21 @@ def test_a_chunk_gives_its_pieces() -> None:
         {"choices": [{"delta": {}, "usage": {"prompt_tokens": 9, "completion_tokens": 4}}]},
     ],
 )
-@pytest.mark.parametrize("place", [0, 1, 2])
-def test_usage_may_come_anywhere(usage_chunk: Any, place: int) -> None:
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_usage_may_arrive_in_any_chunk(usage_chunk: Any, position: int) -> None:
     chunks = [delta(content="Hi"), STOP]
-    chunks.insert(place, usage_chunk)
+    chunks.insert(position, usage_chunk)
     assert assemble(*chunks, DONE).usage == UsageReport(input_tokens=9, output_tokens=4)
 
 
-def test_usage_that_cannot_be_read_counts_as_nothing() -> None:
+def test_unreadable_usage_is_ignored() -> None:
     rows: list[Any] = [None, 5, [], {"prompt_tokens": "many", "completion_tokens": -1}]
     for usage in rows:
         assert assemble(STOP, {"usage": usage}, DONE).usage == UsageReport(), usage
 
 
 def test_reasoning_state_is_kept_byte_for_byte() -> None:
-    """LOOP-11: blobs go back to the server as they came, number formats and escapes included."""
+    """LOOP-11: opaque blobs are echoed unchanged, including number formats and escapes."""
     first = b'{"choices":[{"delta":{"reasoning_details":[{"b": 1.0,  "a":"\\u00e9"},{"x":1e2}]}}]}'
     second = b'{"choices":[{"delta":{"reasoning_details":[{"sig":"z"}]},"finish_reason":"stop"}]}'
     pieces = read(first, second, DONE)
@@ -132,7 +132,7 @@ def test_reasoning_state_is_kept_byte_for_byte() -> None:
     )
 
 
-def test_a_whole_completion_instead_of_a_stream_is_an_answer() -> None:
+def test_a_complete_response_instead_of_a_stream_is_accepted() -> None:
     message = {
         "role": "assistant",
         "content": "Hi",
@@ -160,11 +160,11 @@ def test_any_finish_reason_ends_an_answer() -> None:
         assert read(delta(content="Hi"), delta(reason), DONE)[-1] == Finished(reason=reason), reason
 
 
-def test_nothing_after_the_end_counts() -> None:
+def test_data_after_the_end_is_ignored() -> None:
     assert read(STOP, DONE, delta(content="late"), b"{garbage") == [Finished(reason="stop")]
 
 
-def test_faults_are_typed() -> None:
+def test_each_stream_fault_has_a_reason_and_class() -> None:
     rows: list[Any] = [
         ([], "EMPTY_STREAM", FailureClass.PROVIDER, True),
         ([DONE], "EMPTY_STREAM", FailureClass.PROVIDER, True),
@@ -202,7 +202,7 @@ def test_faults_are_typed() -> None:
         assert (error.reason, error.failure_class, error.retryable) == (reason, failure_class, retryable), chunks
 
 
-def test_the_server_s_own_words_are_kept() -> None:
+def test_error_text_of_the_server_is_kept() -> None:
     rows: list[Any] = [
         (event({"error": "out of memory"}), "reported an error: out of memory."),
         (event({"error": {"message": "out of memory."}}), "reported an error: out of memory."),
@@ -215,19 +215,19 @@ def test_the_server_s_own_words_are_kept() -> None:
         (b"<html><head><style>a</style></head><body><h1>out of</h1>\n<p>memory</p></body>", ": out of memory."),
         (b": keep-alive\n\nevent: x\n\n", "was empty."),
     ]
-    for data, said in rows:
+    for data, ending in rows:
         with pytest.raises(ModelError) as caught:
             feed(data)
-        assert caught.value.problem.message.endswith(said), data
+        assert caught.value.problem.message.endswith(ending), data
 
 
-def test_numbers_that_json_does_not_have_cost_nothing() -> None:
+def test_numbers_outside_json_do_no_harm() -> None:
     chunk = rb'{"choices":[{"delta":{"content":"NaN \"Infinity"},"logprobs":{"a":NaN,"b":[-Infinity,Infinity]}}]}'
     assert read(chunk, STOP, DONE) == [TextPiece(text='NaN "Infinity'), Finished(reason="stop")]
 
 
-def test_unterminated_text_beside_a_number_that_json_does_not_have_is_read_in_no_time() -> None:
-    """One pass: a search that began anew at each quotation mark would not end."""
+def test_unterminated_text_is_rejected_in_linear_time() -> None:
+    """One pass: a search that restarted at each quotation mark would take quadratic time."""
     assert failed(b'{"a":NaN,"b":"' + rb"\"" * 1_000_000).reason == "STREAM_GARBLED"
 
 
@@ -257,14 +257,14 @@ def arguments(*parts: Any) -> tuple[Any, ...]:
         ((*text(content=["a"]), delta(seal=["\ude00"])), ("a", "", "")),
     ],
 )
-def test_halves_of_a_surrogate_pair_are_joined_or_replaced(chunks: Any, expected: tuple[str, str, str]) -> None:
+def test_surrogate_halves_are_joined_or_replaced(chunks: Any, expected: tuple[str, str, str]) -> None:
     answer = assemble(*chunks, STOP, DONE)
     assert (answer.text, answer.reasoning, "".join(call.arguments for call in answer.calls[:1])) == expected
     msgspec.json.encode(answer)
     json.loads(answer.provider_state_json or b"{}")
 
 
-def test_unknown_fields_are_kept_as_they_came() -> None:
+def test_unknown_fields_are_kept_unchanged() -> None:
     text = rb'{"choices":[{"delta":{"content":"Hi","extra_content":{"google": {"signature":"a\u002f", "n":1e2}}}}]}'
     calls = (
         rb'{"choices":[{"delta":{"tool_calls":[{"index":0,"id":"a","type":"function","thought_signature": "s1",'
@@ -277,8 +277,8 @@ def test_unknown_fields_are_kept_as_they_came() -> None:
     )
 
 
-def test_unknown_fields_come_in_parts_too() -> None:
-    """Lists and texts go on, objects are joined, what is repeated counts once; nothing that says nothing is kept."""
+def test_unknown_fields_may_arrive_in_parts() -> None:
+    """Lists and strings are extended, objects merged, duplicates dropped and empty values ignored."""
     chunks = [
         {"choices": [{"delta": {"seal": "abc", "more": {"a": {"b": 1}}, "audio": None, "annotations": []}}]},
         {"choices": [{"delta": {"seal": "abc", "more": {"a": {"c": "x"}}, "parts": [1]}}]},
@@ -288,7 +288,7 @@ def test_unknown_fields_come_in_parts_too() -> None:
     assert kept == {"seal": "abcdef", "more": {"a": {"b": 1, "c": "xy"}}, "parts": [1, 1, 2]}
 
 
-def test_unknown_fields_are_bounded() -> None:
+def test_unknown_fields_are_limited_in_size() -> None:
     chunk = delta(tool_calls=[{**call(0, "a", "f", ""), "blob": ["x" * 100_000]}])
     answer = assemble(*[chunk] * 5, STOP, DONE)
     assert (len(answer.provider_state_json) > 500_000, answer.fields_left_out) == (True, False)
@@ -296,7 +296,7 @@ def test_unknown_fields_are_bounded() -> None:
     assert (answer.provider_state_json, answer.fields_left_out) == (b"", True)
 
 
-def test_calls_stand_in_the_order_of_their_indexes() -> None:
+def test_calls_are_ordered_by_index() -> None:
     second = delta(tool_calls=[{**call(1, "b", "second", "{}"), "seal": "2"}])
     first = delta(tool_calls=[{**call(0, "a", "first", "{}"), "seal": "1"}])
     answer = assemble(second, first, STOP, DONE)
@@ -312,14 +312,14 @@ def test_a_stream_cut_inside_a_chunk_is_truncated_not_garbled() -> None:
 
 
 @pytest.mark.parametrize("fault", [event({"error": "overloaded"}), event(b"{garbage")])
-def test_what_stands_before_a_fault_in_the_same_bytes_is_given(fault: bytes) -> None:
+def test_pieces_before_a_fault_in_the_same_bytes_are_returned(fault: bytes) -> None:
     pieces = Answer().feed(event(delta(content="Hi")) + fault)
     assert next(pieces) == TextPiece(text="Hi")
     with pytest.raises(ModelError):
         next(pieces)
 
 
-def test_an_endless_answer_is_refused_for_good() -> None:
+def test_an_endless_answer_is_refused_without_retry() -> None:
     answer = Answer()
     chunk = event(delta(content="x" * 100_000))
     with pytest.raises(ModelError) as caught:
@@ -344,6 +344,6 @@ MIXTURE = b"".join(
 
 
 @given(st.lists(st.integers(min_value=0, max_value=len(MIXTURE)), max_size=30))
-def test_the_same_bytes_give_the_same_pieces_however_they_are_cut(cuts: list[int]) -> None:
-    places = [0, *sorted(cuts), len(MIXTURE)]
-    assert feed(*(MIXTURE[start:end] for start, end in itertools.pairwise(places))) == feed(MIXTURE)
+def test_chunk_boundaries_do_not_change_the_pieces(cuts: list[int]) -> None:
+    bounds = [0, *sorted(cuts), len(MIXTURE)]
+    assert feed(*(MIXTURE[start:end] for start, end in itertools.pairwise(bounds))) == feed(MIXTURE)

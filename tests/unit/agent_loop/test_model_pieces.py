@@ -1,4 +1,4 @@
-"""Bytes of an event stream, cut anywhere, give the same events."""
+"""Event streams, output coalescing, call fragments and tool names on the wire to a model server."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def decode(*chunks: bytes) -> list[bytes]:
     return events + ([rest] if rest is not None else [])
 
 
-def test_events_are_read_as_the_standard_says() -> None:
+def test_events_are_parsed_according_to_the_standard() -> None:
     rows: list[Any] = [
         (b"data: a\n\ndata: b\n\n", [b"a", b"b"]),
         (b"data: a\r\n\r\ndata: b\r\n\r\n", [b"a", b"b"]),
@@ -59,14 +59,14 @@ def test_events_are_read_as_the_standard_says() -> None:
 
 
 @given(STREAMS, st.lists(st.integers(min_value=0, max_value=200), max_size=20))
-def test_the_same_bytes_give_the_same_events_however_they_are_cut(stream: bytes, cuts: list[int]) -> None:
-    """LOOP-2"""
-    places = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
-    chunks = [stream[start:end] for start, end in itertools.pairwise(places)]
+def test_chunk_boundaries_do_not_change_the_events(stream: bytes, cuts: list[int]) -> None:
+    """LOOP-2."""
+    bounds = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
+    chunks = [stream[start:end] for start, end in itertools.pairwise(bounds)]
     assert decode(*chunks) == decode(stream) == decode(*(bytes([byte]) for byte in stream))
 
 
-def test_an_event_is_given_before_the_next_one_begins() -> None:
+def test_an_event_is_returned_before_the_next_one_starts() -> None:
     decoder = SseDecoder()
     assert decoder.feed(b"data: a\r\n\r") == [b"a"]
     assert decoder.feed(b"\ndata: b") == []
@@ -81,14 +81,14 @@ def test_an_endless_line_or_event_is_refused(part: bytes) -> None:
             decoder.feed(part)
 
 
-# Few events, nothing lost (EVT-2, D3).
+# Few output events, nothing lost (EVT-2, D3).
 
 
 HEAD = OutputDelta(round=1, model_attempt=1)
 
 
 def play(pieces: list[tuple[float, Piece]]) -> list[OutputDelta]:
-    """Give pieces at their times, taking output as soon as it is due, and the rest at the end."""
+    """Add pieces at their times. Collect output when due, and the rest at the end."""
     coalescer = Coalescer(HEAD)
     outputs: list[OutputDelta] = []
     for now, piece in pieces:
@@ -100,13 +100,13 @@ def play(pieces: list[tuple[float, Piece]]) -> list[OutputDelta]:
     return outputs + list(coalescer.take(pieces[-1][0] if pieces else 0.0))
 
 
-def test_100_pieces_at_once_give_at_most_11_outputs() -> None:
+def test_100_simultaneous_pieces_give_at_most_11_outputs() -> None:
     outputs = play([(5.0, TextPiece(text="x")) for _ in range(100)])
     assert len(outputs) <= 11
     assert "".join(output.text for output in outputs) == "x" * 100
 
 
-def test_the_first_piece_is_due_at_once() -> None:
+def test_the_first_piece_is_due_immediately() -> None:
     coalescer = Coalescer(HEAD)
     coalescer.add(TextPiece(text="H"))
     assert coalescer.due_at() == 0.0
@@ -115,7 +115,7 @@ def test_the_first_piece_is_due_at_once() -> None:
     assert coalescer.due_at() == pytest.approx(7.1)
 
 
-def test_pieces_of_one_kind_are_joined_and_calls_stand_in_the_order_they_were_written() -> None:
+def test_pieces_of_one_kind_are_joined_and_calls_keep_their_order() -> None:
     coalescer = Coalescer(HEAD)
     pieces: list[Piece] = [
         ReasoningPiece(text="a"),
@@ -149,7 +149,7 @@ def test_pieces_of_one_kind_are_joined_and_calls_stand_in_the_order_they_were_wr
     )
 
 
-def test_an_output_is_never_too_large_for_a_watcher() -> None:
+def test_an_output_never_exceeds_the_size_limit() -> None:
     coalescer = Coalescer(HEAD)
     coalescer.add(TextPiece(text="x" * (2 * OUTPUT_CHARACTERS_MAX + 5)))
     coalescer.add(CallPiece(index=0, name="f", arguments="y" * OUTPUT_CHARACTERS_MAX))
@@ -168,7 +168,7 @@ PIECES = st.one_of(
 
 
 @given(st.lists(st.tuples(st.floats(0, 0.3), PIECES), max_size=60))
-def test_nothing_is_lost_or_turned_around(steps: list[tuple[float, Piece]]) -> None:
+def test_no_piece_is_lost_or_reordered(steps: list[tuple[float, Piece]]) -> None:
     now = 0.0
     pieces: list[tuple[float, Piece]] = []
     for wait, piece in steps:
@@ -207,7 +207,7 @@ def calls(*pieces: CallPiece) -> list[tuple[str, str, str]]:
         pytest.param(
             [piece(0, "a", "f"), piece(0, arguments='{"x"'), piece(0, arguments=":1}")],
             [("a", "f", '{"x":1}')],
-            id="as the protocol says",
+            id="as specified",
         ),
         pytest.param(
             [piece(0, "a", "f"), piece(1, "b", "g"), piece(0, arguments="{}"), piece(1, arguments="[]")],
@@ -252,7 +252,7 @@ def calls(*pieces: CallPiece) -> list[tuple[str, str, str]]:
         pytest.param(
             [piece(0, "a", "f"), piece(0, "random-1", "", '{"a"'), piece(0, "random-2", "", ":1}")],
             [("a", "f", '{"a":1}')],
-            id="an id made up for each fragment",
+            id="a new id for each fragment",
         ),
         pytest.param(
             [piece(0, "", "f"), piece(0, "a", "", "{}")],
@@ -270,10 +270,10 @@ def calls(*pieces: CallPiece) -> list[tuple[str, str, str]]:
             id="one id for two indices",
         ),
         pytest.param([piece(7, "a", "f")], [("a", "f", "")], id="no arguments, odd index"),
-        pytest.param([piece(arguments="{}")], [("", "", "{}")], id="arguments out of nowhere"),
+        pytest.param([piece(arguments="{}")], [("", "", "{}")], id="arguments without a call"),
     ],
 )
-def test_fragments_find_their_call(pieces: list[CallPiece], expected: list[tuple[str, str, str]]) -> None:
+def test_fragments_are_assigned_to_their_call(pieces: list[CallPiece], expected: list[tuple[str, str, str]]) -> None:
     assert calls(*pieces) == expected
 
 
@@ -296,14 +296,14 @@ def test_fragments_find_their_call(pieces: list[CallPiece], expected: list[tuple
         (["[" * 100_000], "[" * 100_000),
     ],
 )
-def test_fragments_spell_one_object(fragments: list[str], expected: str) -> None:
-    """Servers send arguments whole again, `{}` first or text behind them; what joins to JSON stays joined."""
+def test_fragments_join_to_one_object(fragments: list[str], expected: str) -> None:
+    """Servers resend whole arguments, send `{}` first, or add text after them; valid JSON stays joined."""
     for again in (piece(0), piece(0, "a", "f")):
         pieces = [piece(0, "a", "f"), *(replace(again, arguments=fragment) for fragment in fragments)]
         assert calls(*pieces) == [("a", "f", expected)]
 
 
-def test_watchers_see_the_position_and_the_name_of_a_call_with_each_fragment() -> None:
+def test_each_fragment_has_the_position_and_name_of_its_call() -> None:
     assembly = Assembly()
     assembly.add(piece(3, "a", "f"))
     assembly.add(piece(5, "b", "g"))
@@ -330,7 +330,7 @@ def back(names: Names, form: str) -> str:
     return names.inward.get(form, form)
 
 
-def test_a_tool_that_has_the_name_already_keeps_it_and_the_other_gets_a_digest() -> None:
+def test_a_colliding_tool_name_gets_a_digest() -> None:
     names = Names(["a.b", "a__b"])
     other = names.outward("a.b")
     assert names.outward("a__b") == "a__b" != other
@@ -338,7 +338,7 @@ def test_a_tool_that_has_the_name_already_keeps_it_and_the_other_gets_a_digest()
 
 
 @given(st.sets(st.from_regex(r"[ab_-]{1,64}|(?=.{3,63}\Z)[ab_-]+\.[ab_-]+", fullmatch=True), max_size=6))
-def test_every_set_of_tools_has_names_that_are_allowed_distinct_and_come_back(offered: set[str]) -> None:
+def test_wire_names_are_allowed_distinct_and_reversible(offered: set[str]) -> None:
     names = Names(offered)
     outward = {name: names.outward(name) for name in offered}
     assert all(map(ALLOWED.fullmatch, outward.values()))
@@ -348,11 +348,11 @@ def test_every_set_of_tools_has_names_that_are_allowed_distinct_and_come_back(of
 
 
 @given(PART)
-def test_whatever_the_history_holds_goes_out_as_an_allowed_name(name: str) -> None:
+def test_every_name_in_the_history_is_sent_as_an_allowed_name(name: str) -> None:
     assert ALLOWED.fullmatch(Names([]).outward(name) if "." in name else text.tool_name(name))
 
 
-def test_a_name_that_comes_in_parts_comes_back_whole() -> None:
+def test_a_name_received_in_parts_is_restored() -> None:
     for cut in range(1, len("time__now")):
         assembly = Assembly(Names(["time.now"]).inward)
         assembly.add(piece(0, "c", "time__now"[:cut]))
@@ -369,10 +369,10 @@ def test_tools_history_and_choice_are_renamed_together() -> None:
     assert isinstance(out.tool_choice, dict)
     assert [out.tools[0]["function"]["name"], out.messages[0]["tool_calls"][0]["function"]["name"]] == ["a__b", "a__b"]
     assert out.tool_choice["function"]["name"] == "a__b"
-    assert request.tools[0]["function"]["name"] == "a.b", "what is shared is not changed"
+    assert request.tools[0]["function"]["name"] == "a.b", "shared values are unchanged"
 
 
-def test_a_name_with_one_dot_is_kept_and_any_other_is_made_harmless() -> None:
+def test_a_name_with_one_dot_is_kept_and_others_are_sanitised() -> None:
     assert text.tool_name(" time.now ") == "time.now"
     assert text.tool_name("a.b.c") == "a_b_c"
     assert text.tool_name("x" * 62 + ".y") == "x" * 62 + "_y"

@@ -1,4 +1,4 @@
-"""The judging of iterations: a monitor fires on edges alone, keeps its pause and its number, and remembers little."""
+"""Monitors and CEL conditions: edges, pauses, reports and bounded state."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def watched(written: object, *, pause: float = 0.0, times: int = 1000, hold: flo
     return Monitor(condition=found, pause_seconds=pause, firings_max=times, hold_seconds=hold)
 
 
-def looked(number: int, value: Any, now: float | None = None, *, state: CallState = CallState.SUCCEEDED) -> Call:
+def polled(number: int, value: Any, now: float | None = None, *, state: CallState = CallState.SUCCEEDED) -> Call:
     at = float(number) if now is None else now
     result = CallResult(content_json=msgspec.json.encode(value))
     return replace(iteration(number, at, at), state=state, result=result)
@@ -54,12 +54,12 @@ def looked(number: int, value: Any, now: float | None = None, *, state: CallStat
 def after(what: Job, values: list[Any]) -> JobCursor:
     cursor = JobCursor()
     for number, value in enumerate(values, 1):
-        cursor = monitor.evaluated(what, cursor, looked(number, value), "")
+        cursor = monitor.evaluated(what, cursor, polled(number, value), "")
     return cursor
 
 
 @given(_WRITTEN, st.lists(st.tuples(st.integers(0, 9), _SECONDS), max_size=30), _SECONDS, st.integers(1, 5))
-def test_a_monitor_fires_on_an_edge_after_its_pause_and_as_often_as_it_may(
+def test_a_monitor_fires_on_edges_within_its_pause_and_count(
     written: object, seen: list[tuple[int, float]], pause: float, times: int
 ) -> None:
     watch = watched(written, pause=pause, times=times)
@@ -70,7 +70,7 @@ def test_a_monitor_fires_on_an_edge_after_its_pause_and_as_often_as_it_may(
         cursor = monitor.fired(watch, cursor, value, now)
         if cursor.fired > before.fired:
             assert cursor.fired == before.fired + 1
-            assert was_false or watch.condition.changed, "it was so all the time"
+            assert was_false or watch.condition.changed, "the condition held all the time"
             fired_at.append(now)
             was_false = False
         elif not cursor.problem and not watch.condition.is_met(value, before.when_seen, before.fired):
@@ -89,7 +89,7 @@ def test_without_a_pause_each_edge_fires_once(seen: list[bool]) -> None:
 
 
 @given(st.lists(st.tuples(st.booleans(), _SECONDS), max_size=30), _SECONDS)
-def test_nothing_fires_before_it_was_so_for_its_time(seen: list[tuple[bool, float]], hold: float) -> None:
+def test_a_monitor_fires_only_after_its_hold_time(seen: list[tuple[bool, float]], hold: float) -> None:
     watch, cursor, now, since = watched("value", hold=hold), JobCursor(), 0.0, None
     for value, seconds in seen:
         now += seconds
@@ -98,7 +98,7 @@ def test_nothing_fires_before_it_was_so_for_its_time(seen: list[tuple[bool, floa
         assert cursor.fired == before.fired or (since is not None and now - since >= hold)
 
 
-def test_a_number_is_the_same_however_a_tool_writes_it() -> None:
+def test_equal_numbers_match_in_any_notation() -> None:
     rows: list[Any] = [
         *((20, 20.0, True), (20.0, 20, True), (20, 20, True), (20, 21.0, False), (1, True, False), (True, 1.0, False)),
         *(("20", 20, False), (20, "20", False), (20, None, False), (2**53 + 1, float(2**53), False)),
@@ -108,7 +108,7 @@ def test_a_number_is_the_same_however_a_tool_writes_it() -> None:
         assert present(found).is_met(value) is holds, wanted
 
 
-def test_a_number_has_not_changed_when_a_tool_writes_it_in_another_way() -> None:
+def test_another_notation_of_a_number_is_not_a_change() -> None:
     rows: list[Any] = [
         *((20, 20.0, False), (0, -0.0, False), ({"a": [1, 2.0]}, {"a": [1.0, 2]}, False), (1e300, 1e300, False)),
         *((20, 20.5, True), (1, True, True), (20, "20.0", True), (2**53 + 1, float(2**53), True), (None, 0.0, True)),
@@ -119,7 +119,7 @@ def test_a_number_has_not_changed_when_a_tool_writes_it_in_another_way() -> None
         assert present(found).is_met(before, present(found).seen(after)) is differ, before
 
 
-def test_a_change_within_the_pause_fires_after_it_unless_it_was_taken_back() -> None:
+def test_a_change_within_the_pause_fires_afterwards_unless_reverted() -> None:
     watch, cursor, fired = watched({"changed": True}, pause=10), JobCursor(), []
     for now, value in [(0, 1), (1, 2), (3, 3), (12, 3), (13, 4), (14, 3), (30, 3), (31, 5)]:
         cursor = monitor.fired(watch, cursor, value, float(now))
@@ -127,16 +127,16 @@ def test_a_change_within_the_pause_fires_after_it_unless_it_was_taken_back() -> 
     assert fired == [0, 1, 1, 2, 2, 2, 2, 3]
 
 
-def test_a_change_is_told_once_the_value_has_stayed_the_same_with_the_value_before() -> None:
-    """ASYNC-4: it is debounced."""
+def test_a_stable_change_is_reported_with_the_previous_value() -> None:
+    """ASYNC-4: changes are debounced."""
     what = job(when=watched({"changed": True}, hold=10), reports=JobReports.END)
     cursor, text, fired = JobCursor(), "", []
     for now, value in [(0, "a"), (1, "b"), (9, "c"), (12, "c"), (19, "c"), (20, "d"), (25, "c"), (40, "e"), (50, "e")]:
-        call, said = looked(now, value), msgspec.json.encode(value).decode()
-        after_it = monitor.evaluated(what, cursor, call, said)
-        text = monitor.job_output(what, cursor, after_it, said, text)
-        cursor, tells = monitor.report_due(what, cursor, after_it, call, said)
-        if tells:
+        call, content = polled(now, value), msgspec.json.encode(value).decode()
+        after_it = monitor.evaluated(what, cursor, call, content)
+        text = monitor.job_output(what, cursor, after_it, content, text)
+        cursor, notifies = monitor.report_due(what, cursor, after_it, call, content)
+        if notifies:
             fired.append((now, msgspec.json.decode(text)))
     assert fired == [
         (19, {"fired": 1, "changed_from": "a", "result": "c"}),
@@ -144,84 +144,88 @@ def test_a_change_is_told_once_the_value_has_stayed_the_same_with_the_value_befo
     ]
 
 
-def test_an_error_is_neither_true_nor_false_and_counts_as_a_failure() -> None:
+def test_an_evaluation_error_counts_as_a_failure() -> None:
     what = job(when=watched("value.price < 5"), reports=JobReports.END)
     seen = after(what, [{"price": 1}, {}, {"price": 1}])
     assert (seen.fired, seen.failures, seen.failed_in_a_row, seen.problem) == (1, 1, 0, "")
     blind = after(what, [{}, {}])
     assert "Key not found" in blind.problem
-    call = looked(3, {})
+    call = polled(3, {})
     third = monitor.evaluated(what, blind, call, "{}")
     assert third.failed_in_a_row == 3
-    assert monitor.report_due(what, blind, third, call, "{}")[1], "the third in a row is told"
-    call = looked(4, {})
+    assert monitor.report_due(what, blind, third, call, "{}")[1], "the third failure in a row is reported"
+    call = polled(4, {})
     fourth = monitor.evaluated(what, third, call, "{}")
     assert not monitor.report_due(what, third, fourth, call, "{}")[1], "once"
 
 
-def test_as_many_failures_in_a_row_are_told_as_were_asked_for() -> None:
-    what, cursor, told = job(when=watched("value.price < 5"), reports=JobReports.END, failures_told=2), JobCursor(), []
+def test_failures_are_reported_after_the_requested_number_in_a_row() -> None:
+    what, cursor, reported = (
+        job(when=watched("value.price < 5"), reports=JobReports.END, failures_told=2),
+        JobCursor(),
+        [],
+    )
     for number, value in enumerate([{}, {}, {}, {"price": 9}, {}, {}], 1):
-        call = looked(number, value)
+        call = polled(number, value)
         after_it = monitor.evaluated(what, cursor, call, "{}")
-        cursor, tells = monitor.report_due(what, cursor, after_it, call, "{}")
-        told += [number] * tells
-    assert told == [2, 6]
+        cursor, notifies = monitor.report_due(what, cursor, after_it, call, "{}")
+        reported += [number] * notifies
+    assert reported == [2, 6]
 
 
-def test_a_previous_value_that_is_too_large_to_keep_is_an_error_and_a_change_of_it_is_seen() -> None:
+def test_changes_of_values_too_large_to_keep_are_detected() -> None:
     large = ["x" * 4000, "y" * 4000]
     seen = after(job(when=watched("previous != null && value != previous")), large)
     assert "was not kept" in seen.problem
     assert after(job(when=watched({"changed": True})), large).fired == 1
     kept = after(job(when=watched("previous != null && value != previous")), [large[0], "small", "other"])
-    assert (kept.fired, kept.problem) == (1, ""), "it goes on once they are small"
+    assert (kept.fired, kept.problem) == (1, ""), "it continues once values are small"
 
 
 @given(st.lists(st.text(min_size=1, max_size=4000), min_size=1, max_size=12))
-def test_what_is_remembered_is_bounded(values: list[str]) -> None:
-    """The cursor stays under 16 KiB, whatever the results are."""
+def test_the_state_of_a_monitor_is_bounded(values: list[str]) -> None:
+    """The cursor stays under 16 KiB, for results of any size."""
     expression = condition.read("value != previous")
     assert expression is not None
     watch = Monitor(condition=expression, firings_max=1000)
     what = job(until=condition.read("previous == value && false"), when=watch, reports=JobReports.DIGEST)
     cursor = JobCursor()
     for number, value in enumerate(values, 1):
-        said = msgspec.json.encode(value).decode()
-        cursor = monitor.evaluated(what, cursor, looked(number, value), said)
+        content = msgspec.json.encode(value).decode()
+        cursor = monitor.evaluated(what, cursor, polled(number, value), content)
     written = loop_state.write(LoopState(cursor=cursor))
     assert len(written) < 16 * 1024
     assert loop_state.read(written).cursor == cursor
 
 
-def test_a_digest_tells_of_the_iterations_since_the_last_one_at_most_once_in_its_period() -> None:
+def test_a_digest_covers_the_iterations_since_the_last_one() -> None:
     what = job(reports=JobReports.DIGEST, report_seconds=5.0)
-    cursor, told, text = JobCursor(), [], ""
+    cursor, reported, text = JobCursor(), [], ""
     for number, value in enumerate([1, 1, 2, 3, 3, 3, 3, 4, 4, 5, 5], 1):
-        call, said = looked(number, value), str(value)
-        after_it = monitor.evaluated(what, cursor, call, said)
-        text = monitor.job_output(what, cursor, after_it, said, text)
-        cursor, tells = monitor.report_due(what, cursor, after_it, call, said)
-        if tells:
-            told.append(
+        call, content = polled(number, value), str(value)
+        after_it = monitor.evaluated(what, cursor, call, content)
+        text = monitor.job_output(what, cursor, after_it, content, text)
+        cursor, notifies = monitor.report_due(what, cursor, after_it, call, content)
+        if notifies:
+            reported.append(
                 (
                     number,
                     [(each["from"], each["to"], each["result"]) for each in msgspec.json.decode(text)["iterations"]],
                 )
             )
-    assert told == [
+    assert reported == [
         (5, [(1, 2, "1"), (3, 3, "2"), (4, 5, "3")]),
         (10, [(6, 7, "3"), (8, 9, "4"), (10, 10, "5")]),
     ]
     waiting = [each["result"] for each in msgspec.json.decode(text)["digest_before"]]
-    assert waiting == ["3", "4", "5"], "what was told of may not have been read yet"
+    assert waiting == ["3", "4", "5"], "reported failures may be unread"
     many = JobCursor()
     for number in range(1, 21):
-        many = monitor.evaluated(what, many, looked(number, number), str(number))
+        many = monitor.evaluated(what, many, polled(number, number), str(number))
     assert (len(many.digest), many.digest_left_out, many.digest[-1].result) == (monitor.DIGESTED_MAX, 12, "20")
 
 
-# Expressions in CEL over results: they come to true or false, or are refused; none of them costs much or gets far.
+# CEL expressions over results: evaluated to true or false or refused, at bounded cost.
 
 
 def evaluated(source: str, value: Any = None, previous: Any = None, fired: int = 0) -> bool:
@@ -229,7 +233,7 @@ def evaluated(source: str, value: Any = None, previous: Any = None, fired: int =
     return expression.evaluate(source, value=value, previous=previous, fired=fired)
 
 
-def test_an_expression_is_true_or_false() -> None:
+def test_an_expression_evaluates_to_true_or_false() -> None:
     rows: list[Any] = [
         ("value.price < 20", {"price": 19.5}, None, True),
         ("value.price < 20", {"price": 20}, None, False),
@@ -246,7 +250,7 @@ def test_an_expression_is_true_or_false() -> None:
         assert evaluated(source, value, previous) is outcome, source
 
 
-def test_what_may_not_be_evaluated_is_refused_with_its_place() -> None:
+def test_invalid_expressions_are_refused_with_their_position() -> None:
     rows: list[Any] = [
         ("value.price <", "column 14: Syntax error"),
         ("value.price < limit", "column 15: undeclared reference to 'limit'"),
@@ -270,7 +274,7 @@ def test_what_may_not_be_evaluated_is_refused_with_its_place() -> None:
         assert hint in str(refused.value), source
 
 
-def test_what_comes_to_nothing_is_an_error() -> None:
+def test_an_expression_without_a_boolean_result_is_an_error() -> None:
     rows: list[Any] = [
         ("value.price < 20", {}, "Key not found"),
         ("value.price < 20", {"price": "a"}, "No matching overloads"),
@@ -288,8 +292,8 @@ _NUMBERS = list(range(9000))
 _ROWS = [{"name": f"n{number}", "price": number} for number in range(1500)]
 
 
-def test_an_expression_that_would_hold_up_the_event_loop_is_refused() -> None:
-    """The first ones are the largest that are evaluated."""
+def test_an_expression_that_would_block_the_event_loop_is_refused() -> None:
+    """The first rows are the largest that are evaluated."""
     rows: list[Any] = [
         ("value.exists(x, x.price < 20)", _ROWS, None, True),
         ("value.exists(x, x.name.contains('zzz'))", _ROWS[:500], None, False),
@@ -321,6 +325,6 @@ def test_an_expression_that_would_hold_up_the_event_loop_is_refused() -> None:
             evaluated(source, value, previous)
 
 
-def test_a_bound_is_passed_by_numbers_only() -> None:
+def test_only_numbers_can_cross_a_bound() -> None:
     above = present(condition.read({"above": 1}))
     assert [above.is_met(found) for found in (2, 1.5, 1, True, "2", None)] == [True, True, *[False] * 4]

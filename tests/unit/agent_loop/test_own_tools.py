@@ -1,4 +1,4 @@
-"""Tools that came with a run: for it alone, and for no worker that would leave them out."""
+"""Tools supplied with a run: available to that run only."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def offered(world: World, request: int = 0) -> list[str]:
     return [function["function"]["name"] for function in world.model.requests[request].tools]
 
 
-async def test_the_model_has_them_beside_the_others_and_their_calls_are_checked_by_their_own_definition() -> None:
+async def test_calls_of_own_tools_are_checked_by_their_own_definition() -> None:
     world = World(VERDICTS, [calls("show", "look"), says("Done.")])
     key = world.ledger.submit("go", own_tools=[SHOW])
     await world.finish(key)
@@ -36,14 +36,14 @@ async def test_the_model_has_them_beside_the_others_and_their_calls_are_checked_
 
 
 @pytest.mark.parametrize("names", [("look",), ("show", "look"), ("show",)])
-async def test_names_of_tools_choose_among_those_of_the_register(names: tuple[str, ...]) -> None:
+async def test_tool_names_filter_only_registered_tools(names: tuple[str, ...]) -> None:
     world = World(VERDICTS, [says("Done.")])
     options = RunOptions(tool_names=names, tool_choice=ToolChoice(mode=ToolChoiceMode.TOOL, tool_name="show"))
     await world.finish(world.ledger.submit("go", options, own_tools=[SHOW]))
     assert offered(world) == ["show", *(name for name in names if name != "show")]
 
 
-async def test_a_run_below_has_none_of_them() -> None:
+async def test_a_child_run_does_not_inherit_own_tools() -> None:
     asked = 'run_agent {"task":"part"}'
     world = World(VERDICTS, [calls(asked), says("Part."), says("Done.")])
     key = world.ledger.submit("go", own_tools=[SHOW])
@@ -60,7 +60,7 @@ async def test_a_run_below_has_none_of_them() -> None:
 
 
 @pytest.mark.parametrize(("description", "state"), [("Do it.", RunState.COMPLETED), ("x" * 20_000, RunState.FAILED)])
-async def test_their_descriptions_count_in_what_a_model_call_reserves(description: str, state: RunState) -> None:
+async def test_descriptions_of_own_tools_count_towards_the_budget(description: str, state: RunState) -> None:
     world = World(VERDICTS, [says("Done.")])
     options = RunOptions(limits=Limits(total_tokens_max=3000), token_budget_policy=TokenBudgetPolicy.FAIL)
     key = world.ledger.submit("go", options, own_tools=[own_tool("show", description=description)])
@@ -70,7 +70,7 @@ async def test_their_descriptions_count_in_what_a_model_call_reserves(descriptio
     assert run.failure is None or run.failure.reason == "BUDGET_EXHAUSTED"
 
 
-async def test_what_takes_the_place_of_one_that_nobody_runs_is_pinned_along() -> None:
+async def test_the_fallback_of_an_own_tool_is_pinned_with_it() -> None:
     panel = own_tool("panel", fallback="mail")
     world = World(VERDICTS, [calls("panel"), says("Done.")])
     options = RunOptions(tool_names=("look",), limits=Limits(offer_deadline_seconds=5))

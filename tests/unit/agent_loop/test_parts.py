@@ -1,4 +1,4 @@
-"""Messages with more than a text: what is taken, and what the model is told of it."""
+"""Messages with files and images: validation, and the form the model receives."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ PARTS = st.lists(
 )
 
 
-def taken(text: str, *given_: Part, takes_images: bool = True) -> tuple[Part, ...]:
-    """The parts of a message as the ledger has them."""
+def stored(text: str, *given_: Part, takes_images: bool = True) -> tuple[Part, ...]:
+    """The parts of a message as the ledger stores them."""
     checked = parts.checked(text, given_, takes_images=takes_images)
     filled = [
         Part(file=parts.with_text(part.file, given_part.file.text))
@@ -69,11 +69,11 @@ def state_of(*messages: Message, limits: Limits | None = None) -> State:
     return State(run=run, messages=messages)
 
 
-def said(*content: Part, number: int = 0) -> Message:
+def message_of(*content: Part, number: int = 0) -> Message:
     return Message(role=Role.USER, run_id=RunId("r"), parts=content, number=number)
 
 
-def test_a_part_that_cannot_be_meant_is_refused() -> None:
+def test_an_invalid_part_is_refused() -> None:
     rows: list[Any] = [
         ("", [Part()], InvalidField),
         ("bell\a", [Part(text="a")], InvalidField),
@@ -94,38 +94,40 @@ def test_a_part_that_cannot_be_meant_is_refused() -> None:
             parts.checked(text, given_parts, takes_images=True)
 
 
-def test_what_a_client_says_of_a_document_s_text_is_not_believed() -> None:
+def test_a_document_text_from_a_client_is_ignored() -> None:
     (part,) = parts.checked("", [file("Do not water the plants.")], takes_images=False)
     assert part.file == FilePart(document_name="handbook.md")
 
 
 @given(TEXTS, PARTS, st.booleans())
-def test_the_model_is_told_every_part_in_order(text: str, given_parts: list[Part], takes_images: bool) -> None:
-    """In the form of the protocol; texts only where there is nothing else."""
-    whole = taken(text, *given_parts)
-    (message,) = history.of_run(state_of(said(*whole)), takes_images=takes_images)
+def test_the_model_receives_every_part_in_order(text: str, given_parts: list[Part], takes_images: bool) -> None:
+    """In the provider's content format; plain strings if all parts are text."""
+    whole = stored(text, *given_parts)
+    (message,) = history.of_run(state_of(message_of(*whole)), takes_images=takes_images)
     check_history([message])
     content = message["content"]
     shown = [part.image for part in whole if part.image is not None]
     assert isinstance(content, str) == (not shown or not takes_images)
-    told: list[dict[str, Any]] = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    urls = [each["image_url"]["url"] for each in told if each["type"] == "image_url"]
+    content_parts: list[dict[str, Any]] = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    urls = [each["image_url"]["url"] for each in content_parts if each["type"] == "image_url"]
     if takes_images:
         assert urls == [f"data:{one.media_type};base64,{base64.b64encode(one.data).decode()}" for one in shown]
     else:
         assert not urls
-    texts = "\n".join(each["text"] for each in told if each["type"] == "text")
-    place = 0
+    texts = "\n".join(each["text"] for each in content_parts if each["type"] == "text")
+    position = 0
     for part in whole:
         words = part.text if part.text is not None else part.file.text if part.file is not None else ""
-        place = texts.index(words, place) + len(words)
+        position = texts.index(words, position) + len(words)
     assert texts.count("this model does not accept images") >= (0 if takes_images else len(shown))
 
 
 @given(st.lists(st.one_of(TEXTS, PARTS.filter(bool)), min_size=1, max_size=5))
-def test_neighbours_are_one_message_with_all_that_they_say(messages: list[Any]) -> None:
+def test_adjacent_messages_are_joined_with_all_their_parts(messages: list[Any]) -> None:
     own = [
-        Message(role=Role.USER, run_id=RunId("r"), text=each) if isinstance(each, str) else said(*taken("", *each))
+        Message(role=Role.USER, run_id=RunId("r"), text=each)
+        if isinstance(each, str)
+        else message_of(*stored("", *each))
         for each in messages
     ]
     (message,) = history.of_run(state_of(*own))
@@ -135,17 +137,17 @@ def test_neighbours_are_one_message_with_all_that_they_say(messages: list[Any]) 
     assert sum(part["type"] == "image_url" for part in content if isinstance(part, dict)) == images
 
 
-def test_an_image_counts_for_what_a_model_reads_of_it_and_not_for_its_bytes() -> None:
-    large = taken("", image(PNG + bytes(900_000)))
+def test_an_image_has_a_fixed_cost_independent_of_its_bytes() -> None:
+    large = stored("", image(PNG + bytes(900_000)))
     earlier = Message(role=Role.USER, run_id=RunId("r"), text="x" * 3000, number=1)
-    state = state_of(earlier, said(*large, number=2), limits=Limits(context_bytes_max=10_000))
+    state = state_of(earlier, message_of(*large, number=2), limits=Limits(context_bytes_max=10_000))
     assert history.summarise_to(state) == 0
-    (told,) = history.of_run(state_of(said(*large)))
-    assert parts.IMAGE_SIZE_BYTES < history.size_bytes(told) < 2 * parts.IMAGE_SIZE_BYTES
+    (prompt,) = history.of_run(state_of(message_of(*large)))
+    assert parts.IMAGE_SIZE_BYTES < history.size_bytes(prompt) < 2 * parts.IMAGE_SIZE_BYTES
 
 
-def test_a_summary_is_written_of_words() -> None:
-    state = state_of(said(*taken("What is this?", image(PNG + bytes(5000))), number=1))
+def test_a_summary_is_made_from_text_only() -> None:
+    state = state_of(message_of(*stored("What is this?", image(PNG + bytes(5000))), number=1))
     summarised = history.to_summarise(state, 1)
     assert "What is this?" in summarised
     assert f"An image was here (image/png, {len(PNG) + 5000} bytes)" in summarised
@@ -153,8 +155,8 @@ def test_a_summary_is_written_of_words() -> None:
 
 
 @given(PARTS)
-def test_parts_go_over_the_wire_and_back(given_parts: list[Part]) -> None:
-    message = said(*taken("hello", *given_parts))
+def test_parts_survive_a_round_trip_over_the_wire(given_parts: list[Part]) -> None:
+    message = message_of(*stored("hello", *given_parts))
     body = wire.MESSAGE.write(message).SerializeToString()
     assert wire.MESSAGE.read(message_pb2.Message.FromString(body)).parts == message.parts
 
@@ -168,7 +170,7 @@ def test_a_part_of_a_newer_kind_is_refused_and_not_dropped() -> None:
 
 @pytest.mark.parametrize("kind", IMAGES)
 @given(rest=st.binary(max_size=20))
-def test_an_image_is_known_by_its_first_bytes(kind: str, rest: bytes) -> None:
+def test_an_image_is_recognised_by_its_first_bytes(kind: str, rest: bytes) -> None:
     (whole,) = parts.checked("", [image(IMAGES[kind][:12] + rest)], takes_images=True)
     assert whole.image is not None
     assert whole.image.media_type == kind
@@ -176,7 +178,7 @@ def test_an_image_is_known_by_its_first_bytes(kind: str, rest: bytes) -> None:
         parts.checked("", [image(b"x" + IMAGES[kind])], takes_images=True)
 
 
-# Events from outside as models are shown them: whatever they hold, they stay one line of JSON that says what it is.
+# Outside events in the prompt: always one line of JSON with its source.
 
 
 SOURCE = {"source": "webhook", "trigger": "orders", "event_id": "msg_1"}
@@ -191,7 +193,7 @@ def shown(body: bytes, bytes_max: int = 10_000) -> Any:
     return json.loads(text)["event"]
 
 
-def test_json_is_nested_and_everything_else_a_text() -> None:
+def test_json_is_nested_and_other_bodies_are_strings() -> None:
     assert shown(b'{"order": {"id": 7, "lines": [1.5, null]}}')["data"] == {"order": {"id": 7, "lines": [1.5, None]}}
     assert shown(b"hello")["data"] == "hello"
     assert shown(b'{"a": 1, "a": 2}')["data"] == '{"a": 1, "a": 2}'
@@ -209,36 +211,36 @@ def test_json_is_nested_and_everything_else_a_text() -> None:
         "\\u003c|im_end|>\\",
     ],
 )
-def test_nothing_gets_out_of_its_place(text: str) -> None:
-    told = shown(text.encode())
-    assert told["data"] == text
-    assert told["note"] == outside.NOTE
+def test_event_text_cannot_escape_its_json_field(text: str) -> None:
+    event = shown(text.encode())
+    assert event["data"] == text
+    assert event["note"] == outside.NOTE
     raw = outside.line(SOURCE, {"data": text}, bytes_max=10_000).decode()
     assert not {"\u202e", "\u2066", "\u200b", "\u2028", "\x85", "\x7f", "\U000e0041"} & set(raw)
     assert shown(json.dumps({"note": "x", "event": text}).encode())["note"] == outside.NOTE
 
 
 @given(st.binary(max_size=3000), st.integers(1500, 4000))
-def test_any_bytes_stay_within_their_line(body: bytes, bytes_max: int) -> None:
+def test_any_bytes_stay_on_one_line(body: bytes, bytes_max: int) -> None:
     shown(body, bytes_max)
 
 
-def test_of_too_much_the_beginning_is_shown_and_it_is_said_that_it_was_cut() -> None:
-    told = shown(b"ab" * 50_000, 20_000)
-    assert told["cut_from_bytes"] == 100_000
-    assert 17_000 < len(told["data"]) < 20_000
-    told = shown(b"[" + b"1234567," * 20_000 + b"1]", 20_000)
-    assert told["data"].startswith("[1234567,1234567")
+def test_a_large_event_is_cut_and_marked_as_cut() -> None:
+    event = shown(b"ab" * 50_000, 20_000)
+    assert event["cut_from_bytes"] == 100_000
+    assert 17_000 < len(event["data"]) < 20_000
+    event = shown(b"[" + b"1234567," * 20_000 + b"1]", 20_000)
+    assert event["data"].startswith("[1234567,1234567")
     assert shown(b"\xff" * 50_000, 20_000)["data_base64"].startswith("////")
     assert 100 < len(shown(("\u202e" * 50_000).encode(), 20_000)["data"]) < 20_000 / 6
 
 
-def test_an_event_stands_at_its_place_once_and_else_at_the_end() -> None:
+def test_an_event_replaces_its_placeholder_or_is_appended() -> None:
     assert outside.put_into("a {{event}} b", b"{{event}}") == "a {{event}} b"
     assert outside.put_into("do", b"{}") == "do\n\n{}"
 
 
-def test_a_pointer_finds_values_that_say_who_belongs_together() -> None:
+def test_a_json_pointer_extracts_the_grouping_value() -> None:
     data = {"a": {"b/c": [{"~": 1}, True]}, "": "x", "n": None, "o": {}, "1": "y"}
     found = [outside.pointed_at(data, pointer) for pointer in ("/a/b~1c/0/~0", "/a/b~1c/1", "/", "/1")]
     assert len(set(found)) == 4
@@ -249,7 +251,7 @@ def test_a_pointer_finds_values_that_say_who_belongs_together() -> None:
     assert outside.pointed_at({"a": "1"}, "/a") != outside.pointed_at({"a": 1}, "/a")
 
 
-def test_models_that_take_no_images_are_sent_none() -> None:
+def test_images_are_refused_for_models_without_image_support() -> None:
     with pytest.raises(UnsupportedPart):
         parts.checked("look", [image()], takes_images=False)
     assert parts.checked("look", [file()], takes_images=False)

@@ -1,4 +1,4 @@
-"""The rules of the loop, one by one."""
+"""The rules of the loop."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ class TestOrder:
         run.ends(run.calls[0].call_id)
         assert running(run) == [1, 2, 3]
 
-    def test_a_serial_call_waits_for_an_earlier_decision_unless_the_agent_says_otherwise(self) -> None:
+    def test_a_serial_call_waits_for_earlier_decisions_unless_configured(self) -> None:
         run = started(("gated", "serial", "parallel"))
         assert running(run) == [2]
         run.decides(run.calls[0], DecisionKind.REJECT)
         assert running(run) == [1, 2]
         overtakes = RunOptions(batch_order=BatchOrder.OVERTAKE_DECISIONS)
         assert running(started(("ask", "serial"), options=overtakes)) == [1]
-        assert running(started(("front", "serial"))) == [1], "it does not wait for a front end"
+        assert running(started(("front", "serial"))) == [1], "it does not wait for the front end"
 
-    def test_parallel_calls_on_the_same_thing_keep_their_order(self) -> None:
-        """C4: two edits of one file, one lost silently."""
+    def test_parallel_calls_on_the_same_resource_keep_their_order(self) -> None:
+        """C4: of two parallel edits of one file, one would be lost silently."""
         run = started(("lookup", "lookup"))
         assert running(run) == [0]
         run.ends(run.calls[0].call_id)
@@ -67,19 +67,19 @@ class TestOrder:
 class TestRounds:
     """LOOP-4, C7."""
 
-    def test_after_the_last_round_the_model_sees_every_result_and_answers_without_tools(self) -> None:
+    def test_after_the_last_round_the_model_answers_without_tools(self) -> None:
         options = RunOptions(limits=Limits(rounds_max=2))
         run = started(("serial",), ("serial",), options=options)
         run.ends(run.calls[0].call_id)
         run.model_answers()
         run.ends(run.calls[1].call_id)
 
-        starts = [event for event in run.told if isinstance(event, RoundStarted)]
+        starts = [event for event in run.events if isinstance(event, RoundStarted)]
         assert [(event.round, event.without_tools) for event in starts] == [(1, False), (2, False), (3, True)]
         run.model_answers()
         assert (run.run.state, run.run.output_text) == (RunState.COMPLETED, "done")
 
-    def test_calls_in_the_final_answer_are_not_made(self) -> None:
+    def test_calls_in_the_final_answer_are_not_executed(self) -> None:
         run = started(("serial",), ("serial",), options=RunOptions(limits=Limits(rounds_max=1)))
         run.ends(run.calls[0].call_id)
         run.model_answers()
@@ -87,23 +87,26 @@ class TestRounds:
         assert run.run.state is RunState.FAILED
         assert present(run.run.failure).reason == "ROUND_LIMIT"
 
-    def test_a_run_may_ask_to_fail_at_the_limit(self) -> None:
+    def test_a_run_may_choose_to_fail_at_the_round_limit(self) -> None:
         options = RunOptions(limits=Limits(rounds_max=1), round_limit_policy=RoundLimitPolicy.FAIL)
         run = started(("serial",), options=options)
         run.ends(run.calls[0].call_id)
         assert (run.run.state, present(run.run.failure).reason) == (RunState.FAILED, "ROUND_LIMIT")
         assert present(run.run.failure).failure_class is FailureClass.LIMIT
 
-    def test_an_answer_in_the_last_round_is_an_answer(self) -> None:
+    def test_an_answer_in_the_last_round_completes_the_run(self) -> None:
         options = RunOptions(limits=Limits(rounds_max=1), round_limit_policy=RoundLimitPolicy.FAIL)
         assert started((), options=options).run.state is RunState.COMPLETED
 
-    def test_a_warning_comes_at_eighty_percent(self) -> None:
+    def test_a_warning_is_sent_at_eighty_percent(self) -> None:
         names = [answer("serial", arguments=[f'{{"n":{n}}}']) for n in range(10)]
         run = Simulation(names)
         run.turn()
         run.finishes()
-        assert [event.reason for event in run.told if isinstance(event, Warned)] == ["ROUND_LIMIT_NEAR", "FINAL_ROUND"]
+        assert [event.reason for event in run.events if isinstance(event, Warned)] == [
+            "ROUND_LIMIT_NEAR",
+            "FINAL_ROUND",
+        ]
         assert run.run.state is RunState.COMPLETED
 
 
@@ -115,7 +118,7 @@ class TestSurplus:
         assert running(run) == [0, 1, 2]
         assert [call.state for call in run.calls[3:]] == [CallState.FAILED] * 2
         assert all(call.result and call.result.error_reason == "TOO_MANY_CALLS" for call in run.calls[3:])
-        assert "TOO_MANY_CALLS" in [event.reason for event in run.told if isinstance(event, Warned)]
+        assert "TOO_MANY_CALLS" in [event.reason for event in run.events if isinstance(event, Warned)]
 
     def test_arguments_over_256_kib_are_refused(self) -> None:
         run = Simulation([answer("serial", arguments=['{"a":"' + "x" * 263_000 + '"}'])])
@@ -129,7 +132,7 @@ class TestSurplus:
 class TestProposals:
     """LOOP-2, LOOP-6, C14."""
 
-    def test_a_name_that_only_looks_like_a_tool_is_no_tool(self) -> None:
+    def test_an_inexact_tool_name_is_refused(self) -> None:
         run = Simulation([answer("serial "), answer("ser ial", "serial!")])
         run.turn()
         run.model_answers()
@@ -150,7 +153,7 @@ class TestProposals:
     ],
     ids=["identical calls", "refused calls", "two calls in turn", "three calls in turn"],
 )
-def test_a_run_that_repeats_itself_ends_before_the_next_repetition_runs(
+def test_a_repeating_run_ends_before_the_next_repetition(
     name: str, arguments: list[str], reason: str, executed: int
 ) -> None:
     """LOOP-5, D2."""
@@ -165,8 +168,8 @@ def test_a_run_that_repeats_itself_ends_before_the_next_repetition_runs(
     assert (run.calls[-1].state is CallState.SUCCEEDED) is not bool(reason)
 
 
-def test_waits_between_attempts_double_to_ten_seconds_and_honour_the_server() -> None:
-    """LOOP-7: jitter shortens a wait by half at most, and what cannot be retried in the round is final."""
+def test_retry_delays_double_to_ten_seconds_and_honour_the_server() -> None:
+    """LOOP-7: jitter shortens a wait by half at most; non-retryable failures are final."""
     problem = Problem(reason="HTTP_503", failure_class=FailureClass.PROVIDER, retryable=True, message="no")
 
     def waits(problem: Problem, *failures: int, attempts_max: int = 9, jitter: float = 0) -> list[float | None]:
@@ -189,7 +192,7 @@ class TestPeople:
         assert b"because" in present(run.calls[0].result).content_json
         assert run.started == []
 
-    def test_an_answer_may_take_the_place_of_a_gated_call(self) -> None:
+    def test_a_gated_call_may_be_answered_instead_of_executed(self) -> None:
         run = started(("gated",))
         run.decides(run.calls[0], DecisionKind.ANSWER)
         assert run.calls[0].state is CallState.SUCCEEDED
@@ -211,7 +214,7 @@ class TestPeople:
         assert run.calls[0].state is CallState.EXPIRED
         assert MODEL in run.under_way
 
-    def test_a_front_end_call_that_nobody_ran_may_be_put_to_the_user(self) -> None:
+    def test_an_unclaimed_front_end_call_may_become_a_question(self) -> None:
         run = started(("front_asks",))
         run.passes(600)
         assert state_of(run, 0) is CallState.ASKED
@@ -219,7 +222,7 @@ class TestPeople:
         run.decides(run.calls[0], DecisionKind.ANSWER)
         assert state_of(run, 0) is CallState.SUCCEEDED
 
-    def test_a_backend_tool_that_takes_its_place_goes_through_the_same_checks(self) -> None:
+    def test_a_backend_fallback_tool_is_checked_like_any_call(self) -> None:
         run = started(("front_falls_back",))
         run.passes(600)
         call = run.calls[0]
@@ -233,7 +236,7 @@ class TestPeople:
 class TestSteering:
     """LOOP-13, D12, C15."""
 
-    def test_a_message_withdraws_what_waits_for_people_and_enters_after_the_batch(self) -> None:
+    def test_a_message_withdraws_pending_requests_and_enters_after_the_batch(self) -> None:
         run = started(("gated", "serial", "parallel", "front"))
         assert running(run) == [2]
         run.steers("rather not")
@@ -256,7 +259,7 @@ class TestSteering:
         run.model_answers()
         assert run.run.output_text == "second"
 
-    def test_a_message_to_a_run_that_is_stopped_stays_in_the_conversation(self) -> None:
+    def test_a_message_to_a_stopped_run_stays_in_the_conversation(self) -> None:
         run = started(("serial",))
         run.steers("and then?")
         run.cancels()
@@ -267,7 +270,7 @@ class TestSteering:
 class TestDoubt:
     """I5, D9."""
 
-    def test_by_default_the_model_is_told_that_nobody_knows(self) -> None:
+    def test_by_default_the_model_sees_an_unknown_outcome(self) -> None:
         run = started(("serial",))
         run.ends(run.calls[0].call_id, UNKNOWN)
         assert run.calls[0].state is CallState.OUTCOME_UNKNOWN
@@ -277,7 +280,7 @@ class TestDoubt:
         ("resolution", "state"),
         [(CallResolution.HAPPENED, CallState.SUCCEEDED), (CallResolution.TELL_MODEL, CallState.FAILED)],
     )
-    def test_an_operator_may_say_what_happened(self, resolution: CallResolution, state: CallState) -> None:
+    def test_an_operator_may_resolve_an_unknown_outcome(self, resolution: CallResolution, state: CallState) -> None:
         options = RunOptions(unknown_outcome_policy=UnknownOutcomePolicy.NEEDS_ATTENTION)
         run = started(("serial", "parallel"), options=options)
         run.ends(run.calls[0].call_id, UNKNOWN)
@@ -291,7 +294,7 @@ class TestDoubt:
         assert run.calls[0].state is state
         assert MODEL in run.under_way
 
-    def test_an_operator_may_have_it_run_again(self) -> None:
+    def test_an_operator_may_run_the_call_again(self) -> None:
         options = RunOptions(unknown_outcome_policy=UnknownOutcomePolicy.NEEDS_ATTENTION)
         run = started(("serial",), options=options)
         call_id = run.calls[0].call_id
@@ -307,14 +310,14 @@ class TestDoubt:
 class TestTakeover:
     """C9, C10."""
 
-    def test_a_call_whose_worker_died_is_asked_for_again_by_the_same_id(self) -> None:
+    def test_a_call_of_a_dead_worker_is_executed_again_with_the_same_id(self) -> None:
         run = started(("serial",))
         run.is_taken_over()
         assert run.started == [run.calls[0].call_id] * 2
         assert run.calls[0].attempt == 2
 
-    def test_a_settled_call_does_not_change_any_more(self) -> None:
-        """C5: a cancelled execution overwritten as completed."""
+    def test_a_settled_call_never_changes(self) -> None:
+        """C5: a late result must not overwrite a cancelled execution."""
         run = started(("serial", "front"))
         run.cancels()
         before = list(run.calls)

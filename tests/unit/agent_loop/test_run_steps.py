@@ -1,4 +1,4 @@
-"""Steps: the same whenever they are made from the log, as they come and afterwards."""
+"""Steps of a run are the same whether built live or from the log afterwards."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def delta(round_number: int, *, text: str = "", reasoning: str = "", tool: str =
     )
 
 
-def said(text: str, *, reasoning: str = "", calls: tuple[str, ...] = (), seq: int = 0) -> event_pb2.RunEvent:
+def assistant(text: str, *, reasoning: str = "", calls: tuple[str, ...] = (), seq: int = 0) -> event_pb2.RunEvent:
     message = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text=text, reasoning=reasoning, call_ids=calls)
     message.create_time.seconds = NOW + seq
     return event_pb2.RunEvent(message_added=event_pb2.MessageAdded(message=message))
@@ -84,14 +84,14 @@ def whole_run() -> list[event_pb2.RunEvent]:
         delta(1, reasoning="look.\n\u00e9"),
         delta(1, text="Let me"),
         delta(1, text=" see.", tool="write"),
-        said("Let me see.", reasoning="First I look.\n\u00e9", calls=("call_b", "call_a"), seq=9),
+        assistant("Let me see.", reasoning="First I look.\n\u00e9", calls=("call_b", "call_a"), seq=9),
         called("call_b", call_pb2.CALL_STATE_RUNNING),
         called("call_a", call_pb2.CALL_STATE_ASKED, index=1, question="Which?"),
         called("call_b", call_pb2.CALL_STATE_SUCCEEDED),
         called("call_a", call_pb2.CALL_STATE_SUCCEEDED, index=1, question="Which?"),
         delta(2, reasoning="Now all is known."),
         delta(2, text="Done."),
-        said("Done.", reasoning="Now all is known.", seq=16),
+        assistant("Done.", reasoning="Now all is known.", seq=16),
         ended(),
     )
 
@@ -103,7 +103,7 @@ def steps_of(log: list[event_pb2.RunEvent]) -> Steps:
 
 
 def applied(shown: dict[str, Step], changes: Sequence[StepChange]) -> None:
-    """What a client does with changes."""
+    """Apply changes as a client does."""
     for change in changes:
         step, old = change.step, shown.get(change.step.step_id)
         content = old.content + step.content if change.appends and old else step.content
@@ -111,10 +111,10 @@ def applied(shown: dict[str, Step], changes: Sequence[StepChange]) -> None:
         shown[step.step_id] = step
 
 
-def test_a_run_is_told_in_steps() -> None:
-    told = [(step.step_id, step.type, step.status, step.content) for step in steps_of(whole_run()).all()]
+def test_a_run_is_shown_as_steps() -> None:
+    summaries = [(step.step_id, step.type, step.status, step.content) for step in steps_of(whole_run()).all()]
 
-    assert told == [
+    assert summaries == [
         ("1-reasoning", pb.STEP_TYPE_REASONING, pb.STEP_STATUS_DONE, "First I look.\n\u00e9"),
         ("1-text", pb.STEP_TYPE_PLANNING, pb.STEP_STATUS_DONE, "Let me see."),
         ("call_b", pb.STEP_TYPE_TOOL_CALL, pb.STEP_STATUS_DONE, '{"n":1}'),
@@ -126,7 +126,7 @@ def test_a_run_is_told_in_steps() -> None:
     ]
 
 
-def test_changes_lead_to_the_steps_from_any_point_of_the_log_in_any_parts() -> None:
+def test_changes_in_any_chunks_lead_to_the_same_steps() -> None:
     log = whole_run()
     whole = steps_of(whole_run()).all()
     for start in range(len(log)):
@@ -140,12 +140,12 @@ def test_changes_lead_to_the_steps_from_any_point_of_the_log_in_any_parts() -> N
             assert all(step.status == pb.STEP_STATUS_VOID for step in shown.values() if step not in whole)
 
 
-def test_the_report_of_an_undo_stands_behind_its_calls_also_when_events_are_gone() -> None:
+def test_the_undo_report_follows_its_calls_even_after_trimming() -> None:
     calls = [
         called("undo_b", call_pb2.CALL_STATE_SUCCEEDED, round_number=1),
         called("undo_a", call_pb2.CALL_STATE_FAILED, round_number=2),
     ]
-    log = events(*calls, said("Undo of run run_1"), ended())
+    log = events(*calls, assistant("Undo of run run_1"), ended())
     snapshot = gap_pb2.RunSnapshot(
         messages=[log[2].message_added.message], calls=[event.call_changed.call for event in log[:2]]
     )
@@ -158,55 +158,54 @@ def test_the_report_of_an_undo_stands_behind_its_calls_also_when_events_are_gone
     assert [step.step_id for step in steps.all()] == ids
 
 
-# The golden log in steps; tests/unit/gateway and web/client read the same log, and tell the same.
+# The golden log as steps; tests/unit/gateway and web/client read the same log.
 
 
 def logged() -> list[Any]:
-    """The log, as whoever makes steps reads it."""
     events = json.loads(LOG.read_text())
     return [json_format.ParseDict(each, event_pb2.RunEvent()) for each in events]
 
 
 def shown(steps: Steps) -> list[dict[str, str]]:
-    """Return what steps tell, in their order."""
-    told: list[dict[str, str]] = []
+    """Return a summary of the steps, in order."""
+    summaries: list[dict[str, str]] = []
     for step in steps.all():
         match step.type:
             case pb.STEP_TYPE_REASONING:
-                told.append({"reasoning": step.content})
+                summaries.append({"reasoning": step.content})
             case pb.STEP_TYPE_PLANNING | pb.STEP_TYPE_ANSWER:
-                told.append({"text": step.content})
+                summaries.append({"text": step.content})
             case pb.STEP_TYPE_RESULT:
-                (call,) = [each for each in told if each.get("call") == step.call_id]
+                (call,) = [each for each in summaries if each.get("call") == step.call_id]
                 call["result"] = step.content
             case _:
-                told.append({"call": step.call_id, "tool": step.tool_name, "arguments": step.content})
-    return told
+                summaries.append({"call": step.call_id, "tool": step.tool_name, "arguments": step.content})
+    return summaries
 
 
 def expected() -> list[dict[str, str]]:
-    """Return what everybody tells; of a question, steps tell the text that the user is asked."""
-    told: list[dict[str, str]] = json.loads(TOLD.read_text())
-    for each in told:
+    """Return the shared expectation; for a question, steps show the text for the user."""
+    summaries: list[dict[str, str]] = json.loads(TOLD.read_text())
+    for each in summaries:
         if each.get("tool") == "ask_user":
             each["arguments"] = json.loads(each["arguments"])["question"]
-    return told
+    return summaries
 
 
-def test_steps_tell_the_golden_log_as_everybody_does() -> None:
+def test_steps_agree_with_the_golden_log() -> None:
     steps = Steps()
     for each in logged():
         steps.take([each])
     assert shown(steps) == expected()
 
 
-def test_steps_tell_it_so_behind_a_gap_too() -> None:
+def test_steps_agree_with_the_golden_log_after_a_gap() -> None:
     steps = Steps()
     steps.take_gap(json_format.ParseDict(json.loads(GAP.read_text()), gap_pb2.Gap()))
     steps.take(logged()[-1:])
     assert shown(steps) == expected()
 
 
-def test_a_result_that_the_log_leaves_out_says_how_large_it_is() -> None:
+def test_an_omitted_result_reports_its_size() -> None:
     result = steps_of(events(called("call_1", call_pb2.CALL_STATE_SUCCEEDED, omitted_bytes=20_000))).all()[1]
     assert (result.content, result.content_omitted_bytes) == ("", 20_000)

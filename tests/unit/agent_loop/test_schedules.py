@@ -1,4 +1,4 @@
-"""What a scheduled run is told of its due time."""
+"""The due time in the instructions of a scheduled run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def report(time: datetime | None = TIME, time_zone: str = "Europe/Berlin") -> Du
     return due
 
 
-def test_a_run_is_told_its_due_time_and_zone_and_whether_it_is_late_or_a_backfill() -> None:
+def test_a_scheduled_run_sees_its_due_time_zone_and_lateness() -> None:
     local, later = "2026-07-06T09:00:00+02:00 (Europe/Berlin)", TIME + timedelta(minutes=5)
     rows: list[tuple[DueSchedule, datetime, datetime | None, str]] = [
         (report(), TIME, None, f"due at {local}."),
@@ -37,13 +37,13 @@ def test_a_run_is_told_its_due_time_and_zone_and_whether_it_is_late_or_a_backfil
         (report(None), later, TIME, f"for the due time {local} in the past (a backfill)."),
         (report(None, ""), TIME, None, "by hand at 2026-07-06T07:00:00+00:00 (UTC)."),
     ]
-    for fired, now, backfill_time, told in rows:
+    for fired, now, backfill_time, sentence in rows:
         text = fire_note(fired, now, backfill_time)
         assert text.startswith("This run belongs to the schedule report. ")
-        assert text.endswith(told)
+        assert text.endswith(sentence)
 
 
-async def test_the_instructions_of_a_run_say_what_started_it(clock: ManualClock) -> None:
+async def test_the_instructions_of_a_run_name_its_trigger(clock: ManualClock) -> None:
     instructions: list[str] = []
 
     class Book(ScheduleBook):

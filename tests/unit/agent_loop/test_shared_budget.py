@@ -17,8 +17,8 @@ from tests.unit.agent_loop.test_jobs import Story, background
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_a_run_its_jobs_agents_and_turns_together_use_no_more_than_its_budget(seed: int) -> None:
-    """LOOP-12: whatever they start, the budget is passed by the last call of those that call at once."""
+async def test_a_run_and_its_jobs_agents_and_turns_stay_within_its_budget(seed: int) -> None:
+    """LOOP-12: the budget is exceeded by at most the concurrent last calls."""
     story, draw, at_once = Story(seconds=5.0), random.Random(seed), [0]
     model, budget = story.world.model, draw.randint(1500, 5000)
 
@@ -36,18 +36,18 @@ async def test_a_run_its_jobs_agents_and_turns_together_use_no_more_than_its_bud
     model.reply = reply
     limits = Limits(total_tokens_max=budget, agent_depth_max=2)
     key = story.say("do it", RunOptions(limits=limits, token_budget_policy=TokenBudgetPolicy.FAIL))
-    await story.until(lambda: all(run.state in ENDED for run in story.runs), look_seconds=30.0)
+    await story.until(lambda: all(run.state in ENDED for run in story.runs), poll_seconds=30.0)
     used = 300 * len(model.requests)
     assert used < budget + 300 * max(at_once)
-    assert used > budget - 300, "nothing is left for nobody"
+    assert used > budget - 300, "the budget is used up to its end"
     assert story.world.ledger.row(key).shared_tokens_used == used
 
 
-async def test_a_run_whose_job_used_up_the_budget_expires_unless_it_gets_enough() -> None:
+async def test_a_run_with_a_used_up_budget_expires_unless_topped_up() -> None:
     """LOOP-12."""
     story = Story(seconds=20.0)
-    begun = calls(background("hire", task="b0"), 'work {"n":1}')
-    costs = iter([(begun, 100), (says("Done."), 2600), (says("Finished."), 100)])
+    started = calls(background("hire", task="b0"), 'work {"n":1}')
+    costs = iter([(started, 100), (says("Done."), 2600), (says("Finished."), 100)])
 
     def reply(_: ModelRequest) -> Script:
         script, tokens = next(costs)
@@ -63,10 +63,10 @@ async def test_a_run_whose_job_used_up_the_budget_expires_unless_it_gets_enough(
     await story.until(lambda: ledger.run(key).state in ENDED, seconds_max=300.0)
     later = ledger.log(key)[waiting.last_seq :]
     changes = [event.run_changed.run.state for event in later if event.HasField("run_changed")]
-    assert changes == [run_pb2.RUN_STATE_EXPIRED], "it does not run on too few tokens"
+    assert changes == [run_pb2.RUN_STATE_EXPIRED], "it does not resume with too few tokens"
 
 
-async def test_a_used_up_budget_fails_one_turn_and_the_notices_wait_for_a_message() -> None:
+async def test_a_used_up_budget_fails_one_turn_and_keeps_the_notices() -> None:
     story = Story(calls(background("work", _interval=600, _stopAfter=4)), says("Begun."), says("I see."))
     story.say("do it", RunOptions(limits=Limits(total_tokens_max=1000)))
     await story.until(lambda: bool(story.jobs) and all(run.state in ENDED for run in story.runs))

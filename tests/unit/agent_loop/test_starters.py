@@ -1,4 +1,4 @@
-"""The firing of schedules that are due: whatever becomes of one, the others fire."""
+"""Schedules, webhooks and mails that start runs: one failure never stops the others."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def due(text: str, credential_id: str = "") -> DueSchedule:
 
 
 class ScheduleBook:
-    """Gives each batch of schedules once, and takes down what is fired."""
+    """Returns each batch of schedules once, and records firings."""
 
     def __init__(self, *batches: Sequence[DueSchedule] | PawlError, wait_seconds: float = 1.0) -> None:
         self._batches = list(batches)
@@ -115,8 +115,8 @@ def firing_of(ledger: ScheduleBook, checks: Checks, clock: ManualClock) -> Sched
     return ScheduleServicer(stub, starting, clock, forward)
 
 
-async def for_a_while(clock: ManualClock, forever: Coroutine[Any, Any, None], seconds: float = 0.5) -> None:
-    """Run what has no end for so long."""
+async def run_for(clock: ManualClock, forever: Coroutine[Any, Any, None], seconds: float = 0.5) -> None:
+    """Run an endless coroutine for some time."""
     running = asyncio.create_task(forever)
     await clock.advance(seconds)
     running.cancel()
@@ -124,17 +124,17 @@ async def for_a_while(clock: ManualClock, forever: Coroutine[Any, Any, None], se
 
 
 async def played(ledger: ScheduleBook, clock: ManualClock, seconds: float, **refusals: Exception) -> None:
-    await for_a_while(clock, firing_of(ledger, Checks(refusals), clock).fire_forever(), seconds)
+    await run_for(clock, firing_of(ledger, Checks(refusals), clock).fire_forever(), seconds)
 
 
-async def test_what_cannot_be_started_is_refused_with_its_reason(clock: ManualClock) -> None:
+async def test_a_schedule_that_cannot_start_is_refused_with_a_reason(clock: ManualClock) -> None:
     ledger = ScheduleBook([due("gone"), due("wrong"), due("good")])
     await played(ledger, clock, 0.5, gone=AgentNotFound(), wrong=InvalidField("no", field="text"))
     reasons = {text: refusal.partition(":")[0] for text, refusal in ledger.fired}
     assert reasons == {"gone": "AGENT_NOT_FOUND", "wrong": "INVALID_FIELD", "good": ""}
 
 
-async def test_with_a_key_that_is_gone_from_its_file_nothing_is_started(clock: ManualClock) -> None:
+async def test_a_schedule_of_a_deleted_file_key_starts_nothing(clock: ManualClock) -> None:
     ledger = ScheduleBook([due("look", "file-gone"), due("see")])
     await played(ledger, clock, 0.5)
     assert {text: refusal.partition(":")[0] for text, refusal in ledger.fired} == {
@@ -144,13 +144,13 @@ async def test_with_a_key_that_is_gone_from_its_file_nothing_is_started(clock: M
 
 
 @pytest.mark.parametrize("error", [DependencyUnavailable(), Overloaded(), RuntimeError("a fault")])
-async def test_what_says_nothing_about_a_schedule_refuses_no_run(clock: ManualClock, error: Exception) -> None:
+async def test_a_transient_error_never_refuses_a_run(clock: ManualClock, error: Exception) -> None:
     ledger = ScheduleBook([due("bad"), due("away"), due("good")], [due("bad")], [due("later")])
     await played(ledger, clock, 0.5, bad=error)
     assert ledger.fired == [("good", ""), ("later", "")]
 
 
-async def test_a_ledger_that_is_away_is_asked_again(clock: ManualClock) -> None:
+async def test_an_unavailable_ledger_is_retried(clock: ManualClock) -> None:
     ledger = ScheduleBook(DependencyUnavailable(), [due("good")])
     await played(ledger, clock, 0.5)
     assert ledger.fired == []
@@ -159,7 +159,7 @@ async def test_a_ledger_that_is_away_is_asked_again(clock: ManualClock) -> None:
     assert ledger.fired == [("good", "")]
 
 
-async def test_many_due_at_once_all_fire_and_one_that_keeps_changing_does_not(clock: ManualClock) -> None:
+async def test_many_due_schedules_fire_and_a_constantly_changing_one_does_not(clock: ManualClock) -> None:
     ledger = ScheduleBook([due(f"{number}") for number in range(64)], [due("one more")])
     await played(ledger, clock, 20)
     assert len({*ledger.fired}) == len(ledger.fired) == 65
@@ -168,7 +168,7 @@ async def test_many_due_at_once_all_fire_and_one_that_keeps_changing_does_not(cl
     assert len(ledger.fired) > 66
 
 
-async def test_each_due_time_of_the_past_has_a_request_of_its_own(clock: ManualClock) -> None:
+async def test_each_past_due_time_has_its_own_request_id(clock: ManualClock) -> None:
     times = [datetime(2026, 1, day, tzinfo=UTC) for day in (1, 2)]
 
     class Past(ScheduleBook):
@@ -195,7 +195,7 @@ async def test_each_due_time_of_the_past_has_a_request_of_its_own(clock: ManualC
     assert ledger.requests[6:] == [(time, "") for time in times]
 
 
-# The delivery of webhooks, and the firing of what has waited: whatever becomes of one event, the others fire.
+# Webhook deliveries and delayed events: one failing event never stops the others.
 
 
 NO_ID = RequestId("")
@@ -211,7 +211,7 @@ def due_trigger(text: str = "look", **fields: Any) -> DueTrigger:
 
 
 class EventBook:
-    """Takes down what is fired; the first `changes` times the trigger has changed."""
+    """Records firings. For the first `changes` firings the trigger has changed."""
 
     def __init__(self, trigger: DueTrigger | None, *, changes: int = 0, waiting: Sequence[Any] = ()) -> None:
         self._trigger = trigger
@@ -252,7 +252,7 @@ async def delivered(trigger: DueTrigger, clock: ManualClock, body: bytes = b"{}"
     return event, message
 
 
-async def test_the_event_is_in_the_message_as_data(clock: ManualClock) -> None:
+async def test_the_event_enters_the_message_as_data(clock: ManualClock) -> None:
     event, message = await delivered(
         due_trigger("Look at {{event}} and pay."),
         clock,
@@ -262,10 +262,10 @@ async def test_the_event_is_in_the_message_as_data(clock: ManualClock) -> None:
     )
     before, line, after = message.text.partition(event.data.decode())
     assert (before, after, event.event_id, event.HasField("lane")) == ("Look at ", " and pay.", "msg_1", False)
-    told = json.loads(line)["event"]
-    assert told.pop("receive_time")
-    assert told.pop("note")
-    assert told == {
+    event_data = json.loads(line)["event"]
+    assert event_data.pop("receive_time")
+    assert event_data.pop("note")
+    assert event_data == {
         "source": "webhook",
         "content_type": "application/json",
         "trigger": "orders",
@@ -274,14 +274,14 @@ async def test_the_event_is_in_the_message_as_data(clock: ManualClock) -> None:
     }
 
 
-async def test_the_largest_body_makes_a_message_that_is_not_too_large(clock: ManualClock) -> None:
+async def test_the_largest_body_still_fits_into_a_message(clock: ManualClock) -> None:
     for body in (b"a" * BODY_BYTES_MAX, b"\x01" * BODY_BYTES_MAX, b"\xff" * BODY_BYTES_MAX):
         _, message = await delivered(due_trigger("t" * 16 * 1024), clock, body)
         assert len(message.text.encode()) <= checks.MESSAGE_BYTES_MAX
         assert '"cut_from_bytes"' in message.text
 
 
-async def test_what_is_too_much_is_refused(clock: ManualClock) -> None:
+async def test_oversized_deliveries_are_refused(clock: ManualClock) -> None:
     triggers = triggers_of(EventBook(due_trigger()), clock)
     wrong: list[tuple[dict[str, str], bytes, type[Exception]]] = [
         ({}, b"a" * (BODY_BYTES_MAX + 1), TooLarge),
@@ -294,7 +294,7 @@ async def test_what_is_too_much_is_refused(clock: ManualClock) -> None:
             await triggers.deliver_webhook(ANN, "trg_1", headers, body, NO_ID)
 
 
-async def test_conversation_and_lane_are_those_of_the_values_in_the_data(clock: ManualClock) -> None:
+async def test_pointers_into_the_data_set_the_conversation_and_lane(clock: ManualClock) -> None:
     trigger = due_trigger(conversation_pointer="/order", concurrency_pointer="/shop", overlap=SCHEDULE_OVERLAP_QUEUE)
     first, _ = await delivered(trigger, clock, b'{"order": 1, "shop": "a"}')
     second, message = await delivered(trigger, clock, b'{"order": 1, "shop": "b"}')
@@ -309,7 +309,7 @@ async def test_conversation_and_lane_are_those_of_the_values_in_the_data(clock: 
     assert (plain.conversation_key, plain.lane) == ("mine", "")
 
 
-async def test_a_trigger_that_changes_is_checked_again_under_the_same_event(clock: ManualClock) -> None:
+async def test_a_changed_trigger_is_checked_again_for_the_same_event(clock: ManualClock) -> None:
     ledger = EventBook(due_trigger(), changes=2)
     fired = await triggers_of(ledger, clock).deliver_webhook(ANN, "trg_1", {}, b"", NO_ID)
     assert fired.HasField("fire")
@@ -322,21 +322,21 @@ async def test_a_trigger_that_changes_is_checked_again_under_the_same_event(cloc
         await triggers_of(EventBook(due_trigger(), changes=99), clock).deliver_webhook(ANN, "trg_1", {}, b"", NO_ID)
 
 
-async def test_what_has_waited_fires_and_one_that_cannot_be_fired_now_keeps_none_from_it(clock: ManualClock) -> None:
+async def test_waiting_events_fire_even_if_one_of_them_cannot(clock: ManualClock) -> None:
     event = TriggerEvent(event_id="e", lane="", data=b"{}", conversation_key="key")
     names = ("gone", "busy", "good")
     waiting = [[ClaimedEvent(due=due_trigger(name + "{{event}}"), event=event) for name in names]]
     ledger = EventBook(due_trigger(), waiting=waiting)
     triggers = triggers_of(ledger, clock, **{"gone{}": AgentNotFound(), "busy{}": Overloaded()})
-    await for_a_while(clock, triggers.fire_forever())
-    said = [(message.text if message else "", refusal.partition(":")[0]) for _, message, refusal in ledger.fired]
-    assert sorted(said) == [("", "AGENT_NOT_FOUND"), ("good{}", "")]
+    await run_for(clock, triggers.fire_forever())
+    outcomes = [(message.text if message else "", refusal.partition(":")[0]) for _, message, refusal in ledger.fired]
+    assert sorted(outcomes) == [("", "AGENT_NOT_FOUND"), ("good{}", "")]
 
 
-# The delivery of mails.
+# Mail deliveries.
 
 
-async def test_a_mail_is_the_data_of_its_run_and_one_that_does_not_count_is_skipped(clock: ManualClock) -> None:
+async def test_a_mail_becomes_the_data_of_its_run_or_is_skipped(clock: ManualClock) -> None:
     ledger = EventBook(due_trigger())
     triggers = triggers_of(ledger, clock)
     position = MailPosition(uid_validity=7, uid=11)

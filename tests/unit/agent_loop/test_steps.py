@@ -1,4 +1,4 @@
-"""Commands that are read together, and steps that depend on where the log ends."""
+"""Commands that are read together, steps that depend on the end of the log, and limits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.unit.agent_loop.simulation import ASKS, UNKNOWN, Simulation, answer
 
 
 def with_commands(run: Simulation, *kinds: CommandKind) -> State:
-    """What the ledger has of a run, with these commands unread."""
+    """State of a run in the ledger, with these commands unread."""
     commands = tuple(
         Command(command_id=CommandId(f"cmd_{number}"), user_id=UserId("u"), time=run.now, kind=kind)
         for number, kind in enumerate(kinds)
@@ -38,31 +38,31 @@ def with_commands(run: Simulation, *kinds: CommandKind) -> State:
 
 
 @pytest.mark.parametrize(
-    ("tool_name", "taken"),
+    ("tool_name", "command"),
     [
         ("front", lambda call_id: ToolResult(call_id=call_id, result=CallResult(content_json=b'"seen"'))),
         ("ask", lambda call_id: Decide(call_id=call_id, kind=DecisionKind.ANSWER, answer="blue")),
     ],
 )
-def test_what_was_taken_about_a_call_counts_though_a_message_came_before_it(
-    tool_name: str, taken: Callable[[str], CommandKind]
+def test_a_received_decision_counts_despite_an_earlier_message(
+    tool_name: str, command: Callable[[str], CommandKind]
 ) -> None:
-    """I1: the receipt is final, also when the owner reads it together with an earlier message."""
+    """I1: a receipt is final, even if the worker reads it together with an earlier message."""
     run = Simulation([answer(tool_name)])
     run.turn()
     run.model_answers()
     [call] = run.calls
 
-    run.sends(Steer(text="never mind"), taken(call.call_id))
+    run.sends(Steer(text="never mind"), command(call.call_id))
 
     assert run.base.calls[call.call_id].state is CallState.SUCCEEDED
 
 
 @pytest.mark.parametrize(("last_output_seq", "after_seq"), [(7, None), (8, 7)])
-def test_a_step_says_where_the_log_must_end_if_its_messages_name_seqs_of_its_own_events(
+def test_a_step_that_refers_to_its_own_events_requires_a_log_position(
     last_output_seq: int, after_seq: int | None
 ) -> None:
-    """EVT-1: somebody else's event may come between, and the step is then planned again."""
+    """EVT-1: another writer's event may come between; the step is then planned again."""
     base = Simulation([answer()]).base
     base = replace(base, run=replace(base.run, last_seq=7))
     message = Message(
@@ -74,8 +74,8 @@ def test_a_step_says_where_the_log_must_end_if_its_messages_name_seqs_of_its_own
     assert planned.after_seq == after_seq
 
 
-def test_a_call_that_was_approved_just_before_the_stop_is_withdrawn_while_others_are_being_stopped() -> None:
-    """I3, I12: a step that made it runnable would be refused for ever, and the run would never end."""
+def test_a_call_approved_just_before_the_stop_is_withdrawn() -> None:
+    """I3, I12: the ledger would always refuse a step that starts it, and the run would never end."""
     run = Simulation([answer("parallel", "gated")])
     run.turn()
     run.model_answers()
@@ -88,8 +88,8 @@ def test_a_call_that_was_approved_just_before_the_stop_is_withdrawn_while_others
     assert planned.work == (StopCalls(call_ids=(run.calls[0].call_id,)),)
 
 
-def test_a_call_that_was_to_run_again_just_before_the_stop_is_withdrawn_in_the_step_that_reads_both() -> None:
-    """I3, I12: the ledger wants a command to be consumed by the step that moves its call."""
+def test_a_call_to_be_run_again_just_before_the_stop_is_withdrawn() -> None:
+    """I3, I12: the step that moves a call must also consume its command."""
     options = RunOptions(unknown_outcome_policy=UnknownOutcomePolicy.NEEDS_ATTENTION)
     run = Simulation([answer("serial")], options)
     run.turn()
@@ -103,11 +103,11 @@ def test_a_call_that_was_to_run_again_just_before_the_stop_is_withdrawn_in_the_s
     assert planned.state.calls[call.call_id].state is CallState.CANCELLED
 
 
-# A tool that runs asks a person something: the rules.
+# Tools that ask a question while running.
 
 
 def asking_call(run: Simulation) -> Call:
-    """Begin a batch of one serial call whose tool asks."""
+    """Start a batch of one serial call whose tool asks a question."""
     run.turn()
     run.model_answers()
     (call,) = run.calls
@@ -116,7 +116,7 @@ def asking_call(run: Simulation) -> Call:
     return call
 
 
-def test_a_tool_that_asks_parks_the_run_and_goes_on_with_every_answer_in_order() -> None:
+def test_a_tool_that_asks_parks_the_run_until_each_answer() -> None:
     run = Simulation([answer("serial")])
     call = asking_call(run)
     assert (call.state, call.question) == (CallState.ASKED, ASKS.question)
@@ -131,7 +131,7 @@ def test_a_tool_that_asks_parks_the_run_and_goes_on_with_every_answer_in_order()
     assert run.started == [call.call_id] * 3
 
 
-def test_a_question_of_a_tool_that_nobody_answers_goes_back_to_the_tool() -> None:
+def test_an_expired_question_of_a_tool_is_returned_as_declined() -> None:
     run = Simulation([answer("serial")])
     call = asking_call(run)
     run.passes(run.options.limits.answer_timeout_seconds)
@@ -139,7 +139,7 @@ def test_a_question_of_a_tool_that_nobody_answers_goes_back_to_the_tool() -> Non
     assert call.call_id in run.under_way
 
 
-def test_a_message_that_steers_declines_the_question_of_a_tool() -> None:
+def test_a_steering_message_declines_the_question_of_a_tool() -> None:
     run = Simulation([answer("serial")])
     call = asking_call(run)
     run.steers()
@@ -148,7 +148,7 @@ def test_a_message_that_steers_declines_the_question_of_a_tool() -> None:
     assert run.calls[0].state is CallState.SUCCEEDED
 
 
-def test_a_cancelled_run_stops_the_tool_that_asks_also_if_it_was_just_answered() -> None:
+def test_a_cancelled_run_stops_a_tool_that_asks_or_was_just_answered() -> None:
     for is_answered in (False, True):
         run = Simulation([answer("serial")])
         call = asking_call(run)
@@ -160,30 +160,30 @@ def test_a_cancelled_run_stops_the_tool_that_asks_also_if_it_was_just_answered()
         assert run.calls[0].state is CallState.CANCELLED
 
 
-def test_a_value_that_is_not_known_is_an_error() -> None:
+def test_an_unknown_enum_value_is_an_error() -> None:
     message = run_pb2.Run.FromString(run_pb2.Run(run_id="run_1", state=run_pb2.RUN_STATE_RUNNING).SerializeToString())
     message.MergeFromString(b"\x28\x63")  # Field 5, the state: 99.
     with pytest.raises(ValueError, match="99"):
         wire.RUN.read(message)
 
 
-# Defaults hold where nothing is said; ceilings are the most that may be asked for.
+# Defaults apply to unset limits; ceilings bound requested ones.
 
 
-def test_the_timeout_of_a_tool_holds_up_to_the_ceiling() -> None:
+def test_a_tool_timeout_applies_up_to_the_ceiling() -> None:
     rows: list[Any] = [(0, 10), (5, 5), (99, 99), (600, 100)]
     for own, held in rows:
         assert Limits().seconds_of_tool(own) == held, own
 
 
-def test_a_run_narrows_what_tools_say_of_themselves_by_the_ceiling_alone() -> None:
+def test_a_run_limits_tool_timeouts_only_by_its_ceiling() -> None:
     asked = Limits().with_asked({"tool_timeout_seconds": 5}, CEILINGS)
     assert (asked.seconds_of_tool(0), asked.seconds_of_tool(99)) == (5, 99)
     narrow = Limits().with_asked({"tool_timeout_seconds_max": 5}, CEILINGS)
     assert (narrow.seconds_of_tool(0), narrow.seconds_of_tool(99)) == (5, 5)
 
 
-def test_a_run_may_ask_for_each_limit_up_to_its_ceiling() -> None:
+def test_a_run_may_set_each_limit_up_to_its_ceiling() -> None:
     rows: list[Any] = [*sorted(set(Limits.__struct_fields__) - {"total_tokens_max", "topped_up_tokens_max"})]
     for name in rows:
         ceiling = getattr(CEILINGS, name)
@@ -214,8 +214,8 @@ def test_no_ceiling_is_below_its_default() -> None:
     assert found.total_tokens_max == 500, "a budget is a ceiling unless the file sets another one"
 
 
-def test_each_limit_has_the_default_ceiling_and_range_of_the_manual() -> None:
-    """All but the two that follow from ceilings."""
+def test_limits_match_the_operations_manual() -> None:
+    """All but the two that are derived from ceilings."""
     manual = (Path(__file__).parents[3] / "docs/guides/operations.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| (\S+) \| (\S+) \| (\S+) to (\S+) \|", manual, re.MULTILINE)
     assert sorted(row[0] for row in rows) == sorted({*Limits.__struct_fields__} - {*OF_TOOLS})
@@ -229,7 +229,7 @@ def test_each_limit_has_the_default_ceiling_and_range_of_the_manual() -> None:
                 read_limits({"defaults": {name: value}})
 
 
-def test_wrong_limits_stop_the_start_all_in_one_go(tmp_path: Path) -> None:
+def test_invalid_limits_are_all_reported_at_start(tmp_path: Path) -> None:
     file = tmp_path / "limits.json"
     file.write_text(
         """{"defaults": {"rounds_max": 0, "rounds": 20, "background": "yes", "identical_calls_max": 2.5},
@@ -249,7 +249,7 @@ def test_wrong_limits_stop_the_start_all_in_one_go(tmp_path: Path) -> None:
     ]
 
 
-def test_a_file_that_holds_no_limits_stops_the_start(tmp_path: Path) -> None:
+def test_an_unreadable_limits_file_prevents_the_start(tmp_path: Path) -> None:
     file = tmp_path / "limits.json"
     for content in ("[]", "{", '{"limits": {}}', '{"defaults": {"rounds_max": 1, "rounds_max": 2}}', None):
         file.write_text(content) if content is not None else file.unlink()

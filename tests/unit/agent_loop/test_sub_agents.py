@@ -1,4 +1,4 @@
-"""Runs that do calls of runs (TOOL-7), over the real rules of the loop and of the ledger."""
+"""Sub-agent runs (TOOL-7), over the real rules of the loop and the ledger."""
 
 from __future__ import annotations
 
@@ -36,26 +36,25 @@ VERDICTS = {
 
 
 def agent(task: str, **more: object) -> str:
-    """A call of run_agent."""
     return f"run_agent {json.dumps({'task': task, **more})}"
 
 
 def world_of(**scripts: list[Script]) -> World:
-    """A world in which the run with a task is given these scripts, one a round."""
+    """A world in which the run with a task gets these scripts, one a round."""
     world = World(VERDICTS, [])
 
     def reply(request: ModelRequest) -> Script:
         asked = next(message["content"] for message in request.messages if message["role"] == "user")
-        said = sum(message["role"] == "assistant" for message in request.messages)
+        answered = sum(message["role"] == "assistant" for message in request.messages)
         script = scripts[asked.replace(" ", "_")]
-        return script[said] if said < len(script) else says("That is all.")
+        return script[answered] if answered < len(script) else says("That is all.")
 
     world.model.reply = reply
     return world
 
 
 def child_of(world: World, key: RunKey, index: int = 0) -> Run:
-    """The run that does the call of a run."""
+    """The child run of a call."""
     call = [call for call in world.ledger.calls(key) if call.child_run_id][index]
     return world.ledger.run(RunKey(key.store_id, RunId(call.child_run_id)))
 
@@ -65,7 +64,7 @@ def key_of(run: Run) -> RunKey:
 
 
 async def finish(world: World, key: RunKey, *, until: Callable[[], bool] = lambda: False) -> None:
-    """Drive all runs, with whoever is needed, until the run has ended, or `until`."""
+    """Drive all runs until the given run has ended, or `until` is true."""
     for _ in range(100):
         if world.ledger.run(key).state in ENDED or until():
             return
@@ -103,7 +102,7 @@ async def test_the_answer_of_the_agent_is_the_result_of_the_call() -> None:
 
 
 @pytest.mark.parametrize("depth_max", [0, 1, 2])
-async def test_agents_start_agents_only_down_to_the_limit(depth_max: int) -> None:
+async def test_agents_start_agents_only_to_the_depth_limit(depth_max: int) -> None:
     world = world_of(
         **{name: [calls(agent(below)), says(name)] for name, below in (("a", "b"), ("b", "c"), ("c", "d"), ("d", "e"))}
     )
@@ -119,7 +118,7 @@ async def test_agents_start_agents_only_down_to_the_limit(depth_max: int) -> Non
     assert present(refused.result).error_reason == "NOT_ALLOWED"
 
 
-def test_rules_of_the_conversation_that_a_job_reports_to_hold_below_it() -> None:
+def test_rules_of_the_reporting_conversation_apply_to_child_runs() -> None:
     job = Run(
         store_id=StoreId(STORE),
         user_id=UserId(USER),
@@ -131,7 +130,7 @@ def test_rules_of_the_conversation_that_a_job_reports_to_hold_below_it() -> None
     assert (above.run_id, above.conversation_id) == ("run_job", "conv_user")
 
 
-async def test_an_agent_has_the_tools_that_it_is_given_and_never_more_than_its_parent() -> None:
+async def test_a_sub_agent_never_has_more_tools_than_its_parent() -> None:
     given = calls(agent("part", tool_names=["look"], instructions="Be brief.", rounds_max=3))
     world = world_of(top=[given, calls(agent("more", tool_names=["shell"]))], part=[says("Yes.")])
     key = world.ledger.submit("top", RunOptions(model="m", instructions="Be kind.", tool_names=("look", "run_agent")))
@@ -150,7 +149,7 @@ async def test_an_agent_has_the_tools_that_it_is_given_and_never_more_than_its_p
     assert "shell" in present(refused.result).content_json.decode()
 
 
-async def test_an_agent_that_fails_is_an_error_for_the_model_and_not_for_the_run() -> None:
+async def test_a_failed_sub_agent_is_an_error_result_for_the_model() -> None:
     failing = fails("HTTP_400", retryable=False, after=says("Half an ")[:1])
     world = world_of(top=[calls(agent("part")), says("Never mind.")], part=[failing])
     key = world.ledger.submit("top")
@@ -163,8 +162,8 @@ async def test_an_agent_that_fails_is_an_error_for_the_model_and_not_for_the_run
     assert "The model server failed." in present(call.result).content_json.decode()
 
 
-async def test_workers_that_die_at_any_step_lose_nothing_and_do_nothing_twice() -> None:
-    """The worker is gone after each request, carried out or not, one after the other."""
+async def test_worker_deaths_at_any_step_lose_and_repeat_nothing() -> None:
+    """The worker dies after each request in turn, whether or not it was applied."""
 
     async def play(number: int, *, done: bool) -> bool:
         world = world_of(top=[calls(agent("part")), says("Done.")], part=[calls("look"), says("Yes.")])
@@ -199,8 +198,8 @@ async def test_workers_that_die_at_any_step_lose_nothing_and_do_nothing_twice() 
 
 
 @pytest.mark.parametrize("busy_with", ["a tool", "its model", "a run of its own"])
-async def test_the_work_of_the_agent_stops_with_its_caller(busy_with: str) -> None:
-    """At once, not at its natural end: it would cost money, and have effects."""
+async def test_a_sub_agent_stops_with_its_caller(busy_with: str) -> None:
+    """Immediately, not at its natural end: it would cost money and have side effects."""
 
     stuck: list[Script] = [[*says("Once upon a time", chunks=8)[:4], 60.0]]
     part = {"a tool": [calls("look")], "its model": stuck, "a run of its own": [calls(agent("deep"))]}[busy_with]
@@ -212,7 +211,7 @@ async def test_the_work_of_the_agent_stops_with_its_caller(busy_with: str) -> No
     await asyncio.sleep(10.0)
     assert world.registry.running + world.model.streaming == 1
     await world.ledger.send(key, Cancel(cause=StopCause.USER))
-    # Commands are found by renewals here, one level after the other.
+    # Renewals find commands here, one level after the other.
     await asyncio.sleep(8.0)
     assert world.registry.running + world.model.streaming == 0
     states = {run.state for run in world.ledger.tables.runs.values()}
@@ -222,32 +221,32 @@ async def test_the_work_of_the_agent_stops_with_its_caller(busy_with: str) -> No
     await worker.hand_over()
 
 
-# Runs that give tasks to agents by name, over the real rules of the loop and of the ledger.
+# Runs that give tasks to named agents.
 
 
 ANN = Principal(store_id=StoreId(STORE), user_id=UserId(USER))
 
 
-async def agents_of(world: World, **said: AgentDefinition) -> None:
-    """Save agents, those first to which others delegate; each selects the tools that it names."""
-    for definition in said.values():
+async def agents_of(world: World, **definitions: AgentDefinition) -> None:
+    """Save agents, delegates first; each selects the tools that it names."""
+    for definition in definitions.values():
         await world.agents.put(ANN, definition, definition.tools.names, draft=False, validate_only=False)
 
 
 def clerk(
-    name: str, *tools: str, to: tuple[str, ...] = (), roles: tuple[str, ...] = (), **said: Any
+    name: str, *tools: str, to: tuple[str, ...] = (), roles: tuple[str, ...] = (), **fields: Any
 ) -> AgentDefinition:
     return AgentDefinition(
         name=name,
-        options=AskedOptions(**said),
+        options=AskedOptions(**fields),
         tools=ToolSelection(names=tools),
         delegates_to=to,
         allowed_roles=roles,
     )
 
 
-async def test_a_call_names_an_agent_to_which_that_of_its_run_delegates() -> None:
-    """It has tools of its own, and limits that are the smaller ones."""
+async def test_a_call_may_name_a_delegate_of_its_agent() -> None:
+    """It uses its own tools and the smaller of the limits."""
 
     world = world_of(
         top=[calls(agent("part", agent="b", instructions="Be quick.")), says("Done.")], part=[calls("mail")]
@@ -269,7 +268,7 @@ async def test_a_call_names_an_agent_to_which_that_of_its_run_delegates() -> Non
 
 
 @pytest.mark.parametrize("named", ["b", "c", "gone", "closed", "nobody"])
-async def test_an_agent_that_may_not_be_given_tasks_is_an_error_for_the_model(named: str) -> None:
+async def test_an_unavailable_delegate_is_an_error_result_for_the_model(named: str) -> None:
     world = world_of(top=[calls(agent("part", agent=named)), says("Done.")])
     closed = clerk("closed", roles=("boss",))
     to = ("gone", "closed")
@@ -299,8 +298,8 @@ async def test_a_long_answer_is_cut_and_a_call_without_a_task_refused() -> None:
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-async def test_a_draft_gives_tasks_as_it_says_when_it_is_asked(*, is_there: bool) -> None:
-    """A run keeps what its draft said of itself, and the draft is not kept for it."""
+async def test_a_draft_delegates_according_to_its_own_definition(*, is_there: bool) -> None:
+    """A run keeps the definition of its draft, which is not stored."""
     world = world_of(top=[calls(agent("part", agent="b")), says("Done.")], part=[says("Yes.")])
     await agents_of(world, b=clerk("b"))
     await world.agents.put(ANN, clerk("d", to=("b",)), (), draft=True, validate_only=False)

@@ -1,4 +1,4 @@
-"""Titles that models make: of which runs, and whatever the model does."""
+"""Titles written by models."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.unit.agent_loop.scenario import VERDICTS
 
 
 class Ledger:
-    """A stub of TitleService that gives tasks and keeps what is brought."""
+    """A stub of TitleService that returns tasks and records titles."""
 
     def __init__(self, tasks: Sequence[TitleTask], *, refuses: type[Exception] | None = None) -> None:
         self.tasks = list(tasks)
@@ -36,8 +36,8 @@ class Ledger:
         self.brought: list[tuple[str, str, run_pb2.Usage]] = []
 
     async def ClaimTitles(self, request: ClaimTitlesRequest) -> ClaimTitlesResponse:
-        taken, self.tasks = self.tasks[: request.titles_max], self.tasks[request.titles_max :]
-        return ClaimTitlesResponse(tasks=taken)
+        claimed, self.tasks = self.tasks[: request.titles_max], self.tasks[request.titles_max :]
+        return ClaimTitlesResponse(tasks=claimed)
 
     async def SetTitle(self, request: SetTitleRequest) -> SetTitleResponse:
         self.brought.append((request.conversation_id, request.text, request.usage))
@@ -62,7 +62,6 @@ def tasks(count: int) -> list[TitleTask]:
 
 
 async def made(ledger: Ledger, model: FakeModel) -> TitleMaker:
-    """Make titles for a while."""
     stub: Any = ledger
     maker = TitleMaker(stub, model, clock=VirtualClock(), meter=CountingMeter(), default_model="default")
     loop = asyncio.create_task(maker.run())
@@ -72,7 +71,7 @@ async def made(ledger: Ledger, model: FakeModel) -> TitleMaker:
     return maker
 
 
-async def test_the_model_that_has_answered_is_asked_with_what_it_has_seen_only() -> None:
+async def test_the_answering_model_writes_the_title_from_what_it_saw() -> None:
     ledger, model = Ledger([task(model="steady"), task()]), FakeModel([says("Warmth"), says("Warmth")])
     await made(ledger, model)
     asked, other = model.requests
@@ -85,21 +84,21 @@ async def test_the_model_that_has_answered_is_asked_with_what_it_has_seen_only()
 
 
 @pytest.mark.parametrize("script", [fails(), fails(after=says("Half a ti")[:1]), [2 * SECONDS_MAX]])
-async def test_a_model_that_fails_or_is_silent_makes_no_title_and_stops_nothing(script: Script) -> None:
+async def test_a_failing_model_gives_no_title_and_blocks_no_other(script: Script) -> None:
     ledger = Ledger(tasks(6))
     await made(ledger, FakeModel([script, *[says("Warmth")] * 5]))
     assert sorted(text for _, text, _ in ledger.brought) == ["", *["Warmth"] * 5]
 
 
 @pytest.mark.parametrize("error", [DependencyUnavailable, ValueError])
-async def test_a_title_that_cannot_be_kept_stops_no_other(error: type[Exception]) -> None:
+async def test_a_title_that_cannot_be_stored_blocks_no_other(error: type[Exception]) -> None:
     ledger = Ledger(tasks(6), refuses=error)
     await made(ledger, FakeModel([]))
     assert len(ledger.brought) == 6
 
 
 @pytest.mark.parametrize("makes_titles", [False, True])
-async def test_only_the_end_of_a_run_that_has_answered_asks_for_one(makes_titles: bool) -> None:
+async def test_only_an_answered_run_requests_a_title(makes_titles: bool) -> None:
     world = World(VERDICTS, [says("Done."), fails(retryable=False)])
     world.dependencies = dataclasses.replace(world.dependencies, makes_titles=makes_titles)
     first = world.ledger.submit("hello")

@@ -1,4 +1,4 @@
-"""Undo: the inverses of a run's calls, run as a run of its own over the real rules of the ledger."""
+"""Undo: a separate run that executes the inverses of a run's calls."""
 
 from __future__ import annotations
 
@@ -58,32 +58,30 @@ def new_world(scripts: list[Script] | None = None) -> World:
 
 
 async def undo_of(world: World, key: RunKey, call_id: str = "") -> RunKey:
-    """Ask for the undo of a run."""
     asked = Undo(run_id=key.run_id, call_id=CallId(call_id), user_id=UserId(USER))
     conversation = world.ledger.run(key).conversation_id
     return world.ledger.submit(undo.request_text(key.run_id, CallId(call_id)), conversation_id=conversation, undo=asked)
 
 
 async def finished(world: World) -> RunKey:
-    """A run that has ended."""
     key = world.ledger.submit("hello")
     await world.finish(key)
     return key
 
 
 async def report(world: World, undone: RunKey, by: RunKey) -> list[tuple[str, UndoState]]:
-    """What became of each call, in order."""
+    """The undo state of each call, in order."""
     read = await planning.sources(world.ledger.channel, StoreId(STORE), UserId(USER), undone.run_id)
     sources = undo.in_order(read)
     found = [undo.outcome_of(source, by.run_id) for source in sources]
     return [(each.tool_name, each.state) for each in found]
 
 
-async def test_an_undo_runs_the_inverses_in_reverse_order_across_questions_and_calls_no_model() -> None:
+async def test_an_undo_runs_inverses_in_reverse_order_without_model_calls() -> None:
     world = new_world()
     key = await finished(world)
     asked_models = len(world.model.requests)
-    began = len(world.registry.order)
+    first_index = len(world.registry.order)
 
     by = await undo_of(world, key)
     await world.finish(by)
@@ -91,9 +89,9 @@ async def test_an_undo_runs_the_inverses_in_reverse_order_across_questions_and_c
     done = world.ledger.calls(by)
     writes = [call.call_id for call in world.ledger.calls(key) if call.tool_name == "write"]
     assert [call.undoes_call_id for call in done] == writes[::-1]
-    assert world.registry.order[began:] == [call.call_id for call in done]
+    assert world.registry.order[first_index:] == [call.call_id for call in done]
     assert [call.tool_name for call in done] == ["unwrite", "unwrite"]
-    assert world.registry.running_max == 2, "the run had two at once, its undo never"
+    assert world.registry.running_max == 2, "the run had two concurrent calls, its undo never"
     assert len(world.model.requests) == asked_models
     assert await report(world, key, by) == [
         ("mail", UndoState.CANNOT_BE_UNDONE),
@@ -112,7 +110,7 @@ async def test_an_undo_runs_the_inverses_in_reverse_order_across_questions_and_c
     ]
 
 
-async def test_a_gated_inverse_waits_for_its_approval_and_one_that_was_refused_is_tried_again() -> None:
+async def test_a_gated_inverse_waits_for_approval_and_a_rejected_one_is_retried() -> None:
     world = new_world()
     world.registry.verdicts["unwrite"] = tool("APPROVE", digest=DIGEST)
     key = await finished(world)
@@ -140,7 +138,7 @@ async def test_a_gated_inverse_waits_for_its_approval_and_one_that_was_refused_i
     )
 
 
-async def test_an_inverse_whose_tool_is_gone_cannot_run_and_the_others_do() -> None:
+async def test_an_inverse_with_a_missing_tool_does_not_block_the_others() -> None:
     world = new_world([calls("write", "strange"), says("Done.")])
     key = await finished(world)
     by = await undo_of(world, key)
@@ -168,8 +166,8 @@ async def test_an_inverse_of_unknown_outcome_is_never_run_again() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-async def test_whatever_comes_in_between_an_undo_takes_back_in_order_and_nothing_twice(seed: int) -> None:
-    """Deaths of workers, approvals, refusals, cancels and messages at any moment, over several undos."""
+async def test_an_interrupted_undo_keeps_its_order_and_repeats_nothing(seed: int) -> None:
+    """Worker deaths, approvals, rejections, cancels and messages at any moment, over several undos."""
 
     chance = random.Random(seed)
     world = new_world([calls("write", "note", "look", "write"), calls("write", "mail"), says("Done.")])
@@ -186,23 +184,23 @@ async def test_whatever_comes_in_between_an_undo_takes_back_in_order_and_nothing
 
     ends = {call.call_id: (call.end_time or 0.0, call.index) for call in world.ledger.calls(key)}
     for by in undos:
-        taken_back = [ends[call.undoes_call_id] for call in world.ledger.calls(by)]
-        assert taken_back == sorted(taken_back, reverse=True)
-        said = [message.role for message in world.ledger.messages(by) if message.run_id == by.run_id][:2]
-        # One that was cancelled before a worker had it has nothing to report.
-        assert said == [Role.USER, Role.ASSISTANT] or not world.ledger.row(by).start_time
+        reversed_calls = [ends[call.undoes_call_id] for call in world.ledger.calls(by)]
+        assert reversed_calls == sorted(reversed_calls, reverse=True)
+        roles = [message.role for message in world.ledger.messages(by) if message.run_id == by.run_id][:2]
+        # An undo cancelled before a worker claimed it has nothing to report.
+        assert roles == [Role.USER, Role.ASSISTANT] or not world.ledger.row(by).start_time
     tried = [call for by in undos for call in world.ledger.calls(by)]
     done = Counter(call.undoes_call_id for call in tried if world.registry.effects[call.call_id])
     assert set(done.values()) <= {1}
     assert all(world.registry.effects[call.call_id] <= 1 for call in tried)
-    # The fake model refuses histories that a strict provider refuses.
+    # The fake model rejects histories that a strict provider rejects.
     after = world.ledger.submit("and now?", conversation_id=world.ledger.run(key).conversation_id)
     await world.finish(after)
     assert world.ledger.run(after).state is RunState.COMPLETED
 
 
 async def disturb(world: World, by: RunKey, chance: random.Random) -> None:
-    """Drive an undo for a while, and do something to it."""
+    """Drive an undo for some time, and disturb it."""
     waiting = [call for call in world.ledger.calls(by) if call.state is CallState.AWAITING_APPROVAL]
     if waiting:
         kind = chance.choice([DecisionKind.APPROVE, DecisionKind.APPROVE, DecisionKind.REJECT])
@@ -218,7 +216,7 @@ async def disturb(world: World, by: RunKey, chance: random.Random) -> None:
     await asyncio.gather(driving, return_exceptions=True)
 
 
-async def test_what_the_user_says_during_an_undo_stops_it_and_is_answered() -> None:
+async def test_a_message_during_an_undo_stops_it_and_is_answered() -> None:
     world = new_world([*THREE_ROUNDS, says("I stopped.")])
     world.registry.verdicts["unwrite"] = tool("APPROVE", digest=DIGEST)
     key = await finished(world)
@@ -227,10 +225,10 @@ async def test_what_the_user_says_during_an_undo_stops_it_and_is_answered() -> N
     await world.ledger.send(by, Steer(text="wait"))
     await world.finish(by)
 
-    said = [(message.role, message.text) for message in world.ledger.messages(by) if message.run_id == by.run_id]
-    assert [role for role, _ in said] == [Role.USER, Role.ASSISTANT, Role.USER, Role.ASSISTANT]
-    assert said[-1][1] == "I stopped."
-    assert "- write (Take the write back) not undone" in said[1][1]
+    texts = [(message.role, message.text) for message in world.ledger.messages(by) if message.run_id == by.run_id]
+    assert [role for role, _ in texts] == [Role.USER, Role.ASSISTANT, Role.USER, Role.ASSISTANT]
+    assert texts[-1][1] == "I stopped."
+    assert "- write (Take the write back) not undone" in texts[1][1]
     assert world.model.requests[-1].tools == ()
     assert len(world.ledger.calls(by)) == 1
 
@@ -251,7 +249,7 @@ async def test_an_undo_can_be_undone() -> None:
     assert await report(world, key, by) == [("note", UndoState.UNDONE)]
 
 
-# The rules of undo alone: what is chosen, in which order, and what is said of the rest.
+# The pure rules of undo: selection, order and reports.
 
 
 INVERSE = Inverse(tool_name="back", arguments_json=b"{}", summary="back")
@@ -295,8 +293,8 @@ def any_source(draw: st.DrawFn) -> UndoSource:
 
 
 @given(any_call(call_id="last"), st.sampled_from(list(EffectClass)))
-def test_what_is_not_kept_of_a_job_is_said_to_stay(call: Call, effect: EffectClass) -> None:
-    """In previews, plans and reports; it is no call that could be named."""
+def test_trimmed_calls_of_a_job_are_reported_as_not_undoable(call: Call, effect: EffectClass) -> None:
+    """In previews, plans and reports; it is not an identifiable call."""
     call = replace(call, effect_class=effect)
     gone = UndoSource(call=replace(call, call_id=CallId(""), round=0, end_time=None), trimmed_rounds=4900)
     sources = undo.in_order([gone, UndoSource(call=call)])
@@ -310,7 +308,7 @@ def test_what_is_not_kept_of_a_job_is_said_to_stay(call: Call, effect: EffectCla
 
 
 @given(st.lists(any_source(), unique_by=lambda source: source.call.call_id, max_size=12))
-def test_a_plan_is_the_reverse_of_the_ends_with_each_call_at_most_once(sources: list[UndoSource]) -> None:
+def test_a_plan_reverses_the_end_order_with_each_call_at_most_once(sources: list[UndoSource]) -> None:
     run = Run(
         store_id=StoreId("s"),
         user_id=UserId("u"),
@@ -335,7 +333,7 @@ def test_a_plan_is_the_reverse_of_the_ends_with_each_call_at_most_once(sources: 
 
 
 @given(any_source())
-def test_every_call_is_said_to_be_one_thing_and_why(source: UndoSource) -> None:
+def test_every_call_has_one_undo_state_and_a_reason(source: UndoSource) -> None:
     for run_id in ("", "run_2", "run_9"):
         found: CallUndo = undo.outcome_of(source, RunId(run_id))
         clear = {UndoState.UNDONE, UndoState.ALREADY_UNDONE, UndoState.RUNNING, UndoState.NEEDS_APPROVAL}
@@ -353,8 +351,8 @@ def _may_have_had_its_effect(call: Call) -> bool:
     )
 
 
-def test_a_call_that_was_stopped_while_it_asked_is_no_question() -> None:
-    """Its tool had begun: nobody knows what it did before it asked."""
+def test_a_tool_stopped_during_its_question_cannot_be_undone() -> None:
+    """The tool had started, so its effect before the question is unknown."""
     call = Call(
         store_id=StoreId("store"),
         conversation_id=ConversationId("conv"),
@@ -373,7 +371,7 @@ def test_a_call_that_was_stopped_while_it_asked_is_no_question() -> None:
     assert undo.outcome_of(UndoSource(call=call)).state is UndoState.CANNOT_BE_UNDONE
 
 
-async def test_an_undo_of_a_run_that_is_gone_fails() -> None:
+async def test_an_undo_of_a_missing_run_fails() -> None:
     async def gone(name: str, done: bool) -> None:
         if name == "ListCalls":
             raise RunNotFound

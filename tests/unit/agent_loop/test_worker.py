@@ -1,4 +1,4 @@
-"""A worker: claims, leases, wakeups, fencing, handing over."""
+"""A worker: claims, leases, wake-ups, fencing and handover."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def long(*, seconds: float = 100.0) -> Script:
     return [seconds, *says("That took long.")]
 
 
-async def test_many_runs_are_driven_side_by_side_to_their_ends() -> None:
+async def test_many_runs_are_driven_concurrently() -> None:
     world = World(VERDICTS, [])
     keys = [world.ledger.submit(f"hello {number}") for number in range(100)]
     async with at_work(world.worker()):
@@ -39,8 +39,8 @@ async def test_many_runs_are_driven_side_by_side_to_their_ends() -> None:
     assert world.meter.held == 0
 
 
-async def test_without_hints_a_command_is_found_by_the_next_renewal() -> None:
-    """Without NATS slower, never wrong."""
+async def test_without_wake_ups_a_command_is_found_by_the_next_renewal() -> None:
+    """Without NATS the worker is slower, never wrong."""
 
     world = World(VERDICTS, [long()])
     key = world.ledger.submit("hello")
@@ -53,7 +53,7 @@ async def test_without_hints_a_command_is_found_by_the_next_renewal() -> None:
 
 
 async def test_a_run_whose_lease_cannot_be_renewed_is_stopped_before_the_lease_ends() -> None:
-    """I4: another worker may drive it then."""
+    """I4: another worker may drive it after that."""
 
     world = World(VERDICTS, [long()])
     key = world.ledger.submit("hello")
@@ -73,21 +73,21 @@ async def test_a_run_whose_lease_cannot_be_renewed_is_stopped_before_the_lease_e
 
 
 @pytest.mark.parametrize("error", [DependencyUnavailable, Internal, ZeroDivisionError, None])
-def test_runs_go_on_over_an_outage_that_is_shorter_than_their_leases(error: type[Exception] | None) -> None:
-    """A renewal that failed, or hangs, comes again soon, so that no model call is paid for twice."""
+def test_runs_survive_an_outage_shorter_than_their_leases(error: type[Exception] | None) -> None:
+    """A failed or hung renewal is retried soon, so that no model call is paid for twice."""
 
-    async def main(away_from: float) -> None:
+    async def main(outage_start: float) -> None:
         world = World(VERDICTS, [long(seconds=30.0)])
         key = world.ledger.submit("hello")
 
-        async def away(name: str, done: bool) -> None:
-            left = away_from + 7.0 - world.clock.now()
+        async def fail_during_outage(name: str, done: bool) -> None:
+            left = outage_start + 7.0 - world.clock.now()
             if name == "RenewLeases" and 0 < left <= 7.0:
                 if error is not None:
                     raise error
                 await asyncio.sleep(left)
 
-        world.ledger.fault = away
+        world.ledger.fault = fail_during_outage
         async with at_work(world.worker()):
             await end_of(world, key)
         assert len(world.model.requests) == 1
@@ -97,25 +97,25 @@ def test_runs_go_on_over_an_outage_that_is_shorter_than_their_leases(error: type
         virtual_time.run(main(1004.0 + tenth / 10))
 
 
-async def test_a_run_is_not_driven_twice_while_a_drive_that_was_dropped_comes_to_its_end() -> None:
-    """They would have the same epoch, which fences neither."""
+async def test_a_run_is_not_driven_twice_while_a_dropped_drive_winds_down() -> None:
+    """Both drives would have the same epoch, so neither would be fenced."""
 
     world = World(VERDICTS, [long(seconds=30.0), long(seconds=30.0)])
     worker = world.worker()
     worker._limits = WorkerLimits(renew_seconds=0.5)
-    new_drive, driving, is_away = worker._new_drive, [0, 0], True
+    new_drive, driving, is_unavailable = worker._new_drive, [0, 0], True
 
     def reluctant(claim: Claim, dependencies: WorkerDependencies, failure: RunFailure | None) -> Drive:
         drive = new_drive(claim, dependencies, failure)
         run = drive.run
 
         async def end_slowly(loaded: Loaded | None = None) -> DriveEnd:
-            nonlocal is_away
+            nonlocal is_unavailable
             driving[:] = driving[0] + 1, max(driving[1], driving[0] + 1)
             try:
                 return await run(loaded)
             finally:
-                is_away = False
+                is_unavailable = False
                 await asyncio.sleep(6.0)
                 driving[0] -= 1
 
@@ -123,7 +123,7 @@ async def test_a_run_is_not_driven_twice_while_a_drive_that_was_dropped_comes_to
         return drive
 
     async def unreachable(name: str, done: bool) -> None:
-        if name == "RenewLeases" and is_away:
+        if name == "RenewLeases" and is_unavailable:
             raise DependencyUnavailable
 
     worker._new_drive = reluctant
@@ -135,7 +135,7 @@ async def test_a_run_is_not_driven_twice_while_a_drive_that_was_dropped_comes_to
     assert world.ledger.run(key).state is RunState.COMPLETED
 
 
-async def test_a_run_that_somebody_else_claimed_is_dropped_at_the_next_renewal() -> None:
+async def test_a_run_claimed_by_another_worker_is_dropped_at_renewal() -> None:
     world = World(VERDICTS, [long()])
     key = world.ledger.submit("hello")
     async with at_work(world.worker()):
@@ -147,7 +147,7 @@ async def test_a_run_that_somebody_else_claimed_is_dropped_at_the_next_renewal()
         assert world.meter.left == ["lost"]
 
 
-async def test_a_claim_whose_answer_was_lost_is_driven_all_the_same() -> None:
+async def test_a_claim_with_a_lost_response_is_driven_anyway() -> None:
     world = World(VERDICTS, [])
     key = world.ledger.submit("hello")
     lost = iter([True])
@@ -165,23 +165,23 @@ async def test_a_claim_whose_answer_was_lost_is_driven_all_the_same() -> None:
     assert world.ledger.row(key).epoch == 1
 
 
-async def test_handing_over_lets_another_worker_go_on_at_once() -> None:
+async def test_after_a_handover_another_worker_continues_immediately() -> None:
     """OPS-5."""
 
     world = World(VERDICTS, [long(), says("Done.")])
     key = world.ledger.submit("hello")
     async with at_work(world.worker("first")):
         await asyncio.sleep(1)
-        began = world.clock.now()
-    assert world.clock.now() - began < 0.1
+        started_at = world.clock.now()
+    assert world.clock.now() - started_at < 0.1
     assert world.model.streaming == 0
     async with at_work(world.worker("second")):
         await end_of(world, key)
-    assert world.clock.now() - began < 2
+    assert world.clock.now() - started_at < 2
     assert world.ledger.run(key).output_text == "Done."
 
 
-async def test_a_drive_that_crashes_fails_its_run_and_hurts_no_other() -> None:
+async def test_a_crashed_drive_fails_only_its_own_run() -> None:
     """I20."""
 
     world = World(VERDICTS, [calls("write")])
@@ -205,8 +205,8 @@ async def test_a_drive_that_crashes_fails_its_run_and_hurts_no_other() -> None:
     assert world.ledger.run(keys[1]).state is RunState.COMPLETED
 
 
-async def test_a_run_that_can_neither_be_driven_nor_ended_is_quarantined_and_hurts_no_other() -> None:
-    """I20: a state that cannot be read. It is given back three times and then left alone, and the ledger says so."""
+async def test_a_run_that_can_be_neither_driven_nor_ended_is_quarantined() -> None:
+    """I20: an unreadable state is released three times and then quarantined, and the ledger reports it."""
 
     world = World(VERDICTS, [])
     keys = [world.ledger.submit("hello"), world.ledger.submit("hello")]
@@ -224,7 +224,7 @@ async def test_a_run_that_can_neither_be_driven_nor_ended_is_quarantined_and_hur
     assert world.ledger.run(keys[1]).state is RunState.COMPLETED
 
 
-class Hopeless(Drive):
+class Undrivable(Drive):
     """Can neither drive its run nor end it."""
 
     async def run(self, loaded: Loaded | None = None) -> DriveEnd:
@@ -232,17 +232,17 @@ class Hopeless(Drive):
 
 
 @pytest.mark.parametrize("error", [DependencyUnavailable, ZeroDivisionError, LeaseLost])
-async def test_a_run_that_cannot_even_be_given_back_is_tried_again_at_the_next_renewal(error: type[Exception]) -> None:
-    """Whatever the ledger answers: a lease that is renewed and a run that nobody drives would last for ever."""
+async def test_a_run_that_cannot_be_released_is_retried_at_renewal(error: type[Exception]) -> None:
+    """For any ledger error: otherwise an undriven run could keep its lease for ever."""
     world = World(VERDICTS, [])
     key = world.ledger.submit("hello")
-    tries, away = iter([Hopeless, Hopeless]), iter([error])
+    tries, errors = iter([Undrivable, Undrivable]), iter([error])
 
     def drive(claim: Claim) -> Drive:
         return next(tries, Drive)(claim, world.dependencies)
 
     async def fail(name: str, done: bool) -> None:
-        for raised in away if name == "ReportCrash" else ():
+        for raised in errors if name == "ReportCrash" else ():
             raise raised
 
     world.ledger.fault = fail

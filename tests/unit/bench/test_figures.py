@@ -1,4 +1,4 @@
-"""The arithmetic of benchmarks: figures, differences, loads, slices and plans."""
+"""Arithmetic of benchmarks: figures, differences, loads, slices and plans."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bench.load import Outcome, Owner
 from bench.slices import CPU, Slice, ratios, shown
 
 
-def test_a_figure_is_judged_by_its_bound_and_says_by_how_much_it_misses_it() -> None:
+def test_a_verdict_reports_by_how_much_a_figure_misses_its_bound() -> None:
     def upper(value: float, spread: tuple[float, float] | None = None) -> str:
         return report.verdict(at_most(100, code="P6", what="p99", value=value, unit="ms", spread=spread))
 
@@ -28,7 +28,7 @@ def test_a_figure_is_judged_by_its_bound_and_says_by_how_much_it_misses_it() -> 
     assert report.verdict(Figure(code="P9", what="growth", value=5, unit="MiB/h")) == "", "no target, no verdict"
 
 
-def test_rows_come_in_the_order_of_the_targets_with_numbers_that_one_can_read() -> None:
+def test_rows_are_in_target_order_with_readable_numbers() -> None:
     figures = [Figure(code=code, what="", value=1, unit="") for code in ("P10", "P2", "P1")]
     assert [row[0] for row in report.rows(figures)] == ["P1", "P2", "P10"]
     numbers = {0: "0", 21: "21", 0.0123: "0.0123", 5.114: "5.11", 19.14: "19.1", 16175.4: "16,175"}
@@ -39,13 +39,13 @@ CHOOSER = random.Random(7)
 TIMES = [CHOOSER.expovariate(1.0) for _ in range(1000)]
 
 
-def test_equal_kinds_cannot_be_told_apart() -> None:
+def test_equal_samples_show_no_difference() -> None:
     found = difference(TIMES, TIMES)
     assert (found.median_seconds, found.chance, found.by_luck) == (0.0, 0.5, 1.0)
     assert found.low_seconds < 0 < found.high_seconds
 
 
-def test_a_kind_that_always_takes_longer_does() -> None:
+def test_a_sample_that_always_takes_longer_is_detected() -> None:
     found = difference([each + 100 for each in TIMES], TIMES)
     assert found.median_seconds == pytest.approx(100)
     assert found.low_seconds <= 100 <= found.high_seconds
@@ -53,7 +53,7 @@ def test_a_kind_that_always_takes_longer_does() -> None:
     assert found.by_luck < 1e-9
 
 
-def test_a_small_shift_among_chance_is_seen_by_many() -> None:
+def test_many_samples_reveal_a_small_shift() -> None:
     other = [CHOOSER.expovariate(1.0) + 0.2 for _ in range(1000)]
     assert difference(other, TIMES).by_luck < 0.001
 
@@ -62,7 +62,7 @@ def outcome(refusal: str = "", *, ended: float | None = None) -> Outcome:
     return Outcome(place=Owner(), began=1.0, answered=1.5, accepted=not refusal, ended=ended, refusal=refusal)
 
 
-async def test_as_many_are_done_as_were_asked_for_and_never_more_at_once() -> None:
+async def test_the_load_keeps_its_count_and_concurrency() -> None:
     under_way = most = 0
 
     async def work(_: float) -> int:
@@ -77,7 +77,7 @@ async def test_as_many_are_done_as_were_asked_for_and_never_more_at_once() -> No
     assert most == 4
 
 
-async def test_at_a_rate_each_is_due_one_interval_after_the_other_however_long_they_take() -> None:
+async def test_a_fixed_rate_keeps_its_interval_however_long_calls_take() -> None:
     async def work(_: int, due: float) -> float:
         return due
 
@@ -87,7 +87,7 @@ async def test_at_a_rate_each_is_due_one_interval_after_the_other_however_long_t
     assert gaps == pytest.approx([0.001] * 19)
 
 
-def test_refusals_are_counted_by_reason_and_only_completed_runs_have_a_duration() -> None:
+def test_refusals_are_counted_by_reason_and_only_completed_runs_timed() -> None:
     refusals = {
         "QUEUE_FULL": True,
         "watch: OVERLOADED": True,
@@ -105,14 +105,14 @@ def slice_of(cpu: float, *, client: float = 0.0, rate: float = 1.0, p50: float =
     return Slice(cpu=parts, client=client, runs_per_second=rate, p50_milliseconds=p50)
 
 
-def test_what_slows_the_machine_for_a_turn_does_not_move_a_ratio() -> None:
+def test_a_slow_phase_of_the_machine_does_not_change_a_ratio() -> None:
     slow = (1.0, 5.0, 1.1, 9.0)
     found = ratios([slice_of(30 * s) for s in slow], [slice_of(20 * s) for s in slow], CPU)
     assert shown(found) == {"value": pytest.approx(1.5), "spread": (pytest.approx(1.5), pytest.approx(1.5))}
 
 
 def seen(p50: float, cpu: float, rate: float) -> dict[str, comparison.Slices]:
-    """Show Pawl so, half of the CPU its client's; the hand-written loop as one of all, Restate as half as fast."""
+    """Pawl with these figures (half its CPU is the client's), the hand-written loop at one, Restate half as fast."""
     slices = {
         "pawl": [slice_of(cpu / 2, client=cpu / 2, rate=rate, p50=p50)],
         "handwritten": [slice_of(1)],
@@ -128,12 +128,12 @@ def verdicts(seen: dict[str, comparison.Slices]) -> list[bool | None]:
     return [figure.met for figure in comparison.judged(NAMES, seen) if isinstance(figure, Figure)]
 
 
-def test_pawl_is_judged_by_the_hand_written_loop_and_by_restate() -> None:
+def test_pawl_is_compared_with_the_hand_written_loop_and_restate() -> None:
     assert verdicts(seen(p50=1.8, cpu=0.9, rate=1.5)) == [True] * 7
     assert verdicts(seen(p50=2.6, cpu=2.1, rate=0.9)) == [False] * 7
 
 
-def test_without_those_that_it_is_judged_by_nothing_is_said() -> None:
+def test_without_a_baseline_there_is_no_verdict() -> None:
     alone = {load: {"pawl": slices["pawl"]} for load, slices in seen(1, 1, 1).items()}
     assert all(isinstance(found, NotMeasured) for found in comparison.judged(NAMES, alone))
     assert not [point for point in comparison.points(NAMES, alone) if not point.unit]

@@ -37,7 +37,7 @@ def credential(*roles: str, decides_for_users: bool = False) -> Credential:
 
 
 async def test_each_task_has_its_own_caller() -> None:
-    """I13: two requests served side by side never see each other's principal."""
+    """I13: concurrent requests never see each other's principal."""
 
     async def serve(principal: Principal) -> Principal:
         auth.set_principal(principal)
@@ -62,7 +62,7 @@ async def test_a_user_is_required() -> None:
     await asyncio.create_task(serve())
 
 
-async def test_a_known_key_stays_known_and_anything_else_is_refused() -> None:
+async def test_known_keys_are_accepted_and_anything_else_is_refused() -> None:
     entry = ApiKey(key="0123456789abcdef", store_id="acme", user_id="ann")
     keys = authenticator([entry], service_key="s" * 16, local_key="l" * 16)
     no_bearers = ["", "Bearer", "Bearer ", "Basic abc", "0123456789abcdef", f"Bearer {'x' * 8193}"]
@@ -83,7 +83,7 @@ async def test_a_known_key_stays_known_and_anything_else_is_refused() -> None:
                 await keys.authenticate(metadata, source="")
 
 
-def test_a_delegate_acts_for_a_user_of_its_store_with_the_roles_that_it_hands_on() -> None:
+def test_a_delegate_acts_for_a_user_with_the_roles_it_passes_on() -> None:
     backend = credential("delegate", "member", "approver", "finance")
     ann = principal_of(backend, {"pawl-user": "ann"})
     assert (ann.store_id, ann.user_id, ann.roles) == ("acme", "ann", frozenset({"member"}))
@@ -96,8 +96,8 @@ def test_a_delegate_acts_for_a_user_of_its_store_with_the_roles_that_it_hands_on
         principal_of(backend, {"pawl-user": "a.b"})
 
 
-def test_nobody_claims_more_than_a_key_lends() -> None:
-    """A caller that asks for fewer roles than its key has must not get all of them."""
+def test_no_caller_claims_more_than_its_key_allows() -> None:
+    """A request for fewer roles than the key has must not get all of them."""
     admin, approver, delegate = credential("admin"), credential("approver"), credential("delegate", "approver")
     assert principal_of(admin, {"pawl-user": "backend", "pawl-store": "acme"}).user_id == "backend"
     rows: list[tuple[Credential, dict[str, str]]] = [
@@ -111,8 +111,8 @@ def test_nobody_claims_more_than_a_key_lends() -> None:
     assert not_refused(PermissionDenied, lambda row: principal_of(*row), rows) == []
 
 
-def test_whose_act_it_is_where_several_people_are_needed() -> None:
-    """HITL-4: who made a key, and whose delegate it is, acts too, whatever name comes with it."""
+def test_the_people_behind_an_act_include_key_makers_and_delegates() -> None:
+    """HITL-4: the makers of a key and its delegate user count as acting, even if another user is named."""
     makers = frozenset({UserId("olga"), UserId("otto")})
     backend = msgspec.structs.replace(credential("delegate", "member"), maker_user_ids=makers)
     assert principal_of(backend, {"pawl-user": "ann"}).people == {"backend", "olga", "otto"}
@@ -121,8 +121,8 @@ def test_whose_act_it_is_where_several_people_are_needed() -> None:
     assert principal_of(credential("member"), {}).people == frozenset()
 
 
-async def test_a_delegate_decides_nothing_in_its_own_name_either() -> None:
-    """Else it would decide as an approver what it started for a user."""
+async def test_a_delegate_cannot_decide_in_its_own_name() -> None:
+    """Otherwise a delegate could approve, as an approver, what it started for a user."""
     own = principal_of(credential("delegate", "approver"), {})
     assert not own.decides
     auth.set_principal(own)
@@ -137,7 +137,7 @@ async def test_a_delegate_decides_nothing_in_its_own_name_either() -> None:
     own=st.frozensets(st.sampled_from([*sorted(ROLES_OF_A_STORE), "finance"])),
     wanted=st.frozensets(st.sampled_from([*sorted(ROLES), "finance"])),
 )
-def test_nobody_gets_more_from_a_delegate_than_it_has(own: frozenset[str], wanted: frozenset[str]) -> None:
+def test_a_delegate_cannot_pass_on_more_rights_than_it_has(own: frozenset[str], wanted: frozenset[str]) -> None:
     backend = credential("delegate", *own)
     try:
         acting = principal_of(backend, {"pawl-user": "ann", "pawl-roles": ",".join(wanted)})
@@ -150,8 +150,8 @@ def test_nobody_gets_more_from_a_delegate_than_it_has(own: frozenset[str], wante
 
 
 @given(st.frozensets(st.text(min_size=1)))
-def test_roles_that_are_all_unknown_open_nothing(roles: frozenset[str]) -> None:
-    """Else a misspelt `viewer` would write."""
+def test_unknown_roles_give_no_rights(roles: frozenset[str]) -> None:
+    """Otherwise a misspelt `viewer` could write."""
     assert rights(()) == {Role.MEMBER}
     assert rights(["viewer", "finance"]) == {Role.VIEWER}
     strange = roles - ROLES or {"veiwer"}
@@ -160,7 +160,7 @@ def test_roles_that_are_all_unknown_open_nothing(roles: frozenset[str]) -> None:
     assert not_refused(PermissionDenied, lambda row: auth.check_may_call(*row), rows) == []
 
 
-def test_who_only_views_changes_nothing() -> None:
+def test_a_viewer_can_change_nothing() -> None:
     for name, callers in CALLERS.items():
         verb = name.rpartition("/")[2]
         if Role.VIEWER in callers and not verb.startswith("ServerReflection"):
@@ -177,7 +177,7 @@ def test_keys_are_read_from_a_file() -> None:
     assert principal_of(found, {}).store_id == ""
 
 
-def test_a_wrong_keys_file_is_one_clear_sentence_without_keys(tmp_path: Path) -> None:
+def test_an_invalid_keys_file_gives_one_clear_error_without_keys(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
 
     def start(text: str | None) -> None:
@@ -200,7 +200,7 @@ def test_a_wrong_keys_file_is_one_clear_sentence_without_keys(tmp_path: Path) ->
 
 
 def key_file(folder: Path) -> tuple[Path, ManualClock, WatchedFile[Any]]:
-    """Return a file with the key of ann, a clock, and what reads the file by that clock."""
+    """Return a key file with the key of ann, a clock, and a reader of the file."""
     path, clock = folder / "keys.json", ManualClock()
     path.write_text(f"[{ENTRY}]")
     return path, clock, WatchedFile(path, "PAWL_API_KEYS_FILE", parse_keys, clock, without=b"[]")
@@ -216,7 +216,7 @@ def of_key(credential_id: str, *roles: str, user_id: str = "ann", delegate_user_
     )
 
 
-async def test_a_key_that_is_taken_out_of_its_file_is_gone_and_no_other_credential_is(tmp_path: Path) -> None:
+async def test_only_a_key_removed_from_its_file_is_gone(tmp_path: Path) -> None:
     path, clock, keys = key_file(tmp_path)
     (found,) = keys().values()
     is_gone = gone(ServiceSettings.model_construct(api_keys_file=path), clock)
@@ -228,7 +228,7 @@ async def test_a_key_that_is_taken_out_of_its_file_is_gone_and_no_other_credenti
     assert gone(ServiceSettings.model_construct(api_keys_file=None), clock)(all_of[0])
 
 
-def test_a_key_of_a_file_that_has_lost_a_role_does_not_lend_it_any_more(tmp_path: Path) -> None:
+def test_a_role_removed_from_a_file_key_is_lost(tmp_path: Path) -> None:
     path, rows = tmp_path / "keys.json", []
     for roles, user_id in (
         ("member,approver", "ann"),
@@ -255,8 +255,8 @@ def test_a_key_of_a_file_that_has_lost_a_role_does_not_lend_it_any_more(tmp_path
     ]
 
 
-async def test_a_file_is_read_again_when_it_changes_and_a_broken_one_changes_nothing(tmp_path: Path) -> None:
-    """Also with the size and the time of the original: a key that was taken out must not count on."""
+async def test_a_changed_keys_file_is_reloaded_unless_it_is_broken(tmp_path: Path) -> None:
+    """Also with unchanged size and mtime: a removed key must stop working."""
     path, clock, keys = key_file(tmp_path)
     state = path.stat()
     seen = [[found.user_id for found in keys().values()]]
@@ -269,36 +269,36 @@ async def test_a_file_is_read_again_when_it_changes_and_a_broken_one_changes_not
     assert seen == [["ann"], ["bob"], ["bob"], []]
 
 
-async def test_keys_of_a_file_that_is_gone_count_for_a_minute_and_then_no_more(
+async def test_keys_of_a_missing_file_stay_valid_for_a_minute(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """OPS-1: as those of rows without job-store; the log says so once a minute."""
+    """OPS-1: like stored keys without job-store; logged once a minute."""
     path, clock, keys = key_file(tmp_path)
     own = WatchedFile(path, "PAWL_SERVICE_KEY_FILE", parse_keys, clock)
     there = keys()
-    away = path.rename(tmp_path / "away")
+    moved = path.rename(tmp_path / "away")
     for second in range(1, 121):
         await clock.advance(1.0)
         assert keys() == (there if second < 60 else {})
-        assert own() == there, "what a service itself shows stays as it was"
-    told = [line for line in "".join(capfd.readouterr()).splitlines() if "PAWL_API_KEYS_FILE" in line]
-    assert ["old_content_used=True" in line for line in told if "file.not_reloaded" in line] == [True, False]
-    away.rename(path)
+        assert own() == there, "the key of the service itself is unchanged"
+    warnings = [line for line in "".join(capfd.readouterr()).splitlines() if "PAWL_API_KEYS_FILE" in line]
+    assert ["old_content_used=True" in line for line in warnings if "file.not_reloaded" in line] == [True, False]
+    moved.rename(path)
     await clock.advance(1.0)
-    assert keys() == there, "it is back, the very same"
+    assert keys() == there, "the same file is back"
     path.unlink()
     await clock.advance(3600.0)
-    assert keys() == {}, "it was not read meanwhile, and it may be gone for long"
+    assert keys() == {}, "it was not read for an hour"
 
 
-async def test_a_service_shows_the_key_that_its_file_has_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_service_uses_the_current_key_of_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, clock = tmp_path / "key", ManualClock()
     file.write_text("one\n")
     assert service_key(read(ServiceSettings), clock) is None
     monkeypatch.setenv("PAWL_SERVICE_KEY_FILE", str(file))
     shown = service_key(read(ServiceSettings), clock)
     assert shown is not None
-    # What no header can carry would end every call.
+    # A key that no header can carry would fail every call.
     broken = [("\n", "two"), ("2\r\n", "two"), ("2\n2\n", "two"), ("zw\u00f6", "two")]
     for text, wanted in [("two\n", "two"), *broken, ("three", "three")]:
         file.write_bytes(text.encode())
@@ -306,7 +306,7 @@ async def test_a_service_shows_the_key_that_its_file_has_now(tmp_path: Path, mon
         assert shown() == wanted
 
 
-def test_services_are_known_by_the_digests_of_their_keys() -> None:
+def test_services_are_identified_by_digests_of_their_keys() -> None:
     digest = "ab" * 32
     found = parse_service_keys(f'{{"agent-loop": ["{digest}"]}}'.encode())
     assert found == {bytes.fromhex(digest): service_principal("agent-loop")}

@@ -1,4 +1,4 @@
-"""The bus against a real nats-server that comes and goes."""
+"""The bus against a real nats-server that stops and restarts."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def bus_to(url: str | None, metrics: Metrics) -> Bus:
 
 @pytest.fixture
 async def bus(nats_url: str, metrics: Metrics) -> AsyncIterator[Bus]:
-    """A bus that is connected."""
+    """A connected bus."""
     async with bus_to(nats_url, metrics) as bus:
         await bus.wait_connected()
         yield bus
 
 
 class Inbox:
-    """Keeps what arrives."""
+    """Records messages."""
 
     def __init__(self) -> None:
         self.messages: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue()
@@ -48,7 +48,7 @@ class Inbox:
         await self.messages.put((subject, data))
 
 
-async def test_what_is_published_arrives_in_order(bus: Bus) -> None:
+async def test_published_messages_arrive_in_order(bus: Bus) -> None:
     inbox = Inbox()
     await bus.subscribe("order.*", inbox)
     for number in range(100):
@@ -57,8 +57,8 @@ async def test_what_is_published_arrives_in_order(bus: Bus) -> None:
     assert got == [(f"order.{number}", b"%d" % number) for number in range(100)]
 
 
-async def test_without_a_server_start_does_not_wait_and_publish_does_not_fail(metrics: Metrics) -> None:
-    """NATS absent at start is slower, never wrong."""
+async def test_without_a_server_neither_start_nor_publish_fails(metrics: Metrics) -> None:
+    """Without NATS at start the service is slower, never wrong."""
     async with bus_to("nats://127.0.0.1:9", metrics) as bus:
         await bus.subscribe("anything", Inbox())
         await bus.publish("anything", b"lost")
@@ -70,8 +70,8 @@ async def test_without_a_server_start_does_not_wait_and_publish_does_not_fail(me
     assert 'pawl_test_bus_dropped_total{cause="disconnected"} 1.0' in metrics.text().decode()
 
 
-async def test_a_start_is_no_loss_and_a_hook_runs_on_the_present_connection(nats_url: str, metrics: Metrics) -> None:
-    """A probe at the start learns how the first attempt went, not that there was none yet."""
+async def test_a_hook_runs_on_the_current_connection_after_start(nats_url: str, metrics: Metrics) -> None:
+    """A probe at start waits for the first connection attempt."""
     ran = asyncio.Event()
 
     async def hook() -> None:
@@ -84,7 +84,7 @@ async def test_a_start_is_no_loss_and_a_hook_runs_on_the_present_connection(nats
         await ran.wait()
 
 
-async def test_without_a_url_the_bus_stays_silent(metrics: Metrics) -> None:
+async def test_without_a_url_the_bus_does_nothing(metrics: Metrics) -> None:
     async with bus_to(None, metrics) as bus:
         await bus.publish("anything", b"lost")
         assert not bus.connected
@@ -92,7 +92,7 @@ async def test_without_a_url_the_bus_stays_silent(metrics: Metrics) -> None:
             await bus.ping()
 
 
-async def test_subscriptions_come_back_with_the_server(server: NatsServer, metrics: Metrics) -> None:
+async def test_subscriptions_are_restored_with_the_server(server: NatsServer, metrics: Metrics) -> None:
     inbox = Inbox()
     server.stop()
     async with bus_to(server.url, metrics) as bus:
@@ -109,8 +109,8 @@ async def test_subscriptions_come_back_with_the_server(server: NatsServer, metri
             await until(lambda: not bus.connected)
 
 
-async def test_a_callback_that_fails_gets_the_next_message_too(bus: Bus) -> None:
-    """I20: one bad message does not stop the others."""
+async def test_a_failed_callback_still_gets_the_next_message(bus: Bus) -> None:
+    """I20."""
     inbox = Inbox()
 
     async def callback(subject: str, data: bytes) -> None:
@@ -134,14 +134,14 @@ async def test_a_message_that_cannot_be_sent_does_not_stop_the_next(bus: Bus, me
     assert 'pawl_test_bus_dropped_total{cause="refused"} 2.0' in metrics.text().decode()
 
 
-async def test_a_flood_is_dropped_instead_of_kept(bus: Bus, metrics: Metrics) -> None:
-    """I19: everything is bounded."""
+async def test_a_flood_is_dropped_instead_of_buffered(bus: Bus, metrics: Metrics) -> None:
+    """I19."""
     for _ in range(50):
         await bus.publish("flood", b"x" * 1_000_000)
     assert 'pawl_test_bus_dropped_total{cause="full"}' in metrics.text().decode()
 
 
-async def test_publishing_a_batch_returns_when_the_server_has_it(server: NatsServer, metrics: Metrics) -> None:
+async def test_publishing_a_batch_returns_once_the_server_stored_it(server: NatsServer, metrics: Metrics) -> None:
     inbox = Inbox()
     async with bus_to(server.url, metrics) as bus:
         await bus.wait_connected()

@@ -64,8 +64,8 @@ async def test_a_schema_of_another_version_is_refused(database: Database, older:
     await use(database)
 
 
-async def test_faults_of_the_server_are_unavailable_and_the_next_statement_works(database_url: str) -> None:
-    """A statement that takes too long, a connection that breaks, a server that is full or cannot read its files."""
+async def test_server_faults_are_unavailable_and_the_next_statement_works(database_url: str) -> None:
+    """Statement timeouts, broken connections, and a server that is full or cannot read its files."""
     faults = ["SELECT pg_sleep(300)", "SELECT pg_terminate_backend(pg_backend_pid())"]
     raising = "DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{}'; END $$"
     async with Database(database_url, application_name="test", statement_timeout_seconds=1) as database:
@@ -75,7 +75,7 @@ async def test_faults_of_the_server_are_unavailable_and_the_next_statement_works
             await use(database)
 
 
-async def test_while_the_server_is_away_one_line_says_so_and_no_caller_opens_a_session(
+async def test_an_outage_is_logged_once_and_opens_no_sessions(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     takes, take, port = list[float](), IdleConnections.take, free_port()
@@ -93,21 +93,21 @@ async def test_while_the_server_is_away_one_line_says_so_and_no_caller_opens_a_s
         for _ in range(20):
             with pytest.raises(DependencyUnavailable):
                 await use(database)
-    assert len(takes) <= 2, "the first finds its session broken, and another one that there are no others"
+    assert len(takes) <= 2, "one caller finds its session broken, another finds none"
     assert [line["event"] for line in logs if line["log_level"] == "warning"] == ["database.lost"]
     async with forwarding(database_url, port, pump):
         await until(partial(answers, database))
     await database.__aexit__(None, None, None)
 
 
-async def test_faults_of_a_statement_are_not_taken_for_an_absent_database(database: Database) -> None:
+async def test_statement_errors_are_not_reported_as_unavailable(database: Database) -> None:
     with pytest.raises(asyncpg.UniqueViolationError):
         await database.execute("CREATE TABLE t (n integer PRIMARY KEY); INSERT INTO t VALUES (1), (1)")
     with pytest.raises(asyncpg.InterfaceError):
         await database.fetchval("SELECT $1::text", 1, 2)
 
 
-async def test_a_start_waits_for_a_server_that_comes_later(database_url: str) -> None:
+async def test_a_start_waits_for_the_database_server(database_url: str) -> None:
     port = free_port()
     url = f"postgresql://postgres@127.0.0.1:{port}{urlsplit(database_url).path}"
     with capture_logs() as logs:
@@ -119,9 +119,7 @@ async def test_a_start_waits_for_a_server_that_comes_later(database_url: str) ->
             await database.__aexit__(None, None, None)
 
 
-async def test_a_database_that_cannot_be_opened_ends_the_start_with_a_sentence(
-    postgres_url: str, tmp_path: Path
-) -> None:
+async def test_an_unusable_database_fails_the_start_with_a_clear_error(postgres_url: str, tmp_path: Path) -> None:
     for url, says in (
         (f"postgresql://postgres@/postgres?host={tmp_path}", "is PostgreSQL running at that address"),
         (urlsplit(postgres_url)._replace(path="/nowhere").geturl(), '"nowhere" does not exist'),
@@ -140,7 +138,7 @@ async def test_a_closed_database_is_unavailable(database_url: str) -> None:
 
 @asynccontextmanager
 async def _read_only(url: str) -> AsyncIterator[None]:
-    """Have new sessions take no writes, as those of a standby."""
+    """Make new sessions read-only, as on a standby."""
     name = urlsplit(url).path.removeprefix("/")
     admin = await asyncpg.connect(url)
     await admin.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
@@ -151,7 +149,7 @@ async def _read_only(url: str) -> AsyncIterator[None]:
         await admin.close()
 
 
-async def test_a_database_that_takes_no_writes_is_unavailable_and_its_sessions_are_not_kept(database_url: str) -> None:
+async def test_a_read_only_database_is_unavailable_and_its_sessions_are_closed(database_url: str) -> None:
     async with _read_only(database_url):
         database = await Database(database_url, application_name="test", connections_max=1).__aenter__()
         with pytest.raises(DependencyUnavailable, match="is read-only"):
@@ -159,7 +157,7 @@ async def test_a_database_that_takes_no_writes_is_unavailable_and_its_sessions_a
         with pytest.raises(DependencyUnavailable, match="is read-only"):
             async with database.transaction() as connection:
                 await connection.execute("CREATE TABLE t (n integer)")
-    # The pool may have opened the next session before the database took writes again.
+    # The pool may have opened the next session before the database became writable again.
     with suppress(DependencyUnavailable):
         await database.execute("CREATE TABLE early (n integer)")
     await database.execute("CREATE TABLE t (n integer)")
@@ -167,19 +165,19 @@ async def test_a_database_that_takes_no_writes_is_unavailable_and_its_sessions_a
     await database.__aexit__(None, None, None)
 
 
-async def _listen(database: Database, begun: asyncio.Event, thawed: asyncio.Event) -> None:
-    """Hold a connection and ask nothing, so that nothing says that it was cut."""
+async def _listen(database: Database, started: asyncio.Event, thawed: asyncio.Event) -> None:
+    """Hold an idle connection, which does not notice that it was cut."""
     async with database.acquire(urgent=True) as connection:
         await connection.execute("LISTEN news")
-        begun.set()
+        started.set()
         while thawed.is_set():
             await asyncio.sleep(0)
         await thawed.wait()
         await connection.execute("SELECT 1")
 
 
-async def test_nobody_waits_for_a_server_that_is_frozen(database_url: str) -> None:
-    """Neither those who have asked already, nor those who wait for a connection, nor those who come later."""
+async def test_no_caller_hangs_on_a_frozen_server(database_url: str) -> None:
+    """Neither running statements, nor callers waiting for a connection, nor later ones."""
     running = asyncio.Event()
     running.set()
 
@@ -221,7 +219,7 @@ async def test_nobody_waits_for_a_server_that_is_frozen(database_url: str) -> No
     assert unseen == []
 
 
-async def test_what_is_urgent_finds_a_connection_beside_any_number_of_reads(database_url: str) -> None:
+async def test_urgent_work_gets_a_connection_despite_many_reads(database_url: str) -> None:
     ended = asyncio.Event()
 
     async def read() -> None:

@@ -1,4 +1,4 @@
-"""Connections that stay at hand, and databases that may lose what they acknowledged."""
+"""Kept connections, and checks for databases that may lose acknowledged commits."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class World:
 
     @property
     def in_pool(self) -> int:
-        """The number of connections that the pool has back."""
+        """Number of connections that were returned to the pool."""
         return self.pool.get_idle_size()
 
 
@@ -52,7 +52,7 @@ async def world(database_url: str) -> AsyncIterator[World]:
         await world.kept.close()
 
 
-async def test_a_connection_stays_at_hand_unless_something_went_wrong_or_all_is_over(world: World) -> None:
+async def test_a_connection_is_kept_unless_it_failed_or_the_pool_closes(world: World) -> None:
     first = await world.take()
     await world.give(first)
     assert world.in_pool == 0
@@ -67,7 +67,7 @@ async def test_a_connection_stays_at_hand_unless_something_went_wrong_or_all_is_
     assert world.in_pool == _MAX
 
 
-async def test_a_connection_that_broke_at_hand_is_given_out_no_more(world: World) -> None:
+async def test_a_kept_connection_that_broke_is_not_reused(world: World) -> None:
     broken, other = await world.take(), await world.take()
     pid = broken.get_server_pid()
     await world.give(broken)
@@ -79,7 +79,7 @@ async def test_a_connection_that_broke_at_hand_is_given_out_no_more(world: World
         await world.give(connection)
 
 
-async def test_expired_connections_are_given_out_no_more(world: World) -> None:
+async def test_expired_connections_are_not_reused(world: World) -> None:
     generation = world.kept.generation
     at_hand, busy = await world.take(), await world.take()
     old = {at_hand.get_server_pid(), busy.get_server_pid()}
@@ -94,14 +94,14 @@ async def test_expired_connections_are_given_out_no_more(world: World) -> None:
 
 @pytest.fixture(scope="module")
 def own_server() -> Iterator[str]:
-    """A PostgreSQL with its own defaults, which are safe."""
+    """A PostgreSQL server with its safe defaults."""
     with tempfile.TemporaryDirectory(prefix="pawl-safe-") as folder, servers.postgres(Path(folder), "") as url:
         yield url
 
 
 @pytest.fixture
 async def safe(own_server: str) -> AsyncIterator[asyncpg.Connection]:
-    """A connection to it as superuser; what a test sets with ALTER SYSTEM is undone."""
+    """A superuser connection to it; settings from ALTER SYSTEM are reset after the test."""
     admin = await asyncpg.connect(own_server)
     yield admin
     await admin.execute("ALTER SYSTEM RESET ALL")
@@ -110,7 +110,7 @@ async def safe(own_server: str) -> AsyncIterator[asyncpg.Connection]:
 
 
 async def reload(admin: asyncpg.Connection, *, off: int) -> None:
-    """Let the server read its configuration; returns when so many of the settings are off, for later sessions too."""
+    """Reload the configuration and wait until this many settings are off for new sessions."""
     await admin.execute("SELECT pg_reload_conf()")
     settings = ["fsync", "full_page_writes", "synchronous_commit"]
     count = "SELECT count(*) FROM pg_settings WHERE name = ANY ($1::text[]) AND setting = 'off'"
@@ -132,9 +132,7 @@ async def refusal(url: str) -> str:
     return str(raised.value)
 
 
-async def test_a_database_whose_commits_wait_for_the_disk_of_this_server_is_taken(
-    own_server: str, safe: asyncpg.Connection
-) -> None:
+async def test_a_database_that_commits_to_disk_is_accepted(own_server: str, safe: asyncpg.Connection) -> None:
     with capture_logs() as logs:
         await check(own_server)
         for value in ("local", "remote_write", "remote_apply"):
@@ -142,19 +140,17 @@ async def test_a_database_whose_commits_wait_for_the_disk_of_this_server_is_take
     assert logs == []
 
 
-async def test_a_server_that_does_not_wait_for_its_disk_is_refused(own_server: str, safe: asyncpg.Connection) -> None:
-    """The sentence names the setting, and nothing that is in order."""
+async def test_a_server_that_commits_without_its_disk_is_refused(own_server: str, safe: asyncpg.Connection) -> None:
+    """The error names only the unsafe setting."""
     for setting in ("fsync", "full_page_writes", "synchronous_commit"):
         await safe.execute("ALTER SYSTEM RESET ALL")
         await safe.execute(f"ALTER SYSTEM SET {setting} = off")
         await reload(safe, off=1)
-        said = await refusal(own_server)
-        assert (f"{setting} is off" in said, said.count(" is off")) == (True, 1), said
+        message = await refusal(own_server)
+        assert (f"{setting} is off" in message, message.count(" is off")) == (True, 1), message
 
 
-async def test_a_setting_of_the_role_the_database_or_the_url_is_found(
-    own_server: str, safe: asyncpg.Connection
-) -> None:
+async def test_unsafe_settings_of_role_database_and_url_are_found(own_server: str, safe: asyncpg.Connection) -> None:
     await safe.execute("CREATE ROLE lax LOGIN SUPERUSER")
     url = urlsplit(own_server)
     url = url._replace(netloc=url.netloc.replace("postgres", "lax", 1))
@@ -168,8 +164,8 @@ async def test_a_setting_of_the_role_the_database_or_the_url_is_found(
             await safe.execute(f"ALTER {target} RESET synchronous_commit")
 
 
-async def test_an_unsafe_database_is_used_where_that_is_wanted_and_the_log_says_so(database_url: str) -> None:
-    """The other tests use one: it is quicker."""
+async def test_an_allowed_unsafe_database_is_used_with_a_warning(database_url: str) -> None:
+    """Other tests use an unsafe one, because it is faster."""
     assert (await refusal(database_url)).count(" is off") == 3
     with capture_logs() as logs:
         await check(database_url, unsafe_allowed=True)

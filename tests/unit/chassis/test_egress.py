@@ -1,4 +1,4 @@
-"""What tools may reach: every address that is not public, in every spelling, is refused. SEC, TOOL-7."""
+"""Egress rules: every non-public address is refused, in every spelling. SEC, TOOL-7."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pawl.chassis.ids import StoreId
 from tests.tables import not_explained, not_refused
 
 REFUSED_IPV4 = [
-    "0.0.0.0",  # noqa: S104  # one that must not be reached
+    "0.0.0.0",  # noqa: S104  # one that must be refused
     "0.1.2.3",
     "10.0.0.1",
     "10.255.255.255",
@@ -67,13 +67,13 @@ PUBLIC = ["1.1.1.1", "8.8.8.8", "93.184.216.34", "172.32.0.1", "100.128.0.1", "2
 
 
 def inside_ipv6(address: IPv4Address) -> list[IPv6Address]:
-    """The forms in which an IPv4 address travels inside an IPv6 one."""
+    """Forms in which an IPv6 address embeds an IPv4 one."""
     number = int(address)
     return [
         IPv6Address((0xFFFF << 32) | number),  # mapped
         IPv6Address(number),  # compatible
         IPv6Address((0x0064FF9B << 96) | number),  # NAT64
-        IPv6Address((0x0064FF9B0001 << 80) | number),  # NAT64 of one's own network
+        IPv6Address((0x0064FF9B0001 << 80) | number),  # NAT64 of a private network
         IPv6Address((0x2002 << 112) | (number << 80) | 1),  # 6to4
         IPv6Address((0x20010000 << 96) | (1 << 64) | (number ^ 0xFFFFFFFF)),  # Teredo, as its client
         IPv6Address((0x20010000 << 96) | (number << 64) | 1),  # Teredo, as its server
@@ -81,7 +81,7 @@ def inside_ipv6(address: IPv4Address) -> list[IPv6Address]:
 
 
 def spellings(address: IPv4Address) -> list[str]:
-    """Hosts that some reader of URLs takes for the address."""
+    """Hosts that some URL parser reads as the address."""
     number, parts = int(address), str(address).split(".")
     first, second, third, fourth = map(int, parts)
     return [
@@ -134,7 +134,7 @@ def is_refused(url: str, rules: EgressRules | None = None) -> bool:
     return False
 
 
-def test_an_address_that_is_not_public_is_refused_and_a_public_one_is_not() -> None:
+def test_only_public_addresses_are_allowed() -> None:
     rows = [*((text, False) for text in (*REFUSED_IPV4, *REFUSED_IPV6)), *((text, True) for text in PUBLIC)]
     for text, is_public in rows:
         assert (reach_of(ipaddress.ip_address(text)) is Reach.PUBLIC) is is_public, text
@@ -145,7 +145,7 @@ def test_an_address_that_is_not_public_is_refused_and_a_public_one_is_not() -> N
 
 
 @given(st.ip_addresses())
-def test_what_is_public_here_is_public_for_python_too(address: IPv4Address | IPv6Address) -> None:
+def test_public_addresses_are_public_in_python_too(address: IPv4Address | IPv6Address) -> None:
     """Python's tables are an independent reading of the same registries."""
     if reach_of(address) is Reach.PUBLIC:
         assert address.is_global
@@ -177,7 +177,7 @@ def test_a_refused_address_is_refused_in_every_spelling(
 
 
 @given(st.text(max_size=60))
-def test_any_text_is_refused_or_read_as_a_host_that_no_reader_can_misread(text: str) -> None:
+def test_any_text_is_refused_or_read_as_an_unambiguous_host(text: str) -> None:
     for url in (text, f"http://{text}", f"http://{text}/", f"https://example.com{text}"):
         try:
             target = read_target(url)
@@ -230,11 +230,11 @@ NO_URLS = [
 ]
 
 
-def test_what_is_no_plain_url_is_refused() -> None:
+def test_anything_but_a_plain_url_is_refused() -> None:
     assert not_refused(EgressRefused, read_target, NO_URLS) == []
 
 
-def test_a_url_is_read() -> None:
+def test_a_url_is_normalised() -> None:
     assert read_target("HTTPS://Bücher.Example.:8443/a/ü?q=ä b".replace(" ", "%20") + "#part") == Target(
         scheme="https",
         host="xn--bcher-kva.example",
@@ -254,7 +254,7 @@ def test_ports_other_than_80_and_443_are_refused_unless_a_rule_names_them() -> N
     assert is_refused("http://example.com", rules)
 
 
-def test_with_a_list_of_hosts_only_these_are_reached() -> None:
+def test_with_an_allow_list_only_its_hosts_are_reachable() -> None:
     rules = read_rules(["*.Example.com", "bücher.example", "1.1.1.1"], ["10.1.2.3:8080", "wiki:9000", "172.16.0.0/12"])
     for url in (
         "https://a.example.com",
@@ -296,7 +296,7 @@ def test_a_name_is_refused_if_any_of_its_addresses_is() -> None:
     assert addresses_are_refused("http://a.example", [])
 
 
-def test_private_addresses_are_reached_where_a_rule_opens_them_and_only_there() -> None:
+def test_private_addresses_are_reachable_only_if_a_rule_allows_them() -> None:
     rules = read_rules(None, ["10.1.2.3:8080", "192.168.0.0/16", "wiki:9000", "[fd00::1]:80"])
     assert not addresses_are_refused("http://a.example:8080", ["10.1.2.3"], rules)
     assert addresses_are_refused("http://a.example", ["10.1.2.3"], rules)
@@ -308,7 +308,7 @@ def test_private_addresses_are_reached_where_a_rule_opens_them_and_only_there() 
     assert not addresses_are_refused("http://a.example", ["fd00::1", "8.8.8.8"], rules)
 
 
-def test_secrets_go_over_https_or_to_what_is_opened_by_its_name() -> None:
+def test_secrets_are_sent_over_https_or_to_explicitly_allowed_hosts() -> None:
     rules = read_rules(None, ["wiki:8080", "10.1.0.0/16"])
     for url in ("https://a.example", "http://wiki:8080", "http://10.1.2.3"):
         rules.check_secrets(read_target(url))
@@ -317,21 +317,21 @@ def test_secrets_go_over_https_or_to_what_is_opened_by_its_name() -> None:
             rules.check_secrets(read_target(url))
 
 
-def test_no_rule_opens_metadata() -> None:
+def test_no_rule_allows_metadata_addresses() -> None:
     rules = read_rules(None, ["wiki:80", "100.64.0.0/10", "fc00::/7"])
     for address in ("169.254.169.254", "fd00:ec2::254", "100.100.100.200", "fe80::1", "224.0.0.1"):
         assert addresses_are_refused("http://wiki", [address], rules), address
         assert is_refused(f"http://{f'[{address}]' if ':' in address else address}", rules), address
 
 
-def test_a_rule_that_cannot_be_meant_is_refused() -> None:
+def test_an_invalid_egress_rule_is_refused() -> None:
     private = "10.1.2.3 wiki 8.8.8.8:80 0.0.0.0/0 169.254.0.0/16 169.254.169.254:80 10.0.0.1/8 ::/0"
     assert not_refused(ValueError, lambda rule: read_rules(None, [rule]), private.split()) == []
     hosts = ("http://example.com", "*.10.0.0.1", "*", "a b")
     assert not_explained(ValueError, lambda rule: read_rules([rule], []), dict.fromkeys(hosts, "^hosts: ")) == []
 
 
-def test_a_store_has_its_own_rules_or_those_of_all() -> None:
+def test_a_store_uses_its_own_rules_or_the_common_ones() -> None:
     common, own = read_rules(["a.example"], []), read_rules(["b.example"], [])
     assert rules_of({"*": common, "acme": own}, StoreId("acme")) is own
     assert rules_of({"*": common, "acme": own}, StoreId("other")) is common

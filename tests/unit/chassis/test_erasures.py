@@ -1,4 +1,4 @@
-"""What services erase when job-store asks them to."""
+"""Erasures that job-store requests from other services."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Stub:
         return pb.ConfirmErasureResponse()
 
 
-async def test_a_conversation_that_cannot_be_erased_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_erasure_does_not_block_others(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     async def erase(part: ErasurePart) -> None:

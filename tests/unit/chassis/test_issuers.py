@@ -1,4 +1,4 @@
-"""The keys of issuers: fetched from a real HTTP server, and kept through rotation and outage. OPS-1."""
+"""Issuer keys: fetched from a real HTTP server, and kept through rotation and outages. OPS-1."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ OLD, NEW = key(name="old"), key(name="new")
 
 
 class World:
-    """An issuer that publishes `published`, or nothing while it is down, and who knows its tokens."""
+    """An issuer that serves `published`, or nothing while it is down, and a verifier of its tokens."""
 
     def __init__(self, *entries: Any) -> None:
         self.published: tuple[PublicKey, ...] | None = keys(*entries)
@@ -57,7 +57,7 @@ class World:
         return self.published
 
     async def user(self, private: Any, **more: Any) -> str:
-        """Return the user of a token that was made now."""
+        """Return the user of a token made now."""
         now = int(self.clock.now())
         made = token(private=private, iat=now, exp=now + 60, **more)
         return (await self.issuers.credential(made)).user_id
@@ -73,7 +73,7 @@ class World:
             await asyncio.wait({task})
 
 
-async def test_keys_are_fetched_for_the_first_token_of_each_and_kept() -> None:
+async def test_keys_are_fetched_for_the_first_token_and_cached() -> None:
     world = World(OLD)
     assert {await world.user(OLD) for _ in range(3)} == {"ann"}
     assert world.fetches == 1
@@ -82,12 +82,12 @@ async def test_keys_are_fetched_for_the_first_token_of_each_and_kept() -> None:
     assert world.fetches == 2
 
 
-async def test_all_who_wait_for_a_key_share_one_fetch() -> None:
+async def test_concurrent_callers_share_one_fetch() -> None:
     world = World(OLD)
     world.answers.clear()
     waiting = [asyncio.create_task(world.user(OLD)) for _ in range(20)]
     await world.clock.advance(0)
-    waiting[0].cancel()  # who leaves takes it from nobody
+    waiting[0].cancel()  # a cancelled caller does not cancel the fetch
     await world.clock.advance(0)
     world.answers.set()
     assert await asyncio.gather(*waiting[1:]) == ["ann"] * 19
@@ -105,7 +105,7 @@ async def test_unknown_keys_cost_three_fetches_in_thirty_seconds_at_most() -> No
     assert world.fetches == 6
 
 
-async def test_a_key_without_an_id_is_found_by_its_algorithm_also_after_a_rotation() -> None:
+async def test_a_key_without_an_id_is_found_by_its_algorithm() -> None:
     old, new = ({name: value for name, value in published(each).items() if name != "kid"} for each in (OLD, NEW))
     world = World(old)
     assert await world.user(OLD, header={"kid": None}) == "ann"
@@ -114,7 +114,7 @@ async def test_a_key_without_an_id_is_found_by_its_algorithm_also_after_a_rotati
     assert world.fetches == 2
 
 
-async def test_a_fetch_ends_with_the_process() -> None:
+async def test_fetches_stop_with_the_process() -> None:
     world = World(OLD)
     world.answers.clear()
     async with world.running():
@@ -122,7 +122,7 @@ async def test_a_fetch_ends_with_the_process() -> None:
     assert [task for task in asyncio.all_tasks() if task.get_name() == "issuers.fetch"] == []
 
 
-async def test_who_fails_too_often_keeps_nobody_at_his_address_from_a_new_key() -> None:
+async def test_a_failing_caller_does_not_block_others_at_its_address() -> None:
     world = World(OLD)
     async with world.running():
         world.published = keys(OLD, NEW)
@@ -139,7 +139,7 @@ async def test_who_fails_too_often_keeps_nobody_at_his_address_from_a_new_key() 
         assert world.fetches == 2
 
 
-async def test_bad_signatures_expired_tokens_and_other_issuers_cost_no_fetch() -> None:
+async def test_invalid_tokens_cost_no_fetch() -> None:
     world = World(OLD)
     assert await world.user(OLD) == "ann"
     await world.clock.advance(60)
@@ -154,7 +154,7 @@ async def test_bad_signatures_expired_tokens_and_other_issuers_cost_no_fetch() -
     assert world.fetches == 1
 
 
-async def test_a_key_that_is_no_longer_published_counts_until_the_next_fetch() -> None:
+async def test_a_withdrawn_key_is_valid_until_the_next_fetch() -> None:
     world = World(OLD, NEW)
     async with world.running():
         assert await world.user(OLD) == "ann"
@@ -182,7 +182,7 @@ async def test_keys_are_fetched_every_five_minutes_and_sooner_after_a_failure() 
         assert world.fetches == fetches + 10
 
 
-async def test_known_keys_go_on_for_a_day_of_outage_and_then_nobody_can_tell() -> None:
+async def test_known_keys_stay_valid_for_a_day_of_outage() -> None:
     world = World(OLD)
     async with world.running():
         world.published = None
@@ -198,7 +198,7 @@ async def test_known_keys_go_on_for_a_day_of_outage_and_then_nobody_can_tell() -
         assert await world.user(OLD) == await world.user(NEW) == "ann"
 
 
-async def test_every_refused_token_gets_the_same_answer() -> None:
+async def test_every_refused_token_gets_the_same_error() -> None:
     world = World(OLD)
     file_key = "key.with.dots-of-a-file"
     entry = f'[{{"key": "{file_key}", "store_id": "acme", "user_id": "bob"}}]'.encode()
@@ -227,14 +227,14 @@ async def test_every_refused_token_gets_the_same_answer() -> None:
         await KeyAuthenticator().authenticate({"authorization": f"Bearer {token(private=OLD)}"}, source="")
 
 
-async def test_the_log_says_why_a_token_was_refused_and_never_the_token() -> None:
+async def test_the_log_has_the_reason_of_a_refusal_but_never_the_token() -> None:
     made = token(private=OLD, aud="other")
     known = KeyAuthenticator(issuers=World(OLD).issuers)
     with structlog.testing.capture_logs() as logged, pytest.raises(Unauthenticated):
         await known.authenticate({"authorization": f"Bearer {made}"}, source="")
     with structlog.testing.capture_logs() as throttled, pytest.raises(Unauthenticated):
         await known.authenticate({"authorization": f"Bearer {made}"}, source="", may_look_up=lambda: False)
-    assert throttled == [], "who fails too often fills no log"
+    assert throttled == [], "repeated failures do not flood the log"
     assert [(line["event"], "audience" in line["reason"]) for line in logged] == [("token.refused", True)]
     assert not any(part in str(logged) for part in made.split("."))
 
@@ -258,9 +258,7 @@ async def test_keys_are_found_by_discovery_or_at_a_given_url(server: IssuerServe
     assert server.asked == [DISCOVERY, "/keys", "/keys"]
 
 
-async def test_a_description_of_another_issuer_or_of_keys_elsewhere_does_not_count(
-    server: IssuerServer, fetch: KeyFetcher
-) -> None:
+async def test_discovery_of_another_issuer_or_foreign_keys_is_refused(server: IssuerServer, fetch: KeyFetcher) -> None:
     issuer, there = server.issuer, f"{server.url}/keys"
     rows: list[tuple[dict[str, str], str]] = [
         ({"issuer": f"{issuer}/", "jwks_uri": there}, "another issuer"),
@@ -279,7 +277,7 @@ async def test_a_description_of_another_issuer_or_of_keys_elsewhere_does_not_cou
     assert set(server.asked) == {DISCOVERY}
 
 
-async def test_odd_answers_are_an_outage(server: IssuerServer, fetch: KeyFetcher) -> None:
+async def test_unexpected_responses_count_as_an_outage(server: IssuerServer, fetch: KeyFetcher) -> None:
     server.say("/other", key_set(key()))
     for head, body, says in (
         (b"HTTP/1.1 302 Found\r\nlocation: /other\r\nconnection: close\r\n", b"", "status 302"),
@@ -297,7 +295,7 @@ async def test_odd_answers_are_an_outage(server: IssuerServer, fetch: KeyFetcher
     assert "/other" not in server.asked
 
 
-async def test_a_silent_issuer_is_given_up(
+async def test_a_silent_issuer_times_out(
     server: IssuerServer, fetch: KeyFetcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.answers["/keys"] = None

@@ -37,7 +37,7 @@ def grant(number: int, *, expire_time: float | None = None, is_revoked: bool = F
 
 
 class Source:
-    """Keys in memory, in pages of two; it can be down, and it can be slow."""
+    """Keys in memory, in pages of two; the source can be down or slow."""
 
     def __init__(self) -> None:
         self.changes: list[KeyGrant] = []
@@ -76,27 +76,27 @@ async def rows(source: Source, clock: ManualClock) -> AsyncIterator[KeyRows]:
 
 
 async def found(rows: KeyRows, secret: str, clock: ManualClock) -> KeyGrant | None:
-    """Look a key up, and let the time pass that this may take."""
+    """Look a key up, advancing the clock as far as that may need."""
     task = asyncio.ensure_future(rows.find(secret))
     await clock.advance(0.5)
     return await task
 
 
 async def is_live(rows: KeyRows, number: int) -> bool:
-    """Return whether a key is known, without a look."""
+    """Return whether a key is known, without a poll."""
     return await rows.find(SECRETS[number], may_look_up=lambda: False) is not None
 
 
 @given(st.binary(min_size=32, max_size=32), st.integers(min_value=0, max_value=53), st.characters(codec="ascii"))
-def test_a_secret_has_its_form_and_a_mistyped_one_has_not(random: bytes, place: int, other: str) -> None:
+def test_a_mistyped_secret_is_detected(random: bytes, position: int, other: str) -> None:
     secret = secret_of(random)
     assert len(secret) == 5 + 43 + 6
     assert is_secret(secret)
-    mistyped = secret[:place] + other + secret[place + 1 :]
+    mistyped = secret[:position] + other + secret[position + 1 :]
     assert is_secret(mistyped) == (mistyped == secret)
 
 
-async def test_what_changes_is_known_within_two_seconds(rows: KeyRows, source: Source, clock: ManualClock) -> None:
+async def test_changes_are_known_within_two_seconds(rows: KeyRows, source: Source, clock: ManualClock) -> None:
     """OPS-1."""
     source.changes = [grant(0), grant(1)]
     is_gone = gone(ServiceSettings.model_construct(api_keys_file=None), clock, lambda: rows)
@@ -112,10 +112,10 @@ async def test_what_changes_is_known_within_two_seconds(rows: KeyRows, source: S
     assert [is_gone(holder) for holder in holders] == [True, False]
     assert await found(rows, SECRETS[0], clock) is None
     assert await found(rows, SECRETS[1], clock) == grant(1)
-    assert await found(KeyRows(source, clock), SECRETS[1], clock) == grant(1), "a first call waits for the first look"
+    assert await found(KeyRows(source, clock), SECRETS[1], clock) == grant(1), "a first call waits for the first poll"
 
 
-async def test_keys_that_have_ended_are_remembered_up_to_a_bound(
+async def test_ended_keys_are_remembered_up_to_a_limit(
     rows: KeyRows, source: Source, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pawl.chassis.identity.key_rows.ENDED_MAX", 3)
@@ -125,7 +125,7 @@ async def test_keys_that_have_ended_are_remembered_up_to_a_bound(
     assert remembered == [False, False, True, True, True]
 
 
-async def test_changes_are_read_page_by_page_and_an_older_copy_of_the_database_from_the_start(
+async def test_changes_are_read_by_page_and_restart_on_an_older_database(
     rows: KeyRows, source: Source, clock: ManualClock
 ) -> None:
     source.changes = [grant(number) for number in range(5)]
@@ -137,22 +137,22 @@ async def test_changes_are_read_page_by_page_and_an_older_copy_of_the_database_f
     assert [await is_live(rows, number) for number in range(5)] == [True, False, False, False, False]
 
 
-async def test_a_stampede_of_unknown_keys_costs_one_look(rows: KeyRows, source: Source, clock: ManualClock) -> None:
+async def test_a_stampede_of_unknown_keys_costs_one_poll(rows: KeyRows, source: Source, clock: ManualClock) -> None:
     before = len(source.syncs)
     for garbage in ("pawl_" + "x" * 49, "header.payload.signature"):
         assert await rows.find(garbage) is None
-    assert len(source.syncs) == before, "what has not the form of a key is not looked for"
+    assert len(source.syncs) == before, "malformed keys are not looked up"
     asked = [asyncio.ensure_future(rows.find(UNKNOWN_SECRET)) for _ in range(1000)]
     await clock.advance(0.5)
     assert await asyncio.gather(*asked) == [None] * 1000
     assert len(source.syncs) == before + 1
     for _ in range(4):
         await found(rows, UNKNOWN_SECRET, clock)
-    # Half a second each; and that of every two seconds, which may come in between.
+    # One every half second, plus the regular one every two seconds.
     assert len(source.syncs) <= before + 1 + 4 + 1
 
 
-async def test_who_fails_too_often_causes_no_look(rows: KeyRows, source: Source, clock: ManualClock) -> None:
+async def test_a_caller_that_fails_too_often_causes_no_poll(rows: KeyRows, source: Source, clock: ManualClock) -> None:
     source.changes = [grant(0)]
     await clock.advance(2)
     before = len(source.syncs)
@@ -168,8 +168,10 @@ async def test_who_fails_too_often_causes_no_look(rows: KeyRows, source: Source,
     assert len(source.syncs) == before
 
 
-async def test_without_news_for_a_minute_no_key_is_taken(rows: KeyRows, source: Source, clock: ManualClock) -> None:
-    """Fail closed: any of them may have been revoked meanwhile."""
+async def test_without_a_poll_for_a_minute_no_key_is_accepted(
+    rows: KeyRows, source: Source, clock: ManualClock
+) -> None:
+    """Fail closed: any key may have been revoked since."""
     source.changes = [grant(0)]
     await clock.advance(2)
     source.is_down = True
@@ -183,8 +185,8 @@ async def test_without_news_for_a_minute_no_key_is_taken(rows: KeyRows, source: 
     assert await found(rows, SECRETS[0], clock) == grant(0)
 
 
-async def test_after_a_long_silence_all_is_read_again(rows: KeyRows, source: Source, clock: ManualClock) -> None:
-    """The database may be an older copy by then, or may have forgotten a key that was revoked."""
+async def test_after_a_long_outage_all_keys_are_read_again(rows: KeyRows, source: Source, clock: ManualClock) -> None:
+    """The database may be an older copy by then, or may have forgotten a revoked key."""
     source.changes = [grant(0), grant(1)]
     await clock.advance(2)
     source.is_down = True
@@ -195,7 +197,7 @@ async def test_after_a_long_silence_all_is_read_again(rows: KeyRows, source: Sou
     assert [await is_live(rows, number) for number in range(4)] == [False, False, True, True]
 
 
-async def test_uses_are_told_once_a_minute_also_after_an_outage(
+async def test_key_uses_are_reported_once_a_minute_even_after_an_outage(
     rows: KeyRows, source: Source, clock: ManualClock
 ) -> None:
     source.changes = [grant(0), grant(1)]
@@ -213,10 +215,10 @@ async def test_uses_are_told_once_a_minute_also_after_an_outage(
     assert source.used == [["key_0"], ["key_0"]]
 
 
-async def test_revoked_expired_and_unknown_keys_get_one_answer(
+async def test_revoked_expired_and_unknown_keys_get_the_same_error(
     rows: KeyRows, source: Source, clock: ManualClock
 ) -> None:
-    """OPS-1: it does not tell which exist."""
+    """OPS-1: the error does not reveal which keys exist."""
     source.changes = [
         grant(0),
         grant(1, is_revoked=True),

@@ -1,4 +1,4 @@
-"""What bounds calls and tries: logins that fail, requests on their way in, pauses between retries."""
+"""Limits of calls: failed logins, arriving requests, open calls and retries."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def failures(clock: ManualClock) -> tuple[LoginFailures, Metrics]:
     return LoginFailures(metrics.rpc.login_failures, clock), metrics
 
 
-def test_a_source_is_an_address_without_its_port() -> None:
+def test_a_source_is_an_address_without_a_port() -> None:
     sources = {
         "ipv4:10.0.0.1:5123": "10.0.0.1",
         "ipv6:[2001:db8:1:2:3:4:5:6]:5123": "2001:db8:1:2::/64",
@@ -53,7 +53,7 @@ def test_a_source_is_an_address_without_its_port() -> None:
     assert {peer: source_of(peer) for peer in sources} == sources
 
 
-def test_failures_are_of_a_few_kinds() -> None:
+def test_login_failures_have_a_few_kinds() -> None:
     kinds = {
         (): "absent",
         (("pawl-user", "me"), ("trace-bin", b"\xff")): "absent",
@@ -67,7 +67,7 @@ def test_failures_are_of_a_few_kinds() -> None:
     assert {metadata: kind_of(metadata) for metadata in kinds} == kinds
 
 
-def test_counts_of_the_latest_sources_are_kept_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_of_recent_sources_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(login_failures, "ENTRIES_MAX", 3)
     failed, _ = failures(ManualClock())
     for number in [number for number in range(5) for _ in range(30)]:
@@ -75,29 +75,29 @@ def test_counts_of_the_latest_sources_are_kept_up_to_a_bound(monkeypatch: pytest
     assert [failed.may_look_up(f"source {number}", "") for number in range(5)] == [True, True, False, False, False]
 
 
-async def test_beyond_a_rate_a_source_causes_no_look_and_no_line_but_one_a_minute() -> None:
+async def test_a_source_over_its_rate_causes_no_poll_and_few_log_lines() -> None:
     clock = ManualClock()
     failed, metrics = failures(clock)
     with capture_logs() as lines:
         for number in range(1000):
             shown = (("authorization", f"Bearer guess-number-{number:06}"),)
             failed.note(HERE, shown, "/m")
-        told = len(lines)
-        assert told < 50
+        lines_before = len(lines)
+        assert lines_before < 50
         assert not failed.may_look_up(HERE, "Bearer another")
         assert failed.may_look_up("10.0.0.2", "Bearer another")
         failed.report()
-        assert len(lines) == told
+        assert len(lines) == lines_before
         await clock.advance(60)
         failed.report()
         failed.report()
-    assert [line["event"] for line in lines] == ["login.failed"] * told + ["login.failures_throttled"]
-    assert lines[-1]["count"] == 1000 - told
+    assert [line["event"] for line in lines] == ["login.failed"] * lines_before + ["login.failures_throttled"]
+    assert lines[-1]["count"] == 1000 - lines_before
     assert failed.may_look_up(HERE, "Bearer another")
     assert metrics.registry.get_sample_value("pawl_test_login_failures_total", {"kind": "unknown"}) == 1000
 
 
-def test_why_a_key_is_refused_is_counted_and_the_key_named() -> None:
+def test_refusals_are_counted_by_reason_and_logged_with_the_key_id() -> None:
     failed, metrics = failures(ManualClock())
     with capture_logs() as lines:
         failed.note(HERE, WRONG, "/m", LoginRefused("revoked", KeyId("key_1")))
@@ -113,7 +113,7 @@ def test_why_a_key_is_refused_is_counted_and_the_key_named() -> None:
 
 
 class Slow:
-    """Contexts whose requests arrive when the test says so."""
+    """Contexts whose requests arrive on demand."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -134,7 +134,7 @@ async def turn_over() -> None:
         await asyncio.sleep(0)
 
 
-async def test_requests_of_one_caller_are_asked_for_a_few_at_a_time() -> None:
+async def test_requests_of_one_caller_are_read_a_few_at_a_time() -> None:
     arrivals, slow, others = Arrivals(), Slow(), Slow()
     reading = [asyncio.ensure_future(arrivals.read(slow, user("ann"))) for _ in range(50)]
     await turn_over()
@@ -150,13 +150,13 @@ async def test_requests_of_one_caller_are_asked_for_a_few_at_a_time() -> None:
     assert set(await asyncio.gather(*reading, *beside)) == {b"here"}
 
 
-async def test_a_request_that_does_not_arrive_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_that_does_not_arrive_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rpc_limits, "_ARRIVAL_SECONDS", 0.01)
     with pytest.raises(DeadlineExceeded):
         await Arrivals().read(Slow(), user("ann"))
 
 
-async def test_many_callers_have_no_more_than_so_many_in_all_and_keep_another_store_from_nothing() -> None:
+async def test_many_callers_of_one_store_do_not_block_another() -> None:
     arrivals, slow, others = Arrivals(), Slow(), Slow()
     reading = [asyncio.ensure_future(arrivals.read(slow, user(f"u{number}"))) for number in range(500)]
     await turn_over()
@@ -173,7 +173,7 @@ async def test_many_callers_have_no_more_than_so_many_in_all_and_keep_another_st
 
 
 class Ended:
-    """Calls that remember how they ended."""
+    """Calls that record how they ended."""
 
     reason: PawlError | None = None
 
@@ -181,7 +181,7 @@ class Ended:
         self.reason = reason
 
 
-def test_who_holds_most_of_a_full_room_makes_room_for_the_next() -> None:
+def test_the_largest_holder_of_a_full_server_loses_calls_first() -> None:
     crowd, alone, many, late = AnonymousCalls(10), Ended(), [Ended() for _ in range(50)], Ended()
     crowd.enter(alone, "a")
     for call in many:
@@ -195,7 +195,7 @@ def test_who_holds_most_of_a_full_room_makes_room_for_the_next() -> None:
     assert len(crowd) == 0
 
 
-def test_a_connection_has_few_calls_without_a_key_also_in_an_empty_room() -> None:
+def test_calls_without_a_key_are_limited_per_connection() -> None:
     crowd = AnonymousCalls(4000)
     for connection in "abcdefghij":
         calls = [Ended() for _ in range(400)]
@@ -207,7 +207,7 @@ def test_a_connection_has_few_calls_without_a_key_also_in_an_empty_room() -> Non
 
 @dataclass(slots=True)
 class _Clock:
-    """A clock that is where it would be after each sleep."""
+    """A clock that each sleep advances."""
 
     time: float = 1000.0
 
@@ -223,7 +223,7 @@ class _Clock:
 
 @dataclass(slots=True)
 class _Dependency:
-    """Fails with one error after the other, then answers."""
+    """Fails with one error after another, then answers."""
 
     errors: Iterator[Exception]
     asked: int = 0
@@ -239,7 +239,7 @@ def _retry(clock: _Clock, **options: object) -> Retry:
     return Retry(clock, chance=lambda: 1.0, **options)  # type: ignore[arg-type]
 
 
-async def test_a_dependency_may_be_away_for_any_time() -> None:
+async def test_an_unavailable_dependency_is_retried_without_limit() -> None:
     for error in (DependencyUnavailable(), DeadlineExceeded(), Overloaded()):
         clock, failures_count = _Clock(), 500
         dependency = _Dependency(iter([error] * failures_count))
@@ -248,7 +248,7 @@ async def test_a_dependency_may_be_away_for_any_time() -> None:
         assert clock.time - 1000.0 > 3 * 180.0
 
 
-async def test_a_broken_dependency_is_believed_after_a_while_since_it_was_last_away() -> None:
+async def test_internal_errors_are_raised_after_a_time_limit() -> None:
     for error, transient in ((Internal(), TRANSIENT), (OSError(), ANY)):
         clock = _Clock()
         retry = _retry(clock, transient=transient, internal_seconds_max=60.0)
@@ -261,14 +261,14 @@ async def test_a_broken_dependency_is_believed_after_a_while_since_it_was_last_a
     assert clock.time - 1000.0 > 60.0
 
 
-async def test_what_is_no_fault_of_the_dependency_is_believed_at_once() -> None:
+async def test_other_errors_are_raised_immediately() -> None:
     dependency = _Dependency(repeat(LeaseLost()))
     with pytest.raises(LeaseLost):
         await _retry(_Clock()).until_answered(dependency.ask)
     assert dependency.asked == 1
 
 
-async def test_all_attempts_together_take_no_longer_than_asked() -> None:
+async def test_all_attempts_together_respect_the_time_limit() -> None:
     clock = _Clock()
     with pytest.raises(DependencyUnavailable):
         await _retry(clock).until_answered(_Dependency(repeat(DependencyUnavailable())).ask, seconds_max=30.0)
@@ -276,7 +276,7 @@ async def test_all_attempts_together_take_no_longer_than_asked() -> None:
 
 
 @given(st.integers(1, 10_000), st.floats(0, 1), st.floats(0, 1))
-def test_pauses_grow_up_to_a_bound_and_are_never_nothing(failures: int, chance: float, other: float) -> None:
+def test_retry_delays_grow_to_a_limit_and_are_never_zero(failures: int, chance: float, other: float) -> None:
     pause = pause_seconds(failures, chance)
     assert 0.025 <= pause <= 2.0
     assert pause <= 2 * pause_seconds(failures + 1, other)

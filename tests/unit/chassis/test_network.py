@@ -1,4 +1,4 @@
-"""Certificates, pages over HTTP, names that are looked up, and the replica that a call goes to."""
+"""Certificates, HTTP pages, DNS lookups, and the choice of a replica."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def test_a_certificate_names_services_by_dns_or_by_spiffe_id() -> None:
         assert found == services, (names, uris)
 
 
-async def test_a_certificate_counts_once_its_key_is_there_too(
+async def test_a_new_certificate_is_used_once_its_key_matches(
     tmp_path: Path, authority: trustme.CA, clock: ManualClock
 ) -> None:
-    """Whoever renews them cannot replace two files at once."""
+    """Renewal cannot replace two files atomically."""
     files = certificates.write(tmp_path, "agent-loop", authority)
     shown = of(files, clock)
     first = shown()
@@ -73,9 +73,7 @@ async def test_a_certificate_counts_once_its_key_is_there_too(
     assert (shown().key, shown().certificate) == (new_key, files.certificate.read_bytes())
 
 
-def test_files_that_cannot_be_used_are_named_at_the_start(
-    tmp_path: Path, authority: trustme.CA, clock: ManualClock
-) -> None:
+def test_unusable_tls_files_are_reported_at_start(tmp_path: Path, authority: trustme.CA, clock: ManualClock) -> None:
     files = certificates.write(tmp_path, "agent-loop", authority)
     other = certificates.write(tmp_path, "notifier", authority)
     missing, nonsense = tmp_path / "missing", tmp_path / "nonsense"
@@ -100,7 +98,7 @@ def test_files_that_cannot_be_used_are_named_at_the_start(
 SPIFFE_ID = "spiffe://example.org/pawl/job-store"
 
 
-def test_whom_others_call_needs_its_dns_name_and_who_only_calls_either_of_two() -> None:
+def test_servers_need_a_dns_name_and_clients_any_identity() -> None:
     rows: list[tuple[list[tuple[str, str]], bool, str]] = [
         ([("DNS", "job-store"), ("DNS", "localhost")], True, ""),
         ([("DNS", "job-store")], False, ""),
@@ -124,10 +122,10 @@ def test_whom_others_call_needs_its_dns_name_and_who_only_calls_either_of_two() 
     assert tls.server_name("10.0.0.1:7601,10.0.0.2:7601", "agent-loop") == "agent-loop"
 
 
-def test_a_service_that_its_certificate_does_not_name_says_so_at_its_start(
+def test_a_certificate_for_another_service_is_reported_at_start(
     tmp_path: Path, authority: trustme.CA, clock: ManualClock
 ) -> None:
-    """Else the others just cannot reach it, or do not know its key, and no log of its own has why."""
+    """Otherwise calls to it would just fail, without a reason in its own log."""
     files = certificates.write(tmp_path, "job-store", authority)
     shown = of(files, clock)()
     for is_called in (True, False):
@@ -135,10 +133,10 @@ def test_a_service_that_its_certificate_does_not_name_says_so_at_its_start(
         with pytest.raises(StartError, match=r"^PAWL_TLS_CERTIFICATE_FILE: .*`notifier`.*`127.0.0.1`, `job-store`"):
             tls.check_own(shown, "notifier", is_called=is_called)
     expired = certificates.write(tmp_path, "late", authority, names=("job-store",), expired=True)
-    tls.check_own(of(expired, clock)(), "job-store", is_called=True)  # The next one counts once its files are there.
+    tls.check_own(of(expired, clock)(), "job-store", is_called=True)  # used once its files exist
     alone = tls.of_service(files.certificate, files.key, None, clock=clock)
     assert alone is not None
-    tls.check_own(alone(), "notifier", is_called=False)  # Without an authority nobody compares names.
+    tls.check_own(alone(), "notifier", is_called=False)  # Without an authority names are not compared.
     files.authority.write_bytes(trustme.CA().cert_pem.bytes())
     with pytest.raises(StartError, match="PAWL_TLS_CERTIFICATE_FILE: is not signed by the authority in"):
         tls.check_own(of(files, clock)(), "job-store", is_called=True)
@@ -164,7 +162,7 @@ async def ask(address: str, request: bytes) -> bytes:
         await writer.wait_closed()
 
 
-async def test_a_page_is_served_and_anything_else_has_its_status() -> None:
+async def test_pages_are_served_and_other_requests_get_an_error_status() -> None:
     async with HttpServer(application(PAGES), "127.0.0.1:0") as server:
         answer = await ask(server.address, b"GET /metrics?x=1 HTTP/1.1\r\nHost: x\r\n\r\n")
         head, _, body = answer.partition(b"\r\n\r\n")
@@ -182,14 +180,14 @@ async def test_a_page_is_served_and_anything_else_has_its_status() -> None:
             assert b"hunter2" not in answer
 
 
-async def test_a_port_in_use_is_one_clear_sentence() -> None:
+async def test_a_port_in_use_gives_one_clear_error() -> None:
     async with HttpServer(application(PAGES), "127.0.0.1:0") as server:
         with pytest.raises(StartError, match="cannot listen on 127"):
             await HttpServer(application(PAGES), server.address).__aenter__()
 
 
 class HangingNames:
-    """A resolver that answers no name that begins with `hang` before it is told to."""
+    """A resolver that does not answer names starting with `hang` until released."""
 
     def __init__(self) -> None:
         self.answered = asyncio.Event()
@@ -206,7 +204,7 @@ async def looked_up(lookups: Lookups, store: str, host: str) -> Sequence[str]:
     return await shield(await lookups.start(store, host, 80))
 
 
-async def test_a_store_whose_names_hang_leaves_half_to_the_others() -> None:
+async def test_hanging_lookups_of_a_store_leave_half_of_the_slots_to_others() -> None:
     names = HangingNames()
     lookups = Lookups(names, at_once_max=8)
     stores = {"acme": "hang.acme", "other": "hang.other", "third": "hang.third"}
@@ -218,11 +216,11 @@ async def test_a_store_whose_names_hang_leaves_half_to_the_others() -> None:
     names.answered.set()
     assert await asyncio.wait_for(waiting[0], 60) == ["127.0.0.1"]
     assert await asyncio.wait_for(looked_up(lookups, "acme", "fine"), 60) == ["127.0.0.1"]
-    assert names.asked.total() == 9, "who gave up before its turn takes no place"
+    assert names.asked.total() == 9, "a cancelled lookup takes no slot"
 
 
 names = st.integers(min_value=1, max_value=200).map("10.0.0.{}:7603".format)
-standings = st.builds(
+health_states = st.builds(
     ReplicaHealth,
     name=names,
     is_connected=st.booleans(),
@@ -230,14 +228,12 @@ standings = st.builds(
     is_busy=st.booleans(),
     calls=st.integers(min_value=0, max_value=2 * CALLS_MAX),
 )
-replicas = st.lists(standings, min_size=1, max_size=6, unique_by=lambda replica: replica.name)
+replicas = st.lists(health_states, min_size=1, max_size=6, unique_by=lambda replica: replica.name)
 well = replicas.map(lambda many: [ReplicaHealth(name=one.name) for one in many])
 
 
 @given(st.text(), replicas, st.randoms())
-def test_all_callers_prefer_the_same_in_whatever_order_they_know_them(
-    key: str, known: list[ReplicaHealth], chance: Random
-) -> None:
+def test_all_callers_prefer_the_same_replica_in_any_order(key: str, known: list[ReplicaHealth], chance: Random) -> None:
     mixed = list(known)
     chance.shuffle(mixed)
     found, other = (
@@ -248,18 +244,18 @@ def test_all_callers_prefer_the_same_in_whatever_order_they_know_them(
 
 
 @given(st.text(), well, st.integers(min_value=0, max_value=5))
-def test_one_that_goes_moves_only_its_own_stores(key: str, known: list[ReplicaHealth], gone: int) -> None:
+def test_a_lost_replica_moves_only_its_own_stores(key: str, known: list[ReplicaHealth], gone: int) -> None:
     assume(len(known) > 1)
     at = choose(key, known)
     left = [one for number, one in enumerate(known) if number != gone % len(known)]
     if at != gone % len(known):
         assert left[choose(key, left)] == known[at]
-    away = [replace(one, is_unavailable=number == gone % len(known)) for number, one in enumerate(known)]
-    assert away[choose(key, away)].name == left[choose(key, left)].name
+    degraded = [replace(one, is_unavailable=number == gone % len(known)) for number, one in enumerate(known)]
+    assert degraded[choose(key, degraded)].name == left[choose(key, left)].name
 
 
 @given(st.text(), replicas)
-def test_none_is_chosen_while_a_better_one_is_there(key: str, known: list[ReplicaHealth]) -> None:
+def test_the_best_available_replica_is_chosen(key: str, known: list[ReplicaHealth]) -> None:
     at = known[choose(key, known)]
     reached = [one for one in known if one.is_connected and not one.is_unavailable]
     free = [one for one in reached if not one.is_busy and one.calls < CALLS_MAX]
@@ -271,19 +267,19 @@ def test_none_is_chosen_while_a_better_one_is_there(key: str, known: list[Replic
         assert not at.is_busy or all(one.is_busy for one in reached)
     else:
         assert not at.is_unavailable or all(one.is_unavailable for one in known)
-        # One that is silent may be slow; one that cannot be reached serves nobody.
+        # A silent replica may just be slow; an unreachable one cannot serve at all.
         assert at.is_connected or not at.is_unavailable or not any(one.is_connected for one in known)
 
 
 @given(st.text(), well)
-def test_a_few_calls_more_or_less_move_nothing(key: str, known: list[ReplicaHealth]) -> None:
+def test_small_load_differences_move_no_store(key: str, known: list[ReplicaHealth]) -> None:
     at = choose(key, known)
     assert choose(key, [replace(one, calls=CALLS_MAX - 1) for one in known]) == at
     full = [replace(one, calls=CALLS_MAX if number == at else 0) for number, one in enumerate(known)]
     assert (choose(key, full) == at) == (len(known) == 1)
 
 
-def test_a_call_belongs_to_the_store_or_worker_that_it_names_within_what_it_is_about() -> None:
+def test_a_call_is_routed_by_the_store_or_worker_in_its_request() -> None:
     acme = schedules_pb2.ScheduleOwner(store_id="acme")
     due = schedules_pb2.DueSchedule(owner=acme)
     message = ledger_pb2.SubmitMessageRequest(store_id="acme")

@@ -1,4 +1,4 @@
-"""A process of a service: its start, its loops, its tasks, its logs and its end."""
+"""The process of a service: start, loops, tasks, logs and shutdown."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def run(body: str) -> tuple[int, str]:
     return process.returncode, log
 
 
-def test_a_signal_asks_the_process_to_end_and_a_second_one_ends_it_at_once() -> None:
+def test_a_signal_stops_the_process_and_a_second_one_kills_it() -> None:
     """OPS-5."""
     for number, body, code in (
         (signal.SIGINT, "await stop.wait()", 0),
@@ -72,7 +72,7 @@ def test_a_signal_asks_the_process_to_end_and_a_second_one_ends_it_at_once() -> 
         assert number.name in log
 
 
-def test_a_process_that_cannot_start_says_why_in_one_sentence() -> None:
+def test_a_process_that_cannot_start_gives_one_clear_error() -> None:
     code, log = run("1 / 0")
     assert (code, "ZeroDivisionError" in log) == (1, True), "a crash is logged with its traceback"
     code, log = run('raise StartError("the port is in use")')
@@ -81,7 +81,7 @@ def test_a_process_that_cannot_start_says_why_in_one_sentence() -> None:
     assert "Traceback" not in log
 
 
-def test_a_task_that_fails_unseen_is_logged_and_told_by_the_exit_code() -> None:
+def test_an_unhandled_task_failure_is_logged_and_sets_the_exit_code() -> None:
     code, log = run("""
     async def fail():
         raise RuntimeError("lost")
@@ -93,7 +93,7 @@ def test_a_task_that_fails_unseen_is_logged_and_told_by_the_exit_code() -> None:
     assert (code, '"event":"task.failed"' in log, "RuntimeError" in log) == (1, True, True), log
 
 
-async def test_a_loop_that_fails_is_started_again_and_in_one_line_while_its_dependency_is_away() -> None:
+async def test_a_failed_loop_is_restarted_and_logged_once_per_outage() -> None:
     again = asyncio.Event()
     errors: list[Exception] = [DependencyUnavailable(), DeadlineExceeded(), Internal(), RuntimeError("crash")]
     left = iter(errors)
@@ -109,20 +109,20 @@ async def test_a_loop_that_fails_is_started_again_and_in_one_line_while_its_depe
             background.start("loop", loop)
             await again.wait()
     found = [(line["event"].removeprefix("background."), line["log_level"], "exc_info" in line) for line in lines]
-    told, untold = ("interrupted", "warning", False), ("interrupted", "debug", False)
-    assert found == [told, untold, untold, ("crashed", "error", True)]
+    warned, quiet = ("interrupted", "warning", False), ("interrupted", "debug", False)
+    assert found == [warned, quiet, quiet, ("crashed", "error", True)]
 
 
 @pytest.fixture(autouse=True)
 def unconfigured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave the logs of the test process as they are, and give a service its keys."""
+    """Leave the logging of the test process alone, and give a service its keys."""
     monkeypatch.setattr(logs, "configure", lambda **_: None)
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
 
 
 class Part:
-    """Something a service holds; notes when it is left."""
+    """Something a service holds; records when it is closed."""
 
     def __init__(self, name: str, order: list[str]) -> None:
         self._name = name
@@ -135,8 +135,8 @@ class Part:
         self._order.append(self._name)
 
 
-async def test_a_service_ends_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drain, then the loops, then what they use: a loop that calls wait for is there to the last."""
+async def test_a_service_shuts_down_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """First drain, then stop the loops, then close what they use: calls may wait for a loop."""
     order: list[str] = []
 
     async def loop() -> None:
@@ -161,10 +161,8 @@ async def test_a_service_ends_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     assert order == ["server", "loop", "bus", "database"]
 
 
-async def test_a_service_that_others_can_reach_says_once_that_it_speaks_no_tls(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """It is not refused: something in front may end TLS."""
+async def test_a_reachable_service_without_tls_warns_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It is only a warning: a proxy in front may terminate TLS."""
     monkeypatch.delenv("PAWL_LOCAL_KEY")
     (tmp_path / "keys.json").write_text("[]")
     stop = asyncio.Event()
@@ -177,14 +175,14 @@ async def test_a_service_that_others_can_reach_says_once_that_it_speaks_no_tls(
         assert [line["event"] for line in lines].count("tls.absent") == warnings
 
 
-async def test_a_service_without_a_database_url_says_so() -> None:
+async def test_a_service_without_a_database_url_reports_it() -> None:
     async with Service("test", ServiceSettings()) as service:
         with pytest.raises(StartError, match="PAWL_DATABASE_URL: is required"):
             await service.open_database()
 
 
-def test_a_service_loads_no_libraries_that_only_others_need() -> None:
-    """Each would cost every process megabytes: those for tokens of issuers, and for colours."""
+def test_a_service_loads_no_libraries_that_it_does_not_need() -> None:
+    """Libraries for issuer tokens and for colours would cost every process megabytes."""
     for service in ("agent_loop", "job_store", "notifier", "tool_registry"):
         program = (
             f"import sys, pawl.{service}.__main__; print(*{{'cryptography', 'joserfc', 'rich'}} & {{*sys.modules}})"
@@ -212,7 +210,7 @@ def lines(body: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in run_of_logs(body).splitlines()]
 
 
-def test_each_line_is_one_json_object_with_the_process_and_the_ids_bound_in_its_task() -> None:
+def test_each_log_line_is_a_json_object_with_the_bound_ids() -> None:
     first, second, late, old = lines("""
 async def work(run):
     logs.bind(run=run)
@@ -255,7 +253,7 @@ ENTRIES = [
     *(f"pawl.{name}.__main__" for name in ("agent_loop", "job_store", "notifier", "tool_registry", "cli")),
     "pawl.worker",
 ]
-# Ends where gRPC would read the variable, at its own import: what the chassis sets after that has no effect.
+# Stops where gRPC reads the variable at import; setting it later has no effect.
 PROGRAM_OF_FORK_SUPPORT = """
 import os, sys
 class Finder:
@@ -269,14 +267,14 @@ import {}
 
 
 def test_fork_support_is_off_before_grpc_is_imported() -> None:
-    told = {
+    settings = {
         entry: subprocess.check_output([sys.executable, "-c", PROGRAM_OF_FORK_SUPPORT.format(entry)], text=True).strip()
         for entry in ENTRIES
     }
-    assert told == dict.fromkeys(ENTRIES, "false")
+    assert settings == dict.fromkeys(ENTRIES, "false")
 
 
-async def test_a_cancellation_that_got_lost_is_noticed() -> None:
+async def test_a_lost_cancellation_is_detected() -> None:
     async def lose() -> None:
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.sleep(60)
@@ -289,7 +287,7 @@ async def test_a_cancellation_that_got_lost_is_noticed() -> None:
     assert task.cancelled()
 
 
-async def test_a_task_that_loses_a_cancellation_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_task_that_swallows_a_cancellation_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks, "_CANCEL_AGAIN_SECONDS", 0.01)
     losses = 3
 
@@ -312,17 +310,17 @@ async def test_a_task_that_loses_a_cancellation_is_cancelled_again(monkeypatch: 
 
 @pytest.fixture
 async def unseen() -> list[Any]:
-    """What the event loop complains of: exceptions that nobody has taken."""
+    """Exceptions that the event loop reports as never retrieved."""
     found: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: found.append(context))
     return found
 
 
-async def test_what_is_shielded_goes_on_without_its_caller_and_fails_for_nobody(unseen: list[Any]) -> None:
-    goes_on, ended = asyncio.Event(), asyncio.Event()
+async def test_shielded_work_outlives_its_caller_and_its_error_is_handled(unseen: list[Any]) -> None:
+    resume, ended = asyncio.Event(), asyncio.Event()
 
     async def work() -> None:
-        await goes_on.wait()
+        await resume.wait()
         ended.set()
         raise ValueError("too late")
 
@@ -330,7 +328,7 @@ async def test_what_is_shielded_goes_on_without_its_caller_and_fails_for_nobody(
     await asyncio.sleep(0)
     await tasks.end([caller])
     gc.collect()
-    goes_on.set()
+    resume.set()
     await ended.wait()
     await asyncio.sleep(0)
     gc.collect()

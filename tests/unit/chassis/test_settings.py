@@ -47,7 +47,7 @@ def test_no_variable_sets_a_constant(environment: pytest.MonkeyPatch) -> None:
     assert (read(Settings).streams_max, Settings(streams_max=5).streams_max) == (1000, 5)
 
 
-def test_all_problems_are_told_at_once(environment: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_all_problems_are_reported_together(environment: pytest.MonkeyPatch, tmp_path: Path) -> None:
     environment.delenv("PAWL_DATABASE_URL")
     environment.setenv("PAWL_LISTEN", "7603")
     environment.setenv("PAWL_METRICS_LISTEN", "unix:/run/metrics")
@@ -65,7 +65,9 @@ def test_all_problems_are_told_at_once(environment: pytest.MonkeyPatch, tmp_path
     ]
 
 
-def test_a_secret_can_stand_in_a_file_and_in_one_place_only(environment: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_secret_may_come_from_a_file_but_only_from_one_source(
+    environment: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "url").write_text("postgresql://file/pawl\n")
     (tmp_path / "key").write_text("sk-1")
     (tmp_path / "empty").write_text("\n")
@@ -82,9 +84,9 @@ def test_a_secret_can_stand_in_a_file_and_in_one_place_only(environment: pytest.
 
 
 def test_the_local_key_is_for_loopback_only(environment: pytest.MonkeyPatch) -> None:
-    """OPS-1: beyond it callers have keys of their own, in a file or as rows, or tokens."""
+    """OPS-1: otherwise callers need keys in a file or in the database, or tokens."""
     environment.setenv("PAWL_OIDC_FILE", "oidc.json")
-    assert read(Settings).local_key is not None, "both on one machine, to try tokens out"
+    assert read(Settings).local_key is not None, "both may be set on one machine, to try tokens"
     for name in ("PAWL_LISTEN", "PAWL_INTERNAL_LISTEN"):
         with environment.context() as only_here:
             only_here.setenv(name, "0.0.0.0:7603")
@@ -93,10 +95,10 @@ def test_the_local_key_is_for_loopback_only(environment: pytest.MonkeyPatch) -> 
     environment.delenv("PAWL_LOCAL_KEY")
     assert read(Settings).listen == "0.0.0.0:7603"
     environment.delenv("PAWL_OIDC_FILE")
-    assert read(Settings).listen == "0.0.0.0:7603", "all keys are rows"
+    assert read(Settings).listen == "0.0.0.0:7603", "all keys are in the database"
 
 
-def test_the_local_key_is_long_and_goes_with_no_key_file(environment: pytest.MonkeyPatch) -> None:
+def test_the_local_key_is_long_and_excludes_a_key_file(environment: pytest.MonkeyPatch) -> None:
     """OPS-1."""
     environment.setenv("PAWL_LOCAL_KEY", "short")
     assert "at least 16" in problems()[0]
@@ -105,7 +107,7 @@ def test_the_local_key_is_long_and_goes_with_no_key_file(environment: pytest.Mon
     assert problems() == ["PAWL_API_KEYS_FILE: set either it or, on one machine only, PAWL_LOCAL_KEY"]
 
 
-def test_services_start_with_their_key_only_and_by_default_for_this_machine_alone() -> None:
+def test_services_require_a_key_and_listen_on_loopback_by_default() -> None:
     """OPS-1: /metrics and /healthz answer any caller that reaches them."""
     for cls in (AgentLoopSettings, JobStoreSettings, NotifierSettings, ToolRegistrySettings):
         with pytest.raises(SettingsError) as caught:
@@ -115,8 +117,8 @@ def test_services_start_with_their_key_only_and_by_default_for_this_machine_alon
         assert all(map(is_loopback, filter(None, listens))), cls
 
 
-def test_a_registry_is_ones_own_only_with_the_local_key(environment: pytest.MonkeyPatch) -> None:
-    """Else an operator of any store could have any program started where the registry runs."""
+def test_a_registry_is_private_only_with_the_local_key(environment: pytest.MonkeyPatch) -> None:
+    """Otherwise an operator of any store could start any program on the registry's machine."""
     environment.delenv("PAWL_LOCAL_KEY")
     environment.setenv("PAWL_SERVICE_KEY", "s" * 32)
     environment.setenv("PAWL_SERVICE_KEYS_FILE", "services.json")
@@ -124,7 +126,7 @@ def test_a_registry_is_ones_own_only_with_the_local_key(environment: pytest.Monk
         ({"PAWL_LOCAL_KEY": LOCAL_KEY}, True),
         ({"PAWL_LOCAL_KEY": LOCAL_KEY, "PAWL_OIDC_FILE": "oidc.json"}, False),
         ({"PAWL_API_KEYS_FILE": "keys.json"}, False),
-        ({}, False),  # All keys are rows, of any stores.
+        ({}, False),  # All keys are in the database, for any store.
     ):
         with environment.context() as set_so:
             for name, value in given.items():
@@ -132,13 +134,13 @@ def test_a_registry_is_ones_own_only_with_the_local_key(environment: pytest.Monk
             assert read(ToolRegistrySettings).is_personal is expected, given
 
 
-def test_loopback_is_what_only_this_machine_reaches() -> None:
+def test_loopback_addresses_are_recognised() -> None:
     here = ["127.0.0.1:1", "127.9.9.9:1", "[::1]:1", "localhost:1", "unix:/run/x"]
     elsewhere = ["0.0.0.0:1", "[::]:1", "10.0.0.1:1", "localhost.example:1"]
     assert [address for address in (*here, *elsewhere) if is_loopback(address)] == here
 
 
-def test_secrets_show_nowhere(environment: pytest.MonkeyPatch) -> None:
+def test_secrets_are_never_shown(environment: pytest.MonkeyPatch) -> None:
     """I22."""
     environment.setenv("PAWL_DATABASE_URL", "postgresql://u:hunter2@db/pawl")
     environment.setenv("PAWL_DATABASE_CONNECTIONS_MAX", "hunter2")
@@ -147,7 +149,7 @@ def test_secrets_show_nowhere(environment: pytest.MonkeyPatch) -> None:
     assert "hunter2" not in repr(read(Settings))
 
 
-def test_a_process_with_wrong_settings_ends_with_code_2(
+def test_a_process_with_invalid_settings_exits_with_code_2(
     environment: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     environment.setenv("PAWL_LISTEN", "nowhere")
@@ -157,7 +159,7 @@ def test_a_process_with_wrong_settings_ends_with_code_2(
     assert capsys.readouterr().err == "PAWL_LISTEN: must be host:port, for example 127.0.0.1:7601\n"
 
 
-def test_half_of_tls_is_refused(environment: pytest.MonkeyPatch) -> None:
+def test_an_incomplete_tls_configuration_is_refused(environment: pytest.MonkeyPatch) -> None:
     for name, problem in (
         ("PAWL_TLS_CERTIFICATE_FILE", "PAWL_TLS_KEY_FILE: "),
         ("PAWL_TLS_KEY_FILE", "PAWL_TLS_KEY_FILE: "),
@@ -168,8 +170,8 @@ def test_half_of_tls_is_refused(environment: pytest.MonkeyPatch) -> None:
             assert [found.startswith(problem) for found in problems()] == [True], name
 
 
-def test_links_lead_to_one_gateway_over_https_and_nowhere_else(environment: pytest.MonkeyPatch) -> None:
-    """What is in mails is made of it."""
+def test_the_public_url_must_be_https_or_loopback(environment: pytest.MonkeyPatch) -> None:
+    """Links in mails are built from it."""
     environment.setenv("PAWL_SERVICE_KEY", "k" * 16)
 
     def shown(given: str) -> str:

@@ -1,4 +1,4 @@
-"""Tokens: times, claims, the caller that they make, and the cases of RFC 8725 by section. OPS-1."""
+"""Tokens: validity times, claims, the resulting caller, and RFC 8725 by section. OPS-1."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from tests.tables import for_each, not_explained, not_refused, refusal
 ENTRY = {"issuer": ISSUER, "audience": "pawl", "store": {"value": "acme"}, "user": {"claim": "sub"}}
 
 
-def test_a_token_holds_for_its_time_and_the_leeway_of_its_provider() -> None:
+def test_a_token_is_valid_for_its_time_and_the_provider_leeway() -> None:
     rows: list[tuple[dict[str, Any], bool]] = [
         ({"exp": NOW + 1}, True),
         ({"exp": NOW - 59}, True),
@@ -73,19 +73,19 @@ def test_a_token_holds_for_its_time_and_the_leeway_of_its_provider() -> None:
 
 
 @given(st.text(max_size=60), st.binary(max_size=60))
-def test_any_garbage_is_refused(text: str, content: bytes) -> None:
+def test_garbage_tokens_are_refused(text: str, content: bytes) -> None:
     for garbage in (text, f"{text}.{text}.{text}", token(content)):
         with pytest.raises(TokenRefused):
             provider_of([], read_token(garbage))
 
 
-def test_one_issuer_may_have_several_audiences_each_with_rules_of_its_own() -> None:
+def test_an_issuer_may_have_several_audiences_with_separate_rules() -> None:
     first, second = provider(), provider(audience="pawl-ci", store={"value": "ci"})
     assert provider_of([first, second], read_token(token(aud="pawl-ci"))) == second
     assert provider_of([first, second], read_token(token(aud=["pawl-ci", "pawl"]))) == first
 
 
-def test_the_user_is_a_claim_and_the_credential_is_of_issuer_and_subject() -> None:
+def test_the_user_comes_from_a_claim_and_the_credential_from_the_subject() -> None:
     found = credential_of(provider(user={"claim": "name"}), CLAIMS | {"name": "ann-b"})
     assert (found.store_id, found.user_id, found.roles) == ("acme", "ann-b", frozenset())
     assert is_id(found.credential_id)
@@ -102,7 +102,7 @@ def test_a_token_without_a_store_or_user_is_refused() -> None:
         assert not_refused(TokenRefused, lambda x, rule=rule: credential_of(rule, CLAIMS | {"x": x}), values) == []  # type: ignore[misc]
 
 
-def test_an_email_is_a_user_only_if_the_issuer_has_verified_it() -> None:
+def test_an_email_is_a_user_only_if_verified_by_the_issuer() -> None:
     claims = CLAIMS | {"email": "ann@example.com"}
     for by_email in (provider(user={"claim": "email"}), provider(user={"claim": ["email"]})):
         for unproven in (claims, claims | {"email_verified": False}, claims | {"email_verified": "true"}):
@@ -112,7 +112,7 @@ def test_an_email_is_a_user_only_if_the_issuer_has_verified_it() -> None:
 
 
 @given(st.lists(st.text(min_size=1, max_size=80), min_size=2, max_size=20, unique=True))
-def test_two_values_never_get_the_same_id_and_nobody_can_take_the_id_that_another_was_given(values: list[str]) -> None:
+def test_distinct_claim_values_get_distinct_ids(values: list[str]) -> None:
     assert to_id("auth0|123") == "sha256-QENEXq3u6ypdiFrzwTP2DvV1I6H_h7og7cxbbeOS62w"
     ids = [to_id(value) for value in values]
     assert len(set(ids)) == len(values)
@@ -120,7 +120,7 @@ def test_two_values_never_get_the_same_id_and_nobody_can_take_the_id_that_anothe
     assert all(made == value or to_id(made) != made for made, value in zip(ids, values, strict=True))
 
 
-def test_roles_are_those_of_the_map_and_who_has_none_is_refused() -> None:
+def test_roles_come_from_the_map_and_a_user_without_any_is_refused() -> None:
     rule = {"claim": "groups", "map": {"staff": ["member"], "leads": ["approver", "finance"]}}
     rows: list[tuple[Any, set[str] | None]] = [
         (["staff"], {"member"}),
@@ -141,7 +141,7 @@ def test_roles_are_those_of_the_map_and_who_has_none_is_refused() -> None:
         assert found == (expected or {"viewer"}), claim
 
 
-def test_who_calls_with_a_token_is_of_its_store_with_its_rights_until_it_expires() -> None:
+def test_a_token_caller_has_the_rights_of_its_store_until_expiry() -> None:
     caller = principal_of(credential_of(provider(), CLAIMS), {})
     assert (caller.store_id, caller.user_id) == ("acme", "ann")
     assert caller.rights == {Role.MEMBER}
@@ -155,7 +155,7 @@ def test_who_calls_with_a_token_is_of_its_store_with_its_rights_until_it_expires
     assert acting.expires_at == NOW + 660
 
 
-def test_a_wrong_file_of_providers_is_one_clear_sentence(tmp_path: Path) -> None:
+def test_an_invalid_providers_file_gives_one_clear_error(tmp_path: Path) -> None:
     def start(entries: list[Any]) -> None:
         (tmp_path / "oidc.json").write_text(json.dumps(entries))
         WatchedFile(tmp_path / "oidc.json", "PAWL_OIDC_FILE", parse_providers, ManualClock())
@@ -186,7 +186,7 @@ def test_a_wrong_file_of_providers_is_one_clear_sentence(tmp_path: Path) -> None
     start([ENTRY, ENTRY | {"audience": "other"}])
 
 
-def test_keys_come_over_https_or_from_this_machine() -> None:
+def test_keys_are_fetched_over_https_or_from_loopback() -> None:
     urls = {
         "https://id.example.com/realms/a": True,
         "https://10.0.0.1:8443": True,
@@ -205,12 +205,12 @@ def test_keys_come_over_https_or_from_this_machine() -> None:
     assert {url: is_safe_url(url) for url in urls} == urls
 
 
-def test_what_is_no_set_of_keys_is_an_outage() -> None:
+def test_an_invalid_key_set_counts_as_an_outage() -> None:
     contents = [b"", b"[]", b'{"keys": {}}', b"{}", b'{"keys": [], "keys": []}', b"x" * 600_000, key_set(*[{}] * 101)]
     assert not_refused(ValueError, parse_keys, contents) == []
 
 
-def test_a_key_that_cannot_be_used_spoils_no_others_and_few_are_tried() -> None:
+def test_unusable_keys_are_skipped_and_few_candidates_are_tried() -> None:
     entries: list[dict[str, Any]] = [
         {},
         {"kty": ["RSA"]},
@@ -234,7 +234,7 @@ ANYTHING = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES38
 
 
 def accept(text: str, *, published_keys: tuple[PublicKey, ...] | None = None, **more: Any) -> Credential:
-    """Return the credential of a token for an issuer with these keys, the usual one if not said, at NOW."""
+    """Return the credential of a token for an issuer with these keys (default: the usual one) at NOW."""
     known = keys(key()) if published_keys is None else published_keys
     read = read_token(text)
     found = provider_of([provider(**{"algorithms": ANYTHING} | more)], read)
@@ -246,27 +246,27 @@ def accept(text: str, *, published_keys: tuple[PublicKey, ...] | None = None, **
 
 def refused(text: str, match: str = ".", **more: Any) -> None:
     __tracebackhide__ = True
-    said = refusal(TokenRefused, lambda: accept(text, **more))
-    assert said is not None, f"accepted {text}"
-    assert re.search(match, said), f"{said!r} for {text}"
+    reason = refusal(TokenRefused, lambda: accept(text, **more))
+    assert reason is not None, f"accepted {text}"
+    assert re.search(match, reason), f"{reason!r} for {text}"
 
 
-def test_a_good_token_is_accepted() -> None:
-    """Else all that is refused below might be refused for another reason."""
+def test_a_valid_token_is_accepted() -> None:
+    """Otherwise tokens below might be refused for another reason."""
     assert (accept(token()).store_id, accept(token()).user_id) == ("acme", "ann")
-    assert accept(token(aud=["other", AUDIENCE])).user_id == "ann", "RFC 8725, 3.9: it may be for others too"
+    assert accept(token(aud=["other", AUDIENCE])).user_id == "ann", "RFC 8725, 3.9: a token may have more audiences"
     for kind in ("JWT", "jwt", "at+jwt", "AT+JWT", "application/at+jwt", None):
         assert accept(token(header={"typ": kind})).user_id == "ann", f"RFC 8725, 3.11: {kind}"
 
 
-def test_rfc8725_2_1_and_3_2_no_token_without_a_signature() -> None:
+def test_rfc8725_2_1_and_3_2_unsigned_tokens_are_refused() -> None:
     for alg in ("none", "None", "nOnE", "NONE", ""):
         for signature in ("", "AA"):
             refused(f"{part({'alg': alg})}.{part(CLAIMS)}.{signature}", "algorithm")
 
 
-def test_rfc8725_2_1_and_3_1_a_public_key_is_no_secret_of_an_hmac() -> None:
-    """The attack by which RS256 becomes HS256, signed with what everybody knows."""
+def test_rfc8725_2_1_and_3_1_a_public_key_is_not_an_hmac_secret() -> None:
+    """The attack that turns RS256 into HS256, signed with the public key."""
     for kind, form in (("RSA", 2048), ("EC", "P-256")):
         private = key(kind, form)
         for secret in (private.as_pem(), private.as_der(), json.dumps(published(private)).encode()):  # type: ignore[union-attr]
@@ -275,12 +275,12 @@ def test_rfc8725_2_1_and_3_1_a_public_key_is_no_secret_of_an_hmac() -> None:
             refused(f"{signed}.{signature}", "algorithm", published_keys=keys(private))
 
 
-def test_rfc8725_3_1_no_provider_can_be_given_other_than_asymmetric_algorithms() -> None:
+def test_rfc8725_3_1_providers_allow_only_asymmetric_algorithms() -> None:
     rows = [["HS256"], ["none"], [], ["RS256", "HS512"], ["RSA1_5"], ["dir"], ["ES256K"]]
     assert not_refused(ValueError, lambda row: provider(algorithms=row), rows) == []
 
 
-def test_rfc8725_3_1_the_algorithm_is_one_of_the_providers() -> None:
+def test_rfc8725_3_1_the_algorithm_must_be_allowed_by_the_provider() -> None:
     for alg, kind, form in (
         *((f"{family}{bits}", "RSA", 2048) for family in ("RS", "PS") for bits in (256, 384, 512)),
         ("ES256", "EC", "P-256"),
@@ -297,15 +297,15 @@ def test_rfc8725_3_1_the_algorithm_is_one_of_the_providers() -> None:
         refused(text, "algorithm", algorithms=others, published_keys=keys(private))
 
 
-def test_rfc8725_3_1_a_key_is_for_the_algorithm_that_it_names() -> None:
+def test_rfc8725_3_1_a_key_is_used_only_for_its_algorithm() -> None:
     private = key("RSA", 2048)
     for_ps = keys(published(private, alg="PS256"))
     assert accept(token(private=private, alg="PS256"), published_keys=for_ps).user_id == "ann"
     refused(token(private=private, alg="RS256"), published_keys=for_ps)
 
 
-def test_rfc8725_3_1_a_key_is_for_algorithms_of_its_own_kind() -> None:
-    """A signature of one kind, said to be of another, for a set in which both keys have the same id."""
+def test_rfc8725_3_1_a_key_is_used_only_for_its_key_type() -> None:
+    """A signature of one kind labelled as another, with two keys of the same id."""
     both = keys(key(), key("RSA", 2048), key("EC", "P-384"))
     good = token(private=key("RSA", 2048), alg="RS256")
     assert accept(good, published_keys=both).user_id == "ann"
@@ -314,7 +314,7 @@ def test_rfc8725_3_1_a_key_is_for_algorithms_of_its_own_kind() -> None:
         refused(f"{part({'alg': alg, 'kid': 'k1'})}.{claims}.{signature}", published_keys=both)
 
 
-def test_rfc8725_3_1_a_key_for_something_else_checks_no_signature() -> None:
+def test_rfc8725_3_1_a_key_for_another_use_verifies_no_signature() -> None:
     rows: list[dict[str, Any]] = [{"use": "enc"}, {"key_ops": ["encrypt"]}, {"key_ops": []}, {"alg": "RSA-OAEP-256"}]
     for more in rows:
         private = key("RSA", 2048)
@@ -323,13 +323,13 @@ def test_rfc8725_3_1_a_key_for_something_else_checks_no_signature() -> None:
         assert accept(token(private=private, alg="RS256"), published_keys=good).user_id == "ann"
 
 
-def test_rfc8725_3_2_weak_rsa_keys_do_not_count() -> None:
+def test_rfc8725_3_2_weak_rsa_keys_are_ignored() -> None:
     with pytest.warns(UserWarning, match="2048"):
         weak = jwk.generate_key("RSA", 1024, {"kid": "k1"})
     assert keys(weak) == ()
 
 
-def test_rfc8725_2_3_and_3_3_every_part_of_a_token_is_under_its_signature() -> None:
+def test_rfc8725_2_3_and_3_3_the_signature_covers_every_part() -> None:
     header, claims, signature = token().split(".")
     other = part(CLAIMS | {"sub": "root"})
     refused(f"{header}.{other}.{signature}", "signature")
@@ -338,12 +338,12 @@ def test_rfc8725_2_3_and_3_3_every_part_of_a_token_is_under_its_signature() -> N
         refused(f"{header}.{claims}.{broken}", "signature")
 
 
-def test_rfc8725_2_2_3_4_and_3_5_keys_that_nobody_may_trust_do_not_count() -> None:
+def test_rfc8725_2_2_3_4_and_3_5_untrustworthy_keys_are_ignored() -> None:
     off_the_curve = published(key())
     off_the_curve["y"] = off_the_curve["x"]
     shared = {"kty": "oct", "k": part(b"0" * 32), "kid": "k1", "alg": "HS256"}
     assert keys(off_the_curve, shared, key().as_dict(private=True)) == ()
-    assert len(keys(off_the_curve, key())) == 1, "the other keys of the set do"
+    assert len(keys(off_the_curve, key())) == 1, "other keys of the set are used"
 
 
 def test_rfc8725_2_6_and_3_7_header_and_claims_are_utf_8() -> None:
@@ -371,7 +371,7 @@ def test_rfc8725_2_6_a_token_has_one_encoding() -> None:
         refused(text)
 
 
-def test_rfc8725_2_9_and_3_10_no_key_comes_with_a_token() -> None:
+def test_rfc8725_2_9_and_3_10_keys_inside_a_token_are_ignored() -> None:
     mine = jwk.generate_key("EC", "P-256", {"kid": "mine"})
     certificate = base64.b64encode(mine.as_der()).decode()
     for header in (
@@ -381,7 +381,7 @@ def test_rfc8725_2_9_and_3_10_no_key_comes_with_a_token() -> None:
         {"jku": "https://evil.example.com/keys", "x5u": "https://evil.example.com/certificate"},
     ):
         refused(token(private=mine, header=header))
-        assert accept(token(header=header)).user_id == "ann", "by the key of the issuer it is a good one"
+        assert accept(token(header=header)).user_id == "ann", "with the key of the issuer it is valid"
 
 
 _ISSUERS = (f"{ISSUER}/", "https://ID.example.com", f"{ISSUER}.evil.com", "http://id.example.com", "", None, [ISSUER])
@@ -414,5 +414,5 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 
 @for_each(("section", "made_of", "says"), REFUSED)
-def test_rfc8725_what_a_section_forbids_is_refused(section: str, made_of: dict[str, Any], says: str) -> None:
+def test_rfc8725_forbidden_tokens_are_refused(section: str, made_of: dict[str, Any], says: str) -> None:
     refused(token(**made_of), says)

@@ -1,4 +1,4 @@
-"""Ids, labels, JSON, errors, untrusted text, and what is shared out: values that every process reads and writes."""
+"""Ids, labels, JSON, errors, untrusted text, and fair sharing of slots."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.fakes.manual_clock import ManualClock
 from tests.tables import not_explained, not_refused
 
 
-def test_what_could_mean_something_in_a_subject_path_or_key_is_no_id() -> None:
+def test_ids_have_no_characters_special_in_subjects_paths_or_keys() -> None:
     assert [check_id(value, "run_id") for value in ("a", "A-Z_09", "x" * 64)] == ["a", "A-Z_09", "x" * 64]
     for value in ("x" * 65, "a.b", "a b", "a\n", "é", "a/b", "*", ">", "a\0"):
         for optional in (True, False):
@@ -51,7 +51,7 @@ def test_a_new_id_is_a_prefix_and_26_digits(ids: IdSource) -> None:
     assert is_id(new)
 
 
-async def test_ids_sort_in_the_order_they_were_made(ids: IdSource, clock: ManualClock) -> None:
+async def test_ids_sort_in_creation_order(ids: IdSource, clock: ManualClock) -> None:
     made = []
     for step in (0, 0, 0.0005, 0.001, 5, 0, -3, 0, 3600):
         if step > 0:
@@ -62,7 +62,7 @@ async def test_ids_sort_in_the_order_they_were_made(ids: IdSource, clock: Manual
     assert made == sorted(set(made))
 
 
-def test_the_same_clock_and_randomness_give_the_same_ids_and_other_sources_others(clock: ManualClock) -> None:
+def test_the_same_clock_and_randomness_give_the_same_ids(clock: ManualClock) -> None:
     same = [IdSource(clock, random.Random(7).getrandbits) for _ in range(2)]
     assert len({source.new("a") for source in same}) == 1
     assert len({IdSource(clock).new("a") for _ in range(200)}) == 200
@@ -76,10 +76,8 @@ labelled = st.dictionaries(keys, values, max_size=LABELS_MAX)
 
 
 @given(labelled, labelled)
-def test_the_lines_of_a_thing_hold_those_that_are_sought_if_it_has_all_labels(
-    labels: dict[str, str], wanted: dict[str, str]
-) -> None:
-    """As the index compares them, and for nobody else."""
+def test_label_lines_match_exactly_if_all_labels_match(labels: dict[str, str], wanted: dict[str, str]) -> None:
+    """As the index compares them, and only for the same user."""
     for sought in (wanted, dict(list(labels.items())[::2])):
         lines = set(kept.lines(*ANN, sought))
         assert (lines <= set(kept.lines(*ANN, labels))) == has_all(labels, sought)
@@ -87,7 +85,7 @@ def test_the_lines_of_a_thing_hold_those_that_are_sought_if_it_has_all_labels(
 
 
 @given(st.dictionaries(st.text(max_size=70), st.text(max_size=300), max_size=20))
-def test_what_passes_is_stored_whole_and_what_does_not_is_named(labels: dict[str, str]) -> None:
+def test_valid_labels_are_stored_unchanged_and_invalid_ones_named(labels: dict[str, str]) -> None:
     try:
         assert kept.read(kept.written(*ANN, check_labels(labels, "here"))) == labels
     except InvalidField:
@@ -95,7 +93,7 @@ def test_what_passes_is_stored_whole_and_what_does_not_is_named(labels: dict[str
             check_labels(labels, "here")
 
 
-def test_a_label_that_cannot_be_is_refused_with_the_reason() -> None:
+def test_an_invalid_label_is_refused_with_the_reason() -> None:
     rows = [(({key: "x"}), "must be 1 to 63") for key in ("", "Env", "-env", "a" * 64)]
     rows += [({"pawl.run": "x"}, "reserved prefix"), ({"env": "é" * 129}, "256 bytes")]
     rows += [({"env": "a\nb"}, "control character"), ({"env": "a\0b"}, "control character")]
@@ -103,7 +101,7 @@ def test_a_label_that_cannot_be_is_refused_with_the_reason() -> None:
     assert not_explained(InvalidField, check_labels, rows) == []
 
 
-def test_there_are_at_most_sixteen() -> None:
+def test_there_are_at_most_sixteen_labels() -> None:
     most = {f"k{number}": "" for number in range(LABELS_MAX)}
     assert check_labels(most) == most
     with pytest.raises(InvalidField, match="at most 16 labels, got 17"):
@@ -111,7 +109,7 @@ def test_there_are_at_most_sixteen() -> None:
 
 
 @given(items=st.lists(st.binary(max_size=12)), size_max=st.integers(0, 20), items_max=st.integers(1, 5))
-def test_parts_hold_all_in_order_and_only_one_that_is_alone_is_larger(
+def test_parts_keep_the_order_and_only_a_single_item_may_be_larger(
     items: list[bytes], size_max: int, items_max: int
 ) -> None:
     parts = list(in_parts(items, len, size_max=size_max, items_max=items_max))
@@ -121,7 +119,7 @@ def test_parts_hold_all_in_order_and_only_one_that_is_alone_is_larger(
         assert len(part) == 1 or sum(map(len, part)) <= size_max
 
 
-def test_an_error_carries_what_programs_branch_on() -> None:
+def test_an_error_carries_its_kind_reason_and_metadata() -> None:
     error = InvalidField("must be positive", field="limit", got=-1)
     assert (error.kind, error.reason, error.message) == (Kind.INVALID_ARGUMENT, "INVALID_FIELD", "must be positive")
     assert error.metadata == {"field": "limit", "got": "-1"}
@@ -150,7 +148,7 @@ values_of_strict_json = st.recursive(
 
 
 def same(left: JsonValue, right: JsonValue) -> bool:
-    """Equality that tells 1 from 1.0 and True, and 0.0 from -0.0."""
+    """Equality that distinguishes 1, 1.0 and True, and 0.0 and -0.0."""
     return repr(left) == repr(right) if not isinstance(left, dict | list) else _same_container(left, right)
 
 
@@ -163,20 +161,20 @@ def _same_container(left: JsonValue, right: JsonValue) -> bool:
 
 
 @given(values_of_strict_json)
-def test_what_is_written_reads_back_the_same(value: JsonValue) -> None:
+def test_written_json_reads_back_the_same(value: JsonValue) -> None:
     assert same(loads(dumps_canonical(value), bytes_max=LIMIT), value)
 
 
 @given(values_of_strict_json)
-def test_the_canonical_text_does_not_depend_on_how_the_value_was_written(value: JsonValue) -> None:
+def test_canonical_json_does_not_depend_on_the_input_form(value: JsonValue) -> None:
     loosely = json.dumps(value, indent=3, ensure_ascii=True).encode()
     assert dumps_canonical(loads(loosely, bytes_max=LIMIT)) == dumps_canonical(value)
     if isinstance(value, dict):
-        assert dumps_canonical(dict(reversed(value.items()))) == dumps_canonical(value), "nor on the order of keys"
+        assert dumps_canonical(dict(reversed(value.items()))) == dumps_canonical(value), "key order does not matter"
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_a_value_or_invalid_and_never_another_error(data: bytes) -> None:
+def test_any_bytes_are_valid_json_or_raise_invalid_json(data: bytes) -> None:
     try:
         value = loads(data, bytes_max=LIMIT)
     except InvalidJson:
@@ -185,7 +183,7 @@ def test_any_bytes_are_a_value_or_invalid_and_never_another_error(data: bytes) -
 
 
 @given(st.lists(st.tuples(texts, values_of_strict_json), min_size=1, max_size=4), st.integers(0, 3))
-def test_a_duplicate_key_is_found_wherever_it_stands(members: list[tuple[str, JsonValue]], at: int) -> None:
+def test_a_duplicate_key_is_found_at_any_position(members: list[tuple[str, JsonValue]], at: int) -> None:
     members.insert(at, (members[-1][0], ":"))
     text = "{" + ",".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in members) + "}"
     with pytest.raises(InvalidJson, match="same key twice"):
@@ -221,14 +219,14 @@ ODD: list[tuple[bytes, str]] = [
 ]
 
 
-def test_what_parsers_disagree_about_is_refused() -> None:
-    """C14: malformed arguments are never silently turned into something else."""
+def test_json_that_parsers_disagree_about_is_refused() -> None:
+    """C14: malformed arguments are never silently changed."""
     assert not_explained(InvalidJson, lambda data: loads(data, bytes_max=LIMIT), ODD) == []
     with pytest.raises(TooLarge, match="limit of 3"):
         loads(b"NaN!", bytes_max=3)
 
 
-def test_strict_json_is_accepted_and_numbers_keep_their_kind() -> None:
+def test_strict_json_is_accepted_and_numbers_keep_their_type() -> None:
     rows: list[tuple[bytes, JsonValue]] = [
         (b" [1, 1.0, 1e2] \n", [1, 1.0, 100.0]),
         (b"18446744073709551615", 2**64 - 1),
@@ -239,12 +237,10 @@ def test_strict_json_is_accepted_and_numbers_keep_their_kind() -> None:
     assert [data for data, value in rows if not same(loads(data, bytes_max=LIMIT), value)] == []
     assert loads(b"[" * 32 + b"]" * 32, bytes_max=LIMIT)
     assert dumps_canonical([1, 1.0, -0.0, 1e22, 2**64 - 1]) == b"[1,1.0,-0.0,1e22,18446744073709551615]"
-    assert dumps_canonical({"é\u2028/": '"\\\n'}) == '{"é\u2028/":"\\"\\\\\\n"}'.encode(), (
-        "no escapes but those of JSON"
-    )
+    assert dumps_canonical({"é\u2028/": '"\\\n'}) == '{"é\u2028/":"\\"\\\\\\n"}'.encode(), "only JSON escapes"
 
 
-def test_what_could_not_be_read_back_is_not_written() -> None:
+def test_values_that_cannot_be_read_back_are_not_written() -> None:
     deep: JsonValue = json.loads("[" * 33 + "]" * 33)
     rows: list[Any] = [
         math.nan,
@@ -272,7 +268,7 @@ def filled(items: list[tuple[str, int]]) -> FairQueue[str, tuple[str, int]]:
 
 
 @given(items=ITEMS)
-def test_all_come_once_and_those_of_one_key_in_their_order(items: list[tuple[str, int]]) -> None:
+def test_items_come_once_and_in_order_per_key(items: list[tuple[str, int]]) -> None:
     shares = filled(items)
     assert len(shares) == len(items)
     taken = [shares.take() for _ in items]
@@ -284,7 +280,7 @@ def test_all_come_once_and_those_of_one_key_in_their_order(items: list[tuple[str
 
 
 @given(items=ITEMS)
-def test_between_two_of_a_key_each_other_key_that_waits_has_its_turn(items: list[tuple[str, int]]) -> None:
+def test_waiting_keys_take_turns(items: list[tuple[str, int]]) -> None:
     shares = filled(items)
     taken = [shares.take()[0] for _ in items]
     for place, key in enumerate(taken):
@@ -294,7 +290,7 @@ def test_between_two_of_a_key_each_other_key_that_waits_has_its_turn(items: list
             assert sorted(between) == sorted(set(later) - {key})
 
 
-async def test_a_key_has_half_of_the_places_that_others_leave_and_each_is_free_when_its_work_has_ended() -> None:
+async def test_a_key_gets_half_of_the_slots_that_others_leave() -> None:
     places = FairSlots(8)
     works = {key: [asyncio.get_running_loop().create_future() for _ in range(9)] for key in "abcd"}
     entering = []
@@ -321,20 +317,20 @@ async def test_a_key_has_half_of_the_places_that_others_leave_and_each_is_free_w
     assert not places.has_room("e")
 
 
-# The same file is read by web/console/test/visible.test.ts.
+# web/console/test/visible.test.ts reads the same file.
 TABLE = json.loads((Path(__file__).parents[2] / "golden/visible.json").read_bytes())
 
 
-def test_hidden_characters_and_look_alike_hosts_are_marked_once() -> None:
+def test_hidden_characters_and_lookalike_hosts_are_marked_once() -> None:
     assert [(visible(text), visible(shown)) for text, shown in TABLE] == [(shown, shown) for _, shown in TABLE]
 
 
-def test_no_format_character_of_unicode_is_left_out() -> None:
+def test_every_unicode_format_character_is_marked() -> None:
     formats = [chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) in {"Cc", "Cf", "Zl", "Zp"}]
     assert [text for text in formats if text not in "\t\n" and visible(text) == text] == []
 
 
-def test_a_text_is_cut_on_a_character_and_outside_of_a_mark() -> None:
+def test_a_text_is_cut_between_characters_and_outside_of_marks() -> None:
     shown = "ü" + visible("\u202e" * 5)
     cuts = {shortened(shown, size) for size in range(4, len(shown.encode()) + 1)}
     assert cuts == {"...", "ü...", "ü<U+202E>...", *("ü" + "<U+202E>" * n + "..." for n in (2, 3, 4)), shown}

@@ -1,4 +1,4 @@
-"""What stands for what on the wire: errors as statuses, structs as messages."""
+"""Errors as gRPC statuses, and structs as protobuf messages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.tables import not_explained
 
 
 class Context:
-    """Keeps what an RPC is ended with."""
+    """Records the status that ends an RPC."""
 
     def __init__(self) -> None:
         self.error: grpc.aio.AioRpcError | None = None
@@ -59,7 +59,7 @@ def bare(code: grpc.StatusCode, details: str = "") -> PawlError:
     return status.from_rpc_error(grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details))
 
 
-async def test_every_error_arrives_as_itself() -> None:
+async def test_every_error_survives_the_wire() -> None:
     assert set(status.CODES) == set(by_kind)
     for reason, error in by_reason.items():
         sent = error("what to do", field="name")
@@ -80,14 +80,14 @@ async def test_a_long_message_still_fits_in_a_trailer(message: str, metadata: di
     assert type(status.from_rpc_error(carried)) is InvalidField
 
 
-async def test_a_reason_of_a_later_version_keeps_its_kind_and_name() -> None:
+async def test_an_unknown_reason_keeps_its_kind_and_name() -> None:
     """I23."""
     carried = await carry(NotFound.restore("gone", "GOAT_NOT_FOUND", {"goat": "billy"}))
     got = status.from_rpc_error(carried)
     assert (type(got), got.reason, got.metadata) == (NotFound, "GOAT_NOT_FOUND", {"goat": "billy"})
 
 
-def test_what_grpc_itself_says_is_some_error_and_not_in_its_words() -> None:
+def test_errors_of_grpc_itself_are_mapped_without_their_text() -> None:
     assert {isinstance(bare(code), PawlError) for code in grpc.StatusCode if code is not grpc.StatusCode.OK} == {True}
     assert type(bare(grpc.StatusCode.RESOURCE_EXHAUSTED, "Received message larger than max (9 vs. 4)")) is TooLarge
     assert type(bare(grpc.StatusCode.RESOURCE_EXHAUSTED)) is Overloaded
@@ -96,13 +96,13 @@ def test_what_grpc_itself_says_is_some_error_and_not_in_its_words() -> None:
         assert (type(error), "127.0.0.1" in error.message) == (DependencyUnavailable, False), code
 
 
-def test_a_peer_that_answers_too_late_is_away() -> None:
-    """The deadline was set by whoever asked it, not by who asked them."""
+def test_a_peer_that_answers_too_late_is_unavailable() -> None:
+    """The deadline belongs to the call to the peer, not to the original call."""
     assert type(status.of_peer(bare(grpc.StatusCode.DEADLINE_EXCEEDED))) is DependencyUnavailable
     assert type(status.of_peer(NotFound())) is NotFound
 
 
-def test_details_of_somebody_else_are_not_taken_for_ours() -> None:
+def test_error_details_of_another_domain_are_ignored() -> None:
     info = error_details_pb2.ErrorInfo(reason="RUN_NOT_FOUND", domain="elsewhere.example")
     wire = status_pb2.Status(code=5)
     wire.details.add().Pack(info)
@@ -138,14 +138,14 @@ class Above(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Location:
     store_id: str
     run_id: RunId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    place: Place
+    location: Location
     epoch: int
 
 
@@ -157,7 +157,7 @@ STRICT = Translator(refuse)
 
 
 def struct(name: str, **fields: Any) -> Any:
-    """Return a struct with these fields, each a type or a type with its default."""
+    """Return a struct with these fields, each a type or a (type, default) pair."""
     made = [(field, *kind) if isinstance(kind, tuple) else (field, kind) for field, kind in fields.items()]
     return msgspec.defstruct(name, made, frozen=True, kw_only=True)
 
@@ -174,7 +174,7 @@ ToppedUp = struct("ToppedUp", tokens=int, token_budget=int, user_id=str)
 More = struct("More", run_id=str, conversation_id=str, agent_name=str, depth=(int, 4))
 
 
-def test_what_is_written_is_read_again() -> None:
+def test_a_written_message_reads_back_the_same() -> None:
     question = Question(question="which?", kind=Kind.PERMISSION, options=("a", "b"), answer_schema=b"{}")
     translation = STRICT.struct(Question, call_pb2.Question)
     message = translation.write(question)
@@ -184,7 +184,7 @@ def test_what_is_written_is_read_again() -> None:
     assert call_pb2.Question(**translation.fields(question)) == message
 
 
-def test_nested_structs_that_may_be_absent_repeated_ones_and_sets() -> None:
+def test_optional_and_repeated_structs_and_sets_are_translated() -> None:
     @dataclass(frozen=True, kw_only=True)
     class Context:
         store_id: str
@@ -207,14 +207,14 @@ def test_nested_structs_that_may_be_absent_repeated_ones_and_sets() -> None:
         assert verdicts.read(message) == verdict
 
 
-def test_maps_and_flat_structs() -> None:
+def test_maps_and_flat_structs_are_translated() -> None:
     rest = set(execution_pb2.ResolveToolsRequest.DESCRIPTOR.fields_by_name) - {"tool_names", "pinned_versions"}
     resolves = STRICT.struct(Resolve, execution_pb2.ResolveToolsRequest, Exceptions(of_message=rest))
     resolve = Resolve(tool_names=["x"], pinned_versions={"x": 3})
     assert resolves.read(resolves.write(resolve)) == resolve
 
     claims = STRICT.struct(Claim, ledger_pb2.LoadRunRequest)
-    claim = Claim(place=Place(store_id="s", run_id=RunId("r")), epoch=7)
+    claim = Claim(location=Location(store_id="s", run_id=RunId("r")), epoch=7)
     assert claims.write(claim) == ledger_pb2.LoadRunRequest(store_id="s", run_id="r", epoch=7)
     assert claims.read(claims.write(claim)) == claim
 
@@ -235,7 +235,7 @@ def test_times_are_seconds_or_datetimes_to_the_microsecond() -> None:
     assert not notes.write(note).HasField("read_time")
 
 
-def test_a_time_of_no_year_is_the_error() -> None:
+def test_a_time_outside_the_calendar_is_an_error() -> None:
     others = set(notify_pb2.Notification.DESCRIPTOR.fields_by_name) - {"create_time"}
     translator = Translator(lambda unknown: LookupError(unknown.field))
     notes = translator.struct(Created, notify_pb2.Notification, Exceptions(of_message=others), field="note")
@@ -265,7 +265,7 @@ def newer() -> call_pb2.Question:
     return call_pb2.Question.FromString(b"\x18\x63")  # Field 3, the kind: 99.
 
 
-def test_unspecified_is_the_default_and_an_unknown_number_an_error_that_names_the_field() -> None:
+def test_unspecified_enums_default_and_unknown_ones_are_an_error() -> None:
     defaults: dict[type[Enum], Enum] = {Kind: Kind.CONFIRMATION}
     careful = Translator(refuse, defaults=defaults).struct(Question, call_pb2.Question, field="call.question")
     assert careful.read(call_pb2.Question()).kind is Kind.CONFIRMATION
@@ -275,7 +275,7 @@ def test_unspecified_is_the_default_and_an_unknown_number_an_error_that_names_th
         STRICT.struct(Question, call_pb2.Question).read(call_pb2.Question())
 
 
-def test_one_of_several() -> None:
+def test_oneof_fields_are_translated() -> None:
     kinds = {"warning": Warned, "run_topped_up": ToppedUp}
     without = {field.name for field in event_pb2.RunEvent.DESCRIPTOR.oneofs_by_name["kind"].fields} - set(kinds)
     events = STRICT.one_of(event_pb2.RunEvent, "kind", kinds, without=without)
@@ -289,7 +289,7 @@ def test_one_of_several() -> None:
         STRICT.one_of(event_pb2.RunEvent, "kind", kinds, without=without - {"output_delta"})
 
 
-def test_a_field_of_one_side_only_is_refused_unless_it_is_named() -> None:
+def test_a_one_sided_field_is_refused_unless_listed() -> None:
     with pytest.raises(TypeError, match="summary is only in the message"):
         STRICT.struct(struct("Short", tool_name=str, arguments=bytes), call_pb2.Inverse)
 
@@ -300,7 +300,7 @@ def test_a_field_of_one_side_only_is_refused_unless_it_is_named() -> None:
         STRICT.struct(Above, run_pb2.RunAbove, Exceptions(of_struct=("depth",)))
 
 
-def test_a_type_that_does_not_fit_is_refused() -> None:
+def test_a_mismatched_type_is_refused() -> None:
     for hint in (int, bytes, float, bool, Kind, Above, tuple[str, ...]):
         with pytest.raises(TypeError, match="run_id is not"):
             STRICT.struct(struct("Wrong", run_id=hint, conversation_id=str), run_pb2.RunAbove)
@@ -310,7 +310,7 @@ def test_a_type_that_does_not_fit_is_refused() -> None:
         STRICT.struct(wrong, execution_pb2.ResolveToolsRequest, Exceptions(of_message=rest))
 
 
-def test_enums_that_differ_are_refused() -> None:
+def test_differing_enums_are_refused() -> None:
     class Fewer(StrEnum):
         CLARIFICATION = "CLARIFICATION"
         PERMISSION = "PERMISSION"
@@ -331,7 +331,7 @@ def test_enums_that_differ_are_refused() -> None:
         STRICT.enum(Shifted, call_pb2.QuestionKind)
 
 
-def test_an_exception_reads_and_writes_a_field_its_own_way() -> None:
+def test_an_exception_translates_a_field_in_its_own_way() -> None:
     translation = STRICT.struct(
         Above,
         run_pb2.RunAbove,

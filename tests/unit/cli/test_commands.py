@@ -1,4 +1,4 @@
-"""Commands as they are typed: flags, addresses, keys, tokens, and what is sent."""
+"""Commands as typed: flags, addresses, keys, tokens, and the requests they send."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ from pawl.notify.v1 import preference_pb2
 from pawl.tool.v1 import audit_pb2, memory_pb2, rule_pb2, source_pb2
 from tests.tables import not_explained, not_refused
 
-NOBODY = "127.0.0.1:1"
+UNREACHABLE = "127.0.0.1:1"
 
 
 def invoke(*arguments: str, input_text: str = "") -> tuple[int, str]:
-    result = CliRunner().invoke(app, arguments, input=input_text, env={"PAWL_ADDRESS": NOBODY, "COLUMNS": "200"})
+    result = CliRunner().invoke(app, arguments, input=input_text, env={"PAWL_ADDRESS": UNREACHABLE, "COLUMNS": "200"})
     return result.exit_code, result.output
 
 
-def test_without_a_suite_a_command_says_so_in_one_sentence_and_ends_with_2(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_suite_a_command_gives_one_clear_error_and_exits_with_2(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pawl.cli.command.FOLLOW_SECONDS", 0.0)
     for command in (
         "run hello",
@@ -55,16 +55,16 @@ def test_without_a_suite_a_command_says_so_in_one_sentence_and_ends_with_2(monke
         "attention",
     ):
         code, output = invoke(*command.split())
-        assert (code, f"No Pawl suite answers at {NOBODY}" in output.splitlines()[-1]) == (2, True), command
+        assert (code, f"No Pawl suite answers at {UNREACHABLE}" in output.splitlines()[-1]) == (2, True), command
         assert "Traceback" not in output
-    monkeypatch.setenv("PAWL_TOOL_REGISTRY_ADDRESS", NOBODY)
+    monkeypatch.setenv("PAWL_TOOL_REGISTRY_ADDRESS", UNREACHABLE)
     code, output = invoke("tools")
-    assert (code, output.startswith(f"tool-registry does not answer at {NOBODY}.")) == (2, True)
+    assert (code, output.startswith(f"tool-registry does not answer at {UNREACHABLE}.")) == (2, True)
 
 
-def test_a_command_line_that_cannot_be_meant_ends_with_2_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PAWL_NOTIFIER_ADDRESS", NOBODY)
-    for command, told in {
+def test_an_invalid_command_line_exits_with_2_and_explains_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAWL_NOTIFIER_ADDRESS", UNREACHABLE)
+    for command, text in {
         ("run",): "Missing argument",
         ("approve", "run_1"): "Missing argument",
         ("watch", "run_1", "--after", "-1"): "--after",
@@ -111,10 +111,10 @@ def test_a_command_line_that_cannot_be_meant_ends_with_2_and_says_why(monkeypatc
         ("conversations", "import", "/absent.json"): "cannot be read: No such file",
     }.items():
         code, output = invoke(*command)
-        assert (code, told in output, "Traceback" in output) == (2, True, False), (command, output)
+        assert (code, text in output, "Traceback" in output) == (2, True, False), (command, output)
 
 
-def test_an_address_wins_over_the_data_folder_and_the_rest_is_looked_for_beside_it(tmp_path: Path) -> None:
+def test_an_address_overrides_the_data_folder(tmp_path: Path) -> None:
     def client(address: str) -> AsyncClient:
         return AsyncClient(address=address, data=tmp_path, environment={})
 
@@ -128,10 +128,8 @@ def test_an_address_wins_over_the_data_folder_and_the_rest_is_looked_for_beside_
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1:7601", "pawl.example:7601", "127.0.0.1:7601,10.0.0.1:7601"])
-def test_a_key_goes_beyond_this_machine_over_tls_only(
-    tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """OPS-1: and the answer says what to do."""
+def test_a_key_leaves_this_machine_only_over_tls(tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OPS-1; the error explains what to do."""
     for name in ("open_channel", "connect"):
         monkeypatch.setattr(f"pawl.client.target.{name}", lambda *_, **__: MagicMock())
 
@@ -149,11 +147,11 @@ def test_a_key_goes_beyond_this_machine_over_tls_only(
             ask(found())
         assert "the-key-of-ann" not in str(caught.value)
         assert ask(found(key_in_clear=True))
-        assert ask(found(key="")), "there is nothing to hide"
+        assert ask(found(key="")), "there is no key to protect"
 
 
-def test_a_key_that_was_meant_to_be_given_is_not_made_up_for_by_the_local_one(tmp_path: Path) -> None:
-    """What `$(cat ann.key)` gives of a file that is empty, or not there, must not call as the owner of the machine."""
+def test_an_empty_key_is_not_replaced_by_the_local_key(tmp_path: Path) -> None:
+    """`$(cat ann.key)` of an empty or missing file must not call as the owner of the machine."""
 
     def client(key: str) -> AsyncClient:
         environment = {"PAWL_API_KEY": key}
@@ -164,7 +162,7 @@ def test_a_key_that_was_meant_to_be_given_is_not_made_up_for_by_the_local_one(tm
     assert client("k").metadata == (("authorization", "Bearer k"), ("pawl-store", "acme"), ("pawl-user", "ann"))
 
 
-def test_without_a_key_of_ones_own_the_one_of_the_data_folder_goes_to_its_suite_and_nowhere_else(
+def test_the_local_key_is_sent_only_to_its_own_suite(
     tmp_path: Path,
 ) -> None:
     def replica(address: str) -> Replica:
@@ -202,7 +200,7 @@ def test_without_a_key_of_ones_own_the_one_of_the_data_folder_goes_to_its_suite_
         (("watch", "run_1"), "run_id", "run_id"),
     ],
 )
-def test_every_command_tells_its_options_by_the_fields_that_they_fill(
+def test_every_command_reports_invalid_fields_by_option(
     monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], field: str, option: str
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
@@ -212,9 +210,7 @@ def test_every_command_tells_its_options_by_the_fields_that_they_fill(
     assert invoke(*command) == (2, f"{option} is wrong.\n")
 
 
-def test_a_folder_that_somebody_else_made_does_not_send_the_key_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_foreign_data_folder_cannot_redirect_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path(".pawl").mkdir()
     environment = {"PAWL_API_KEY": "key"}
@@ -226,9 +222,9 @@ def test_a_folder_that_somebody_else_made_does_not_send_the_key_elsewhere(
             AsyncClient(data=Path(".pawl"), environment=environment)
 
 
-def test_a_history_that_cannot_be_read_is_refused_in_a_sentence(tmp_path: Path) -> None:
+def test_an_unreadable_history_is_refused_with_a_clear_error(tmp_path: Path) -> None:
     file = tmp_path / "history.json"
-    for content, said in (
+    for content, text in (
         (b"nothing", "is not JSON"),
         (b"\xff\xfe", "is not JSON"),
         (b"[" * 100_000, "is not JSON"),
@@ -240,10 +236,10 @@ def test_a_history_that_cannot_be_read_is_refused_in_a_sentence(tmp_path: Path) 
     ):
         file.write_bytes(content)
         code, output = invoke("conversations", "import", str(file))
-        assert (code, said in output, "Traceback" in output) == (2, True, False), output
+        assert (code, text in output, "Traceback" in output) == (2, True, False), output
 
 
-def test_flags_may_stand_before_or_behind_the_command() -> None:
+def test_flags_may_come_before_or_after_the_command() -> None:
     for given, read in [
         (["tools"], ["tools"]),
         (["tools", "--data", "folder"], ["--data", "folder", "tools"]),
@@ -261,7 +257,7 @@ TOKEN = "cmp_abc"
 
 @pytest.fixture
 def completed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The tokens that came to a suite."""
+    """The tokens that a suite received."""
     tokens: list[str] = []
 
     async def complete_call(_: AsyncClient, token: str, *_result: Any, error: str) -> bool:
@@ -276,7 +272,7 @@ def complete(token: str, standard_input: str = "") -> tuple[int, str]:
     return invoke("--address", "127.0.0.1:1", "complete", token, "--result", "1", input_text=standard_input)
 
 
-def test_a_token_is_read_from_standard_input_or_a_file_or_stands_there(completed: list[str], tmp_path: Path) -> None:
+def test_a_token_is_read_from_stdin_a_file_or_the_argument(completed: list[str], tmp_path: Path) -> None:
     file = tmp_path / "order.token"
     file.write_text(f"{TOKEN}\n")
     for given, standard_input in (("-", f" {TOKEN}\r\nmore\n"), (f"@{file}", ""), (TOKEN, "")):
@@ -284,7 +280,7 @@ def test_a_token_is_read_from_standard_input_or_a_file_or_stands_there(completed
     assert completed == [TOKEN] * 3
 
 
-def test_a_token_that_cannot_be_read_is_said_so(completed: list[str], tmp_path: Path) -> None:
+def test_an_unreadable_token_is_reported(completed: list[str], tmp_path: Path) -> None:
     file = tmp_path / "empty"
     file.touch()
     assert complete("-") == (2, "There is nothing in standard input.\n")
@@ -294,8 +290,8 @@ def test_a_token_that_cannot_be_read_is_said_so(completed: list[str], tmp_path: 
     assert completed == []
 
 
-def test_of_all_that_is_dead_a_code_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all that it is asked for the service sends all or nothing: a mistyped address would leave the rest dead."""
+def test_resending_all_dead_deliveries_leaves_out_codes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The service resends all or nothing, so one mistyped address would leave the rest dead."""
     sent: list[str] = []
 
     async def pages(_client: AsyncClient, _call: object, _request: object) -> AsyncIterator[Any]:
@@ -312,7 +308,7 @@ def test_of_all_that_is_dead_a_code_is_not_sent_again(monkeypatch: pytest.Monkey
 
 
 class Suite:
-    """All services of a suite: each method keeps its request, and answers what is given for it."""
+    """All services of a suite: records each request and returns the prepared answer."""
 
     def __init__(self, answers: Mapping[str, Any]) -> None:
         self.asked: list[Any] = []
@@ -358,7 +354,7 @@ MAILS = {
 }
 DOCUMENT = source_pb2.OpenApiConfig(document=b"name: clerk\n", headers={"key": "a=b"})
 
-# The command, what the suite answers, its last request where it counts, and parts of what is shown.
+# Command, answers of the suite, its last request where it matters, and parts of the output.
 DONE: list[tuple[str, Mapping[str, Any], Any, tuple[str, ...]]] = [
     ("--version", {}, None, (f"pawl {version('pawl-runtime')}",)),
     ("attention", {"ListAttention": NEEDS_OPERATOR}, None, ("user ann", "being stopped", "pay", "pawl redrive run_1")),
@@ -455,9 +451,7 @@ DONE: list[tuple[str, Mapping[str, Any], Any, tuple[str, ...]]] = [
 ]
 
 
-def test_a_command_asks_the_suite_for_what_was_typed_and_shows_the_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_sends_its_request_and_shows_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "clerk.yaml"
     file.write_text("name: clerk\n")
     monkeypatch.setattr(AsyncClient, "get_conversation", AsyncMock())
@@ -472,7 +466,7 @@ def test_a_command_asks_the_suite_for_what_was_typed_and_shows_the_answer(
     assert "an agent must be a mapping with a `name`" in invoke("apply", "--file", str(file))[1]
 
 
-async def test_the_agents_folder_is_applied_again_until_its_tools_are_there(
+async def test_the_agents_folder_is_reapplied_until_its_tools_exist(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     tries = iter(["refused", "warned", "saved"])
@@ -490,8 +484,8 @@ async def test_the_agents_folder_is_applied_again_until_its_tools_are_there(
     monkeypatch.setattr(agents, "_RETRY_DELAYS_SECONDS", (0.0,) * 9)
     (tmp_path / "clerk.yaml").write_text("name: clerk\n")
     await agents.apply_folder(SuiteOptions(data=tmp_path, agents=tmp_path))
-    told = capsys.readouterr().out.splitlines()
-    assert [line.removeprefix("PAWL_AGENTS: ").split("'")[0] for line in told] == [
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.removeprefix("PAWL_AGENTS: ").split("'")[0] for line in lines] == [
         "  warning: There is no tool ",
         "clerk: version 1",
         "  warning: late_* matches no available tool",

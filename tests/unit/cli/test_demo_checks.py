@@ -1,4 +1,4 @@
-"""The demo cannot say that something happened when it did not."""
+"""The demo cannot claim that something happened when it did not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _settled(tool: str, result: object) -> call_pb2.Call:
 
 
 def what_happened() -> Evidence:
-    """What a client sees and the ledger has when every check holds."""
+    """Client and ledger records with which every check passes."""
     mail = _settled("send_email", {"sent": True})
     mail.approval.decision.kind = call_pb2.DECISION_KIND_EDIT
     run = run_pb2.Run(run_id="run_1", state=run_pb2.RUN_STATE_COMPLETED, output_text="1 2 60")
@@ -26,7 +26,7 @@ def what_happened() -> Evidence:
         event_pb2.RunEvent(seq=2, attempt=2, run_changed=event_pb2.RunChanged(run=run), event_id="evt_2"),
     ]
     completed = notify_pb2.NOTIFICATION_KIND_RUN_COMPLETED
-    told = notify_pb2.Notification(run_id="run_1", event_id="evt_2", kind=completed)
+    notification = notify_pb2.Notification(run_id="run_1", event_id="evt_2", kind=completed)
     return Evidence(
         run=run,
         calls=[
@@ -38,10 +38,10 @@ def what_happened() -> Evidence:
         ],
         messages=[message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text=run.output_text, reasoning="because")],
         events=events,
-        inbox=[told],
+        inbox=[notification],
         subjects=["lunch at one"],
         seen=list(events),
-        heard=[told],
+        heard=[notification],
         answer="Tonight",
         attempt_when_killed=1,
         stayed_down=True,
@@ -50,9 +50,9 @@ def what_happened() -> Evidence:
     )
 
 
-def test_when_everything_happened_every_check_holds() -> None:
+def test_with_all_evidence_every_check_passes() -> None:
     assert set(verdicts(what_happened()).values()) == {True}
 
 
-def test_when_nothing_happened_no_check_holds() -> None:
+def test_without_evidence_no_check_passes() -> None:
     assert set(verdicts(Evidence()).values()) == {False}

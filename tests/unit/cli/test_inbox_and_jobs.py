@@ -1,4 +1,4 @@
-"""The inbox, jobs, schedules, undos and events as their commands show them."""
+"""Command output for the inbox, jobs, schedules, undos and events."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ AWAITING, OFFERED, ASKED = (
 
 
 class Agents:
-    """An AgentService that takes everything but what concerns `late`; its runs are the caller's."""
+    """An AgentService that accepts everything except for `late`; its runs belong to the caller."""
 
     def __init__(self, late: str = "") -> None:
         self.asked: list[Any] = []
@@ -104,7 +104,7 @@ class Rules:
 
 
 async def typed(agents: Agents, text: str, *calls: call_pb2.Call | run_pb2.Run, rules: Rules | None = None) -> str:
-    """Go through calls with these lines typed; return what was shown."""
+    """Go through calls with these lines as input; return the output."""
     shown = io.StringIO()
     target = AsyncClient("127.0.0.1:1", environment={})
     vars(target).update(agents=agents, rules=rules or Rules())
@@ -113,7 +113,7 @@ async def typed(agents: Agents, text: str, *calls: call_pb2.Call | run_pb2.Run, 
     return shown.getvalue()
 
 
-async def test_all_are_approved_together_after_all_were_shown() -> None:
+async def test_all_calls_are_approved_together_after_being_shown() -> None:
     agents = Agents(late="c")
     shown = await typed(agents, "all\ny\n", call("a"), call("b", ASKED), call("c"))
     ((first, second),) = agents.asked
@@ -126,22 +126,22 @@ async def test_all_are_approved_together_after_all_were_shown() -> None:
     assert "c: Not approved: it was decided." in shown
 
 
-async def test_all_are_not_approved_without_a_yes() -> None:
+async def test_nothing_is_approved_without_a_yes() -> None:
     for answer in ("", "n", "no", "perhaps"):
         agents = Agents()
         await typed(agents, f"all\n{answer}\n\n\n", call("a"), call("b"))
         assert not agents.asked
 
 
-async def test_all_are_asked_about_again_after_an_unclear_answer() -> None:
+async def test_an_unclear_answer_about_all_calls_is_asked_again() -> None:
     agents = Agents()
     shown = await typed(agents, "ALL\nyes but not the first\ny\n", call("a"), call("b"))
     assert [[decision.call_id for decision in decisions] for decisions in agents.asked] == [["a", "b"]]
     assert "Type y or n." in shown
 
 
-async def test_each_line_is_about_the_call_that_was_shown() -> None:
-    """HITL-1: a question can be refused; an empty line skips, and the end of the input leaves the rest."""
+async def test_each_line_decides_the_call_that_was_shown() -> None:
+    """HITL-1: a question can be refused; an empty line skips, and the end of input leaves the rest."""
     agents, rules = Agents(), Rules()
     decided = call_pb2.Decision(user_id="cyd")
     two = call("d", approval=call_pb2.ApprovalRequest(approvals_required=2, approvals=[decided], escalated=True))
@@ -152,11 +152,11 @@ async def test_each_line_is_about_the_call_that_was_shown() -> None:
     assert (refused.kind, refused.reason) == (call_pb2.DECISION_KIND_REJECT, "not now")
     assert approved.kind == also.kind == call_pb2.DECISION_KIND_APPROVE
     assert ("approved by 1 of 2: cyd" in shown, "escalated: no decision in time" in shown) == (True, True)
-    assert ("needs two approvers" in shown, rules.made) == (True, []), "what two people decide is not remembered"
+    assert ("needs two approvers" in shown, rules.made) == (True, []), "two-person decisions create no rule"
 
 
-async def test_a_front_end_call_takes_its_result_as_json_or_an_error() -> None:
-    """FE-3, FE-5: what is no JSON is asked for again."""
+async def test_a_front_end_call_accepts_a_json_result_or_an_error() -> None:
+    """FE-3, FE-5: invalid JSON is asked for again."""
     agents = Agents()
     shown = await typed(agents, 'hello\n{"x": 1}\n! no such panel\n', call("a", OFFERED), call("b", OFFERED))
     first, second = agents.asked
@@ -166,7 +166,7 @@ async def test_a_front_end_call_takes_its_result_as_json_or_an_error() -> None:
 
 
 async def test_always_approves_and_allows_the_tool_in_its_conversation() -> None:
-    """HITL-5: one answer, both done, and how to end it."""
+    """HITL-5: one answer does both, and shows how to revoke the rule."""
     agents, rules = Agents(), Rules()
     shown = await typed(agents, "always\n", call("a", conversation_id="conv_1"), rules=rules)
     (rule,) = rules.made
@@ -179,7 +179,7 @@ async def test_always_approves_and_allows_the_tool_in_its_conversation() -> None
     assert not rules.revoked
 
 
-async def test_a_rule_and_its_approval_are_both_made_or_it_is_said_which_was() -> None:
+async def test_a_partly_failed_always_answer_reports_what_was_done() -> None:
     agents, rules = Agents(), Rules()
     rules.refuses_to.add("make")
     shown = await typed(agents, "always\n", call("a"), rules=rules)
@@ -193,8 +193,8 @@ async def test_a_rule_and_its_approval_are_both_made_or_it_is_said_which_was() -
     assert "`pawl rules revoke rule_1`" in shown
 
 
-def test_all_that_there_is_to_say_of_a_job_is_said_and_nothing_else() -> None:
-    """ASYNC-7"""
+def test_job_lines_show_only_fields_that_are_set() -> None:
+    """ASYNC-7."""
     definition = run_pb2.Job(tool_name="probe", arguments_json=b"{}", interval_seconds=60, iterations_max=5)
     definition.end_time.CopyFrom(Timestamp(seconds=1_900_000_000))
     job = jobs_pb2.BackgroundJob(
@@ -212,7 +212,7 @@ def test_all_that_there_is_to_say_of_a_job_is_said_and_nothing_else() -> None:
             call_pb2.Call(run_id="run_2", call_id="call_5", state=call_pb2.CALL_STATE_OFFERED),
         ],
     )
-    said = "\n".join(job_lines(job))
+    output = "\n".join(job_lines(job))
     for part in (
         "run_2: waiting",
         "done: 3 of 5 (1 failed)",
@@ -222,9 +222,9 @@ def test_all_that_there_is_to_say_of_a_job_is_said_and_nothing_else() -> None:
         "conversation id: conv_1",
         "decide with: pawl approve run_2 call_4",
     ):
-        assert part in said
+        assert part in output
     for part in ("\x1b", "call_5", "next:", "end time: 2026", "failure:", "stopped by", "trimmed"):
-        assert part not in said
+        assert part not in output
     job.waiting.reason = waiting_pb2.WAIT_REASON_PAUSED
     assert "run_2: paused" in job_lines(job)
     assert paused_text(job) == "run_2 (probe) is paused. Resume it with: pawl jobs resume run_2"
@@ -237,7 +237,7 @@ def test_all_that_there_is_to_say_of_a_job_is_said_and_nothing_else() -> None:
     assert {"run_2: cancelled by its user", "trimmed iterations: 5000"} <= set(job_lines(job))
 
 
-def test_reports_are_said_in_short_or_as_the_model_writes_them_or_refused() -> None:
+def test_reports_are_given_as_a_word_or_json_or_refused() -> None:
     for given in ("every=10", '{"every": 10}'):
         request = jobs_pb2.StartJobRequest()
         put_reports(request, given)
@@ -252,7 +252,7 @@ def shown(kind: str, event: event_pb2.RunEvent) -> str:
     return line(message, as_json=False)
 
 
-def test_a_line_says_what_became_of_a_fire() -> None:
+def test_a_line_shows_the_outcome_of_a_firing() -> None:
     fire = schedule_pb2.ScheduleFire(outcome=schedule_pb2.SCHEDULE_FIRE_OUTCOME_STARTED, run_id="run_1")
     event = event_pb2.RunEvent(type="schedule.fired")
     event.starter_fired.CopyFrom(event_pb2.StarterFired(name="report", user_id="ann", fire=fire))
@@ -262,7 +262,7 @@ def test_a_line_says_what_became_of_a_fire() -> None:
     assert shown("schedule_fired", event).endswith("schedule.fired report skipped")
 
 
-def test_a_run_says_what_drives_it_what_it_may_use_and_what_was_granted_and_nothing_else() -> None:
+def test_run_lines_show_only_fields_that_are_set() -> None:
     grant = call_pb2.Grant(uses=3, approvals=[call_pb2.Decision(user_id="cyd")])
     grant.series.interval_seconds, grant.series.iterations_max = 60, 20
     run = run_pb2.Run(
@@ -290,7 +290,7 @@ def shown_of_undo_and_steps(step: steps_pb2.Step, *, full: bool = False) -> str:
     return output.getvalue()
 
 
-def test_a_step_is_folded_to_a_line_and_opened_whole_and_steers_no_terminal() -> None:
+def test_a_step_is_folded_or_shown_whole_without_control_codes() -> None:
     reasoning = "First I look at the files.\n" * 20
     step = steps_pb2.Step(type=steps_pb2.STEP_TYPE_REASONING, round=2, content=reasoning)
     assert (shown_of_undo_and_steps(step).count("\n"), "…" in shown_of_undo_and_steps(step)) == (1, True)
@@ -301,7 +301,7 @@ def test_a_step_is_folded_to_a_line_and_opened_whole_and_steers_no_terminal() ->
     assert shown_of_undo_and_steps(step) == "  0 result read: 70000 bytes\n"
 
 
-def test_each_state_of_an_undo_has_words_and_an_inverse_says_what_it_takes_back() -> None:
+def test_every_undo_state_has_a_text_and_an_inverse_names_its_call() -> None:
     for state in undo_pb2.UndoState.values()[1:]:
         undo = undo_pb2.CallUndo(call_id="call_1", tool_name="write", state=state, summary="Take it back", reason="why")
         line, _ = undo_line(undo)

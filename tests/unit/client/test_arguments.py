@@ -1,4 +1,4 @@
-"""Arguments of the client that cannot be meant so, and the client without asyncio."""
+"""Invalid arguments of the client, and the client without asyncio."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from pawl.errors import InvalidField, InvalidHistory
 from pawl.event.v1 import message_pb2
 from tests.tables import not_refused
 
-NOBODY = "127.0.0.1:1"
+UNREACHABLE = "127.0.0.1:1"
 ANY: Any = "call_1"
 
 
-async def test_what_cannot_be_meant_is_refused_with_its_field() -> None:
+async def test_invalid_arguments_are_refused_and_name_the_field() -> None:
     rows: list[tuple[Callable[[Any], Any], str]] = [
         (lambda pawl: pawl.decide(ANY), "decision"),
         (lambda pawl: pawl.decide_all([ANY]), "decision"),
@@ -42,31 +42,31 @@ async def test_what_cannot_be_meant_is_refused_with_its_field() -> None:
         (lambda pawl: pawl.start_job("clock", when={}), "when"),
         (lambda pawl: pawl.start_job("clock", when={"pause": 60}), "when"),
     ]
-    async with AsyncClient(NOBODY, environment={}) as pawl:
+    async with AsyncClient(UNREACHABLE, environment={}) as pawl:
         for call, field in rows:
             with pytest.raises(InvalidField) as refused:
                 await call(pawl)
             assert refused.value.metadata == {"field": field}
-    with Client(NOBODY, environment={}) as plain:
+    with Client(UNREACHABLE, environment={}) as plain:
         assert not_refused(InvalidField, lambda call: call(plain), [call for call, _ in rows]) == []
 
 
-async def test_what_is_no_call_and_no_position_is_refused() -> None:
+async def test_invalid_calls_and_positions_are_refused() -> None:
     makers: list[Callable[[Any], Any]] = [approve, reject]
     makers += [lambda call: edit(call, {}), lambda call: answer(call, "Oslo"), lambda call: result(call, 1)]
     assert not_refused(InvalidField, lambda make: make(ANY), makers) == []
-    async with AsyncClient(NOBODY, environment={}) as pawl:
+    async with AsyncClient(UNREACHABLE, environment={}) as pawl:
         with pytest.raises(InvalidField, match="after_seq"):
             await anext(pawl.watch("run_1", -1))
 
 
-def test_a_text_among_parts_is_a_part() -> None:
+def test_a_string_among_parts_is_a_text_part() -> None:
     text, picture = message_pb2.Part(text="Look"), image(b"x")
     assert parts_of(["Look", picture]) == [text, picture]
     assert parts_of("Look") == [text]
 
 
-def test_what_is_no_list_of_messages_is_said_to_be_none() -> None:
+def test_an_invalid_message_list_is_refused() -> None:
     rows: list[Any] = [{"messages": [{"role": "user", "content": "Ahoy"}]}, "[]", b"[]"]
     assert not_refused(InvalidHistory, history, rows) == []
 
@@ -75,7 +75,7 @@ async def nothing() -> None: ...
 
 
 def waits_in_run(ident: int) -> bool:
-    """Whether a thread has come to where it waits for a call."""
+    """Whether a thread has reached the point where it waits for a call."""
     frame: FrameType | None = sys._current_frames()[ident]
     names = []
     while frame is not None:
@@ -85,7 +85,6 @@ def waits_in_run(ident: int) -> bool:
 
 
 def test_an_interrupted_call_is_cancelled() -> None:
-    """Ctrl-C."""
     thread, cancelled = LoopThread(), threading.Event()
     main = threading.main_thread().ident
     assert main == threading.get_ident()
@@ -101,7 +100,7 @@ def test_an_interrupted_call_is_cancelled() -> None:
             time.sleep(0.001)
         signal.pthread_kill(main, signal.SIGINT)
 
-    # A shell that starts something in its own background has it ignore Ctrl-C.
+    # A shell that runs a command in its background makes it ignore Ctrl-C.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     interrupting = threading.Thread(target=interrupt)
     interrupting.start()
@@ -115,8 +114,8 @@ def test_an_interrupted_call_is_cancelled() -> None:
     thread.close(nothing)
 
 
-def test_the_thread_does_not_wait_for_itself() -> None:
-    """An async tool that called the client it is served by would stop everything."""
+def test_the_client_thread_refuses_to_wait_for_itself() -> None:
+    """Otherwise an async tool that called the blocking client would deadlock."""
     thread = LoopThread()
 
     async def wait_for_itself() -> None:

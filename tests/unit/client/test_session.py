@@ -1,4 +1,4 @@
-"""The Session client: a command takes effect once and an event is given once, whatever breaks when."""
+"""The Session client: commands take effect once and events arrive once, despite failures."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Cluster:
         return target.session(**defaults | options)
 
     def refuse(self, error: grpc.StatusCode | PawlError | None = grpc.StatusCode.UNAVAILABLE) -> None:
-        """Break what is connected, and let nobody in, or everybody again."""
+        """Break all connections and refuse new ones, or accept them again."""
         for replica in (self.first, self.second):
             replica.refuse = error
             replica.cut()
@@ -55,7 +55,7 @@ async def cluster() -> AsyncIterator[Cluster]:
         yield Cluster([first, second], [one, two])
 
 
-async def test_a_start_whose_receipt_is_lost_takes_effect_once_and_is_receipted_by_another_replica(
+async def test_a_start_with_a_lost_receipt_takes_effect_once(
     cluster: Cluster,
 ) -> None:
     cluster.first.break_before_receipt = "start"
@@ -67,8 +67,8 @@ async def test_a_start_whose_receipt_is_lost_takes_effect_once_and_is_receipted_
     assert [len(replica.hellos) for replica in (cluster.first, cluster.second)] == [1, 1]
 
 
-async def test_a_stream_that_breaks_goes_on_after_the_last_event_seen(cluster: Cluster) -> None:
-    """EVT-1: none missing, none twice."""
+async def test_a_broken_stream_resumes_after_the_last_event_seen(cluster: Cluster) -> None:
+    """EVT-1."""
     cluster.first.break_after_events = 4
     await cluster.book.append(10, ended=True)
     async with cluster.client() as client, asyncio.timeout(60):
@@ -86,8 +86,8 @@ async def until_end(client: AsyncSession) -> AsyncIterator[session_pb2.SessionRe
         yield frame
 
 
-async def test_events_that_are_gone_are_a_gap_that_is_given_once(cluster: Cluster) -> None:
-    """EVT-1: also when the stream breaks just behind it."""
+async def test_removed_events_are_reported_as_one_gap(cluster: Cluster) -> None:
+    """EVT-1: also when the stream breaks right after it."""
     await cluster.book.append(10, ended=True)
     cluster.book.trimmed_seq = 7
     cluster.first.break_after_events = 1
@@ -98,8 +98,8 @@ async def test_events_that_are_gone_are_a_gap_that_is_given_once(cluster: Cluste
     assert cluster.book.sent("attach")[0].attach.after_seq == 8
 
 
-async def test_a_client_keeps_its_id_over_reconnects(cluster: Cluster) -> None:
-    """FE-2: by it, it keeps the calls that it holds."""
+async def test_a_client_keeps_its_id_across_reconnects(cluster: Cluster) -> None:
+    """FE-2: the id lets it keep the calls that it holds."""
     cluster.first.break_before_receipt = "cancel"
     async with cluster.client(tools=[show]) as client:
         await client.cancel(RUN)
@@ -146,7 +146,7 @@ def crash(title: str) -> None:
 
 
 @tool
-async def give_up(title: str) -> None:
+async def cancel_itself(title: str) -> None:
     """Fail as if it had been cancelled."""
     raise asyncio.CancelledError
 
@@ -163,8 +163,8 @@ def compute(n: int) -> int:
     return n
 
 
-async def test_an_offered_call_is_answered_in_any_case(cluster: Cluster) -> None:
-    """FE-5: an unknown tool answers with an error, never silence."""
+async def test_every_offered_call_is_answered(cluster: Cluster) -> None:
+    """FE-5."""
     answers: dict[str, tuple[str, bool]] = {
         "show": ('{"shown":"Plan"}', False),
         "show_in_a_thread": ('{"shown":"Plan"}', False),
@@ -174,7 +174,7 @@ async def test_an_offered_call_is_answered_in_any_case(cluster: Cluster) -> None
         "fail": ('"no screen"', True),
         "absent": ('"there is no tool absent here"', True),
     }
-    async with cluster.client(tools=[show, show_in_a_thread, fail, crash, give_up, boast]):
+    async with cluster.client(tools=[show, show_in_a_thread, fail, crash, cancel_itself, boast]):
         for name in answers:
             await cluster.book.offer(name, name, b'{"title": "Plan"}', epoch=3)
         await cluster.book.until(
@@ -188,7 +188,7 @@ async def test_an_offered_call_is_answered_in_any_case(cluster: Cluster) -> None
 
 
 def waiting_tool() -> tuple[Tool[..., Any], list[str], asyncio.Event]:
-    """A function that runs until the event is set, and the calls that it was run for."""
+    """A function that runs until the event is set, and the calls it was run for."""
     runs: list[str] = []
     leave = asyncio.Event()
 
@@ -202,7 +202,7 @@ def waiting_tool() -> tuple[Tool[..., Any], list[str], asyncio.Event]:
     return slow, runs, leave
 
 
-async def test_a_call_offered_again_while_it_runs_is_run_once_under_the_newest_lease(cluster: Cluster) -> None:
+async def test_a_call_offered_again_while_running_runs_once(cluster: Cluster) -> None:
     """FE-2."""
     slow, runs, leave = waiting_tool()
     async with cluster.client(tools=[slow]):
@@ -218,8 +218,8 @@ async def test_a_call_offered_again_while_it_runs_is_run_once_under_the_newest_l
     assert len(runs) == 1
 
 
-async def test_a_result_under_an_older_lease_is_kept_for_the_next_lease(cluster: Cluster) -> None:
-    """FE-2: the replica went away, gave the lease back, and leases anew after the result has come."""
+async def test_a_result_for_an_older_lease_is_sent_again_for_the_next(cluster: Cluster) -> None:
+    """FE-2: the replica died, released the lease, and leases again after the result arrived."""
     slow, runs, leave = waiting_tool()
     cluster.book.refusals["tool_result"] = WRONG_HOLDER
     async with cluster.client(tools=[slow]) as client:
@@ -239,7 +239,7 @@ async def test_a_result_under_an_older_lease_is_kept_for_the_next_lease(cluster:
     assert len(runs) == 1
 
 
-async def test_a_revoked_call_that_is_offered_again_while_it_cleans_up_is_run_anew(cluster: Cluster) -> None:
+async def test_a_revoked_call_offered_again_during_cleanup_runs_again(cluster: Cluster) -> None:
     runs: list[str] = []
     revoked, leave = asyncio.Event(), asyncio.Event()
 
@@ -269,7 +269,7 @@ async def test_a_revoked_call_that_is_offered_again_while_it_cleans_up_is_run_an
     assert (result.offer_epoch, result.content_json) == (2, b"2")
 
 
-async def test_a_revoked_call_is_cancelled_and_gives_no_result(cluster: Cluster) -> None:
+async def test_a_revoked_call_is_cancelled_without_a_result(cluster: Cluster) -> None:
     cancelled = asyncio.Event()
 
     @tool
@@ -292,7 +292,7 @@ async def test_a_revoked_call_is_cancelled_and_gives_no_result(cluster: Cluster)
     assert cluster.book.sent("tool_result") == []
 
 
-async def test_when_nobody_answers_for_long_enough_every_call_says_so() -> None:
+async def test_every_call_fails_once_the_server_is_unreachable_too_long() -> None:
     client = AsyncClient("127.0.0.1:1", environment={}, retry_seconds=0.1).session()
     async with client:
         with pytest.raises(NoAnswer):
@@ -301,7 +301,7 @@ async def test_when_nobody_answers_for_long_enough_every_call_says_so() -> None:
             await client.next_frame()
 
 
-async def test_a_frame_that_is_too_large_is_refused_and_the_session_goes_on(cluster: Cluster) -> None:
+async def test_an_oversized_frame_is_refused_and_the_session_continues(cluster: Cluster) -> None:
     async with cluster.client() as client, asyncio.timeout(60):
         starts = [client.start("x" * size) for size in (10, FRAME_BYTES_MAX, 20, 3 * FRAME_BYTES_MAX)]
         ends = await asyncio.gather(*starts, return_exceptions=True)
@@ -312,8 +312,8 @@ async def test_a_frame_that_is_too_large_is_refused_and_the_session_goes_on(clus
             await client.start("go")
 
 
-async def test_a_run_that_a_reconnect_may_not_attach_to_again_is_an_error_once(cluster: Cluster) -> None:
-    """It was erased while the client was away."""
+async def test_a_run_lost_during_a_reconnect_is_reported_once(cluster: Cluster) -> None:
+    """It was erased while the client was disconnected."""
     await cluster.book.append(3)
     async with cluster.client() as client, asyncio.timeout(60):
         await client.start("go")
@@ -332,7 +332,7 @@ async def test_a_run_that_a_reconnect_may_not_attach_to_again_is_an_error_once(c
     assert len(cluster.book.sent("attach")) == 1
 
 
-async def test_who_waits_when_the_session_is_left_is_told_so(cluster: Cluster) -> None:
+async def test_closing_the_session_cancels_waiting_callers(cluster: Cluster) -> None:
     cluster.refuse()
     async with cluster.client() as client:
         waits = [asyncio.create_task(wait) for wait in (client.start("go"), client.next_frame(), client.next_frame())]
@@ -342,7 +342,7 @@ async def test_who_waits_when_the_session_is_left_is_told_so(cluster: Cluster) -
     assert [type(end) for end in ends] == [Cancelled] * 3
 
 
-async def test_a_client_that_is_refused_or_whose_id_was_taken_does_not_try_again(cluster: Cluster) -> None:
+async def test_a_refused_or_replaced_client_does_not_retry(cluster: Cluster) -> None:
     async with cluster.client() as client, asyncio.timeout(60):
         await client.start("go")
         cluster.first.refuse = cluster.second.refuse = Cancelled("the client opened another stream")
@@ -362,7 +362,7 @@ async def test_a_function_that_no_front_end_can_run_is_refused(cluster: Cluster)
             cluster.client(tools=[function])
 
 
-async def test_a_session_outside_of_its_with_says_so_and_waits_for_nothing(cluster: Cluster) -> None:
+async def test_a_session_outside_its_context_raises_immediately(cluster: Cluster) -> None:
     client = cluster.client()
     for _ in range(2):
         with pytest.raises(RuntimeError, match="use it within"):
@@ -373,7 +373,7 @@ async def test_a_session_outside_of_its_with_says_so_and_waits_for_nothing(clust
             await client.start("go")
 
 
-async def test_what_a_function_says_of_its_progress_is_reported(cluster: Cluster) -> None:
+async def test_progress_of_a_function_is_reported(cluster: Cluster) -> None:
     @tool
     def slow(context: ToolContext) -> None:
         """Take long."""
@@ -387,8 +387,8 @@ async def test_what_a_function_says_of_its_progress_is_reported(cluster: Cluster
     assert report.message == "half of call_1".ljust(1024, ".")
 
 
-async def test_an_error_is_as_long_as_it_is_taken() -> None:
-    """Of more than a result may have the model would be told the size alone."""
+async def test_an_error_is_cut_to_the_result_limit() -> None:
+    """Of a longer result the model would only see the size."""
 
     @tool(category=Category.SAFE)
     async def fail(text: str) -> None:

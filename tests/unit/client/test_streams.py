@@ -1,4 +1,4 @@
-"""Streams that are followed, and the text that comes of them."""
+"""Streams that a client follows, and the text it shows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EOF = grpc.aio.EOF
 
 
 class Time:
-    """The time of an event loop, which passes when somebody waits."""
+    """Event loop time, which passes when a coroutine waits."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -39,11 +39,11 @@ class Time:
 
     async def sleep(self, seconds: float) -> None:
         self.now += seconds
-        assert self.now < 1000, "nobody is waited for so long"
+        assert self.now < 1000, "no caller waits that long"
 
 
 class Stream:
-    """A stream that brings responses, raises the errors among them, and is silent then."""
+    """A stream that yields responses, raises the errors among them, and then stays silent."""
 
     def __init__(self, time: Time, responses: tuple[Any, ...]) -> None:
         self._time = time
@@ -71,40 +71,42 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Time:
 async def read(
     time: Time, *each: tuple[Any, ...], reads_for_seconds: float = 0.0, retry_seconds: float = 30.0
 ) -> list[Any]:
-    """What is given of streams that follow each other, the last one again and again."""
+    """Responses read from successive streams; the last stream repeats."""
     following = chain(each, repeat(each[-1]))
     seen = []
-    begin = partial(Stream, time)
-    async for response in streams.responses(lambda: begin(next(following)), ends=True, retry_seconds=retry_seconds):
+    new_stream = partial(Stream, time)
+    async for response in streams.responses(
+        lambda: new_stream(next(following)), ends=True, retry_seconds=retry_seconds
+    ):
         seen.append(response)
         time.now += reads_for_seconds
     return seen
 
 
-async def test_a_server_that_is_silent_is_given_up(time: Time) -> None:
+async def test_a_silent_server_raises_no_answer(time: Time) -> None:
     with pytest.raises(NoAnswer, match="silent for 45 s"):
         await read(time, ())
     assert time.now < 50
 
 
-async def test_an_unavailable_server_is_asked_again_for_the_time_that_the_client_says(time: Time) -> None:
+async def test_an_unavailable_server_is_retried_for_the_configured_time(time: Time) -> None:
     for retry_seconds in (0, 30, 120):
         time.now = 0.0
         with pytest.raises(NoAnswer, match="away"):
             await read(time, (1,), (NoAnswer("away"),), retry_seconds=retry_seconds)
         assert retry_seconds <= time.now - SILENCE_SECONDS_MAX < retry_seconds + 2
     time.now = 0.0
-    away = [(NoAnswer("away"),)] * 1000
-    assert await read(time, (1,), *away, (2, EOF), retry_seconds=math.inf) == [1, 2]
+    unavailable = [(NoAnswer("away"),)] * 1000
+    assert await read(time, (1,), *unavailable, (2, EOF), retry_seconds=math.inf) == [1, 2]
 
 
-async def test_a_stream_that_falls_silent_is_begun_anew_before_that(time: Time) -> None:
+async def test_a_silent_stream_is_reopened_before_the_timeout(time: Time) -> None:
     assert await read(time, (1,), (2,), (3, EOF)) == [1, 2, 3]
     with pytest.raises(NoAnswer, match="silent"):
         await read(time, (1,), ())
 
 
-async def test_who_reads_more_slowly_than_a_server_is_waited_for_goes_on(time: Time) -> None:
+async def test_a_slow_consumer_resumes(time: Time) -> None:
     assert await read(time, (1, SlowConsumer()), (2, EOF), reads_for_seconds=60) == [1, 2]
 
 
@@ -118,8 +120,8 @@ def added(role: message_pb2.Role.ValueType, text: str) -> event_pb2.RunEvent:
     return event_pb2.RunEvent(attempt=2, message_added=event_pb2.MessageAdded(message=message))
 
 
-def test_pieces_are_the_answers_whatever_fails_and_whoever_takes_over() -> None:
-    """EVT-1: each event, and the text that a client shows after it."""
+def test_pieces_form_the_answer_despite_failures_and_takeovers() -> None:
+    """EVT-1: each event, with the text that a client shows after it."""
     retrying = event_pb2.RunEvent(attempt=1, round_retrying=event_pb2.RoundRetrying(round=1))
     summary = event_pb2.RunEvent(attempt=2, round_started=event_pb2.RoundStarted(round=2, summary=True))
     answering = event_pb2.RunEvent(attempt=2, round_started=event_pb2.RoundStarted(round=2))

@@ -1,4 +1,4 @@
-"""A page that takes events of AG-UI as @ag-ui/client does: it refuses what that refuses, and has the messages."""
+"""A page that accepts and rejects AG-UI events as @ag-ui/client does, and holds the messages."""
 
 from __future__ import annotations
 
@@ -6,24 +6,23 @@ from typing import Any
 
 
 class Page:
-    """The messages of a thread, as events make them."""
+    """The messages of a thread, built from events."""
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
-        self.begin()
+        self.expect_run()
 
-    def begin(self) -> None:
+    def expect_run(self) -> None:
         """Expect a run."""
         self.open: set[tuple[str, str]] = set()
         self.agents: set[str] = set()
         self.started = self.ended = False
 
     def of(self, role: str) -> list[dict[str, Any]]:
-        """Return the messages of a role."""
         return [each for each in self.messages if each["role"] == role]
 
     def take(self, event: dict[str, Any]) -> None:
-        """Take an event, or fail if it may not stand here."""
+        """Apply an event, or fail if it is not allowed here."""
         kind = event["type"]
         assert not self.ended, f"{kind} after the end"
         assert self.started or kind in {"RUN_STARTED", "RUN_ERROR"}, kind
@@ -54,16 +53,16 @@ class Page:
             self._call(name)["function"]["arguments"] += event["delta"]
 
     def _replace(self, messages: list[dict[str, Any]]) -> None:
-        """Take a snapshot; reasoning, or activities, of which it has none at all stay."""
+        """Apply a snapshot; reasoning and activities stay if the snapshot has none."""
         ids = [each["id"] for each in messages]
-        assert len(set(ids)) == len(ids), "two messages of one id"
+        assert len(set(ids)) == len(ids), "two messages have the same id"
         left = {"reasoning", "activity"} - {each["role"] for each in messages}
         kept = [each for each in self.messages if each["role"] in left]
         self.messages = [*kept, *(dict(each) for each in messages)]
 
     def _agent(self, kind: str, name: str) -> None:
         if kind == "SUBAGENT_STARTED":
-            assert name not in self.agents, "an agent began twice"
+            assert name not in self.agents, "an agent started twice"
             self.agents.add(name)
             self.open.add(("SUBAGENT", name))
         else:

@@ -19,7 +19,7 @@ from tests.fakes.manual_clock import ManualClock
 
 @dataclass(frozen=True, kw_only=True)
 class Listener:
-    """How a test serves an application; `trusting` is the context of its clients, None without TLS."""
+    """Serves an application; `trusting` is the TLS context of its clients, None without TLS."""
 
     tls: tls.Tls | None = None
     trusting: ssl.SSLContext | None = None
@@ -32,7 +32,7 @@ class Listener:
 
 @pytest.fixture(params=["http", "https"])
 def listener(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> Listener:
-    """A listener without TLS, and one with it."""
+    """A listener without TLS, and one with TLS."""
     if request.param == "http":
         return Listener()
     files = certificates.write(tmp_path, "gateway", trustme.CA())

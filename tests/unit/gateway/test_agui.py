@@ -1,4 +1,4 @@
-"""The log of a run as AG-UI: nothing is left open, nothing is said twice, and a reload shows the same."""
+"""The log of a run as AG-UI: nothing is left open or repeated, and a reload shows the same."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def encoded(value: Any) -> str:
     return base64.b64encode(json.dumps(value).encode()).decode()
 
 
-def test_before_an_interrupt_stand_all_messages() -> None:
+def test_an_interrupt_is_preceded_by_all_messages() -> None:
     for legacy in [False, True]:
         fold = Fold("run", legacy=legacy, before=[{"id": "mine", "role": "user", "content": "hello"}])
         log: list[dict[str, Any]] = [
@@ -80,20 +80,20 @@ def resume(**more: Any) -> list[agui_input.Resume]:
     return [agui_input.Resume(interrupt_id=name, status="resolved", payload=payload) for name, payload in found.items()]
 
 
-def test_a_resume_that_answers_everything_is_decisions() -> None:
+def test_a_complete_resume_becomes_decisions() -> None:
     approval, question, _ = [each["message"] for each in agui_input.interrupts(WAITING)]
     assert (
         approval
         == "Allow tool to run?\n\nIf nobody decides by 2026-05-02 00:00 UTC, it is escalated, or the call does not run."
     )
-    assert question == "Which?<U+202E>", "what hides is marked"
-    said = agui_input.answers(resume(), WAITING, [], {})
-    assert [each["kind"] for each in said.decisions] == ["DECISION_KIND_APPROVE", "DECISION_KIND_ANSWER"]
-    assert said.decisions[0]["digest"] == "d1"
-    assert (said.tokens, said.stops, said.late) == ({"run": 9}, [], [])
+    assert question == "Which?<U+202E>", "hidden characters are marked"
+    answers_given = agui_input.answers(resume(), WAITING, [], {})
+    assert [each["kind"] for each in answers_given.decisions] == ["DECISION_KIND_APPROVE", "DECISION_KIND_ANSWER"]
+    assert answers_given.decisions[0]["digest"] == "d1"
+    assert (answers_given.tokens, answers_given.stops, answers_given.late) == ({"run": 9}, [], [])
 
 
-def test_what_was_settled_before_is_said_and_what_never_was_is_refused() -> None:
+def test_late_answers_are_reported_and_unknown_ones_refused() -> None:
     assert agui_input.answers(resume(**{"call_9.d": None}), WAITING, [], {"call_9": {}}).late == ["call_9.d"]
     decision = {"userId": "bob", "kind": "DECISION_KIND_REJECT"}
     known = {"call_9": {"toolName": "pay", "state": "CALL_STATE_EXPIRED"}, "call_8": {"toolName": "pay"}}
@@ -106,11 +106,11 @@ def test_what_was_settled_before_is_said_and_what_never_was_is_refused() -> None
         agui_input.answers(resume(**{"call_1.old": {"approved": True}}), WAITING, [], {})
 
 
-def test_a_resume_that_answers_half_or_something_twice_or_what_no_run_can_have_is_refused() -> None:
-    """Of two answers that contradict each other neither counts."""
-    for place, given_ in enumerate([resume()] * 3):
-        half = [*given_[:place], *given_[place + 1 :]]
-        twice = agui_input.Resume(interrupt_id=given_[place].interrupt_id, status="cancelled")
+def test_an_incomplete_or_duplicate_or_invalid_resume_is_refused() -> None:
+    """Of two contradicting answers neither counts."""
+    for index, given_ in enumerate([resume()] * 3):
+        half = [*given_[:index], *given_[index + 1 :]]
+        twice = agui_input.Resume(interrupt_id=given_[index].interrupt_id, status="cancelled")
         with pytest.raises(InvalidField, match=twice.interrupt_id.partition(".")[0]):
             agui_input.answers(half, WAITING, [], {})
         for both in ([*given_, twice], [twice, *given_]):
@@ -124,34 +124,34 @@ def test_a_resume_that_answers_half_or_something_twice_or_what_no_run_can_have_i
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=5), st.lists))
-def test_any_payload_is_an_answer_or_refused(payload: Any) -> None:
+def test_any_payload_is_accepted_or_refused(payload: Any) -> None:
     for name in [each["id"] for each in agui_input.interrupts(WAITING)]:
         with suppress(InvalidField):
             agui_input.answers(resume(**{name: payload}), WAITING, [], {})
 
 
-def test_a_run_that_waits_for_the_page_ends_as_each_generation_has_it() -> None:
+def test_a_run_that_waits_for_the_page_ends_as_each_protocol_requires() -> None:
     run = WAITING | {"waits": [], "pendingCalls": WAITING["pendingCalls"][2:]}
-    said = {"threadId": "t", "runId": "r", "messages": []}
-    modern = agui_input.outcome(agui_input.read(said | {"protocolVersion": "1.0"}), run)
+    body = {"threadId": "t", "runId": "r", "messages": []}
+    modern = agui_input.outcome(agui_input.read(body | {"protocolVersion": "1.0"}), run)
     assert modern is not None
     assert modern["outcome"] == {"type": "success", "pendingToolCallIds": ["call_3"]}
-    assert agui_input.outcome(agui_input.read(said), run) == {"type": "RUN_FINISHED", "threadId": "t", "runId": "r"}
-    assert agui_input.outcome(agui_input.read(said), run, {"call_3"}) is None
+    assert agui_input.outcome(agui_input.read(body), run) == {"type": "RUN_FINISHED", "threadId": "t", "runId": "r"}
+    assert agui_input.outcome(agui_input.read(body), run, {"call_3"}) is None
 
 
-def test_a_run_that_needs_an_operator_is_told_also_to_who_comes_later() -> None:
+def test_late_joiners_also_see_that_a_run_needs_an_operator() -> None:
     fold, attention = Fold("run", legacy=False), {"reason": "ATTENTION_REASON_UNKNOWN_OUTCOME"}
     changed = {"runId": "run", "state": "RUN_STATE_NEEDS_ATTENTION", "attention": attention}
-    told = fold.fold({"seq": "1", "runChanged": {"run": changed}})
-    assert told == [{"type": "CUSTOM", "name": "pawl.needs_attention", "value": attention}]
-    assert fold.attach()[-1:] == told
+    events = fold.fold({"seq": "1", "runChanged": {"run": changed}})
+    assert events == [{"type": "CUSTOM", "name": "pawl.needs_attention", "value": attention}]
+    assert fold.attach()[-1:] == events
 
 
-def test_a_request_of_another_form_is_refused_with_its_place() -> None:
+def test_an_invalid_request_is_refused_with_the_field() -> None:
     def read(wrong: dict[str, Any]) -> None:
-        said = {"threadId": "t", "runId": "r", "messages": [{"id": "1", "role": "user", "content": "go"}]}
-        found = agui_input.read(said | wrong)
+        body = {"threadId": "t", "runId": "r", "messages": [{"id": "1", "role": "user", "content": "go"}]}
+        found = agui_input.read(body | wrong)
         agui_input.options_of(found)
         agui_input.start(found, found.messages[0])
 
@@ -161,8 +161,8 @@ def test_a_request_of_another_form_is_refused_with_its_place() -> None:
         ({"tools": [{"name": "show", "description": "d", "parameters": 3}]}, "of show must be a JSON Schema"),
         ({"forwardedProps": {"pawl": {"nope": 1}}}, "forwardedProps.pawl: .*nope"),
     ]
-    told = [(wrong, says) for wrong, says in rows if not_explained(InvalidField, read, [(wrong, says)])]
-    assert told == []
+    accepted = [(wrong, says) for wrong, says in rows if not_explained(InvalidField, read, [(wrong, says)])]
+    assert accepted == []
     assert (
         not_explained(
             InvalidField, agui_input.read_stop, [({"threadId": "t"}, "threadId and runId are required: .*run_?[iI]d")]
@@ -172,8 +172,8 @@ def test_a_request_of_another_form_is_refused_with_its_place() -> None:
 
 
 @pytest.mark.parametrize("named", ["r1", "run_1", "r0", "run_0"])
-async def test_cancel_stops_the_run_it_names_and_no_later_one(named: str) -> None:
-    """A Stop that arrives after its run has ended, while the next one is open."""
+async def test_cancel_stops_only_the_run_it_names(named: str) -> None:
+    """A Stop that arrives after its run has ended, while the next one is active."""
     services, body = MagicMock(), {"threadId": "t", "runId": "r1"}
     message = {"id": "m", "role": "user", "content": "go"}
     started = agui_input.start(agui_input.read(body | {"messages": [message]}), message)
@@ -189,8 +189,8 @@ async def test_cancel_stops_the_run_it_names_and_no_later_one(named: str) -> Non
             await thread.stop(stop.run_id)
 
 
-async def test_a_thread_without_a_conversation_is_empty_and_who_leaves_after_the_end_stops_nothing() -> None:
-    """A front end may close its connection with the last event, when the run waits for its user."""
+async def test_leaving_after_the_end_stops_nothing() -> None:
+    """A front end may close its connection at the last event, when the run waits for its user."""
     asked = call_pb2.Call(call_id="call_1", state=call_pb2.CALL_STATE_AWAITING_APPROVAL)
     run = run_pb2.Run(run_id="run", state=run_pb2.RUN_STATE_WAITING, last_seq=1, pending_calls=[asked])
     run.waits.append(run_pb2.WAIT_KIND_APPROVAL)
@@ -201,19 +201,19 @@ async def test_a_thread_without_a_conversation_is_empty_and_who_leaves_after_the
 
     services = MagicMock(watch=watch)
     services.call = AsyncMock(side_effect=[ConversationNotFound(), agent_pb2.GetRunResponse(run=run)])
-    said: dict[str, Any] = {"threadId": "t", "runId": "r", "messages": []}
-    thread = _Thread(services, (), agui_input.read(said))
+    body: dict[str, Any] = {"threadId": "t", "runId": "r", "messages": []}
+    thread = _Thread(services, (), agui_input.read(body))
     empty = [event["type"] async for event in thread.events(await thread.plan())]
     assert empty == ["RUN_STARTED", "MESSAGES_SNAPSHOT", "RUN_FINISHED"]
-    said["messages"] = [{"id": "1", "role": "user", "content": "go"}]
-    thread = _Thread(services, (), agui_input.read(said))
+    body["messages"] = [{"id": "1", "role": "user", "content": "go"}]
+    thread = _Thread(services, (), agui_input.read(body))
     *_, last = [event async for event in thread.events(_Plan({"runId": "run", "conversationId": "c"}, is_new=True))]
     await thread.leave("run")
     assert (last["outcome"]["type"], services.call.await_count) == ("interrupt", 2)
 
 
 def page_of(events: list[dict[str, Any]]) -> Page:
-    """Return a page that took events of one run of AG-UI."""
+    """Return a page that received the events of one AG-UI run."""
     page = Page()
     for event in [{"type": "RUN_STARTED"}, *events]:
         page.take(json.loads(json.dumps(event)))
@@ -221,24 +221,24 @@ def page_of(events: list[dict[str, Any]]) -> Page:
 
 
 def shown(page: Page) -> list[dict[str, str]]:
-    """Return what a page shows, in its order."""
+    """Return the content of a page, in order."""
     results = {each["toolCallId"]: each["content"] for each in page.of("tool")}
-    told: list[dict[str, str]] = []
+    content: list[dict[str, str]] = []
     for message in page.messages:
         if message["role"] == "reasoning" and message["content"]:
-            told.append({"reasoning": message["content"]})
+            content.append({"reasoning": message["content"]})
         if message["role"] == "assistant" and message["content"]:
-            told.append({"text": message["content"]})
+            content.append({"text": message["content"]})
         for call in message.get("toolCalls", ()):
             function = call["function"]
             named = {"call": call["id"], "tool": function["name"], "arguments": function["arguments"]}
-            told.append(named | {"result": results[call["id"]]})
-    return told
+            content.append(named | {"result": results[call["id"]]})
+    return content
 
 
-def test_an_end_is_told_as_each_generation_has_it() -> None:
-    """The way of an end, then its outcome or its code."""
-    said, failure = {"threadId": "t", "runId": "r", "messages": []}, {"message": "no answer", "reason": "MODEL_FAILED"}
+def test_an_end_is_reported_as_each_protocol_version_requires() -> None:
+    """Event type, then outcome or error code."""
+    body, failure = {"threadId": "t", "runId": "r", "messages": []}, {"message": "no answer", "reason": "MODEL_FAILED"}
     rows: list[tuple[str, dict[str, Any], str, Any]] = [
         ("COMPLETED", {}, "RUN_FINISHED", None),
         ("COMPLETED", {"protocolVersion": "1.0"}, "RUN_FINISHED", {"type": "success"}),
@@ -249,14 +249,14 @@ def test_an_end_is_told_as_each_generation_has_it() -> None:
     ]
     for state, more, kind, how in rows:
         run = {"runId": "run", "state": f"RUN_STATE_{state}", "failure": failure}
-        end = agui_input.outcome(agui_input.read(said | more), run)
+        end = agui_input.outcome(agui_input.read(body | more), run)
         assert end is not None
         assert (end["type"], end.get("outcome", end.get("code"))) == (kind, how), state
 
 
-def test_child_runs_edits_and_attempts_that_are_void_are_told() -> None:
+def test_child_runs_edits_and_void_attempts_are_shown() -> None:
     child: dict[str, Any] = {"round": 1, "childRunId": "child", "argumentsJson": encoded({"a": 2})}
-    said = {"messageId": "m", "runId": "run", "role": "ROLE_ASSISTANT", "reasoning": "so", "text": "Done."}
+    message = {"messageId": "m", "runId": "run", "role": "ROLE_ASSISTANT", "reasoning": "so", "text": "Done."}
     log: list[dict[str, Any]] = [
         {"roundStarted": {"round": 1, "modelAttempt": 1}},
         {"outputDelta": {"round": 1, "modelAttempt": 1, "reasoning": "hm"}},
@@ -264,7 +264,7 @@ def test_child_runs_edits_and_attempts_that_are_void_are_told() -> None:
         {"callChanged": {"call": call("call_1", "AWAITING_APPROVAL", round=1)}},
         {"callChanged": {"call": call("call_1", "DELEGATED", **child)}},
         {"callChanged": {"call": call("call_1", "SUCCEEDED", **child)}},
-        {"messageAdded": {"message": said}},
+        {"messageAdded": {"message": message}},
     ]
     fold = Fold("run", legacy=False)
     numbered = [event | {"seq": str(number)} for number, event in enumerate(log, 1)]
@@ -273,25 +273,25 @@ def test_child_runs_edits_and_attempts_that_are_void_are_told() -> None:
         "SUBAGENT_STARTED",
         "SUBAGENT_FINISHED",
     ]
-    assert fold.fold(numbered[-1]) == [], "an event that it has changes nothing"
+    assert fold.fold(numbered[-1]) == [], "a repeated event changes nothing"
     called = {"call": "call_1", "tool": "tool", "arguments": '{"a": 2}', "result": '{"state": "SUCCEEDED"}'}
     assert shown(page_of(events)) == [called, {"reasoning": "so"}, {"text": "Done."}]
 
 
 @pytest.mark.parametrize("legacy", [False, True])
-def test_ag_ui_tells_the_golden_log_as_everybody_does(legacy: bool) -> None:
+def test_ag_ui_agrees_with_the_golden_log(legacy: bool) -> None:
     log = json.loads(LOG.read_text())
     fold = Fold(log[0]["runId"], legacy=legacy)
     assert shown(page_of([event for each in log for event in fold.fold(each)])) == json.loads(TOLD.read_text())
-    for place in range(2, len(log)):  # whoever comes in mid-run
+    for index in range(2, len(log)):  # a client that joins mid-run
         fold = Fold(log[0]["runId"], legacy=legacy)
-        for each in log[:place]:
+        for each in log[:index]:
             fold.fold(each)
-        events = [*fold.attach(), *(event for each in log[place:] for event in fold.fold(each))]
-        assert shown(page_of(events)) == json.loads(TOLD.read_text()), place
+        events = [*fold.attach(), *(event for each in log[index:] for event in fold.fold(each))]
+        assert shown(page_of(events)) == json.loads(TOLD.read_text()), index
 
 
-def test_ag_ui_tells_it_so_behind_a_gap_too() -> None:
+def test_ag_ui_agrees_with_the_golden_log_after_a_gap() -> None:
     gap, last = json.loads(GAP.read_text()), json.loads(LOG.read_text())[-1]
     fold = Fold(gap["runId"], legacy=False)
     assert shown(page_of([*fold.gap(gap), *fold.fold(last)])) == json.loads(TOLD.read_text())

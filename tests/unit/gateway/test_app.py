@@ -1,4 +1,4 @@
-"""The addresses: who is let in by what, which pages may read what they answer, and webhooks as they come in."""
+"""HTTP endpoints: authentication, cross-origin access, and incoming webhooks."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-he
 
 
 class Channel:
-    """A channel to services of which only WhoAmI answers, UnsubscribeChannel, and webhooks if `webhooks` is a list.
+    """A channel that answers only WhoAmI, UnsubscribeChannel, and webhooks if `webhooks` is a list.
 
-    It notes how long calls may take, and the metadata of the last one.
+    It records timeouts and the last metadata.
     """
 
     def __init__(self) -> None:
@@ -74,8 +74,8 @@ class Channel:
     unary_stream = unary_unary
 
 
-class Door:
-    """A gateway without services, and a browser at it."""
+class Browser:
+    """A gateway without services, and a browser that uses it."""
 
     def __init__(
         self, *, origins: str = "", health: Response | None = None, listener: Listener | None = None, **settings: Any
@@ -113,7 +113,7 @@ class Door:
         return cookie
 
 
-async def test_who_waits_for_a_run_is_not_cut_off_before() -> None:
+async def test_a_call_that_waits_for_a_run_has_a_longer_timeout() -> None:
     for waits, header, seconds in [
         (None, None, 15),
         (20, None, 35),
@@ -122,18 +122,18 @@ async def test_who_waits_for_a_run_is_not_cut_off_before() -> None:
         ("NaN", None, 75),
         (20, "500", 0.5),
     ]:
-        door = Door()
+        browser = Browser()
         asked = {"runId": "run"} | ({} if waits is None else {"waitSeconds": waits})
         headers = BEARER | ({} if header is None else {"connect-timeout-ms": header})
-        await door.ask("POST", "/rpc/pawl.agent.v1.AgentService/GetRun", json=asked, headers=headers)
-        assert door.channel.timeouts == [seconds]
+        await browser.ask("POST", "/rpc/pawl.agent.v1.AgentService/GetRun", json=asked, headers=headers)
+        assert browser.channel.timeouts == [seconds]
 
 
-async def test_services_learn_the_address_of_a_client_from_the_gateway_alone() -> None:
-    door, lie = Door(service_key=SecretStr("of the gateway")), {"pawl-client-address": "ipv4:192.0.2.1:1"}
-    await door.ask("POST", WHO, json={}, headers=BEARER | lie)
+async def test_only_the_gateway_sets_the_client_address() -> None:
+    browser, lie = Browser(service_key=SecretStr("of the gateway")), {"pawl-client-address": "ipv4:192.0.2.1:1"}
+    await browser.ask("POST", WHO, json={}, headers=BEARER | lie)
     shown = {"pawl-gateway-key": "of the gateway", "pawl-client-address": "ipv4:127.0.0.1:123"}
-    assert door.channel.metadata == {"authorization": "Bearer key"} | shown
+    assert browser.channel.metadata == {"authorization": "Bearer key"} | shown
 
 
 def reason(answer: httpx2.Response) -> str:
@@ -141,97 +141,97 @@ def reason(answer: httpx2.Response) -> str:
     return found
 
 
-def shared(answer: httpx2.Response) -> dict[str, str]:
-    """Return what an answer says to browsers about other pages."""
+def cors_headers(answer: httpx2.Response) -> dict[str, str]:
+    """Return the CORS headers of an answer."""
     return {name: value for name, value in answer.headers.items() if name.startswith("access-control-")}
 
 
 async def test_a_page_of_an_allowed_origin_may_use_ag_ui() -> None:
     for path in ["/agui", "/agui/cancel"]:
-        door = Door(origins=PAGE)
-        asked = await door.ask("OPTIONS", path, headers=PREFLIGHT | {"origin": PAGE})
+        browser = Browser(origins=PAGE)
+        asked = await browser.ask("OPTIONS", path, headers=PREFLIGHT | {"origin": PAGE})
         assert asked.status_code == 200
-        said = shared(asked)
-        assert said["access-control-allow-origin"] == PAGE
-        assert said["access-control-allow-methods"] == "POST"
+        cors = cors_headers(asked)
+        assert cors["access-control-allow-origin"] == PAGE
+        assert cors["access-control-allow-methods"] == "POST"
         assert {"authorization", "content-type", "pawl-store", "pawl-user"} <= {
-            name.strip().lower() for name in said["access-control-allow-headers"].split(",")
+            name.strip().lower() for name in cors["access-control-allow-headers"].split(",")
         }
-        refused = await door.ask("POST", path, json=ANY, headers={"origin": PAGE})
-        assert (refused.status_code, shared(refused)) == (401, {"access-control-allow-origin": PAGE})
-        assert "access-control-allow-credentials" not in {**said, **shared(refused)}
+        refused = await browser.ask("POST", path, json=ANY, headers={"origin": PAGE})
+        assert (refused.status_code, cors_headers(refused)) == (401, {"access-control-allow-origin": PAGE})
+        assert "access-control-allow-credentials" not in {**cors, **cors_headers(refused)}
         assert refused.headers["vary"] == "Origin"
 
 
 async def test_no_other_page_may_read_an_answer() -> None:
     for origins in ["", "https://other.example.com"]:
         for origin in [PAGE, "null", "https://app.example.com.evil.com", "http://app.example.com"]:
-            door = Door(origins=origins)
-            asked = await door.ask("OPTIONS", "/agui", headers=PREFLIGHT | {"origin": origin})
-            refused = await door.ask("POST", "/agui", json=ANY, headers=BEARER | {"origin": origin})
+            browser = Browser(origins=origins)
+            asked = await browser.ask("OPTIONS", "/agui", headers=PREFLIGHT | {"origin": origin})
+            refused = await browser.ask("POST", "/agui", json=ANY, headers=BEARER | {"origin": origin})
             assert asked.status_code in {400, 405}
             for answer in (asked, refused):
                 assert "access-control-allow-origin" not in answer.headers
 
 
-async def test_where_a_cookie_counts_no_page_elsewhere_is_let_in() -> None:
+async def test_endpoints_with_cookies_refuse_other_origins() -> None:
     for path in [WHO, "/stream", "/login", "/login/out", "/healthz", "/"]:
-        door = Door(origins=PAGE)
+        browser = Browser(origins=PAGE)
         for method in ("OPTIONS", "POST", "GET"):
-            answer = await door.ask(method, path, headers=PREFLIGHT | {"origin": PAGE} | BEARER)
-            assert shared(answer) == {}
+            answer = await browser.ask(method, path, headers=PREFLIGHT | {"origin": PAGE} | BEARER)
+            assert cors_headers(answer) == {}
 
 
-async def test_the_cookie_is_for_this_host_alone_and_no_script_reads_it() -> None:
+async def test_the_cookie_is_bound_to_the_host_and_hidden_from_scripts() -> None:
     for at, name, secure in [
         ("http://localhost:7600", "pawl_session_7600", False),
         ("https://localhost:7600", "__Host-pawl_session_7600", True),
         (f"http://{HOST}", "__Host-pawl_session", True),
         (f"https://{HOST}", "__Host-pawl_session", True),
     ]:
-        session = await Door().cookie(at)
+        session = await Browser().cookie(at)
         assert session.key == name
         assert session["httponly"]
         assert session["samesite"] == "strict"
         assert bool(session["secure"]) is secure
-        assert (session["path"], session["domain"]) == ("/", "")  # as __Host- wants it
+        assert (session["path"], session["domain"]) == ("/", "")  # required by __Host-
         assert session["max-age"] == "60"
 
 
 async def test_a_code_logs_in_once_and_never_after_a_restart() -> None:
-    door = Door()
-    started = door.clock.now()
-    await door.clock.advance(1.0)
+    browser = Browser()
+    started = browser.clock.now()
+    await browser.clock.advance(1.0)
 
     async def use(made: float) -> int:
         code = Code(key="key", gateway="localhost:7600", end_time=made + CODE_SECONDS, nonce=str(made))
-        said = {"code": close(SEAL, code)}
-        return (await door.ask("POST", "/login", json=said, headers={"origin": "http://localhost:7600"})).status_code
+        body = {"code": close(SEAL, code)}
+        return (await browser.ask("POST", "/login", json=body, headers={"origin": "http://localhost:7600"})).status_code
 
     assert [await use(made) for made in (started - 1, started + 1, started + 1)] == [401, 200, 401]
 
 
-async def test_a_session_that_is_over_or_was_sealed_elsewhere_does_not_count() -> None:
-    door, at = Door(), "http://localhost:7600"
-    session = await door.cookie(at)
+async def test_an_expired_or_foreign_session_is_refused() -> None:
+    browser, at = Browser(), "http://localhost:7600"
+    session = await browser.cookie(at)
 
     async def ask(value: str) -> tuple[int, str]:
-        answer = await door.ask("POST", WHO, json={}, cookies={session.key: value}, headers={"origin": at})
+        answer = await browser.ask("POST", WHO, json={}, cookies={session.key: value}, headers={"origin": at})
         return answer.status_code, reason(answer) if answer.is_error else ""
 
     assert await ask(session.value) == (200, "")
-    foreign = Seal("f" * 32).close(Session(key="key", end_time=door.clock.now() + 60))
+    foreign = Seal("f" * 32).close(Session(key="key", end_time=browser.clock.now() + 60))
     assert await ask(foreign) == (401, "UNAUTHENTICATED")
-    await door.clock.advance(60.0)
+    await browser.clock.advance(60.0)
     assert await ask(session.value) == (401, "SESSION_EXPIRED")
 
 
-async def test_a_header_that_says_whose_a_request_is_comes_once() -> None:
-    """A stranger may have sent the first of two, and a proxy added the second."""
+async def test_a_repeated_identity_header_is_refused() -> None:
+    """An attacker may have sent the first one, and a proxy added the second."""
     for name in ["authorization", "pawl-store", "pawl-user"]:
         for path in [WHO, "/agui"]:
             headers = [*({"pawl-store": "s", "pawl-user": "u"} | BEARER).items(), (name, "Bearer other")]
-            answer = await Door().ask("POST", path, json={}, headers=headers)
+            answer = await Browser().ask("POST", path, json={}, headers=headers)
             assert (answer.status_code, reason(answer)) == (400, "INVALID_FIELD")
             assert answer.json()["message"] == f"The header {name} must not be repeated."
 
@@ -263,20 +263,20 @@ REFUSED: list[tuple[dict[str, Any], int, str]] = [
 
 
 async def test_a_bad_request_is_refused_in_json_and_reaches_no_service() -> None:
-    """LOOP-15, OPS-1"""
+    """LOOP-15, OPS-1."""
     for row, status, why in REFUSED:
-        door = Door()
+        browser = Browser()
         headers = {"content-type": "application/json", "origin": "http://localhost:7600"} | row.get("headers", {})
         content = row.get("content", b"{}")
         method, path = row.get("method", "POST"), row.get("path", START)
-        answer = await door.ask(method, path, headers=headers, content=content, cookies=row.get("cookies"))
-        assert (answer.status_code, reason(answer), door.channel.timeouts) == (status, why, []), row
+        answer = await browser.ask(method, path, headers=headers, content=content, cookies=row.get("cookies"))
+        assert (answer.status_code, reason(answer), browser.channel.timeouts) == (status, why, []), row
         assert "set-cookie" not in answer.headers
         assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-async def test_a_page_runs_what_came_with_it_and_asks_nobody_else() -> None:
-    page = await Door().ask("GET", "/")
+async def test_the_console_page_has_a_strict_content_security_policy() -> None:
+    page = await Browser().ask("GET", "/")
     policy = dict(each.strip().partition(" ")[::2] for each in page.headers["content-security-policy"].split(";"))
     assert policy == {
         **dict.fromkeys(("default-src", "base-uri", "form-action", "frame-ancestors", "trusted-types"), "'none'"),
@@ -285,7 +285,7 @@ async def test_a_page_runs_what_came_with_it_and_asks_nobody_else() -> None:
         "require-trusted-types-for": "'script'",
     }
     assert page.headers["x-dns-prefetch-control"] == "off"
-    data = await Door().ask("POST", WHO, json={}, headers=BEARER)
+    data = await Browser().ask("POST", WHO, json={}, headers=BEARER)
     assert data.headers["content-security-policy"] == "default-src 'none'; frame-ancestors 'none'; sandbox"
     assert data.headers["cache-control"] == "no-store"
     for answer in (page, data):
@@ -294,8 +294,8 @@ async def test_a_page_runs_what_came_with_it_and_asks_nobody_else() -> None:
         assert answer.headers["cross-origin-resource-policy"] == "same-origin"
 
 
-async def test_an_address_that_takes_another_method_says_which() -> None:
-    """Also where a GET would show the console, which takes every other address."""
+async def test_a_wrong_method_is_refused_with_the_allowed_one() -> None:
+    """Also where a GET would show the console, which serves every other address."""
     for method, path, allowed in [
         ("GET", WHO, "POST"),
         ("GET", "/rpc/no.such.Service/Method", "POST"),
@@ -304,7 +304,7 @@ async def test_an_address_that_takes_another_method_says_which() -> None:
         ("POST", "/runs/run_1/events", "GET, HEAD"),
         ("PUT", "/unsubscribe/store/token", "GET, HEAD, POST"),
     ]:
-        answer = await Door().ask(method, path, headers={"accept": "text/html"})
+        answer = await Browser().ask(method, path, headers={"accept": "text/html"})
         assert (answer.status_code, answer.headers["allow"], reason(answer)) == (405, allowed, "METHOD_NOT_FOUND")
         assert answer.json()["message"] == f"{method} is not allowed here. Use {allowed}."
 
@@ -320,7 +320,7 @@ BAD = (
 )
 
 
-async def test_settings_that_would_open_it_to_anybody_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_insecure_settings_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[tuple[dict[str, str], str]] = [
         *(({"PAWL_GATEWAY_SEAL_KEY": keys}, "PAWL_GATEWAY_SEAL_KEY") for keys in ("short", "," * 40, f"{SEAL}, short")),
         ({"PAWL_LISTEN": "0.0.0.0:7600"}, "PAWL_GATEWAY_HOSTS: is required"),
@@ -338,7 +338,7 @@ async def test_settings_that_would_open_it_to_anybody_are_refused(monkeypatch: p
             read(GatewaySettings)
 
 
-async def test_hosts_and_origins_are_names_with_commas_between(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hosts_and_origins_are_comma_separated_lists(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PAWL_LISTEN", "0.0.0.0:7600")
     monkeypatch.setenv("PAWL_GATEWAY_SEAL_KEY", SEAL)
     monkeypatch.setenv("PAWL_GATEWAY_HOSTS", f"{HOST}, B.c,[FD00::1],fd00::2")
@@ -349,8 +349,8 @@ async def test_hosts_and_origins_are_names_with_commas_between(monkeypatch: pyte
     assert found.origins == {PAGE, "http://[::1]:3000"}
 
 
-async def test_of_a_store_without_a_key_nothing_is_found_whatever_the_door(tmp_path: Path) -> None:
-    """The services are not even asked: they would be unavailable here, as for the store that has a key."""
+async def test_a_store_without_a_key_has_no_public_endpoints(tmp_path: Path) -> None:
+    """The services are not even called: here they would be unavailable, as for a store with a key."""
     for store in ["of-nobody", "no.id"]:
         for path, expected in [
             ("/hooks", "TRIGGER_NOT_FOUND"),
@@ -359,11 +359,11 @@ async def test_of_a_store_without_a_key_nothing_is_found_whatever_the_door(tmp_p
         ]:
             keys = tmp_path / "keys.json"
             keys.write_text('{"of-somebody": "key"}', encoding="utf-8")
-            door = Door(gateway_webhook_keys_file=keys)
+            browser = Browser(gateway_webhook_keys_file=keys)
             body = {"error": "it broke"}
-            known = await door.ask("POST", f"{path}/of-somebody/token", json=body)
+            known = await browser.ask("POST", f"{path}/of-somebody/token", json=body)
             assert known.status_code == 503
-            refused = await door.ask("POST", f"{path}/{store}/token", json=body)
+            refused = await browser.ask("POST", f"{path}/{store}/token", json=body)
             assert refused.status_code == 404
             assert not expected or reason(refused) == expected
 
@@ -380,68 +380,66 @@ GIVEN = {
 
 
 @pytest.fixture
-def door(tmp_path: Path, listener: Listener) -> Door:
+def browser(tmp_path: Path, listener: Listener) -> Browser:
     keys = tmp_path / "keys.json"
     keys.write_text('{"acme": "key"}', encoding="utf-8")
-    return Door(listener=listener, gateway_webhook_keys_file=keys)
+    return Browser(listener=listener, gateway_webhook_keys_file=keys)
 
 
 @pytest.mark.parametrize("listener", ["http"], indirect=True)
-async def test_a_link_of_an_e_mail_asks_before_it_unsubscribes_and_a_mail_program_does_not_ask(door: Door) -> None:
-    """NOTE-1: programs that scan mail follow links."""
-    page = await door.ask("GET", "/unsubscribe/acme/good", headers={"accept": "text/html"})
-    assert (page.status_code, '<form method="post">' in page.text, door.channel.timeouts) == (200, True, [])
+async def test_an_unsubscribe_link_confirms_but_one_click_does_not(browser: Browser) -> None:
+    """NOTE-1: mail scanners follow links."""
+    page = await browser.ask("GET", "/unsubscribe/acme/good", headers={"accept": "text/html"})
+    assert (page.status_code, '<form method="post">' in page.text, browser.channel.timeouts) == (200, True, [])
     for token, status, text in (
         ("good", 200, "You are unsubscribed"),
         ("bad", 404, "Invalid link"),
         ("x" * 300, 404, "Invalid link"),
         ("other", 503, "Something went wrong"),
     ):
-        answer = await door.ask("POST", f"/unsubscribe/acme/{token}", data={"List-Unsubscribe": "One-Click"})
+        answer = await browser.ask("POST", f"/unsubscribe/acme/{token}", data={"List-Unsubscribe": "One-Click"})
         assert (answer.status_code, text in answer.text) == (status, True), token
 
 
 @pytest.fixture
-def webhooks(door: Door) -> list[DeliverWebhookRequest]:
-    """Those that have got through."""
-    door.channel.webhooks = []
-    return door.channel.webhooks
+def webhooks(browser: Browser) -> list[DeliverWebhookRequest]:
+    """Webhooks that reached the service."""
+    browser.channel.webhooks = []
+    return browser.channel.webhooks
 
 
-async def sent(door: Door, *more: tuple[str, str], order: int = 7) -> bytes:
-    """Send a webhook with headers as they are, and return the answer."""
+async def sent(browser: Browser, *more: tuple[str, str], order: int = 7) -> bytes:
+    """Send a webhook with these raw headers, and return the response."""
     head = "".join(f"{name}: {value}\r\n" for name, value in (*GIVEN.items(), *more, ("Connection", "close")))
-    async with door.listener.serve(door.app) as server, asyncio.timeout(60):
+    async with browser.listener.serve(browser.app) as server, asyncio.timeout(60):
         host, _, port = server.address.rpartition(":")
-        reader, writer = await asyncio.open_connection(host, int(port), ssl=door.listener.trusting)
+        reader, writer = await asyncio.open_connection(host, int(port), ssl=browser.listener.trusting)
         writer.write(f'POST /hooks/acme/trg_1 HTTP/1.1\r\n{head}\r\n{{"order": {order}}}'.encode())
         answer = await reader.read()
         writer.close()
     return answer
 
 
-async def test_the_same_body_is_the_same_event_of_a_sender_that_gives_no_id(
-    door: Door, webhooks: list[DeliverWebhookRequest]
+async def test_without_an_event_id_equal_bodies_are_the_same_event(
+    browser: Browser, webhooks: list[DeliverWebhookRequest]
 ) -> None:
     for order in (7, 7, 8):
-        await sent(door, order=order)
+        await sent(browser, order=order)
     first, again, other = (webhook.request_id for webhook in webhooks)
     assert first == again != other
 
 
-async def test_an_event_that_was_refused_is_not_answered_with_200(
-    door: Door, webhooks: list[DeliverWebhookRequest]
-) -> None:
+async def test_a_refused_event_gets_an_error_status(browser: Browser, webhooks: list[DeliverWebhookRequest]) -> None:
     """The sender delivers it again."""
     for reason, status in (("QUEUE_FULL: 100 wait", 429), ("PERMISSION_DENIED: no", 403), ("SOMETHING: else", 503)):
         fire = ScheduleFire(outcome=schedule_pb2.SCHEDULE_FIRE_OUTCOME_REFUSED, reason=reason)
-        door.channel.delivered = DeliverWebhookResponse(fire=fire)
-        assert (await sent(door)).startswith(f"HTTP/1.1 {status} ".encode()), reason
+        browser.channel.delivered = DeliverWebhookResponse(fire=fire)
+        assert (await sent(browser)).startswith(f"HTTP/1.1 {status} ".encode()), reason
     assert len(webhooks) == 3
 
 
-async def test_what_proxies_add_is_joined_in_its_order_and_handed_on(
-    door: Door, webhooks: list[DeliverWebhookRequest]
+async def test_headers_added_by_proxies_are_joined_in_order(
+    browser: Browser, webhooks: list[DeliverWebhookRequest]
 ) -> None:
     added = [
         ("X-Forwarded-For", "192.0.2.1"),
@@ -453,7 +451,7 @@ async def test_what_proxies_add_is_joined_in_its_order_and_handed_on(
         ("Cookie", "a=1"),
         ("Cookie", "b=2"),
     ]
-    assert b" 200 " in (await sent(door, *added)).splitlines()[0]
+    assert b" 200 " in (await sent(browser, *added)).splitlines()[0]
     (webhook,) = webhooks
     assert webhook.body == b'{"order": 7}'
     assert dict(webhook.headers) == {
@@ -466,26 +464,26 @@ async def test_what_proxies_add_is_joined_in_its_order_and_handed_on(
     }
 
 
-async def test_a_header_by_which_a_webhook_is_judged_read_or_framed_comes_once(
-    door: Door, webhooks: list[DeliverWebhookRequest]
+async def test_repeated_security_headers_of_a_webhook_are_refused(
+    browser: Browser, webhooks: list[DeliverWebhookRequest]
 ) -> None:
     for name in ("Authorization", "Content-Type", "Webhook-Id", "Webhook-Signature", "webhook-timestamp"):
         for value in ("another", GIVEN[name.title()]):
-            answer = await sent(door, (name, value))
+            answer = await sent(browser, (name, value))
             assert b" 400 " in answer.splitlines()[0]
             assert f"The header {name.lower()} must not be repeated.".encode() in answer
     for name, value in {"Host": "localhost", "Content-Length": "3", "Transfer-Encoding": "chunked"}.items():
-        assert b" 400 " in (await sent(door, (name, value))).splitlines()[0], name
+        assert b" 400 " in (await sent(browser, (name, value))).splitlines()[0], name
     assert webhooks == []
 
 
-async def test_behind_a_request_that_says_its_length_twice_no_other_one_is_read(door: Door) -> None:
-    """Something in front of the gateway may have taken what follows for its body."""
+async def test_a_request_with_two_lengths_ends_the_connection(browser: Browser) -> None:
+    """A proxy may have treated the rest as part of the body."""
     inner = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
     head = f"POST /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(inner) + 5}\r\n"
-    async with door.listener.serve(door.app) as server, asyncio.timeout(60):
+    async with browser.listener.serve(browser.app) as server, asyncio.timeout(60):
         host, _, port = server.address.rpartition(":")
-        reader, writer = await asyncio.open_connection(host, int(port), ssl=door.listener.trusting)
+        reader, writer = await asyncio.open_connection(host, int(port), ssl=browser.listener.trusting)
         writer.write(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + inner)
         answer = await reader.read()
         writer.close()

@@ -1,4 +1,4 @@
-"""Logins by an identity provider: what goes there, what may come back, and whose session goes on."""
+"""OpenID logins: redirects, returns from the provider, and renewal of sessions."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ from pawl.gateway.login.rules import Provider, Tokens
 from pawl.gateway.login.session import Seal, Session
 from tests.fakes.issuer import token
 from tests.fakes.manual_clock import ManualClock
-from tests.unit.gateway.test_app import HOST, SEAL, WHO, Door, reason
+from tests.unit.gateway.test_app import HOST, SEAL, WHO, Browser, reason
 
 AT = f"https://{HOST}"
 ORIGIN = {"origin": AT}
 LOGINS = [{"name": name, "issuer": f"https://{name}.example.com", "client_id": "pawl"} for name in ("staff", "guests")]
 
 
-class World(Door):
-    """A gateway with two providers, of which `staff` gives refresh tokens, and a browser at it."""
+class World(Browser):
+    """A gateway with two providers, and a browser. Only `staff` issues refresh tokens."""
 
     def __init__(self, logins: Path) -> None:
         super().__init__(gateway_oidc_file=logins, public_url=AT, gateway_session_hours=1.0)
         self.cookies: dict[str, str] = {}
-        self.is_away = False
+        self.is_unavailable = False
         self.subject = "ann"
         self.revoked: list[str] = []
 
     async def endpoints(self, provider: Provider) -> Endpoints:
-        if self.is_away:
+        if self.is_unavailable:
             raise DependencyUnavailable
         at = provider.issuer
         return Endpoints(
@@ -57,7 +57,7 @@ class World(Door):
         )
 
     async def tokens(self, provider: Provider, _: object) -> Tokens:
-        """Return tokens of `subject`, which the services take for another 60 s whatever they say themselves."""
+        """Return tokens of `subject`; the services accept them for another 60 s regardless of their expiry."""
         caller = self.channel.who.caller
         caller.credential_id = f"{provider.name}-{self.subject}"
         caller.expire_time.FromSeconds(int(self.clock.now()) + 60)
@@ -69,7 +69,7 @@ class World(Door):
         self.revoked += [provider.name, refresh_token]
 
     async def go(self, method: str, path: str, **more: Any) -> httpx2.Response:
-        """Ask, and keep the cookies as a browser does."""
+        """Send a request, keeping cookies as a browser does."""
         answer = await self.ask(method, path, at=AT, cookies=self.cookies, **more)
         for line in answer.headers.get_list("set-cookie"):
             for cookie in SimpleCookie(line).values():
@@ -79,12 +79,12 @@ class World(Door):
         return answer
 
     async def log_in(self, name: str, back: str = "", issuer: str | None = None) -> str:
-        """Log in at a provider, which asks nothing, and return where that leads."""
-        begun = await self.go("GET", f"/login/openid/{name}")
-        asked = parse_qs(urlsplit(begun.headers["location"]).query)
+        """Log in at a provider without a prompt, and return the final location."""
+        redirect = await self.go("GET", f"/login/openid/{name}")
+        asked = parse_qs(urlsplit(redirect.headers["location"]).query)
         [state], [self.nonce] = asked["state"], asked["nonce"]
-        said = {"state": state, "code": "c", "iss": f"https://{name}.example.com" if issuer is None else issuer}
-        done = await self.go("GET", f"/login/return/{back or name}", params=said)
+        query = {"state": state, "code": "c", "iss": f"https://{name}.example.com" if issuer is None else issuer}
+        done = await self.go("GET", f"/login/return/{back or name}", params=query)
         assert asked["redirect_uri"] == [f"{AT}/login/return/{name}"]
         return done.headers["location"]
 
@@ -106,11 +106,13 @@ def key_of(world: World) -> str:
     return Seal(SEAL).open(world.cookies["__Host-pawl_session"], Session).key
 
 
-async def test_a_session_goes_on_with_the_next_token(world: World) -> None:
+async def test_a_session_is_renewed_with_the_next_token(world: World) -> None:
     await world.log_in("staff")
     for _ in range(3):
         before = key_of(world)
-        assert (await world.go("POST", WHO, json={}, headers=ORIGIN)).status_code == 200, "the services' time counts"
+        assert (await world.go("POST", WHO, json={}, headers=ORIGIN)).status_code == 200, (
+            "the expiry of the services counts"
+        )
         await world.clock.advance(61.0)
         assert (await world.renew()).status_code == 200
         assert key_of(world) != before
@@ -119,7 +121,7 @@ async def test_a_session_goes_on_with_the_next_token(world: World) -> None:
 
 
 @pytest.mark.parametrize("then", ["guests", "key", "nobody", "another user"])
-async def test_a_session_never_goes_on_as_that_of_who_was_logged_in_before(world: World, then: str) -> None:
+async def test_a_session_is_never_renewed_as_the_previous_user(world: World, then: str) -> None:
     await world.log_in("staff")
     kept = world.cookies["pawl_renewal"]
     if then == "guests":
@@ -130,7 +132,7 @@ async def test_a_session_never_goes_on_as_that_of_who_was_logged_in_before(world
         await world.go("POST", "/login", json={"key": "key"}, headers=ORIGIN)
     else:
         await world.go("POST", "/login/out", headers=ORIGIN)
-    world.cookies["pawl_renewal"] = kept  # As it is left, or as another host of the domain sets it.
+    world.cookies["pawl_renewal"] = kept  # As left behind, or as set by another host of the domain.
     before = world.cookies.get("__Host-pawl_session")
     assert world.revoked == (["staff", "next"] if then == "nobody" else [])
     await world.clock.advance(61.0)
@@ -148,14 +150,14 @@ async def test_a_session_never_goes_on_as_that_of_who_was_logged_in_before(world
         ("guests", "guests", "https://staff.example.com", "/#login=refused"),
     ],
 )
-async def test_an_answer_of_another_provider_is_refused(
+async def test_a_response_of_another_provider_is_refused(
     world: World, name: str, back: str, issuer: str | None, leads_to: str
 ) -> None:
-    """Each has an address of its own to return to; `staff` announces that it names itself (RFC 9207)."""
+    """Each provider has its own return address; `staff` announces that it names itself (RFC 9207)."""
     assert await world.log_in(name, back, issuer) == leads_to
 
 
-async def test_a_provider_that_fails_is_asked_once_in_five_seconds(
+async def test_a_failing_provider_is_asked_once_in_five_seconds(
     clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
@@ -174,10 +176,10 @@ async def test_a_provider_that_fails_is_asked_once_in_five_seconds(
         await clock.advance(5.0)
 
 
-async def test_a_provider_that_is_away_is_told_on_the_page_of_the_login(world: World) -> None:
-    world.is_away = True
-    begun = await world.go("GET", "/login/openid/staff")
-    assert (begun.status_code, begun.headers["location"]) == (303, "/#login=unavailable")
+async def test_an_unavailable_provider_is_reported_on_the_login_page(world: World) -> None:
+    world.is_unavailable = True
+    redirect = await world.go("GET", "/login/openid/staff")
+    assert (redirect.status_code, redirect.headers["location"]) == (303, "/#login=unavailable")
     assert (await world.go("GET", "/login/openid/nobody")).status_code == 400
 
 
@@ -191,11 +193,11 @@ def attempt(to: str = "/") -> openid.Attempt:
     return openid.start_attempt(PROVIDER, to, 100.0, lambda: next(texts))
 
 
-def test_the_browser_is_sent_with_a_challenge_and_nothing_secret() -> None:
-    began = attempt()
-    url = openid.authorization_url(PUBLIC, "https://id.example.com/auth?realm=a", began, BACK)
+def test_the_redirect_has_a_challenge_and_no_secret() -> None:
+    pending = attempt()
+    url = openid.authorization_url(PUBLIC, "https://id.example.com/auth?realm=a", pending, BACK)
     asked = {name: value for name, [value] in parse_qs(urlsplit(url).query).items()}
-    digest = base64.urlsafe_b64encode(hashlib.sha256(began.verifier.encode()).digest()).rstrip(b"=").decode()
+    digest = base64.urlsafe_b64encode(hashlib.sha256(pending.verifier.encode()).digest()).rstrip(b"=").decode()
     assert asked == {
         "realm": "a",
         "audience": "pawl",
@@ -203,19 +205,19 @@ def test_the_browser_is_sent_with_a_challenge_and_nothing_secret() -> None:
         "client_id": "pawl",
         "redirect_uri": BACK,
         "scope": "openid",
-        "state": began.state,
-        "nonce": began.nonce,
+        "state": pending.state,
+        "nonce": pending.nonce,
         "code_challenge": digest,
         "code_challenge_method": "S256",
     }
-    assert began.verifier not in url
-    assert len({began.state, began.nonce, began.verifier}) == 3
+    assert pending.verifier not in url
+    assert len({pending.state, pending.nonce, pending.verifier}) == 3
 
 
-def test_a_code_is_shown_with_its_verifier_and_by_whom() -> None:
-    began = attempt()
-    form = openid.code_form(PROVIDER, "the-code", began, BACK)
-    assert (form["code"], form["code_verifier"], form["redirect_uri"]) == ("the-code", began.verifier, BACK)
+def test_a_code_is_exchanged_with_verifier_and_client_credentials() -> None:
+    pending = attempt()
+    form = openid.code_form(PROVIDER, "the-code", pending, BACK)
+    assert (form["code"], form["code_verifier"], form["redirect_uri"]) == ("the-code", pending.verifier, BACK)
     assert "client_id" not in form
     assert openid.authorization(PROVIDER) == "Basic " + base64.b64encode(b"a%20b:s%3A1").decode()
     form = openid.renewal_form(PUBLIC, "next")
@@ -228,7 +230,7 @@ def test_a_code_is_shown_with_its_verifier_and_by_whom() -> None:
     assert openid.authorization(PUBLIC) is None
 
 
-def test_a_browser_that_comes_back_from_elsewhere_is_refused() -> None:
+def test_a_return_with_a_foreign_state_or_issuer_is_refused() -> None:
     for state, issuer, now in [
         ("other", "", 100.0),
         ("", "", 100.0),
@@ -242,7 +244,7 @@ def test_a_browser_that_comes_back_from_elsewhere_is_refused() -> None:
             check(state=state, issuer=issuer, now=now)
 
 
-def test_the_token_that_is_chosen_is_the_key_and_of_this_login() -> None:
+def test_the_configured_token_becomes_the_key_if_its_nonce_matches() -> None:
     good = token(nonce="n1")
     by_id = msgspec.structs.replace(PROVIDER, token="id_token")  # a choice
     tokens = Tokens(access_token="at", id_token=good)
@@ -264,12 +266,12 @@ def test_the_token_that_is_chosen_is_the_key_and_of_this_login() -> None:
 
 
 @given(st.text(min_size=1, max_size=60) | st.sampled_from(["..", "a.e30.b", "a.bnVsbA.b", "a.eyJub25jZSI6MX0.b"]))
-def test_what_is_no_token_has_no_nonce(text: str) -> None:
+def test_an_invalid_id_token_is_refused(text: str) -> None:
     with pytest.raises(Unauthenticated):
         openid.key_of(PROVIDER, Tokens(access_token="at", id_token=text), "n1")
 
 
-def test_a_login_leads_to_a_page_of_the_console_only() -> None:
+def test_a_login_redirects_only_to_pages_of_the_console() -> None:
     for to in [
         "https://evil.example.com",
         "//evil.example.com",
@@ -286,7 +288,7 @@ def test_a_login_leads_to_a_page_of_the_console_only() -> None:
 GOOD: dict[str, Any] = {"name": "id", "issuer": "https://id.example.com", "client_id": "pawl"}
 
 
-def test_a_file_with_a_fault_is_refused() -> None:
+def test_an_invalid_providers_file_is_refused() -> None:
     for entries in [
         [GOOD | {"issuer": "http://id.example.com"}],
         [GOOD | {"parameters": {"redirect_uri": "https://evil.example.com"}}],

@@ -1,4 +1,4 @@
-"""Streams of server-sent events, and readers that do not read."""
+"""Streams of server-sent events, and clients that stop reading."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.unit.gateway.conftest import Listener
 
 @dataclass
 class Message:
-    """A message of gRPC."""
+    """A gRPC message."""
 
     text: str
     events: list[Message] = field(default_factory=list)
@@ -36,7 +36,7 @@ class Message:
 
 
 class Source:
-    """Messages that a service sends when the test says so."""
+    """Messages that a service sends on demand."""
 
     def __init__(self) -> None:
         self.more: asyncio.Queue[str] = asyncio.Queue()
@@ -53,7 +53,7 @@ class Source:
 
 
 class Reader:
-    """A browser that has a stream open."""
+    """A browser with an open stream."""
 
     def __init__(self, opened: Streams, *sources: AsyncGenerator[Event, None]) -> None:
         self.sent: asyncio.Queue[bytes] = asyncio.Queue()
@@ -84,13 +84,11 @@ def source(monkeypatch: pytest.MonkeyPatch) -> Source:
 
 def opened(closing: asyncio.Event | None = None) -> Streams:
     counters = Counters(Metrics("gateway"))
-    nobody, nothing = cast("Callers", None), cast("Services", None)
-    return Streams(nobody, nothing, counters, closing or asyncio.Event(), streams_max=10)
+    no_callers, nothing = cast("Callers", None), cast("Services", None)
+    return Streams(no_callers, nothing, counters, closing or asyncio.Event(), streams_max=10)
 
 
-async def test_a_stream_on_which_nothing_comes_is_kept_open_and_passed_on_at_once(
-    source: Source, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_idle_stream_is_kept_open_and_unbuffered(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "HEARTBEAT_SECONDS", 0.001)
     async with asyncio.timeout(60):
         reader = Reader(opened(), streams._events(source.watch()))
@@ -105,7 +103,7 @@ async def test_a_stream_on_which_nothing_comes_is_kept_open_and_passed_on_at_onc
     assert headers[b"content-type"].startswith(b"text/event-stream")
 
 
-async def test_streams_end_with_the_process_also_if_their_reader_takes_nothing(source: Source) -> None:
+async def test_streams_end_with_the_process_even_if_their_reader_is_stuck(source: Source) -> None:
     closing = asyncio.Event()
     found = opened(closing)
     async with asyncio.timeout(60):
@@ -137,7 +135,7 @@ def reader(address: str, request: bytes, trusting: ssl.SSLContext | None, *, buf
 @pytest.mark.parametrize(
     ("request_", "parts"), [(REQUEST, 1), (REQUEST.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"), 1000)]
 )
-async def test_a_reader_that_takes_nothing_is_cut_off(
+async def test_a_client_that_stops_reading_is_disconnected(
     listener: Listener, monkeypatch: pytest.MonkeyPatch, request_: bytes, parts: int
 ) -> None:
     monkeypatch.setattr(server, "_TAKE_SECONDS", 0.2)
@@ -154,22 +152,22 @@ async def test_a_reader_that_takes_nothing_is_cut_off(
     async with listener.serve(app) as found:
         with contextlib.closing(await asyncio.to_thread(reader, found.address, request_, listener.trusting)):
             await ended.wait()
-            while found._server.server_state.connections:  # what is open is seen nowhere else
+            while found._server.server_state.connections:  # open connections are visible only here
                 await asyncio.sleep(0.01)
 
 
-async def test_a_connection_whose_other_end_is_gone_without_a_word_ends_within_40_seconds(listener: Listener) -> None:
-    """NOTE-1: as the system is told, of both what is idle and what was sent; no test drops packets."""
-    begun = asyncio.Event()
+async def test_a_dead_connection_ends_within_40_seconds(listener: Listener) -> None:
+    """NOTE-1: checks the socket options for idle and unacknowledged data; no test drops packets."""
+    started = asyncio.Event()
 
     async def app(_: Any, receive: Any, __: Any) -> None:
-        begun.set()
+        started.set()
         await receive()
         await receive()
 
     async with listener.serve(app) as found:
         with contextlib.closing(await asyncio.to_thread(reader, found.address, REQUEST, listener.trusting)):
-            await begun.wait()
+            await started.wait()
             (protocol,) = found._server.server_state.connections
             accepted = protocol.transport.get_extra_info("socket")
             assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
@@ -181,7 +179,7 @@ async def test_a_connection_whose_other_end_is_gone_without_a_word_ends_within_4
 
 
 @pytest.mark.parametrize("listener", ["https"], indirect=True)
-async def test_a_slow_reader_gets_the_whole_answer(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_client_gets_the_whole_response(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "_TAKE_SECONDS", 1.0)
     size = 16_000_000
 
@@ -194,7 +192,7 @@ async def test_a_slow_reader_gets_the_whole_answer(listener: Listener, monkeypat
         with contextlib.closing(reader(address, REQUEST, listener.trusting, buffer_bytes=65536)) as found:
             while count < size and (data := found.recv(16384)):
                 count += len(data)
-                time.sleep(0.002)  # so that the whole takes twice as long as one part may
+                time.sleep(0.002)  # the whole takes twice as long as one part may
         return count
 
     async with listener.serve(app) as found:

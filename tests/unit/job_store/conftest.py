@@ -1,4 +1,4 @@
-"""A ledger in memory for each test."""
+"""In-memory ledgers for tests."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def world() -> World:
 
 @pytest.fixture
 def run_id(world: World) -> str:
-    """A run that a worker has begun."""
-    return world.begin()
+    """A run that a worker has started."""
+    return world.start_run()
 
 
 @pytest.fixture

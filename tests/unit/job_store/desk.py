@@ -1,4 +1,4 @@
-"""A conversation in which nobody but jobs does anything, and the model that answers."""
+"""A conversation in which only jobs act, and the model that answers them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Desk(World):
 
     @property
     def queue(self) -> tuple[int, int]:
-        """How many runs of people are queued in the store, and how many are active."""
+        """Numbers of queued and of active user runs in the store."""
         queue = self.unit.queues.get(QueueKey(STORE, in_background=False))
         return (queue.queued, queue.active) if queue else (0, 0)
 
@@ -45,15 +45,15 @@ class Desk(World):
     def jobs(self) -> list[RunRow]:
         return [run for _, run in self.unit.runs.items() if run.reports_to]
 
-    def begin_job(self, run_id: str) -> str:
-        """Let a run that a worker holds begin a job."""
+    def start_job(self, run_id: str) -> str:
+        """Let a run that a worker holds start a job."""
         name = f"{run_id}_{self.number()}"
         detached = change(f"call_{name}", CallState.DETACHED, child_run_id=f"job_{name}")
         self.commit(run_id, calls=(detached,), delegations=(delegation(f"call_{name}", f"job_{name}", is_job=True),))
         return f"job_{name}"
 
     def take(self, run_id: str) -> str:
-        """Let a worker hold a run, as soon as it may."""
+        """Let a worker claim a run as soon as it is due."""
         claim_at = self.run(run_id).claim_at
         assert claim_at is not None
         self.now = max(self.now, claim_at)
@@ -62,17 +62,16 @@ class Desk(World):
         return run_id
 
     def end(self, run_id: str, state: RunState = RunState.COMPLETED) -> None:
-        """Let the worker end a run that it holds."""
         self.commit(run_id, state=state, failure=b"why" if state is RunState.FAILED else None)
 
     def end_job(self, run_id: str) -> None:
-        """Let a worker begin a job and end it."""
+        """Let a worker start and end a job."""
         if self.run(run_id).worker_id is None:
             self.take(run_id)
         self.end(run_id)
 
     def enter(self, run_id: str) -> tuple[Entered, ...]:
-        """Let the model of a run be told what waits."""
+        """Deliver waiting notices to the model of a run."""
         waiting = self.background.pending_of(self.run(run_id).user_id)
         entered = tuple(Entered(run_id=each.run_id, occasion=each.occasion) for each in waiting)
         self.commit(run_id, entered=entered)
@@ -80,16 +79,16 @@ class Desk(World):
 
 
 def desk_with_a_job() -> tuple[Desk, str]:
-    """A conversation in which nobody asks anything, and one job."""
+    """A conversation without user messages, and one job."""
     desk = Desk()
-    run_id = desk.begin()
-    job = desk.begin_job(run_id)
+    run_id = desk.start_run()
+    job = desk.start_job(run_id)
     desk.end(run_id)
     return desk, job
 
 
 def desk_with_a_turn() -> tuple[Desk, str]:
-    """A turn that a worker has begun, and in which the model was told of a job."""
+    """A turn that a worker has started and that has received the notice of a job."""
     desk, job = desk_with_a_job()
     desk.end_job(job)
     turn = desk.take(desk.turns[0].run_id)

@@ -1,4 +1,4 @@
-"""The rules by which versions of agents are made."""
+"""Rules for saving versions and drafts of agents."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ def version(name: str = "a", definition: bytes = b"d", *tools: str, number: int 
     )
 
 
-def test_what_says_something_new_is_the_next_version() -> None:
+def test_a_changed_definition_becomes_the_next_version() -> None:
     first = saved(version(), (), {}, None)
     assert first.version == 1
     there = {"a": AgentRow(name="a", version=1)}
     assert saved(version(), (), there, first) is first
     assert saved(version("a", b"e"), (), there, first).version == 2
-    assert saved(version("a", b"d", "look"), (), there, first).version == 2, "a new match enters by a new version"
+    assert saved(version("a", b"d", "look"), (), there, first).version == 2, "a new match needs a new version"
 
 
-def test_an_agent_that_is_made_again_goes_on_with_its_numbers() -> None:
+def test_a_recreated_agent_continues_its_version_numbers() -> None:
     first = replace(version(), version=1)
     gone = {"a": AgentRow(name="a", version=1, is_deleted=True)}
     assert saved(version(), (), gone, first).version == 2
 
 
-def test_it_delegates_only_to_agents_that_are_there() -> None:
+def test_an_agent_delegates_only_to_existing_agents() -> None:
     there = {"b": AgentRow(name="b", version=1), "c": AgentRow(name="c", version=1, is_deleted=True)}
     assert saved(version(), ("b",), there, None).version == 1
     for name in ("c", "nobody"):
@@ -48,7 +48,7 @@ def test_it_delegates_only_to_agents_that_are_there() -> None:
             saved(version(), (name,), there, None)
 
 
-def test_the_way_back_to_itself_is_named() -> None:
+def test_a_delegation_cycle_is_reported_with_its_path() -> None:
     there = {
         "b": AgentRow(name="b", version=1, delegates_to=("c",)),
         "c": AgentRow(name="c", version=1, delegates_to=("x", "a")),
@@ -60,7 +60,7 @@ def test_the_way_back_to_itself_is_named() -> None:
         saved(version(), ("a",), there, None)
 
 
-def test_a_store_has_only_so_many() -> None:
+def test_agents_and_versions_of_a_store_are_limited() -> None:
     live = {f"a{number}": AgentRow(name=f"a{number}", version=1) for number in range(agents.AGENTS_MAX)}
     with pytest.raises(TooLarge, match="delete one"):
         saved(version("new"), (), live, None)
@@ -73,7 +73,7 @@ def test_a_store_has_only_so_many() -> None:
         saved(version(), (), full, version("a", b"other", number=agents.VERSIONS_MAX))
 
 
-def test_a_draft_is_kept_once_and_counts_its_changes() -> None:
+def test_a_draft_counts_its_changes() -> None:
     first = drafted(version(), (), {}, {})
     assert first.version == 1
     assert drafted(version(), (), {}, {"a": first}) is first
@@ -84,7 +84,7 @@ def test_a_draft_is_kept_once_and_counts_its_changes() -> None:
     assert drafted(version("d1", b"e"), (), {}, full).version == 2
 
 
-def test_a_draft_could_be_saved_as_an_agent_of_its_name() -> None:
+def test_a_draft_is_validated_like_an_agent_of_its_name() -> None:
     there = {
         "b": AgentRow(name="b", version=1, delegates_to=("a",)),
         "c": AgentRow(name="c", version=1, is_deleted=True),

@@ -1,4 +1,4 @@
-"""Who decides a gated call, how many it takes, and what happens when nobody does (HITL-4, D6, D7)."""
+"""Approvals: who may decide a gated call, how many are needed, and escalation (HITL-4, D6, D7)."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ EDIT: dict[str, Any] = {"arguments": b'{"to":"bob"}', "edited_digest": EDITED_DI
 
 
 def gated(world: World, required: int = 1, **who: Any) -> str:
-    """A run of ann with a call `call` that needs the approval of so many people."""
-    run_id = world.begin(**who)
+    """A run of ann with a call `call` that needs this many approvals."""
+    run_id = world.start_run(**who)
     waits = change("call", CallState.AWAITING_APPROVAL, digest=DIGEST, approvals_required=required)
     world.commit(run_id, calls=(waits,))
     return run_id
@@ -39,7 +39,7 @@ def decide(
     right: DecisionRight = DecisionRight.STORE,
     **who: Any,
 ) -> tuple[str, str]:
-    """Outcome and reason of the decision of somebody who may approve for others."""
+    """Outcome and reason of a decision by a user with the approver right."""
     edit = EDIT if kind is DecisionKind.EDIT else {"arguments": b"", "edited_digest": ""}
     command = Decide(call_id=CALL, kind=kind, right=right, digest=digest, reason="", **edit)
     receipt = world.send(run_id, command, who.pop("command_id", ""), user_id=user_id, **who)
@@ -50,65 +50,65 @@ def starts(world: World, run_id: str, *consumed: str) -> None:
     world.commit(run_id, calls=(change("call", CallState.RUNNABLE, digest=DIGEST),), consumed=consumed)
 
 
-TAKEN = ("ACCEPTED", "")
+ACCEPTED = ("ACCEPTED", "")
 REFUSED = ("REFUSED", "PERMISSION_DENIED")
 AGAIN = ("LATE", "ALREADY_DECIDED")
 
 
-def test_two_people_are_needed_and_whoever_started_the_run_is_none_of_them(world: World) -> None:
+def test_two_approvals_are_needed_from_users_other_than_the_starter(world: World) -> None:
     run_id = gated(world, 2)
     for kind in DecisionKind:
         assert decide(world, run_id, "ann", kind) == REFUSED
-    assert decide(world, run_id, "cyd") == TAKEN
+    assert decide(world, run_id, "cyd") == ACCEPTED
     call = world.call("call")
     assert (call.decision, call.reserved_by) == (None, "")
     assert [approval.user_id for approval in call.approvals] == ["cyd"]
     assert world.event_types(run_id)[-1] == "tool.awaiting_approval"
-    assert decide(world, run_id, "dan", command_id="second") == TAKEN
+    assert decide(world, run_id, "dan", command_id="second") == ACCEPTED
     starts(world, run_id, "second")
     assert [approval.user_id for approval in world.call("call").approvals] == ["cyd", "dan"]
 
 
 def by(user_id: str, key: str = "", *people: str, shop: bool = False) -> dict[str, Any]:
-    """Somebody with a key, which those people made, or with one of a shop that acts for others."""
+    """A caller with a key made by those people, or with a delegate key of a shop."""
     delegate = "shop" if shop else ""
     return {"user_id": user_id, "credential_id": key, "people": people, "delegate_user_id": delegate}
 
 
-HANDS: list[tuple[int, dict[str, Any], list[tuple[dict[str, Any], tuple[str, str]]]]] = [
-    (3, by("ann"), [(by("cyd"), TAKEN), (by("cyd"), AGAIN), (by("dan"), TAKEN), (by("dan"), AGAIN)]),
-    (2, by("ann", "k1"), [(by("cyd", "k1"), REFUSED), (by("cyd", "k2"), TAKEN), (by("dan", "k2"), REFUSED)]),
+# Required approvals, starter, and each further decision with its outcome.
+APPROVERS: list[tuple[int, dict[str, Any], list[tuple[dict[str, Any], tuple[str, str]]]]] = [
+    (3, by("ann"), [(by("cyd"), ACCEPTED), (by("cyd"), AGAIN), (by("dan"), ACCEPTED), (by("dan"), AGAIN)]),
+    (2, by("ann", "k1"), [(by("cyd", "k1"), REFUSED), (by("cyd", "k2"), ACCEPTED), (by("dan", "k2"), REFUSED)]),
     (2, by("ann", "k1", shop=True), [(by("cyd", "k2", shop=True), REFUSED), (by("shop", "k3"), REFUSED)]),
     (
         2,
         by("ann"),
-        [(by("cyd", "k2", shop=True), TAKEN), (by("dan", "k3", shop=True), REFUSED), (by("shop", "k4"), REFUSED)],
+        [(by("cyd", "k2", shop=True), ACCEPTED), (by("dan", "k3", shop=True), REFUSED), (by("shop", "k4"), REFUSED)],
     ),
     (
         2,
         by("ann"),
         [
-            (by("olga", "k1", "olga"), TAKEN),
+            (by("olga", "k1", "olga"), ACCEPTED),
             (by("cyd", "k2", "cyd", "olga"), REFUSED),
-            (by("dan", "k3", "dan"), TAKEN),
+            (by("dan", "k3", "dan"), ACCEPTED),
         ],
     ),
     (
         2,
         by("ann"),
-        [(by("cyd", "k1", "olga"), TAKEN), (by("dan", "k2", "olga"), REFUSED), (by("olga", "k3"), REFUSED)],
+        [(by("cyd", "k1", "olga"), ACCEPTED), (by("dan", "k2", "olga"), REFUSED), (by("olga", "k3"), REFUSED)],
     ),
     (2, by("ann", "k1", "olga"), [(by("olga", "k2"), REFUSED), (by("cyd", "k3", "olga"), REFUSED)]),
-    (2, by("ann", "local"), [(by("cyd", "local"), TAKEN), (by("dan", "local"), TAKEN)]),
-    (2, by("ann"), [(by("cyd"), TAKEN), (by("dan"), TAKEN)]),
-    (1, by("ann", "k1"), [(by("cyd", "k1"), TAKEN)]),
+    (2, by("ann", "local"), [(by("cyd", "local"), ACCEPTED), (by("dan", "local"), ACCEPTED)]),
+    (2, by("ann"), [(by("cyd"), ACCEPTED), (by("dan"), ACCEPTED)]),
+    (1, by("ann", "k1"), [(by("cyd", "k1"), ACCEPTED)]),
 ]
-"""How many must approve, who started the run, and what each further person is told."""
 
 
-def test_several_approvals_come_from_different_hands() -> None:
-    """HITL-4: neither another name, nor another key that one has made, makes a second person."""
-    for required, starter, decisions in HANDS:
+def test_several_approvals_come_from_different_people() -> None:
+    """HITL-4: neither another name nor another key made by the same person counts as a second person."""
+    for required, starter, decisions in APPROVERS:
         world = World()
         run_id = gated(world, required, **starter)
         assert [decide(world, run_id, **who) for who, _ in decisions] == [outcome for _, outcome in decisions], (
@@ -116,19 +116,19 @@ def test_several_approvals_come_from_different_hands() -> None:
         )
 
 
-def test_who_steers_the_run_or_made_the_key_that_does_approves_nothing_of_it(world: World) -> None:
-    run_id = world.begin(credential_id="k1", people=("ann", "zed"))
+def test_users_who_steer_a_run_or_made_the_steering_key_cannot_approve(world: World) -> None:
+    run_id = world.start_run(credential_id="k1", people=("ann", "zed"))
     world.send(run_id, Steer(), credential_id="k2", people=("ann", "olga"), delegate_user_id="shop")
     world.commit(run_id, calls=(change("call", CallState.AWAITING_APPROVAL, digest=DIGEST, approvals_required=2),))
     assert world.run(run_id).steered_by == ("olga", "shop")
     for who in (by("olga", "k3"), by("cyd", "k3", "olga"), by("shop", "k3"), by("zed", "k3")):
         for kind in DecisionKind:
             assert decide(world, run_id, kind=kind, **who) == REFUSED
-    assert decide(world, run_id, "cyd", credential_id="k4") == TAKEN
+    assert decide(world, run_id, "cyd", credential_id="k4") == ACCEPTED
 
 
-def test_approvals_are_counted_again_before_the_call_begins(world: World) -> None:
-    """However they got there."""
+def test_approvals_are_checked_again_before_the_call_starts(world: World) -> None:
+    """However the approvals were stored."""
     run_id = gated(world, 2)
     decide(world, run_id, "cyd", credential_id="key_1", people=("cyd", "olga"))
     decide(world, run_id, "dan", credential_id="key_2", command_id="second")
@@ -140,17 +140,17 @@ def test_approvals_are_counted_again_before_the_call_begins(world: World) -> Non
             starts(world, run_id, "second")
 
 
-def test_a_message_takes_back_no_approval_that_was_given_before(world: World) -> None:
-    """It has not shaped the call; and its owner, who goes on by the approval, must not be refused."""
+def test_a_message_does_not_revoke_earlier_approvals(world: World) -> None:
+    """It did not shape the call, and the run's owner must be able to continue on the approval."""
     run_id = gated(world, 2)
-    assert decide(world, run_id, "olga") == TAKEN
-    assert decide(world, run_id, "dan", command_id="second") == TAKEN
+    assert decide(world, run_id, "olga") == ACCEPTED
+    assert decide(world, run_id, "dan", command_id="second") == ACCEPTED
     world.send(run_id, Steer(), people=("olga",))
     starts(world, run_id, "second")
 
 
-def test_a_run_that_does_a_call_keeps_the_credential_of_the_run_that_calls(world: World) -> None:
-    run_id = world.begin(credential_id="key_1", delegate_user_id="shop")
+def test_a_child_run_keeps_the_credential_of_its_parent(world: World) -> None:
+    run_id = world.start_run(credential_id="key_1", delegate_user_id="shop")
     world.commit(
         run_id,
         calls=(change("call", CallState.DELEGATED, child_run_id="run_below"),),
@@ -165,16 +165,16 @@ _DECISIONS = st.lists(st.tuples(_WHO, st.sampled_from([DecisionKind.APPROVE, Dec
 
 
 @given(required=st.integers(2, 4), started_with=st.sampled_from(["", "key_0", "key_1"]), decisions=_DECISIONS)
-def test_a_call_starts_only_with_as_many_users_and_as_many_credentials_as_it_needs(
+def test_a_call_starts_only_with_enough_distinct_users_and_credentials(
     required: int, started_with: str, decisions: list[tuple[tuple[str, str], DecisionKind]]
 ) -> None:
-    """HITL-4: so no sequence of decisions by one credential is enough, under whatever names."""
+    """HITL-4: decisions by one credential are never enough, under any names."""
     world = World()
     run_id = gated(world, required, credential_id=started_with)
     shown: dict[str, Any] = {"digest": DIGEST, "arguments": b"{}"}
     for (user_id, credential_id), kind in decisions:
         who: dict[str, Any] = {"credential_id": credential_id, "command_id": f"cmd_{world.number()}"}
-        if decide(world, run_id, user_id, kind, shown["digest"], **who) == TAKEN and kind is DecisionKind.EDIT:
+        if decide(world, run_id, user_id, kind, shown["digest"], **who) == ACCEPTED and kind is DecisionKind.EDIT:
             shown = {"digest": EDITED_DIGEST, "arguments": EDIT["arguments"]}
             again = change("call", CallState.AWAITING_APPROVAL, **shown)
             world.commit(run_id, calls=(again,), consumed=(who["command_id"],))
@@ -187,10 +187,10 @@ def test_a_call_starts_only_with_as_many_users_and_as_many_credentials_as_it_nee
         world.commit(run_id, calls=(change("call", CallState.RUNNABLE, **shown),), consumed=consumed)
 
 
-def test_an_edit_begins_the_count_anew_and_is_the_first_approval(world: World) -> None:
+def test_an_edit_resets_the_count_and_is_the_first_approval(world: World) -> None:
     run_id = gated(world, 2)
     decide(world, run_id, "cyd")
-    assert decide(world, run_id, "dan", DecisionKind.EDIT, command_id="edit") == TAKEN
+    assert decide(world, run_id, "dan", DecisionKind.EDIT, command_id="edit") == ACCEPTED
     edited = change(
         "call", CallState.AWAITING_APPROVAL, digest=EDITED_DIGEST, arguments=EDIT["arguments"], approvals_required=1
     )
@@ -201,32 +201,34 @@ def test_an_edit_begins_the_count_anew_and_is_the_first_approval(world: World) -
     call = world.call("call")
     assert [approval.user_id for approval in call.approvals] == ["dan"]
     assert (call.decision, call.approvals_required) == (None, 2)
-    # What was approved before was another call.
+    # Earlier approvals were for another call.
     assert decide(world, run_id, "eve") == ("REFUSED", "DIGEST_MISMATCH")
     assert decide(world, run_id, "dan", digest=EDITED_DIGEST) == AGAIN
-    assert decide(world, run_id, "cyd", digest=EDITED_DIGEST, command_id="last") == TAKEN
+    assert decide(world, run_id, "cyd", digest=EDITED_DIGEST, command_id="last") == ACCEPTED
     world.commit(run_id, calls=(running,), consumed=("last",))
 
 
-def test_the_life_cycle_tells_when_a_call_is_put_to_people_and_when_it_is_no_more(world: World) -> None:
+def test_lifecycle_events_report_open_and_settled_approvals(world: World) -> None:
     """NOTE-2."""
     run_id = gated(world)
     decide(world, run_id, "cyd", command_id="cmd")
     starts(world, run_id, "cmd")
-    told = [event.lifecycle_type for event in world.unit.events.rows if event.lifecycle_type.startswith("run.a")]
-    assert told == ["run.awaiting_approval", "run.approval_settled"]
+    lifecycle_types = [
+        event.lifecycle_type for event in world.unit.events.rows if event.lifecycle_type.startswith("run.a")
+    ]
+    assert lifecycle_types == ["run.awaiting_approval", "run.approval_settled"]
 
 
-def test_a_user_without_the_right_to_approve_answers_questions_only(world: World) -> None:
+def test_a_user_without_the_approver_right_only_answers_questions(world: World) -> None:
     run_id = gated(world)
     assert decide(world, run_id, "ann", right=DecisionRight.QUESTIONS) == REFUSED
     world = World()
-    run_id = world.begin()
+    run_id = world.start_run()
     world.commit(run_id, calls=(change("call", CallState.ASKED),))
-    assert decide(world, run_id, "ann", DecisionKind.ANSWER, right=DecisionRight.QUESTIONS) == TAKEN
+    assert decide(world, run_id, "ann", DecisionKind.ANSWER, right=DecisionRight.QUESTIONS) == ACCEPTED
 
 
-def test_a_request_is_escalated_once_and_stays_what_it_was(world: World) -> None:
+def test_an_approval_is_escalated_once_and_otherwise_unchanged(world: World) -> None:
     run_id = gated(world, 2)
     decide(world, run_id, "cyd")
     for digest, refused in ((EDITED_DIGEST, True), (DIGEST, False), (DIGEST, True)):

@@ -1,4 +1,4 @@
-"""Runs whose workers die: counted, quarantined, let go on or ended by an operator."""
+"""Crashed runs: counting, quarantine, redrive, and operators who end them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def sweep(world: World, *run_ids: str) -> int:
 
 
 def quarantine(world: World, run_id: str) -> None:
-    """Let the worker of a run die until nobody gets it any more."""
+    """Let workers of a run die until it is quarantined."""
     while not world.run(run_id).is_quarantined:
         crash(world, run_id)
         if not sweep(world, run_id):
@@ -49,7 +49,7 @@ def acts(world: World, run_id: str) -> list[OperatorActed]:
 
 
 def test_a_run_is_quarantined_when_its_third_worker_has_died(world: World, run_id: str) -> None:
-    """I20: what kills its workers does not do so for ever, and people see why."""
+    """I20: a run that kills its workers stops doing so, and operators see why."""
     for crashes in (1, 2):
         crash(world, run_id)
         assert sweep(world, run_id) == 0
@@ -68,10 +68,10 @@ def test_a_run_is_quarantined_when_its_third_worker_has_died(world: World, run_i
         world.commit(run_id, epoch, state=RunState.COMPLETED)
 
 
-def test_an_operator_lets_a_run_go_on_and_the_log_says_who(world: World, run_id: str) -> None:
+def test_a_redrive_by_an_operator_is_recorded_in_the_log(world: World, run_id: str) -> None:
     world.commit(run_id, calls=(change("call_1", CallState.RUNNING),))
     quarantine(world, run_id)
-    assert world.steer(run_id).pending == (), "I5: the registry may know what became of the call"
+    assert world.steer(run_id).pending == (), "I5: the registry may know the outcome of the call"
     assert operate(world, run_id, Redrive(reason="the tool is mended"), "c1").outcome is CommandOutcome.ACCEPTED
     run = world.run(run_id)
     assert (run.state, run.crashes, run.attention) == (RunState.QUEUED, 0, None)
@@ -83,8 +83,8 @@ def test_an_operator_lets_a_run_go_on_and_the_log_says_who(world: World, run_id:
     world.commit(run_id, state=RunState.WAITING, waits=(1,), lease=LeaseAction.PARK)
 
 
-def test_a_run_that_is_being_stopped_does_not_get_away_as_one_in_doubt(world: World, run_id: str) -> None:
-    """I12: from there it could begin anything."""
+def test_a_stopping_run_cannot_move_to_needs_attention(world: World, run_id: str) -> None:
+    """I12: from that state it could start anything."""
     world.commit(run_id, calls=(change("call_1", CallState.RUNNING),))
     world.cancel(run_id)
     for consumed, refusal in (((), InboxChanged), (world.unread(run_id), IllegalTransition)):
@@ -92,8 +92,8 @@ def test_a_run_that_is_being_stopped_does_not_get_away_as_one_in_doubt(world: Wo
             world.commit(run_id, state=RunState.NEEDS_ATTENTION, consumed=consumed)
 
 
-def test_a_worker_that_stops_its_run_says_for_whom(world: World, run_id: str) -> None:
-    """Else the run would be let go on after a quarantine as if nobody had stopped it."""
+def test_a_worker_that_stops_its_run_gives_the_cause(world: World, run_id: str) -> None:
+    """Otherwise a redrive after a quarantine would ignore the stop."""
     with pytest.raises(InvalidField):
         world.commit(run_id, state=RunState.CANCELLING)
     world.commit(run_id, state=RunState.CANCELLING, stop_cause=StopCause.USER)
@@ -102,17 +102,17 @@ def test_a_worker_that_stops_its_run_says_for_whom(world: World, run_id: str) ->
     assert world.run(run_id).state is RunState.CANCELLING
 
 
-def test_an_operator_ends_a_healthy_run_of_another_user_and_its_log_says_so(world: World, run_id: str) -> None:
-    receipt = operate(world, run_id, Cancel(cause=StopCause.OPERATOR, reason="too dear"))
+def test_an_operator_may_end_a_healthy_run_and_the_log_records_it(world: World, run_id: str) -> None:
+    receipt = operate(world, run_id, Cancel(cause=StopCause.OPERATOR, reason="too expensive"))
     assert receipt.outcome is CommandOutcome.ACCEPTED
     run = world.run(run_id)
     assert (run.state, run.stop_cause) == (RunState.CANCELLING, StopCause.OPERATOR)
     (act,) = acts(world, run_id)
-    assert (act.user_id, act.act, act.reason) == (OPERATOR, OperatorAct.ENDED, "too dear")
+    assert (act.user_id, act.act, act.reason) == (OPERATOR, OperatorAct.ENDED, "too expensive")
 
 
-def test_an_operator_says_what_became_of_the_call_of_another_user(world: World, run_id: str) -> None:
-    """Settled point 9, and who said it stands in the log."""
+def test_an_operator_may_resolve_a_call_of_another_user(world: World, run_id: str) -> None:
+    """Decision 9; the log records who resolved the call."""
     world.commit(run_id, calls=(change("call_1", CallState.RUNNING),))
     world.commit(run_id, state=RunState.NEEDS_ATTENTION, lease=LeaseAction.PARK)
     attention = world.run(run_id).attention

@@ -1,4 +1,4 @@
-"""A clock of the database that jumps, and what the ledger does about it."""
+"""Jumps of the database clock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.fakes.virtual_time import VirtualClock
 
 
 class JumpingDatabase:
-    """A `DueTimes` whose clock is `ahead_seconds` of the time."""
+    """A `DueTimes` whose clock runs `ahead_seconds` ahead."""
 
     def __init__(self) -> None:
         self.clock = VirtualClock()
@@ -41,7 +41,7 @@ class JumpingDatabase:
 
 
 async def sweep(*jumps: float, answer_takes_seconds: float = 0.0) -> JumpingDatabase:
-    """Let a replica sweep a database; before each poll but the first one its clock jumps."""
+    """Let a replica sweep a database whose clock jumps before each poll but the first."""
     database = JumpingDatabase()
     sweeping = asyncio.create_task(watch_clock(database, database.clock))
     await asyncio.sleep(5.5)
@@ -53,11 +53,11 @@ async def sweep(*jumps: float, answer_takes_seconds: float = 0.0) -> JumpingData
     return database
 
 
-def test_only_a_clock_that_went_back_brings_runs_forward() -> None:
+def test_only_a_backward_clock_jump_brings_runs_forward() -> None:
     for jumps, seen in (((-130.0,), [130.0]), ((-130.0, 130.0, -60.0), [130.0, 60.0]), ((130.0,), []), ((-1.0,), [])):
         assert virtual_time.run(sweep(*jumps)).brought_forward == seen, jumps
 
 
-def test_an_answer_that_is_read_late_is_no_clock_that_went_back() -> None:
-    """As of a process that was frozen: leases that were just renewed would end."""
+def test_a_response_that_is_read_late_is_not_a_backward_jump() -> None:
+    """For example after the process was frozen: leases that were just renewed would end."""
     assert virtual_time.run(sweep(0.0, 0.0, answer_takes_seconds=20.0)).brought_forward == []

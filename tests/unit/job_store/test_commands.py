@@ -1,4 +1,4 @@
-"""Steps are fenced and idempotent; receipts are final, and say what became of a command (FE-2, HITL-3, HITL-6, I11)."""
+"""Steps are fenced and idempotent; receipts are final and report the outcome (FE-2, HITL-3, HITL-6, I11)."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ PARKED: dict[str, Any] = {"state": RunState.WAITING, "waits": (1,), "lease": Lea
 
 
 def waiting(world: World, state: CallState, **fields: object) -> str:
-    """A parked run whose call `call` waits for somebody."""
-    run_id = world.begin()
+    """A parked run whose call `call` waits for input."""
+    run_id = world.start_run()
     digest = DIGEST if state is CallState.AWAITING_APPROVAL else ""
     world.commit(run_id, calls=(change("call", state, digest=digest, **fields),), **PARKED)
     return run_id
@@ -40,8 +40,8 @@ def test_a_stale_worker_changes_nothing(world: World, run_id: str) -> None:
     world.commit(run_id, 2, events=(OUTPUT,))
 
 
-def test_the_last_step_again_gets_the_same_answer_and_changes_nothing(world: World, run_id: str) -> None:
-    """I2: a client may ask again for a lost answer, also after the run was parked or taken over."""
+def test_a_repeated_last_step_returns_the_same_response(world: World, run_id: str) -> None:
+    """I2: a client may ask again for a lost response, also after the run was parked or taken over."""
     step: dict[str, Any] = {"commit_id": "step", "events": (OUTPUT, OUTPUT), "lease": LeaseAction.RELEASE}
     first = world.commit(run_id, 1, **step)
     assert (first.first_seq, first.last_seq) == (4, 5)
@@ -50,18 +50,18 @@ def test_the_last_step_again_gets_the_same_answer_and_changes_nothing(world: Wor
     assert world.run(run_id).last_seq == 5
 
 
-def test_no_run_ends_over_an_unread_message_or_top_up(world: World) -> None:
-    """I1: the receipt was final; the owner takes it into account first."""
+def test_no_run_ends_with_an_unread_message_or_top_up(world: World) -> None:
+    """I1: the receipt was final, so the worker handles the command first."""
     for state, send in ((RunState.COMPLETED, world.steer), (RunState.EXPIRED, lambda run_id: top_up(world, run_id))):
-        run_id = world.begin(token_budget=100)
+        run_id = world.start_run(token_budget=100)
         send(run_id)
         with pytest.raises(InboxChanged):
             world.commit(run_id, state=state)
         world.commit(run_id, state=state, consumed=world.unread(run_id))
 
 
-def test_nothing_new_starts_after_an_acknowledged_cancel(world: World, run_id: str) -> None:
-    """I12: an owner that does not know reads its inbox first; one that knows is refused."""
+def test_nothing_starts_after_an_acknowledged_cancel(world: World, run_id: str) -> None:
+    """I12: an owner that has not read the cancel must read its inbox; afterwards such a step is refused."""
     world.commit(run_id, calls=(change("call", CallState.RUNNABLE),))
     world.cancel(run_id)
     steps: list[dict[str, Any]] = [
@@ -81,8 +81,8 @@ def test_nothing_new_starts_after_an_acknowledged_cancel(world: World, run_id: s
     world.commit(run_id, calls=(over,), consumed=world.unread(run_id), state=RunState.CANCELLED)
 
 
-def test_a_stopped_run_takes_no_decision(world: World) -> None:
-    """I12: an approval must not look as if it would start something."""
+def test_a_stopped_run_accepts_no_decision(world: World) -> None:
+    """I12: an approval must not appear to start anything."""
     run_id = waiting(world, CallState.AWAITING_APPROVAL)
     receipt = world.cancel(run_id)
     assert (receipt.outcome, receipt.pending) == (ACCEPTED, ())
@@ -90,8 +90,8 @@ def test_a_stopped_run_takes_no_decision(world: World) -> None:
     assert world.steer(run_id).outcome is LATE
 
 
-def test_progress_renews_the_lease_and_is_told_at_most_so_often(world: World) -> None:
-    """TOOL-8: what is left out leaves no trace."""
+def test_progress_renews_the_lease_and_is_rate_limited(world: World) -> None:
+    """TOOL-8: skipped reports leave no trace."""
     run_id = waiting(world, CallState.OFFERED)
     world.lease(run_id, "call", "tab")
 
@@ -109,15 +109,15 @@ def test_progress_renews_the_lease_and_is_told_at_most_so_often(world: World) ->
     assert report("other") is CommandOutcome.WRONG_HOLDER
 
 
-def test_the_unary_path_is_open_when_no_client_holds_the_call(world: World) -> None:
-    """FE-3: also when the lease of a client that vanished has ended."""
+def test_a_result_without_a_lease_is_accepted_if_no_client_holds_the_call(world: World) -> None:
+    """FE-3: also after the lease of a vanished client has ended."""
     run_id = waiting(world, CallState.OFFERED)
     world.lease(run_id, "call", "tab_1")
     world.advance(31)
     assert world.result(run_id, "call").outcome is ACCEPTED
 
 
-def test_a_call_is_decided_once_and_as_it_was_shown(world: World) -> None:
+def test_a_call_is_decided_once_and_only_as_shown(world: World) -> None:
     """I9."""
     run_id = waiting(world, CallState.AWAITING_APPROVAL)
     for digest, reason in ((EDITED_DIGEST, "DIGEST_MISMATCH"), ("", "DIGEST_REQUIRED")):
@@ -132,14 +132,14 @@ def test_a_call_is_decided_once_and_as_it_was_shown(world: World) -> None:
 
 
 def test_a_decision_after_the_deadline_is_late(world: World) -> None:
-    """HITL-4: by the time of the database, whatever the owner is doing."""
+    """HITL-4: by database time, independent of the owner."""
     run_id = waiting(world, CallState.AWAITING_APPROVAL, deadline_time=world.now + timedelta(seconds=900))
     world.advance(900)
     assert world.decide(run_id, "call", DecisionKind.APPROVE).reason == "DEADLINE_PASSED"
 
 
-def test_decisions_come_in_any_order_and_receipts_show_what_is_left(world: World, run_id: str) -> None:
-    """HITL-1, HITL-6: a question is answered and not approved."""
+def test_decisions_arrive_in_any_order_and_receipts_list_the_rest(world: World, run_id: str) -> None:
+    """HITL-1, HITL-6: a question is answered, not approved."""
     states = (CallState.AWAITING_APPROVAL, CallState.ASKED, CallState.OFFERED, CallState.RUNNABLE)
     digests = (DIGEST, "", "", "")
     named = zip("abcd", states, digests, range(4), strict=True)
@@ -159,7 +159,7 @@ def top_up(world: World, run_id: str, tokens: int = 50) -> Any:
 
 def test_a_top_up_raises_the_budget_once_and_wakes_the_run(world: World) -> None:
     """I2, I18."""
-    run_id = world.begin(token_budget=100)
+    run_id = world.start_run(token_budget=100)
     world.commit(run_id, **PARKED)
     receipt = top_up(world, run_id)
     assert (receipt.outcome, receipt.run.token_budget) == (ACCEPTED, 150)
@@ -167,11 +167,11 @@ def test_a_top_up_raises_the_budget_once_and_wakes_the_run(world: World) -> None
     assert world.run(run_id).token_budget == 150
     assert world.unit.events.rows[-1].body == ToppedUp(tokens=50, token_budget=150, user_id=UserId("ann"))
     assert world.claim(run_id) == 2
-    assert top_up(world, run_id, TOKENS_MAX).reason == "TOKEN_CEILING", "more cannot be counted"
+    assert top_up(world, run_id, TOKENS_MAX).reason == "TOKEN_CEILING", "larger budgets overflow"
 
 
-def test_a_top_up_of_a_run_that_uses_the_budget_of_another_is_refused(world: World) -> None:
-    run_id = world.begin(token_budget=100)
+def test_a_top_up_of_a_run_with_a_shared_budget_is_refused(world: World) -> None:
+    run_id = world.start_run(token_budget=100)
     world.unit.put_run(replace(world.run(run_id), budget_run_id=RunId("run_top")))
     receipt = top_up(world, run_id)
     assert (receipt.outcome, receipt.reason) == (CommandOutcome.REFUSED, "NO_TOKEN_BUDGET")
@@ -179,17 +179,17 @@ def test_a_top_up_of_a_run_that_uses_the_budget_of_another_is_refused(world: Wor
     assert world.run(run_id).token_budget == 100
 
 
-def test_the_ceiling_holds_over_all_top_ups_together(world: World) -> None:
+def test_the_token_ceiling_limits_the_sum_of_top_ups(world: World) -> None:
     """I18."""
-    run_id = world.begin(token_budget=100, token_ceiling=150)
+    run_id = world.start_run(token_budget=100, token_ceiling=150)
     assert [top_up(world, run_id, tokens).reason for tokens in (30, 31, 20)] == ["", "TOKEN_CEILING", ""]
     assert world.run(run_id).token_budget == 150
 
 
-def test_a_run_takes_only_so_much_that_nobody_reads(world: World) -> None:
-    """I19: top-ups, messages of so many people, and receipts of what was refused."""
+def test_unread_commands_of_a_run_are_limited(world: World) -> None:
+    """I19: bounds top-ups, messages per number of people, and receipts of refused commands."""
     limits: dict[str, Any] = {"inbox_limits": inbox.Limits(commands_max=2, people_max=2, idle_receipts_max=3)}
-    run_id = world.begin(token_budget=100, people=("zed",))
+    run_id = world.start_run(token_budget=100, people=("zed",))
     for user_id in ("olga", "zed", "cyd"):
         world.send(run_id, Steer(), people=(user_id,), inbox_limits=inbox.Limits(people_max=2))
     with pytest.raises(QueueFull, match="queue this message"):

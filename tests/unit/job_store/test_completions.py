@@ -1,4 +1,4 @@
-"""The news that a call was completed from outside, as the ledger takes it."""
+"""Calls completed from outside."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def unread(world: World, run_id: str) -> list[bytes]:
     return [command.payload for command in world.unit.inbox(world.run(run_id))]
 
 
-def test_a_parked_run_is_woken_and_the_news_waits_once(world: World, run_id: str) -> None:
+def test_a_completion_wakes_a_parked_run_and_is_stored_once(world: World, run_id: str) -> None:
     world.commit(run_id, calls=(change("call_1", CallState.RUNNING),))
     world.commit(run_id, state=RunState.WAITING, waits=(WaitKind.COMPLETION,), lease=LeaseAction.PARK)
     assert world.run(run_id).claim_at is None
@@ -31,14 +31,14 @@ def test_a_parked_run_is_woken_and_the_news_waits_once(world: World, run_id: str
     assert unread(world, run_id) == [b"call_1", b"call_2"]
 
 
-def test_a_run_that_parks_with_news_unread_goes_on_at_once(world: World, run_id: str) -> None:
+def test_a_run_that_parks_with_an_unread_completion_resumes_immediately(world: World, run_id: str) -> None:
     world.commit(run_id, calls=(change("call_1", CallState.RUNNING),))
     note(world, run_id)
     world.commit(run_id, state=RunState.WAITING, waits=(WaitKind.COMPLETION,), lease=LeaseAction.PARK)
     assert world.run(run_id).claim_at == world.now
 
 
-def test_a_run_that_has_ended_keeps_nothing_and_no_run_is_not_found(world: World, run_id: str) -> None:
+def test_completions_of_ended_or_unknown_runs_are_not_stored(world: World, run_id: str) -> None:
     world.commit(run_id, state=RunState.COMPLETED)
     note(world, run_id)
     assert unread(world, run_id) == []

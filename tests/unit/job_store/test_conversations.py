@@ -1,4 +1,4 @@
-"""Keys, titles and the archive of conversations, and the words by which they are found."""
+"""Keys, titles, archive and search words of conversations."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def keyed(world: World, policy: MessagePolicy = MessagePolicy.QUEUE, **fields: A
     return run.conversation_id
 
 
-def test_messages_with_one_key_meet_in_one_conversation(world: World) -> None:
+def test_messages_with_the_same_key_share_a_conversation(world: World) -> None:
     first = keyed(world)
     assert keyed(world) == first
     assert conversation(world, first).key_hash == KEY
@@ -50,23 +50,23 @@ def test_messages_with_one_key_meet_in_one_conversation(world: World) -> None:
     assert keyed(world, key_hash=key_hash(STORE, USER, "ticket 43")) != first
 
 
-def test_a_key_is_of_one_user_of_one_store() -> None:
-    """I13: whoever chooses the same key has a conversation of their own."""
+def test_a_key_belongs_to_one_user_of_one_store() -> None:
+    """I13: users who choose the same key get separate conversations."""
     bob = UserId("bob")
     assert len({key_hash(StoreId(s), UserId(u), "k") for s, u in (("a", "bc"), ("ab", "c"), ("a", "b"))}) == 3
     world = World()
     assert keyed(world) != keyed(world, user_id=bob, key_hash=key_hash(STORE, bob, "ticket 42"))
-    # Whatever the hash is: the user stands beside it.
+    # Even with equal hashes: the user id is part of the key.
     assert keyed(world, user_id=bob) != keyed(world)
 
 
-def test_a_refused_message_with_a_new_key_begins_no_conversation(world: World) -> None:
+def test_a_refused_message_with_a_new_key_creates_no_conversation(world: World) -> None:
     with pytest.raises(PawlError):
         keyed(world, queue_max=0, store_queue_max=0, store_slots=0)
     assert not list(world.unit.conversations.items())
 
 
-def test_the_title_is_made_of_the_first_message_until_somebody_gives_one(world: World) -> None:
+def test_the_title_comes_from_the_first_message_until_it_is_set(world: World) -> None:
     world.submit(made_title="Lunch on Friday")
     world.submit(made_title="Another one")
     assert conversation(world, "conv").made_title == "Lunch on Friday"
@@ -74,7 +74,7 @@ def test_the_title_is_made_of_the_first_message_until_somebody_gives_one(world: 
     assert update(world, title="").made_title == "Lunch on Friday"
 
 
-def test_a_title_or_the_archive_is_no_activity(world: World) -> None:
+def test_titles_and_archiving_do_not_change_the_update_time(world: World) -> None:
     world.submit()
     before = conversation(world, "conv").update_time
     world.advance(60)
@@ -82,14 +82,14 @@ def test_a_title_or_the_archive_is_no_activity(world: World) -> None:
 
 
 @pytest.mark.parametrize("policy", [MessagePolicy.QUEUE, MessagePolicy.STEER, MessagePolicy.INTERRUPT])
-def test_the_next_message_brings_a_conversation_back_from_the_archive(world: World, policy: MessagePolicy) -> None:
+def test_the_next_message_unarchives_a_conversation(world: World, policy: MessagePolicy) -> None:
     world.submit()
     assert update(world, archived=True).archived
     world.submit(policy)
     assert not conversation(world, "conv").archived
 
 
-def test_a_message_that_is_refused_leaves_a_conversation_in_the_archive(world: World) -> None:
+def test_a_refused_message_leaves_a_conversation_archived(world: World) -> None:
     world.submit()
     update(world, archived=True)
     with pytest.raises(ConversationBusy):
@@ -97,7 +97,7 @@ def test_a_message_that_is_refused_leaves_a_conversation_in_the_archive(world: W
     assert conversation(world, "conv").archived
 
 
-def test_an_update_has_its_effect_once(world: World) -> None:
+def test_an_update_is_idempotent(world: World) -> None:
     """I2."""
     world.submit()
     update(world, request_id="r1", title="first")
@@ -109,8 +109,8 @@ def test_an_update_has_its_effect_once(world: World) -> None:
         world.submit(request_id="r1", fingerprint=b"of a message")
 
 
-def test_the_conversation_of_a_run_that_does_a_call_names_the_run_above(world: World) -> None:
-    parent = world.begin()
+def test_the_conversation_of_a_child_run_names_its_parent(world: World) -> None:
+    parent = world.start_run()
     asked = change("call", CallState.DELEGATED, child_run_id="child")
     world.commit(parent, calls=(asked,), delegations=(delegation("call", "child", made_title="the task"),))
     found = conversation(world, world.run("child").conversation_id)
@@ -122,7 +122,7 @@ def test_the_conversation_of_a_run_that_does_a_call_names_the_run_above(world: W
 @example("x" * 500)
 @example("word " * 100)
 @example("a\u2028b\x85c\x1cd\x00e")
-def test_a_made_title_is_one_short_line_and_its_own_title(text: str) -> None:
+def test_a_made_title_is_one_short_line_and_stable(text: str) -> None:
     title = made_title(text)
     assert len(title) <= 80
     assert title == " ".join(title.split())
@@ -131,7 +131,7 @@ def test_a_made_title_is_one_short_line_and_its_own_title(text: str) -> None:
     assert made_title(title) == title
 
 
-def test_a_made_title_is_the_first_line_that_says_something() -> None:
+def test_a_made_title_is_the_first_nonblank_line() -> None:
     assert made_title("\n \nWhat is  17 * 23?\nThank you") == "What is 17 * 23?"
     assert made_title("\n\t ") == ""
     long = made_title("the quick brown fox jumps over the lazy dog and then it sleeps until the next morning comes")
@@ -141,32 +141,32 @@ def test_a_made_title_is_the_first_line_that_says_something() -> None:
 
 @given(st.text(max_size=200))
 @example("Straße ﬁne 東京")
-def test_words_are_short_and_safe_to_stand_in_a_query(text: str) -> None:
+def test_search_words_are_short_and_safe_in_a_query(text: str) -> None:
     for word in search.words(text):
         assert word
         assert len(word) <= search.WORD_CHARACTERS_MAX
         assert not set(word) & set(" '\\&|!():*<>_\0\n")
 
 
-def test_words_are_found_in_whatever_case_and_form() -> None:
+def test_search_words_are_normalised() -> None:
     assert search.words("Invoice INV-2024/17, ﬁnal") == ("invoice", "inv", "2024", "17", "final")
     assert search.words("STRASSE") == search.words("Straße")
     assert search.words("東京 tower") == ("東", "京", "tower")
 
 
-def test_the_words_of_a_text_have_a_bound() -> None:
+def test_search_words_of_a_text_are_limited() -> None:
     assert len(search.words(" ".join(map(str, range(5000))))) == search.WORDS_MAX
     assert search.words("x" * 10_000) == ("x" * search.WORD_CHARACTERS_MAX,)
     assert search.words("\ufdfa" * 100_000)
 
 
 @pytest.mark.parametrize("query", ["?!", "---", " ", "x" * 201, "é" * 101])
-def test_a_query_says_what_to_look_for(query: str) -> None:
+def test_an_empty_or_too_long_query_is_refused(query: str) -> None:
     with pytest.raises(TooLarge if len(query) > 100 else InvalidField):
         search.query_words(query)
 
 
-def test_a_query_has_a_few_words() -> None:
+def test_a_query_uses_at_most_eight_words() -> None:
     assert search.query_words("") == ()
     assert search.query_words("a b c d e f g h i j") == tuple("abcdefgh")
 

@@ -1,4 +1,4 @@
-"""Runs that do calls of runs (TOOL-7), as the ledger judges them."""
+"""Delegated runs (TOOL-7) in the ledger."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def delegated(state: CallState = CallState.DELEGATED, **fields: Any) -> CallChan
 
 
 def parent_of_child(world: World) -> str:
-    """A run that waits for the run that does its call."""
-    run_id = world.begin()
+    """A run that waits for its child run."""
+    run_id = world.start_run()
     world.commit(
         run_id,
         calls=(delegated(),),
@@ -37,13 +37,13 @@ def parent_of_child(world: World) -> str:
     return run_id
 
 
-def test_nothing_is_left_of_a_budget_whose_run_was_removed(world: World, run_id: str) -> None:
+def test_a_budget_whose_run_was_removed_is_empty(world: World, run_id: str) -> None:
     """LOOP-12: retention removes ended runs while their jobs are open."""
     world.unit.put_run(replace(world.run(run_id), budget_run_id=RunId("run_removed")))
     assert world.commit(run_id, tokens_used=5).shared_tokens_left == 0
 
 
-def test_its_end_comes_into_the_inbox_of_its_caller_with_it_once(world: World) -> None:
+def test_the_end_of_a_child_run_enters_the_parents_inbox_once(world: World) -> None:
     parent = parent_of_child(world)
     world.claim(CHILD)
     end: dict[str, Any] = {"state": RunState.COMPLETED, "output": b"out", "usage": b"used", "commit_id": "end"}
@@ -55,7 +55,7 @@ def test_its_end_comes_into_the_inbox_of_its_caller_with_it_once(world: World) -
     assert (command.name, command.call_id) == (inbox.AGENT_ENDED, "call")
     assert (ending.run_id, ending.state, ending.output, ending.usage) == (CHILD, RunState.COMPLETED, b"out", b"used")
     assert world.call("call").reserved_by == command.command_id
-    assert world.run(parent).claim_at == world.now, "somebody may go on"
+    assert world.run(parent).claim_at == world.now, "it may still resume"
     world.claim(parent)
     with pytest.raises(InboxChanged):
         world.commit(parent, calls=(delegated(CallState.CANCELLED),))
@@ -63,8 +63,8 @@ def test_its_end_comes_into_the_inbox_of_its_caller_with_it_once(world: World) -
     assert world.call("call").state is CallState.SUCCEEDED
 
 
-def test_who_drives_it_reads_that_it_is_given_up(world: World) -> None:
-    """What it does now would else go on to its natural end."""
+def test_the_worker_of_a_child_run_reads_that_it_was_cancelled(world: World) -> None:
+    """Otherwise its current work would continue to its natural end."""
     parent = parent_of_child(world)
     world.claim(CHILD)
     world.commit(CHILD, state=RunState.RUNNING)
@@ -79,8 +79,8 @@ def test_who_drives_it_reads_that_it_is_given_up(world: World) -> None:
     assert world.unit.wakeups.rows[-1].run.run_id == CHILD
 
 
-def test_a_run_under_quarantine_hears_of_it_when_it_goes_on(world: World) -> None:
-    """No run waits for ever for one that has ended."""
+def test_a_quarantined_run_learns_of_its_childs_end_when_redriven(world: World) -> None:
+    """Otherwise a run could wait for ever for a child that has ended."""
     parent = parent_of_child(world)
     world.release(parent)
     epoch = world.claim(parent)
@@ -93,7 +93,7 @@ def test_a_run_under_quarantine_hears_of_it_when_it_goes_on(world: World) -> Non
     assert [command.name for command in world.unit.inbox(world.run(parent))] == [inbox.AGENT_ENDED]
 
 
-def test_a_call_is_delegated_to_the_run_that_the_step_creates_and_to_no_other(world: World, run_id: str) -> None:
+def test_a_call_is_delegated_only_to_a_run_created_in_the_same_step(world: World, run_id: str) -> None:
     bare, itself = change("call", CallState.DELEGATED), change("call", CallState.DELEGATED, child_run_id=run_id)
     for calls, delegations, error in (
         ((delegated(),), (), InvalidField),

@@ -1,4 +1,4 @@
-"""The list of what was erased is looked at until it was applied, and again on each new connection (I22)."""
+"""The erasure log is replayed until applied, and again on each new connection (I22)."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class Bus:
         return SimpleNamespace(state=SimpleNamespace(messages=0))
 
 
-async def test_the_list_is_looked_at_until_it_was_applied() -> None:
+async def test_the_erasure_log_is_read_until_it_was_applied() -> None:
     bus = Bus()
-    log = JetStreamErasures(bus)  # type: ignore[arg-type]  # as it is used
+    log = JetStreamErasures(bus)  # type: ignore[arg-type]  # only these methods are used
     assert [await log.open(), await log.open()] == [True, True]
     log.applied()
     assert await log.open() is None
 
 
-async def test_a_list_that_was_opened_on_an_earlier_connection_is_looked_at_again() -> None:
+async def test_the_erasure_log_is_read_again_on_a_new_connection() -> None:
     bus = Bus()
-    log = JetStreamErasures(bus)  # type: ignore[arg-type]  # as it is used
+    log = JetStreamErasures(bus)  # type: ignore[arg-type]  # only these methods are used
     await log.open()
     bus.connection_number = 2
     log.applied()

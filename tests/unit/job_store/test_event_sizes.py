@@ -1,4 +1,4 @@
-"""What events leave out for its size."""
+"""Content that events omit because of its size."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def settled(content: bytes, inverse_arguments: bytes) -> CallRow:
     )
 
 
-def test_a_result_is_left_out_with_its_inverse_when_both_are_too_large() -> None:
+def test_a_result_and_its_inverse_are_omitted_if_together_too_large() -> None:
     for content, inverse in ((b"1" * 200, b"{}"), (b"1", b"2" * 200), (b"1" * 60, b"2" * 60)):
         row = settled(content, inverse)
         cut, whole = messages.call(row, result_bytes_max=100), messages.call(row)

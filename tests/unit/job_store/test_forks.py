@@ -1,4 +1,4 @@
-"""Where a conversation may be forked, and where the past of a fork stands."""
+"""Forks of conversations: fork points, and paths to inherited messages."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def row(conversation_id: str = "conv", last_number: int = 0, **fields: Any) -> C
     )
 
 
-def test_a_closed_place_is_behind_an_answer_whose_calls_have_their_results() -> None:
+def test_a_fork_point_follows_an_answer_with_all_its_results() -> None:
     assert fork_points([user(1), answer(2), user(3)], OPEN) == (2,)
     assert fork_points([user(1), answer(2, "done"), answer(3), user(4), answer(5, "open")], OPEN) == (2, 3)
     assert fork_points([user(1), answer(2, "open"), answer(3)], OPEN) == ()
@@ -63,7 +63,7 @@ def test_a_closed_place_is_behind_an_answer_whose_calls_have_their_results() -> 
     assert fork_points([], OPEN) == ()
 
 
-def test_a_summary_changes_nothing() -> None:
+def test_summaries_do_not_affect_fork_points() -> None:
     assert fork_points([user(1), summary(2), answer(3), summary(4), user(5)], OPEN) == (3, 4)
 
 
@@ -78,7 +78,7 @@ heads = st.lists(st.sampled_from("uacos"), max_size=20).map(
 
 
 @given(heads, st.integers(0, 25))
-def test_a_refusal_names_the_nearest_places(every: list[Head], number: int) -> None:
+def test_a_refusal_names_the_nearest_fork_points(every: list[Head], number: int) -> None:
     places = fork_points(every, OPEN)
     assert list(places) == sorted({*places})
     refused = open_point(number, places).metadata
@@ -90,7 +90,7 @@ def test_a_refusal_names_the_nearest_places(every: list[Head], number: int) -> N
 
 @st.composite
 def forked(draw: st.DrawFn) -> list[tuple[ConversationRow, tuple[Segment, ...]]]:
-    """A conversation and forks of forks, each longer than its past; the last one may have any number of them."""
+    """A conversation and a chain of forks, each with messages of its own, then a fork of any length."""
     made: list[tuple[ConversationRow, tuple[Segment, ...]]] = [(row("c0", draw(st.integers(1, 9))), ())]
     for name in range(1, draw(st.integers(1, 6))):
         source, segments = draw(st.sampled_from(made))
@@ -101,10 +101,10 @@ def forked(draw: st.DrawFn) -> list[tuple[ConversationRow, tuple[Segment, ...]]]
 
 
 @given(forked())
-def test_a_path_is_flat_and_leads_to_where_each_message_was_written(
+def test_a_path_points_to_the_conversation_that_owns_each_message(
     made: list[tuple[ConversationRow, tuple[Segment, ...]]],
 ) -> None:
-    """Each number once, in order, under the one conversation that has it as its own."""
+    """Each number once, in order, under the conversation that owns it."""
     own = {each.conversation_id: range(each.past_number + 1, each.last_number + 1) for each, _ in made}
     for each, segments in made:
         numbers = [n for part in segments for n in range(part.first_number, part.last_number + 1)]
@@ -113,7 +113,7 @@ def test_a_path_is_flat_and_leads_to_where_each_message_was_written(
             assert {part.first_number, part.last_number} <= {*own[part.source_conversation_id]}
 
 
-def test_the_past_of_a_fork_has_a_bound() -> None:
+def test_the_segments_of_a_fork_are_limited() -> None:
     many = tuple(segment(n, n, f"c{n}") for n in range(1, SEGMENTS_MAX + 1))
     source = row("last", SEGMENTS_MAX + 1, past_number=SEGMENTS_MAX)
     assert path_to(source, many, SEGMENTS_MAX) == many
@@ -121,12 +121,12 @@ def test_the_past_of_a_fork_has_a_bound() -> None:
         path_to(source, many, SEGMENTS_MAX + 1)
 
 
-def test_parts_that_were_erased_are_one() -> None:
+def test_adjacent_erased_segments_are_merged() -> None:
     erased = (segment(1, 2, ""), segment(3, 4, ""))
     assert path_to(row("c2", 6, past_number=4), erased, 6) == (segment(1, 4, ""), segment(5, 6, "c2"))
 
 
-def test_what_was_erased_is_not_missing_and_what_was_removed_is() -> None:
+def test_erased_messages_are_not_missing_but_removed_ones_are() -> None:
     path = (segment(1, 4, ""), segment(5, 10, "c1"))
     assert is_whole(path, end_number=0, kept=6)
     assert not is_whole(path, end_number=0, kept=5)
@@ -150,7 +150,7 @@ def fork(world: World, *path: Segment, **fields: Any) -> ConversationRow:
     return made
 
 
-def test_a_fork_goes_on_behind_its_past_and_leaves_the_original_alone(world: World) -> None:
+def test_a_fork_continues_after_its_past_and_leaves_the_original(world: World) -> None:
     world.submit(made_title="Lunch")
     before = conversation(world, "conv")
     made = fork(world, segment(1, 3, "conv"))
@@ -160,7 +160,7 @@ def test_a_fork_goes_on_behind_its_past_and_leaves_the_original_alone(world: Wor
     assert conversation(world, "conv") == before
 
 
-def test_a_fork_is_known_by_its_request(world: World) -> None:
+def test_forking_is_idempotent_by_request_id(world: World) -> None:
     """I2."""
     world.submit()
     made = fork(world, segment(1, 1, "conv"), request_id="r1")
@@ -179,7 +179,7 @@ def test_only_its_user_forks_a_conversation(world: World, fields: dict[str, Any]
     assert not world.unit.segments.rows
 
 
-def test_a_source_that_was_erased_meanwhile_is_empty(world: World) -> None:
+def test_an_erased_source_of_a_fork_is_empty(world: World) -> None:
     world.submit()
     fork(world, segment(1, 2, "gone"), segment(3, 4, "conv"))
     assert [each.source_conversation_id for each in world.unit.segments.rows] == ["", "conv"]

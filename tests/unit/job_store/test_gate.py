@@ -1,4 +1,4 @@
-"""A gated call starts only as what was shown, and only after it was approved (HITL-3, I9, I10)."""
+"""A gated call starts only as shown, and only after approval (HITL-3, I9, I10)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ EDITED: dict[str, Any] = {"digest": EDITED_DIGEST, "arguments": b'{"to":"bob"}'}
 
 
 def gated(world: World, **fields: Any) -> str:
-    """A run with a call `call` that awaits an approval."""
-    run_id = world.begin()
+    """A run with a call `call` that awaits approval."""
+    run_id = world.start_run()
     world.commit(run_id, calls=(change("call", CallState.AWAITING_APPROVAL, digest=DIGEST, **fields),))
     return run_id
 
 
-def begin(world: World, run_id: str, state: CallState = CallState.RUNNING, *consumed: str, **fields: Any) -> None:
-    """The owner starts the call."""
+def start_call(world: World, run_id: str, state: CallState = CallState.RUNNING, *consumed: str, **fields: Any) -> None:
     world.commit(run_id, calls=(change("call", state, **({"digest": DIGEST} | fields)),), consumed=consumed)
 
 
@@ -31,23 +30,23 @@ def test_a_gated_call_starts_only_in_the_step_that_consumes_its_approval() -> No
     """I9, I10."""
     for state in STARTS:
         world = World()
-        run_id = world.begin()
+        run_id = world.start_run()
         with pytest.raises(IllegalTransition):
-            begin(world, run_id, state)
+            start_call(world, run_id, state)
         world = World()
         run_id = gated(world)
         for digest in (DIGEST, ""):
             with pytest.raises(IllegalTransition):
-                begin(world, run_id, state, digest=digest)
+                start_call(world, run_id, state, digest=digest)
         world.decide(run_id, "call", DecisionKind.APPROVE, "yes")
         with pytest.raises(InboxChanged):
-            begin(world, run_id, state)
-        begin(world, run_id, state, "yes")
+            start_call(world, run_id, state)
+        start_call(world, run_id, state, "yes")
         assert world.call("call").decision.user_id == "ann"  # type: ignore[union-attr]
 
 
-def test_only_a_call_that_reads_is_created_with_its_end(world: World, run_id: str) -> None:
-    """And then both are told: that it began, and how it ended."""
+def test_only_a_read_only_call_is_created_already_settled(world: World, run_id: str) -> None:
+    """Then both events are sent: its start and its end."""
     wrong: list[dict[str, Any]] = [{}, {"only_reads": True, "attempt": 0}, {"only_reads": True, "digest": DIGEST}]
     for fields in wrong:
         with pytest.raises(IllegalTransition):
@@ -57,11 +56,11 @@ def test_only_a_call_that_reads_is_created_with_its_end(world: World, run_id: st
         call = world.call(call_id)
         assert call.start_time == call.end_time is not None
         bodies = [event.body for event in world.unit.events.rows if isinstance(event.body, CallChanged)]
-        told = [(body.from_state, body.call.state) for body in bodies if body.call.call_id == call_id]
-        assert told == [(None, CallState.RUNNING), (CallState.RUNNING, state)]
+        transitions = [(body.from_state, body.call.state) for body in bodies if body.call.call_id == call_id]
+        assert transitions == [(None, CallState.RUNNING), (CallState.RUNNING, state)]
 
 
-def test_an_approved_or_edited_call_starts_as_what_was_decided_and_no_other() -> None:
+def test_an_approved_or_edited_call_starts_only_as_decided() -> None:
     """I9, I10."""
     others: list[dict[str, Any]] = [
         {"arguments": b'{"to":"eve"}'},
@@ -81,9 +80,9 @@ def test_an_approved_or_edited_call_starts_as_what_was_decided_and_no_other() ->
         world.decide(run_id, "call", kind, "decided", **decision)
         for other in wrong:
             with pytest.raises(IllegalTransition):
-                begin(world, run_id, CallState.RUNNING, "decided", **(right | other))
+                start_call(world, run_id, CallState.RUNNING, "decided", **(right | other))
         for state in (CallState.RUNNABLE, CallState.RUNNING, CallState.SUCCEEDED):
-            begin(world, run_id, state, *world.unread(run_id), **right)
+            start_call(world, run_id, state, *world.unread(run_id), **right)
 
 
 def test_a_rejected_or_answered_call_does_not_start() -> None:
@@ -92,41 +91,41 @@ def test_a_rejected_or_answered_call_does_not_start() -> None:
         run_id = gated(world)
         world.decide(run_id, "call", kind, "no")
         with pytest.raises(IllegalTransition):
-            begin(world, run_id, CallState.RUNNING, "no")
-        begin(world, run_id, end, "no")
+            start_call(world, run_id, CallState.RUNNING, "no")
+        start_call(world, run_id, end, "no")
 
 
-def test_an_answer_to_a_tool_that_asks_leaves_the_approval_of_the_call_as_it_is(world: World) -> None:
+def test_an_answer_to_a_tool_leaves_its_approval_unchanged(world: World) -> None:
     run_id = gated(world)
     world.decide(run_id, "call", DecisionKind.APPROVE, "yes")
-    begin(world, run_id, CallState.RUNNING, "yes")
-    begin(world, run_id, CallState.ASKED)
+    start_call(world, run_id, CallState.RUNNING, "yes")
+    start_call(world, run_id, CallState.ASKED)
     world.decide(run_id, "call", DecisionKind.ANSWER, "red")
-    begin(world, run_id, CallState.RUNNING, "red", attempt=2)
+    start_call(world, run_id, CallState.RUNNING, "red", attempt=2)
 
 
-def test_an_approved_front_end_call_starts_as_its_ungated_fallback_but_as_no_other_tool(world: World) -> None:
+def test_an_approved_front_end_call_starts_only_as_its_fallback(world: World) -> None:
     run_id = gated(world, fallback_tool_name="backend")
     world.decide(run_id, "call", DecisionKind.APPROVE, "yes")
-    begin(world, run_id, CallState.OFFERED, "yes", fallback_tool_name="backend")
+    start_call(world, run_id, CallState.OFFERED, "yes", fallback_tool_name="backend")
     with pytest.raises(IllegalTransition):
-        begin(world, run_id, digest="", tool_name="other")
-    begin(world, run_id, digest="", tool_name="backend")
+        start_call(world, run_id, digest="", tool_name="other")
+    start_call(world, run_id, digest="", tool_name="backend")
 
 
-def test_a_step_neither_gates_a_call_late_nor_repeats_an_attempt_nor_takes_the_call_of_another_run(
+def test_a_step_cannot_gate_late_repeat_attempts_or_take_foreign_calls(
     world: World,
     run_id: str,
 ) -> None:
     world.commit(run_id, calls=(change("call", CallState.PROPOSED),))
     with pytest.raises(IllegalTransition):
-        begin(world, run_id, CallState.RUNNABLE)
-    begin(world, run_id, digest="", attempt=1)
+        start_call(world, run_id, CallState.RUNNABLE)
+    start_call(world, run_id, digest="", attempt=1)
     with pytest.raises(IllegalTransition):
-        begin(world, run_id, digest="", attempt=1)
-    other = world.begin(conversation_id="other")
+        start_call(world, run_id, digest="", attempt=1)
+    other = world.start_run(conversation_id="other")
     with pytest.raises(InvalidField):
-        begin(world, other, digest="", attempt=2)
-    begin(world, run_id, digest="", attempt=2)
+        start_call(world, other, digest="", attempt=2)
+    start_call(world, run_id, digest="", attempt=2)
     with pytest.raises(RunNotFound):
         world.commit("run_none", 1)

@@ -1,4 +1,4 @@
-"""A grant: one approval for all calls of a series, as shown, so often, by as many people as it needs (I9, I10)."""
+"""A grant: one approval for a series of calls, as shown, for a limited number of uses (I9, I10)."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ OTHER = replace(SERIES, digest="d" * 64)
 
 
 def asked(world: World, **fields: Any) -> str:
-    """A run whose first call awaits an approval, of it or of the series."""
-    run_id = world.begin()
+    """A run whose first call awaits approval, of the call or of its series."""
+    run_id = world.start_run()
     world.commit(run_id, calls=(gated("call_1", CallState.AWAITING_APPROVAL, 1, **fields),))
     return run_id
 
@@ -46,8 +46,8 @@ def decide(world: World, run_id: str, user_id: str = "cyd", call_id: str = "call
     return world.send(run_id, command, f"by_{user_id}_{world.number()}", user_id=user_id)
 
 
-def begun(world: World, run_id: str, **fields: Any) -> None:
-    """The owner starts the first call by the decisions that are there."""
+def started(world: World, run_id: str, **fields: Any) -> None:
+    """The owner starts the first call with the decisions in its inbox."""
     commands = tuple(command.command_id for command in world.unit.inbox(world.run(run_id)))
     world.commit(run_id, calls=(gated("call_1", CallState.RUNNABLE, 1, **fields),), consumed=commands)
 
@@ -55,11 +55,11 @@ def begun(world: World, run_id: str, **fields: Any) -> None:
 def granted(world: World) -> str:
     run_id = asked(world)
     assert decide(world, run_id).reason == ""
-    begun(world, run_id)
+    started(world, run_id)
     return run_id
 
 
-def test_calls_of_a_granted_series_start_each_once_and_no_more_than_were_granted(world: World) -> None:
+def test_calls_of_a_granted_series_start_once_each_up_to_the_limit(world: World) -> None:
     run_id = granted(world)
     for number in (2, 3):
         world.commit(run_id, calls=(gated(f"call_{number}", CallState.RUNNABLE, number),))
@@ -84,7 +84,7 @@ def test_calls_of_a_granted_series_start_each_once_and_no_more_than_were_granted
         {"round": 1},
     ],
 )
-def test_no_other_call_starts_under_it(world: World, other: dict[str, Any]) -> None:
+def test_no_other_call_starts_under_a_grant(world: World, other: dict[str, Any]) -> None:
     run_id = granted(world)
     with pytest.raises(IllegalTransition):
         world.commit(run_id, calls=(gated("call_2", CallState.RUNNABLE, 2, **other),))
@@ -92,15 +92,13 @@ def test_no_other_call_starts_under_it(world: World, other: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize(("given_by", "enough"), [(("cyd",), 1), (("cyd", "dan"), 2)])
-def test_a_grant_covers_calls_as_long_as_so_many_must_approve_as_have_given_it(
-    given_by: tuple[str, ...], enough: int
-) -> None:
-    """I9, also against an owner that does not look: what a call needs by now counts, not what the first one needed."""
+def test_a_grant_covers_calls_only_while_it_has_enough_approvals(given_by: tuple[str, ...], enough: int) -> None:
+    """I9: the current number of required approvals counts, not the number at the first call."""
     world = World()
     run_id = asked(world, approvals_required=len(given_by))
     for user_id in given_by:
         assert decide(world, run_id, user_id).reason == ""
-    begun(world, run_id, approvals_required=len(given_by))
+    started(world, run_id, approvals_required=len(given_by))
     world.commit(run_id, calls=(gated("call_2", CallState.RUNNABLE, 2, approvals_required=enough),))
     with pytest.raises(IllegalTransition):
         world.commit(run_id, calls=(gated("call_3", CallState.RUNNABLE, 3, approvals_required=enough + 1),))
@@ -108,16 +106,16 @@ def test_a_grant_covers_calls_as_long_as_so_many_must_approve_as_have_given_it(
 
 
 def test_an_edited_series_is_granted_as_edited(world: World) -> None:
-    """The call, how often and how far apart: the job is that from then on."""
+    """The edit changes the call, the count and the interval of the job from then on."""
     run_id = asked(world)
     edited = replace(OTHER, interval_seconds=5.0, iterations_max=2)
     what: dict[str, Any] = {"arguments": b'{"to":"bob"}', "edited_digest": EDITED_DIGEST, "edited_series": edited}
     assert decide(world, run_id, kind=DecisionKind.EDIT, **what).reason == ""
     for wrong in ({"series": SERIES}, {"series": edited, "arguments": b"{}"}, {"series": None}):
         with pytest.raises(IllegalTransition):
-            begun(world, run_id, **({"digest": EDITED_DIGEST, "arguments": b'{"to":"bob"}'} | wrong))
+            started(world, run_id, **({"digest": EDITED_DIGEST, "arguments": b'{"to":"bob"}'} | wrong))
     shown: dict[str, Any] = {"digest": EDITED_DIGEST, "arguments": b'{"to":"bob"}', "series": edited}
-    begun(world, run_id, **shown)
+    started(world, run_id, **shown)
     world.commit(run_id, calls=(gated("call_2", CallState.RUNNABLE, 2, **shown),))
     with pytest.raises(IllegalTransition):
         world.commit(run_id, calls=(gated("call_3", CallState.RUNNABLE, 3, **shown),))
@@ -127,10 +125,10 @@ def test_an_edited_series_is_granted_as_edited(world: World) -> None:
 
 
 @given(steps=st.lists(st.sampled_from(["granted", "asks", "grant", "once", "again", "other"]), min_size=1, max_size=14))
-def test_whatever_comes_no_call_starts_that_nobody_approved_and_no_series_more_often(steps: list[str]) -> None:
-    """A call that begins has an approval of its own, or a grant of exactly it with uses left."""
+def test_no_sequence_starts_an_unapproved_call(steps: list[str]) -> None:
+    """Each started call has its own approval, or a matching grant with uses left."""
     world = World()
-    run_id = world.begin()
+    run_id = world.start_run()
     number, allowed, uses, waiting = 0, False, 0, ""
     for step in steps:
         if step in {"granted", "other"}:
@@ -163,7 +161,7 @@ def test_whatever_comes_no_call_starts_that_nobody_approved_and_no_series_more_o
             assert (grant.uses if grant else 0) == uses
 
 
-def test_a_series_is_granted_only_where_that_was_offered_and_by_several_people_alike(world: World) -> None:
+def test_a_series_grant_needs_an_offer_and_matching_approvals(world: World) -> None:
     assert decide(world, asked(world, series=None)).reason == "GRANT_NOT_OFFERED"
     world = World()
     run_id = asked(world, approvals_required=2)

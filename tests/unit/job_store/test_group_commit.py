@@ -1,4 +1,4 @@
-"""Gathering operations into groups: nobody waits for ever, and nobody fails for another's fault."""
+"""Group commit: no caller waits for ever, and no operation fails for the fault of another."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
 
 @dataclass(frozen=True)
 class Named:
-    """An operation of which only the name matters."""
+    """An operation identified by its name."""
 
     name: str
     row_keys: RowKeys = field(default_factory=RowKeys)
@@ -30,7 +30,7 @@ class Named:
 
 
 class ScriptedJournal:
-    """Answers each operation with its name. What it is told to raise comes first, once each."""
+    """Answers each operation with its name, after raising each scripted error once."""
 
     def __init__(self) -> None:
         self.groups: list[list[str]] = []
@@ -59,8 +59,8 @@ class ScriptedJournal:
         )
 
 
-class Heard:
-    """Keeps what was announced and counted."""
+class Recorder:
+    """Records announcements and counts."""
 
     def __init__(self) -> None:
         self.events: list[bytes] = []
@@ -86,13 +86,13 @@ def journal() -> ScriptedJournal:
 
 
 @pytest.fixture
-def heard() -> Heard:
-    return Heard()
+def recorder() -> Recorder:
+    return Recorder()
 
 
 @asynccontextmanager
-async def running(journal: ScriptedJournal, heard: Heard) -> AsyncIterator[GroupCommit]:
-    everything_else: Any = heard
+async def running(journal: ScriptedJournal, recorder: Recorder) -> AsyncIterator[GroupCommit]:
+    everything_else: Any = recorder
     async with GroupCommit(
         journal, everything_else, everything_else, monotonic=lambda: 0.0, lifecycle_written=lambda: None
     ) as commit:
@@ -112,10 +112,10 @@ async def until(check: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
-async def test_operations_that_arrive_while_a_group_is_written_share_the_next_one(
-    journal: ScriptedJournal, heard: Heard
+async def test_operations_that_arrive_during_a_write_share_the_next_group(
+    journal: ScriptedJournal, recorder: Recorder
 ) -> None:
-    async with running(journal, heard) as commit:
+    async with running(journal, recorder) as commit:
         journal.open.clear()
         first = asyncio.create_task(commit.run(Named("first"), size_bytes=1))
         await until(lambda: len(journal.groups) == 1)
@@ -124,12 +124,12 @@ async def test_operations_that_arrive_while_a_group_is_written_share_the_next_on
         journal.open.set()
         assert [await first, await rest] == ["first", ["a", "b", "c"]]
     assert journal.groups == [["first"], ["a", "b", "c"]]
-    assert heard.sizes == [1, 3]
-    assert heard.events == [b"first", b"a", b"b", b"c"]
+    assert recorder.sizes == [1, 3]
+    assert recorder.events == [b"first", b"a", b"b", b"c"]
 
 
-async def test_groups_are_bounded_in_number_and_in_bytes(journal: ScriptedJournal, heard: Heard) -> None:
-    async with running(journal, heard) as commit:
+async def test_groups_are_limited_in_number_and_bytes(journal: ScriptedJournal, recorder: Recorder) -> None:
+    async with running(journal, recorder) as commit:
         await run_all(commit, [str(number) for number in range(group_commit.OPERATIONS_MAX + 1)])
         assert max(map(len, journal.groups)) == group_commit.OPERATIONS_MAX
         journal.groups.clear()
@@ -137,58 +137,60 @@ async def test_groups_are_bounded_in_number_and_in_bytes(journal: ScriptedJourna
         assert journal.groups == [["a"], ["b"], ["c"]]
 
 
-async def test_a_refusal_is_its_own_affair(journal: ScriptedJournal, heard: Heard) -> None:
+async def test_a_refused_operation_does_not_affect_its_group(journal: ScriptedJournal, recorder: Recorder) -> None:
     journal.refuses = {"bad": LeaseLost()}
-    async with running(journal, heard) as commit:
+    async with running(journal, recorder) as commit:
         good, bad = await run_all(commit, ["good", "bad"])
     assert good == "good"
     assert isinstance(bad, LeaseLost)
-    assert heard.reasons == ["LEASE_LOST"]
+    assert recorder.reasons == ["LEASE_LOST"]
 
 
-async def test_endless_conflicts_are_told_as_a_busy_database(journal: ScriptedJournal, heard: Heard) -> None:
+async def test_endless_conflicts_are_reported_as_unavailable(journal: ScriptedJournal, recorder: Recorder) -> None:
     journal.raises = [GroupConflict()] * 100
-    async with running(journal, heard) as commit:
+    async with running(journal, recorder) as commit:
         assert [type(answer) for answer in await run_all(commit, ["a"])] == [DependencyUnavailable]
 
 
-async def test_without_a_database_everybody_of_the_group_is_told(journal: ScriptedJournal, heard: Heard) -> None:
+async def test_without_a_database_all_callers_of_the_group_get_an_error(
+    journal: ScriptedJournal, recorder: Recorder
+) -> None:
     journal.raises = [DependencyUnavailable()]
-    async with running(journal, heard) as commit:
+    async with running(journal, recorder) as commit:
         answers = await run_all(commit, ["a", "b"])
         assert [type(answer) for answer in answers] == [DependencyUnavailable] * 2
         assert await run_all(commit, ["a", "b"]) == ["a", "b"]
 
 
-async def test_one_poisonous_operation_does_not_fail_the_others(journal: ScriptedJournal, heard: Heard) -> None:
+async def test_one_poisonous_operation_does_not_fail_the_others(journal: ScriptedJournal, recorder: Recorder) -> None:
     """I20."""
     journal.poison = "poison"
-    async with running(journal, heard) as commit:
+    async with running(journal, recorder) as commit:
         answers = await run_all(commit, ["a", "poison", "b"])
     assert [answers[0], type(answers[1]), answers[2]] == ["a", ValueError, "b"]
 
 
-async def test_an_announcement_that_fails_stops_nothing(journal: ScriptedJournal, heard: Heard) -> None:
-    heard.fails = True
-    async with running(journal, heard) as commit:
+async def test_a_failed_announcement_does_not_stop_the_writer(journal: ScriptedJournal, recorder: Recorder) -> None:
+    recorder.fails = True
+    async with running(journal, recorder) as commit:
         assert await run_all(commit, ["a"]) == ["a"]
         assert await run_all(commit, ["b"]) == ["b"]
 
 
-async def test_whatever_goes_wrong_beside_a_group_nobody_waits_for_ever(
-    journal: ScriptedJournal, heard: Heard, monkeypatch: pytest.MonkeyPatch
+async def test_an_unexpected_error_never_leaves_callers_waiting(
+    journal: ScriptedJournal, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with asyncio.timeout(60), running(journal, heard) as commit:
+    async with asyncio.timeout(60), running(journal, recorder) as commit:
         with monkeypatch.context() as broken:
-            broken.setattr(heard, "group_written", lambda **_: 1 // 0)
+            broken.setattr(recorder, "group_written", lambda **_: 1 // 0)
             for _ in range(3):
                 (answer,) = await run_all(commit, ["a"])
                 assert isinstance(answer, ZeroDivisionError)
         assert await run_all(commit, ["b"]) == ["b"]
 
 
-async def test_a_caller_that_goes_away_disturbs_nobody(journal: ScriptedJournal, heard: Heard) -> None:
-    async with running(journal, heard) as commit:
+async def test_a_cancelled_caller_does_not_affect_others(journal: ScriptedJournal, recorder: Recorder) -> None:
+    async with running(journal, recorder) as commit:
         journal.open.clear()
         gone = asyncio.create_task(commit.run(Named("gone"), size_bytes=1))
         await until(lambda: len(journal.groups) == 1)
@@ -203,19 +205,21 @@ async def test_a_caller_that_goes_away_disturbs_nobody(journal: ScriptedJournal,
     assert journal.groups == [["gone"], ["stays"]]
 
 
-async def test_the_queue_is_bounded(journal: ScriptedJournal, heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_queue_is_bounded(
+    journal: ScriptedJournal, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """I19."""
     monkeypatch.setattr(group_commit, "WAITING_MAX", 2)
-    async with running(journal, heard) as commit:
+    async with running(journal, recorder) as commit:
         answers = await run_all(commit, ["a", "b", "c"])
     assert answers[:2] == ["a", "b"]
     assert isinstance(answers[2], Overloaded)
 
 
-async def test_at_the_end_what_waits_is_written_and_nothing_more_is_taken(
-    journal: ScriptedJournal, heard: Heard
+async def test_at_shutdown_waiting_operations_are_written_and_new_ones_refused(
+    journal: ScriptedJournal, recorder: Recorder
 ) -> None:
-    async with running(journal, heard) as commit:
+    async with running(journal, recorder) as commit:
         journal.open.clear()
         waiting = [asyncio.create_task(commit.run(Named(name), size_bytes=1)) for name in ("a", "b")]
         await until(lambda: len(journal.groups) == 1)

@@ -1,4 +1,4 @@
-"""Jobs, notices and turns, as the ledger judges them (ASYNC-5 to ASYNC-7)."""
+"""Jobs, notices and turns in the ledger (ASYNC-5 to ASYNC-7)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.unit.job_store.desk import Desk, desk_with_a_job, desk_with_a_turn
 from tests.unit.job_store.world import BOB, USER, change, delegation
 
 
-def test_the_end_of_a_job_begins_a_turn_that_tells_of_it_once() -> None:
+def test_the_end_of_a_job_starts_one_turn_that_reports_it() -> None:
     desk, job = desk_with_a_job()
     assert desk.background.open_jobs_of(USER) == 1
     desk.end_job(job)
@@ -36,8 +36,8 @@ def test_the_end_of_a_job_begins_a_turn_that_tells_of_it_once() -> None:
     assert desk.active is None
 
 
-def test_a_silent_job_tells_nothing_and_is_not_open_any_more_once_it_has_ended(desk: Desk) -> None:
-    run_id = desk.begin()
+def test_a_silent_job_reports_nothing_and_is_closed_at_its_end(desk: Desk) -> None:
+    run_id = desk.start_run()
     detached = change("call_s", CallState.DETACHED, child_run_id="job_s")
     silent = replace(delegation("call_s", "job_s", is_job=True), is_silent=True)
     desk.commit(run_id, calls=(detached,), delegations=(silent,))
@@ -48,9 +48,9 @@ def test_a_silent_job_tells_nothing_and_is_not_open_any_more_once_it_has_ended(d
     assert (desk.turns, desk.background) == ([], Background())
 
 
-def test_a_top_up_does_not_begin_a_turn_before_its_time(desk: Desk) -> None:
-    run_id = desk.begin()
-    first, second = desk.begin_job(run_id), desk.begin_job(run_id)
+def test_a_top_up_does_not_start_a_turn_early(desk: Desk) -> None:
+    run_id = desk.start_run()
+    first, second = desk.start_job(run_id), desk.start_job(run_id)
     desk.end(run_id)
     desk.end_job(first)
     desk.take(desk.turns[0].run_id)
@@ -64,7 +64,7 @@ def test_a_top_up_does_not_begin_a_turn_before_its_time(desk: Desk) -> None:
     assert turn.claim_at == desk.now + TURN_DISTANCE
 
 
-def test_a_turn_has_the_budget_of_its_options_and_not_what_was_added_to_its_job() -> None:
+def test_a_turn_does_not_inherit_top_ups_of_its_job() -> None:
     desk, job = desk_with_a_job()
     desk.unit.put_run(replace(desk.run(job), token_budget=100))
     desk.send(job, TopUp(tokens=30), "one")
@@ -74,7 +74,7 @@ def test_a_turn_has_the_budget_of_its_options_and_not_what_was_added_to_its_job(
     assert (desk.run(job).token_budget, desk.turns[0].token_budget) == (150, 100)
 
 
-def test_a_turn_that_has_not_begun_keeps_nobody_out_of_a_full_store() -> None:
+def test_an_unstarted_turn_uses_no_slot_of_the_store_queue() -> None:
     desk, job = desk_with_a_job()
     desk.end_job(job)
     (turn,) = desk.turns
@@ -85,29 +85,29 @@ def test_a_turn_that_has_not_begun_keeps_nobody_out_of_a_full_store() -> None:
     assert desk.queue == (0, 0)
 
 
-def test_a_notice_that_may_begin_no_turn_keeps_no_other_from_it() -> None:
-    """One that comes of five turns waits for the user; one of a job that the user's run began does not."""
+def test_a_notice_that_may_not_start_a_turn_does_not_block_others() -> None:
+    """After five generations a notice waits for the user; a job of the user's run starts afresh."""
     desk, old = desk_with_a_job()
     desk.unit.put_run(replace(desk.run(old), generation=GENERATIONS_MAX))
     desk.end_job(old)
     assert desk.turns == []
-    run_id = desk.begin()
-    job = desk.begin_job(run_id)
+    run_id = desk.start_run()
+    job = desk.start_job(run_id)
     desk.end_job(job)
     desk.end(run_id)
     (turn,) = desk.turns
     assert turn.generation == 1
 
 
-def test_what_wants_no_company_is_refused_where_a_message_waits_for_a_turn_to_end() -> None:
+def test_a_reject_message_is_refused_if_another_waits_behind_a_turn() -> None:
     desk, _ = desk_with_a_turn()
     desk.submit(MessagePolicy.REJECT)
     with pytest.raises(ConversationBusy):
         desk.submit(MessagePolicy.REJECT)
 
 
-def test_a_turn_whose_workers_die_keeps_no_message_waiting() -> None:
-    """It is quarantined, and an operator may let another one try; the user does not wait for that."""
+def test_a_quarantined_turn_does_not_block_messages() -> None:
+    """The turn is quarantined for an operator; the user does not wait for that."""
     first = [(MessagePolicy.QUEUE, True), (MessagePolicy.STEER, True)]
     for policy, is_first in [*((each, False) for each in MessagePolicy), *first]:
         desk, turn = desk_with_a_turn()
@@ -120,8 +120,8 @@ def test_a_turn_whose_workers_die_keeps_no_message_waiting() -> None:
         assert submitted.run.run_id in desk.conversation.queue, policy
 
 
-def test_a_turn_that_is_stopped_and_whose_workers_die_ends_for_the_message() -> None:
-    """No operator is needed: what was open has its result, and who waits gets the turn."""
+def test_a_crashed_turn_that_is_being_stopped_ends_for_the_message() -> None:
+    """Without an operator: open calls get a result, and the waiting message gets the turn."""
     for state, left in (
         (CallState.RUNNING, CallState.OUTCOME_UNKNOWN),
         (CallState.RUNNABLE, CallState.CANCELLED),
@@ -136,33 +136,30 @@ def test_a_turn_that_is_stopped_and_whose_workers_die_ends_for_the_message() -> 
         assert desk.active == desk.run(asked)
 
 
-def test_an_eleventh_job_is_refused_and_one_that_ends_makes_room(desk: Desk) -> None:
-    run_id = desk.begin()
-    jobs = [desk.begin_job(run_id) for _ in range(OPEN_MAX)]
+def test_an_eleventh_job_is_refused_until_one_ends(desk: Desk) -> None:
+    run_id = desk.start_run()
+    jobs = [desk.start_job(run_id) for _ in range(OPEN_MAX)]
     with pytest.raises(IllegalTransition):
-        desk.begin_job(run_id)
+        desk.start_job(run_id)
     desk.end_job(jobs[0])
-    desk.begin_job(run_id)
+    desk.start_job(run_id)
     assert desk.background.open_jobs_of(USER) == OPEN_MAX
 
 
-class Games(RuleBasedStateMachine):
-    """Random interleavings of what jobs tell, what models are told, and what two users say, beside the simplest model.
-
-    The conversation is shared for writing.
-    """
+class JobMachine(RuleBasedStateMachine):
+    """Random interleavings of notices, turns and messages of two users, against a simple model."""
 
     @initialize()
-    def begin(self) -> None:
+    def create_desk(self) -> None:
         self.desk = Desk()
-        self.told: dict[str, str] = {}
-        """What became of the end of each job: PENDING, ENTERED by a run, ANSWERED or DISMISSED."""
-        self.begun: list[datetime] = []
-        self.telling: set[UserId] = set()
-        """The users whose model was told something and has not answered."""
+        # State of each job's end: PENDING, ENTERED by a run, ANSWERED or DISMISSED.
+        self.job_ends: dict[str, str] = {}
+        self.turn_starts: list[datetime] = []
+        # Users whose model received a notice and has not answered.
+        self.notified_users: set[UserId] = set()
         self.desk.take(self.desk.submit().run.run_id)
         self.desk.unit.put_conversation(replace(self.desk.conversation, sharing=Sharing.WRITE))
-        self.begin_job()
+        self.start_job()
 
     @rule(policy=st.sampled_from(list(MessagePolicy)), user_id=st.sampled_from([USER, BOB]))
     def say(self, policy: MessagePolicy, user_id: UserId) -> None:
@@ -193,15 +190,15 @@ class Games(RuleBasedStateMachine):
         assert active is not None
         self.desk.take(active.run_id)
         if active.is_turn:
-            self.begun.append(self.desk.now)
+            self.turn_starts.append(self.desk.now)
 
     @precondition(lambda self: self._held() is not None)
     @rule()
-    def begin_job(self) -> None:
+    def start_job(self) -> None:
         held = self._held()
         assert held is not None
         if held.state is RunState.RUNNING and self.desk.background.open_jobs_of(held.user_id) < OPEN_MAX:
-            self.desk.begin_job(held.run_id)
+            self.desk.start_job(held.run_id)
 
     @precondition(lambda self: self._open_jobs)
     @rule(number=st.integers(0, 9))
@@ -219,7 +216,7 @@ class Games(RuleBasedStateMachine):
             self.desk.cancel(job.run_id)
         else:
             self.desk.end_job(job.run_id)
-        self.told[job.run_id] = "PENDING"
+        self.job_ends[job.run_id] = "PENDING"
 
     @precondition(lambda self: self._held() is not None)
     @rule()
@@ -227,11 +224,11 @@ class Games(RuleBasedStateMachine):
         held = self._held()
         assert held is not None
         for each in self.desk.enter(held.run_id):
-            self.telling.add(held.user_id)
+            self.notified_users.add(held.user_id)
             assert self.desk.run(each.run_id).user_id == held.user_id
             if each.occasion == 0:
-                assert self.told[each.run_id] == "PENDING"
-                self.told[each.run_id] = "ENTERED"
+                assert self.job_ends[each.run_id] == "PENDING"
+                self.job_ends[each.run_id] = "ENTERED"
 
     @precondition(lambda self: self._held() is not None)
     @rule(state=st.sampled_from([RunState.COMPLETED, RunState.FAILED]))
@@ -271,7 +268,7 @@ class Games(RuleBasedStateMachine):
     @invariant()
     def each_end_is_where_it_belongs(self) -> None:
         notices = {each.run_id: each for each in self.desk.background.notices if not each.occasion}
-        for job, how in self.told.items():
+        for job, how in self.job_ends.items():
             assert (job in notices) == (how in {"PENDING", "ENTERED"}), (job, how)
             if job in notices:
                 assert bool(notices[RunId(job)].entered_by) == (how == "ENTERED")
@@ -287,7 +284,7 @@ class Games(RuleBasedStateMachine):
 
     @invariant()
     def turns_keep_their_minimum_interval(self) -> None:
-        for first, second in zip(self.begun, self.begun[1:], strict=False):
+        for first, second in zip(self.turn_starts, self.turn_starts[1:], strict=False):
             assert second - first >= timedelta(seconds=2)
 
     @invariant()
@@ -305,16 +302,18 @@ class Games(RuleBasedStateMachine):
 
     def _dismiss(self, run: RunRow) -> None:
         if run.is_turn and run.stop_cause is StopCause.USER:
-            self._move(run, "ENTERED" if run.user_id in self.telling else "PENDING", "DISMISSED")
+            self._move(run, "ENTERED" if run.user_id in self.notified_users else "PENDING", "DISMISSED")
 
     def _move(self, run: RunRow, before: str, after: str) -> None:
-        """Move the ends of the jobs of a run's user that are in one state to another."""
-        self.telling.discard(run.user_id)
-        moved = (job for job, how in self.told.items() if how == before and self.desk.run(job).user_id == run.user_id)
-        self.told |= dict.fromkeys(list(moved), after)
+        """Move the job ends of a run's user from one state to another."""
+        self.notified_users.discard(run.user_id)
+        moved = (
+            job for job, how in self.job_ends.items() if how == before and self.desk.run(job).user_id == run.user_id
+        )
+        self.job_ends |= dict.fromkeys(list(moved), after)
 
 
-TestGames = Games.TestCase
-TestGames.settings = settings(
+TestJobMachine = JobMachine.TestCase
+TestJobMachine.settings = settings(
     max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )

@@ -1,4 +1,4 @@
-"""Who may make and revoke which key."""
+"""Permissions for creating and revoking keys."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ OPERATORS = st.builds(
     st.frozensets(st.sampled_from([*sorted(ROLES_OF_A_STORE), *CUSTOM])),
 )
 GOVERNORS = OPERATORS | st.just(DEPLOYMENT)
-# Mostly what has a meaning, so that there is something left to judge.
+# Mostly valid keys, so that the rules have something to judge.
 KEYS = st.builds(
     Key,
     name=st.sampled_from(["", "laptop", "x" * 200]) | st.sampled_from(["x" * 201, "two\nlines"]),
@@ -68,8 +68,8 @@ def made(governor: Principal, asked: Key) -> Key | None:
 
 
 @given(OPERATORS, KEYS)
-def test_an_operator_gives_no_more_than_it_has(governor: Principal, asked: Key) -> None:
-    """OPS-1: of its own store only, and never a way to decide that it has not."""
+def test_an_operator_cannot_grant_more_than_it_has(governor: Principal, asked: Key) -> None:
+    """OPS-1: only for its own store, and never a right to decide that it lacks."""
     key = made(governor, asked)
     if key is None:
         return
@@ -81,7 +81,7 @@ def test_an_operator_gives_no_more_than_it_has(governor: Principal, asked: Key) 
 
 
 @given(GOVERNORS, KEYS)
-def test_a_key_has_a_meaning(governor: Principal, asked: Key) -> None:
+def test_every_created_key_is_consistent(governor: Principal, asked: Key) -> None:
     key = made(governor, asked)
     if key is None:
         return
@@ -95,13 +95,13 @@ def test_a_key_has_a_meaning(governor: Principal, asked: Key) -> None:
 
 
 @given(st.frozensets(st.sampled_from([*sorted(ROLES_OF_A_STORE), *CUSTOM])), st.sampled_from(STORES))
-def test_the_deployment_gives_any_role_of_any_store(roles: frozenset[str], store_id: str) -> None:
+def test_the_deployment_may_grant_any_role_of_any_store(roles: frozenset[str], store_id: str) -> None:
     asked = with_fields(ORDINARY, roles=roles | {Role.VIEWER}, store_id=StoreId(store_id))
     assert made(DEPLOYMENT, asked) is not None
 
 
 @given(GOVERNORS, st.sampled_from(["", *STORES]), st.booleans())
-def test_who_may_make_keys_of_a_store_may_revoke_and_list_them_and_nobody_else(
+def test_only_key_makers_of_a_store_may_revoke_and_list_its_keys(
     governor: Principal, store_id: str, ended: bool
 ) -> None:
     key = with_fields(ORDINARY, store_id=StoreId(store_id), revoke_time=NOW if ended else None)
@@ -119,7 +119,7 @@ def test_who_may_make_keys_of_a_store_may_revoke_and_list_them_and_nobody_else(
     assert again.revoke_time == (NOW if ended else later)
 
 
-def test_no_store_named_is_the_governors_own() -> None:
+def test_the_store_of_the_caller_is_the_default() -> None:
     assert governed_store(operator(), "") == "acme"
     assert governed_store(DEPLOYMENT, "") == ""
 
@@ -140,7 +140,7 @@ def test_no_store_named_is_the_governors_own() -> None:
         (with_fields(ORDINARY, roles=frozenset(f"role-{number}" for number in range(33))), InvalidField, "roles"),
     ],
 )
-def test_a_refusal_says_why(asked: Key, error: type[PawlError], says: str) -> None:
+def test_a_refused_key_gives_the_reason(asked: Key, error: type[PawlError], says: str) -> None:
     with pytest.raises(error, match=says):
         check_new(new_key(operator(), asked, key_id=KeyId("key_1"), now=NOW), 0, 0)
 
@@ -175,11 +175,11 @@ KEY_MAKERS = st.builds(
 
 
 @given(KEY_MAKERS | st.just(DEPLOYMENT), st.lists(USERS, min_size=1, max_size=5))
-def test_a_key_is_in_the_hands_of_all_who_made_those_it_comes_from(first: Principal, users: list[UserId]) -> None:
-    """HITL-4: nobody becomes a second person by a key that they make, or that somebody makes with such a one."""
-    # What the deployment and the local key make is nobody's; who has one of these answers for those that it makes.
-    begins_anew = is_deployment(first) or first.credential_id == "local"
-    hands = set() if begins_anew else {first.user_id, *first.people}
+def test_a_key_records_all_users_in_its_chain_of_makers(first: Principal, users: list[UserId]) -> None:
+    """HITL-4: no user becomes a second person through a key made directly or indirectly by them."""
+    # Keys made by the deployment or the local key start a new chain, whose holder answers for later keys.
+    is_root = is_deployment(first) or first.credential_id == "local"
+    hands = set() if is_root else {first.user_id, *first.people}
     governor = first
     for user_id in users:
         key = key_of(governor, user_id)
@@ -188,8 +188,8 @@ def test_a_key_is_in_the_hands_of_all_who_made_those_it_comes_from(first: Princi
         hands.add(user_id)
 
 
-def test_a_key_comes_from_so_many_users() -> None:
-    """As many as the ledger takes as the people of one act."""
+def test_the_makers_of_a_key_are_limited() -> None:
+    """As many as the ledger accepts for the people of one decision."""
     governor = operator()
     for number in range(MAKERS_MAX):
         key = key_of(governor, f"u{number}")
@@ -200,7 +200,7 @@ def test_a_key_comes_from_so_many_users() -> None:
 
 
 @pytest.mark.parametrize(("makers", "keys_max", "kept_max"), [((), 1000, 10_000), (("ops",), 900, 9000)])
-def test_a_store_has_a_limit_of_keys_with_room_left_for_the_deployment(
+def test_keys_of_a_store_are_limited_with_reserve_for_the_deployment(
     makers: tuple[str, ...], keys_max: int, kept_max: int
 ) -> None:
     key = with_fields(ORDINARY, maker_user_ids=frozenset(makers))

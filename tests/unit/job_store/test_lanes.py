@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from pawl.chassis.ids import StoreId
 from pawl.job_store.ledger.group_commit import WORK_MAX, Lane, Lanes
 
+# Lane, store, number and size; size 0 means that the caller has gone.
 Waiting = tuple[Lane, str, int, int]
-"""Lane, store, number and size; a size of 0 is of a caller that has gone."""
 
 WAITING = st.lists(st.tuples(st.sampled_from(Lane), st.sampled_from("abc"), st.integers(0, 30)), max_size=300)
 
@@ -29,7 +29,7 @@ def groups(lanes: Lanes[Waiting], *, operations_max: int = 128, bytes_max: int =
 
 
 @given(drawn=WAITING, operations_max=st.integers(64, 128), bytes_max=st.integers(1, 2000))
-def test_all_are_written_once_in_their_order_and_in_bounded_groups(
+def test_operations_are_written_once_in_order_in_bounded_groups(
     drawn: list[tuple[Lane, str, int]], operations_max: int, bytes_max: int
 ) -> None:
     found = groups(filled(drawn), operations_max=operations_max, bytes_max=bytes_max)
@@ -44,7 +44,7 @@ def test_all_are_written_once_in_their_order_and_in_bounded_groups(
 
 
 @given(people=st.integers(0, 300), work=st.integers(0, 300))
-def test_people_come_first_and_keep_no_work_from_its_part(people: int, work: int) -> None:
+def test_user_requests_come_first_but_work_keeps_its_quota(people: int, work: int) -> None:
     lanes = filled([(Lane.PEOPLE, "a", 1)] * people + [(Lane.WORK, "a", 1)] * work)
     group = [each[0] for each in lanes.next_group(lambda each: each[3], operations_max=128, bytes_max=10_000)]
     assert group == sorted(group, key=lambda lane: lane is Lane.WORK)
@@ -55,14 +55,14 @@ def test_people_come_first_and_keep_no_work_from_its_part(people: int, work: int
         assert len(group) == min(work, 128)
 
 
-def test_large_messages_of_people_leave_room_for_work() -> None:
+def test_large_user_messages_leave_room_for_work() -> None:
     lanes = filled([(Lane.PEOPLE, "a", 40)] * 5 + [(Lane.WORK, "b", 1)])
     group = lanes.next_group(lambda each: each[3], operations_max=128, bytes_max=100)
     assert [each[0] for each in group] == [Lane.PEOPLE, Lane.PEOPLE, Lane.WORK]
 
 
 @given(noise=st.integers(0, 1000), lane=st.sampled_from(Lane), others=st.integers(0, 60))
-def test_no_store_delays_another_however_much_it_brings(noise: int, lane: Lane, others: int) -> None:
+def test_a_busy_store_does_not_delay_others(noise: int, lane: Lane, others: int) -> None:
     lanes = filled([(lane, "noisy", 1)] * noise)
     for number in range(others):
         lanes.put(lane, StoreId(f"quiet-{number}"), (lane, "quiet", number, 1))

@@ -1,4 +1,4 @@
-"""What the life cycle tells of jobs: that they are paused and resumed, and not each of their iterations (NOTE-2)."""
+"""Lifecycle events of jobs: pauses and resumes, but not every iteration (NOTE-2)."""
 
 from __future__ import annotations
 
@@ -12,45 +12,45 @@ TIME, AGENT, APPROVAL, PAUSED = (
 RUNNING = {"state": RunState.RUNNING}
 
 
-def told(desk: Desk, run_id: str) -> list[str]:
-    """What the life cycle tells of a run."""
+def event_types(desk: Desk, run_id: str) -> list[str]:
+    """Lifecycle event types of a run."""
     events = [event for event in desk.unit.events.rows if event.run_id == run_id]
     return [event.lifecycle_type for event in events if event.lifecycle_type]
 
 
-def test_iterations_that_come_and_go_are_not_told() -> None:
+def test_iterations_send_no_lifecycle_events() -> None:
     desk, job = desk_with_a_job()
     desk.take(job)
     for _ in range(50):
         for step in (TIME, RUNNING, AGENT, RUNNING):
             desk.commit(job, **step)
     desk.end(job)
-    assert told(desk, job) == ["run.queued", "run.running", "run.completed"]
+    assert event_types(desk, job) == ["run.queued", "run.running", "run.completed"]
 
 
-def test_it_is_told_that_a_job_waits_for_somebody_and_that_it_goes_on() -> None:
-    """Whoever was told of the need is told that it is over."""
+def test_a_job_that_waits_for_a_person_and_resumes_is_reported() -> None:
+    """A notified user also learns that the need is over."""
     desk, job = desk_with_a_job()
     desk.take(job)
     for step in (TIME, APPROVAL, TIME, APPROVAL, RUNNING, TIME):
         desk.commit(job, **step)
-    begin = ["run.queued", "run.running"]
-    assert told(desk, job) == [*begin, "run.waiting", "run.waiting", "run.waiting", "run.running"]
+    first_events = ["run.queued", "run.running"]
+    assert event_types(desk, job) == [*first_events, "run.waiting", "run.waiting", "run.waiting", "run.running"]
 
 
-def test_it_is_told_that_a_job_is_paused_and_resumed() -> None:
+def test_pauses_and_resumes_of_a_job_are_reported() -> None:
     desk, job = desk_with_a_job()
     desk.take(job)
     for step in (TIME, PAUSED, TIME, RUNNING, PAUSED, RUNNING, PAUSED):
         desk.commit(job, **step)
     desk.commit(job, state=RunState.CANCELLED, stop_cause=StopCause.USER)
     pauses = ["job.paused", "job.resumed", "job.paused", "job.resumed", "job.paused"]
-    assert told(desk, job) == ["run.queued", "run.running", *pauses, "run.cancelled"]
+    assert event_types(desk, job) == ["run.queued", "run.running", *pauses, "run.cancelled"]
 
 
-def test_each_step_of_another_run_is_told() -> None:
+def test_every_state_change_of_a_user_run_is_reported() -> None:
     desk, _ = desk_with_a_job()
-    run_id = desk.begin()
+    run_id = desk.start_run()
     for step in (TIME, RUNNING, AGENT, RUNNING):
         desk.commit(run_id, **step)
-    assert told(desk, run_id)[-4:] == ["run.waiting", "run.running", "run.waiting", "run.running"]
+    assert event_types(desk, run_id)[-4:] == ["run.waiting", "run.running", "run.waiting", "run.running"]

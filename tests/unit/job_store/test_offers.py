@@ -11,7 +11,7 @@ from tests.unit.job_store.world import DIGEST, STORE, World, change
 
 
 def offered(world: World, **fields: object) -> str:
-    run_id = world.begin()
+    run_id = world.start_run()
     world.commit(run_id, calls=(change("call", CallState.OFFERED, **fields),))
     return run_id
 
@@ -20,7 +20,7 @@ def key(run_id: str) -> tuple[tuple[RunKey, CallKey], ...]:
     return ((RunKey(STORE, RunId(run_id)), CallKey(STORE, CallId("call"))),)
 
 
-def test_leases_are_renewed_only_for_their_holder(world: World) -> None:
+def test_a_lease_is_renewed_only_for_its_holder(world: World) -> None:
     run_id = offered(world)
     world.lease(run_id, "call", "tab_1")
     world.advance(20)
@@ -29,7 +29,7 @@ def test_leases_are_renewed_only_for_their_holder(world: World) -> None:
     assert [call.offer.expire_time for call in held] == [world.now + timedelta(seconds=30)]
 
 
-def test_nothing_is_leased_that_does_not_wait_for_a_client(world: World) -> None:
+def test_only_an_offered_call_can_be_leased(world: World) -> None:
     run_id = offered(world, deadline_time=world.now + timedelta(seconds=10))
     assert world.lease(run_id, "none", "tab").call is None
     assert world.lease("none", "call", "tab").call is None
@@ -42,8 +42,8 @@ def test_nothing_is_leased_that_does_not_wait_for_a_client(world: World) -> None
         assert not world.lease(run_id, "call", "tab").granted
 
 
-def test_a_call_that_is_offered_a_second_time_gets_higher_epochs(world: World) -> None:
-    """A result under a lease of the first time must not be taken."""
+def test_a_call_offered_again_gets_a_higher_epoch(world: World) -> None:
+    """A result under a lease of the first offer must be refused."""
     run_id = offered(world)
     world.lease(run_id, "call", "tab")
     world.commit(run_id, calls=(change("call", CallState.AWAITING_APPROVAL, digest=DIGEST),))
@@ -54,7 +54,7 @@ def test_a_call_that_is_offered_a_second_time_gets_higher_epochs(world: World) -
     assert world.call("call").offer.epoch == 2  # type: ignore[union-attr]
 
 
-def test_a_call_that_its_holder_gives_back_is_offered_again(world: World) -> None:
+def test_a_call_released_by_its_holder_is_offered_again(world: World) -> None:
     run_id = offered(world)
     world.lease(run_id, "call", "tab_1")
     released = [world.apply(ReleaseOffers(client_id=ClientId(f"tab_{tab}"), calls=key(run_id))) for tab in (2, 1, 1)]

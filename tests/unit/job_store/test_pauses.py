@@ -1,4 +1,4 @@
-"""Pauses of jobs, as the ledger judges them (ASYNC-6)."""
+"""Pausing jobs in the ledger (ASYNC-6)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tests.unit.job_store.desk import desk_with_a_job
 from tests.unit.job_store.world import change
 
 
-def test_no_iteration_begins_once_a_pause_is_taken() -> None:
-    """Refused even for a read that has run already; a call may still end."""
+def test_no_iteration_starts_after_an_accepted_pause() -> None:
+    """Refused even for a read that has already run; running calls may still end."""
     desk, job = desk_with_a_job()
     desk.take(job)
     desk.commit(job, calls=(change("first", CallState.RUNNING),))
@@ -25,10 +25,10 @@ def test_no_iteration_begins_once_a_pause_is_taken() -> None:
         with pytest.raises(InboxChanged):
             desk.commit(job, calls=(second,))
     desk.commit(job, consumed=("one",))
-    assert desk.send(job, Pause()).outcome is CommandOutcome.ACCEPTED, "to pause it again is no error"
+    assert desk.send(job, Pause()).outcome is CommandOutcome.ACCEPTED, "pausing again is allowed"
 
 
-def test_only_a_job_that_goes_on_is_paused() -> None:
+def test_only_a_running_job_can_be_paused() -> None:
     desk, job = desk_with_a_job()
     assert desk.send(desk.runs[0].run_id, Pause()).reason == "RUN_ENDED"
     asked = desk.submit().run.run_id

@@ -1,4 +1,4 @@
-"""A run is quarantined for a worker that is gone, never for a clock of the database that jumped."""
+"""A run is quarantined for a dead worker, never for a jump of the database clock."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pawl.chassis.ids import RunId, RunKey, StoreId
 from pawl.job_store.ledger.rules.attention import Silence
 
 
-def test_looks_begin_anew_after_a_pause() -> None:
-    """While the database was away, no worker could renew its lease."""
+def test_silence_is_counted_afresh_after_a_gap_between_polls() -> None:
+    """While the database was unavailable, no worker could renew its lease."""
     key = RunKey(StoreId("store"), RunId("run"))
     silence = Silence()
     for now in (0.0, 1.0, 2.0, 3.0):
@@ -18,7 +18,7 @@ def test_looks_begin_anew_after_a_pause() -> None:
     assert silence.confirmed == (key,)
 
 
-def test_a_lease_that_was_renewed_in_between_begins_anew() -> None:
+def test_a_renewed_lease_resets_the_silence() -> None:
     key, silence = RunKey(StoreId("store"), RunId("run")), Silence()
     for now in range(20):
         silence = silence.after([] if now % 4 == 0 else [key], float(now))

@@ -1,4 +1,4 @@
-"""When schedules are due, and what becomes of their fires."""
+"""Due times, catch-up and state of schedules."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from tests.tables import for_each
 
 BERLIN = "Europe/Berlin"
 SPRING = datetime(2026, 3, 29, 0, 0, tzinfo=UTC)
+# An hour before Berlin's clocks jump from 2 to 3, and two before they go back from 3 to 2.
 AUTUMN = datetime(2026, 10, 24, 23, 0, tzinfo=UTC)
-"""An hour before the clocks of Berlin jump from 2 to 3, and two before they go back from 3 to 2."""
 
 TIMES = st.integers(0, 2 * 365 * 86_400).map(
     lambda seconds: datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)
@@ -48,7 +48,7 @@ CRONS = st.builds(
     lambda minute, hour, zone: Timing(cron=f"{minute} {hour} * * *", time_zone=zone), MINUTES, HOURS, ZONES
 )
 INTERVALS = st.builds(
-    lambda interval, share: Timing(interval_seconds=interval, offset_seconds=int(interval * share)),
+    lambda interval, fraction: Timing(interval_seconds=interval, offset_seconds=int(interval * fraction)),
     st.integers(1, 10_000),
     st.floats(0, 0.99),
 )
@@ -59,49 +59,47 @@ def local(cron: str, after: datetime, count: int, zone: str = BERLIN) -> list[st
     return [f"{time.astimezone(timing.zone(zone)):%d %H:%M%z}" for time in times]
 
 
-def test_a_time_that_the_clocks_leave_out_is_due_right_after() -> None:
+def test_a_time_skipped_by_daylight_saving_is_due_right_after() -> None:
     assert local("30 2 * * *", SPRING, 2) == ["29 03:00+0200", "30 02:30+0200"]
     assert local("*/30 2 * * *", SPRING, 2) == ["29 03:00+0200", "30 02:00+0200"]
     assert local("15 */2 * * *", SPRING, 2) == ["29 03:00+0200", "29 04:15+0200"]
 
 
-def test_a_time_that_comes_twice_is_due_once() -> None:
+def test_a_time_repeated_by_daylight_saving_is_due_once() -> None:
     assert local("30 2 * * *", AUTUMN, 2) == ["25 02:30+0200", "26 02:30+0100"]
     assert local("*/30 2 * * *", AUTUMN, 3) == ["25 02:00+0200", "25 02:30+0200", "26 02:00+0100"]
     assert local("15 */2 * * *", AUTUMN, 2) == ["25 02:15+0200", "25 04:15+0100"]
 
 
-@pytest.mark.parametrize("begin", [SPRING, AUTUMN])
-def test_what_is_due_in_all_hours_keeps_its_pace(begin: datetime) -> None:
-    times = list(islice(timing.due_times(Timing(cron="*/30 * * * *", time_zone=BERLIN), "x", begin), 12))
-    assert times == [begin + timedelta(minutes=30) * number for number in range(1, 13)]
+@pytest.mark.parametrize("start", [SPRING, AUTUMN])
+def test_hourly_schedules_are_unaffected_by_daylight_saving(start: datetime) -> None:
+    times = list(islice(timing.due_times(Timing(cron="*/30 * * * *", time_zone=BERLIN), "x", start), 12))
+    assert times == [start + timedelta(minutes=30) * number for number in range(1, 13)]
 
 
-def test_clocks_that_go_by_half_an_hour_leave_out_nothing_that_is_due() -> None:
-    begin = datetime(2026, 10, 3, 14, 0, tzinfo=UTC)
-    found = local("30 * * * *", begin, 3, "Australia/Lord_Howe")
+def test_half_hour_clock_changes_skip_no_due_time() -> None:
+    start = datetime(2026, 10, 3, 14, 0, tzinfo=UTC)
+    found = local("30 * * * *", start, 3, "Australia/Lord_Howe")
     assert found == ["04 01:30+1030", "04 02:30+1100", "04 03:30+1100"]
-    found = local("30 2 * * *", begin, 2, "Australia/Lord_Howe")
+    found = local("30 2 * * *", start, 2, "Australia/Lord_Howe")
     assert found == ["04 02:30+1100", "05 02:30+1100"]
 
 
-def test_rare_days_are_looked_for_thirty_years_ahead() -> None:
-    """A day that comes each 28 or 40 years held up the event loop."""
+def test_rare_days_are_searched_thirty_years_ahead() -> None:
+    """A day that occurs every 28 or 40 years used to block the event loop."""
     times = timing.due_times(Timing(cron="0 0 29 2 */7"), "x", SPRING)
     assert [time.year for time in islice(times, 10)] == [2032]
 
 
 @given(st.one_of(CRONS, INTERVALS), TIMES, st.integers(0, 20))
-def test_the_due_times_after_one_are_those_that_come_after_it(
-    given_timing: Timing, after: datetime, number: int
-) -> None:
+def test_due_times_are_the_same_from_any_starting_point(given_timing: Timing, after: datetime, number: int) -> None:
     times = list(islice(timing.due_times(given_timing, "x", after), 30))
     assert all(earlier < later for earlier, later in pairwise([after, *times]))
     assert list(islice(timing.due_times(given_timing, "x", times[number]), 29 - number)) == times[number + 1 :]
 
 
 @given(st.text(min_size=1), st.integers(0, 3600), TIMES)
-def test_jitter_is_within_its_bounds_and_always_the_same(schedule_id: str, seconds: int, after: datetime) -> None:
+def test_jitter_is_bounded_and_stable(schedule_id: str, seconds: int, after: datetime) -> None:
     plain = Timing(interval_seconds=7200)
     late = timing.jitter(Timing(interval_seconds=7200, jitter_seconds=seconds), schedule_id)
     assert timedelta(0) <= late <= timedelta(seconds=seconds)
@@ -110,10 +108,10 @@ def test_jitter_is_within_its_bounds_and_always_the_same(schedule_id: str, secon
 
 
 @given(INTERVALS, TIMES, st.integers(1, 100_000), st.integers(0, 100_000))
-def test_nothing_is_due_before_the_start_and_from_the_end_on(
-    given_timing: Timing, after: datetime, begin: int, length: int
+def test_nothing_is_due_before_the_start_or_from_the_end_on(
+    given_timing: Timing, after: datetime, start_offset: int, length: int
 ) -> None:
-    start = after + timedelta(seconds=begin)
+    start = after + timedelta(seconds=start_offset)
     end = start + timedelta(seconds=length + 1)
     bounded = Timing(
         interval_seconds=given_timing.interval_seconds,
@@ -127,7 +125,7 @@ def test_nothing_is_due_before_the_start_and_from_the_end_on(
 
 
 @given(st.integers(1, 5000), st.integers(1, timing.CATCH_UP_SECONDS_MAX), st.integers(0, 200_000), TIMES)
-def test_of_what_is_late_the_last_hundred_within_the_window_are_made_up_for(
+def test_the_last_hundred_missed_times_in_the_window_are_caught_up(
     interval: int, window: int, late: int, now: datetime
 ) -> None:
     regular = Timing(interval_seconds=interval, catch_up_seconds=window)
@@ -140,8 +138,8 @@ def test_of_what_is_late_the_last_hundred_within_the_window_are_made_up_for(
         assert following is not None
         assert following > due
         due = following
-    begin = max(now - timedelta(seconds=window), now - timedelta(seconds=late))
-    expected = [time for time in islice(timing.due_times(regular, "x", begin), 250_000 // interval) if time <= now]
+    start = max(now - timedelta(seconds=window), now - timedelta(seconds=late))
+    expected = [time for time in islice(timing.due_times(regular, "x", start), 250_000 // interval) if time <= now]
     assert fired[1:] == expected[-len(fired[1:]) :] if fired[1:] else len(expected) <= 1
     assert len(fired) <= timing.CAUGHT_UP_MAX
     assert len(fired) >= min(len(expected), timing.CAUGHT_UP_MAX)
@@ -154,16 +152,16 @@ def test_of_what_is_late_the_last_hundred_within_the_window_are_made_up_for(
         ("0 0 1 * 1", "At 00:00 on the first day of month or on Monday"),
     ],
 )
-def test_a_cron_expression_is_told_in_words(cron: str, text: str) -> None:
+def test_a_cron_expression_is_described_in_words(cron: str, text: str) -> None:
     assert timing.cron_text(cron) == text
 
 
-def test_a_start_in_the_first_year_is_long_ago() -> None:
-    began = datetime(1, 1, 1, tzinfo=UTC)
-    assert next(timing.due_times(Timing(interval_seconds=60, start_time=began), "x", SPRING)) > SPRING
+def test_a_start_time_in_year_one_is_supported() -> None:
+    year_one = datetime(1, 1, 1, tzinfo=UTC)
+    assert next(timing.due_times(Timing(interval_seconds=60, start_time=year_one), "x", SPRING)) > SPRING
 
 
-def test_nothing_is_due_after_the_end_because_of_its_jitter() -> None:
+def test_jitter_never_moves_a_due_time_past_the_end() -> None:
     jittered = Timing(interval_seconds=60, jitter_seconds=3600, end_time=SPRING + timedelta(hours=2))
     late = timing.jitter(jittered, "x")
     assert late > timedelta(minutes=1)
@@ -172,7 +170,7 @@ def test_nothing_is_due_after_the_end_because_of_its_jitter() -> None:
     )
 
 
-def test_due_times_of_the_past_are_those_of_the_range() -> None:
+def test_past_due_times_are_limited_to_the_range() -> None:
     hourly = Timing(interval_seconds=3600, end_time=SPRING + timedelta(hours=3))
     assert timing.past_times(hourly, "x", SPRING, SPRING + timedelta(hours=2)) == (SPRING, SPRING + timedelta(hours=1))
     assert len(timing.past_times(hourly, "x", SPRING, SPRING + timedelta(days=9))) == 3
@@ -187,19 +185,19 @@ def test_due_times_of_the_past_are_those_of_the_range() -> None:
         timing.past_times(hourly, "x", SPRING, SPRING)
 
 
-@pytest.mark.parametrize("begin", [datetime(1, 1, 1, tzinfo=UTC), SPRING - timedelta(seconds=101)])
-def test_a_range_of_the_past_with_more_than_a_hundred_due_times_is_too_long(begin: datetime) -> None:
+@pytest.mark.parametrize("start", [datetime(1, 1, 1, tzinfo=UTC), SPRING - timedelta(seconds=101)])
+def test_a_past_range_with_over_a_hundred_due_times_is_refused(start: datetime) -> None:
     every_second = Timing(interval_seconds=1)
     assert len(timing.past_times(every_second, "x", SPRING - timedelta(seconds=100), SPRING)) == timing.CAUGHT_UP_MAX
     with pytest.raises(TooLarge):
-        timing.past_times(every_second, "x", begin, SPRING)
+        timing.past_times(every_second, "x", start, SPRING)
     for zone in ("", "Australia/Lord_Howe"):
         with pytest.raises(TooLarge):
             timing.past_times(Timing(cron="0 * * * *", time_zone=zone), "x", datetime(1, 1, 1, tzinfo=UTC), SPRING)
 
 
 @pytest.mark.parametrize("name", ["localtime", "posixrules", "right/Europe/Berlin", "posix/Europe/Berlin"])
-def test_a_zone_that_machines_differ_in_is_none(name: str) -> None:
+def test_time_zones_outside_the_iana_list_are_refused(name: str) -> None:
     with pytest.raises(InvalidField, match="IANA"):
         timing.check(Timing(cron="0 9 * * *", time_zone=name))
 
@@ -213,7 +211,7 @@ def kept(overlap: Overlap = Overlap.SKIP) -> ScheduleRow:
     return put(None, asked, OWNER, SPRING, new_id="sch", count=0, must_exist=False)
 
 
-def test_a_due_time_that_nobody_has_fired_yet_outlives_a_change_of_something_else() -> None:
+def test_an_unfired_due_time_survives_unrelated_edits() -> None:
     row = kept()
     late = SPRING + timedelta(seconds=90)
     for changed in (
@@ -227,13 +225,13 @@ def test_a_due_time_that_nobody_has_fired_yet_outlives_a_change_of_something_els
     assert moved.due_time == SPRING + timedelta(seconds=121)
 
 
-def test_who_resumes_a_schedule_that_goes_on_lends_it_the_key() -> None:
+def test_resuming_an_active_schedule_replaces_its_key() -> None:
     row = kept()
     assert resumed(row, OTHER_KEY, SPRING).credential_id == "key_2"
     assert resumed(row, OWNER, SPRING) is row
 
 
-def test_a_fire_that_waits_stays_among_those_that_are_kept() -> None:
+def test_a_waiting_firing_is_not_trimmed() -> None:
     row = kept(Overlap.QUEUE)
     waiting = FireRow(due_time=SPRING, fire_time=SPRING, outcome=FireOutcome.WAITING, request_id=RequestId("r"))
     row = with_fire(row, waiting)
@@ -255,7 +253,7 @@ def test_a_fire_that_waits_stays_among_those_that_are_kept() -> None:
         (Overlap.CANCEL, "STARTED", "WAITING", "SKIPPED"),
     ],
 )
-def test_what_a_fire_does_while_the_run_before_goes_on(
+def test_the_overlap_policy_applies_while_the_previous_run_is_active(
     overlap: Overlap, idle: str, busy: str, busy_and_one_waits: str
 ) -> None:
     definition = Definition(name="x", text="x", interval_seconds=60, overlap=overlap)
@@ -290,16 +288,16 @@ def test_what_a_fire_does_while_the_run_before_goes_on(
         (Timing(interval_seconds=5, start_time=SPRING, end_time=SPRING), "end_time"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_with_its_field(wrong: Timing, field: str) -> None:
+def test_invalid_timings_are_refused_and_name_the_field(wrong: Timing, field: str) -> None:
     with pytest.raises(InvalidField) as refused:
         timing.check(wrong)
     assert refused.value.metadata["field"] == f"definition.{field}"
 
 
 @given(st.text("0123456789*/-,L#MONJAN", max_size=12), st.integers(0, 4))
-def test_any_text_is_a_part_of_a_cron_expression_or_refused(part: str, place: int) -> None:
+def test_any_cron_text_is_accepted_or_refused(part: str, index: int) -> None:
     parts = ["*"] * 5
-    parts[place] = part or "x"
+    parts[index] = part or "x"
     cron = Timing(cron=" ".join(parts))
     try:
         timing.check(cron)
@@ -308,7 +306,7 @@ def test_any_text_is_a_part_of_a_cron_expression_or_refused(part: str, place: in
     assert next(timing.due_times(cron, "x", SPRING)) > SPRING
 
 
-def test_a_user_has_so_many_schedules_and_triggers_at_most() -> None:
+def test_schedules_and_triggers_of_a_user_are_limited() -> None:
     schedule, trigger = kept().definition, triggers.TriggerDefinition(name="x", text="x")
     made = {"new_id": "x", "must_exist": False}
     with pytest.raises(TooLarge):
@@ -320,8 +318,8 @@ def test_a_user_has_so_many_schedules_and_triggers_at_most() -> None:
 @pytest.mark.parametrize(
     ("ending", "failures"), [(RunState.FAILED, 3), (RunState.COMPLETED, 0), (RunState.CANCELLED, 2), (None, 2)]
 )
-def test_the_end_of_a_run_counts_once_for_its_schedule(ending: RunState | None, failures: int) -> None:
-    """One that was removed before it was counted is neither a failure nor a success."""
+def test_the_end_of_a_run_is_counted_once_for_its_schedule(ending: RunState | None, failures: int) -> None:
+    """A run removed before it was counted is neither a failure nor a success."""
     row = replace(kept(), failures=2, last_run_counted=False)
     assert with_ending(row, RunState.RUNNING) is row
     counted = with_ending(row, ending)

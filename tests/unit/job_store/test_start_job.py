@@ -1,4 +1,4 @@
-"""Jobs that users start, without a model (ASYNC-1)."""
+"""Jobs that users start without a model (ASYNC-1)."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def start_job(desk: Desk, run_id: str = "job_s", **fields: Any) -> Submitted:
     return started
 
 
-def test_a_job_that_a_user_starts_tells_the_conversation_as_one_of_a_model_does(desk: Desk) -> None:
-    """ASYNC-1: it stands in a conversation of its own, which no list has; the one that is told gets no message."""
+def test_a_job_started_by_a_user_reports_to_its_conversation(desk: Desk) -> None:
+    """ASYNC-1: the job has an unlisted conversation of its own and adds no message to the reporting one."""
     job = start_job(desk).run
     assert (job.reports_to, job.parent_run_id, job.generation, job.in_background) == ("conv", "", 0, True)
     assert (desk.background.open_jobs_of(USER), desk.active, desk.conversation.last_number) == (1, None, 0)
@@ -44,8 +44,8 @@ def test_a_job_that_a_user_starts_tells_the_conversation_as_one_of_a_model_does(
     assert (len(desk.turns), desk.background.open_jobs_of(USER)) == (1, 0)
 
 
-def test_a_job_that_a_user_starts_again_with_the_same_request_is_the_same_job(desk: Desk) -> None:
-    """Whatever has become of it and of the places meanwhile; with other content, or an id of before, it is refused."""
+def test_starting_a_job_is_idempotent_by_request_id(desk: Desk) -> None:
+    """In any state, even without free slots. A reused request id with other content is refused."""
     job = start_job(desk, request_id="r1").run
     for number in range(OPEN_MAX - 1):
         start_job(desk, f"job_{number}")
@@ -58,7 +58,7 @@ def test_a_job_that_a_user_starts_again_with_the_same_request_is_the_same_job(de
     assert desk.background.open_jobs_of(USER) == OPEN_MAX
 
 
-def test_a_user_starts_no_more_jobs_in_a_conversation_than_allowed() -> None:
+def test_open_jobs_of_a_user_in_a_conversation_are_limited() -> None:
     """ASYNC-7: jobs that the model started count too; jobs of other users do not."""
     desk, _ = desk_with_a_job()
     for number in range(OPEN_MAX - 1):
@@ -71,8 +71,8 @@ def test_a_user_starts_no_more_jobs_in_a_conversation_than_allowed() -> None:
     assert start_job(desk).run.state is RunState.QUEUED
 
 
-def test_a_job_that_waits_for_its_first_iteration_is_queued_once_that_is_due_and_not_before(desk: Desk) -> None:
-    """ASYNC-7: who delays the first call neither keeps others out meanwhile, nor passes the bound."""
+def test_a_delayed_job_is_queued_only_once_it_is_due(desk: Desk) -> None:
+    """ASYNC-7: a delayed first call neither blocks others nor exceeds the limit."""
     job = start_job(desk).run
 
     def queued() -> int:
@@ -92,17 +92,17 @@ def test_a_job_that_waits_for_its_first_iteration_is_queued_once_that_is_due_and
     desk.claim(job.run_id)
     desk.commit(job.run_id, state=RunState.RUNNING, round=1)
     desk.commit(job.run_id, **parked, wake_time=due)
-    assert not desk.run(job.run_id).needs_slot(due), "it has begun"
+    assert not desk.run(job.run_id).needs_slot(due), "it has started"
 
 
-def test_a_job_is_started_in_no_conversation_of_somebody_else() -> None:
+def test_a_job_cannot_be_started_in_a_conversation_of_another_user() -> None:
     desk, _ = desk_with_a_job()
     with pytest.raises(ConversationNotFound):
         start_job(desk, user_id="you")
 
 
-def test_a_job_starts_by_the_clock_of_the_database(desk: Desk) -> None:
-    """That of the client, or of agent-loop, may be wrong: here by days."""
+def test_a_job_starts_by_the_database_clock(desk: Desk) -> None:
+    """The clock of the client or of agent-loop may be wrong: here by days."""
     request = ledger_pb2.StartJobRequest(run_id="job_s")
     request.message.MergeFrom(
         ledger_pb2.SubmitMessageRequest(
@@ -111,7 +111,7 @@ def test_a_job_starts_by_the_clock_of_the_database(desk: Desk) -> None:
     )
     request.job.begin_time.FromDatetime(desk.now + timedelta(days=3))
     request.job.end_time.FromDatetime(desk.now + timedelta(days=3, seconds=600))
-    desk.begin()
+    desk.start_run()
     limits = Limits(crashes_max=3, queue_max=9, store_queue_max=9, slots=SlotLimits(per_store=9, per_user=9))
     started = desk.apply(job_messages.start(request, limits)).run
     job = run_pb2.Run.FromString(started.options).job

@@ -1,4 +1,4 @@
-"""Every pair of states of a run and of a call, walked through the operations that may move them."""
+"""Every pair of run states and of call states, tried through the operations that may move them."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ CALL_MOVES = {
 }
 
 
-def test_the_tables_are_those_of_the_plan() -> None:
-    """I16. Written out a second time, so that a slip in the table is seen."""
+def test_transition_tables_match_the_specification() -> None:
+    """I16: written out a second time, so that a slip in the table shows."""
     assert {
         state.name: {after.name for after in after_all}
         for state, after_all in run_table.TRANSITIONS.items()
@@ -52,18 +52,18 @@ def test_the_tables_are_those_of_the_plan() -> None:
     } == {state: set(moves.split()) for state, moves in CALL_MOVES.items()}
 
 
-# What only the ledger does: it takes the run from its workers.
+# Only the ledger moves runs to these: it takes the run from its workers.
 _NOT_BY_STEPS = (RunState.CANCELLING, RunState.NEEDS_ATTENTION)
 
 
 def test_a_step_moves_a_run_only_along_the_table() -> None:
-    """I16, EVT-4: and where it may not, nothing at all changes."""
+    """I16, EVT-4: a forbidden move changes nothing."""
     for before, after in itertools.product(RunState, RunState):
         _move_run(World(), before, after)
 
 
 def _move_run(world: World, before: RunState, after: RunState) -> None:
-    run_id = world.begin()
+    run_id = world.start_run()
     world.unit.put_run(replace(world.run(run_id), state=before, waits=(1,) if before is RunState.WAITING else ()))
     untouched, events = world.run(run_id), len(world.unit.events.rows)
     moves = after in run_table.TRANSITIONS[before] and (before, after) != _NOT_BY_STEPS
@@ -78,17 +78,17 @@ def _move_run(world: World, before: RunState, after: RunState) -> None:
 
 
 def test_a_step_moves_a_call_only_along_the_table() -> None:
-    """I16: an ungated call; what gates one has tests of its own."""
+    """I16: an ungated call. Gated calls have their own tests."""
     for before, after in itertools.product(CallState, CallState):
         _move_call(World(), before, after)
 
 
 def _move_call(world: World, before: CallState, after: CallState) -> None:
-    run_id = world.begin()
+    run_id = world.start_run()
     world.commit(run_id, calls=(change("call", CallState.PROPOSED),))
-    # A command that settles the call is what lets an answer or a client's result in.
+    # An answer or a client's result is accepted only through a command that settles the call.
     again = before is after is CallState.AWAITING_APPROVAL
-    # So it is with the end of the run that does the call; while that goes on, the call is only given up.
+    # The same holds for the end of a child run; before that, its call can only be cancelled.
     pending = (before in call_table.PENDING and not again) or before is CallState.DELEGATED
     child = "run_child" if after is CallState.DETACHED or CallState.DELEGATED in {before, after} else ""
     was: dict[str, Any] = {"state": before, "reserved_by": "cmd" if pending else ""}
@@ -105,13 +105,13 @@ def _move_call(world: World, before: CallState, after: CallState) -> None:
     digest = "ab" * 32 if after is CallState.AWAITING_APPROVAL else ""
     step = change("call", after, attempt=2, digest=digest, child_run_id=child)
     if again:
-        # It is the same request, escalated.
+        # The same request, escalated.
         world.unit.put_call(replace(world.call("call"), digest="ab" * 32))
         step = replace(step, escalated=True)
     consumed = ("cmd",) if pending else ()
-    begun = _begun(after, child)
+    created = _delegations_of(after, child)
     if after in call_table.TRANSITIONS[before]:
-        world.commit(run_id, calls=(step,), consumed=consumed, delegations=begun)
+        world.commit(run_id, calls=(step,), consumed=consumed, delegations=created)
         assert world.call("call").state is after
         assert world.event_types(run_id)[-1] == call_table.EVENT_TYPES[after]
         return
@@ -120,27 +120,27 @@ def _move_call(world: World, before: CallState, after: CallState) -> None:
     assert world.call("call") is untouched
 
 
-def _begun(state: CallState, child: str) -> tuple[Delegation, ...]:
-    """The run that does a call which comes into a state."""
+def _delegations_of(state: CallState, child: str) -> tuple[Delegation, ...]:
+    """The child run of a call that enters a state."""
     run = replace(delegation("call", child), is_job=state is CallState.DETACHED)
     return (run,) if state in WITH_CHILD else ()
 
 
-def test_a_call_is_created_at_most_one_step_from_proposed() -> None:
+def test_a_call_is_created_proposed_or_one_step_later() -> None:
     for state in CallState:
         world = World()
-        run_id = world.begin()
-        begun = _begun(state, "run_child")
+        run_id = world.start_run()
+        created = _delegations_of(state, "run_child")
         digest = "ab" * 32 if state is CallState.AWAITING_APPROVAL else ""
-        new = change("call", state, digest=digest, child_run_id="run_child" if begun else "")
+        new = change("call", state, digest=digest, child_run_id="run_child" if created else "")
         may_be = state is CallState.PROPOSED or state.name in CALL_MOVES["PROPOSED"].split()
         with nullcontext() if may_be else pytest.raises(IllegalTransition):
-            world.commit(run_id, calls=(new,), delegations=begun)
+            world.commit(run_id, calls=(new,), delegations=created)
         found = world.unit.calls.get(CallKey(STORE, CallId("call")))
         assert (found and found.state) == (state if may_be else None)
 
 
-def test_a_run_cannot_end_while_a_call_is_open(world: World, run_id: str) -> None:
+def test_a_run_cannot_end_with_an_open_call(world: World, run_id: str) -> None:
     """I6: every call has its result before the end."""
     world.commit(run_id, calls=(change("call", CallState.PROPOSED),))
     for state in [state for state in CallState if not state.is_terminal]:
@@ -150,11 +150,11 @@ def test_a_run_cannot_end_while_a_call_is_open(world: World, run_id: str) -> Non
                 world.commit(run_id, state=RunState.COMPLETED)
 
 
-def test_only_a_run_that_waits_for_a_person_may_sleep_without_end() -> None:
-    """I3: any other run needs a wake_time at which it goes on."""
+def test_only_a_run_that_waits_for_a_person_may_sleep_indefinitely() -> None:
+    """I3: any other run needs a wake_time at which it continues."""
     for state in [state for state in RunState if not state.is_terminal]:
         world = World()
-        run_id = world.begin()
+        run_id = world.start_run()
         world.unit.put_run(replace(world.run(run_id), state=state, waits=(1,)))
         may_sleep = state in {RunState.WAITING, RunState.NEEDS_ATTENTION}
         with nullcontext() if may_sleep else pytest.raises(InvalidField, match="needs a wake_time"):
@@ -174,6 +174,6 @@ def test_only_a_run_that_waits_for_a_person_may_sleep_without_end() -> None:
         (CommandOutcome, ledger_pb2.CommandOutcome, "COMMAND_OUTCOME_"),
     ],
 )
-def test_the_numbers_are_those_of_the_contract(ours: type, theirs: object, prefix: str) -> None:
+def test_enum_numbers_match_the_contract(ours: type, theirs: object, prefix: str) -> None:
     contract = {name.removeprefix(prefix): number for name, number in theirs.items() if number}  # type: ignore[attr-defined]
     assert {member.name: member.value for member in ours} == contract  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""What becomes of the titles that models say."""
+"""Cleaning of titles written by models."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pawl.job_store.ledger.rules.conversations import MADE_TITLE_CHARACTERS_MAX,
 
 
 @pytest.mark.parametrize(
-    ("said", "title"),
+    ("written", "title"),
     [
         ("Lunch with Ann", "Lunch with Ann"),
         ('"Lunch with Ann"', "Lunch with Ann"),
@@ -21,13 +21,13 @@ from pawl.job_store.ledger.rules.conversations import MADE_TITLE_CHARACTERS_MAX,
         ("", ""),
     ],
 )
-def test_the_first_line_counts_without_what_stands_around_it(said: str, title: str) -> None:
-    assert title_in_reply(said) == title
+def test_a_title_is_the_first_line_without_decoration(written: str, title: str) -> None:
+    assert title_in_reply(written) == title
 
 
 @given(st.text())
-def test_a_title_is_one_short_line_whatever_the_model_says(said: str) -> None:
-    title = title_in_reply(said)
+def test_a_title_is_always_one_short_line(written: str) -> None:
+    title = title_in_reply(written)
     assert len(title) <= MADE_TITLE_CHARACTERS_MAX
     assert title.isprintable()
     assert title == title.strip()

@@ -1,4 +1,4 @@
-"""One run at a time per conversation, and what a message does meanwhile (LOOP-13)."""
+"""One active run per conversation, and how messages queue behind it (LOOP-13)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pawl.values import MessagePolicy, RunState, StopCause
 from tests.unit.job_store.world import World
 
 
-def test_a_second_message_waits_and_enters_the_conversation_only_at_its_turn(world: World) -> None:
-    """A message that came while a run was active must not stand in the middle of that run's history."""
-    first = world.begin()
+def test_a_second_message_enters_the_conversation_only_at_its_turn(world: World) -> None:
+    """A message sent during a run must not enter the middle of that run's history."""
+    first = world.start_run()
     second = world.submit().run
     assert (second.state, second.claim_at) == (RunState.QUEUED, None)
     assert world.event_types(second.run_id) == ["run.queued"]
@@ -22,11 +22,11 @@ def test_a_second_message_waits_and_enters_the_conversation_only_at_its_turn(wor
     assert [message.number for message in world.unit.messages.rows] == [1, 2]
 
 
-def test_of_two_interrupting_messages_the_second_one_wins_and_both_stand_in_the_conversation_in_order(
+def test_two_interrupting_messages_both_enter_in_order(
     world: World,
 ) -> None:
-    """However close together they come: as if the turn of the first had come before the second."""
-    active = world.begin()
+    """However close together they arrive, as if the first had run before the second."""
+    active = world.start_run()
     waiting = world.submit().run.run_id
     first, second, third = (world.submit(MessagePolicy.INTERRUPT).run.run_id for _ in range(3))
     assert [world.run(run_id).state for run_id in (first, second, third)] == [RunState.QUEUED] * 3
@@ -42,9 +42,9 @@ def test_of_two_interrupting_messages_the_second_one_wins_and_both_stand_in_the_
     assert world.run(waiting).claim_at == world.now
 
 
-def test_what_entered_an_interrupting_run_before_its_turn_is_kept_when_it_is_superseded(world: World) -> None:
-    """I1: its owner puts it into the conversation, then the next one has its turn."""
-    active = world.begin()
+def test_messages_to_a_superseded_run_are_kept(world: World) -> None:
+    """I1: its worker puts the message into the conversation before the next run starts."""
+    active = world.start_run()
     first = world.submit(MessagePolicy.INTERRUPT).run.run_id
     world.steer(first)
     second = world.submit(MessagePolicy.INTERRUPT).run.run_id
@@ -64,8 +64,8 @@ def test_the_queue_is_bounded(world: World) -> None:
         world.submit(queue_max=3)
 
 
-def test_a_run_that_ends_in_the_same_group_leaves_its_place_in_the_queue_of_the_store(world: World) -> None:
-    """LOOP-14. What was counted when the group began is brought up to date by each of its operations."""
+def test_a_run_that_ends_in_the_same_group_frees_its_queue_slot(world: World) -> None:
+    """LOOP-14: each operation of a group updates the counts read at its start."""
     idle = world.submit(store_queue_max=1).run.run_id
     with pytest.raises(QueueFull):
         world.submit(conversation_id="other", store_queue_max=1)
@@ -75,7 +75,7 @@ def test_a_run_that_ends_in_the_same_group_leaves_its_place_in_the_queue_of_the_
         world.submit(store_queue_max=1)
 
 
-def test_the_same_request_gets_the_same_run_and_another_payload_is_refused(world: World) -> None:
+def test_submitting_is_idempotent_and_a_reused_id_is_refused(world: World) -> None:
     """I2, LOOP-1."""
     run = world.submit(request_id="r1").run
     world.claim(run.run_id)

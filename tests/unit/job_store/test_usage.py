@@ -1,4 +1,4 @@
-"""What agents have used: what runs before and after a group of operations add to the counts of a day."""
+"""Daily usage counts of agents."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def read(data: bytes) -> Used:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["ann", "bob"]), st.sampled_from(["clerk", "default"]), FIGURES, FIGURES)))
-def test_the_counts_are_the_sum_of_what_was_added(runs: list[tuple[str, str, Used, Used]]) -> None:
+def test_usage_counts_are_the_sum_of_the_changes(runs: list[tuple[str, str, Used, Used]]) -> None:
     created = [run(number, user, agent, used) for number, (user, agent, used, _) in enumerate(runs)]
     changed = [(row, replace(row, usage=packed(after))) for row, (_, _, _, after) in zip(created, runs, strict=True)]
     counts = usage.added(created, [], read, NOW), usage.added([], changed, read, NOW)
@@ -64,17 +64,17 @@ def test_the_counts_are_the_sum_of_what_was_added(runs: list[tuple[str, str, Use
             assert reduce(Used.plus, found, NOTHING) == used
 
 
-def test_what_changes_nothing_of_the_usage_adds_nothing() -> None:
+def test_changes_without_usage_add_nothing() -> None:
     row = run(used=Used(input_tokens=7))
     assert usage.added([], [(row, replace(row, state=RunState.RUNNING))], read, NOW) == []
     assert usage.added([], [(row, replace(row, usage=packed(Used(input_tokens=7))))], read, NOW) == []
 
 
-def test_a_history_from_elsewhere_used_nothing_here() -> None:
+def test_an_imported_history_counts_no_usage() -> None:
     assert usage.added([replace(run(used=Used(input_tokens=7)), imported=True)], [], read, NOW) == []
 
 
-def test_days_are_those_of_utc() -> None:
+def test_usage_days_are_utc_days() -> None:
     west = datetime(2026, 1, 31, 23, tzinfo=timezone(-timedelta(hours=5)))
     ((key, _),) = usage.added([run()], [], read, west)
     assert key.day == date(2026, 2, 1)

@@ -1,4 +1,4 @@
-"""Why a run does not go on: one reason for every run that is open and not RUNNING, in the words of its rows."""
+"""Wait reasons: one for every run that is open and not RUNNING."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tests.unit.job_store.world import DIGEST
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
 LIMITS = SlotLimits(per_store=3, per_user=2)
+# Possible reasons per state; other states give no reason.
 ALLOWED = {
     RunState.QUEUED: {WaitReason.TURN, WaitReason.PLACE, WaitReason.WORKER},
     RunState.WAITING: set(WaitReason) - {WaitReason.TURN, WaitReason.PLACE, WaitReason.OPERATOR, WaitReason.STOPPING},
     RunState.NEEDS_ATTENTION: {WaitReason.OPERATOR, WaitReason.WORKER},
     RunState.CANCELLING: {WaitReason.STOPPING},
 }
-"""The reasons that a run in each state may have; in all others it has none."""
 STATES_OF_CALLS = {
     WaitReason.APPROVAL: CallState.AWAITING_APPROVAL,
     WaitReason.ANSWER: CallState.ASKED,
@@ -83,8 +83,8 @@ def call_row(name: str, state: CallState, **fields: Any) -> CallRow:
     return CallRow(call_id=CallId(name), state=state, **(values | fields))
 
 
-def told(state: RunState, *calls: CallRow, around: Any = None, **fields: Any) -> Waiting:
-    """The reason of a run with these open calls."""
+def waiting_of(state: RunState, *calls: CallRow, around: Any = None, **fields: Any) -> Waiting:
+    """The wait reason of a run with these open calls."""
     waiting = explain(Situation(run=run_row(state, **fields), time=NOW, calls=calls, **(around or {})), LIMITS)
     assert waiting is not None
     return waiting
@@ -92,7 +92,7 @@ def told(state: RunState, *calls: CallRow, around: Any = None, **fields: Any) ->
 
 @st.composite
 def situations(draw: st.DrawFn) -> Situation:
-    """Any rows that the types allow, also such as no ledger writes."""
+    """Any rows that the types allow, even if no ledger writes them."""
     state = draw(st.sampled_from(RunState))
     attention = Attention(reason=draw(st.sampled_from(AttentionReason)), since_time=draw(TIMES))
     names = iter(range(100))
@@ -135,7 +135,7 @@ def situations(draw: st.DrawFn) -> Situation:
 
 
 def check(situation: Situation, waiting: Waiting | None) -> None:
-    """One reason, of those that the state has, about calls that are in it, in a sentence that can be shown."""
+    """Check for one reason that the state allows, with matching calls and a printable sentence."""
     run = situation.run
     assert (waiting is None) == (run.state.is_terminal or run.state is RunState.RUNNING)
     if waiting is None:
@@ -157,11 +157,11 @@ def check(situation: Situation, waiting: Waiting | None) -> None:
 
 
 @given(situation=situations())
-def test_every_run_that_is_open_and_not_running_has_one_reason(situation: Situation) -> None:
+def test_every_open_run_that_is_not_running_has_one_wait_reason(situation: Situation) -> None:
     check(situation, explain(situation, LIMITS))
 
 
-def test_the_reasons_are_those_of_the_open_states_of_the_table() -> None:
+def test_wait_reasons_cover_all_open_states() -> None:
     open_states = {state for state, moves in run_table.TRANSITIONS.items() if moves} - {RunState.RUNNING}
     assert set(ALLOWED) == open_states
     assert set().union(*ALLOWED.values()) == set(WaitReason)
@@ -177,6 +177,7 @@ APPROVED = Decision(
     arguments_sha256=b"",
 )
 _GATED = {"approvals_required": 2, "approvals": (APPROVED,), "escalated": True}
+# Waits, open calls, reason, sentence, and the users it names (HITL-4).
 WAITS: list[tuple[tuple[WaitKind, ...], list[CallRow], WaitReason, str, tuple[str, ...]]] = [
     (
         (WaitKind.APPROVAL,),
@@ -230,13 +231,12 @@ WAITS: list[tuple[tuple[WaitKind, ...], list[CallRow], WaitReason, str, tuple[st
         (),
     ),
 ]
-"""Waits, open calls, the reason, its sentence, and the users that it names (HITL-4)."""
 
 
-def test_a_run_that_waits_for_somebody_says_for_whom() -> None:
+def test_a_run_that_waits_for_people_names_them() -> None:
     due = NOW + timedelta(minutes=3)
     for waits, calls, reason, sentence, user_ids in WAITS:
-        waiting = told(RunState.WAITING, *calls, waits=waits, claim_at=due)
+        waiting = waiting_of(RunState.WAITING, *calls, waits=waits, claim_at=due)
         assert (waiting.reason, waiting.sentence, waiting.user_ids) == (reason, sentence, user_ids)
         since = NOW - timedelta(minutes=10 if calls else 5)
         assert (waiting.since_time, waiting.call_ids) == (since, ("call",) if calls else ()), sentence
@@ -247,17 +247,17 @@ def test_a_run_that_waits_for_somebody_says_for_whom() -> None:
 
 def test_a_run_whose_wait_is_over_waits_for_a_worker() -> None:
     call = call_row("a", CallState.AWAITING_APPROVAL, reserved_by="cmd_1")
-    waiting = told(RunState.WAITING, call, waits=(WaitKind.APPROVAL,), claim_at=NOW)
+    waiting = waiting_of(RunState.WAITING, call, waits=(WaitKind.APPROVAL,), claim_at=NOW)
     assert waiting.reason is WaitReason.WORKER
     left = call_row("b", CallState.ASKED)
-    waiting = told(RunState.WAITING, call, left, waits=(WaitKind.APPROVAL, WaitKind.ANSWER), claim_at=NOW)
+    waiting = waiting_of(RunState.WAITING, call, left, waits=(WaitKind.APPROVAL, WaitKind.ANSWER), claim_at=NOW)
     assert waiting.reason is WaitReason.ANSWER
 
 
-def test_a_run_that_waits_for_its_turn_names_those_before_it() -> None:
+def test_a_queued_run_names_the_runs_before_it() -> None:
     """LOOP-13."""
     before = {"before": (RunId("run_a"), RunId("run_b"))}
-    waiting = told(RunState.QUEUED, queued_message=b"m", around=before)
+    waiting = waiting_of(RunState.QUEUED, queued_message=b"m", around=before)
     assert (waiting.reason, waiting.run_ids) == (WaitReason.TURN, ("run_a", "run_b"))
     assert waiting.sentence == (
         "It waits for its turn in the conversation, which run run_a has, with 1 more ahead of it."
@@ -265,35 +265,35 @@ def test_a_run_that_waits_for_its_turn_names_those_before_it() -> None:
     assert waiting.since_time == NOW - timedelta(hours=1)
 
 
-def test_a_run_that_fits_into_no_limit_waits_for_a_place() -> None:
+def test_a_run_over_a_concurrency_limit_waits_for_a_slot() -> None:
     """LOOP-14."""
     since = NOW - timedelta(seconds=9)
-    for taken, whose in [({"store_slots_used": 3}, "store has 3"), ({"user_slots_used": 2}, "user has 2")]:
-        waiting = told(RunState.QUEUED, claim_at=since, around=taken)
+    for slots, whose in [({"store_slots_used": 3}, "store has 3"), ({"user_slots_used": 2}, "user has 2")]:
+        waiting = waiting_of(RunState.QUEUED, claim_at=since, around=slots)
         assert (waiting.reason, waiting.since_time) == (WaitReason.PLACE, since)
         assert whose in waiting.sentence
     assert (
-        told(RunState.QUEUED, claim_at=since, around={"store_slots_used": 2, "user_slots_used": 1}).reason
+        waiting_of(RunState.QUEUED, claim_at=since, around={"store_slots_used": 2, "user_slots_used": 1}).reason
         is WaitReason.WORKER
     )
 
 
-def test_a_run_in_need_says_what_the_operator_is_to_do() -> None:
+def test_a_run_that_needs_attention_tells_the_operator_what_to_do() -> None:
     attention = Attention(reason=AttentionReason.UNKNOWN_OUTCOME, since_time=NOW - timedelta(days=1))
     doubt = call_row("a", CallState.RUNNING)
-    waiting = told(RunState.NEEDS_ATTENTION, doubt, attention=attention)
+    waiting = waiting_of(RunState.NEEDS_ATTENTION, doubt, attention=attention)
     assert (waiting.reason, waiting.call_ids, waiting.roles) == (WaitReason.OPERATOR, ("a",), ("admin", "operator"))
     assert waiting.since_time == attention.since_time
     assert "send_email" in waiting.sentence
     resolved = replace(doubt, reserved_by="cmd_1")
-    assert told(RunState.NEEDS_ATTENTION, resolved, attention=attention, claim_at=NOW).reason is WaitReason.WORKER
+    assert waiting_of(RunState.NEEDS_ATTENTION, resolved, attention=attention, claim_at=NOW).reason is WaitReason.WORKER
     quarantined = replace(attention, reason=AttentionReason.QUARANTINED)
-    waiting = told(RunState.NEEDS_ATTENTION, doubt, attention=quarantined, crashes=3)
+    waiting = waiting_of(RunState.NEEDS_ATTENTION, doubt, attention=quarantined, crashes=3)
     assert (waiting.reason, waiting.call_ids) == (WaitReason.OPERATOR, ())
     assert "3 workers died" in waiting.sentence
 
 
-def test_a_run_tells_what_the_runs_below_it_wait_for() -> None:
+def test_a_run_reports_what_its_child_runs_wait_for() -> None:
     """TOOL-7."""
     above = run_row(RunState.WAITING, waits=(WaitKind.AGENT,))
     middle = run_row(RunState.WAITING, run_id="run_2", waits=(WaitKind.AGENT,), create_time=NOW - timedelta(minutes=9))

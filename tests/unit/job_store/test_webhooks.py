@@ -1,4 +1,4 @@
-"""Webhooks that come in: a signature is good for the id, the time and the body that were signed, and for no others."""
+"""Incoming webhooks: a signature is valid only for the signed id, time and body."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def signed(event_id: str, time: datetime, body: str) -> str:
     return Webhook(secret_text(SECRET)).sign(event_id, time, body)
 
 
-def test_an_old_signature_is_not_good_for_another_id_and_time() -> None:
-    """The three parts are signed with dots between them, so a dot inside the first would move the others."""
+def test_an_old_signature_is_invalid_for_another_id_and_time() -> None:
+    """The signed parts are joined by dots, so a dot inside the id would shift the others."""
     assert checked("a", NOW_TEXT, "{}", signed("a", NOW, "{}")) == "a"
     with pytest.raises(BadSignature, match="full stop"):
         checked(f"a.{OLD_TEXT}", NOW_TEXT, "{}", signed("a", OLD, f"{NOW_TEXT}.{{}}"))
 
 
-def test_who_shows_the_secret_itself_may_call_an_event_anything() -> None:
+def test_a_bearer_of_the_secret_may_use_any_event_id() -> None:
     headers = {"webhook-id": "a.1", "authorization": f"Bearer {secret_text(SECRET)}"}
     assert event_id_of(Authentication.BEARER, headers, b"", [SECRET], NOW) == "a.1"
     for wrong in (f"Basic {secret_text(SECRET)}", "Bearer whsec_", ""):

@@ -1,4 +1,4 @@
-"""Conversations that are shared for writing: others begin runs of their own, and touch no run of anybody else."""
+"""Conversations shared for writing: writers start runs of their own and cannot touch other runs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def conversation(world: World) -> ConversationRow:
 def shared() -> tuple[World, str]:
     """A conversation of ann that is shared for writing, with a run of hers."""
     world = World()
-    run_id = world.begin()
+    run_id = world.start_run()
     share(world, Sharing.WRITE)
     return world, run_id
 
@@ -56,14 +56,14 @@ def test_writers_leave_half_of_the_queue_to_its_user() -> None:
     world.submit(queue_max=3)
 
 
-def test_writers_undo_their_own_runs_of_it_whatever_is_shared() -> None:
+def test_writers_may_undo_their_own_runs_only() -> None:
     world, first = shared()
     world.commit(first, state=RunState.COMPLETED)
-    theirs = world.begin(user_id=BOB)
+    theirs = world.start_run(user_id=BOB)
     world.commit(theirs, state=RunState.COMPLETED)
     share(world, Sharing.READ)
     assert world.submit(user_id=BOB, undoes=theirs).run.user_id == BOB
-    elsewhere = world.begin(user_id=BOB, conversation_id="other")
+    elsewhere = world.start_run(user_id=BOB, conversation_id="other")
     row = conversation(world)
     for undone, user_id in ((first, BOB), (theirs, UserId("eve")), ("absent", BOB), (elsewhere, BOB)):
         with pytest.raises(ConversationNotFound):
@@ -73,7 +73,7 @@ def test_writers_undo_their_own_runs_of_it_whatever_is_shared() -> None:
         world.submit(user_id=BOB, undoes=theirs)
 
 
-def test_runs_of_writers_are_stopped_when_it_is_not_shared_for_writing_any_more() -> None:
+def test_runs_of_writers_stop_when_write_sharing_ends() -> None:
     world, first = shared()
     world.commit(first, state=RunState.COMPLETED)
     active, waiting = (world.submit(user_id=BOB).run.run_id for _ in range(2))
@@ -92,23 +92,23 @@ def test_runs_of_writers_are_stopped_when_it_is_not_shared_for_writing_any_more(
 
 
 def desk_of_two() -> tuple[Desk, str, str]:
-    """A conversation of ann that is shared for writing, with an open job of hers and one of bob."""
+    """A conversation of ann that is shared for writing, with an open job each of ann and bob."""
     desk = Desk()
     jobs = []
     for user_id in (USER, BOB):
-        run_id = desk.begin(user_id=user_id)
+        run_id = desk.start_run(user_id=user_id)
         share(desk, Sharing.WRITE)
-        jobs.append(desk.begin_job(run_id))
+        jobs.append(desk.start_job(run_id))
         desk.end(run_id)
     mine, theirs = jobs
     return desk, mine, theirs
 
 
-def test_a_notice_enters_only_runs_of_the_user_who_started_the_job() -> None:
+def test_a_notice_enters_only_runs_of_the_jobs_user() -> None:
     desk, mine, theirs = desk_of_two()
-    run_id = desk.begin()
+    run_id = desk.start_run()
     desk.end_job(theirs)
-    assert not desk.unit.wakeups.rows, "ann's run has no news"
+    assert not desk.unit.wakeups.rows, "ann's run is not woken"
     desk.commit(run_id, entered=(Entered(run_id=RunId(theirs), occasion=0),))
     desk.end(run_id)
     (turn,) = desk.turns
@@ -121,12 +121,12 @@ def test_a_notice_enters_only_runs_of_the_user_who_started_the_job() -> None:
 
 
 def test_no_other_user_stops_or_steers_a_turn() -> None:
-    """It is protected as a run that a message started is, before it has begun, too."""
-    for has_begun in (False, True):
+    """It is protected like a run started by a message, also before it starts."""
+    for has_started in (False, True):
         desk, _, theirs = desk_of_two()
         desk.end_job(theirs)
         (turn,) = desk.turns
-        if has_begun:
+        if has_started:
             desk.take(turn.run_id)
             desk.commit(turn.run_id, state=RunState.WAITING, waits=(1,))
         for policy, error in (
@@ -143,12 +143,12 @@ def test_no_other_user_stops_or_steers_a_turn() -> None:
         assert desk.run(turn.run_id).stop_cause is StopCause.SUPERSEDED
 
 
-def test_who_steered_a_job_has_steered_the_runs_that_its_notices_enter() -> None:
-    """So no one of them is a second person who approves a call there."""
+def test_users_who_steered_a_job_count_as_steering_its_turns() -> None:
+    """So none of them counts as a second approver there."""
     desk, mine, _ = desk_of_two()
     job = replace(desk.run(mine), steered_by=(UserId("carl"),), delegate_user_id=UserId("dora"))
     desk.unit.put_run(job)
-    run_id = desk.begin()
+    run_id = desk.start_run()
     desk.end_job(mine)
     desk.enter(run_id)
     assert desk.run(run_id).steered_by == ("carl", "dora")

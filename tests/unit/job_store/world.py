@@ -1,4 +1,4 @@
-"""A ledger in memory for tests of its operations: one unit, a clock moved by hand, ids that count."""
+"""An in-memory ledger for tests of its operations, with a manual clock and counting ids."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class CountingIds:
 
 
 class World:
-    """Applies operations to one unit, as if each were stored at once."""
+    """Applies operations to one unit of work, as if each were stored immediately."""
 
     def __init__(self) -> None:
         self.unit = UnitOfWork(CountingIds())
@@ -66,7 +66,7 @@ class World:
         return submitted
 
     def claim(self, run_id: str, worker_id: str = "w1") -> int | None:
-        """What the claim statement does to one run; the new epoch, or None if it cannot be claimed."""
+        """Claim one run as the SQL statement does; return the new epoch, or None if it is not due."""
         run = self.run(run_id)
         if run.claim_at is None or run.claim_at > self.now:
             return None
@@ -84,7 +84,7 @@ class World:
         return run.epoch
 
     def release(self, run_id: str) -> None:
-        """What the release statement does."""
+        """Release one run as the SQL statement does."""
         self.unit.put_run(replace(self.run(run_id), worker_id=None, claim_at=self.now))
 
     def run(self, run_id: str) -> RunRow:
@@ -106,8 +106,8 @@ class World:
         committed: LastCommit = self.apply(Commit(**(values | fields)))
         return committed
 
-    def begin(self, **fields: Any) -> str:
-        """A run that a worker holds and has begun."""
+    def start_run(self, **fields: Any) -> str:
+        """A run that a worker holds and has started."""
         run_id = self.submit(**fields).run.run_id
         self.claim(run_id)
         self.commit(run_id, state=RunState.RUNNING)
@@ -126,7 +126,6 @@ class World:
         return receipt
 
     def cancel(self, run_id: str) -> Receipt:
-        """Let the user of a run cancel it."""
         return self.send(run_id, Cancel(cause=StopCause.USER), user_id=self.run(run_id).user_id)
 
     def steer(self, run_id: str) -> Receipt:
@@ -156,7 +155,7 @@ class World:
         return leased
 
     def unread(self, run_id: str) -> tuple[CommandId, ...]:
-        """The commands in the inbox of a run."""
+        """Command ids in the inbox of a run."""
         return tuple(command.command_id for command in self.unit.inbox(self.run(run_id)))
 
     def event_types(self, run_id: str) -> list[str]:
@@ -184,7 +183,7 @@ def submission(policy: MessagePolicy = MessagePolicy.QUEUE, **fields: Any) -> Su
 
 
 def change(call_id: str, state: CallState, **fields: Any) -> CallChange:
-    """A call as its owner wants it: an ungated one of `tool`, with a result if it is settled."""
+    """A call as its owner writes it: an ungated call of `tool`, with a result if settled."""
     values: dict[str, Any] = {
         "round": 1,
         "index": 0,
@@ -202,6 +201,6 @@ def change(call_id: str, state: CallState, **fields: Any) -> CallChange:
 
 
 def delegation(call_id: str, run_id: str, **fields: Any) -> Delegation:
-    """A run that does a call."""
+    """A child run of a call."""
     values: dict[str, Any] = {"message": b"task", "options": b""}
     return Delegation(call_id=CallId(call_id), run_id=RunId(run_id), **(values | fields))

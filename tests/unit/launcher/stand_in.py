@@ -1,6 +1,6 @@
-"""A service with nothing in it, for tests of the launcher: it answers 503, says where, and stops.
+"""An empty service for tests of the launcher: it answers 503, writes its address file, and stops on a signal.
 
-It writes its environment next to its address file. STAND_IN asks for a fault: `usage` ends with exit code 2, `mute`
+It writes its environment next to the address file. STAND_IN selects a fault: `usage` ends with exit code 2, `mute`
 never becomes ready, `stubborn` ignores SIGTERM, `broken` logs a module of tools that cannot be loaded.
 """
 

@@ -1,4 +1,4 @@
-"""The account of PostgreSQL, where it is started by root."""
+"""The PostgreSQL account for launchers started by root."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ import pytest
 from pawl.launcher import postgres
 
 
-def test_launchers_that_need_the_account_at_once_make_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second one would give it another number, and take the clusters of the first from it."""
+def test_concurrent_launchers_create_the_account_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second creation would change its uid and take the first launcher's clusters from it."""
     made: list[str] = []
     both_look = threading.Barrier(2)
-    looks = threading.local()
+    thread_state = threading.local()
 
     def own_account() -> pwd.struct_passwd | None:
         found = pwd.getpwuid(os.getuid()) if made else None
-        if not getattr(looks, "first", False):
-            looks.first = True
+        if not getattr(thread_state, "first", False):
+            thread_state.first = True
             both_look.wait(timeout=60)
         return found
 

@@ -1,4 +1,4 @@
-"""Each process gets of the environment what it reads, and no secret of another one."""
+"""Each process gets only the environment it reads, and no secret of another one."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ PLAIN = {"PATH": "/bin", "LC_ALL": "C", "PAWL_LOG_LEVEL": "debug", "PAWL_TOOL_EN
 
 
 SPECS = [spec for stage in STAGES for spec in stage]
+# Files that the launcher writes.
 _MADE = ("PAWL_DATABASE_URL_FILE", "PAWL_DATABASE_OWNER_URL_FILE", "PAWL_NATS_URL_FILE", "PAWL_SERVICE_KEY_FILE")
-"""What the launcher makes itself."""
 
 
 def options(data: Path) -> SuiteOptions:
-    """What `pawl up` makes of an environment that is full of secrets."""
+    """Options of `pawl up` in an environment full of secrets."""
     return read_options({**PLAIN, **{name: "hush" for name in SECRETS if name not in _MADE}}, data=data)
 
 
@@ -51,9 +51,7 @@ def environment_of(spec: ServiceSpec, folder: Path, chosen: SuiteOptions) -> Map
     return service_process(spec, 0, context(folder, chosen)).command(None).environment
 
 
-def test_a_secret_reaches_the_services_that_need_it_and_no_other_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_secret_reaches_only_the_services_that_need_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """I22."""
     for name in SECRETS:
         monkeypatch.setenv(name, "hush")
@@ -67,13 +65,13 @@ def test_a_secret_reaches_the_services_that_need_it_and_no_other_process(
     assert not [name for name in found if name.startswith(("PAWL_", "OPENAI_"))]
 
 
-def test_only_the_registry_may_write_where_tools_keep_things(tmp_path: Path) -> None:
+def test_only_the_registry_gets_the_data_folder_of_tools(tmp_path: Path) -> None:
     for spec in SPECS:
         found = environment_of(spec, tmp_path, SuiteOptions(data=tmp_path))
         assert ("PAWL_DATA" in found) is (spec.name == "tool-registry")
 
 
-def test_only_the_registry_knows_the_secret_files_of_all_to_hide_them_from_programs(tmp_path: Path) -> None:
+def test_only_the_registry_gets_the_paths_of_secret_files(tmp_path: Path) -> None:
     files = {"PAWL_MAILBOX_PASSWORDS_FILE": "/etc/mail.json", "OPENAI_API_KEY_FILE": "/etc/model"}
     for spec in SPECS:
         found = environment_of(spec, tmp_path, SuiteOptions(data=tmp_path, environment=files))
@@ -83,7 +81,7 @@ def test_only_the_registry_knows_the_secret_files_of_all_to_hide_them_from_progr
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A folder whose path leaves room for the names of sockets, as that of a test does not."""
+    """A folder with a path short enough for socket names; paths of `tmp_path` are too long."""
     with tempfile.TemporaryDirectory(prefix="pawl-") as path:
         yield Path(path)
 
@@ -92,8 +90,8 @@ def has_port(environment: Mapping[str, str]) -> bool:
     return re.fullmatch(r"127\.0\.0\.1:[1-9][0-9]+", environment["PAWL_INTERNAL_LISTEN"]) is not None
 
 
-def test_an_authority_for_commands_is_none_for_services_without_certificates(folder: Path) -> None:
-    """Whoever talks to another suite over TLS can start one here without."""
+def test_a_ca_for_commands_does_not_enable_tls_between_services(folder: Path) -> None:
+    """A client of another suite over TLS can start one here without TLS."""
     for certificate in ("", "/certificate"):
         given = {"PAWL_TLS_CA_FILE": "/authority", "PAWL_TLS_CERTIFICATE_FILE": certificate}
         for spec in SPECS:
@@ -105,15 +103,15 @@ def test_an_authority_for_commands_is_none_for_services_without_certificates(fol
                 assert has_port(found) if certificate else found["PAWL_INTERNAL_LISTEN"] == socket
 
 
-def test_services_meet_at_a_port_where_the_folder_makes_no_address(tmp_path: Path) -> None:
+def test_services_use_ports_if_the_folder_cannot_hold_sockets(tmp_path: Path) -> None:
     for name in ("a" * 100, "a,b", "a#b", "a?b", "a%20b"):
         folder = tmp_path / name
         folder.mkdir()
         assert has_port(environment_of(STAGES[0][0], folder, SuiteOptions(data=folder))), name
 
 
-def test_replicas_have_addresses_of_one_kind(folder: Path) -> None:
-    """Where the socket of the first would just fit into its folder, and that of the second would not."""
+def test_replicas_have_the_same_kind_of_address(folder: Path) -> None:
+    """The first socket path would just fit into the limit, and the second would not."""
     room = 100 - len(f"{folder}//run/job-store.sock")
     folder = folder / ("a" * room)
     folder.mkdir()
@@ -122,7 +120,7 @@ def test_replicas_have_addresses_of_one_kind(folder: Path) -> None:
     assert all(has_port(environment) for environment in found)
 
 
-def test_each_service_reaches_the_database_by_a_url_of_its_own(tmp_path: Path) -> None:
+def test_each_service_has_its_own_database_url(tmp_path: Path) -> None:
     """OPS-1."""
     found = [environment_of(spec, tmp_path, SuiteOptions(data=tmp_path)) for spec in SPECS]
     urls = [environment["PAWL_DATABASE_URL_FILE"] for environment in found if "PAWL_DATABASE_URL_FILE" in environment]
@@ -131,7 +129,7 @@ def test_each_service_reaches_the_database_by_a_url_of_its_own(tmp_path: Path) -
     assert not owners & set(urls)
 
 
-def test_the_owner_of_a_database_of_your_own_is_given_on_if_there_is_one(tmp_path: Path) -> None:
+def test_the_owner_of_an_external_database_is_passed_on(tmp_path: Path) -> None:
     one = SuiteOptions(data=tmp_path, database_url="postgresql://us")
     two = dataclasses.replace(one, database_owner_url="postgresql://owner")
     (store,) = STAGES[0]
@@ -139,11 +137,11 @@ def test_the_owner_of_a_database_of_your_own_is_given_on_if_there_is_one(tmp_pat
     assert "PAWL_DATABASE_OWNER_URL_FILE" not in environment_of(store, tmp_path, one)
 
 
-def test_notifications_link_to_the_gateway_of_the_suite_unless_another_address_is_given(tmp_path: Path) -> None:
+def test_notifications_link_to_the_suites_gateway_by_default(tmp_path: Path) -> None:
     tls = {"PAWL_TLS_CERTIFICATE_FILE": "/certificate", "PAWL_TLS_CA_FILE": "/authority"}
     own = {"PAWL_PUBLIC_URL": "https://pawl.example.com"}
     for given, url in (({}, "http://127.0.0.1:7777"), (tls, "https://127.0.0.1:7777"), (own, own["PAWL_PUBLIC_URL"])):
         chosen = read_options(given, data=tmp_path, ports=["gateway=7777"])
         found = {spec.name: environment_of(spec, tmp_path, chosen) for spec in SPECS}
-        told = {name: each["PAWL_PUBLIC_URL"] for name, each in found.items() if "PAWL_PUBLIC_URL" in each}
-        assert told == dict.fromkeys(("notifier", "gateway", "tool-registry"), url)
+        links = {name: each["PAWL_PUBLIC_URL"] for name, each in found.items() if "PAWL_PUBLIC_URL" in each}
+        assert links == dict.fromkeys(("notifier", "gateway", "tool-registry"), url)

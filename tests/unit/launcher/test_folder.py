@@ -1,4 +1,4 @@
-"""The data folder: secrets that stay private, one launcher at a time, and one sentence about what is wrong."""
+"""The data folder: private secrets, one launcher at a time, and clear errors."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ def mode(path: Path) -> int:
     return path.stat().st_mode & 0o777
 
 
-def test_a_secret_is_made_once(tmp_path: Path) -> None:
+def test_a_secret_is_created_once(tmp_path: Path) -> None:
     first = SecretFiles(tmp_path / "secrets").get("key")
     assert len(first) >= 32
     assert SecretFiles(tmp_path / "secrets").get("key") == first
     assert SecretFiles(tmp_path / "secrets").get("other") != first
 
 
-def test_secrets_are_private_even_if_they_were_not(tmp_path: Path) -> None:
-    """I22"""
+def test_secrets_are_made_private_again(tmp_path: Path) -> None:
+    """I22."""
     folder = tmp_path / "secrets"
     secrets = SecretFiles(folder)
     secrets.get("key")
@@ -35,7 +35,7 @@ def test_secrets_are_private_even_if_they_were_not(tmp_path: Path) -> None:
     assert (mode(folder), mode(secrets.path("key"))) == (0o700, 0o600)
 
 
-def test_a_replaced_secret_is_private_and_leaves_no_draft(tmp_path: Path) -> None:
+def test_a_replaced_secret_is_private_and_leaves_no_temporary_file(tmp_path: Path) -> None:
     secrets = SecretFiles(tmp_path)
     secrets.put("url", "a")
     secrets.put("url", "b")
@@ -44,7 +44,7 @@ def test_a_replaced_secret_is_private_and_leaves_no_draft(tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["url"]
 
 
-def test_two_launchers_cannot_hold_one_folder(tmp_path: Path) -> None:
+def test_two_launchers_cannot_lock_one_folder(tmp_path: Path) -> None:
     first, second = DataFolder(tmp_path), DataFolder(tmp_path)
     first.open()
     with pytest.raises(StartError, match=rf"is already running on .* \(process {os.getpid()}\)"):
@@ -54,7 +54,7 @@ def test_two_launchers_cannot_hold_one_folder(tmp_path: Path) -> None:
     second.close()
 
 
-def test_a_lock_file_without_a_holder_is_no_obstacle(tmp_path: Path) -> None:
+def test_a_stale_lock_file_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "lock").write_text("99999999\n")
     folder = DataFolder(tmp_path)
     folder.open()
@@ -62,8 +62,8 @@ def test_a_lock_file_without_a_holder_is_no_obstacle(tmp_path: Path) -> None:
     folder.close()
 
 
-def test_a_folder_of_another_version_is_refused_and_left_alone(tmp_path: Path) -> None:
-    """I23"""
+def test_a_folder_of_another_version_is_refused_unchanged(tmp_path: Path) -> None:
+    """I23."""
     (tmp_path / "VERSION").write_text("7\n")
     with pytest.raises(StartError, match="has data version 7, and this Pawl reads version 1"):
         DataFolder(tmp_path).open()
@@ -76,7 +76,7 @@ def test_a_folder_of_another_version_is_refused_and_left_alone(tmp_path: Path) -
         folder.close()
 
 
-def test_a_folder_full_of_something_else_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_a_foreign_folder_is_refused_unchanged(tmp_path: Path) -> None:
     (tmp_path / "holiday.jpg").touch()
     before = mode(tmp_path)
     with pytest.raises(StartError, match="is not empty and not a data folder of Pawl"):
@@ -85,13 +85,13 @@ def test_a_folder_full_of_something_else_is_refused_and_left_alone(tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir()] == ["holiday.jpg"]
 
 
-def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_gives_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StartError, match=r"cannot be used: Not a directory"):
         DataFolder(tmp_path / "file" / "data").open()
 
 
-def test_a_full_disk_and_a_missing_folder_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_and_a_missing_folder_give_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert problem_of(tmp_path) == ""
     assert "is no longer usable (No such file or directory)" in problem_of(tmp_path / "gone")
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=5 * 2**20))

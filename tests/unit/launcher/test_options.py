@@ -1,4 +1,4 @@
-"""Flags and variables of `pawl up`, and what is said about a wrong one."""
+"""Flags and variables of `pawl up`, and errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pawl.chassis.rpc.replicas import DEFAULT_PORTS
 from pawl.launcher.options import SuiteOptions, read_options, unknown_of
 
 
-def test_without_any_choice_the_documented_ports_are_used() -> None:
+def test_the_documented_ports_are_the_default() -> None:
     options = read_options({})
     assert options.ports == DEFAULT_PORTS
     assert options.data == Path(".pawl").resolve()
     assert options.scripted_model
 
 
-def test_a_flag_wins_over_its_variable() -> None:
+def test_a_flag_overrides_its_variable() -> None:
     environment = {"PAWL_DATA": "elsewhere"}
     options = read_options(environment, data=Path("here"), ports=["nats=3"], replicas=["agent-loop=4"])
     assert (options.port("nats"), options.port("agent-loop")) == (3, 7601)
@@ -28,13 +28,13 @@ def test_a_flag_wins_over_its_variable() -> None:
     assert read_options(environment).data == Path("elsewhere").resolve()
 
 
-def test_all_stands_for_every_port_that_is_not_named() -> None:
+def test_all_sets_every_port_that_is_not_named() -> None:
     options = read_options({}, ports=["all=0", "nats=5"])
     assert set(options.ports) == set(DEFAULT_PORTS)
     assert {name: port for name, port in options.ports.items() if port} == {"nats": 5}
 
 
-def test_only_the_first_replica_has_the_chosen_port_and_in_tests_none() -> None:
+def test_only_the_first_replica_gets_the_chosen_port() -> None:
     assert read_options({}).port("agent-loop", 1) == 0
     assert SuiteOptions(data=Path("x")).port("agent-loop") == 0
 
@@ -84,14 +84,14 @@ KUBERNETES = {
 }
 
 
-def test_settings_variables_of_tools_and_those_of_kubernetes_are_taken() -> None:
+def test_variables_of_settings_tools_and_kubernetes_are_accepted() -> None:
     names = re.findall(r"^#(PAWL_\w+)=", (Path(__file__).parents[3] / ".env.example").read_text(), re.MULTILINE)
     assert names
     of_tools = {"PAWL_TOOL_ENVIRONMENT": "PAWL_OF_A_TOOL", "PAWL_OF_A_TOOL": "x"}
     assert unknown_of(dict.fromkeys([*names, "HOME"], "") | KUBERNETES | of_tools) == {}
 
 
-def test_a_mistake_is_one_sentence() -> None:
+def test_a_mistake_gives_one_clear_error() -> None:
     for environment, ports, replicas, sentence in MISTAKES:
         with pytest.raises(StartError) as caught:
             read_options(environment, ports=ports, replicas=replicas)

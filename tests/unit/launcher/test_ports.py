@@ -1,4 +1,4 @@
-"""Ports that belong to one launcher."""
+"""Port blocks that belong to one launcher."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pawl.launcher.ports import HOST
 PROGRAM = "from pawl.launcher.ports import free_port; print(free_port(), flush=True); input()"
 
 
-def test_a_block_of_ports_is_held_until_its_process_ends_which_says_nothing_of_it() -> None:
-    """Its first port, which is handed out first, is the sign that it is taken."""
+def test_a_port_block_is_held_quietly_until_its_process_ends() -> None:
+    """Holding the first port of the block marks it as taken."""
     command = [sys.executable, "-X", "dev", "-W", "error", "-c", PROGRAM]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -1,4 +1,4 @@
-"""Processes are started in order, started again when they die, and stopped in the reverse order."""
+"""Processes start in order, restart when they die, and stop in reverse order."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def options(tmp_path: Path) -> Options:
 
 
 def given(suite: Suite, name: str) -> dict[str, str]:
-    """The environment that a stand-in got."""
+    """The environment that a stand-in received."""
     found: dict[str, str] = json.loads((suite.folder.run / f"{name}.environment").read_text())
     return found
 
@@ -57,11 +57,11 @@ def alive(*pids: int | None) -> bool:
 
 
 def stopped(suite: Suite) -> list[str]:
-    """The stand-ins that stopped in order, first to last."""
+    """The stand-ins that stopped in an orderly way, first to last."""
     return (suite.folder.run / "stopped").read_text().split()
 
 
-async def test_a_process_is_told_its_peers_and_secrets_and_is_listed_until_the_stop_in_reverse_order(
+async def test_processes_get_peers_and_secrets_and_stop_in_reverse_order(
     options: Options,
 ) -> None:
     chosen = options(replicas={"first": 2}, environment={"PAWL_LOG_LEVEL": "debug", "PAWL_SERVICE_KEY": "x"})
@@ -94,8 +94,8 @@ async def test_a_process_is_told_its_peers_and_secrets_and_is_listed_until_the_s
     await suite.stop()
 
 
-async def test_a_suite_keeps_a_key_of_its_own_until_its_users_have_keys(options: Options, tmp_path: Path) -> None:
-    """OPS-1: also at home, so that what runs in a sandbox on this machine cannot call."""
+async def test_a_suite_keeps_a_local_key_until_users_have_keys(options: Options, tmp_path: Path) -> None:
+    """OPS-1: even on one machine, so that sandboxed programs cannot call the services."""
     keys = set()
     for _ in range(2):
         async with Suite(options(stages=(options().stages[0],))) as suite:
@@ -109,10 +109,10 @@ async def test_a_suite_keeps_a_key_of_its_own_until_its_users_have_keys(options:
         assert not path.exists()
 
 
-async def test_a_process_that_dies_is_started_again_on_its_address_and_one_that_was_stopped_is_not(
+async def test_a_dead_process_restarts_on_its_address_but_not_a_stopped_one(
     options: Options,
 ) -> None:
-    """OPS-5"""
+    """OPS-5."""
     async with Suite(options()) as suite:
         address, pid = suite.endpoints.addresses("second"), suite.pid("second")
         suite.kill("second")
@@ -127,7 +127,7 @@ async def test_a_process_that_dies_is_started_again_on_its_address_and_one_that_
         assert alive(suite.pid("second"))
 
 
-async def test_a_process_that_does_not_stop_is_killed_and_a_frozen_one_stops_in_order(options: Options) -> None:
+async def test_a_process_that_does_not_stop_is_killed(options: Options) -> None:
     async with Suite(options(service_environment={"second": {"STAND_IN": "stubborn"}})) as suite:
         process, pid = suite.process("second"), suite.pid("second")
         object.__setattr__(process.spec, "grace_seconds", 0.1)
@@ -137,10 +137,10 @@ async def test_a_process_that_does_not_stop_is_killed_and_a_frozen_one_stops_in_
     assert stopped(suite) == ["first"]
 
 
-async def test_a_process_that_no_longer_answers_starts_again(
+async def test_an_unresponsive_process_is_restarted(
     options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It speaks HTTPS, as the gateway may, and freezes as soon as it is ready."""
+    """It speaks HTTPS, as the gateway may, and freezes once it is ready."""
     files = certificates.write(tmp_path, "first", trustme.CA())
     monkeypatch.setattr(processes, "_CHECK_SECONDS", 0.1)
     monkeypatch.setattr(processes, "SILENT_SECONDS_MAX", 2.0)
@@ -154,7 +154,7 @@ async def test_a_process_that_no_longer_answers_starts_again(
         assert not alive(frozen)
 
 
-async def test_a_start_that_cannot_succeed_ends_with_a_reason_and_leaves_nothing_behind(options: Options) -> None:
+async def test_a_failed_start_gives_a_reason_and_leaves_no_process(options: Options) -> None:
     for fault, more, reason in (
         ("usage", {}, r"^second cannot start: PAWL_NONSENSE: is required$"),
         (
@@ -180,7 +180,7 @@ async def test_a_start_that_cannot_succeed_ends_with_a_reason_and_leaves_nothing
     assert not alive(*pids), "after a cancelled start"
 
 
-async def test_tools_that_could_not_be_loaded_are_reported_for_the_newest_start_only(options: Options) -> None:
+async def test_broken_tools_are_reported_for_the_latest_start_only(options: Options) -> None:
     broken = {"STAND_IN": "broken"}
     async with Suite(options(service_environment={"first": broken, "second": broken})) as suite:
         assert suite.broken_tools == ["shop: error: shop.py:1: SyntaxError"]
@@ -188,7 +188,7 @@ async def test_tools_that_could_not_be_loaded_are_reported_for_the_newest_start_
         assert suite.broken_tools == []
 
 
-async def test_a_suite_whose_data_folder_is_gone_ends_with_one_sentence(options: Options) -> None:
+async def test_a_suite_with_a_deleted_data_folder_stops_with_a_clear_error(options: Options) -> None:
     suite = Suite(options())
     ready = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""Mails that come in: whoever writes them, only those count whose sender does, and they stay within their bounds."""
+"""Incoming mails: the sender must be allowed, and parsed content stays within limits."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def read(mail: str | bytes, counts: dict[str, Any] = ANN, *, is_cut: bool = Fals
         ("", False),
     ],
 )
-def test_a_mail_counts_whose_one_sender_is_listed(sender: str, counts: bool) -> None:
+def test_a_mail_is_accepted_if_its_only_sender_is_listed(sender: str, counts: bool) -> None:
     mail = read(f"From: {sender}\n\nhello")
     assert (mail["refusal"] == "") is counts, mail
     assert (mail.get("text") == "hello") is counts
 
 
-def test_a_domain_may_be_listed() -> None:
+def test_a_sender_domain_may_be_listed() -> None:
     assert not read(PLAIN, ANN | {"senders": ["@example.com"]})["refusal"]
     assert read(PLAIN, ANN | {"senders": ["@ample.com"]})["refusal"]
     assert read(PLAIN.replace("@example.com", "@sub.example.com"), ANN | {"senders": ["@example.com"]})["refusal"]
@@ -74,12 +74,12 @@ def test_a_domain_may_be_listed() -> None:
         ("Reply-To: pawl@example.net", False),
     ],
 )
-def test_an_automatic_mail_does_not_count(headers: str, is_automatic: bool) -> None:
+def test_an_automatic_mail_is_refused(headers: str, is_automatic: bool) -> None:
     refusal = read(f"{headers.strip()}\n{PLAIN}")["refusal"]
     assert ("automatic" in refusal or "thread" in refusal) is is_automatic, refusal
 
 
-def test_a_mail_of_the_mailbox_itself_does_not_count() -> None:
+def test_a_mail_from_the_mailbox_itself_is_refused() -> None:
     assert "itself" in read(PLAIN, MX | {"own": "Ann@example.com"})["refusal"]
 
 
@@ -94,13 +94,13 @@ def test_a_mail_of_the_mailbox_itself_does_not_count() -> None:
         b"From: ann@example.com\r\n: nothing\r\nFrom: bob@evil.example\r\n",
     ],
 )
-def test_a_mail_whose_headers_can_be_read_in_two_ways_does_not_count(head: bytes) -> None:
-    """The server that received it may have judged another sender, or have left there what it did not see."""
+def test_a_mail_with_ambiguous_headers_is_refused(head: bytes) -> None:
+    """The receiving server may have judged another sender, or kept headers that it did not see."""
     passed = b"Authentication-Results: mx.example.net; dmarc=pass\r\n"
     for senders, before in ((ANN, b""), (MX, passed)):
         mail = read(before + head + b"\r\nhello", senders)
         assert "ambiguous" in mail["refusal"], mail
-    assert not read(b"From: ann@example.com\r\n\r\nold\rline ends\r")["refusal"], "in a text they mean no harm"
+    assert not read(b"From: ann@example.com\r\n\r\nold\rline ends\r")["refusal"], "they are harmless in a body"
 
 
 @for_each(
@@ -121,7 +121,7 @@ def test_a_mail_whose_headers_can_be_read_in_two_ways_does_not_count(head: bytes
         (["mx.example.net; none"], False),
         (["evil.example; dmarc=pass"], False),
         (["mx.example.net.evil.example; dmarc=pass"], False),
-        # Whoever sent it has written the lower one.
+        # The sender wrote the lower one.
         (["mx.example.net; dmarc=fail", "mx.example.net; dmarc=pass"], False),
         (["mx.example.net; spf=pass", "mx.example.net; dmarc=pass"], False),
         (["mx.example.net; dmarc=fail; dmarc=pass"], False),
@@ -133,14 +133,14 @@ def test_a_mail_whose_headers_can_be_read_in_two_ways_does_not_count(head: bytes
         ([], False),
     ],
 )
-def test_only_what_the_receiving_server_says_of_dmarc_counts(results: list[str], passes: bool) -> None:
+def test_only_the_dmarc_result_of_the_receiving_server_counts(results: list[str], passes: bool) -> None:
     headers = "".join(f"Authentication-Results: {result}\n" for result in results)
     mail = read(f"{headers}{PLAIN}", MX)
     assert (mail["refusal"] == "") is passes, mail
     assert read(f"{headers}{PLAIN}", MX | {"senders": ["@other.example"]})["refusal"]
 
 
-def test_a_mail_is_told_with_its_headers_and_texts() -> None:
+def test_a_mail_is_read_with_its_headers_and_text() -> None:
     mail = read(
         "From: =?utf-8?q?=C3=84nn?= <ann@example.com>\nTo: bob@example.net\nSubject: =?iso-8859-1?Q?Gr=FC=DFe?=\n"
         "Date: Mon, 23 Nov 2026 21:00:00 +0000\nMessage-ID: <3@x>\nReferences: <1@x>\n <2@x>\nIn-Reply-To: <2@x>\n"
@@ -164,8 +164,8 @@ def test_a_mail_is_told_with_its_headers_and_texts() -> None:
 def test_headers_in_utf_8_without_an_encoding_are_read() -> None:
     mail = read("From: Änn <ann@example.com>\nSubject: Grüße aus 東京\nTo: Bärbel <b@example.net>\n\nhello\n")
     assert (mail["refusal"], mail["from"]) == ("", "ann@example.com")
-    told = {name: mail[name] for name in ("from_name", "subject", "to")}
-    assert told == {"from_name": "Änn", "subject": "Grüße aus 東京", "to": "Bärbel <b@example.net>"}
+    headers_read = {name: mail[name] for name in ("from_name", "subject", "to")}
+    assert headers_read == {"from_name": "Änn", "subject": "Grüße aus 東京", "to": "Bärbel <b@example.net>"}
     assert read(b"From: ann@example.com\nSubject: Gr\xfc\xdfe\n\nhello\n")["subject"] == "Gr\ufffd\ufffde"
     both = read("From: ann@example.com\nSubject: =?utf-8?q?caf=C3=A9?= déjà 東京 =?iso-8859-1?q?vu=21?=\n\nhello\n")
     assert both["subject"] == "café déjà 東京 vu!"
@@ -182,8 +182,8 @@ def test_headers_in_utf_8_without_an_encoding_are_read() -> None:
         ("a" + "\n" * 1000 + "b", False),
     ],
 )
-def test_a_text_is_said_to_be_cut_if_something_of_it_is_missing(text: str, is_cut: bool) -> None:
-    """Blank lines that stand for one say nothing."""
+def test_a_text_is_marked_as_cut_if_part_of_it_is_missing(text: str, is_cut: bool) -> None:
+    """Runs of blank lines collapse to one and do not count as cut."""
     mail = read(f"From: ann@example.com\nContent-Type: text/plain; charset=utf-8\n\n{text}\n")
     assert ("cut" in mail, len(mail["text"].encode()) <= TEXT_BYTES_MAX) == (is_cut, True)
 
@@ -193,7 +193,7 @@ def of_parts(*parts: str, kind: str = "mixed") -> str:
     return f"From: ann@example.com\nContent-Type: multipart/{kind}; boundary=b\n\n{body}--b--\n"
 
 
-def test_plain_text_goes_before_pages_and_files_are_told_of() -> None:
+def test_plain_text_is_preferred_to_html_and_files_are_listed() -> None:
     plain, page = "Content-Type: text/plain\n\nplain", "Content-Type: text/html\n\n<p>a<script>x()</script>&lt;b"
     assert read(of_parts(plain, page, kind="alternative"))["text"] == "plain"
     assert read(of_parts(page))["text"] == "a<b"
@@ -224,7 +224,7 @@ def test_a_mail_that_breaks_the_parser_is_skipped(headers: str) -> None:
     assert read("From: ann@example.com\n" + headers)["refusal"] == "it cannot be parsed"
 
 
-def test_hostile_mails_stay_within_bounds() -> None:
+def test_hostile_mails_stay_within_limits() -> None:
     deep = "".join(f"Content-Type: multipart/mixed; boundary=b{n}\n\n--b{n}\n" for n in range(60))
     hostile = [
         "From: ann@example.com\n" + deep + "x",
@@ -239,20 +239,20 @@ def test_hostile_mails_stay_within_bounds() -> None:
         "From: ann@example.com\n\n" + "a" * 900_000,
         "Authentication-Results: " + "(" * 500_000 + "\nFrom: ann@example.com\n\n",
     ]
-    began = time.process_time()
+    started_at = time.process_time()
     for mail in hostile:
         found = read(mail)
         assert len(found.get("text", "").encode()) <= TEXT_BYTES_MAX
         assert len(found.get("attachments", ())) <= ATTACHMENTS_MAX
         assert all(len(found.get(name, "")) <= 1000 for name in ("subject", "to", "thread", "from_name"))
-    assert time.process_time() - began < 60
+    assert time.process_time() - started_at < 60
     assert read(hostile[1])["cut"]
     assert read(hostile[1])["text"].count("a") == PARTS_MAX
     assert read(hostile[9])["cut"]
 
 
 @given(st.binary(max_size=2000))
-def test_any_bytes_are_read(raw: bytes) -> None:
+def test_any_mail_bytes_can_be_read(raw: bytes) -> None:
     read(raw)
     read(b"From: ann@example.com\n" + raw)
 
@@ -268,15 +268,15 @@ def test_any_bytes_are_read(raw: bytes) -> None:
         "Subject: =?utf-8?b?!Q!?=",
     ],
 )
-def test_no_charset_and_no_header_keeps_a_mail_from_being_read(header: str) -> None:
-    """One that could not be read would be in the way of all that come after it."""
+def test_any_charset_or_header_can_be_read(header: str) -> None:
+    """An unreadable mail would block all later ones."""
     mail = read(f"From: ann@example.com\n{header}\n\nh\u00e9llo <![CDA[ world\n")
     assert (mail["refusal"], mail["text"]) == ("", "h\u00e9llo <![CDA[ world")
     file = read(f"From: ann@example.com\n{header}\nContent-Disposition: attachment\n\nh\u00e9")["attachments"][0]
     assert file["text"] == "h\u00e9"
 
 
-def test_what_a_file_says_of_its_type_has_no_control_characters() -> None:
-    """The whole mail is JSON, which has none: with them its data would be a text, and its pointers point at nothing."""
+def test_attachment_types_have_no_control_characters() -> None:
+    """The mail becomes JSON, and control characters would prevent that."""
     mail = read(b"From: ann@example.com\nContent-Type: application/x\x00\x1b[2Jy\n\nhello")
     assert [file["type"] for file in mail["attachments"]] == ["application/x[2jy"]

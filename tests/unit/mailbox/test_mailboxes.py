@@ -39,9 +39,9 @@ MAIL = "From: ann@example.com\n\nhello"
 
 
 class Peers:
-    """The other services, as channels: a ledger that keeps positions, and documents, of which two have room.
+    """The other services as channels: a ledger that keeps positions, and documents with room for two.
 
-    `refused` deliveries fail, and `lost` answers to deliveries do not arrive.
+    `refused` deliveries fail, and `lost` responses to deliveries never arrive.
     """
 
     def __init__(self, *leased: LeasedMailbox) -> None:
@@ -149,7 +149,7 @@ async def server() -> AsyncIterator[ImapServer]:
         yield server
 
 
-async def test_a_mail_whose_delivery_was_not_acknowledged_is_delivered_again_and_counts_once(
+async def test_an_unacknowledged_mail_is_delivered_again_and_counts_once(
     server: ImapServer,
 ) -> None:
     for _ in range(12):
@@ -160,7 +160,7 @@ async def test_a_mail_whose_delivery_was_not_acknowledged_is_delivered_again_and
         await until(lambda: len(peers.mails) == 12)
     assert [mail.position.uid for mail in peers.mails] == list(range(1, 13))
     assert len({mail.event_id for mail in peers.mails}) == 12
-    # The process ends between a delivery and its answer, and another one starts.
+    # The process ends between a delivery and its response, and another one starts.
     server.add(MAIL)
     peers.lost = 1
     async with reading(peers, server) as first:
@@ -173,7 +173,7 @@ async def test_a_mail_whose_delivery_was_not_acknowledged_is_delivered_again_and
     assert {mail.event_id.rpartition(".")[0] for mail in peers.mails} == {peers.mails[0].event_id.rpartition(".")[0]}
 
 
-async def test_a_mail_that_cannot_be_delivered_is_tried_less_and_less_often(server: ImapServer) -> None:
+async def test_retries_of_an_undeliverable_mail_back_off(server: ImapServer) -> None:
     server.add(MAIL)
     peers = Peers(mailbox_of(server))
     peers.refused = 5
@@ -213,7 +213,7 @@ async def test_text_attachments_become_documents_of_the_user(server: ImapServer)
     assert second.skipped == "bob@other.example is not among the senders"
 
 
-async def test_why_a_mailbox_cannot_be_read_is_reported(server: ImapServer) -> None:
+async def test_the_reason_why_a_mailbox_cannot_be_read_is_reported(server: ImapServer) -> None:
     for fields, reason in (
         ({"password_secret": "wrong"}, "refuses the user name or password"),
         ({"password_secret": "no"}, "no usable password 'no'"),
@@ -228,10 +228,10 @@ async def test_why_a_mailbox_cannot_be_read_is_reported(server: ImapServer) -> N
     async with reading(peers):
         await until(lambda: peers.reasons)
     assert "PAWL_EGRESS_FILE" in peers.reasons[0]
-    assert server.sessions == sessions, "no password goes to a server that the deployment has not opened"
+    assert server.sessions == sessions, "no password is sent to a server that egress rules refuse"
 
 
-async def test_a_changed_trigger_is_read_as_it_is_now(server: ImapServer) -> None:
+async def test_a_changed_trigger_is_used_in_its_current_version(server: ImapServer) -> None:
     server.add(MAIL)
     old = mailbox_of(server)
     old.generation = 0
@@ -248,7 +248,7 @@ async def test_a_changed_trigger_is_read_as_it_is_now(server: ImapServer) -> Non
         await until(lambda: peers.mails)
 
 
-async def test_a_server_that_hangs_delays_no_other_mailbox(server: ImapServer) -> None:
+async def test_a_hanging_server_does_not_delay_other_mailboxes(server: ImapServer) -> None:
     server.add(MAIL)
     async with ImapServer(username="pawl") as hanging:
         hanging.answers.clear()
@@ -260,7 +260,7 @@ async def test_a_server_that_hangs_delays_no_other_mailbox(server: ImapServer) -
 
 
 async def test_the_mailbox_service_writes_no_document_without_a_user() -> None:
-    """Without one it would be a document of the store, which every user's runs read."""
+    """Without a user it would be a document of the store, visible to every user's runs."""
     set_principal(acting_for(service_principal("mailbox"), {"pawl-store": "acme"}))
     servicer = DocumentServicer(cast("Any", None))
     context = cast("Any", None)

@@ -1,4 +1,4 @@
-"""What the scripted model makes of a prompt, the offered tools and the results so far."""
+"""Rules of the scripted model: from a prompt, tools and results to a reply."""
 
 from __future__ import annotations
 
@@ -103,8 +103,8 @@ PROMPTS: list[tuple[str, list[tuple[str, Any]]]] = [
 ]
 
 
-def test_a_prompt_becomes_the_calls_it_asks_for() -> None:
-    """HITL-1, LOOP-10: a question where details are missing; a tool that is forced is called."""
+def test_a_prompt_becomes_the_requested_calls() -> None:
+    """HITL-1, LOOP-10: it asks for missing details; a forced tool is called."""
     for prompt, expected in PROMPTS:
         assert calls(ask(prompt)) == expected
     for prompt in ("book a table", "e-mail Ann", "what time is it in Nowhere", "ask me which one"):
@@ -123,15 +123,15 @@ def test_a_prompt_becomes_the_calls_it_asks_for() -> None:
     ]
 
 
-def test_outcome_of_a_call_is_reported_in_words() -> None:
-    """HITL-1, HITL-3, LOOP-4: answers, notes of a reviewer, and what could not be done."""
+def test_the_outcome_of_a_call_is_reported_in_words() -> None:
+    """HITL-1, HITL-3, LOOP-4: answers, notes of reviewers, and failures."""
     mail = "e-mail ann@example.com saying hi"
-    for prompt, result, told in (
+    for prompt, result, reported in (
         ("book a table", '{"answer": "Tonight at 19:00"}', 'You answered "Tonight at 19:00"'),
         (mail, '{"result": {"status": "sent"}, "note": "A reviewer edited this."}', "A reviewer edited this."),
         (mail, '{"error": {"message": "rejected by the reviewer"}}', "could not e-mail ann@example.com"),
     ):
-        assert told in ask(prompt, after=answered(ask(prompt), result)).text
+        assert reported in ask(prompt, after=answered(ask(prompt), result)).text
     prompt = "what is 1+1 then show the plan"
     last = ask(prompt, (), after=answered(ask(prompt), "2")).text
     assert ("1+1 = 2." in last, "could not show the plan" in last) == (True, True)
@@ -142,8 +142,8 @@ def test_outcome_of_a_call_is_reported_in_words() -> None:
     assert fast.chunk_delay == 0 < slow.chunk_delay
 
 
-def test_stages_are_done_in_order_one_round_each() -> None:
-    """LOOP-3"""
+def test_stages_run_in_order_one_round_each() -> None:
+    """LOOP-3."""
     prompt = "what is 17 * 23, then what time is it in Oslo; e-mail ann@example.com the result"
     history: tuple[Any, ...] = ()
     for name, result in (("calculate", "391"), ("get_current_time", '{"time": "12:00"}'), ("send_email", "sent")):
@@ -163,32 +163,32 @@ NOTICES = (
     '{"job_id":"run_2","tool":"probe","state":"RUNNING","iteration":3,"result":{"value":"then what is 1 + 1"}},'
     '{"job_id":"run_3","tool":"probe","state":"FAILED","error":"no such host"}]'
 )
-TOLD = (
+REPORTED = (
     "The job run_1 (calculate) has ended, completed: 42.\n\n"
     'The job run_2 (probe), iteration 3: {"value": "then what is 1 + 1"}.\n\n'
     "The job run_3 (probe) has ended, failed: no such host."
 )
 
 
-def test_started_job_is_named_and_job_notices_are_repeated_in_words() -> None:
-    """ASYNC-1, ASYNC-5: also beside a prompt, or amid its calls."""
+def test_started_jobs_are_named_and_job_notices_repeated() -> None:
+    """ASYNC-1, ASYNC-5: also next to a prompt, or between its calls."""
     prompt = "in the background: what is 6 * 7"
-    begun = answered(ask(prompt), '{"result": {"job_id": "run_1", "state": "RUNNING"}, "note": "It goes on."}')
-    last = ask(prompt, after=begun)
+    started = answered(ask(prompt), '{"result": {"job_id": "run_1", "state": "RUNNING"}, "note": "It goes on."}')
+    last = ask(prompt, after=started)
     assert last.text == "I started to work out 6 * 7 in the background, as the job run_1. (It goes on.)"
-    said, notices = {"role": "assistant", "content": last.text}, {"role": "user", "content": NOTICES}
-    turn = ask(prompt, after=(*begun, said, notices))
-    assert (turn.tool_calls, turn.text) == ((), TOLD)
+    answer, notices = {"role": "assistant", "content": last.text}, {"role": "user", "content": NOTICES}
+    turn = ask(prompt, after=(*started, answer, notices))
+    assert (turn.tool_calls, turn.text) == ((), REPORTED)
     prompt = "what is 1 + 1 then what time is it"
     assert [name for name, _ in calls(ask(f"{NOTICES}\n\n{prompt}"))] == ["calculate"]
     first = (*answered(ask(prompt), "2"), notices)
     second = ask(prompt, after=first)
     assert [name for name, _ in calls(second)] == ["get_current_time"]
     last = ask(prompt, after=(*first, *answered(second, "noon")))
-    assert (last.tool_calls, last.text.startswith(f"{TOLD}\n\n1 + 1 = 2.")) == ((), True)
+    assert (last.tool_calls, last.text.startswith(f"{REPORTED}\n\n1 + 1 = 2.")) == ((), True)
 
 
-def test_answer_fits_the_form_that_is_asked_for() -> None:
+def test_an_answer_matches_the_requested_schema() -> None:
     schema = {
         "type": "object",
         "properties": {
@@ -209,7 +209,7 @@ def test_answer_fits_the_form_that_is_asked_for() -> None:
     assert value["parts"] == [{"name": "x"}] * 2
 
 
-def test_conversation_gets_a_title() -> None:
+def test_a_title_request_gets_a_title() -> None:
     system = {"role": "system", "content": "Write a title for the conversation."}
     prompt = {"role": "user", "content": "The first message: what is 17 * 23\nplease"}
     body = json.dumps({"model": "m", "messages": [system, prompt]}).encode()

@@ -1,4 +1,4 @@
-"""Scripts, and the requests that the server refuses as OpenAI does."""
+"""Scripts, and requests that the server refuses as OpenAI does."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_steps_are_chosen_by_prompt_round_and_count() -> None:
     assert script.steps[0].reply.fault == Fault(type="status", status=429, retry_after=1)
 
 
-def test_mistake_in_a_script_is_reported_with_its_place(tmp_path: Path) -> None:
+def test_a_mistake_in_a_script_is_reported_with_its_position(tmp_path: Path) -> None:
     rows = [
         ("{", "malformed|truncated"),
         ('{"stepps": []}', "unknown field `stepps`"),
@@ -60,7 +60,7 @@ def test_mistake_in_a_script_is_reported_with_its_place(tmp_path: Path) -> None:
         load_script(tmp_path / "none.json")
 
 
-def test_example_in_the_documentation_is_valid() -> None:
+def test_the_examples_in_the_documentation_are_valid() -> None:
     page = Path(__file__).parents[3] / "docs/guides/model-server.md"
     examples = page.read_text().split("```json\n")[1:]
     assert examples
@@ -103,7 +103,7 @@ def check(body: dict[str, Any], *, reasoning_echo: bool = False) -> None:
     check_request(read_request(data), reasoning_echo=reasoning_echo)
 
 
-def test_sound_request_is_taken() -> None:
+def test_a_valid_request_is_accepted() -> None:
     histories: list[list[dict[str, Any]]] = [
         [{"role": "system", "content": "be brief"}, USER, {"role": "assistant", "content": "hi"}, USER],
         [USER, call("a", "b"), result("b"), result("a"), USER],
@@ -116,8 +116,8 @@ def test_sound_request_is_taken() -> None:
         check({**form, "reasoning_effort": "low"})
 
 
-def test_history_that_providers_refuse_is_refused() -> None:
-    """Failures 2, 3 and 15 of the earlier systems: a call without exactly one result, in its place."""
+def test_a_history_that_providers_refuse_is_refused() -> None:
+    """Every call needs exactly one result, right after it."""
     rows: list[tuple[list[dict[str, Any]], str]] = [
         ([USER, call("a")], "did not have response messages: a"),
         ([USER, call("a", "b"), result("a"), USER], "did not have response messages: b"),
@@ -137,7 +137,7 @@ def test_history_that_providers_refuse_is_refused() -> None:
     assert not_explained(RefusedRequest, lambda messages: check({"messages": messages}), rows) == []
 
 
-def test_malformed_request_is_refused() -> None:
+def test_a_malformed_request_is_refused() -> None:
     rows: list[tuple[dict[str, Any], str]] = [
         ({"tools": []}, "length >= 1"),
         ({"tools": [{"type": "function"}]}, "missing required field `function`"),
@@ -159,8 +159,8 @@ def test_malformed_request_is_refused() -> None:
     assert not_refused(RefusedRequest, read_request, bodies) == []
 
 
-def test_reasoning_must_come_back_where_the_provider_insists() -> None:
-    """LOOP-11"""
+def test_reasoning_must_be_echoed_if_the_provider_requires_it() -> None:
+    """LOOP-11."""
     with pytest.raises(RefusedRequest, match="reasoning_content"):
         check({"messages": [USER, call("a"), result("a")]}, reasoning_echo=True)
     check({"messages": [USER, {**call("a"), "reasoning_content": ""}, result("a")]}, reasoning_echo=True)

@@ -1,4 +1,4 @@
-"""Events of the life cycle, for tests."""
+"""Lifecycle events for tests."""
 
 from __future__ import annotations
 
@@ -21,18 +21,20 @@ def event(kind: str, name: str = "1", **fields: Any) -> event_pb2.RunEvent:
 
 
 def of(kind: str, name: str = "1", **run: Any) -> event_pb2.RunEvent:
-    """A change of a run of ann, such as "completed"."""
+    """A state change of a run of ann, such as "completed"."""
     return event(f"run.{kind}", name, run_changed=event_pb2.RunChanged(run=run_pb2.Run(user_id="ann", **run)))
 
 
-def ended_job(name: str = "1", kind: str = "completed", *, heard_by: str = "conv_2", **run: Any) -> event_pb2.RunEvent:
+def ended_job(
+    name: str = "1", kind: str = "completed", *, reports_to: str = "conv_2", **run: Any
+) -> event_pb2.RunEvent:
     """The end of a job of ann that reports to a conversation."""
     job = run_pb2.Job(tool_name="book_flight", reports=run_pb2.JOB_REPORTS_END)
-    return of(kind, name, job=job, reports_to_conversation_id=heard_by, output_text="done", **run)
+    return of(kind, name, job=job, reports_to_conversation_id=reports_to, output_text="done", **run)
 
 
 def asked(name: str = "1", *, preview: str = "", escalated: bool = False, by: str = "") -> event_pb2.RunEvent:
-    """A call of ann that awaits an approval, which `by` has given already."""
+    """A call of ann that awaits approval, already approved by `by` if given."""
     approval = call_pb2.ApprovalRequest(preview=preview, cause="category SENSITIVE", escalated=escalated)
     if by:
         approval.approvals.add(user_id=by)

@@ -1,4 +1,4 @@
-"""Which messages of the life cycle become notifications, and what these say (NOTE-1)."""
+"""Which lifecycle events become notifications, and their texts (NOTE-1)."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ BOTH = [run_pb2.WAIT_KIND_ANSWER, run_pb2.WAIT_KIND_APPROVAL]
 QUARANTINED = run_pb2.Attention(reason=run_pb2.ATTENTION_REASON_QUARANTINED)
 
 
-def told(message: event_pb2.RunEvent) -> Draft:
+def announced(message: event_pb2.RunEvent) -> Draft:
     (draft,) = drafts_of(message, ())
     return draft
 
 
-def test_event_that_concerns_the_user_is_told_with_its_reason_and_no_other() -> None:
+def test_only_events_that_concern_the_user_become_notifications() -> None:
     rows: list[tuple[str, dict[str, Any], NotificationKind, str]] = [
         ("completed", {}, NotificationKind.RUN_COMPLETED, "Run completed"),
         ("failed", {"failure": {"message": "It is down."}}, NotificationKind.RUN_FAILED, "Run failed: It is down."),
@@ -49,39 +49,39 @@ def test_event_that_concerns_the_user_is_told_with_its_reason_and_no_other() -> 
         ),
     ]
     for kind, run, notification_kind, title in rows:
-        draft = told(of(kind, output_text="So far", **run))
+        draft = announced(of(kind, output_text="So far", **run))
         assert (draft.kind, draft.title[: len(title)]) == (notification_kind, title)
         assert draft.body.startswith("So far")
         assert ("If nobody decides in time" in draft.body) is (run.get("waits") == BOTH)
         found = (draft.inbox.store_id, draft.inbox.user_id, draft.run_id, draft.event_id, draft.create_time)
         assert found == ("acme", "ann", "run_1", "evt_1", TIME)
-    nobodys = [of(kind) for kind in ("queued", "running", "cancelling", "invented_later")]
-    nobodys += [of("cancelled", stop_cause=SUPERSEDED), of("completed", generation=1), event("warning")]
-    nobodys += [ended_job(kind=kind) for kind in ("completed", "failed", "cancelled", "expired")]
-    nobodys += [of("completed", parent_run_id="run_0"), of("waiting", waits=[run_pb2.WAIT_KIND_AGENT])]
-    assert [drafts_of(message, ()) for message in nobodys] == [[]] * len(nobodys)
+    ignored = [of(kind) for kind in ("queued", "running", "cancelling", "invented_later")]
+    ignored += [of("cancelled", stop_cause=SUPERSEDED), of("completed", generation=1), event("warning")]
+    ignored += [ended_job(kind=kind) for kind in ("completed", "failed", "cancelled", "expired")]
+    ignored += [of("completed", parent_run_id="run_0"), of("waiting", waits=[run_pb2.WAIT_KIND_AGENT])]
+    assert [drafts_of(message, ()) for message in ignored] == [[]] * len(ignored)
     waits = [run_pb2.WAIT_KIND_AGENT, run_pb2.WAIT_KIND_APPROVAL]
-    assert told(of("waiting", waits=waits, parent_run_id="run_0")).kind is NotificationKind.INPUT_NEEDED
+    assert announced(of("waiting", waits=waits, parent_run_id="run_0")).kind is NotificationKind.INPUT_NEEDED
 
 
-def test_notification_id_is_of_its_event() -> None:
+def test_a_notification_id_is_derived_from_its_event() -> None:
     assert notification_id(EventId("e" * 64)) == notification_id(EventId("e" * 64))
     assert notification_id(EventId("e" * 63)) != notification_id(EventId("e" * 64))
     assert is_id(notification_id(EventId("e" * 64)))
-    assert told(of("completed")).notification_id == notification_id(EventId("evt_1"))
+    assert announced(of("completed")).notification_id == notification_id(EventId("evt_1"))
 
 
-def test_texts_are_cut_by_bytes_on_a_character() -> None:
-    draft = told(of("failed", failure={"message": "ä\n" * 5000}, output_text="\0\u202e" + "ü" * 5000))
+def test_texts_are_cut_by_bytes_between_characters() -> None:
+    draft = announced(of("failed", failure={"message": "ä\n" * 5000}, output_text="\0\u202e" + "ü" * 5000))
     assert "\n" not in draft.title
-    assert draft.body.startswith("<U+202E>ü"), "what hides is marked"
+    assert draft.body.startswith("<U+202E>ü"), "hidden characters are marked"
     assert TITLE_BYTES_MAX - 4 <= len(draft.title.encode()) <= TITLE_BYTES_MAX
     assert BODY_BYTES_MAX - 4 <= len(draft.body.encode()) <= BODY_BYTES_MAX
     assert draft.body.endswith("ü...")
 
 
-def test_end_of_a_job_is_of_the_conversation_that_began_it() -> None:
-    """ASYNC-5: and no job's end that nobody has to hear of is told."""
+def test_the_end_of_a_job_belongs_to_its_reporting_conversation() -> None:
+    """ASYNC-5: job ends that need no report are not announced."""
     rows: list[tuple[str, dict[str, Any], str]] = [
         ("completed", {}, "completed"),
         ("failed", {"failure": {"message": "full"}}, "failed: full"),
@@ -96,16 +96,16 @@ def test_end_of_a_job_is_of_the_conversation_that_began_it() -> None:
         assert (draft.run_id, draft.conversation_id) == ("run_1", "conv_2")
     silent = ended_job()
     silent.run_changed.run.job.reports = run_pb2.JOB_REPORTS_NONE
-    nobodys = [of("completed"), silent, ended_job(heard_by=""), *(ended_job(kind=kind) for kind in NO_ENDS)]
-    assert {job_end_of(message) for message in nobodys} == {None}
+    ignored = [of("completed"), silent, ended_job(reports_to=""), *(ended_job(kind=kind) for kind in NO_ENDS)]
+    assert {job_end_of(message) for message in ignored} == {None}
 
 
 NO_ENDS = ("cancelled", "waiting")
 APPROVERS = [UserId("ann"), UserId("bob"), UserId("eve"), UserId("bob")]
 
 
-def test_approvers_are_told_of_calls_of_others_and_see_nothing_of_the_conversation() -> None:
-    """HITL-4: their own runs they are told of with the run."""
+def test_approvers_are_notified_without_details_of_the_conversation() -> None:
+    """HITL-4: users are notified of their own runs through the run event."""
     drafts = drafts_of(asked(preview="An e-mail to bob"), APPROVERS)
     assert [draft.inbox.user_id for draft in drafts] == ["bob", "eve"]
     assert {draft.kind for draft in drafts} == {NotificationKind.APPROVAL_NEEDED}
@@ -113,7 +113,7 @@ def test_approvers_are_told_of_calls_of_others_and_see_nothing_of_the_conversati
     assert {(draft.title, draft.body) for draft in drafts} == {("send_email of ann awaits your approval", body)}
     (long,) = drafts_of(asked(preview="ü" * 5000), APPROVERS[1:2])
     assert len(long.body.encode()) <= BODY_BYTES_MAX
-    assert long.body.endswith(body[len("An e-mail to bob") :]), "what is cut is the preview"
+    assert long.body.endswith(body[len("An e-mail to bob") :]), "only the preview is cut"
     assert {(draft.run_id, draft.call_id, draft.conversation_id) for draft in drafts} == {("run_1", "call_1", "conv_1")}
     assert {shown(draft).conversation_id for draft in drafts} == {""}
     ids = [draft.notification_id for draft in drafts]
@@ -124,7 +124,7 @@ def test_approvers_are_told_of_calls_of_others_and_see_nothing_of_the_conversati
     assert drafts_of(asked(), []) == []
 
 
-def test_escalated_request_is_told_to_all_and_to_the_user() -> None:
+def test_an_escalated_request_notifies_all_approvers_and_the_user() -> None:
     """D6."""
     drafts = drafts_of(asked(escalated=True), APPROVERS)
     assert [(draft.inbox.user_id, draft.title) for draft in drafts] == [
@@ -136,7 +136,7 @@ def test_escalated_request_is_told_to_all_and_to_the_user() -> None:
     assert shown(drafts[-1]).conversation_id == "conv_1"
 
 
-def test_change_of_a_run_ends_its_need_and_its_end_approvals_too() -> None:
+def test_a_state_change_ends_needs_and_the_end_of_a_run_approvals() -> None:
     over = ResolvedNeed(store_id=StoreId("acme"), run_id=RunId("run_1"), time=TIME)
     of_call = ResolvedNeed(store_id=StoreId("acme"), run_id=RunId("run_1"), time=TIME, call_id=CallId("call_1"))
     settled = asked()
@@ -146,7 +146,7 @@ def test_change_of_a_run_ends_its_need_and_its_end_approvals_too() -> None:
     ended = need_resolved_by(of("completed"))
     assert ended is not None
     assert ended.run_ended
-    assert (need_resolved_by(asked()), need_resolved_by(settled)) == (of_call, of_call), "of that call alone"
+    assert (need_resolved_by(asked()), need_resolved_by(settled)) == (of_call, of_call), "for that call only"
     settled.call_changed.from_state = call_pb2.CALL_STATE_RUNNING
     assert (need_resolved_by(settled), need_resolved_by(paused())) == (None, None)
 
@@ -158,15 +158,15 @@ def paused(user_id: str = "ann") -> event_pb2.RunEvent:
     return made
 
 
-def test_paused_trigger_is_told_to_its_user() -> None:
-    """NOTE-1"""
-    draft = told(paused())
+def test_a_paused_trigger_notifies_its_user() -> None:
+    """NOTE-1."""
+    draft = announced(paused())
     assert draft.title == "Your trigger orders has paused itself: 10 fires failed"
     assert (draft.inbox.user_id, draft.run_id, draft.conversation_id) == ("ann", "", "")
 
 
-def test_bytes_that_make_no_sense_are_poison() -> None:
-    """I13: also an event of another store than its subject."""
+def test_invalid_events_are_poison() -> None:
+    """I13: including an event whose store differs from its subject."""
     subject = "pawl.v1.acme.lifecycle.waiting"
     good = [of("completed"), asked(), paused()]
     assert [read_event(subject, message.SerializeToString()) for message in good] == good

@@ -1,4 +1,4 @@
-"""The fate of a delivery after each try, and by the preferences of its user (NOTE-1)."""
+"""Deliveries: retries, and the preferences of users (NOTE-1)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def judged(
 
 
 @given(st.lists(chances, min_size=len(AGES), max_size=len(AGES)))
-def test_a_delivery_that_fails_is_tried_over_a_day_at_the_times_that_are_promised(each: list[float]) -> None:
+def test_a_failed_delivery_is_retried_over_a_day_at_the_promised_times(each: list[float]) -> None:
     age = 0.0
     for number, chance in enumerate(each[:-1], 1):
         verdict = judged(FAILED, number=number, chance=chance)
@@ -69,7 +69,7 @@ def test_a_delivery_that_fails_is_tried_over_a_day_at_the_times_that_are_promise
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_a_receiver_that_is_busy_is_tried_no_sooner_than_it_asks(status: int) -> None:
+def test_retry_after_of_a_busy_receiver_is_honoured(status: int) -> None:
     def pause(number: int, seconds: float) -> float | None:
         return judged(Outcome(status=status, retry_after_seconds=seconds), number=number).retry_seconds
 
@@ -80,7 +80,7 @@ def test_a_receiver_that_is_busy_is_tried_no_sooner_than_it_asks(status: int) ->
 
 
 @given(statuses, tries, st.booleans(), st.booleans(), st.floats(0, 30))
-def test_every_try_has_one_end(status: int, number: int, is_test: bool, enabled: bool, days: float) -> None:
+def test_every_attempt_has_one_outcome(status: int, number: int, is_test: bool, enabled: bool, days: float) -> None:
     verdict = judged(Outcome(status=status), number=number, is_test=is_test, enabled=enabled, days=days)
     assert (verdict.state is DeliveryState.DELIVERED) == (200 <= status < 300)
     assert (verdict.retry_seconds is not None) == (verdict.state is DeliveryState.WAITING)
@@ -98,7 +98,7 @@ def test_every_try_has_one_end(status: int, number: int, is_test: bool, enabled:
         (1, 30, True, False),
     ],
 )
-def test_a_channel_is_disabled_when_a_delivery_is_given_up_and_none_came_through_for_days(
+def test_a_channel_is_disabled_after_days_without_a_delivery(
     number: int, days: float, is_test: bool, disables: bool
 ) -> None:
     assert bool(judged(FAILED, number=number, days=days, is_test=is_test).disable_reason) == disables
@@ -120,21 +120,21 @@ candidates = st.builds(
 
 
 @given(st.lists(candidates, max_size=300), st.lists(candidates, max_size=100))
-def test_no_place_gets_more_than_it_may_and_what_is_left_over_has_a_full_one(
+def test_no_limit_is_exceeded_and_deferred_deliveries_hit_a_full_one(
     due: list[Candidate], before: list[Candidate]
 ) -> None:
     in_progress = choose(before, [])
     chosen = choose(due, in_progress)
-    taken = Counter(slot for each in [*in_progress, *chosen] for slot in each.slots.items())
-    assert all(count <= TRIES_MAX_AT_ONCE[name] for (name, _), count in taken.items())
+    used = Counter(slot for each in [*in_progress, *chosen] for slot in each.slots.items())
+    assert all(count <= TRIES_MAX_AT_ONCE[name] for (name, _), count in used.items())
     failing = Counter(each.channel_id for each in [*in_progress, *chosen] if each.is_failing)
     assert all(count <= FAILING_TRIES_MAX for count in failing.values())
     left = Counter(due) - Counter(chosen)
-    full = {slot for slot, count in taken.items() if count == TRIES_MAX_AT_ONCE[slot[0]]}
+    full = {slot for slot, count in used.items() if count == TRIES_MAX_AT_ONCE[slot[0]]}
     assert all(full & set(each.slots.items()) or failing[each.channel_id] for each in left)
 
 
-def test_the_body_says_what_the_inbox_says() -> None:
+def test_the_body_matches_the_inbox_entry() -> None:
     draft = Draft(
         inbox=ANN,
         notification_id=NotificationId("ntf_1"),
@@ -160,7 +160,7 @@ def test_the_body_says_what_the_inbox_says() -> None:
     }
 
 
-def test_a_channel_without_meaning_is_refused_and_the_title_of_a_notice_has_its_reason() -> None:
+def test_an_invalid_channel_is_refused() -> None:
     rows: list[dict[str, Any]] = [
         {"name": "a" * 201},
         {"name": "a\nb"},
@@ -206,7 +206,7 @@ def at(text: str) -> datetime:
 NIGHT_TIME = at("2026-05-01T23:00")
 
 
-def test_nights_are_quiet_by_the_clock_of_the_zone() -> None:
+def test_quiet_hours_follow_the_time_zone() -> None:
     for now, until in [
         ("2026-05-01T19:59:59", None),
         ("2026-05-01T20:00", "2026-05-02T05:00"),  # 22:00 in summer.
@@ -220,13 +220,13 @@ def test_nights_are_quiet_by_the_clock_of_the_zone() -> None:
         assert quiet_until(BERLIN, at(now)) == (at(until) if until else None), now
 
 
-def test_quiet_hours_hold_both_times_and_end_at_the_jump() -> None:
+def test_quiet_hours_handle_daylight_saving_changes() -> None:
     for start, end, now, until in [
         ("02:10", "02:50", "2026-10-25T00:20", "2026-10-25T00:50"),
         ("02:10", "02:50", "2026-10-25T00:50", None),
-        ("02:10", "02:50", "2026-10-25T01:20", "2026-10-25T01:50"),  # The second time.
+        ("02:10", "02:50", "2026-10-25T01:20", "2026-10-25T01:50"),  # The second occurrence.
         ("22:00", "02:30", "2026-10-24T23:00", "2026-10-25T01:30"),
-        ("02:10", "02:50", "2026-03-29T01:20", None),  # 03:20, and never 02:10.
+        ("02:10", "02:50", "2026-03-29T01:20", None),  # 03:20: 02:10 does not exist.
         ("02:30", "03:15", "2026-03-29T00:59", None),
         ("02:30", "03:15", "2026-03-29T01:00", "2026-03-29T01:15"),  # From the jump on.
         ("22:00", "02:30", "2026-03-28T23:00", "2026-03-29T01:00"),
@@ -235,13 +235,13 @@ def test_quiet_hours_hold_both_times_and_end_at_the_jump() -> None:
         assert quiet_until(quiet, at(now)) == (at(until) if until else None), now
 
 
-def test_quiet_hours_that_meet_end_with_the_last() -> None:
+def test_adjacent_quiet_hours_end_with_the_last() -> None:
     both = QuietTimes(hours=(NIGHT, WEEKEND))
     assert quiet_until(both, at("2026-05-01T22:30")) == at("2026-05-04T07:00"), "Friday night to Monday morning"
     assert quiet_until(replace(both, hours=(WEEKEND,)), at("2026-05-01T22:30")) is None
 
 
-def test_quiet_hours_begin_on_their_days_only() -> None:
+def test_quiet_hours_start_on_their_days_only() -> None:
     monday = QuietTimes(hours=(replace(NIGHT, days=(Weekday.MONDAY,)),))
     assert quiet_until(monday, at("2026-05-05T06:00")) == at("2026-05-05T07:00"), "Tuesday, of Monday's night"
     assert quiet_until(monday, at("2026-05-05T23:00")) is None
@@ -260,16 +260,14 @@ def test_quiet_hours_begin_on_their_days_only() -> None:
     st.sampled_from(["", "Europe/Berlin", "America/St_Johns", "Australia/Lord_Howe", "Pacific/Apia"]),
     st.datetimes(datetime(2020, 1, 1), datetime(2030, 1, 1)),  # noqa: DTZ001  # given its zone below
 )
-def test_quiet_hours_end_later_and_within_days_whatever_they_are(
-    hours: list[QuietHours], zone: str, now: datetime
-) -> None:
+def test_any_quiet_hours_end_later_and_within_days(hours: list[QuietHours], zone: str, now: datetime) -> None:
     quiet = QuietTimes(hours=tuple(hours), time_zone=zone)
     PreferencesChange(quiet=quiet).check()
     until = quiet_until(quiet, now.replace(tzinfo=UTC))
     assert until is None or timedelta(0) < until - now.replace(tzinfo=UTC) < timedelta(days=10)
 
 
-def test_preferences_without_a_meaning_are_refused() -> None:
+def test_invalid_preferences_are_refused() -> None:
     changes = [
         *(
             PreferencesChange(quiet=QuietTimes(time_zone=zone))
@@ -286,11 +284,11 @@ def test_preferences_without_a_meaning_are_refused() -> None:
     assert not_refused(InvalidField, PreferencesChange.check, changes) == []
 
 
-def test_a_zone_that_is_known_no_longer_is_read_as_utc() -> None:
+def test_an_unknown_time_zone_is_read_as_utc() -> None:
     assert quiet_until(replace(BERLIN, time_zone="Europe/Atlantis"), NIGHT_TIME) == at("2026-05-02T07:00")
 
 
-def test_what_is_muted_or_not_wanted_is_skipped_and_what_is_quiet_waits() -> None:
+def test_muted_or_unwanted_deliveries_are_skipped_and_quiet_ones_wait() -> None:
     failures = Preferences(kinds=(NotificationKind.RUN_FAILED,), quiet=QuietTimes(hours=(NIGHT,)))
     muted = replace(DUE, is_muted=True, preferences=failures)
     unwanted = replace(DUE, preferences=failures)
@@ -299,12 +297,12 @@ def test_what_is_muted_or_not_wanted_is_skipped_and_what_is_quiet_waits() -> Non
     failed = replace(unwanted, type="run.failed")
     assert plan(failed, NIGHT_TIME).until_time == at("2026-05-02T07:00")
     assert plan(failed, at("2026-05-02T07:00")).sends
-    assert plan(replace(muted, is_requested=True), NIGHT_TIME).sends, "whatever preferences say"
-    assert plan(replace(muted, was_claimed=True), NIGHT_TIME).sends, "a try that was lost is counted"
+    assert plan(replace(muted, is_requested=True), NIGHT_TIME).sends, "regardless of preferences"
+    assert plan(replace(muted, was_claimed=True), NIGHT_TIME).sends, "a lost attempt counts"
     assert plan(replace(muted, enabled=False), NIGHT_TIME).state is DeliveryState.DEAD
 
 
-def test_what_waits_is_skipped_once_it_was_read_or_watched_or_is_over_and_what_is_told_at_once_is_not() -> None:
+def test_only_delayed_deliveries_are_skipped_once_read_or_over() -> None:
     now = DUE.create_time
     later = replace(DUE, after_seconds=600)
     assert plan(later, now).until_time == now + timedelta(seconds=600)

@@ -1,4 +1,4 @@
-"""Each event is answered after its notification is durable, and none holds up another."""
+"""Events are acknowledged after their notification is stored, and no event blocks another."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.unit.notifier.events import asked, ended_job, event, of
 
 
 class ScriptedMessage(Msg):
-    """An event that remembers how it was answered, and what was stored by then."""
+    """An event that records its acknowledgements and the number of drafts stored by then."""
 
     def __init__(self, data: bytes, store: BrittleStore, *, attempt: int = 1) -> None:
         self.subject = "pawl.v1.acme.lifecycle.event"
@@ -49,36 +49,36 @@ class ScriptedMessage(Msg):
 
 
 class BrittleStore(PostgresStore):
-    """The methods that the intake uses; it can be away, and chokes on a draft of `run_bad`."""
+    """The store methods that the intake uses; it can be unavailable, and fails on drafts of `run_bad`."""
 
     def __init__(self) -> None:
         self.drafts: list[Draft] = []
         self.over: list[ResolvedNeed] = []
-        self.away = False
+        self.unavailable = False
         self.broken = False
         self.parked: set[str] = set()
 
     async def waiting(
         self, conversations: Collection[tuple[Inbox, ConversationId]]
     ) -> AbstractSet[tuple[Inbox, ConversationId]]:
-        if self.away or self.broken:
+        if self.unavailable or self.broken:
             raise DependencyUnavailable
-        # As the database has it once a run waits for somebody.
+        # As in the database once a run waits for a person.
         parked = self.parked | {draft.conversation_id for draft in self.drafts if draft.kind == "input_needed"}
         return {each for each in conversations if each[1] in parked}
 
     async def mark_resolved(self, over: Sequence[ResolvedNeed]) -> None:
-        if self.away or self.broken:
+        if self.unavailable or self.broken:
             raise DependencyUnavailable
         self.over += over
 
     async def approvers(self, store_ids: Collection[StoreId]) -> Mapping[StoreId, Sequence[UserId]]:
-        if self.away or self.broken:
+        if self.unavailable or self.broken:
             raise DependencyUnavailable
         return {store_id: [UserId("bob"), UserId("eve")] for store_id in store_ids}
 
     async def add(self, drafts: Sequence[Draft]) -> int:
-        if self.away:
+        if self.unavailable:
             raise DependencyUnavailable
         if any(draft.run_id == "run_bad" for draft in drafts):
             raise PoisonEvent("this row cannot be stored")
@@ -112,16 +112,16 @@ def scene() -> Scene:
 
 
 async def test_an_event_is_accepted_only_after_its_notification_is_stored(scene: Scene) -> None:
-    for_nobody = [scene.delivery(of("queued", "a")), scene.delivery(event("warning"))]
-    await scene.intake.take(for_nobody)
-    assert [delivery.answers for delivery in for_nobody] == [["accepted"], ["accepted"]]
+    ignored = [scene.delivery(of("queued", "a")), scene.delivery(event("warning"))]
+    await scene.intake.take(ignored)
+    assert [delivery.answers for delivery in ignored] == [["accepted"], ["accepted"]]
     assert (scene.store.drafts, scene.woken) == ([], 0)
     delivery = scene.delivery(of("completed", "a"))
     await scene.intake.take([delivery])
     assert (delivery.answers, delivery.stored_when_answered, scene.woken) == (["accepted"], 1, 1)
 
 
-async def test_a_poisonous_event_is_rejected_at_once_and_holds_up_no_other(scene: Scene) -> None:
+async def test_a_poison_event_is_rejected_immediately_and_blocks_no_other(scene: Scene) -> None:
     """I20."""
     poison, good = scene.delivery(b"\xff"), scene.delivery(of("completed", "a"))
     await scene.intake.take([poison, good])
@@ -129,7 +129,7 @@ async def test_a_poisonous_event_is_rejected_at_once_and_holds_up_no_other(scene
     assert (scene.count("rejected"), scene.count("notified")) == (1, 1)
 
 
-async def test_an_event_that_cannot_be_stored_is_given_up_in_the_end_and_holds_up_no_other(scene: Scene) -> None:
+async def test_an_event_that_cannot_be_stored_is_finally_rejected(scene: Scene) -> None:
     """I20."""
     bad, good = scene.delivery(of("completed", "bad")), scene.delivery(of("completed", "a"))
     await scene.intake.take([bad, good])
@@ -139,8 +139,8 @@ async def test_an_event_that_cannot_be_stored_is_given_up_in_the_end_and_holds_u
     assert last.answers == ["rejected"]
 
 
-async def test_while_the_database_is_away_every_event_comes_again_however_often_it_came(scene: Scene) -> None:
-    scene.store.away = True
+async def test_without_a_database_every_event_is_retried_without_limit(scene: Scene) -> None:
+    scene.store.unavailable = True
     deliveries = [
         scene.delivery(of("completed", "a")),
         scene.delivery(of("completed", "b"), attempt=1000),
@@ -152,15 +152,19 @@ async def test_while_the_database_is_away_every_event_comes_again_however_often_
     ]
 
 
-async def test_a_fault_of_the_store_never_costs_an_event(scene: Scene) -> None:
+async def test_a_store_fault_never_loses_an_event(scene: Scene) -> None:
     scene.store.broken = True
-    found = [(of("completed", "a"), ATTEMPTS_MAX), (of("completed", "b"), 1000), (ended_job("c", heard_by="conv_1"), 1)]
+    found = [
+        (of("completed", "a"), ATTEMPTS_MAX),
+        (of("completed", "b"), 1000),
+        (ended_job("c", reports_to="conv_1"), 1),
+    ]
     deliveries = [scene.delivery(content, attempt=attempt) for content, attempt in found]
     await scene.intake.take(deliveries)
     assert [delivery.answers for delivery in deliveries] == [["retry in 30"], ["retry in 30"], ["retry in 1"]]
 
 
-async def test_a_request_for_approval_is_accepted_once_all_its_notifications_are_stored(scene: Scene) -> None:
+async def test_an_approval_event_is_acknowledged_after_all_its_notifications(scene: Scene) -> None:
     deliveries = [scene.delivery(asked("a", escalated=True)), scene.delivery(of("completed", "b"))]
     await scene.intake.take(deliveries)
     assert [delivery.answers for delivery in deliveries] == [["accepted"], ["accepted"]]
@@ -168,7 +172,7 @@ async def test_a_request_for_approval_is_accepted_once_all_its_notifications_are
     assert deliveries[0].stored_when_answered == 4
 
 
-async def test_each_event_says_what_is_over_with_it_also_if_nobody_is_told(scene: Scene) -> None:
+async def test_every_event_ends_the_needs_that_it_settles(scene: Scene) -> None:
     events = [of("waiting", "a"), of("running", "a"), asked("b")]
     deliveries = [scene.delivery(each) for each in (*events, event("warning"))]
     await scene.intake.take([*deliveries, scene.delivery(b"\xff")])
@@ -176,12 +180,12 @@ async def test_each_event_says_what_is_over_with_it_also_if_nobody_is_told(scene
     assert len(scene.store.drafts) == 3
 
 
-async def test_the_end_of_a_job_is_told_where_its_conversation_waits_and_nowhere_else(scene: Scene) -> None:
-    """ASYNC-5: also if the wait came just before it."""
+async def test_the_end_of_a_job_is_notified_only_if_its_conversation_waits(scene: Scene) -> None:
+    """ASYNC-5: also if the wait started just before."""
     parks = of("waiting", "parks")
     parks.conversation_id = "conv_3"
     scene.store.parked = {"conv_1"}
-    found = [ended_job("a", heard_by="conv_1"), ended_job("b"), ended_job("c", heard_by="conv_3"), parks]
+    found = [ended_job("a", reports_to="conv_1"), ended_job("b"), ended_job("c", reports_to="conv_3"), parks]
     deliveries = [scene.delivery(each) for each in found]
     await scene.intake.take(deliveries)
     assert [delivery.answers for delivery in deliveries] == [["accepted"]] * 4

@@ -1,4 +1,4 @@
-"""E-mails: only text, whatever was written in it, and always the same bytes (NOTE-1)."""
+"""E-mails: plain text from any input, and identical bytes for every attempt (NOTE-1)."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def read(data: bytes) -> EmailMessage:
     return message
 
 
-def told(draft: Draft) -> EmailMessage:
+def mail_of(draft: Draft) -> EmailMessage:
     return read(email_message(attempt(body_of(draft)), sender="pawl@example.com"))
 
 
@@ -89,21 +89,21 @@ def parts(message: EmailMessage) -> tuple[str, str]:
     return text.get_content(), html.get_content()
 
 
-def test_a_notification_is_told_as_text_and_as_html_and_every_try_has_the_same_bytes() -> None:
-    message = told(DRAFT)
+def test_every_attempt_sends_the_same_bytes_as_text_and_html() -> None:
+    message = mail_of(DRAFT)
     assert message["From"] == "Pawl <pawl@example.com>"
     assert (message["To"], message["Subject"]) == ("ann@example.org", "Run completed")
     assert message["Message-ID"] == "<dlv_1@example.com>"
     assert message["Date"].datetime == NOW
     text, html = parts(message)
-    for said in ("Run completed", "17 * 23 = 391", "run: run_1", "pawl notify delete mail_1"):
-        assert (said in text, said in html) == (True, True), said
+    for expected in ("Run completed", "17 * 23 = 391", "run: run_1", "pawl notify delete mail_1"):
+        assert (expected in text, expected in html) == (True, True), expected
     first = attempt(body_of(DRAFT))
     assert email_message(first, sender="p@example.com") == email_message(
         replace(first, tries=7), sender="p@example.com"
     )
     assert message["References"] == "<conv_1.acme@example.com>", "a conversation is one thread"
-    assert told(replace(DRAFT, conversation_id=ConversationId("")))["References"] is None
+    assert mail_of(replace(DRAFT, conversation_id=ConversationId("")))["References"] is None
 
 
 @pytest.mark.parametrize(
@@ -115,16 +115,16 @@ def test_a_notification_is_told_as_text_and_as_html_and_every_try_has_the_same_b
     ],
     ids=["a call", "a run", "neither"],
 )
-def test_what_people_are_told_of_is_one_link_away(changes: dict[str, Any], url: str) -> None:
+def test_a_notification_links_to_its_call_or_run(changes: dict[str, Any], url: str) -> None:
     body = body_of(replace(DRAFT, **changes), "https://pawl.example.com")
     assert json.loads(body)["data"].get("url", "") == url
     text, html = parts(read(email_message(attempt(body), sender="pawl@example.com")))
     assert re.findall(r"https://\S+", text) == ([url] if url else [])
     assert re.findall(r'href="([^"]+)"', html) == ([url] if url else [])
-    assert "url" not in json.loads(body_of(replace(DRAFT, **changes)))["data"], "nobody said where browsers go"
+    assert "url" not in json.loads(body_of(replace(DRAFT, **changes)))["data"], "no public URL is configured"
 
 
-def test_one_click_is_offered_over_https_alone_as_rfc_8058_has_it() -> None:
+def test_one_click_unsubscribe_is_offered_over_https_only() -> None:
     data = email_message(attempt(body_of(DRAFT)), sender="pawl@example.com", public_url="https://pawl.example.com")
     message = read(data)
     link = f"https://pawl.example.com/unsubscribe/acme/{unsubscribe_token(b's', StoreId('acme'), *TO)}"
@@ -136,10 +136,10 @@ def test_one_click_is_offered_over_https_alone_as_rfc_8058_has_it() -> None:
     here = read(email_message(attempt(body_of(DRAFT)), sender="pawl@example.com", public_url="http://127.0.0.1:7600"))
     assert here["List-Unsubscribe"].startswith("<http://127.0.0.1:7600/unsubscribe/acme/mail_1.")
     assert here["List-Unsubscribe-Post"] is None
-    assert told(DRAFT)["List-Unsubscribe"] is None
+    assert mail_of(DRAFT)["List-Unsubscribe"] is None
 
 
-def test_a_token_is_of_one_store_channel_address_and_secret() -> None:
+def test_an_unsubscribe_token_is_bound_to_store_channel_and_address() -> None:
     store, channel_id, url = StoreId("acme"), *TO
     made = {
         unsubscribe_token(b"s", store, channel_id, url),
@@ -154,7 +154,7 @@ def test_a_token_is_of_one_store_channel_address_and_secret() -> None:
 
 
 class Text(HTMLParser):
-    """The text of a page, and its tags."""
+    """The text and the tags of a page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -188,9 +188,9 @@ texts = st.text(max_size=300) | st.sampled_from(
 
 
 @given(texts, texts)
-def test_whatever_is_written_is_text_and_nothing_else(title: str, body: str) -> None:
+def test_untrusted_content_is_always_text(title: str, body: str) -> None:
     title, body = (each.encode(errors="replace").decode() for each in (title, body))
-    message = told(replace(DRAFT, title=title, body=body))
+    message = mail_of(replace(DRAFT, title=title, body=body))
     assert [name for name in message if name not in MIME] == HEADERS
     assert message["Subject"] == " ".join(visible(title).split()).replace("=?", "= ?"), "nothing of it was decoded"
     assert [part.get_content_type() for part in message.walk()] == [
@@ -207,7 +207,7 @@ def test_whatever_is_written_is_text_and_nothing_else(title: str, body: str) -> 
         assert "".join(line.split()) in "".join(page.text.split())
 
 
-def test_a_code_is_of_its_address_and_its_secret() -> None:
+def test_a_code_is_bound_to_its_address_and_secret() -> None:
     message = read(
         email_message(attempt(body_of_own(CODE, INBOX, ChannelId("mail_1"), NOW), CODE), sender="p@example.com")
     )
@@ -224,14 +224,14 @@ def channel(url: str) -> Channel:
     return Channel(channel_id=ChannelId(""), name="", url=url)
 
 
-def test_a_plain_address_is_taken_and_tells_later_by_default() -> None:
+def test_a_plain_address_is_accepted_and_delayed_by_default() -> None:
     found = checked(channel("MailTo:Ann.O+x@Mail.Example.ORG"))
     assert (found.url, found.kind, found.after_seconds) == ("mailto:Ann.O+x@mail.example.org", ChannelKind.EMAIL, 600)
     assert checked(replace(found, after_seconds=0)).after_seconds == 0
     assert kind_of("https://example.com/mailto:") is ChannelKind.WEBHOOK
 
 
-def test_whatever_could_be_more_than_one_address_is_refused() -> None:
+def test_anything_that_could_be_several_addresses_is_refused() -> None:
     addresses = [
         "",
         "ann",

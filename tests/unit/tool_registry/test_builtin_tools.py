@@ -1,4 +1,4 @@
-"""Built-in tools: arithmetic, parts of documents, text of web pages, and jobs. TOOL-7, ASYNC-6."""
+"""Built-in tools: arithmetic, documents, web pages and jobs. TOOL-7, ASYNC-6."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from tests.tables import for_each
         ("1e3 + 1", 1001.0),
     ],
 )
-def test_arithmetic_is_worked_out(expression: str, value: Any) -> None:
+def test_arithmetic_is_evaluated(expression: str, value: Any) -> None:
     assert evaluate(expression) == value
     assert type(evaluate(expression)) is type(value)
 
@@ -81,7 +81,7 @@ def test_arithmetic_is_worked_out(expression: str, value: Any) -> None:
         "1; 2",
     ],
 )
-def test_anything_else_is_refused(expression: str) -> None:
+def test_anything_but_arithmetic_is_refused(expression: str) -> None:
     with pytest.raises(ToolError):
         evaluate(expression)
 
@@ -109,13 +109,13 @@ def test_anything_else_is_refused(expression: str) -> None:
         "(-8) ** 0.5",
     ],
 )
-def test_what_is_too_large_or_has_no_value_is_said_quickly(expression: str) -> None:
+def test_huge_or_undefined_results_are_refused_quickly(expression: str) -> None:
     with pytest.raises(ToolError):
         evaluate(expression)
 
 
 @given(st.text(max_size=60))
-def test_no_text_makes_it_fail_otherwise(text: str) -> None:
+def test_any_text_gives_a_value_or_a_tool_error(text: str) -> None:
     try:
         value = evaluate(text)
     except ToolError:
@@ -130,7 +130,7 @@ def test_whole_numbers_are_exact(left: int, right: int, sign: str) -> None:
 
 
 @given(st.lists(st.text("aø\n 語", max_size=50), max_size=8), st.integers(1, 5000))
-def test_the_parts_of_a_text_are_the_text_and_say_where_they_begin(pieces: list[str], times: int) -> None:
+def test_parts_of_a_text_cover_it_with_their_offsets(pieces: list[str], times: int) -> None:
     text = "".join(piece * times for piece in pieces)
     parts = parts_of(text)
     assert "".join(content for _, content in parts) == text
@@ -146,7 +146,7 @@ def test_a_text_is_cut_between_paragraphs_lines_or_words(separator: str) -> None
     assert first.endswith("x" + separator)
 
 
-def test_what_cannot_be_kept_is_refused() -> None:
+def test_invalid_documents_are_refused() -> None:
     check_document("Notes on 日本.md", "x" * TEXT_BYTES_MAX, "english")
     with pytest.raises(TooLarge):
         check_document("a", "ø" * (TEXT_BYTES_MAX // 2 + 1), "simple")
@@ -192,7 +192,7 @@ def test_a_page_without_a_main_text_becomes_all_of_its_text() -> None:
     assert page("<html></html>").text == ""
 
 
-def test_a_page_with_too_many_elements_becomes_all_of_its_text_but_code() -> None:
+def test_a_page_with_too_many_elements_becomes_plain_text() -> None:
     items = "<div><p>One <i>word</i>.</p><script>no()</script><!-- no --></div>" * (ELEMENTS_MAX // 4 + 1)
     found = page(f"<html><head><title>Many</title></head><body>{items}</body></html>")
     assert found.title == "Many"
@@ -200,7 +200,7 @@ def test_a_page_with_too_many_elements_becomes_all_of_its_text_but_code() -> Non
     assert "no" not in found.text
 
 
-def test_links_are_limited_and_each_comes_once() -> None:
+def test_links_are_limited_and_unique() -> None:
     anchors = "".join(f'<a href="/{number // 2}">{number}</a>' for number in range(LINKS_MAX * 4))
     links = page(f"<html><body>{anchors}</body></html>").links
     assert len(links) == LINKS_MAX
@@ -224,18 +224,18 @@ def test_text_is_decoded(body: bytes, content_type: str) -> None:
     assert page(body, content_type).text == "naïve"
 
 
-def test_a_page_may_say_its_character_set_itself() -> None:
+def test_a_page_may_declare_its_character_set() -> None:
     text = '<html><head><meta charset="windows-1251"><title>Привет</title></head><body>x</body></html>'
     assert page(text.encode("windows-1251"), "text/html").title == "Привет"
 
 
 @for_each("kind", ["application/json", "application/ld+json", "text/csv", "application/rss+xml"])
-def test_other_kinds_of_text_are_returned_as_they_are(kind: str) -> None:
+def test_other_kinds_of_text_are_returned_unchanged(kind: str) -> None:
     assert page('{"a": "<b>"}', kind) == Page(title="", text='{"a": "<b>"}', links=())
 
 
 @for_each("kind", ["image/png", "application/pdf", "application/octet-stream", "video/mp4", "nonsense"])
-def test_what_is_no_text_is_refused(kind: str) -> None:
+def test_binary_content_is_refused(kind: str) -> None:
     with pytest.raises(NotText, match="is not text"):
         page(b"\x89PNG", kind)
 
@@ -260,7 +260,7 @@ def job_run(run_id: str = "run_1", **changes: Any) -> run_pb2.Run:
 
 
 class SomeJobs(LedgerReads):
-    """The jobs of one conversation of one user."""
+    """The jobs in one conversation of one user."""
 
     def __init__(self, *jobs: run_pb2.Run) -> None:
         self.jobs_by_id = {job.run_id: job for job in jobs}
@@ -308,13 +308,13 @@ def test_a_series_is_shown_with_its_iterations_and_the_next_time() -> None:
         job_run(job={"end_time": {"seconds": 60174}}),
     ],
 )
-def test_no_next_time_is_shown_where_none_is_known(job: run_pb2.Run) -> None:
+def test_no_next_time_is_shown_if_unknown(job: run_pb2.Run) -> None:
     (shown,) = call(SomeJobs(job), "list_jobs", now=1002.5 * MINUTE)
     assert "next" not in shown
 
 
-def test_a_stop_says_what_is_so() -> None:
-    """It is never said of a job of others, or of one that was over, that it was stopped."""
+def test_stopping_a_job_reports_its_actual_state() -> None:
+    """It never claims to have stopped an ended job or a job of another user."""
     over = job_run("run_2", state=run_pb2.RUN_STATE_COMPLETED, waits=[])
     ended = job_run("run_3", state=run_pb2.RUN_STATE_CANCELLED, waits=[])
     jobs = SomeJobs(job_run(state=run_pb2.RUN_STATE_CANCELLING, waits=[]), over, ended)

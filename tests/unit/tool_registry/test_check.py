@@ -1,4 +1,4 @@
-"""Arguments and answers beside their schemas: what fits, is made to fit, or is wrong. TOOL-5, LOOP-8, C14."""
+"""Checking arguments and answers against schemas. TOOL-5, LOOP-8, C14."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def refused(raw: bytes, schema: dict[str, Any] = SCHEMA) -> Refused:
     return found
 
 
-def test_every_violation_is_listed_with_its_place_and_near_matches() -> None:
+def test_every_violation_is_listed_with_its_position_and_suggestions() -> None:
     found = refused(b'{"titel": "x", "priority": "hihg", "count": 12, "parts": [{"name": "a"}, {"nmae": "b"}]}')
     assert found.reason == "INVALID_ARGUMENTS"
     assert set(found.message.splitlines()[1:]) == {
@@ -66,7 +66,7 @@ def test_every_violation_is_listed_with_its_place_and_near_matches() -> None:
     }
 
 
-def test_a_long_list_of_violations_is_cut_and_says_so() -> None:
+def test_a_long_list_of_violations_is_truncated_with_a_note() -> None:
     schema = {"type": "object", "properties": {}, "additionalProperties": False}
     raw = ("{" + ",".join(f'"k{number}": 1' for number in range(100)) + "}").encode()
     lines = refused(raw, schema).message.splitlines()[1:]
@@ -82,7 +82,7 @@ def test_arguments_of_a_tool_that_takes_none_are_refused() -> None:
 @for_each(
     "raw", [b"{", b'{"title": NaN}', b'{"title": "a", "title": "b"}', b'{"title": "\\u0000"}', b"[" * 40, b"\xff"]
 )
-def test_what_is_not_strict_json_is_refused_and_never_taken_for_empty(raw: bytes) -> None:
+def test_invalid_json_is_refused_and_never_treated_as_empty(raw: bytes) -> None:
     """C14: malformed arguments were once turned into {} and executed."""
     assert refused(raw, {"type": "object"}).reason == "INVALID_JSON"
 
@@ -114,7 +114,7 @@ def test_defaults_cannot_carry_arguments_over_the_limit() -> None:
 
 
 @for_each(
-    ("schema", "said"),
+    ("schema", "expected"),
     [
         ({}, '"type": "object"'),
         ({"type": "array"}, '"type": "object"'),
@@ -130,14 +130,14 @@ def test_defaults_cannot_carry_arguments_over_the_limit() -> None:
         ({"type": "object", "properties": {"a": {"const": float("nan")}}}, "strict JSON"),
     ],
 )
-def test_a_schema_that_cannot_be_used_is_refused_with_a_sentence(schema: dict[str, Any], said: str) -> None:
+def test_an_unusable_schema_is_refused_with_the_reason(schema: dict[str, Any], expected: str) -> None:
     with pytest.raises(InvalidSchema, match="schema") as error:
         compile_schema(schema)
-    assert said in error.value.message
+    assert expected in error.value.message
 
 
 def test_a_small_schema_that_grows_without_bound_is_refused() -> None:
-    """One store's schema must not keep the process busy for the others."""
+    """A schema of one store must not keep the process busy for others."""
     doubling = {
         f"a{level}": {"allOf": [{"$ref": f"#/$defs/a{level + 1}"}, {"$ref": f"#/$defs/a{level + 1}"}]}
         for level in range(40)
@@ -162,27 +162,27 @@ def test_a_long_chain_of_references_is_refused() -> None:
         {"$id": "http://example.com/b", "$ref": "#/$defs/a"},
     ],
 )
-def test_growth_cannot_hide_behind_a_reference_that_is_no_pointer(task: dict[str, str]) -> None:
-    """What is not followed when growth is counted would be followed when a call is checked."""
+def test_growth_cannot_hide_behind_a_non_pointer_reference(task: dict[str, str]) -> None:
+    """Growth analysis and validation must follow the same references."""
     schema = {"$id": "http://example.com/tree", "type": "object", "$anchor": "tree", "properties": {"a": task}}
     with pytest.raises(InvalidSchema, match=r"pointer|at the top"):
         compile_schema(schema)
 
 
-def test_code_of_the_deployment_may_have_a_schema_that_contains_itself() -> None:
+def test_tools_of_the_deployment_may_have_recursive_schemas() -> None:
     tree = {"type": "object", "properties": {"children": {"type": "array", "items": {"$ref": "#"}}}}
     assert compile_schema(tree, recursion=True).is_valid({"children": [{"children": []}]})
 
 
-def test_near_matches_ignore_case_and_say_nothing_when_nothing_is_near() -> None:
+def test_near_matches_ignore_case_and_may_be_empty() -> None:
     assert near_matches("Calculat", ["calculate", "send_email"]) == ["calculate"]
     assert did_you_mean("xyz", ["calculate"]) == ""
     for name in ("tools/write_x", "write_x\u200b", "mcp__rig__write_x", "<|channel|>write_x<|message|>"):
         assert near_matches(name, ["write_x", "send"]) == ["write_x"], name
 
 
-def test_a_schema_with_patterns_counts_as_what_it_compiles_to() -> None:
-    """The versions that a process keeps are bounded by what they take, and a short pattern takes some 60 KB."""
+def test_a_schema_with_patterns_weighs_its_compiled_size() -> None:
+    """Cached versions are bounded by weight, and a short pattern takes some 60 KB."""
     properties = {"a": {"type": "string", "pattern": r"\p{L}"}}
     root: dict[str, Any] = {"type": "object", "properties": properties}
     made = ArgumentsSchema(
@@ -206,7 +206,7 @@ def packed(value: Any) -> bytes:
     return json.dumps(value).encode()
 
 
-def test_what_fits_is_given_in_its_canonical_form() -> None:
+def test_a_valid_answer_is_returned_in_canonical_form() -> None:
     assert check_output(packed(WEATHER), b' {"degrees": 3, "city": "Oslo"}') == (b'{"city":"Oslo","degrees":3}', [])
 
 
@@ -219,20 +219,20 @@ def test_what_fits_is_given_in_its_canonical_form() -> None:
         (b"[]", ['answer: [] is not of type "object"']),
     ],
 )
-def test_everything_that_is_wrong_is_said(answer: bytes, faults: list[str]) -> None:
-    """Nothing is coerced: what people were shown is the answer."""
+def test_every_fault_of_an_answer_is_reported(answer: bytes, faults: list[str]) -> None:
+    """No coercion: the answer is what people were shown."""
     found = check_output(packed(WEATHER), answer)
     assert found[0] == b""
     assert [fault.partition(":")[0] for fault in found[1]] == [fault.partition(":")[0] for fault in faults]
 
 
 @for_each("answer", [b"It is 3 degrees.", b"", b'{"city": "Oslo", "city": "Bergen"}', b"NaN", b'{"a":'])
-def test_what_is_no_strict_json_is_a_fault(answer: bytes) -> None:
+def test_an_answer_with_invalid_json_is_a_fault(answer: bytes) -> None:
     output_json, (fault,) = check_output(packed(WEATHER), answer)
     assert (output_json, fault.startswith("answer: must be JSON")) == (b"", True)
 
 
-def test_an_answer_has_a_limit() -> None:
+def test_an_answer_is_limited_in_size() -> None:
     _, (fault,) = check_output(packed(WEATHER), b'"' + b"x" * 256 * 1024 + b'"')
     assert "the limit is 262144" in fault
 
@@ -250,7 +250,7 @@ def test_an_answer_has_a_limit() -> None:
         (packed({"type": "object", "title": "x" * 70_000}), "the limit is 65536"),
     ],
 )
-def test_a_schema_is_held_to_what_tools_are_held_to(schema: bytes, part: str) -> None:
+def test_an_answer_schema_has_the_same_limits_as_tool_schemas(schema: bytes, part: str) -> None:
     assert part in output_schema_problem(schema)
     assert part in check_output(schema, b"{}")[1][0]
     assert output_schema_problem(packed(WEATHER)) == ""
@@ -282,7 +282,7 @@ def one(schema: dict[str, Any], value: JsonValue) -> JsonValue:
         ({"type": ["integer", "null"]}, "3", 3),
     ],
 )
-def test_what_can_be_read_only_one_way_is_read_that_way(schema: dict[str, Any], written: Any, read: Any) -> None:
+def test_unambiguous_values_are_coerced(schema: dict[str, Any], written: Any, read: Any) -> None:
     fitted = one(schema, written)
     assert fitted == read
     assert type(fitted) is type(read)
@@ -312,12 +312,12 @@ def test_what_can_be_read_only_one_way_is_read_that_way(schema: dict[str, Any], 
         ({"anyOf": [{"type": "integer"}, {"type": "boolean"}]}, "maybe"),
     ],
 )
-def test_what_would_lose_something_is_left_alone(schema: dict[str, Any], written: Any) -> None:
+def test_lossy_coercions_are_not_made(schema: dict[str, Any], written: Any) -> None:
     assert one(schema, written) == written
     assert type(one(schema, written)) is type(written)
 
 
-def test_each_change_is_reported_with_its_place() -> None:
+def test_each_coercion_is_reported_with_its_position() -> None:
     schema = {
         "type": "object",
         "properties": {"items": {"type": "array", "items": {"$ref": "#/$defs/item"}}},
@@ -327,7 +327,7 @@ def test_each_change_is_reported_with_its_place() -> None:
     assert fitted.adjustments == ('items[1].count: "2" was read as 2',)
 
 
-def test_defaults_are_filled_in_at_every_level_also_through_references() -> None:
+def test_defaults_are_filled_in_at_every_level() -> None:
     schema = {
         "type": "object",
         "properties": {"a": {"default": 1}, "b": {"$ref": "#/$defs/b"}, "c": {"$ref": "#/$defs/c"}},
@@ -336,7 +336,7 @@ def test_defaults_are_filled_in_at_every_level_also_through_references() -> None
     assert fit(schema, {"b": {}}).value == {"a": 1, "b": {"deep": "x"}, "c": [1]}
 
 
-def test_a_default_that_would_make_valid_arguments_invalid_is_left_out() -> None:
+def test_a_default_that_would_invalidate_arguments_is_skipped() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "string"}, "b": {"default": 1}}, "maxProperties": 1}
     definition = ToolDefinition(name="t", description="d", arguments_schema=schema)
     checked = check_arguments(definition, compile_schema(schema), b'{"a": "x"}')
@@ -387,8 +387,8 @@ def test_a_valid_document_is_never_changed(schema: dict[str, Any], value: dict[s
 
 
 @given(value=st.dictionaries(st.text(st.characters(codec="utf-8", exclude_characters="\0")), JSON, max_size=4))
-def test_canonical_arguments_are_a_fixed_point(value: dict[str, Any]) -> None:
-    """What was checked once is the same when it is checked again before it runs."""
+def test_checking_canonical_arguments_changes_nothing(value: dict[str, Any]) -> None:
+    """Arguments checked once stay the same when checked again before execution."""
     schema = {"type": "object"}
     definition = ToolDefinition(name="t", description="d", arguments_schema=schema)
     validator = compile_schema(schema)

@@ -1,4 +1,4 @@
-"""Questions of MCP servers become questions that a person can answer, and the answers what the servers want."""
+"""Elicitation: questions of MCP servers for people, and the replies that servers get."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Person:
-    """Gives these answers, None for none."""
+    """Gives these answers; None declines."""
 
     def __init__(self, *answers: str | None) -> None:
         self.answers = list(answers)
@@ -42,7 +42,7 @@ class Person:
 
 
 class Bounded:
-    """A helper that is here: what it is given goes through pickle, and `is_costly` says that it takes too long."""
+    """An in-process stand-in for the helper process; `is_costly` makes it exceed its time limit."""
 
     is_costly = False
 
@@ -62,8 +62,8 @@ def form(properties: dict[str, Any], **more: Any) -> mcp.types.ElicitRequestForm
     return mcp.types.ElicitRequestFormParams(message="Tell\0 me.", requested_schema=schema)
 
 
-async def told(asked: mcp.types.ElicitRequestParams, person: Person) -> tuple[str, Any]:
-    """What the server gets."""
+async def reply_to(asked: mcp.types.ElicitRequestParams, person: Person) -> tuple[str, Any]:
+    """The reply to the server."""
 
     def clean(text: str) -> str:
         return text.replace("\0", "").replace("s3cret", "[secret]")
@@ -95,11 +95,11 @@ MANY = {"type": "array", "items": {"type": "string", "enum": ["a", "b", "c"]}, "
         (MANY, '["b"]', ["b"], []),
     ],
 )
-async def test_one_property_is_answered_as_it_is(
+async def test_a_single_property_is_answered_directly(
     schema: dict[str, Any], answer: str, value: Any, options: list[str]
 ) -> None:
     person = Person(answer)
-    assert await told(form({"size": schema}), person) == ("accept", {"size": value})
+    assert await reply_to(form({"size": schema}), person) == ("accept", {"size": value})
     assert list(person.options[0]) == options
     assert await answer_problem(person.schemas[0], answer) == ""
     assert person.asked[0].startswith("Tell me.")
@@ -122,19 +122,17 @@ async def test_one_property_is_answered_as_it_is(
         (MANY, ""),
     ],
 )
-async def test_an_answer_that_does_not_fit_is_asked_for_once_more_then_declined(
-    schema: dict[str, Any], answer: str
-) -> None:
+async def test_an_invalid_answer_is_retried_once_then_declined(schema: dict[str, Any], answer: str) -> None:
     person = Person(answer, answer)
-    assert await told(form({"size": schema}), person) == ("decline", None)
+    assert await reply_to(form({"size": schema}), person) == ("decline", None)
     assert person.asked[1].startswith("That answer is not valid: ")
     assert person.asked[1].endswith(person.asked[0]), "the question is still there"
     problem = await answer_problem(person.schemas[0], answer)
     assert problem
-    assert problem in person.asked[1], "it is said before the answer is taken in the same words"
+    assert problem in person.asked[1], "the problem is reported before the answer is accepted"
 
 
-async def test_several_properties_are_listed_and_answered_with_json() -> None:
+async def test_several_properties_are_answered_with_json() -> None:
     properties = {
         "name": {"type": "string", "title": "Name", "description": "as on the card"},
         "size": ENUM,
@@ -142,8 +140,8 @@ async def test_several_properties_are_listed_and_answered_with_json() -> None:
         "count": {"type": "integer", "minimum": 1},
     }
     person = Person("Ann", '{"name": "Ann", "size": "s", "count": 2}')
-    taken = await told(form(properties, required=["name", "count"]), person)
-    assert taken == ("accept", {"name": "Ann", "size": "s", "gift": False, "count": 2})
+    reply = await reply_to(form(properties, required=["name", "count"]), person)
+    assert reply == ("accept", {"name": "Ann", "size": "s", "gift": False, "count": 2})
     assert person.asked[0].splitlines() == [
         "Tell me.",
         "Answer with a JSON object with these properties:",
@@ -157,30 +155,30 @@ async def test_several_properties_are_listed_and_answered_with_json() -> None:
     assert (await answer_problem(person.schemas[0], '{"name": "Ann", "count": 0}')).startswith("count: ")
 
 
-async def test_json_that_does_not_fit_the_properties_is_declined() -> None:
+async def test_invalid_json_answers_are_declined() -> None:
     asked = form({"a": {"type": "integer"}, "b": {}}, required=["a"])
     for answer in ('{"b": 1}', '{"a": "x"}', "[]", '{"a": 1, "b": {"c": 2}}'):
-        assert await told(asked, Person(answer, answer)) == ("decline", None), answer
+        assert await reply_to(asked, Person(answer, answer)) == ("decline", None), answer
 
 
-async def test_who_gives_no_answer_declines() -> None:
-    assert await told(form({"a": ENUM}), Person(None)) == ("decline", None)
+async def test_no_answer_declines() -> None:
+    assert await reply_to(form({"a": ENUM}), Person(None)) == ("decline", None)
 
 
 @for_each(("answer", "action"), [("yes", "accept"), ("no", "decline")])
-async def test_a_form_without_fields_asks_for_a_yes(answer: str, action: str) -> None:
+async def test_a_form_without_fields_asks_for_confirmation(answer: str, action: str) -> None:
     person = Person(answer)
-    assert (await told(form({}), person))[0] == action
+    assert (await reply_to(form({}), person))[0] == action
     assert await answer_problem(person.schemas[0], answer) == ""
     assert await answer_problem(person.schemas[0], "perhaps") == "it must be yes or no"
 
 
 @for_each(("answer", "action"), [("done", "accept"), ("no", "decline")])
-async def test_a_page_is_shown_with_its_host_and_asked_about(answer: str, action: str) -> None:
+async def test_a_url_is_shown_with_its_host_and_confirmed(answer: str, action: str) -> None:
     url = "https://login.example.com/start?state=1#here"
     asked = mcp.types.ElicitRequestURLParams(message="Log in.", url=url, elicitation_id="e1")
     person = Person(answer)
-    assert await told(asked, person) == (action, None)
+    assert await reply_to(asked, person) == (action, None)
     assert await answer_problem(person.schemas[0], answer) == ""
     assert await answer_problem(person.schemas[0], "perhaps") == "it must be yes or no"
     assert url in person.asked[0]
@@ -188,9 +186,9 @@ async def test_a_page_is_shown_with_its_host_and_asked_about(answer: str, action
 
 
 @for_each("url", ["javascript:alert(1)", "file:///etc/passwd", "https://bank.example@evil.example/"])
-async def test_a_page_that_means_ill_is_not_shown(url: str) -> None:
+async def test_a_suspicious_url_is_not_shown(url: str) -> None:
     with pytest.raises(UnanswerableQuestion):
-        await told(mcp.types.ElicitRequestURLParams(message="Log in.", url=url), Person())
+        await reply_to(mcp.types.ElicitRequestURLParams(message="Log in.", url=url), Person())
 
 
 @for_each(
@@ -202,12 +200,12 @@ async def test_a_page_that_means_ill_is_not_shown(url: str) -> None:
         form({f"property_{number}": {"description": "x" * 300} for number in range(20)}),
     ],
 )
-async def test_what_cannot_be_asked_is_said(asked: mcp.types.ElicitRequestFormParams) -> None:
+async def test_unaskable_requests_are_reported(asked: mcp.types.ElicitRequestFormParams) -> None:
     with pytest.raises(UnanswerableQuestion):
-        await told(asked, Person())
+        await reply_to(asked, Person())
 
 
-async def test_what_takes_too_long_to_be_checked_does_not_fit() -> None:
+async def test_an_answer_that_takes_too_long_to_check_is_invalid() -> None:
     costly = Bounded()
     costly.is_costly = True
     reader = Reader(costly, StoreId("acme"))
@@ -222,24 +220,24 @@ async def test_what_takes_too_long_to_be_checked_does_not_fit() -> None:
 async def test_too_many_choices_are_listed_in_the_question() -> None:
     person = Person("v70")
     schema = {"type": "string", "enum": [f"v{number}" for number in range(80)]}
-    assert await told(form({"a": schema}), person) == ("accept", {"a": "v70"})
+    assert await reply_to(form({"a": schema}), person) == ("accept", {"a": "v70"})
     assert list(person.options[0]) == []
     assert "v3, v4" in person.asked[0]
 
 
 @for_each("text", ["s3cret", "x" * SCHEMA_BYTES_MAX])
-async def test_a_schema_that_people_may_not_see_or_that_is_too_large_is_not_shown(text: str) -> None:
+async def test_hidden_or_oversized_schemas_are_not_shown(text: str) -> None:
     person = Person("many", "3")
     schema = {"type": "integer", "examples": [{"deep": [text]}]}
-    assert await told(form({"n": schema}), person) == ("accept", {"n": 3})
+    assert await reply_to(form({"n": schema}), person) == ("accept", {"n": 3})
     assert person.schemas == [b"", b""]
     assert await answer_problem(b"", "many") == "", "the tool asks once more"
 
 
-async def test_an_error_of_asking_is_passed_on() -> None:
-    class Nobody(Person):
+async def test_an_error_while_asking_is_passed_on() -> None:
+    class Unavailable(Person):
         async def ask(self, question: str, **_about: object) -> str:
             raise ToolError("a tool may ask 20 questions in a call")
 
     with pytest.raises(ToolError, match="20 questions"):
-        await told(form({"a": ENUM}), Nobody())
+        await reply_to(form({"a": ENUM}), Unavailable())

@@ -1,4 +1,4 @@
-"""Executions: the journal, leases of processes, the result cache, and threads. I5, decision 14."""
+"""Executions: journal, process leases, result cache and threads. I5, decision 14."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def step(
 
 
 def test_an_ended_call_is_never_run_again() -> None:
-    """Whoever asks, alive or dead, of whatever effect: the one result stands."""
+    """For any caller, alive or dead, and any effect class, the stored result is final."""
     ended = (Outcome.SUCCEEDED, Outcome.FAILED, Outcome.CANCELLED)
     for effect, outcome, own, alive, never in itertools.product(JOURNALED, ended, BOTH, BOTH, BOTH):
         found = step(effect=effect, outcome=outcome, is_own=own, alive=alive, unexecuted=never, resolved=9)
@@ -69,30 +69,30 @@ def test_another_call_under_the_same_id_is_refused() -> None:
         assert found is Step.MISMATCH
 
 
-def test_a_call_of_a_living_process_is_waited_for() -> None:
+def test_a_call_of_a_live_process_is_awaited() -> None:
     for effect in JOURNALED:
         assert step(effect=effect, alive=True) is Step.ELSEWHERE
 
 
 @for_each("is_own", [False, True])
-def test_a_call_that_was_interrupted_is_asked_about_or_said_to_be_unknown(is_own: bool) -> None:
+def test_an_interrupted_call_is_reconciled_or_unknown(is_own: bool) -> None:
     assert step(effect=EffectClass.RECONCILABLE, is_own=is_own, alive=is_own) is Step.RECONCILE
     assert step(effect=EffectClass.AT_MOST_ONCE, is_own=is_own, alive=is_own) is Step.CONCLUDE_UNKNOWN
 
 
-def test_a_call_runs_if_the_process_knows_that_it_unacted_it() -> None:
+def test_a_call_runs_again_if_the_process_knows_it_did_not_act() -> None:
     for effect in JOURNALED:
         assert step(effect=effect, is_own=True, alive=True, unexecuted=True) is Step.RUN
 
 
-def test_an_unknown_outcome_runs_again_only_if_each_of_them_was_resolved() -> None:
-    """D9: one finding of an operator does not excuse a second interruption."""
+def test_an_unknown_outcome_runs_again_only_if_all_were_resolved() -> None:
+    """D9: one resolution by an operator does not cover a second interruption."""
     assert step(outcome=Outcome.UNKNOWN, unknowns=1, resolved=0) is Step.STORED
     assert step(outcome=Outcome.UNKNOWN, unknowns=1, resolved=1) is Step.RUN
     assert step(outcome=Outcome.UNKNOWN, unknowns=2, resolved=1) is Step.STORED
 
 
-def test_a_call_cancelled_before_it_began_does_not_begin() -> None:
+def test_a_call_cancelled_before_its_start_does_not_start() -> None:
     assert step(fingerprint="", outcome=Outcome.CANCELLED) is Step.STORED
 
 
@@ -101,12 +101,12 @@ JUMP = timedelta(seconds=130)
 
 
 def see(watch: LeaseWatch, seconds: float, **ends: datetime) -> list[str]:
-    """Show the leases at that time; gives who is said to have none any more."""
+    """Record leases at a time; return the holders that count as expired."""
     watch.see(ends, asked_at=seconds, now=seconds)
     return watch.unrenewed()[0]
 
 
-def test_a_lease_ends_when_nobody_has_renewed_it_for_a_whole_one() -> None:
+def test_a_lease_ends_after_one_period_without_renewal() -> None:
     watch = LeaseWatch(6)
     assert [see(watch, second, a=END, b=END) for second in range(6)] == [[]] * 6
     assert see(watch, 6, a=END, b=END + JUMP) == ["a"]
@@ -114,7 +114,7 @@ def test_a_lease_ends_when_nobody_has_renewed_it_for_a_whole_one() -> None:
     assert see(watch, 7, b=END + JUMP) == []
 
 
-def test_a_renewal_counts_whichever_way_the_clock_has_jumped() -> None:
+def test_a_renewal_counts_despite_clock_jumps() -> None:
     watch = LeaseWatch(6)
     for second in range(6):
         assert see(watch, second, a=END) == []
@@ -123,8 +123,8 @@ def test_a_renewal_counts_whichever_way_the_clock_has_jumped() -> None:
     assert see(watch, 12, a=END - JUMP) == ["a"]
 
 
-def test_time_in_which_the_record_was_away_does_not_count() -> None:
-    """Who holds a lease could not renew it then."""
+def test_time_without_the_database_does_not_count() -> None:
+    """Holders could not renew their leases during that time."""
     watch = LeaseWatch(6)
     for second in range(6):
         see(watch, second, a=END)
@@ -132,7 +132,7 @@ def test_time_in_which_the_record_was_away_does_not_count() -> None:
     assert [see(watch, 60 + second, a=END) for second in (2, 4, 6)] == [[], [], ["a"]]
 
 
-def test_an_answer_that_took_long_may_be_from_its_beginning() -> None:
+def test_a_slow_response_is_dated_at_its_request() -> None:
     watch = LeaseWatch(6)
     watch.see({"a": END}, asked_at=0, now=2)
     watch.see({"a": END}, asked_at=3, now=9)
@@ -141,8 +141,8 @@ def test_an_answer_that_took_long_may_be_from_its_beginning() -> None:
 
 
 @tool
-def look() -> None:
-    """Look."""
+def read_page() -> None:
+    """Read the page."""
 
 
 def job(arguments: str = "a", **changes: Any) -> Job:
@@ -156,8 +156,8 @@ def job(arguments: str = "a", **changes: Any) -> Job:
     )
     fields: dict[str, Any] = {
         "context": context,
-        "tool": look,
-        "definition": look.definition,
+        "tool": read_page,
+        "definition": read_page.definition,
         "version": 1,
         "effect": EffectClass.READ_ONLY,
         "arguments": {},
@@ -180,7 +180,7 @@ def job(arguments: str = "a", **changes: Any) -> Job:
     return Job(**fields | changes)
 
 
-async def test_a_result_is_kept_for_its_time_counted_from_when_the_call_began(clock: ManualClock) -> None:
+async def test_a_cached_result_expires_counted_from_the_call_start(clock: ManualClock) -> None:
     cache = ResultCache(clock.monotonic)
     cache.put(job(), succeeded(b"1", 4.0))
     await clock.advance(4.0)
@@ -195,10 +195,10 @@ async def test_a_result_is_kept_for_its_time_counted_from_when_the_call_began(cl
     assert cache.find(job()) is None
     await clock.advance(61)
     cache.put(job("b"), succeeded(b"1", 0))
-    assert (len(cache._kept), cache._bytes) == (1, 1), "what has expired is swept"
+    assert (len(cache._kept), cache._bytes) == (1, 1), "expired entries are removed"
 
 
-def test_another_version_source_or_function_has_its_own_results(clock: ManualClock) -> None:
+def test_versions_sources_and_functions_do_not_share_results(clock: ManualClock) -> None:
     cache = ResultCache(clock.monotonic)
     cache.put(job(), succeeded(b"1", 0))
     for changes in ({"version": 2}, {"running_version": 2}, {"source": "mcp:x"}, {"arguments_sha256": "b"}):
@@ -206,10 +206,10 @@ def test_another_version_source_or_function_has_its_own_results(clock: ManualClo
     assert cache.find(job(cache_seconds=0.0)) is None
     cache.put(job("error"), ended_badly(Outcome.FAILED, "TOOL_ERROR", "no"))
     cache.put(job("short", cache_seconds=0.0), succeeded(b"1", 0))
-    assert len(cache._kept) == 1, "nor are errors kept"
+    assert len(cache._kept) == 1, "errors are not cached"
 
 
-def test_it_has_a_limit_and_forgets_the_longest_unused(clock: ManualClock) -> None:
+def test_the_result_cache_evicts_the_least_recently_used(clock: ManualClock) -> None:
     cache = ResultCache(clock.monotonic, entries_max=3, bytes_max=10)
     for name in "abc":
         cache.put(job(name), succeeded(b"1", 0))
@@ -223,7 +223,7 @@ def test_it_has_a_limit_and_forgets_the_longest_unused(clock: ManualClock) -> No
     assert (len(cache._kept), cache._bytes) == (2, 10)
 
 
-async def test_a_timeout_error_of_a_preview_is_not_that_it_takes_too_long() -> None:
+async def test_a_timeout_error_raised_by_a_preview_is_passed_on() -> None:
     def preview() -> None:
         raise TimeoutError("of its own")
 
@@ -232,7 +232,7 @@ async def test_a_timeout_error_of_a_preview_is_not_that_it_takes_too_long() -> N
             await runner.answer("tool", preview)
 
 
-async def test_a_function_that_raises_stop_iteration_fails_and_leaves_its_place() -> None:
+async def test_a_function_that_raises_stop_iteration_fails_and_frees_its_slot() -> None:
     tool: Any = SimpleNamespace(bind=lambda *_: lambda: next(iter(())), is_async=False, marks_start=True)
     context: Any = None
     async with PythonRunner(threads_max=1) as runner:

@@ -1,4 +1,4 @@
-"""Files of stores on a real file system: nothing leads out, nothing is lost, nothing happens twice. TOOL-7, I13, C4."""
+"""File tools on a real file system: no escape, no loss, no repeated effects. TOOL-7, I13, C4."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from pawl.tools import Reversible, ToolCancelled, ToolContext, ToolError
 from tests.tables import for_each
 
 KEYS = (f"call_{number}" for number in itertools.count())
-SECRET = "of the machine, and nobody's business"
+SECRET = "a private file of the machine"
 
 
 class Desk:
-    """The file tools of one store, called like functions; each call has a key of its own."""
+    """The file tools of one store, called like functions; each call has its own key."""
 
     def __init__(self, folder: Path, *, store: str = "acme", **limits: int) -> None:
         limits = {"file_bytes_max": 1 << 20, "store_bytes_max": 1 << 24} | limits
@@ -43,7 +43,7 @@ class Desk:
         self.tools = {tool.name: tool for tool in file_tools(self.files)}
 
     def __call__(self, name: str, /, *, key: str = "", **arguments: Any) -> Any:
-        """What a call returns, its inverse too."""
+        """Return the result of a call, including its inverse."""
         tool = self.tools[name]
         context = ToolContext(store_id=self.store, call_id=key or next(KEYS))
         return tool.bind(arguments, context)()
@@ -67,7 +67,7 @@ class Desk:
 
 @pytest.fixture(autouse=True)
 def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No power fails in these tests."""
+    """Skip fsync: no power fails in these tests."""
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
@@ -94,7 +94,7 @@ def test_files_are_written_read_listed_edited_moved_and_deleted(desk: Desk) -> N
     assert desk.tree() == {"old": None, "old/2026": None}
 
 
-def test_what_each_change_did_is_taken_back_by_its_inverse(desk: Desk) -> None:
+def test_each_change_is_reverted_by_its_inverse(desk: Desk) -> None:
     """HITL-7."""
     desk("write_file", path="a", content="one two one")
     before = desk.tree()
@@ -117,7 +117,7 @@ def test_what_each_change_did_is_taken_back_by_its_inverse(desk: Desk) -> None:
         assert desk.tree() == before, name
 
 
-def test_an_inverse_does_not_touch_what_has_changed_since(desk: Desk) -> None:
+def test_an_inverse_does_not_touch_later_changes(desk: Desk) -> None:
     made = desk("write_file", path="a", content="mine")
     written = desk("write_file", path="a", content="mine too", overwrite=True)
     desk("append_file", path="a", content=", and yours")
@@ -163,7 +163,7 @@ def test_a_large_file_is_not_overwritten_and_its_changes_have_no_inverse(desk: D
         ("delete_file", {"path": "plan", "expected_sha256": "0" * 64}, "has changed"),
     ],
 )
-def test_what_cannot_be_done_is_said_and_changes_nothing(
+def test_a_failed_operation_is_reported_and_changes_nothing(
     desk: Desk, name: str, arguments: dict[str, Any], text: str
 ) -> None:
     desk("write_file", path="plan", content="aaab", overwrite=True)
@@ -175,7 +175,7 @@ def test_what_cannot_be_done_is_said_and_changes_nothing(
     assert desk.tree() == before
 
 
-def test_the_limits_of_a_file_and_of_a_store_hold(tmp_path: Path) -> None:
+def test_limits_of_files_and_stores_are_enforced(tmp_path: Path) -> None:
     desk = Desk(tmp_path, file_bytes_max=100, store_bytes_max=150, entries_max=4)
     desk("write_file", path="a/b", content="x" * 100)
     with pytest.raises(ToolError, match="at most 100 bytes"):
@@ -195,7 +195,7 @@ def test_the_limits_of_a_file_and_of_a_store_hold(tmp_path: Path) -> None:
     assert Desk(tmp_path, store="other", store_bytes_max=10).value("write_file", path="c", content="x" * 10)["created"]
 
 
-def test_moves_never_make_paths_that_are_too_deep_to_name(desk: Desk) -> None:
+def test_moves_never_create_paths_over_the_depth_limit(desk: Desk) -> None:
     deep = "/".join("abcdefgh")
     desk("make_folder", path=deep)
     desk("make_folder", path="x/" + deep)
@@ -203,8 +203,8 @@ def test_moves_never_make_paths_that_are_too_deep_to_name(desk: Desk) -> None:
         desk("move_file", path="a", new_path="x/" + deep + "/a")
 
 
-@pytest.mark.parametrize("place", ["link", "folder/link", "loop/x", "link/passwd"])
-def test_links_devices_and_pipes_are_neither_followed_nor_touched(desk: Desk, place: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("entry_path", ["link", "folder/link", "loop/x", "link/passwd"])
+def test_links_devices_and_pipes_are_never_touched(desk: Desk, entry_path: str, tmp_path: Path) -> None:
     desk("make_folder", path="folder")
     root = desk.folder / desk.store
     (root / "link").symlink_to(tmp_path)
@@ -220,7 +220,7 @@ def test_links_devices_and_pipes_are_neither_followed_nor_touched(desk: Desk, pl
         ("move_file", {"new_path": "free"}),
         ("delete_file", {}),
     ]
-    for path in (place, "pipe"):
+    for path in (entry_path, "pipe"):
         for name, arguments in calls:
             with pytest.raises(ToolError) as error:
                 desk(name, path=path, **arguments)
@@ -240,7 +240,7 @@ def test_links_devices_and_pipes_are_neither_followed_nor_touched(desk: Desk, pl
     )
     | st.text(max_size=20),
 )
-def test_no_path_leads_out_of_the_folder_of_the_store(desk: Desk, tmp_path: Path, name: str, path: str) -> None:
+def test_no_path_escapes_the_folder_of_the_store(desk: Desk, tmp_path: Path, name: str, path: str) -> None:
     more = {"write_file": {"content": "x"}, "append_file": {"content": "x"}, "move_file": {"new_path": path + "x"}}
     root = desk.folder / desk.store
     root.mkdir(parents=True, exist_ok=True)
@@ -257,8 +257,8 @@ def test_no_path_leads_out_of_the_folder_of_the_store(desk: Desk, tmp_path: Path
     assert (tmp_path / "secret").read_text() == SECRET
 
 
-def test_a_folder_that_is_swapped_for_a_link_in_the_middle_leads_nowhere(desk: Desk, tmp_path: Path) -> None:
-    """Somebody with access to the disk replaces a folder by a link, over and over, while files are used."""
+def test_a_folder_swapped_for_a_link_does_not_escape(desk: Desk, tmp_path: Path) -> None:
+    """Another process swaps a folder for a link, over and over, while files are used."""
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "plan").write_text(SECRET)
@@ -272,7 +272,7 @@ def test_a_folder_that_is_swapped_for_a_link_in_the_middle_leads_nowhere(desk: D
                 lambda: (root / "box").rename(root / "away"),
                 lambda: (root / "box").symlink_to(outside),
                 (root / "box").unlink,
-                lambda: shutil.rmtree(root / "box"),  # The folder that was made anew in the moment without one.
+                lambda: shutil.rmtree(root / "box"),  # The folder recreated during a swap.
                 lambda: (root / "away").rename(root / "box"),
             ):
                 with suppress(OSError):
@@ -299,7 +299,7 @@ def test_a_folder_that_is_swapped_for_a_link_in_the_middle_leads_nowhere(desk: D
     assert [path.name for path in outside.iterdir()] == ["plan"]
 
 
-def test_the_same_name_in_two_stores_is_two_files(desk: Desk) -> None:
+def test_stores_do_not_share_files(desk: Desk) -> None:
     """I13."""
     other = Desk(desk.folder, store="other")
     desk("write_file", path="plan", content="ours")
@@ -313,14 +313,14 @@ def test_the_same_name_in_two_stores_is_two_files(desk: Desk) -> None:
 
 
 @for_each("store", ["..", "a/b", "", "acme.state", "a\0b"])
-def test_a_store_that_is_no_id_has_no_folder(tmp_path: Path, store: str) -> None:
+def test_an_invalid_store_id_has_no_folder(tmp_path: Path, store: str) -> None:
     with pytest.raises(Exception, match="store_id must match"):
         Desk(tmp_path / "files", store=store)("write_file", path="a", content="x")
     assert not list(tmp_path.iterdir())
 
 
-def test_of_edits_made_at_once_by_several_processes_none_is_lost(desk: Desk) -> None:
-    """C4. Each Desk has a lock of its own on the folder, as another process has."""
+def test_concurrent_edits_by_several_processes_are_not_lost(desk: Desk) -> None:
+    """C4: each Desk locks the folder separately, as another process does."""
     desk("write_file", path="list", content="")
     desks = [Desk(desk.folder) for _ in range(4)]
     with ThreadPoolExecutor(4) as pool:
@@ -332,7 +332,7 @@ def test_of_edits_made_at_once_by_several_processes_none_is_lost(desk: Desk) -> 
     assert sorted(map(int, desk.tree()["list"].split())) == list(range(40))  # type: ignore[union-attr]
 
 
-def test_waiting_for_others_ends_when_the_call_is_cancelled(desk: Desk) -> None:
+def test_waiting_for_the_lock_ends_when_the_call_is_cancelled(desk: Desk) -> None:
     inside, release = threading.Event(), threading.Event()
 
     def busy(_: Any) -> Any:
@@ -350,7 +350,7 @@ def test_waiting_for_others_ends_when_the_call_is_cancelled(desk: Desk) -> None:
 
 
 class Crash(BaseException):
-    """The end of the process, as far as the code can tell."""
+    """The end of the process, from the code's point of view."""
 
 
 CHANGES: list[tuple[str, dict[str, Any], bool]] = [
@@ -365,7 +365,7 @@ STEPS = ("open", "rename", "unlink", "rmdir", "mkdir", "fsync", "close")
 
 
 def crash_at(step: int, patch: pytest.MonkeyPatch) -> Callable[[], bool]:
-    """Let the process end before its system call number `step`; returns whether it came that far."""
+    """End the process before its system call number `step`; return whether it got that far."""
     count = itertools.count()
     reached: list[bool] = []
 
@@ -383,11 +383,11 @@ def crash_at(step: int, patch: pytest.MonkeyPatch) -> Callable[[], bool]:
     return lambda: bool(reached)
 
 
-@for_each(("name", "arguments", "meanwhile"), CHANGES)
+@for_each(("name", "arguments", "other_call"), CHANGES)
 def test_after_a_crash_at_any_moment_the_same_call_has_its_effect_once(
-    tmp_path_factory: pytest.TempPathFactory, name: str, arguments: dict[str, Any], *, meanwhile: bool
+    tmp_path_factory: pytest.TempPathFactory, name: str, arguments: dict[str, Any], *, other_call: bool
 ) -> None:
-    """I5. `meanwhile` another call comes before the same one again, and changes the file."""
+    """I5: with `other_call`, another call changes the file before the same one is repeated."""
     tmp_path = tmp_path_factory.mktemp("crash")
 
     def start(folder: Path) -> Desk:
@@ -406,11 +406,11 @@ def test_after_a_crash_at_any_moment_the_same_call_has_its_effect_once(
             with suppress(Crash):
                 desk(name, key="once", **arguments)
         again = Desk(desk.folder)
-        if meanwhile:
+        if other_call:
             again("write_file", path="other", content="")
         assert again(name, key="once", **arguments) == returned
         tree = again.tree()
-        if meanwhile:
+        if other_call:
             tree.pop("other")
         assert tree == expected.tree(), step
         assert sorted(path.name for path in (desk.folder / "acme.state").iterdir()) == ["done", "lock"]
@@ -419,7 +419,7 @@ def test_after_a_crash_at_any_moment_the_same_call_has_its_effect_once(
     assert step > 10
 
 
-def test_records_of_old_calls_are_forgotten(desk: Desk) -> None:
+def test_records_of_old_calls_are_pruned(desk: Desk) -> None:
     desk("write_file", path="plan", content="one", key="k")
     records = desk.folder / "acme.state/done"
     assert [path.name for path in records.iterdir()] == ["k"]
@@ -444,12 +444,12 @@ def test_plain_paths_are_accepted(path: str) -> None:
         *("a\u00a0b", " a", "a ", "a/ b", "e\u0301", "x" * 201, "ø" * 101, "/".join("a" * 17), "a" * 513, "\ud800"),
     ],
 )
-def test_others_are_refused_with_a_reason(path: str) -> None:
+def test_other_paths_are_refused_with_a_reason(path: str) -> None:
     assert path_problem(path)
 
 
 @given(st.text(st.sampled_from("ab./\\ \0\u0301e\u00e9~\u202e")) | st.text())
-def test_what_is_accepted_stays_below_its_folder_and_has_one_spelling(path: str) -> None:
+def test_an_accepted_path_stays_in_its_folder_and_is_normalised(path: str) -> None:
     if path_problem(path):
         return
     assert os.path.normpath(f"/root/{path}") == f"/root/{path}"

@@ -1,4 +1,4 @@
-"""Calls of MCP servers: connections, further attempts, and limits of their cost (TOOL-3)."""
+"""MCP calls: connections, retries, and limits of cost (TOOL-3)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def connections() -> Connections:
 
 
 def fill(made: Connections, store_id: StoreId) -> int:
-    """Open as many connections of a store as may be; returns how many."""
+    """Open connections of a store up to its limit; return how many."""
     line = made.by_source.setdefault(
         (store_id, "source"), SourceConnections(fingerprint=(b"", ()), clock=ManualClock())
     )
@@ -50,14 +50,14 @@ def fill(made: Connections, store_id: StoreId) -> int:
     raise AssertionError("there is no limit")
 
 
-def test_each_store_has_half_of_what_the_others_leave() -> None:
+def test_each_store_gets_half_of_the_connections_that_others_leave() -> None:
     made = connections()
     assert [fill(made, StoreId(store)) for store in "abcdefgh"] == [100, 50, 25, 12, 6, 3, 2, 1]
     assert sum(fill(made, StoreId(f"store-{number}")) for number in range(SESSIONS_MAX)) == 1
     assert len(list(made.all())) == SESSIONS_MAX
 
 
-def test_a_source_that_crashes_is_tried_less_and_less_often() -> None:
+def test_restarts_of_a_crashing_source_back_off() -> None:
     clock = ManualClock()
     line = SourceConnections(fingerprint=(b"", ()), clock=clock)
     pauses = []
@@ -80,7 +80,7 @@ def tool(effect: EffectClass) -> ToolDefinition:
 
 
 def end(effect: EffectClass, fault: Fault, attempts: int = 1) -> str:
-    """The type of the end of a call after a fault; empty if it is made again."""
+    """The exception after a fault; empty if the call is retried."""
     try:
         check_retry(tool(effect), fault, attempts)
     except (ToolError, OutcomeUnknown) as error:
@@ -89,12 +89,12 @@ def end(effect: EffectClass, fault: Fault, attempts: int = 1) -> str:
 
 
 @for_each("effect", list(EffectClass))
-def test_a_call_that_never_ran_is_made_again_whatever_its_effect(effect: EffectClass) -> None:
+def test_a_call_that_never_ran_is_retried_for_any_effect_class(effect: EffectClass) -> None:
     assert end(effect, Lost("gone", never_ran=True)) == ""
 
 
 @for_each("effect", list(EffectClass))
-def test_a_call_that_may_have_had_its_effect_is_made_again_only_if_that_does_no_harm(effect: EffectClass) -> None:
+def test_a_call_that_may_have_run_is_retried_only_if_harmless(effect: EffectClass) -> None:
     is_harmless = effect in REPEATABLE
     assert end(effect, Lost("gone")) == ("" if is_harmless else "OutcomeUnknown")
     assert end(effect, Lost("gone"), ATTEMPTS_MAX) == ("ToolError" if is_harmless else "OutcomeUnknown")
@@ -103,12 +103,12 @@ def test_a_call_that_may_have_had_its_effect_is_made_again_only_if_that_does_no_
     assert end(effect, Refused("no")) == "ToolError"
 
 
-@for_each(("effect", "is_said"), [(EffectClass.READ_ONLY, False), (EffectClass.AT_MOST_ONCE, True)])
-def test_an_error_says_whether_the_call_may_have_had_its_effect(effect: EffectClass, is_said: bool) -> None:
-    with pytest.raises(ResultTooLarge) as told:
+@for_each(("effect", "has_warning"), [(EffectClass.READ_ONLY, False), (EffectClass.AT_MOST_ONCE, True)])
+def test_an_error_reports_whether_the_call_may_have_had_its_effect(effect: EffectClass, has_warning: bool) -> None:
+    with pytest.raises(ResultTooLarge) as raised:
         check_retry(tool(effect), TooLarge("it sent too much"), 1)
-    assert ("it may have had its effect" in str(told.value)) is is_said
-    for code, may_say in ((INTERNAL, is_said), (INVALID_PARAMS, False)):
+    assert ("it may have had its effect" in str(raised.value)) is has_warning
+    for code, may_say in ((INTERNAL, has_warning), (INVALID_PARAMS, False)):
         with pytest.raises(ToolError) as failed:
             check_retry(tool(effect), Refused("no such city", code=code), 1)
         assert ("it may have had its effect" in str(failed.value)) is may_say
@@ -120,7 +120,7 @@ ANSWER = {"jsonrpc": "2.0", "id": "q1", "result": {}}
 
 
 @for_each(("message", "is_limited"), [(REQUEST, False), (NOTIFICATION, True), (ANSWER, True)])
-async def test_only_a_message_with_an_answer_may_wait_without_limit(message: Any, is_limited: bool) -> None:
+async def test_only_a_request_may_wait_without_a_read_timeout(message: Any, is_limited: bool) -> None:
     client = httpx2.AsyncClient(timeout=httpx2.Timeout(30.0, read=None), trust_env=False)
     request = client.build_request("POST", "http://example.com", json=message)
     await limit_request(RateLimit(1, 1, ManualClock()), request)
@@ -129,7 +129,7 @@ async def test_only_a_message_with_an_answer_may_wait_without_limit(message: Any
     await client.aclose()
 
 
-async def test_beyond_a_burst_a_pace_is_kept() -> None:
+async def test_the_rate_limit_applies_after_a_burst() -> None:
     clock = ManualClock()
     pace = RateLimit(10, 2, clock)
     for _ in range(10):
@@ -144,7 +144,7 @@ async def test_beyond_a_burst_a_pace_is_kept() -> None:
         await pace.wait()
 
 
-async def test_a_list_that_repeats_itself_without_end_loses_only_what_it_repeats() -> None:
+async def test_an_endlessly_repeating_list_loses_only_its_repetitions() -> None:
     page = mcp.types.ListToolsResult(tools=[mcp.types.Tool(name="a", input_schema={})], next_cursor="1")
     client: Any = SimpleNamespace(session=SimpleNamespace(list_tools=AsyncMock(return_value=page)))
     tools, left_out = await listed(client, ())
@@ -153,11 +153,11 @@ async def test_a_list_that_repeats_itself_without_end_loses_only_what_it_repeats
 
 
 @for_each("flood", [b"\n", b"id\n", b"\r", b"[", b"{}"])
-def test_what_is_short_and_takes_long_to_read_counts_more_than_its_bytes(flood: bytes) -> None:
+def test_short_content_that_is_slow_to_parse_counts_more(flood: bytes) -> None:
     assert parse_cost(flood * 1000, 0) > 10 * len(flood * 1000)
 
 
-async def test_of_questions_that_cannot_be_asked_only_so_much_is_kept() -> None:
+async def test_reports_of_unaskable_questions_are_limited_in_size() -> None:
     definition = ToolDefinition(
         name="fake.do",
         description="Does.",
@@ -172,7 +172,7 @@ async def test_of_questions_that_cannot_be_asked_only_so_much_is_kept() -> None:
     asked = mcp.types.ElicitRequestFormParams(message="Which?", requested_schema=schema)
     for _ in range(1000):
         assert (await call.ask(asked)).action == "decline"
-    with pytest.raises(ToolError) as told:
+    with pytest.raises(ToolError) as raised:
         call.outcome(mcp.types.CallToolResult(content=[]))
-    assert "Which?" in str(told.value)
-    assert len(str(told.value)) < 50_000
+    assert "Which?" in str(raised.value)
+    assert len(str(raised.value)) < 50_000

@@ -24,7 +24,7 @@ def {name}() -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder that can be imported from, and whose modules are forgotten afterwards."""
+    """An importable folder whose modules are unloaded afterwards."""
     before = set(sys.modules)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -47,7 +47,7 @@ def broken(*entries: str) -> list[ToolModule]:
     return [module for module in load_modules(entries) if module.error]
 
 
-def test_a_package_gives_the_tools_of_all_its_modules_at_any_depth(folder: Path) -> None:
+def test_a_package_provides_tools_of_all_its_modules(folder: Path) -> None:
     write(folder / "pack/__init__.py")
     write(folder / "pack/money.py", "convert")
     write(folder / "pack/deep/__init__.py", "here")
@@ -57,7 +57,7 @@ def test_a_package_gives_the_tools_of_all_its_modules_at_any_depth(folder: Path)
     assert loaded("pack") == expected
 
 
-def test_a_folder_needs_no_slash_and_one_file_can_be_named(folder: Path) -> None:
+def test_folders_and_single_files_can_be_loaded(folder: Path) -> None:
     write(folder / "plain/money.py", "convert")
     write(folder / "plain/pack/__init__.py", "packed")
     write(folder / "plain/_shared.py", "hidden")
@@ -78,7 +78,7 @@ def test_modules_of_a_folder_share_code_by_relative_imports(folder: Path) -> Non
 
 
 def test_a_module_of_a_folder_does_not_shadow_an_installed_one(folder: Path) -> None:
-    """Also not the standard library's `email`, for whoever imports that later."""
+    """Later imports of the standard library's `email` are unaffected too."""
     write(folder / "kit/email.py", "send")
     write(folder / "kit/user.py", "kind", before="from email import message", value="message.__name__")
     modules = {module.name: module for module in load_modules(["./kit"])}
@@ -90,7 +90,7 @@ def test_a_module_of_a_folder_does_not_shadow_an_installed_one(folder: Path) -> 
 
 
 @pytest.mark.parametrize("entry", ["pack", "./pack"])
-def test_a_broken_module_names_file_line_and_error_and_does_not_stop_its_package(folder: Path, entry: str) -> None:
+def test_a_broken_module_is_reported_and_does_not_block_its_package(folder: Path, entry: str) -> None:
     write(folder / "pack/__init__.py")
     write(folder / "pack/a_typo.py", before="x = 1\ndef (:\n")
     write(folder / "pack/b_crash.py", before="\n\nprint(1 / 0)\n")
@@ -99,15 +99,15 @@ def test_a_broken_module_names_file_line_and_error_and_does_not_stop_its_package
     write(folder / "pack/e_refused.py", "no_text", before="def helper(): pass")
     refused = (folder / "pack/e_refused.py").read_text().replace('    """Say it."""\n', "")
     (folder / "pack/e_refused.py").write_text(refused)
-    said = [module.error for module in broken(entry)]
-    assert said[0].startswith(f"{folder}/pack/a_typo.py:2: SyntaxError: ")
-    assert said[1] == f"{folder}/pack/b_crash.py:3: ZeroDivisionError: division by zero"
-    assert said[2] == f"{folder}/pack/c_needs.py:1: ModuleNotFoundError: No module named 'nothing_like_this'"
-    assert said[3].startswith(f"{folder}/pack/e_refused.py:5: ToolDefinitionError: no_text: description")
+    errors = [module.error for module in broken(entry)]
+    assert errors[0].startswith(f"{folder}/pack/a_typo.py:2: SyntaxError: ")
+    assert errors[1] == f"{folder}/pack/b_crash.py:3: ZeroDivisionError: division by zero"
+    assert errors[2] == f"{folder}/pack/c_needs.py:1: ModuleNotFoundError: No module named 'nothing_like_this'"
+    assert errors[3].startswith(f"{folder}/pack/e_refused.py:5: ToolDefinitionError: no_text: description")
     assert [tool.name for module in load_modules([entry]) for tool in module.tools] == ["works"]
 
 
-def test_a_folder_whose_init_is_broken_still_gives_its_modules(folder: Path) -> None:
+def test_a_folder_with_a_broken_init_still_loads_its_modules(folder: Path) -> None:
     write(folder / "kit/__init__.py", before="import nothing_like_this")
     write(folder / "kit/works.py", "works")
     modules = list(load_modules(["./kit"]))
@@ -116,12 +116,12 @@ def test_a_folder_whose_init_is_broken_still_gives_its_modules(folder: Path) -> 
 
 
 @pytest.mark.parametrize("entry", ["missing_module", "./missing", "./missing.py", "a..b"])
-def test_what_is_not_there_is_named(folder: Path, entry: str) -> None:
+def test_a_missing_module_is_named(folder: Path, entry: str) -> None:
     (module,) = broken(entry)
     assert module.name == entry
 
 
-def test_a_tool_that_is_imported_by_another_module_counts_once(folder: Path) -> None:
+def test_a_tool_imported_by_another_module_is_registered_once(folder: Path) -> None:
     write(folder / "pack/__init__.py", before="from pack.money import convert")
     write(folder / "pack/money.py", "convert")
     assert loaded("pack", "pack.money") == {"pack": ["convert"]}

@@ -1,4 +1,4 @@
-"""OpenAPI documents become tools, and calls of them become requests. TOOL-8."""
+"""OpenAPI documents as tools, and calls as requests. TOOL-8."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def one(operation: dict[str, Any], *, path: str = "/a", method: str = "post", **
 
 
 def request(tool: DiscoveredTool, arguments: dict[str, Any]) -> BuiltRequest:
-    """The request of a call that the schema admits."""
+    """The request of a valid call."""
     checked = check_arguments(
         tool.definition, compile_schema(tool.definition.arguments_schema), json.dumps(arguments).encode()
     )
@@ -123,7 +123,7 @@ def request(tool: DiscoveredTool, arguments: dict[str, Any]) -> BuiltRequest:
     return build(msgspec.json.decode(tool.binding, type=Binding), checked.arguments)
 
 
-def test_each_operation_becomes_a_tool() -> None:
+def test_every_operation_becomes_a_tool() -> None:
     tools, left_out = read(PETS)
     assert sorted(tools) == ["pets.create_pet", "pets.deletePet", "pets.get_pets_id", "pets.listPets"]
     assert left_out == [LeftOut(name="replacePhoto", reason="its body is neither JSON nor a form")]
@@ -131,7 +131,7 @@ def test_each_operation_becomes_a_tool() -> None:
     assert tools["pets.get_pets_id"].definition.description == "GET /pets/{id}"
     harm = {name: (tool.definition.category, tool.definition.effect) for name, tool in tools.items()}
     assert harm.pop("pets.deletePet") == ("DESTRUCTIVE", "AT_MOST_ONCE")
-    assert set(harm.values()) == {("SENSITIVE", "AT_MOST_ONCE")}, "a document is not believed"
+    assert set(harm.values()) == {("SENSITIVE", "AT_MOST_ONCE")}, "a document cannot declare itself safe"
 
 
 def test_parameters_become_arguments_and_arguments_a_request() -> None:
@@ -173,7 +173,7 @@ def test_a_body_becomes_an_argument() -> None:
     assert built.headers["Content-Type"] == "application/vnd.pets+json"
 
 
-def test_two_parameters_of_one_name_are_two_arguments() -> None:
+def test_parameters_of_the_same_name_are_separate_arguments() -> None:
     tool = read(PETS)[0]["pets.get_pets_id"]
     assert tool.definition.arguments_schema["properties"]["id"]["enum"] == ["a", "b", None]
     assert request(tool, {"id": "a", "query_id": True}).url.endswith("/pets/a?id=true")
@@ -184,7 +184,7 @@ def test_the_same_document_gives_the_same_tools_as_json_and_as_yaml() -> None:
     assert read(json.dumps(document)) == read(PETS)
 
 
-def test_names_fit_and_differ() -> None:
+def test_tool_names_are_valid_and_distinct() -> None:
     ids = ["a" * 80, "a" * 81, "x y", "x-y", "x/y", "é"]
     paths = {f"/{number}": {"get": {"operationId": name}} for number, name in enumerate(ids)}
     document: Any = {"openapi": "3.1.0", "servers": [{"url": "https://a.example"}], "paths": paths}
@@ -194,7 +194,7 @@ def test_names_fit_and_differ() -> None:
     assert {"pets.x_y", "pets.x-y", "pets.tool"} <= names
 
 
-def test_schemas_of_3_1_are_taken_unchanged() -> None:
+def test_openapi_3_1_schemas_are_used_unchanged() -> None:
     properties: dict[str, Any] = {
         "a": {"const": 1},
         "b": {"type": "array", "prefixItems": [{"type": "string"}], "items": False},
@@ -205,7 +205,7 @@ def test_schemas_of_3_1_are_taken_unchanged() -> None:
     assert tool.definition.arguments_schema["properties"]["body"]["properties"] == properties
 
 
-def test_operations_can_be_chosen() -> None:
+def test_operations_can_be_selected() -> None:
     assert list(read(PETS, "deletePet")[0]) == ["pets.deletePet"]
     with pytest.raises(UnusableDocument, match="no such operation: 'none'"):
         read(PETS, "deletePet", "none")
@@ -216,7 +216,7 @@ def test_operations_can_be_chosen() -> None:
         read('{"openapi": "3.1.0"}')
 
 
-def test_the_base_url_comes_from_the_source_the_operation_or_the_place_of_the_document() -> None:
+def test_the_base_url_comes_from_source_operation_or_document_url() -> None:
     def url_of(**changes: Any) -> str:
         document = {"openapi": "3.1.0", "paths": {"/a": {"get": {}}}} | changes.pop("document", {})
         (tool,) = read(json.dumps(document), **changes)[0].values()
@@ -245,7 +245,7 @@ def test_an_idempotency_key_is_not_an_argument() -> None:
     assert msgspec.json.decode(tool.binding, type=Binding).idempotency_header == "Idempotency-Key"
 
 
-def test_a_body_that_is_too_large_for_a_schema_may_be_anything() -> None:
+def test_a_body_with_an_oversized_schema_accepts_anything() -> None:
     properties = {f"p{number}": {"type": "string", "description": "x" * 100} for number in range(1000)}
     body = {"required": True, "content": {"application/json": {"schema": {"type": "object", "properties": properties}}}}
     tool = one({"requestBody": body})
@@ -271,7 +271,7 @@ def test_a_body_that_is_too_large_for_a_schema_may_be_anything() -> None:
         ({"style": "deepObject", "explode": True}, {"a": "x&y"}, "p[a]=x%26y"),
     ],
 )
-def test_styles_of_parameters(parameter: dict[str, Any], value: Any, query: str) -> None:
+def test_parameters_are_serialised_by_style(parameter: dict[str, Any], value: Any, query: str) -> None:
     tool = one({"parameters": [{"name": "p", "in": "query", "schema": {}} | parameter]}, method="get")
     assert request(tool, {"p": value}).url == f"https://a.example/a?{query}"
 
@@ -292,14 +292,14 @@ def test_styles_of_parameters(parameter: dict[str, Any], value: Any, query: str)
         ),
     ],
 )
-def test_a_body_is_sent_as_its_media_type_says(
+def test_a_body_is_encoded_by_its_media_type(
     media: dict[str, Any], body: dict[str, Any], sent: tuple[str, bytes]
 ) -> None:
     built = request(one({"requestBody": {"content": media}}), {"body": body})
     assert (built.headers["Content-Type"], built.body) == sent
 
 
-def test_a_form_in_parts_has_a_part_for_each_field_and_takes_no_files() -> None:
+def test_a_multipart_form_has_a_part_per_field_and_no_files() -> None:
     schema = {"properties": {"photo": {"type": "string", "format": "binary"}, "name": {}, "tags": {}, "pet": {}}}
     tool = one({"requestBody": {"content": {"multipart/form-data": {"schema": schema}}}})
     assert set(tool.definition.arguments_schema["properties"]["body"]["properties"]) == {"name", "tags", "pet"}
@@ -312,7 +312,7 @@ def test_a_form_in_parts_has_a_part_for_each_field_and_takes_no_files() -> None:
     ]
 
 
-def test_a_body_that_cannot_be_sent_leaves_its_operation_out() -> None:
+def test_an_operation_with_an_unsupported_body_is_left_out() -> None:
     file = {"schema": {"required": ["f"], "properties": {"f": {"format": "binary"}}}}
     for content, reason in (({"text/csv": {}}, "neither JSON nor a form"), ({"multipart/form-data": file}, "a file")):
         paths = {"/a": {"post": {"operationId": "a", "requestBody": {"content": content}}}}
@@ -324,7 +324,7 @@ def test_a_body_that_cannot_be_sent_leaves_its_operation_out() -> None:
 
 
 @for_each("value", ["..", ".", "", None])
-def test_an_argument_cannot_lead_to_another_path(value: Any) -> None:
+def test_an_argument_cannot_change_the_path(value: Any) -> None:
     parameters: Any = [{"name": "id", "in": "path", "required": True, "schema": {}}]
     tool = one({"parameters": parameters}, path="/a/{id}/b")
     with pytest.raises(UnusableArgument):
@@ -356,13 +356,13 @@ def test_an_argument_cannot_break_out_of_a_header(value: str) -> None:
         ("#" * (DOCUMENT_BYTES_MAX + 1), "the limit is"),
     ],
 )
-def test_a_document_that_cannot_be_used_is_refused(text: str, says: str) -> None:
+def test_an_unusable_document_is_refused(text: str, says: str) -> None:
     with pytest.raises(UnusableDocument, match=says):
         read_document(text.encode())
 
 
 @for_each("target", ["https://evil.example/x", "other.yaml#/a", "#/nowhere", "#/components/schemas/A"])
-def test_references_to_elsewhere_nowhere_and_in_a_circle_are_not_followed(target: str) -> None:
+def test_external_dangling_and_circular_references_are_not_followed(target: str) -> None:
     paths = {"/a": {"get": {"operationId": "a", "parameters": [{"$ref": target}]}}}
     components = {"schemas": {"A": {"$ref": "#/components/schemas/A"}}}
     document = {"openapi": "3.1.0", "servers": [{"url": "https://a.example"}], "paths": paths, "components": components}
@@ -421,17 +421,17 @@ EVERYTHING: dict[str, Any] = {
 ODD: tuple[Any, ...] = (None, 5, "x", [], {}, [[1]], [{"a": 1}], {"$ref": 5}, {"$ref": f"#/tags/{'9' * 5000}"})
 
 
-def places(value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Give the way to each part of a value."""
+def paths_in(value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the path to each part of a value."""
     for key, part in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
         yield (*above, key)
-        yield from places(part, (*above, key))
+        yield from paths_in(part, (*above, key))
 
 
 @for_each("version", ["3.0.3", "3.1.0"])
 @for_each("part", sorted(EVERYTHING.keys() - {"openapi"}))
-def test_whatever_stands_anywhere_in_a_document_it_is_read_or_refused(version: str, part: str) -> None:
-    for place in places(EVERYTHING[part], (part,)):
+def test_any_value_anywhere_in_a_document_is_read_or_refused(version: str, part: str) -> None:
+    for place in paths_in(EVERYTHING[part], (part,)):
         for odd in ODD:
             document = copy.deepcopy(EVERYTHING | {"openapi": version})
             holder = functools.reduce(lambda found, key: found[key], place[:-1], document)
@@ -442,7 +442,7 @@ def test_whatever_stands_anywhere_in_a_document_it_is_read_or_refused(version: s
                     reading()
 
 
-def test_headers_of_the_source_and_of_the_connection_are_not_arguments() -> None:
+def test_source_and_connection_headers_are_not_arguments() -> None:
     parameters: Any = [
         {"name": name, "in": "header", "schema": {}} for name in ("X-Key", "X-TENANT", "X-Other", "Host")
     ]
@@ -460,7 +460,7 @@ def test_headers_of_the_source_and_of_the_connection_are_not_arguments() -> None
 
 
 def large_document(operations: int = 300) -> dict[str, Any]:
-    """A document over what is kept, of which each operation needs little, and one a parameter of another path."""
+    """A document over the size limit whose operations need little of it; one refers to another path."""
     schemas = {
         f"S{number}": {
             "type": "object",
@@ -484,7 +484,7 @@ def large_document(operations: int = 300) -> dict[str, Any]:
     return {"openapi": "3.0.0", "servers": servers, "paths": paths, "components": {"schemas": schemas}}
 
 
-def test_of_a_large_document_what_was_chosen_is_kept() -> None:
+def test_only_selected_operations_of_a_large_document_are_kept() -> None:
     whole = json.dumps(large_document()).encode()
     kept = extract(whole, ("op0", "op250"))
     assert list(json.loads(kept)["paths"]) == ["/0", "/250", "/7"]

@@ -1,4 +1,4 @@
-"""Tools that came with a run: which may come, what they are called, and that no rule allows their calls."""
+"""Tools supplied with a run: validation, names, and rules that never allow their calls."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def version(tool: ToolDefinition, source: str = FRONT_END) -> ToolVersion:
 
 
 @given(NAMES, DIGESTS, NAMES, DIGESTS)
-def test_a_label_is_that_of_one_tool_and_the_name_of_none(name: str, digest: str, other: str, another: str) -> None:
+def test_a_label_identifies_one_own_tool_and_is_never_a_tool_name(
+    name: str, digest: str, other: str, another: str
+) -> None:
     label = own_label(name, digest)
     assert not can_exist(label)
     assert len(label) <= TOOL_NAME_CHARACTERS_MAX
@@ -54,10 +56,10 @@ def test_a_label_is_that_of_one_tool_and_the_name_of_none(name: str, digest: str
 
 
 @given(st.sampled_from(["show", "*"]), st.sampled_from(RuleScope), st.floats(0, 1e10), st.integers(0, 3))
-def test_what_people_allow_is_never_a_tool_that_came_with_a_run(
+def test_allow_rules_never_apply_to_own_tools(
     pattern: str, scope: RuleScope, create_time: float, tool_version: int
 ) -> None:
-    """Its author did not know it: the next run may bring another one of that name."""
+    """The author of a rule cannot know such a tool: the next run may bring another of that name."""
     entry = own_version(STORE, definition(category=Category.SENSITIVE))
     call = RuledCall(
         user_id=ANN,
@@ -92,7 +94,7 @@ def test_what_people_allow_is_never_a_tool_that_came_with_a_run(
 
 
 @for_each(
-    ("tools", "said"),
+    ("tools", "reason"),
     [
         ([], "1 to 64 tools"),
         ([definition(f"tool_{number}") for number in range(OWN_TOOLS_MAX + 1)], "1 to 64 tools"),
@@ -101,8 +103,8 @@ def test_what_people_allow_is_never_a_tool_that_came_with_a_run(
         ([definition(allowed_roles=("admin",))], "remove allowed_user_ids and allowed_roles"),
     ],
 )
-def test_what_may_not_come_is_refused_with_a_sentence(tools: list[ToolDefinition], said: str) -> None:
-    with pytest.raises(InvalidField, match=said):
+def test_invalid_own_tools_are_refused_with_the_reason(tools: list[ToolDefinition], reason: str) -> None:
+    with pytest.raises(InvalidField, match=reason):
         check_own(tools)
 
 
@@ -116,11 +118,11 @@ def test_what_may_not_come_is_refused_with_a_sentence(tools: list[ToolDefinition
         version(definition(), "worker:w"),
     ],
 )
-def test_none_takes_the_name_of_another_tool(other: ToolVersion) -> None:
-    """Nor that by which a model knows it."""
+def test_an_own_tool_cannot_shadow_another_tool(other: ToolVersion) -> None:
+    """Nor its name on the wire to a model."""
     with pytest.raises(ToolExists, match="rename the tool of this run"):
         check_not_shadowing([definition("unlike"), definition(), definition("http__shop")], [other])
 
 
-def test_one_with_the_same_definition_is_the_same_tool() -> None:
+def test_an_own_tool_with_the_same_definition_is_the_same_tool() -> None:
     check_not_shadowing([definition()], [version(definition()), version(definition("other"), "builtin")])

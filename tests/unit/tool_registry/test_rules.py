@@ -1,4 +1,4 @@
-"""Which calls are gated, what an approval is bound to, what calls touch. HITL-2, HITL-3, LOOP-9, D8."""
+"""Approval gates, call digests and resource keys. HITL-2, HITL-3, LOOP-9, D8."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SAFE = ToolDefinition(
 )
 
 
-def test_what_an_agent_is_told_is_no_bulk() -> None:
+def test_arguments_of_an_agent_call_are_not_bulk() -> None:
     assert approval_cause(replace(SAFE, context=ExecutionContext.AGENT), 9) == ""
     assert approval_cause(replace(SAFE, context=ExecutionContext.AGENT, category=Category.SENSITIVE), 9) != ""
 
@@ -56,7 +56,7 @@ def test_the_longest_top_level_array_counts_and_deeper_ones_do_not() -> None:
         ("$.nothing[*].there", 0),
     ],
 )
-def test_a_path_counts_what_is_there(path: str, count: int) -> None:
+def test_a_count_path_counts_matching_items(path: str, count: int) -> None:
     arguments: dict[str, Any] = {
         "body": {"orders": [{"name": "a", "lines": [1, 2]}, {"name": "b", "lines": [3]}], "tags": ["x"] * 50}
     }
@@ -65,12 +65,12 @@ def test_a_path_counts_what_is_there(path: str, count: int) -> None:
 
 
 @for_each("path", ["", "$", "$.", "a..b", "[*]", "a[0]", "a.[*]", "$.a[*]b", "a" * 201])
-def test_what_is_no_path_is_refused(path: str) -> None:
+def test_an_invalid_count_path_is_refused(path: str) -> None:
     assert not may_be_count_path(path)
 
 
 def test_every_part_of_a_call_changes_its_digest() -> None:
-    """HITL-3. Also where parts could be read as one another's."""
+    """HITL-3: also where parts could be confused with one another."""
     parts = {"store_id": "s", "run_id": "r", "call_id": "c", "tool_name": "t", "tool_version": 1, "arguments": b"{}"}
     changed = [
         parts | {name: value}
@@ -87,14 +87,14 @@ def test_every_part_of_a_call_changes_its_digest() -> None:
     assert len(digests) == len(changed) + 1
 
 
-def test_keys_come_from_the_arguments() -> None:
+def test_resource_keys_come_from_the_arguments() -> None:
     assert resource_keys(("path:{path}",), {"path": "a/b"}) == ("path:a/b",)
     assert resource_keys(("n:{n}", "all"), {"n": {"b": 1, "a": 2}}) == ("all", 'n:{"a":2,"b":1}')
     assert resource_keys(("path:{paths}",), {"paths": ["b", "a", "b", None]}) == ("path:a", "path:b")
     assert resource_keys(("path:{path}",), {"path": None}) == resource_keys(("path:{path}",), {}) == ()
 
 
-def test_keys_are_bounded_in_length_and_number() -> None:
+def test_resource_keys_are_limited_in_length_and_number() -> None:
     long, other = ({"path": "x" * 9999 + end} for end in "ab")
     (one,), (two,) = resource_keys(("p:{path}",), long), resource_keys(("p:{path}",), other)
     assert one != two
@@ -104,7 +104,7 @@ def test_keys_are_bounded_in_length_and_number() -> None:
 
 
 @for_each("template", ["", "x" * 300, "a:{nope}", "a:{path", "a:path}", "{path}{paths}"])
-def test_a_template_without_meaning_is_refused(template: str) -> None:
+def test_an_invalid_key_template_is_refused(template: str) -> None:
     assert check_template(template, SAFE.arguments_schema)
 
 

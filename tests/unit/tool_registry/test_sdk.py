@@ -1,4 +1,4 @@
-"""What a tool is written with. TOOL-3, TOOL-4, TOOL-9."""
+"""The SDK for writing tools. TOOL-3, TOOL-4, TOOL-9."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def everything(text: str) -> str:
     return text
 
 
-def test_descriptions_come_from_the_docstring_or_from_annotated() -> None:
+def test_descriptions_come_from_the_docstring_or_annotated_types() -> None:
     @tool(name="look_up")
     def look(word: str, language: Annotated[str, "two letters"] = "en", limit: int = 3) -> str:
         """Look a word up.
@@ -93,14 +93,14 @@ def test_sphinx_docstrings_are_read_too() -> None:
     assert read_docstring(function) == ("Do it.", {"word": "what to do it with"})
 
 
-def test_without_options_a_tool_is_treated_with_the_most_caution() -> None:
+def test_a_tool_without_options_gets_the_most_cautious_defaults() -> None:
     """TOOL-2."""
     assert everything.definition.category is Category.SENSITIVE
     assert everything.definition.effect is EffectClass.AT_MOST_ONCE
     assert not everything.definition.parallel
 
 
-def test_a_tool_can_still_be_called_as_the_function_it_was() -> None:
+def test_a_tool_can_still_be_called_as_a_function() -> None:
     @tool
     def double(number: int, context: ToolContext) -> int:
         """Double a number."""
@@ -130,14 +130,14 @@ def silent(word: str) -> None:
         {"heartbeat_seconds": -1},
     ],
 )
-def test_an_option_of_the_wrong_type_is_refused_where_it_is_written(options: dict[str, Any]) -> None:
-    """What is not refused there ends the registry when it writes the tool down, with every tool of everybody."""
+def test_an_option_of_the_wrong_type_is_refused_at_definition(options: dict[str, Any]) -> None:
+    """Otherwise the registry would fail when it saves the tool, along with all other tools."""
     (name,) = options
     with pytest.raises(ToolDefinitionError, match=f"everything: .*{name}"):
         tool(**options)(everything.function)
 
 
-def test_a_name_that_is_none_is_refused_with_those_that_there_are() -> None:
+def test_an_unknown_option_value_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ToolDefinitionError, match=r"category.*; it may be SAFE, SENSITIVE, DESTRUCTIVE$"):
         tool(category="harmless")(everything.function)  # type: ignore[call-overload]
     with pytest.raises(ToolDefinitionError, match="that the registry runs"):
@@ -146,7 +146,7 @@ def test_a_name_that_is_none_is_refused_with_those_that_there_are() -> None:
         tool(effect="readonly")(everything.function)  # type: ignore[call-overload]
 
 
-def test_category_and_effect_may_be_named_as_a_worker_names_them() -> None:
+def test_category_and_effect_may_be_given_as_strings() -> None:
     options: dict[str, Any] = {"category": "SAFE", "effect": "READ_ONLY"}
     definition = tool(**options)(everything.function).definition
     assert definition.category is Category.SAFE
@@ -154,7 +154,7 @@ def test_category_and_effect_may_be_named_as_a_worker_names_them() -> None:
     assert encode_definition(definition)
 
 
-def test_reconcile_goes_with_reconcilable_and_only_there() -> None:
+def test_reconcile_is_required_for_reconcilable_tools_only() -> None:
     async def ask(context: ToolContext) -> Any:
         return cannot_say()
 
@@ -164,7 +164,7 @@ def test_reconcile_goes_with_reconcilable_and_only_there() -> None:
         tool(effect=EffectClass.IDEMPOTENT, reconcile=ask)(everything.function)
 
 
-def test_arguments_that_fit_the_schema_but_not_the_type_are_an_error_for_the_model() -> None:
+def test_arguments_that_fail_type_validation_are_an_error_result() -> None:
     class Even(pydantic.BaseModel):
         number: int
 
@@ -179,12 +179,12 @@ def test_arguments_that_fit_the_schema_but_not_the_type_are_an_error_for_the_mod
         """Halve."""
         return even.number // 2
 
-    halve.__annotations__["even"] = Even  # A name of this function, which no module has.
+    halve.__annotations__["even"] = Even  # A local name, which no module has.
     with pytest.raises(ToolError, match="must be even"):
         tool(halve).bind({"even": {"number": 3}}, ToolContext())
 
 
-def test_a_context_tells_whether_the_result_is_still_wanted() -> None:
+def test_a_context_reports_cancellation() -> None:
     """TOOL-4."""
     flag = threading.Event()
     context = ToolContext(_cancelled=flag)
@@ -197,14 +197,14 @@ def test_a_context_tells_whether_the_result_is_still_wanted() -> None:
         context.check_cancelled()
 
 
-def test_secrets_are_taken_out_of_every_text_of_a_value() -> None:
+def test_secrets_are_redacted_from_every_text_of_a_value() -> None:
     """TOOL-4, I22."""
     value: Any = {"a hunter2 b": ["hunter2", {"x": "say hunter2!"}], "n": 1}
     assert without({"hunter2"}, value) == {"a [secret] b": ["[secret]", {"x": "say [secret]!"}], "n": 1}
 
 
 @for_each(
-    ("said", "policy"),
+    ("reports_given", "policy"),
     [
         ("", None),
         ("end", ReportPolicy(reports=JobReports.END)),
@@ -213,10 +213,10 @@ def test_secrets_are_taken_out_of_every_text_of_a_value() -> None:
         ({"digest": 600}, ReportPolicy(reports=JobReports.DIGEST, report_seconds=600.0)),
     ],
 )
-def test_a_tool_says_what_is_told_of_its_jobs_as_a_model_does(said: Any, policy: ReportPolicy | None) -> None:
+def test_a_tool_may_set_the_reports_of_its_jobs(reports_given: Any, policy: ReportPolicy | None) -> None:
     """ASYNC-5."""
 
-    @tool(reports=said)
+    @tool(reports=reports_given)
     def look() -> None:
         """Look."""
 
@@ -226,7 +226,7 @@ def test_a_tool_says_what_is_told_of_its_jobs_as_a_model_does(said: Any, policy:
 
 
 @for_each(
-    ("said", "options"),
+    ("reports_given", "options"),
     [
         ("sometimes", {}),
         ("digest", {}),
@@ -241,15 +241,15 @@ def test_a_tool_says_what_is_told_of_its_jobs_as_a_model_does(said: Any, policy:
         ("end", {"background": False}),
     ],
 )
-def test_what_makes_no_sense_of_jobs_breaks_the_module(said: Any, options: dict[str, Any]) -> None:
+def test_invalid_job_options_are_refused_at_definition(reports_given: Any, options: dict[str, Any]) -> None:
     with pytest.raises(ToolDefinitionError, match="reports"):
 
-        @tool(reports=said, **options)
+        @tool(reports=reports_given, **options)
         def look() -> None:
             """Look."""
 
 
-def test_whatever_a_function_returns_becomes_json() -> None:
+def test_return_values_become_json() -> None:
     value = {"c": Color.RED, "i": Item("x"), "s": Span(start=date(2026, 1, 2)), "m": Model(size=2), "t": (1, 2)}
     assert plain(value) == {
         "c": "red",
@@ -278,7 +278,7 @@ def test_whatever_a_function_returns_becomes_json() -> None:
         {"cpu_seconds": 100_000},
     ],
 )
-def test_limits_are_whole_numbers_within_bounds(limits: dict[str, Any]) -> None:
+def test_process_limits_are_whole_numbers_within_bounds(limits: dict[str, Any]) -> None:
     (name,) = limits
     with pytest.raises(ToolDefinitionError, match=rf"ProcessLimits: {name} must be an integer from 1"):
         ProcessLimits(**limits)
@@ -289,7 +289,7 @@ def top() -> str:
     return "top"
 
 
-def test_a_function_that_another_process_cannot_find_is_refused() -> None:
+def test_a_function_that_cannot_be_imported_cannot_use_a_process() -> None:
     def inner() -> str:
         """Be within."""
         return "inner"
@@ -298,6 +298,6 @@ def test_a_function_that_another_process_cannot_find_is_refused() -> None:
         tool(process=ProcessLimits())(inner)
 
 
-def test_only_what_runs_in_the_registry_has_a_process() -> None:
+def test_only_backend_tools_may_use_a_process() -> None:
     with pytest.raises(ToolDefinitionError, match="top: only a BACKEND tool can run in its own process"):
         tool(process=ProcessLimits(), context=ExecutionContext.HUMAN)(top)

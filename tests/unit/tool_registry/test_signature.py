@@ -1,4 +1,4 @@
-"""From the types of a function to its schema, and from arguments to what it gets. TOOL-3."""
+"""From function types to schemas, and from arguments to function parameters. TOOL-3."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ UserId = NewType("UserId", str)
 
 
 class Unwritable:
-    """No JSON says it. Tests that are named after one have the same name in each process."""
+    """A value without a JSON form. Its fixed repr gives tests the same ids in each process."""
 
     def __repr__(self) -> str:
         return "<object Unwritable>"
 
 
 class Color(enum.Enum):
-    """Made of texts."""
+    """A string enum."""
 
     RED = "red"
     BLUE = "blue"
@@ -138,7 +138,7 @@ def of(hint: Any, **options: Any) -> Tool[..., Any]:
 
 
 def checked(it: Tool[..., Any], arguments: bytes) -> Accepted | Refused:
-    """What the registry says to arguments."""
+    """The result of checking arguments as the registry does."""
     schema = it.definition.arguments_schema
     return check_arguments(it.definition, compile_schema(schema, recursion=True), arguments)
 
@@ -192,7 +192,7 @@ def checked(it: Tool[..., Any], arguments: bytes) -> Accepted | Refused:
         ("list[Node]", '[{"value": 1}]', [Node(1)]),
     ],
 )
-def test_arguments_become_what_the_function_asks_for(hint: Any, written: str, got: Any) -> None:
+def test_arguments_are_converted_to_the_parameter_types(hint: Any, written: str, got: Any) -> None:
     it = of(hint)
     accepted = checked(it, b'{"it": %s}' % written.encode())
     assert isinstance(accepted, Accepted), accepted
@@ -223,7 +223,7 @@ def test_arguments_become_what_the_function_asks_for(hint: Any, written: str, go
         (pydantic.HttpUrl, '"no address"'),
     ],
 )
-def test_what_does_not_fit_is_refused_before_the_function_runs(hint: Any, written: str) -> None:
+def test_mismatched_arguments_are_refused_before_the_function_runs(hint: Any, written: str) -> None:
     assert isinstance(checked(of(hint), b'{"it": %s}' % written.encode()), Refused)
 
 
@@ -248,7 +248,7 @@ def test_what_does_not_fit_is_refused_before_the_function_runs(hint: Any, writte
         (float, 1, 1),
     ],
 )
-def test_a_default_is_in_the_schema_and_is_what_the_function_gets(hint: Any, default: Any, shown: Any) -> None:
+def test_a_default_is_in_the_schema_and_passed_to_the_function(hint: Any, default: Any, shown: Any) -> None:
     it = of(hint, default=default)
     assert it.definition.arguments_schema["properties"]["it"]["default"] == shown
     assert it.bind({}, ToolContext())() == default
@@ -271,12 +271,12 @@ def test_a_default_is_in_the_schema_and_is_what_the_function_gets(hint: Any, def
         (Annotated[Inner, "a model"], "a model"),
     ],
 )
-def test_a_description_may_stand_in_the_type(hint: Any, text: str) -> None:
+def test_a_description_may_be_part_of_the_type(hint: Any, text: str) -> None:
     assert of(hint).definition.arguments_schema["properties"]["it"]["description"] == text
 
 
 @for_each("hint", [ToolContext, ToolContext | None, Annotated[ToolContext, "the call"]])
-def test_the_context_is_known_in_every_form(hint: Any) -> None:
+def test_the_context_parameter_is_recognised_in_every_form(hint: Any) -> None:
     it = of(hint)
     assert it.definition.arguments_schema["properties"] == {}
     context = ToolContext(call_id="this")
@@ -295,7 +295,7 @@ def rest(**others: int) -> None:
     """Have names that are not known."""
 
 
-def by_place(it: int, /) -> None:
+def positional(it: int, /) -> None:
     """Have no name."""
 
 
@@ -311,23 +311,23 @@ del method.__annotations__["self"], untyped.__annotations__["it"]
 
 
 @for_each(
-    ("function", "said"),
+    ("function", "reason"),
     [
         (only_checked, r"only_checked: parameter it: name 'Fraction' is not defined; .* TYPE_CHECKING"),
         (two_contexts, r"two_contexts: both one and two are a ToolContext"),
         (untyped, r"untyped: parameter it has no type; write for example it: str"),
         (rest, r"rest: \*\*others.* write one parameter per argument"),
-        (by_place, r"by_place: it.* write one parameter per argument"),
+        (positional, r"by_place: it.* write one parameter per argument"),
         (method, r"method: a method cannot be a tool; write a function outside of the class"),
     ],
 )
-def test_a_function_that_cannot_be_a_tool_is_told_what_to_write(function: Any, said: str) -> None:
-    with pytest.raises(ToolDefinitionError, match=said):
+def test_an_unusable_function_is_refused_with_advice(function: Any, reason: str) -> None:
+    with pytest.raises(ToolDefinitionError, match=reason):
         tool(function)
 
 
 @for_each(
-    ("hint", "said"),
+    ("hint", "reason"),
     [
         (Plain, r"Plain has no JSON Schema; write str, int, .* a dataclass, a TypedDict or a pydantic model"),
         (list[Plain], r"list\[.*Plain\] has no JSON Schema; write str"),
@@ -338,13 +338,13 @@ def test_a_function_that_cannot_be_a_tool_is_told_what_to_write(function: Any, s
         (pydantic.SecretStr | None, r"secrets do not come from the model"),
     ],
 )
-def test_a_type_without_a_schema_is_told_what_to_write(hint: Any, said: str) -> None:
-    with pytest.raises(ToolDefinitionError, match=f"take: parameter it: {said}"):
+def test_a_type_without_a_schema_is_refused_with_advice(hint: Any, reason: str) -> None:
+    with pytest.raises(ToolDefinitionError, match=f"take: parameter it: {reason}"):
         of(hint)
 
 
 @for_each(
-    ("hint", "default", "said"),
+    ("hint", "default", "reason"),
     [
         (int, "a", r"its default 'a' does not fit its type$"),
         (int, 0.5, r"its default 0.5 does not fit its type$"),
@@ -354,12 +354,12 @@ def test_a_type_without_a_schema_is_told_what_to_write(hint: Any, said: str) -> 
         (Any, Unwritable(), r"its default <object .* is not JSON; write None, and replace it in the function"),
     ],
 )
-def test_a_default_that_no_call_could_give_is_refused(hint: Any, default: Any, said: str) -> None:
-    with pytest.raises(ToolDefinitionError, match=f"take: parameter it: {said}"):
+def test_a_default_that_no_call_could_pass_is_refused(hint: Any, default: Any, reason: str) -> None:
+    with pytest.raises(ToolDefinitionError, match=f"take: parameter it: {reason}"):
         of(hint, default=default)
 
 
-def test_classes_of_one_name_stay_apart() -> None:
+def test_classes_of_the_same_name_stay_separate() -> None:
     def other() -> type[pydantic.BaseModel]:
         class Inner(pydantic.BaseModel):
             word: str

@@ -1,4 +1,4 @@
-"""Sources: trust in them, the names of their tools, changes, and the programs that they may start (TOOL-3)."""
+"""Sources: trust, tool names, changes, and programs they may start (TOOL-3)."""
 
 from __future__ import annotations
 
@@ -41,16 +41,14 @@ def found(name: str, description: str = "x", binding: bytes = b"") -> Discovered
 
 
 @given(SOURCE_NAMES, st.sets(st.text(max_size=80), max_size=20))
-def test_whatever_a_server_calls_its_tools_they_get_names_that_can_exist_and_differ(
-    source: str, names: set[str]
-) -> None:
+def test_tools_of_a_server_get_valid_and_distinct_names(source: str, names: set[str]) -> None:
     registered = registered_names(source, names)
     assert registered.keys() == names
     assert len(set(registered.values())) == len(names)
     assert all(can_exist(name) and name.startswith(f"{source}.") for name in registered.values())
 
 
-def test_a_name_that_fits_stays_and_one_made_to_collide_does_not_take_it() -> None:
+def test_a_colliding_tool_name_does_not_replace_a_valid_one() -> None:
     assert registered_names("s", ["a b"]) == {"a b": "s.a_b"}
     both = registered_names("s", ["a b", "a_b"])
     assert both["a_b"] == "s.a_b"
@@ -58,7 +56,7 @@ def test_a_name_that_fits_stays_and_one_made_to_collide_does_not_take_it() -> No
 
 
 @for_each("name", ["", "A", "a.b", "-a", "a" * 33, "a/b"])
-def test_a_source_cannot_have_such_a_name(name: str) -> None:
+def test_an_invalid_source_name_is_refused(name: str) -> None:
     with pytest.raises(InvalidField):
         check_source_name(name)
 
@@ -67,11 +65,11 @@ def test_a_source_cannot_have_such_a_name(name: str) -> None:
     ("name", "holds"),
     [("a.b", True), ("a.b.c", False), (".b", False), ("a.", False), ("x" * 61 + ".y", True), ("x" * 62 + ".y", False)],
 )
-def test_a_tool_may_have_one_dot_inside_its_name(name: str, holds: bool) -> None:
+def test_a_tool_name_may_contain_one_dot(name: str, holds: bool) -> None:
     assert can_exist(name) is holds
 
 
-def test_a_policy_of_a_tool_comes_before_that_of_all_and_neither_gives_nothing() -> None:
+def test_a_tool_policy_precedes_the_default_policy() -> None:
     policies = [
         pb.SourceToolPolicy(tool_name="a", category=call_pb2.TOOL_CATEGORY_SAFE),
         pb.SourceToolPolicy(tool_name="*", effect_class=call_pb2.EFFECT_CLASS_IDEMPOTENT, timeout_seconds=3),
@@ -97,12 +95,12 @@ def test_a_policy_of_a_tool_comes_before_that_of_all_and_neither_gives_nothing()
         [{"toolName": "a", "reports": {"reports": "JOB_REPORTS_END"}, "withoutBackground": True}],
     ],
 )
-def test_policies_that_cannot_be_kept_are_refused(policies: list[dict[str, Any]]) -> None:
+def test_invalid_policies_are_refused(policies: list[dict[str, Any]]) -> None:
     with pytest.raises(InvalidField):
         check_policies(json_format.ParseDict({"policies": policies}, pb.SourceConfig()).policies)
 
 
-def test_changes_name_what_is_new_gone_and_different_also_in_its_binding() -> None:
+def test_changes_list_new_removed_and_modified_tools() -> None:
     approved = [found("same"), found("words"), found("bound"), found("gone")]
     now = [found("same"), found("words", "others"), found("bound", binding=b"1"), found("new")]
     assert [(change.tool_name, change.approved is None, change.found is None) for change in changes(approved, now)] == [
@@ -115,7 +113,7 @@ def test_changes_name_what_is_new_gone_and_different_also_in_its_binding() -> No
     assert definitions_hash(approved) == definitions_hash(approved[::-1])
 
 
-def test_a_schema_in_an_older_dialect_is_taken_for_what_all_dialects_have_in_common() -> None:
+def test_a_schema_in_an_older_dialect_keeps_its_common_subset() -> None:
     old = {"$schema": "http://json-schema.org/draft-07/schema#", "properties": {"a": {"type": "string"}}}
     assert plain_schema(old) == {"type": "object", "properties": {"a": {"type": "string"}}}
     assert plain_schema(None) == {"type": "object"}
@@ -129,7 +127,7 @@ WEB = pb.SourceConfig(name="web", mcp_http=pb.McpHttpConfig(url="https://example
 
 
 class Asked(Exception):
-    """The use case was reached."""
+    """Raised when the call reached the use case."""
 
 
 class Sources:
@@ -144,12 +142,12 @@ async def add(who: Principal, config: pb.SourceConfig, *, is_personal: bool = Tr
     await SourceServicer(sources, is_personal=is_personal).AddSource(pb.AddSourceRequest(config=config), nothing)
 
 
-async def test_where_any_program_may_be_started_the_key_of_another_adds_none() -> None:
+async def test_a_private_registry_accepts_programs_from_its_local_key_only() -> None:
     with pytest.raises(PermissionDenied, match="PAWL_MCP_PROGRAMS_FILE"):
         await add(OPERATOR, PROGRAM)
 
 
-async def test_the_local_key_adds_any_program_and_others_what_is_no_program_or_is_listed() -> None:
+async def test_the_local_key_may_add_any_program_and_others_listed_ones() -> None:
     owner = local_principal({})
     for who, config, is_personal in ((owner, PROGRAM, True), (OPERATOR, WEB, True), (OPERATOR, PROGRAM, False)):
         with pytest.raises(Asked):
@@ -175,7 +173,7 @@ def wanted(*command: str, variables: tuple[str, ...] = (), paths: tuple[str, ...
         wanted("/opt/any", "a", "b"),
     ],
 )
-def test_what_is_listed_is_allowed(fine: ProgramRule) -> None:
+def test_a_listed_program_is_allowed(fine: ProgramRule) -> None:
     assert refusal_reason({"acme": [TIME, ANY]}, ACME, fine) == ""
 
 
@@ -191,18 +189,18 @@ def test_what_is_listed_is_allowed(fine: ProgramRule) -> None:
         (wanted("/opt/any", paths=("/",)), "/"),
     ],
 )
-def test_what_is_not_listed_is_refused(refused: ProgramRule, says: str) -> None:
+def test_an_unlisted_program_is_refused(refused: ProgramRule, says: str) -> None:
     assert says in refusal_reason({"acme": [TIME, ANY]}, ACME, refused)
 
 
-def test_stores_without_rules_have_those_of_all_and_nothing_else() -> None:
+def test_stores_without_rules_use_only_the_common_ones() -> None:
     rules = {"acme": [TIME], "*": [ANY]}
     assert refusal_reason(rules, StoreId("other"), wanted("/opt/any")) == ""
     assert refusal_reason(rules, ACME, wanted("/opt/any"))
     assert refusal_reason({}, ACME, wanted("/opt/any"))
 
 
-def test_without_a_file_nothing_is_listed(tmp_path: Path) -> None:
+def test_without_a_programs_file_nothing_is_listed(tmp_path: Path) -> None:
     assert read_programs_file(None) == {}
     path = tmp_path / "programs.json"
     path.write_text('{"acme": [{"command": ["/opt/time", "*"], "paths": ["/srv"]}]}')
@@ -220,7 +218,7 @@ def test_without_a_file_nothing_is_listed(tmp_path: Path) -> None:
         ('{"*": [{"command": ["/a"], "folders": []}]}', "unknown field"),
     ],
 )
-def test_a_wrong_file_is_one_clear_sentence(tmp_path: Path, text: str, says: str) -> None:
+def test_an_invalid_programs_file_gives_one_clear_error(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "programs.json"
     path.write_text(text)
     with pytest.raises(StartError, match=says):

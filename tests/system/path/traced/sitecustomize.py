@@ -19,8 +19,8 @@ def _trace(folder: str) -> None:
             return
         code = frame.f_code
         if code not in names:
-            name = f"{frame.f_globals.get('__name__')}:{code.co_qualname}"
-            names[code] = name if name in _WANTED else None
+            full = f"{frame.f_globals.get('__name__')}:{code.co_qualname}"
+            names[code] = full if full in _WANTED else None
         if name := names[code]:
             calls.write(f"{time.monotonic_ns()} {name}\n")
 

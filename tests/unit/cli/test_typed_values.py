@@ -1,4 +1,4 @@
-"""Words that are typed, and the refusals of those that mean nothing."""
+"""Parsing of typed words, and errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from pawl.event.v1 import call_pb2, run_pb2
 from pawl.tool.v1.source_pb2 import SourceToolPolicy
 from tests.tables import not_explained, not_refused
 
-NOBODY = "127.0.0.1:1"
+UNREACHABLE = "127.0.0.1:1"
 
 EVERY = {"cron": "--cron", "interval_seconds": "--every", "text": "--text", "name": "name"}
 JOB = {"interval": "--interval", "stop_after": "--stop-after", "duration": "--duration", "tool": "tool"}
@@ -84,12 +84,12 @@ REFUSALS: list[tuple[Mapping[str, str], PawlError, str]] = [
 ]
 
 
-def test_a_refusal_names_the_option_that_was_typed_and_leaves_other_words_alone() -> None:
+def test_a_refusal_names_the_typed_option_and_keeps_other_words() -> None:
     for typed, error, sentence in REFUSALS:
-        assert explain(error, [NOBODY], typed=typed) == sentence
+        assert explain(error, [UNREACHABLE], typed=typed) == sentence
 
 
-def test_an_error_says_what_to_do_next(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_error_suggests_what_to_do_next(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     for error, advice in (
         (RunNotFound("where is it?"), "Where is it? `pawl runs` shows your runs."),
@@ -105,12 +105,12 @@ def test_an_error_says_what_to_do_next(monkeypatch: pytest.MonkeyPatch, tmp_path
         (AttentionNotNeeded("it is well"), "`pawl attention`"),
         (KeyError("x"), "KeyError: 'x'"),
     ):
-        assert advice in explain(error, [NOBODY])
+        assert advice in explain(error, [UNREACHABLE])
     monkeypatch.setenv("PAWL_API_KEY", "k")
-    assert "The key came from PAWL_API_KEY" in explain(Unauthenticated("the key is not known"), [NOBODY])
+    assert "The key came from PAWL_API_KEY" in explain(Unauthenticated("the key is not known"), [UNREACHABLE])
 
 
-def test_a_value_that_is_none_is_refused_with_the_option_that_was_typed() -> None:
+def test_an_invalid_value_is_refused_with_its_option() -> None:
     for command, option in [
         (("runs", "--since", "5x"), "--since"),
         (("rules", "allow", "*", "--for", "5x"), "--for"),
@@ -129,11 +129,11 @@ def test_a_value_that_is_none_is_refused_with_the_option_that_was_typed() -> Non
         (("audit", "list", "--before", "5x"), "--before"),
         (("audit", "verify", "--known-head", "5x"), "--known-head"),
     ]:
-        refused = CliRunner().invoke(app, command, env={"PAWL_ADDRESS": NOBODY})
+        refused = CliRunner().invoke(app, command, env={"PAWL_ADDRESS": UNREACHABLE})
         assert (refused.exit_code, refused.output.startswith(f"{option}: '5x' ")) == (2, True), command
 
 
-def test_a_moment_has_the_zone_that_it_names_or_that_of_the_machine() -> None:
+def test_a_time_without_a_zone_uses_the_zone_of_the_machine() -> None:
     here = datetime(2026, 1, 31).astimezone(UTC).isoformat().replace("+00:00", "Z")
     moments = {
         "2026-01-31": here,
@@ -145,7 +145,7 @@ def test_a_moment_has_the_zone_that_it_names_or_that_of_the_machine() -> None:
     assert not_refused(CommandError, lambda text: time_of(text, "since"), none) == []
 
 
-def test_what_narrows_a_command_down_never_means_everything_when_it_is_empty() -> None:
+def test_an_empty_filter_never_means_everything() -> None:
     for command in [
         ("memory", "erase", "--yes", ""),
         ("memory", "erase", "--yes", "--agent", ""),
@@ -162,11 +162,11 @@ def test_what_narrows_a_command_down_never_means_everything_when_it_is_empty() -
         ("keys", "events", "--key", ""),
         ("rules", "allow", "*", "--run", ""),
     ]:
-        refused = CliRunner().invoke(app, command, env={"PAWL_ADDRESS": NOBODY})
+        refused = CliRunner().invoke(app, command, env={"PAWL_ADDRESS": UNREACHABLE})
         assert (refused.exit_code, "must not be empty. Omit it for all." in refused.output) == (2, True), command
 
 
-def test_a_file_that_cannot_be_read_is_refused_in_the_same_words_everywhere(tmp_path: Path) -> None:
+def test_an_unreadable_file_gives_the_same_error_everywhere(tmp_path: Path) -> None:
     none = tmp_path / "none.yaml"
     for command in [
         ("run", "look", "--image"),
@@ -175,7 +175,7 @@ def test_a_file_that_cannot_be_read_is_refused_in_the_same_words_everywhere(tmp_
         ("conversations", "import"),
         ("apply", "--file"),
     ]:
-        refused = CliRunner().invoke(app, [*command, str(none)], env={"PAWL_ADDRESS": NOBODY})
+        refused = CliRunner().invoke(app, [*command, str(none)], env={"PAWL_ADDRESS": UNREACHABLE})
         assert (refused.exit_code, refused.output) == (2, f"{none} cannot be read: No such file or directory.\n")
 
 
@@ -199,7 +199,7 @@ POLICIES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def test_each_word_is_a_field_of_the_policy() -> None:
+def test_each_word_sets_a_field_of_the_policy() -> None:
     for words, fields in POLICIES:
         assert policy_of(f"look={words}") == SourceToolPolicy(tool_name="look", **fields)
 
@@ -210,7 +210,7 @@ def test_every_field_of_a_policy_has_a_word() -> None:
     assert {field.name for field, _ in policy.ListFields()} == set(SourceToolPolicy.DESCRIPTOR.fields_by_name)
 
 
-def test_what_is_no_policy_is_said_in_a_sentence() -> None:
+def test_an_invalid_policy_is_reported_clearly() -> None:
     rows = [
         ("look", "of the form TOOL=WORD,WORD"),
         ("=safe", "of the form TOOL=WORD,WORD"),
@@ -222,7 +222,7 @@ def test_what_is_no_policy_is_said_in_a_sentence() -> None:
         ("look=reports=every=ten", "reports must be every, every=10"),
         ("look=reports=", "reports must be every, every=10"),
     ]
-    assert not_explained(CommandError, policy_of, [(given, re.escape(told)) for given, told in rows]) == []
+    assert not_explained(CommandError, policy_of, [(given, re.escape(expected)) for given, expected in rows]) == []
 
 
 GATED = call_pb2.Call(
@@ -240,8 +240,8 @@ ASKED = call_pb2.Call(
 )
 
 
-def test_what_is_typed_decides_about_the_call_that_was_shown() -> None:
-    """HITL-1, HITL-3: an approval carries the digest of what was shown."""
+def test_typed_answers_decide_the_shown_call() -> None:
+    """HITL-1, HITL-3: an approval carries the digest of the shown call."""
     for line in ("a", "A", " yes ", "approve"):
         decision = answers.decision_of(line, GATED)
         assert (decision.kind, decision.digest) == (call_pb2.DECISION_KIND_APPROVE, "d" * 64), line
@@ -250,21 +250,21 @@ def test_what_is_typed_decides_about_the_call_that_was_shown() -> None:
     assert (edited.kind, edited.arguments_json) == (call_pb2.DECISION_KIND_EDIT, b'{"to": "bob@example.com"}')
     rejected = answers.decision_of("r: not before noon", GATED)
     assert (rejected.kind, rejected.reason) == (call_pb2.DECISION_KIND_REJECT, "not before noon")
-    told = answers.decision_of("t: I wrote to her myself", GATED)
-    assert (told.kind, told.answer) == (call_pb2.DECISION_KIND_ANSWER, "I wrote to her myself")
+    expected = answers.decision_of("t: I wrote to her myself", GATED)
+    assert (expected.kind, expected.answer) == (call_pb2.DECISION_KIND_ANSWER, "I wrote to her myself")
     for line, answer in {"2": "Tomorrow", "3": "3", "0": "0", "next week": "next week"}.items():
         decision = answers.decision_of(line, ASKED)
         assert (decision.kind, decision.answer) == (call_pb2.DECISION_KIND_ANSWER, answer)
         assert answers.chosen(line, ASKED) == answer
 
 
-def test_what_decides_nothing_is_refused_with_what_would() -> None:
+def test_an_unknown_answer_is_refused_with_the_possible_ones() -> None:
     lines = ("e {", 'e {"a": 1, "a": 2}', "e [1]", "e 1", "", "x", "t", "maybe")
     assert not_refused(CommandError, lambda line: answers.decision_of(line, GATED), lines) == []
 
 
 def test_only_a_bare_word_approves_or_rejects() -> None:
-    """HITL-1: whatever else begins with such a word is asked for again, with the answers that exist."""
+    """HITL-1: any longer line is asked for again with the possible answers."""
     call = call_pb2.Call()
     call.CopyFrom(GATED)
     call.approval.series.digest = "e" * 64
@@ -283,7 +283,7 @@ def test_only_a_bare_word_approves_or_rejects() -> None:
         answers.decision_of("yes but to the other account", GATED)
 
 
-def test_the_editor_gets_the_arguments_and_gives_the_new_ones(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_editor_edits_the_arguments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     editor = tmp_path / "editor"
     editor.write_text("#!/bin/sh\nsed -i s/ann/bob/ $1\n")
     editor.chmod(0o700)
@@ -292,7 +292,7 @@ def test_the_editor_gets_the_arguments_and_gives_the_new_ones(monkeypatch: pytes
     assert b"bob@example.com" in decision.arguments_json
 
 
-def test_an_editor_that_does_not_work_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_editor_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VISUAL", "/no/such/editor")
     with pytest.raises(CommandError, match="Set EDITOR"):
         answers.decision_of("e", GATED)
@@ -312,8 +312,8 @@ def gated(**series: Any) -> call_pb2.Call:
     return call
 
 
-def test_a_card_says_what_happens_without_a_decision() -> None:
-    """HITL-4: which is a day away, unless somebody says otherwise."""
+def test_a_call_shows_what_happens_without_a_decision() -> None:
+    """HITL-4: one day by default."""
     call, now = gated(), datetime.now(UTC)
     call.deadline_time.FromDatetime(now + timedelta(seconds=Limits().approval_expiry_seconds))
     assert wording.call_lines(call, now)[-2:] == [
@@ -322,7 +322,7 @@ def test_a_card_says_what_happens_without_a_decision() -> None:
     ]
 
 
-def test_only_who_says_so_grants_it() -> None:
+def test_a_series_is_granted_only_explicitly() -> None:
     call = gated(interval_seconds=60, iterations_max=20)
     once, series = answers.decision_of("a", call), answers.decision_of("series", call)
     assert (once.for_series, once.digest) == (False, "of the call")
@@ -333,7 +333,7 @@ def test_only_who_says_so_grants_it() -> None:
         decisions.for_series(gated(), None, None, None, None)
 
 
-def test_what_is_given_is_changed_and_the_rest_stays() -> None:
+def test_given_terms_of_a_series_are_changed_and_others_kept() -> None:
     call = gated(interval_seconds=60, iterations_max=20)
     edited = decisions.for_series(call, None, 5.0, None, 10.0)
     assert (edited.kind, edited.for_series, edited.digest) == (call_pb2.DECISION_KIND_EDIT, True, "of the series")
@@ -347,15 +347,15 @@ def test_what_is_given_is_changed_and_the_rest_stays() -> None:
     assert (other.arguments_json, other.HasField("edited_series")) == (b'{"amount": 2}', False)
 
 
-def test_what_no_series_can_be_is_refused() -> None:
+def test_impossible_terms_of_a_series_are_refused() -> None:
     call = gated(interval_seconds=60, iterations_max=20)
     terms: list[tuple[int | None, float | None]] = [(2**32, None), *((None, float(n)) for n in ("1e12", "inf", "nan"))]
     assert not_refused(CommandError, lambda each: decisions.for_series(call, None, None, *each), terms) == []
-    for options, told in {
+    for options, expected in {
         ("--interval", "1"): "require --series",
         ("--series", "--reject", "no"): "cannot be combined with",
         ("--reject", "no", "--remember", "run"): "exclude each other",
         ("--uses", "1"): "require --remember",
     }.items():
-        refused = CliRunner().invoke(app, ("approve", "run_1", "call_1", *options), env={"PAWL_ADDRESS": NOBODY})
-        assert (refused.exit_code, told in refused.output) == (2, True), options
+        refused = CliRunner().invoke(app, ("approve", "run_1", "call_1", *options), env={"PAWL_ADDRESS": UNREACHABLE})
+        assert (refused.exit_code, expected in refused.output) == (2, True), options

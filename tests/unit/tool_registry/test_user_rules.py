@@ -1,4 +1,4 @@
-"""Which rule decides about a call: pure."""
+"""Which user rule decides a call."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ calls = st.builds(
 
 
 @given(rules.map(lambda rule: replace(rule, scope=RuleScope.AGENT)), calls)
-def test_a_rule_of_an_agent_restricts_what_may_be_of_it_and_allows_what_is(rule: Rule, asked: RuledCall) -> None:
+def test_an_agent_rule_restricts_possible_and_allows_actual_agents(rule: Rule, asked: RuledCall) -> None:
     same_for_all = replace(rule, scope=RuleScope.STORE)
     if ruling([same_for_all], asked, NOW) is None:
         assert ruling([rule], asked, NOW) is None
@@ -102,8 +102,8 @@ def test_a_rule_of_an_agent_restricts_what_may_be_of_it_and_allows_what_is(rule:
 
 
 @given(st.lists(rules, max_size=8), calls, st.sampled_from(["r", "c", "x"]))
-def test_a_run_below_another_one_is_never_freer_than_beside_it(made: list[Rule], asked: RuledCall, above: str) -> None:
-    """Who delegates does not get what it may not do itself."""
+def test_a_child_run_is_never_less_restricted_than_a_sibling(made: list[Rule], asked: RuledCall, above: str) -> None:
+    """An agent must not get through a delegate what it may not do itself."""
     below = replace(asked, agents_above=asked.agents_above | {above})
 
     def severity(decides: Rule | None) -> int:
@@ -116,7 +116,7 @@ def test_a_run_below_another_one_is_never_freer_than_beside_it(made: list[Rule],
 
 
 @given(st.lists(rules, max_size=8), calls)
-def test_deny_wins_and_nothing_that_ended_or_is_of_others_decides(made: list[Rule], asked: RuledCall) -> None:
+def test_deny_wins_and_only_active_rules_in_scope_apply(made: list[Rule], asked: RuledCall) -> None:
     decides = ruling(made, asked, NOW)
     if decides is None:
         return
@@ -132,7 +132,7 @@ def test_deny_wins_and_nothing_that_ended_or_is_of_others_decides(made: list[Rul
 
 
 @given(rules, calls)
-def test_an_allow_never_covers_what_its_author_could_not_mean(rule: Rule, asked: RuledCall) -> None:
+def test_an_allow_never_covers_calls_its_author_could_not_intend(rule: Rule, asked: RuledCall) -> None:
     decides = ruling([rule], asked, NOW)
     if decides is None or decides.effect is not RuleEffect.ALLOW:
         return
@@ -146,12 +146,12 @@ def test_an_allow_never_covers_what_its_author_could_not_mean(rule: Rule, asked:
 
 
 def meets(pattern: ArgumentPattern, arguments: Mapping[str, Any], *, strictly: bool = True, **declared: str) -> bool:
-    """Whether arguments match, for a rule that allows or for one that does not."""
+    """Whether arguments match; `strictly` for a rule that allows."""
     kinds = {name: ArgumentKind(kind) for name, kind in declared.items()}
     return Matching(arguments=arguments, kinds=kinds).meets(pattern, strictly=strictly)
 
 
-def test_what_is_allowed_is_every_item_and_what_is_refused_is_any() -> None:
+def test_allow_must_match_every_item_and_deny_any_item() -> None:
     inside = ArgumentPattern(argument="to", glob="*@example.com")
     assert meets(inside, {"to": ["a@example.com", "b@example.com"]})
     assert not meets(inside, {"to": ["a@example.com", "b@evil.org"]})
@@ -162,20 +162,20 @@ def test_what_is_allowed_is_every_item_and_what_is_refused_is_any() -> None:
         assert not meets(inside, arguments, strictly=False)
 
 
-def test_an_address_is_refused_whatever_case_it_has() -> None:
-    """Hardly a mail server tells cases apart, also before the @."""
+def test_an_address_is_denied_in_any_case() -> None:
+    """Almost all mail servers ignore case, also before the @."""
     for glob in ("boss@example.com", "Boss@Example.com", "*@EXAMPLE.com"):
         pattern = ArgumentPattern(argument="to", glob=glob)
         assert meets(pattern, {"to": ["BOSS@example.com."]}, strictly=False, to="email")
 
 
-def test_numbers_that_are_equal_are_one_value() -> None:
+def test_equal_numbers_match() -> None:
     five = ArgumentPattern(argument="n", equals=canonical_value(5.0))
     assert meets(five, {"n": 5})
     assert not meets(five, {"n": "5"})
     assert not meets(five, {"n": True})
     assert not meets(ArgumentPattern(argument="n", equals=canonical_value(1)), {"n": True})
-    # Beyond 64 bits there are floats only.
+    # Beyond 64 bits all numbers are floats.
     assert meets(ArgumentPattern(argument="n", equals=canonical_value(1e20)), {"n": 1e20})
     assert not meets(five, {"n": [1e20, {"a": -1e300}]})
 
@@ -198,7 +198,7 @@ def test_numbers_that_are_equal_are_one_value() -> None:
         "http://%65vil.com/a",
     ],
 )
-def test_a_url_is_refused_in_every_spelling_and_allowed_in_none_but_its_own(spelling: str) -> None:
+def test_a_url_is_denied_in_every_spelling_and_allowed_in_one(spelling: str) -> None:
     for glob in ("http://evil.com/*", "HTTP://EVIL.com/*", "http://evil.com/a"):
         assert meets(ArgumentPattern(argument="url", glob=glob), {"url": spelling}, strictly=False), glob
     equals = ArgumentPattern(argument="url", equals=canonical_value("http://evil.com/a"))
@@ -218,21 +218,21 @@ def test_a_url_is_refused_in_every_spelling_and_allowed_in_none_but_its_own(spel
         ("http://a/b?c=d*", "http://a/b?c=%64"),
     ],
 )
-def test_a_url_is_refused_by_the_host_and_the_text_that_it_means(glob: str, spelling: str) -> None:
+def test_a_url_is_denied_by_its_decoded_host_and_text(glob: str, spelling: str) -> None:
     for kind in ("url", "text"):
         assert meets(ArgumentPattern(argument="url", glob=glob), {"url": spelling}, strictly=False, url=kind)
 
 
 @for_each("spelling", ["secret/a", "./secret/a", "public/../secret/a", "secret//a", "/secret/a", " secret/a"])
-def test_a_path_is_refused_in_every_spelling(spelling: str) -> None:
+def test_a_path_is_denied_in_every_spelling(spelling: str) -> None:
     secret = ArgumentPattern(argument="path", glob="secret/*")
     assert meets(secret, {"path": spelling}, strictly=False, path="path")
     public = ArgumentPattern(argument="path", glob="public/*")
     assert not meets(public, {"path": "public/../secret/a"}, path="path")
 
 
-def test_a_rule_for_a_tool_holds_for_whoever_acts_as_that_tool() -> None:
-    """Who may not read a file may not move it to where it can be read, nor the folder that it is in."""
+def test_a_rule_for_a_tool_applies_to_tools_that_act_as_it() -> None:
+    """Without read access to a file, a user may not move it or its folder to a readable place."""
     schema = {
         "properties": {
             "path": {"type": "string", "format": "path", "x-pawl-acts-as": ["read_file.path/*"]},
@@ -265,12 +265,12 @@ def test_a_rule_for_a_tool_holds_for_whoever_acts_as_that_tool() -> None:
 
 
 @given(st.text("ab/", max_size=12), st.text("ab?*/", max_size=8))
-def test_a_glob_means_what_a_shell_means(text: str, glob: str) -> None:
+def test_globs_match_like_shell_patterns(text: str, glob: str) -> None:
     assert glob_matches(text, glob, Work()) == fnmatchcase(text, glob)
 
 
 @given(st.text("ab", max_size=3), st.text("ab?*", max_size=4))
-def test_a_glob_reaches_below_a_prefix_if_it_matches_something_there(prefix: str, glob: str) -> None:
+def test_a_glob_reaches_below_a_prefix_if_it_can_match_there(prefix: str, glob: str) -> None:
     endings = ("".join(letters) for length in range(5) for letters in itertools.product("ab", repeat=length))
     assert glob_reaches(prefix, glob, Work()) == any(fnmatchcase(prefix + ending, glob) for ending in endings)
 
@@ -281,8 +281,8 @@ hard_texts = st.lists(st.sampled_from(["a", "b", "ab"]), max_size=3).map(lambda 
 
 @settings(deadline=None)
 @given(hard_globs, hard_texts)
-def test_the_work_of_a_glob_is_counted(glob: str, text: str) -> None:
-    """Each step that is paid for is a few operations of Python and at most 100 characters of C."""
+def test_glob_matching_has_a_work_limit(glob: str, text: str) -> None:
+    """Each counted step is a few Python operations and at most 100 characters of C work."""
     work = Work(left=2000)
     steps = 0
 
@@ -301,8 +301,8 @@ def test_the_work_of_a_glob_is_counted(glob: str, text: str) -> None:
     assert steps <= 15 * (2000 - max(work.left, 0)) + 100
 
 
-def test_marks_without_end_are_not_put_into_order() -> None:
-    """That takes as long as the square of their number."""
+def test_long_runs_of_combining_marks_are_not_sorted() -> None:
+    """Sorting combining marks takes quadratic time."""
     for marks in ("\u0301\u0327", "\u0f73\u0f81", "\uff9e\u0301"):
         text = "a" + marks * 100
         with pytest.raises(TooMuchToMatch):
@@ -314,8 +314,8 @@ def test_marks_without_end_are_not_put_into_order() -> None:
     assert not meets(ArgumentPattern(argument="a", glob="b*"), {"a": "a\u0301\u0327" * 1000}, strictly=False)
 
 
-def test_a_rule_does_not_mean_a_tool_that_took_the_name_and_the_version_of_another() -> None:
-    """A deployment brings a tool of the name that a tool of the store had: both count their versions from 1."""
+def test_a_rule_ignores_a_later_tool_of_the_same_name_and_version() -> None:
+    """A deployment tool and a store tool of the same name both count versions from 1."""
     rule = Rule(
         store_id=StoreId("acme"),
         rule_id="rule",
@@ -332,9 +332,7 @@ def test_a_rule_does_not_mean_a_tool_that_took_the_name_and_the_version_of_anoth
 
 
 @given(rules, calls)
-def test_what_rules_deny_a_run_they_deny_those_below_it_and_what_they_allow_they_do_not(
-    made: Rule, asked: RuledCall
-) -> None:
+def test_child_runs_inherit_denials_but_not_permissions(made: Rule, asked: RuledCall) -> None:
     """TOOL-7."""
     here = ruling([made], asked, NOW)
     below = ruling(

@@ -1,4 +1,4 @@
-"""Who is let in: hosts, pages, keys, sessions, and the methods that are reached."""
+"""Access to the gateway: hosts, origins, keys, sessions, and public methods."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HOSTS = frozenset({"pawl.example.com", "other.example.com:8443"})
 OWN = {"host": "pawl.example.com:7600", "origin": "https://pawl.example.com:7600"}
 
 
-def test_it_answers_to_its_own_names_and_to_no_other() -> None:
+def test_the_gateway_answers_only_to_its_own_hosts() -> None:
     own = [
         "localhost",
         "LOCALHOST:7600",
@@ -65,7 +65,7 @@ def test_it_answers_to_its_own_names_and_to_no_other() -> None:
 
 
 @given(st.text(max_size=40))
-def test_any_text_is_a_host_or_none(host: str) -> None:
+def test_any_host_text_is_accepted_or_refused(host: str) -> None:
     try:
         door.check_host(host, HOSTS)
     except ForeignHost:
@@ -73,7 +73,7 @@ def test_any_text_is_a_host_or_none(host: str) -> None:
     assert door.is_loopback(host) or door.host_name(host) in HOSTS or host.lower() in HOSTS
 
 
-def test_its_own_pages_use_its_sessions_and_no_others() -> None:
+def test_only_own_pages_may_use_sessions() -> None:
     no_origin = {"host": OWN["host"]}
     for own in (OWN, OWN | {"sec-fetch-site": "none"}, no_origin | {"sec-fetch-site": "same-origin"}):
         door.check_page("POST", own)
@@ -96,15 +96,15 @@ def test_its_own_pages_use_its_sessions_and_no_others() -> None:
         door.check_page("POST", no_origin)
 
 
-def test_a_body_is_json_and_none_that_a_form_could_send() -> None:
+def test_only_json_content_types_are_accepted() -> None:
     forms = [None, "", "text/plain", "application/x-www-form-urlencoded", "application/jsonx"]
     assert not_refused(InvalidField, door.check_json, forms) == []
-    for said in ("application/json", "Application/JSON; charset=utf-8"):
-        door.check_json(said)
+    for header in ("application/json", "Application/JSON; charset=utf-8"):
+        door.check_json(header)
 
 
-def test_a_key_comes_as_a_bearer() -> None:
-    assert [door.bearer(said) for said in ("Bearer abc", "bearer  abc ", None)] == ["abc", "abc", None]
+def test_a_key_is_sent_as_a_bearer_token() -> None:
+    assert [door.bearer(header) for header in ("Bearer abc", "bearer  abc ", None)] == ["abc", "abc", None]
     assert not_refused(InvalidField, door.bearer, ["", "Basic abc", "Bearer", "Bearer "]) == []
 
 
@@ -118,7 +118,7 @@ def test_every_kind_of_error_has_a_status() -> None:
 KEY = "k" * 32
 
 
-def test_a_session_comes_back_as_it_was() -> None:
+def test_a_sealed_session_opens_unchanged() -> None:
     found = Session(key="secret", end_time=100.0, store="acme", user="ann")
     sealed = Seal(KEY).close(found)
     assert "secret" not in sealed
@@ -127,7 +127,7 @@ def test_a_session_comes_back_as_it_was() -> None:
     assert Session(key="secret", end_time=1.0).metadata == (("authorization", "Bearer secret"),)
 
 
-def test_keys_can_be_changed_while_sessions_go_on() -> None:
+def test_seal_keys_can_be_rotated_without_ending_sessions() -> None:
     sealed = Seal(KEY).close(Session(key="a", end_time=1.0))
     assert Seal(f"new{KEY}, {KEY}").open(sealed, Session).key == "a"
     with pytest.raises(Unauthenticated):
@@ -135,19 +135,19 @@ def test_keys_can_be_changed_while_sessions_go_on() -> None:
 
 
 @given(st.text(max_size=200))
-def test_nobody_makes_a_session_up(sealed: str) -> None:
+def test_a_forged_session_is_refused(sealed: str) -> None:
     with pytest.raises(Unauthenticated):
         Seal(KEY).open(sealed, Session)
 
 
-def test_a_key_that_no_cookie_holds_is_refused() -> None:
+def test_a_key_too_long_for_a_cookie_is_refused() -> None:
     sealed = Seal(KEY).close(Session(key="k" * 3000, end_time=1.0))
     with pytest.raises(InvalidField, match="too long"):
         session.check_sealed(sealed)
     session.check_sealed(Seal(KEY).close(Session(key="k" * 2500, end_time=1.0)))
 
 
-def test_what_metadata_cannot_hold_is_refused() -> None:
+def test_values_invalid_in_metadata_are_refused() -> None:
     for field in ("key", "pawl-store", "pawl-user"):
         for value in ("\u00e9", "a\nb", "a\tb", "a\x7f", "a\0"):
             given_ = {"key": "k", "pawl-store": "", "pawl-user": ""} | {field: value}
@@ -160,7 +160,7 @@ GIVES_RUN = "pawl.agent.v1.AgentService/GetRun"
 NOT_FOR_PEOPLE = {"ExecutionService", "WorkerService", "LedgerService", "BatchService", "KeyService"}
 
 
-def test_what_people_may_call_is_there_and_nothing_else() -> None:
+def test_exactly_the_methods_for_people_are_public() -> None:
     people = {"viewer", "member", "approver", "admin", "operator"}
     streams_in = {"pawl.agent.v1.AgentService/Session", "pawl.tool.v1.DocumentService/PutDocument"}
     packages = ("/pawl.agent.v1.", "/pawl.tool.v1.", "/pawl.notify.v1.")
@@ -174,7 +174,7 @@ def test_what_people_may_call_is_there_and_nothing_else() -> None:
     assert "pawl.agent.v1.TriggerService/DeliverWebhook" not in PUBLIC
 
 
-def test_what_is_not_there_is_said_so() -> None:
+def test_an_unknown_method_is_reported() -> None:
     for name in ("", "a/b", "pawl.tool.v1.ExecutionService/CheckCalls", "pawl.job.v1.LedgerService/GetRun"):
         with pytest.raises(MethodNotFound, match="no such method"):
             find(name, streams=False)
@@ -184,7 +184,7 @@ def test_what_is_not_there_is_said_so() -> None:
         find(GIVES_RUN, streams=True)
 
 
-def test_what_is_no_request_is_refused() -> None:
+def test_an_invalid_request_message_is_refused() -> None:
     deep: object = {}
     for _ in range(5000):
         deep = {"run": deep}

@@ -1,4 +1,4 @@
-"""Looks at a mailbox over real connections: mails are read in order and bounded, whatever the server says."""
+"""Polling a mailbox over real connections: mails are read in order and within limits, for any server response."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def asked_of(server: ImapServer, **fields: Any) -> dict[str, Any]:
     }
 
 
-async def look(server: ImapServer, uid: int = 0, **fields: Any) -> tuple[list[int], str, bool]:
-    """The UIDs of the mails that a look finds, what is wrong, and whether there are more."""
+async def poll(server: ImapServer, uid: int = 0, **fields: Any) -> tuple[list[int], str, bool]:
+    """The UIDs of the mails that a poll returns, the problem, and whether there are more."""
     lines = await mailboxes.run_poll(asked_of(server, uid=uid, **fields))
     uids = [line["uid"] for line in lines if "data" in line]
     return uids, lines[-1].get("error", ""), lines[-1].get("has_more", False)
@@ -52,20 +52,22 @@ async def server() -> AsyncIterator[ImapServer]:
 
 
 async def test_mails_after_a_position_are_read_in_order(server: ImapServer) -> None:
-    assert await look(server) == ([], "", False)
+    assert await poll(server) == ([], "", False)
     for number in range(13):
         server.add(MAIL.format(number))
     del server.mails[3]
-    assert await look(server, 1) == ([2, *range(4, 13)], "", True)
-    assert await look(server, 12) == ([13], "", False)
-    assert await look(server, 13) == ([], "", False)
-    assert await look(server, uid_validity=6) == ([], "", False), "another UIDVALIDITY numbers other mails"
+    assert await poll(server, 1) == ([2, *range(4, 13)], "", True)
+    assert await poll(server, 12) == ([13], "", False)
+    assert await poll(server, 13) == ([], "", False)
+    assert await poll(server, uid_validity=6) == ([], "", False), "another UIDVALIDITY numbers other mails"
     server.mails = {1: MAIL.encode() + b"a" * (2 * MAIL_BYTES_MAX)}
-    assert await look(server) == ([1], "", False)
+    assert await poll(server) == ([1], "", False)
 
 
-async def test_only_trusted_tls_is_spoken(server: ImapServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    authority, stranger = trustme.CA(), trustme.CA()
+async def test_only_trusted_tls_is_accepted(
+    server: ImapServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority, untrusted = trustme.CA(), trustme.CA()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("localhost").configure_cert(context)
     async with ImapServer(tls=context) as safe:
@@ -73,34 +75,34 @@ async def test_only_trusted_tls_is_spoken(server: ImapServer, tmp_path: Path, mo
         for trusted, host, is_read in (
             (authority, "localhost", True),
             (authority, "127.0.0.1", False),
-            (stranger, "localhost", False),
+            (untrusted, "localhost", False),
         ):
             trusted.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
             monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
-            uids, error, _ = await look(safe, plaintext=False, host=host)
+            uids, error, _ = await poll(safe, plaintext=False, host=host)
             assert (uids == [1], "TLS" in error) == (is_read, not is_read), error
-    assert "TLS" in (await look(server, plaintext=False))[1]
+    assert "TLS" in (await poll(server, plaintext=False))[1]
 
 
-async def test_what_is_wrong_is_said_without_the_password(server: ImapServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_errors_never_contain_the_password(server: ImapServer, monkeypatch: pytest.MonkeyPatch) -> None:
     for capability in (b"", b"* CAPABILITY IMAP4rev1\r\nTAG OK done\r\n"):
         if capability:
             server.says["CAPABILITY"] = capability
-        _, error, _ = await look(server, password="wrong-pass")
+        _, error, _ = await poll(server, password="wrong-pass")
         assert error == "refuses the user name or password"
-    assert (await look(server, folder="Spam"))[1] == "has no folder Spam"
+    assert (await poll(server, folder="Spam"))[1] == "has no folder Spam"
     for username in ("EXAMPLE\\ann", 'ann"(1)', "{3}"):
         async with ImapServer(username=username) as other:
             other.says["CAPABILITY"] = server.says["CAPABILITY"]
-            assert (await look(other, username=username))[1] == "", username
+            assert (await poll(other, username=username))[1] == "", username
     monkeypatch.setattr(mailboxes, "POLL_SECONDS_MAX", 1.0)
     server.says["greeting"] = b""
-    assert (await look(server))[1] == "did not answer in time"
+    assert (await poll(server))[1] == "did not answer in time"
 
 
 async def test_a_server_that_breaks_the_protocol_is_unreadable(server: ImapServer) -> None:
     server.add(MAIL)
-    for words, said in (
+    for words, response in (
         ("greeting", b"220 smtp.example ESMTP\r\n"),
         ("greeting", b"* BYE busy\r\n"),
         ("CAPABILITY", b"* CAPABILITY NOTHING\r\nTAG OK\r\n"),
@@ -120,44 +122,44 @@ async def test_a_server_that_breaks_the_protocol_is_unreadable(server: ImapServe
         ("UID FETCH", b"* 1 FETCH (UID 1 BODY[]<0> {" + b"9" * 50_000 + b"}\r\n"),
         ("UID FETCH", b"\xff\xfe\x00{-1}\r\n"),
     ):
-        server.says = {words: said}
-        assert (await look(server))[1], said[:40]
+        server.says = {words: response}
+        assert (await poll(server))[1], response[:40]
 
 
-async def test_the_mails_of_a_look_are_bounded(server: ImapServer) -> None:
+async def test_the_mails_of_a_poll_are_limited(server: ImapServer) -> None:
     for _ in range(10):
         server.add(MAIL + "a" * MAIL_BYTES_MAX)
-    assert await look(server) == ([1, 2, 3, 4, 5], "", True)
-    assert await look(server, 5) == ([6, 7, 8, 9, 10], "", False)
+    assert await poll(server) == ([1, 2, 3, 4, 5], "", True)
+    assert await poll(server, 5) == ([6, 7, 8, 9, 10], "", False)
 
 
-async def test_any_number_of_mails_after_a_long_pause_is_read(server: ImapServer) -> None:
+async def test_any_backlog_of_mails_is_read(server: ImapServer) -> None:
     server.mails = dict.fromkeys(range(1, 200_001), MAIL.encode())
-    assert await look(server, 7) == (list(range(8, 18)), "", True)
-    assert await look(server, 199_999) == ([200_000], "", False)
+    assert await poll(server, 7) == (list(range(8, 18)), "", True)
+    assert await poll(server, 199_999) == ([200_000], "", False)
     server.mails = dict.fromkeys((1, 4_999, 5_000, 5_001, 9_999, 10_001, 600_001), MAIL.encode())
-    assert await look(server) == (sorted(server.mails), "", False)
-    assert await look(server, 1) == ([4_999, 5_000, 5_001, 9_999, 10_001, 600_001], "", False)
+    assert await poll(server) == (sorted(server.mails), "", False)
+    assert await poll(server, 1) == ([4_999, 5_000, 5_001, 9_999, 10_001, 600_001], "", False)
 
 
-async def test_a_mail_that_is_gone_is_passed_over_and_one_that_is_not_given_now_is_not(server: ImapServer) -> None:
+async def test_a_deleted_mail_is_skipped_but_not_an_unavailable_one(server: ImapServer) -> None:
     for number in range(3):
         server.add(MAIL.format(number))
-    for said in (
+    for response in (
         b"TAG OK done\r\n",
         b"* 2 FETCH (UID 1 RFC822.SIZE 3 BODY[]<0> {3}\r\nabc)\r\nTAG OK done\r\n",
         b"* 2 FETCH (UID 2 BODY[]<0> NIL)\r\nTAG OK done\r\n",
         b"TAG NO [EXPUNGEISSUED] some are gone\r\n",
         b"TAG NO [nonexistent] gone\r\n",
     ):
-        server.says = {"UID FETCH 2 ": said}
-        assert await look(server) == ([1, 3], "", False), said
+        server.says = {"UID FETCH 2 ": response}
+        assert await poll(server) == ([1, 3], "", False), response
     server.mails = dict.fromkeys(range(1, 14), MAIL.encode())
     server.says = {f"UID FETCH {uid} ": b"TAG OK done\r\n" for uid in range(1, 13)}
-    assert await look(server) == ([13], "", False), "however many are gone"
-    for said in (b"NO [UNAVAILABLE] later", b"NO not now"):
-        server.says = {"UID FETCH 2 ": b"TAG " + said + b"\r\n"}
-        assert await look(server) == ([1], "refuses to send the mail 2", False), said
+    assert await poll(server) == ([13], "", False), "however many were deleted"
+    for response in (b"NO [UNAVAILABLE] later", b"NO not now"):
+        server.says = {"UID FETCH 2 ": b"TAG " + response + b"\r\n"}
+        assert await poll(server) == ([1], "refuses to send the mail 2", False), response
 
 
 async def test_a_mail_that_is_too_costly_to_read_is_skipped(server: ImapServer) -> None:
@@ -166,11 +168,11 @@ async def test_a_mail_that_is_too_costly_to_read_is_skipped(server: ImapServer) 
     assert lines[-1] == {"uid": 1, "data": {"refusal": "parsing it takes too long"}}
 
 
-async def test_a_mail_that_breaks_the_parser_stops_no_other(server: ImapServer) -> None:
+async def test_a_mail_that_breaks_the_parser_does_not_block_others(server: ImapServer) -> None:
     deep = f"Content-Type: text/plain {'(' * 3000}\n\nx"
     for mail in (MAIL, f"From: eve@evil.example\n{deep}", "Content-Type: name;charset*0*\n\nx", MAIL):
         server.add(mail)
-    assert await look(server) == ([1, 2, 3, 4], "", False)
+    assert await poll(server) == ([1, 2, 3, 4], "", False)
 
 
 @for_each(
@@ -182,7 +184,7 @@ async def test_a_mail_that_breaks_the_parser_stops_no_other(server: ImapServer) 
         ("kill -TERM $$", {"error": "cannot be read: the poll process ended with status -15"}),
     ],
 )
-async def test_a_process_that_fails_loses_no_mail_before_the_one_to_blame(
+async def test_a_crash_of_the_reader_loses_no_earlier_mail(
     end: str, last: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A mail is not to blame if the process was stopped from outside."""

@@ -1,4 +1,4 @@
-"""The small parts of the launcher: backoff, ports, logs, the record of processes, the screen."""
+"""Small parts of the launcher: backoff, ports, logs, process records and output."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_backoff_doubles_up_to_ten_seconds_and_starts_afresh_after_a_long_life()
     assert next_delay(10.0, alive_seconds=30) == 0.2
 
 
-def test_ports_that_are_taken_or_given_twice_are_named_in_one_sentence_with_the_flag() -> None:
+def test_used_or_duplicate_ports_are_reported_with_the_flag() -> None:
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
         ports = [server.getsockname()[1] for server in (one, other)]
         with pytest.raises(StartError, match=rf"Port {ports[0]} for nats is already in use\. .* --port NAME=NUMBER"):
@@ -49,8 +49,8 @@ def test_ports_that_are_taken_or_given_twice_are_named_in_one_sentence_with_the_
         check_ports({"agent-loop": ports[0], "nats": ports[0]})
 
 
-def test_free_ports_are_given_once_also_by_two_processes() -> None:
-    """Suites that start side by side choose all their ports before their servers listen."""
+def test_free_ports_are_unique_across_processes() -> None:
+    """Suites that start side by side choose all ports before their servers listen."""
     program = "from pawl.launcher.ports import free_port; print(*[free_port() for _ in range(200)]); input()"
     other = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     with other:
@@ -61,7 +61,7 @@ def test_free_ports_are_given_once_also_by_two_processes() -> None:
     assert len({*theirs, *ours}) == 400
 
 
-def test_a_log_is_rotated_by_size_and_its_writer_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_is_rotated_by_size_under_its_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logfile, "SIZE_MAX_BYTES", 10)
     log = LogFile(tmp_path / "x.log")
     with log.open() as writer:
@@ -76,7 +76,7 @@ def test_a_log_is_rotated_by_size_and_its_writer_goes_on(tmp_path: Path, monkeyp
     assert not (tmp_path / "x.log.4").exists()
 
 
-def test_the_last_line_of_a_log_is_told_in_words(tmp_path: Path) -> None:
+def test_the_last_line_of_a_log_is_shown_as_text(tmp_path: Path) -> None:
     path = tmp_path / "x.log"
     for content, line in (
         ("first\nPAWL_X: is required\n\n", "PAWL_X: is required"),
@@ -88,7 +88,7 @@ def test_the_last_line_of_a_log_is_told_in_words(tmp_path: Path) -> None:
         assert LogFile(path).last_line() == line
 
 
-def test_a_process_left_behind_is_stopped_and_one_that_took_its_number_is_not(tmp_path: Path) -> None:
+def test_a_leftover_process_is_stopped_but_not_one_that_reused_its_pid(tmp_path: Path) -> None:
     program = [sys.executable, "-I", "-S", "-c", "import time; print(flush=True); time.sleep(600)"]
     with (
         subprocess.Popen(program, stdout=subprocess.PIPE) as left,
@@ -120,7 +120,7 @@ def endpoints(data: Path) -> Endpoints:
     )
 
 
-def test_endpoints_are_read_as_they_were_written(tmp_path: Path) -> None:
+def test_endpoints_are_read_back_unchanged(tmp_path: Path) -> None:
     assert read_endpoints(tmp_path) is None
     write_endpoints(endpoints(tmp_path))
     found = read_endpoints(tmp_path)
@@ -132,7 +132,7 @@ def test_endpoints_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert read_endpoints(tmp_path) is None
 
 
-def test_the_screen_says_what_listens_where_and_what_to_do_next(tmp_path: Path) -> None:
+def test_the_output_lists_addresses_and_next_steps(tmp_path: Path) -> None:
     ports = ("7601", "7611", "7620", "7621", "7622")
     for terminal in (True, False):
         output = io.StringIO()
@@ -148,7 +148,7 @@ def test_the_screen_says_what_listens_where_and_what_to_do_next(tmp_path: Path) 
     assert "scripted" not in output.getvalue()
 
 
-def test_the_screen_says_first_that_commands_need_a_key_where_they_find_none(tmp_path: Path) -> None:
+def test_the_output_says_first_if_commands_need_a_key(tmp_path: Path) -> None:
     here = endpoints(tmp_path)
     assert commands(here)[0] == ("set your key first", "export PAWL_API_KEY=KEY")
     SecretFiles(Path(here.secrets)).put("local-key", "k")
@@ -156,14 +156,14 @@ def test_the_screen_says_first_that_commands_need_a_key_where_they_find_none(tmp
     assert commands(here)[-1][0] == "key for programs"
 
 
-def test_nats_reads_its_configuration_whatever_the_folder_is_called(tmp_path: Path) -> None:
+def test_nats_reads_its_configuration_in_a_folder_of_any_name(tmp_path: Path) -> None:
     for name in ("é ü", "a#b%20", "quo'te\"", "日本"):
         nats = Nats(folder=tmp_path / name, port=1, secrets=SecretFiles(tmp_path / "s"))
         nats.prepare()
         subprocess.run([program(), "-t", "--config", str(tmp_path / name / "nats.conf")], check=True, timeout=60)
 
 
-def test_every_nats_user_has_rights_of_its_own_and_nobody_the_system_s(tmp_path: Path) -> None:
+def test_every_nats_user_has_separate_rights_and_no_system_access(tmp_path: Path) -> None:
     config = Nats(folder=tmp_path, port=1, secrets=SecretFiles(tmp_path / "s")).config()
     users = {user["user"]: user for user in config["accounts"]["PAWL"]["users"]}
     assert set(users) == set(USERS)

@@ -24,12 +24,12 @@ from tests.unit.cli.test_commands import invoke
 
 
 class Session:
-    """Stands for the client of the stream: starts runs whose end is there before the start is answered."""
+    """A stream client whose runs end before the start is answered."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.frames: asyncio.Queue[session_pb2.SessionResponse] = asyncio.Queue()
         self.started: list[str] = []
-        self.places: list[tuple[str, str]] = []
+        self.starts: list[tuple[str, str]] = []
 
     async def __aenter__(self) -> Self:
         return self
@@ -42,7 +42,7 @@ class Session:
 
     async def start(self, text: str, *, conversation_id: str = "", conversation_key: str = "", **_: Any) -> str:
         self.started.append(text)
-        self.places.append((conversation_id, conversation_key))
+        self.starts.append((conversation_id, conversation_key))
         await asyncio.sleep(0)
         run_id = f"run_{len(self.started)}"
         completed = event_pb2.RunEvent(
@@ -51,14 +51,14 @@ class Session:
             run_changed=event_pb2.RunChanged(run=run_pb2.Run(run_id=run_id, state=run_pb2.RUN_STATE_COMPLETED)),
         )
         self.frames.put_nowait(session_pb2.SessionResponse(event=completed))
-        # Whoever waits for a frame gets it before the answer.
+        # Let a reader get the frame before the receipt.
         for _turn in range(3):
             await asyncio.sleep(0)
         return run_id
 
 
 class Keyboard:
-    """Lines that are there already."""
+    """Lines that were typed in advance."""
 
     def __init__(self, *lines: str) -> None:
         self._lines: list[str | None] = [*lines, None]
@@ -68,14 +68,14 @@ class Keyboard:
 
 
 def talking(*lines: str, **options: Any) -> tuple[Chat, Any, io.StringIO]:
-    """Return a chat at whose keyboard these lines are typed, its session, and what the screen shows."""
+    """Return a chat with these lines typed, its session, and its output."""
     output = io.StringIO()
     console, keyboard = Console(file=output, width=400), cast("Any", Keyboard(*lines))
     talk = Chat(AsyncClient("127.0.0.1:1", environment={}), console, Transcript(console), keyboard, **options)
     return talk, talk._session, output
 
 
-async def test_a_line_and_a_frame_that_come_in_the_same_moment_are_both_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_line_and_a_frame_that_arrive_together_are_both_handled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AsyncClient, "session", Session)
     talk, session, output = talking("first", "second", conversation_key="k")
     for _ in range(2):
@@ -93,16 +93,16 @@ async def test_a_line_and_a_frame_that_come_in_the_same_moment_are_both_taken(mo
         assert await talk.run() == 0
     ending.cancel()
     assert session.started == ["first", "second"]
-    assert session.places == [("", "k"), ("conv_1", "")], "its key begins the conversation, its id goes on with it"
+    assert session.starts == [("", "k"), ("conv_1", "")], "the key starts the conversation and its id continues it"
     assert output.getvalue().count("completed (") == 2
 
 
 class HeldSession(Session):
-    """Its runs wait: for tokens, or for an operator."""
+    """Its runs wait for tokens or for an operator."""
 
     async def start(self, text: str, *, conversation_id: str = "", conversation_key: str = "", **_: Any) -> str:
         self.started.append(text)
-        self.places.append((conversation_id, conversation_key))
+        self.starts.append((conversation_id, conversation_key))
         run = run_pb2.Run(run_id=f"run_{len(self.started)}", state=run_pb2.RUN_STATE_NEEDS_ATTENTION)
         if text == "spend":
             run.state = run_pb2.RUN_STATE_WAITING
@@ -116,7 +116,7 @@ class HeldSession(Session):
         self.frames.put_nowait(session_pb2.SessionResponse(end=session_pb2.End(run_id=run_id)))
 
 
-async def test_a_decision_that_the_suite_refuses_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refused_decision_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AsyncClient, "session", Session)
     talk, session, _ = talking()
     session.decide = AsyncMock(side_effect=InvalidArguments("amount is no number"))
@@ -131,16 +131,16 @@ def turn_event(**kind: Any) -> session_pb2.SessionResponse:
     return session_pb2.SessionResponse(event=event_pb2.RunEvent(run_id="turn_1", conversation_id="conv_1", **kind))
 
 
-@pytest.mark.parametrize("said", ["", "It has ended: 42."])
-async def test_of_a_turn_that_says_nothing_nothing_is_shown(said: str) -> None:
-    """ASYNC-5: neither that it begins, nor what it is told, nor its end; of any other all of it, in order."""
+@pytest.mark.parametrize("reply", ["", "It has ended: 42."])
+async def test_a_silent_turn_shows_nothing(reply: str) -> None:
+    """ASYNC-5: a silent turn shows neither start, notice nor end; any other shows everything in order."""
     talk, _, output = talking()
     talk._active["turn_1"], talk._silent_turns["turn_1"] = None, []
     talk._prompting = True
     notice = message_pb2.Message(role=message_pb2.ROLE_NOTICE, text="calculate: completed (run_1)")
-    answer = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text=said)
+    answer = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text=reply)
     running = run_pb2.Run(run_id="turn_1", generation=1, state=run_pb2.RUN_STATE_RUNNING)
-    ended = run_pb2.Run(run_id="turn_1", generation=1, state=run_pb2.RUN_STATE_COMPLETED, output_text=said)
+    ended = run_pb2.Run(run_id="turn_1", generation=1, state=run_pb2.RUN_STATE_COMPLETED, output_text=reply)
     for event in (
         turn_event(run_changed=event_pb2.RunChanged(run=running)),
         turn_event(message_added=event_pb2.MessageAdded(message=notice)),
@@ -152,24 +152,24 @@ async def test_of_a_turn_that_says_nothing_nothing_is_shown(said: str) -> None:
     ):
         talk._show(event)
     shown = output.getvalue()
-    assert talk._prompting is (said == "")
+    assert talk._prompting is (reply == "")
     assert not talk._active
-    if not said:
+    if not reply:
         assert shown == ""
     else:
-        assert shown.index("◆ calculate") < shown.index("Is that news") < shown.index(said) < shown.index("✓")
+        assert shown.index("◆ calculate") < shown.index("Is that news") < shown.index(reply) < shown.index("✓")
 
 
 async def typed(monkeypatch: pytest.MonkeyPatch, *lines: str) -> tuple[list[str], str]:
-    """Return what was said by lines at the keyboard, and what the screen shows."""
+    """Return the messages sent and the output for these typed lines."""
     monkeypatch.setattr(AsyncClient, "session", Session)
     talk, session, output = talking(*lines)
     await asyncio.gather(*(talk._handle_line(line) for line in lines))
     return session.started, output.getvalue()
 
 
-async def test_a_line_that_is_no_command_is_told_so_and_not_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    for line, told in {
+async def test_an_unknown_command_is_reported_and_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    for line, text in {
         "/foo": "Unknown command /foo. Commands: /cancel, ",
         "/etc/notes.txt is what?": "To send it as text: //etc/notes.txt",
         "/": "Unknown command /. ",
@@ -179,7 +179,7 @@ async def test_a_line_that_is_no_command_is_told_so_and_not_said(monkeypatch: py
         "/help": "Type a message. ",
     }.items():
         started, shown = await typed(monkeypatch, line)
-        assert (started, told in shown) == ([], True), (line, shown)
+        assert (started, text in shown) == ([], True), (line, shown)
     assert await typed(monkeypatch, "//etc/notes.txt is what?") == (["/etc/notes.txt is what?"], "")
 
 
@@ -194,9 +194,9 @@ CALLS = {
 }
 
 
-def test_calls_are_where_the_steps_of_an_own_run_are_or_with_their_message() -> None:
+def test_calls_are_shown_with_the_message_or_as_a_hint_to_steps() -> None:
     assert call_lines(MESSAGE, {}, is_mine=True) == ["  (2 calls: pawl steps run_1)"]
-    assert call_lines(MESSAGE, {}, is_mine=False) == ["  (2 calls)"], "steps of others are not theirs to see"
+    assert call_lines(MESSAGE, {}, is_mine=False) == ["  (2 calls)"], "steps of other users are hidden"
     shown = ['  weather {"city": "Oslo"} → {"degrees": 12}', "  look {}"]
     assert call_lines(MESSAGE, CALLS, is_mine=True) == call_lines(MESSAGE, CALLS, is_mine=False) == shown
     assert call_lines(message_pb2.Message(run_id="run_1"), CALLS, is_mine=True) == []
@@ -258,7 +258,7 @@ COMMANDS: list[tuple[tuple[str, ...], tuple[str, ...], list[Any]]] = [
 ]
 
 
-def test_a_conversation_is_named_by_its_id_or_by_its_key(target: Target) -> None:
+def test_a_conversation_is_given_by_its_id_or_its_key(target: Target) -> None:
     for command, behind, asked in COMMANDS:
         for names_it in (("conv_1",), ("--key", "k")):
             target.asked.clear()
@@ -266,7 +266,7 @@ def test_a_conversation_is_named_by_its_id_or_by_its_key(target: Target) -> None
             assert (code, target.asked) == (0, asked), output
 
 
-def test_neither_both_nor_none_of_the_two_names_one(target: Target) -> None:
+def test_a_conversation_needs_exactly_one_of_id_and_key(target: Target) -> None:
     for arguments in [
         ("conversations", "show"),
         ("conversations", "show", "conv_1", "--key", "k"),
@@ -281,7 +281,7 @@ def test_neither_both_nor_none_of_the_two_names_one(target: Target) -> None:
         assert (code, output.startswith("Give "), target.asked) == (2, True, []), arguments
 
 
-def test_of_conversations_that_others_share_it_is_said_whose_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_conversations_are_listed_with_their_owner(monkeypatch: pytest.MonkeyPatch) -> None:
     class Conversations:
         async def ListConversations(self, _: conversation_pb2.ListConversationsRequest) -> Any:
             found = Conversation(conversation_id="conv_1", user_id="ann", title="Oslo")
@@ -293,7 +293,7 @@ def test_of_conversations_that_others_share_it_is_said_whose_they_are(monkeypatc
         assert (code, output.strip().split("\t")[2:]) == (0, ["ann", "", "Oslo"])
 
 
-async def test_a_run_that_waits_for_tokens_or_an_operator_is_topped_up_or_cancelled_and_holds_up_nothing(
+async def test_a_waiting_run_can_be_topped_up_or_cancelled_and_does_not_block(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sessions: list[HeldSession] = []

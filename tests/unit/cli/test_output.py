@@ -1,4 +1,4 @@
-"""What a reader sees of a run, of a table and of texts of others."""
+"""Terminal output of runs, tables and untrusted text."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def changed(of: call_pb2.Call, *, seconds: float = 0) -> event_pb2.RunEvent:
 FORGED = "Which one?\n[send_email]\n  run run_1  call call_2\nneeds approval: none\r\n  1. yes\x0b2\x85[x]\u2028[y]"
 
 
-def test_what_others_wrote_cannot_be_taken_for_an_entry_of_the_inbox() -> None:
+def test_untrusted_text_cannot_forge_an_inbox_entry() -> None:
     """HITL-3."""
     asked = call(call_pb2.CALL_STATE_ASKED)
     asked.question.question = asked.question.why = asked.question.default_answer = FORGED
@@ -83,21 +83,21 @@ def test_what_others_wrote_cannot_be_taken_for_an_entry_of_the_inbox() -> None:
         assert not any(line.strip().startswith(("needs approval: none", "1. yes")) for line in ours)
 
 
-def test_reasoning_stands_apart_from_text_and_is_folded_unless_asked_for() -> None:
+def test_reasoning_is_separate_from_text_and_folded_by_default() -> None:
     """HITL-8."""
     output = shown(started(), delta(reasoning="x" * 1000), delta(reasoning="y"), delta("Hello"))
     assert output == "x" * REASONING_CHARACTERS_MAX + " … (folded)\nHello\n"
     assert shown(started(), delta(reasoning="x" * 1000), whole_reasoning=True) == "x" * 1000 + "\n"
 
 
-def test_a_retried_model_call_says_that_what_it_wrote_is_void() -> None:
+def test_a_retried_model_call_marks_its_output_as_void() -> None:
     """EVT-2."""
     retrying = event_pb2.RoundRetrying(message="HTTP 500.", void_from_seq=3)
     output = shown(started(), delta("Hel"), event_pb2.RunEvent(round_retrying=retrying), delta("Hello"))
     assert output == "Hel\n↻ HTTP 500, trying again; discard the text above\nHello\n"
 
 
-def test_a_run_is_told_line_by_line() -> None:
+def test_a_run_is_shown_line_by_line() -> None:
     done, rejected, delegated, asked = (
         call(call_pb2.CALL_STATE_SUCCEEDED),
         call(call_pb2.CALL_STATE_REJECTED),
@@ -135,7 +135,7 @@ def test_a_run_is_told_line_by_line() -> None:
     assert "pawl resolve run_1 call_1 --happened JSON" in hint(call(call_pb2.CALL_STATE_RUNNING))
 
 
-def test_a_call_that_waits_shows_everything_a_person_needs_and_the_command() -> None:
+def test_a_waiting_call_shows_all_details_and_the_command() -> None:
     """HITL-2: the arguments are shown whole."""
     waiting = call(call_pb2.CALL_STATE_AWAITING_APPROVAL, arguments=b'{"body": "%s"}' % (b"x" * 500))
     waiting.approval.preview = "An e-mail to Ann"
@@ -157,7 +157,7 @@ UNKNOWN_OUTCOME = run_pb2.Attention(reason=run_pb2.ATTENTION_REASON_UNKNOWN_OUTC
 QUARANTINED = run_pb2.Attention(reason=run_pb2.ATTENTION_REASON_QUARANTINED)
 
 
-def test_waits_acts_and_what_could_not_be_stopped_are_told() -> None:
+def test_waits_operator_acts_and_unstoppable_calls_are_shown() -> None:
     for event, lines in [
         (
             run_event(state=run_pb2.RUN_STATE_WAITING, waits=[run_pb2.WAIT_KIND_BUDGET]),
@@ -212,8 +212,8 @@ def test_waits_acts_and_what_could_not_be_stopped_are_told() -> None:
         assert shown(event, hints=True).splitlines() == lines
 
 
-def test_nothing_that_a_model_or_a_tool_says_steers_the_terminal() -> None:
-    """I22 for the reader: escape sequences and overrides of direction are shown and not carried out."""
+def test_output_of_models_and_tools_cannot_control_the_terminal() -> None:
+    """I22: escape sequences and direction overrides are shown, not interpreted."""
     evil = "\x1b]0;title\x07\x1b[2J\u202ered\rx"
     done = call(call_pb2.CALL_STATE_SUCCEEDED, name=f"t{evil}")
     done.result.content_json = f'"{evil}"'.encode()
@@ -221,7 +221,7 @@ def test_nothing_that_a_model_or_a_tool_says_steers_the_terminal() -> None:
     assert not any(character in output for character in "\x1b\x07\u202e\r")
 
 
-def test_a_gap_is_a_sentence_and_what_the_events_had_led_to() -> None:
+def test_a_gap_shows_a_notice_and_the_snapshot() -> None:
     """EVT-1."""
     done = call(call_pb2.CALL_STATE_SUCCEEDED)
     done.result.content_json = b'"sent"'
@@ -249,8 +249,8 @@ def test_a_gap_is_a_sentence_and_what_the_events_had_led_to() -> None:
     assert "completed" in lines[-1]
 
 
-def test_who_may_not_decide_is_told_who_does() -> None:
-    for roles, approvals, approved, told in (
+def test_a_user_who_may_not_decide_sees_who_may() -> None:
+    for roles, approvals, approved, text in (
         ([], 1, [], "decide with: pawl approve"),
         (["approver"], 1, [], "decide with: pawl approve"),
         (["member"], 1, [], "waits for a user with the role approver or admin"),
@@ -260,10 +260,10 @@ def test_who_may_not_decide_is_told_who_does() -> None:
         waiting = call(call_pb2.CALL_STATE_AWAITING_APPROVAL)
         waiting.approval.approvals_required = approvals
         waiting.approval.approvals.extend(call_pb2.Decision(user_id=user) for user in approved)
-        assert told in hint(waiting, decides=decides(run_pb2.Run(user_roles=roles)))
+        assert text in hint(waiting, decides=decides(run_pb2.Run(user_roles=roles)))
 
 
-async def test_what_runs_below_wait_for_is_shown_once_although_a_look_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waits_of_child_runs_are_shown_once_despite_a_failed_poll(monkeypatch: pytest.MonkeyPatch) -> None:
     output, waiting = io.StringIO(), call(call_pb2.CALL_STATE_AWAITING_APPROVAL)
     waiting.run_id = "run_2"
     own = call(call_pb2.CALL_STATE_ASKED)
@@ -287,7 +287,7 @@ def wrapped(*pieces: str, width: int = 10) -> str:
     return "".join([*map(wrap.take, pieces), wrap.flush()])
 
 
-def test_no_word_crosses_the_edge() -> None:
+def test_no_word_crosses_the_line_width() -> None:
     for pieces, lines in [
         (("one two three",), ["one two", "three"]),
         (("one tw", "o th", "ree"), ["one two", "three"]),
@@ -300,8 +300,8 @@ def test_no_word_crosses_the_edge() -> None:
 
 
 @given(st.lists(st.text(alphabet="ab \n日", max_size=12), max_size=8), st.integers(4, 30))
-def test_nothing_is_lost_and_lines_fit(pieces: list[str], width: int) -> None:
-    """Only blanks before a break are dropped, and only a word that is too long for a line makes one too long."""
+def test_wrapping_loses_nothing_and_lines_fit(pieces: list[str], width: int) -> None:
+    """Only blanks before a break are dropped, and only a word longer than the line overflows."""
     text, shown = "".join(pieces), wrapped(*pieces, width=width)
     assert shown.split() == text.split() or max(map(cell_len, text.split())) >= 30
     assert "".join(shown.split()) == "".join(text.split())
@@ -310,8 +310,8 @@ def test_nothing_is_lost_and_lines_fit(pieces: list[str], width: int) -> None:
         assert cell_len(line) <= width or cell_len(first) > width
 
 
-def test_a_call_is_shown_with_what_hides_in_it_and_its_json_still_means_the_same() -> None:
-    """HITL-3: who approves approves what is there, and not what it looks like."""
+def test_hidden_characters_of_a_call_are_escaped_without_changing_its_json() -> None:
+    """HITL-3: people approve the actual value, not its appearance."""
     value = {"to": "ann\u202e@example.com", "at": "https://\u0440aypal.com"}
     call = call_pb2.Call(
         state=call_pb2.CALL_STATE_AWAITING_APPROVAL,
@@ -328,7 +328,7 @@ def test_a_call_is_shown_with_what_hides_in_it_and_its_json_still_means_the_same
     assert (block.isascii(), json.loads(block)) == (True, value)
 
 
-def test_a_message_is_described_by_its_fields_and_forges_no_line() -> None:
+def test_a_message_is_described_by_fields_and_cannot_forge_lines() -> None:
     key = key_pb2.Key(key_id="key_1", roles=["member", "viewer"], name="laptop\nuser id: root", decides_for_users=True)
     key.create_time.FromSeconds(1_795_525_200)
     lines = wording.described(key)
@@ -343,18 +343,18 @@ def test_a_message_is_described_by_its_fields_and_forges_no_line() -> None:
     assert wording.text_at(key, "expire_time") == ""
 
 
-def test_a_time_is_told_with_its_zone_as_options_take_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    moment, told = Timestamp(seconds=1_795_525_200), []
+def test_a_time_is_shown_with_its_zone_in_the_form_of_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    moment, texts = Timestamp(seconds=1_795_525_200), []
     try:
         for zone in ("UTC", "Europe/Berlin"):
             monkeypatch.setenv("TZ", zone)
             time.tzset()
-            told.append(wording.time_text(moment))
+            texts.append(wording.time_text(moment))
     finally:
         monkeypatch.undo()
         time.tzset()
-    assert told == ["2026-11-24 13:00:00Z", "2026-11-24 14:00:00+01:00"]
-    assert {datetime.fromisoformat(each).timestamp() for each in told} == {moment.seconds}
+    assert texts == ["2026-11-24 13:00:00Z", "2026-11-24 14:00:00+01:00"]
+    assert {datetime.fromisoformat(each).timestamp() for each in texts} == {moment.seconds}
 
 
 RUN = "run_83e30c686bd31f67a7daaca35a2ce881"
@@ -368,7 +368,7 @@ def shown_of_tables(width: int) -> list[str]:
     return [line.rstrip() for line in output.getvalue().splitlines()]
 
 
-def test_no_id_and_no_time_is_cut_on_a_narrow_terminal() -> None:
+def test_ids_and_times_are_never_cut_on_a_narrow_terminal() -> None:
     for width in (20, 40, 78):
         lines = shown_of_tables(width)
         assert lines.count(RUN) == 2
@@ -376,7 +376,7 @@ def test_no_id_and_no_time_is_cut_on_a_narrow_terminal() -> None:
         assert lines[1] == "  state: waiting"
 
 
-def test_a_wide_terminal_has_a_line_for_each_row() -> None:
+def test_a_wide_terminal_shows_one_line_per_row() -> None:
     heading, first, second = shown_of_tables(120)
     assert heading.split() == [*HEADINGS]
     assert first.startswith(f"{RUN}  waiting")
