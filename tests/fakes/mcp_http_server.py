@@ -1,4 +1,4 @@
-"""An MCP server over streamable HTTP, of the newest protocol, written with the package: `... PORT`."""
+"""An MCP server over streamable HTTP with the newest protocol, written with the package: `... PORT`."""
 
 from __future__ import annotations
 

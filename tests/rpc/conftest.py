@@ -1,4 +1,4 @@
-"""What holds of every service: it answers with no error that the contract does not name."""
+"""Checks that apply to every service: methods return only errors named in the contract."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests import contract
 
 @pytest.fixture(autouse=True)
 def errors_of_the_contract(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Fail a test in which a method answers with a reason that neither its comment nor error.proto names."""
+    """Fail a test in which a method returns a reason that neither its comment nor error.proto names."""
     refusal = Method._refusal
     undocumented: set[str] = set()
 
@@ -31,7 +31,7 @@ def errors_of_the_contract(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def _is_of_the_key(error: PawlError) -> bool:
-    """Return whether a credential without the right was used, which is the same for every method."""
+    """Return whether the error comes from a credential without permission, which every method shares."""
     return error.reason == "PERMISSION_DENIED" and error.message.startswith(
         ("this method ", "this needs one of the roles ", "this needs the role ")
     )

@@ -1,4 +1,4 @@
-"""Agents as those see them who make and use them."""
+"""Agents as their authors and users see them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def start(text: str = "Go", agent: str = "clerk", **fields: Any) -> agent_pb2.St
     return agent_pb2.StartRunRequest(text=text, agent=agent, **fields)
 
 
-async def test_saving_answers_what_its_patterns_match_now(agents: AgentRegistryServiceAsyncStub) -> None:
+async def test_saving_an_agent_returns_the_tools_that_match_its_patterns(agents: AgentRegistryServiceAsyncStub) -> None:
     saved = await agents.UpdateAgent(clerk(tools=tools("l*", "gone_*", names=("mail",))), metadata=ADMIN)
     assert (saved.created, saved.agent.version, list(saved.agent.tool_names)) == (True, 1, ["look", "mail"])
     assert list(saved.unmatched) == ["gone_*"]
@@ -48,7 +48,7 @@ async def test_saving_answers_what_its_patterns_match_now(agents: AgentRegistryS
     assert not read.agent.definition.options.limits.HasField("calls_per_round_max"), "what it leaves open stays open"
 
 
-async def test_a_run_is_driven_by_the_agent_and_says_so(
+async def test_run_of_an_agent_names_the_agent(
     agents: AgentRegistryServiceAsyncStub, stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     await agents.UpdateAgent(clerk(tools=tools("l*")), metadata=ADMIN)
@@ -64,7 +64,7 @@ async def test_a_run_is_driven_by_the_agent_and_says_so(
     assert (await stub.SendMessage(message, metadata=ME)).run.agent.version == 2
 
 
-async def test_a_deleted_agent_starts_nothing_but_what_it_has_started(
+async def test_deleted_agent_starts_no_runs_but_existing_runs_continue(
     agents: AgentRegistryServiceAsyncStub, stub: AgentServiceAsyncStub
 ) -> None:
     await agents.UpdateAgent(clerk(), metadata=ADMIN)
@@ -81,7 +81,7 @@ async def test_a_deleted_agent_starts_nothing_but_what_it_has_started(
     assert await reason(agents.DeleteAgent(pb.DeleteAgentRequest(name="clerk"), metadata=ADMIN)) == "AGENT_NOT_FOUND"
 
 
-async def test_who_may_not_use_an_agent_does_not_find_it(
+async def test_agent_is_not_found_by_users_without_access(
     agents: AgentRegistryServiceAsyncStub, stub: AgentServiceAsyncStub
 ) -> None:
     await agents.UpdateAgent(clerk(allowed_roles=["operator"]), metadata=ADMIN)
@@ -101,7 +101,7 @@ def draft(name: str = "clerk", **fields: Any) -> pb.UpdateDraftRequest:
     return pb.UpdateDraftRequest(definition=clerk(name, **fields).definition)
 
 
-async def test_a_draft_is_for_its_owner_alone(
+async def test_draft_is_visible_to_its_owner_only(
     agents: AgentRegistryServiceAsyncStub, stub: AgentServiceAsyncStub
 ) -> None:
     await agents.UpdateAgent(clerk(tools=tools("l*")), metadata=ADMIN)
@@ -129,7 +129,7 @@ async def test_a_draft_is_for_its_owner_alone(
     assert (await agents.GetAgent(pb.GetAgentRequest(name="clerk"), metadata=ME)).agent.version == 1
 
 
-async def test_admins_see_what_an_agent_has_used(
+async def test_admins_see_the_usage_of_an_agent(
     agents: AgentRegistryServiceAsyncStub, agent_ledger: MemoryAgents
 ) -> None:
     await agents.UpdateAgent(clerk(), metadata=ADMIN)
@@ -154,10 +154,10 @@ async def test_admins_see_what_an_agent_has_used(
     assert not (await agents.GetAgentUsage(pb.GetAgentUsageRequest(name="default"), metadata=ADMIN)).days
 
 
-async def test_a_job_of_an_agent_makes_no_call_that_the_agent_could_not_make(
+async def test_job_of_an_agent_cannot_call_tools_that_the_agent_cannot(
     agents: AgentRegistryServiceAsyncStub, jobs: JobServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
-    """As a run of it names no such tool; a job of `default` calls what its user may call."""
+    """A run of the agent names no such tool; a job of `default` calls what its user may call."""
     for definition in (
         clerk(tools=tools(names=("look",))),
         clerk("mute", options=run_pb2.RunOptions(without_tools=True)),
@@ -173,13 +173,13 @@ async def test_a_job_of_an_agent_makes_no_call_that_the_agent_could_not_make(
         await jobs.StartJob(jobs_pb2.StartJobRequest(agent=agent, tool_name=tool), metadata=ME)
 
 
-async def test_a_draft_delegates_only_to_agents_that_its_user_may_use(agents: AgentRegistryServiceAsyncStub) -> None:
+async def test_draft_delegates_only_to_agents_that_its_user_may_use(agents: AgentRegistryServiceAsyncStub) -> None:
     await agents.UpdateAgent(clerk("hidden", allowed_roles=["operator"]), metadata=ADMIN)
     for name, why in (("nobody", "AGENT_NOT_FOUND"), ("hidden", "AGENT_NOT_FOUND"), ("clerk", "AGENT_CYCLE")):
         assert await reason(agents.UpdateDraft(draft(delegates_to=[name]), metadata=ME)) == why
 
 
-async def test_pages_of_agents(agents: AgentRegistryServiceAsyncStub) -> None:
+async def test_agents_are_listed_in_pages(agents: AgentRegistryServiceAsyncStub) -> None:
     for name in ("a", "b"):
         await agents.UpdateAgent(clerk(name), metadata=ADMIN)
     first = await agents.ListAgents(pb.ListAgentsRequest(page_size=1), metadata=ME)

@@ -1,4 +1,4 @@
-"""The Python client on a real server, which goes away and comes back."""
+"""The Python client against a real server that stops and restarts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KEY = "key-of-me-0123456789"
 
 
 class Door:
-    """agent-loop at one address, where it can be away and back again."""
+    """agent-loop at one address, where it can stop and restart."""
 
     def __init__(self, ledger: PlayedLedger, live: FakeLive, ids: IdSource) -> None:
         self.address = f"127.0.0.1:{free_port()}"
@@ -34,7 +34,7 @@ class Door:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        clock: Any = SystemClock()  # The inbox is looked at again and again.
+        clock: Any = SystemClock()  # The inbox is polled repeatedly
         clients = client_side(self._ledger, self._live, clock, self._ids)
         async with clients.watches, new_server(clients, self.address, self._ids):
             yield
@@ -48,7 +48,7 @@ def door(ledger: PlayedLedger, live: FakeLive, ids: IdSource) -> Door:
     return Door(ledger, live, ids)
 
 
-async def test_a_request_whose_answer_was_lost_has_its_effect_once(door: Door, ledger: PlayedLedger) -> None:
+async def test_request_with_a_lost_response_takes_effect_once(door: Door, ledger: PlayedLedger) -> None:
     """I2."""
     async with door.open(), door.client() as pawl:
         method, lost = pawl.agents.StartRun, 0
@@ -66,10 +66,10 @@ async def test_a_request_whose_answer_was_lost_has_its_effect_once(door: Door, l
     assert list(ledger.runs) == [started.run.run_id]
 
 
-# The client without asyncio.
+# The synchronous client.
 
 
-async def test_without_asyncio_the_same_is_done(door: Door, ledger: PlayedLedger) -> None:
+async def test_synchronous_client_behaves_like_the_async_one(door: Door, ledger: PlayedLedger) -> None:
     await ledger.add_run()
     await ledger.append(count=3, text="ab")
     await ledger.finish()
@@ -93,7 +93,7 @@ async def test_without_asyncio_the_same_is_done(door: Door, ledger: PlayedLedger
     assert len(runs) == 2
 
 
-async def test_a_client_that_is_closed_leaves_no_thread_and_says_so(door: Door) -> None:
+async def test_closed_client_leaves_no_thread_and_raises(door: Door) -> None:
     pawl = Client(door.address, api_key=KEY, environment={})
     names = [thread.name for thread in threading.enumerate()]
     assert "pawl-client" in names
@@ -104,8 +104,8 @@ async def test_a_client_that_is_closed_leaves_no_thread_and_says_so(door: Door) 
         pawl.get("run_1")
 
 
-async def test_runs_of_a_conversation_are_given_as_they_begin_each_once(door: Door, ledger: PlayedLedger) -> None:
-    """ASYNC-5: the open ones first; those that had ended before are no news."""
+async def test_runs_of_a_conversation_are_yielded_once_as_they_start(door: Door, ledger: PlayedLedger) -> None:
+    """ASYNC-5: open runs come first; runs that had already ended are omitted."""
     await ledger.add_run("run_1")
     await ledger.finish("run_1")
     await ledger.add_run("run_2")

@@ -1,4 +1,4 @@
-"""ListSteps and WatchSteps over a log that grows."""
+"""ListSteps and WatchSteps over a growing log."""
 
 from __future__ import annotations
 
@@ -39,9 +39,7 @@ async def listed(stub: AgentServiceAsyncStub, page_size: int = 0) -> list[steps_
             return found
 
 
-async def test_steps_are_listed_while_the_run_goes_on_and_after(
-    stub: AgentServiceAsyncStub, ledger: PlayedLedger
-) -> None:
+async def test_steps_are_listed_during_the_run_and_after(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
     await think(ledger, "First ", "I look.")
     [step] = await listed(stub)
     assert (step.content, step.status) == ("First I look.", steps_pb2.STEP_STATUS_ACTIVE)
@@ -53,7 +51,7 @@ async def test_steps_are_listed_while_the_run_goes_on_and_after(
         assert [step.step_id for step in await listed(stub, page_size)] == ["1-reasoning", "call_1", "call_1-result"]
 
 
-async def test_a_watcher_gets_reasoning_as_it_is_written_and_goes_on_where_it_was(
+async def test_watcher_gets_reasoning_as_it_is_written_and_resumes_after_a_reconnect(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     await think(ledger, "First ")
@@ -77,7 +75,7 @@ async def test_a_watcher_gets_reasoning_as_it_is_written_and_goes_on_where_it_wa
 
 
 async def changed(stream: object) -> steps_pb2.WatchStepsResponse:
-    """The next response that is no heartbeat."""
+    """Return the next response that is not a heartbeat."""
     async with asyncio.timeout(60):
         while True:
             response = await stream.read()  # type: ignore[attr-defined]

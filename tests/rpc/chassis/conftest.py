@@ -1,4 +1,4 @@
-"""A server with a tiny service of all four kinds, behind a Unix socket."""
+"""A server with a small service of all four RPC kinds on a Unix socket."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def metrics() -> Metrics:
 
 @pytest.fixture
 def serve(servicer: EchoServicer, ids: IdSource, metrics: Metrics, tmp_path: Path) -> Serve:
-    """Return what starts a server: `async with serve(streams_max=1) as server`."""
+    """Return a function that starts a server: `async with serve(streams_max=1) as server`."""
 
     @asynccontextmanager
     async def start(

@@ -1,4 +1,4 @@
-"""Jobs on a real database: where they stand, who has a place, and what their conversation is told."""
+"""Jobs on a real database: their state, slots and notices to their conversation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COMPLETED = run_pb2.RUN_STATE_COMPLETED
 
 
 def begins(*names: str) -> dict[str, Any]:
-    """A step that begins jobs."""
+    """Return a step that starts jobs."""
     calls = [
         call_pb2.Call(
             call_id=f"call_{name}",
@@ -50,7 +50,7 @@ def begins(*names: str) -> dict[str, Any]:
 
 
 async def begun(user: User, *names: str, conversation_id: str = "") -> str:
-    """A run that begins jobs and ends; the conversation."""
+    """Start jobs in a run and end it; return the conversation."""
     owner = await user.start(conversation_id=conversation_id)
     await owner.commit(round=1, **begins(*names))
     await owner.commit(state=COMPLETED)
@@ -58,7 +58,7 @@ async def begun(user: User, *names: str, conversation_id: str = "") -> str:
 
 
 async def worked(user: User, count: int = 1, worker_id: str = "jobs") -> list[Owner]:
-    """Jobs that a worker has begun."""
+    """Return jobs that a worker has started."""
     owners = [user.owner(run.run_id, run.epoch) for run in await user.claim(worker_id, runs_max=count)]
     for owner in owners:
         await owner.commit(state=run_pb2.RUN_STATE_RUNNING)
@@ -69,8 +69,8 @@ async def ended(job: Owner, output: str = '{"n":7}') -> None:
     await job.commit(state=COMPLETED, output_text=output)
 
 
-async def test_a_notice_is_loaded_for_runs_of_its_user_and_shown_to_that_user_alone(replica: Replica) -> None:
-    """ASYNC-5, in a conversation that is shared for writing. Others see that there is a notice."""
+async def test_notice_is_loaded_and_shown_only_for_its_user(replica: Replica) -> None:
+    """ASYNC-5, in a conversation that is shared for writing. Other users see only that there is a notice."""
     ann, bob = User(replica.stub), User(replica.stub, user_id="bob")
     conversation_id = await begun(ann, "mine")
     talk = Shared(ann=ann, bob=bob, conversation_id=conversation_id)
@@ -113,8 +113,8 @@ def asks_for(user: User, run_id: str = "run_started", **fields: Any) -> pb.Start
     return pb.StartJobRequest(message=message, run_id=run_id, job=JOB, asked_sha256=b"1")
 
 
-async def test_jobs_that_users_start_wait_for_a_place_only_behind_so_many_others(start: StartReplica) -> None:
-    """ASYNC-7: exactly, from all job stores at once, whatever their conversations; who writes is not kept out."""
+async def test_queue_of_jobs_started_by_users_is_bounded(start: StartReplica) -> None:
+    """ASYNC-7: the limit is exact across job stores and conversations; messages of users are not rejected."""
     slots = SlotLimits(per_store=20, per_user=20, background_per_store=2)
     users = [User((await start(slots=slots, store_queue_max=5)).stub, user_id=f"user{number}") for number in (0, 1)]
 
@@ -138,8 +138,8 @@ async def test_jobs_that_users_start_wait_for_a_place_only_behind_so_many_others
     await ask(refused[0])
 
 
-async def test_the_running_jobs_of_a_store_are_listed_for_all_users(user: User) -> None:
-    """Neither what has ended or been stopped, nor what is no job."""
+async def test_running_jobs_of_a_store_are_listed_for_all_users(user: User) -> None:
+    """Without ended or stopped jobs and without other runs."""
     bob = User(user.stub, user_id="bob")
     for who, name in ((user, "a"), (bob, "b"), (user, "c"), (user, "d")):
         await begun(who, name)
@@ -161,7 +161,7 @@ async def test_the_running_jobs_of_a_store_are_listed_for_all_users(user: User) 
         await user.stub.ListJobs(request)
 
 
-async def test_jobs_go_with_it_and_tell_nobody(replica: Replica, user: User) -> None:
+async def test_erasing_a_conversation_removes_its_jobs_without_notices(replica: Replica, user: User) -> None:
     owner = await user.start("parent")
     conversation_id = (await user.run(owner.run_id)).conversation_id
     call = owner.call("call_1", call_pb2.CALL_STATE_DETACHED, child_run_id="run_job")
@@ -190,8 +190,8 @@ async def test_jobs_go_with_it_and_tell_nobody(replica: Replica, user: User) -> 
     assert MARKER not in await everything(replica.database)
 
 
-async def test_what_jobs_tell_is_counted_until_a_model_has_answered(replica: Replica, user: User) -> None:
-    """OPS-2, ASYNC-5: what no model was told, and what it was told; nothing of a conversation that is erased."""
+async def test_unread_notices_are_counted_until_a_model_has_answered(replica: Replica, user: User) -> None:
+    """OPS-2, ASYNC-5: unread and read notices; none of erased conversations."""
     stats, metrics = PostgresLedgerStats(replica.database, PLACES), Metrics("job_store")
     meter, shown = PrometheusMeter(metrics), metrics.registry.get_sample_value
 
@@ -218,8 +218,8 @@ async def test_what_jobs_tell_is_counted_until_a_model_has_answered(replica: Rep
     assert await counted() == (0, 0)
 
 
-async def test_jobs_take_no_place_of_what_people_wait_for(start: StartReplica) -> None:
-    """LOOP-14: a user with two places has both of them beside their jobs; a store and a worker have so many jobs."""
+async def test_jobs_use_no_slots_of_interactive_runs(start: StartReplica) -> None:
+    """LOOP-14: a user with two slots has both beside their jobs; stores and workers have separate job limits."""
     replica: Replica = await start(slots=SlotLimits(per_store=2, per_user=2, background_per_store=3))
     user = User(replica.stub)
     owner = await user.start()
@@ -240,7 +240,7 @@ SERIES = run_pb2.Job(tool_name="work", arguments_json=b"{}", interval_seconds=60
 
 
 async def begin(user: User, owner: Owner, name: str) -> None:
-    """Let the owner of a run begin the job `run_<name>`."""
+    """Let the owner of a run start the job `run_<name>`."""
     fields: dict[str, Any] = {"child_run_id": f"run_{name}", "result": result("{}")}
     call = owner.call(name, call_pb2.CALL_STATE_DETACHED, **fields)
     begun = pb.Delegation(call_id=name, run_id=f"run_{name}", text="work", job=SERIES)
@@ -255,9 +255,7 @@ async def conversation_of(user: User, owner: Owner) -> str:
     return (await user.run(owner.run_id)).conversation_id
 
 
-async def test_a_model_stops_jobs_of_its_conversation_only_and_is_not_told_that_they_end(
-    user: User, owner: Owner
-) -> None:
+async def test_model_stops_only_jobs_of_its_conversation_and_gets_no_notice(user: User, owner: Owner) -> None:
     await begin(user, owner, "a")
     conversation_id = await conversation_of(user, owner)
     bob, beta = User(user.stub, user_id="bob"), User(user.stub, store_id="beta")
@@ -281,7 +279,7 @@ async def test_a_model_stops_jobs_of_its_conversation_only_and_is_not_told_that_
     assert (list(loaded.notices), loaded.open_job_count) == ([], 0)
 
 
-async def test_the_tools_see_jobs_as_they_are(user: User, replica: Replica, owner: Owner) -> None:
+async def test_job_tools_see_the_current_state_of_jobs(user: User, replica: Replica, owner: Owner) -> None:
     await begin(user, owner, "a")
     await begin(user, owner, "b")
     await begin(user, owner, "c")

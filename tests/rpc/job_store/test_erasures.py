@@ -1,4 +1,4 @@
-"""Conversations erased on PostgreSQL, step by step, by several replicas; and again in a database that was restored."""
+"""Erasure of conversations on PostgreSQL: step by step, with several replicas, and after a restore."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SERVICES = (Part.TOOL_REGISTRY, Part.NOTIFIER)
 
 
 class Log(JetStreamErasures):
-    """The list of what was erased, and how often the life cycle was purged."""
+    """The list of erased conversations and the number of lifecycle purges."""
 
     def __init__(self) -> None:
         self.entries: set[tuple[StoreId, ConversationId]] = set()
@@ -72,13 +72,13 @@ async def erase(replica: Replica, conversation_id: str, user_id: str = "ann") ->
 
 
 async def swept(sweep: Erasing) -> None:
-    """Sweep as often as there are steps, of a conversation and of one below it."""
+    """Sweep as often as erasing a conversation and one child needs."""
     for _ in range(6):
         await sweep.sweep()
 
 
 async def everything(database: Database) -> str:
-    """All rows of all tables, as text; bytes as they are."""
+    """Return all rows of all tables as text; bytes are unchanged."""
     tables = await database.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'job_store'")
     rows = [row for table in tables for row in await database.fetch(f"SELECT * FROM job_store.{table['tablename']}")]  # noqa: S608
     return "\n".join(repr(tuple(row)) for row in rows)
@@ -89,7 +89,7 @@ def key_of(conversation_id: str) -> ErasureKey:
 
 
 async def full(user: User) -> tuple[str, str]:
-    """A run that has ended with the marker in everything that it has; returns its conversation, and it."""
+    """Return an ended run with the marker in every field, and its conversation."""
     owner = await user.start(f"{MARKER} one", request_id="request", conversation_key=f"{MARKER} key")
     conversation_id = (await user.run(owner.run_id)).conversation_id
     await user.send(owner.run_id, steer=ledger_pb2.SteerCommand(text=f"{MARKER} steer"))
@@ -118,7 +118,7 @@ async def full(user: User) -> tuple[str, str]:
     return conversation_id, owner.run_id
 
 
-async def test_nothing_is_left_but_ids_and_what_has_left(replica: Replica, user: User) -> None:
+async def test_erasure_leaves_only_ids_and_already_published_data(replica: Replica, user: User) -> None:
     conversation_id, run_id = await full(user)
     while await take_in(replica.database):
         pass
@@ -154,8 +154,8 @@ async def test_nothing_is_left_but_ids_and_what_has_left(replica: Replica, user:
     assert (await get(user, conversation_id=other)).active_run_id == kept.run_id
 
 
-async def test_it_takes_no_messages_from_the_first_moment_on_and_is_nobodys(replica: Replica, user: User) -> None:
-    """I13: and of another user it is not there, before and after."""
+async def test_conversation_being_erased_accepts_no_messages_and_is_hidden(replica: Replica, user: User) -> None:
+    """I13: not found for other users, before and after."""
     conversation_id, run_id = await full(user)
     with pytest.raises(ConversationNotFound):
         await erase(replica, conversation_id, "bob")
@@ -174,7 +174,7 @@ async def test_it_takes_no_messages_from_the_first_moment_on_and_is_nobodys(repl
     with pytest.raises(ConversationNotFound):
         await erase(replica, conversation_id, "bob")
     assert await listed(user) == []
-    # Its key is free.
+    # The key can be used again.
     assert (await user.submit(conversation_key=f"{MARKER} key")).run.conversation_id != conversation_id
     await swept(erasing(replica, None))
     with pytest.raises(RunNotFound):
@@ -183,9 +183,7 @@ async def test_it_takes_no_messages_from_the_first_moment_on_and_is_nobodys(repl
         await user.submit(f"{MARKER} one", request_id="request", conversation_key=f"{MARKER} key")
 
 
-async def test_runs_of_writers_and_of_their_agents_go_with_it_and_the_receipt_is_its_users(
-    replica: Replica, user: User
-) -> None:
+async def test_runs_of_writers_and_their_agents_are_erased_with_the_conversation(replica: Replica, user: User) -> None:
     conversation_id, _ = await full(user)
     await update(user, conversation_id, sharing=conversation_pb2.SHARING_WRITE)
     bob = User(user.stub, user_id="bob")
@@ -217,7 +215,7 @@ async def test_runs_of_writers_and_of_their_agents_go_with_it_and_the_receipt_is
             await erase(replica, each, "bob")
 
 
-async def test_a_restored_conversation_is_erased_again_and_a_lost_list_is_made_anew(
+async def test_restored_conversation_is_erased_again_and_a_lost_list_rebuilt(
     start: StartReplica, database: Database
 ) -> None:
     replica = await start()
@@ -262,7 +260,7 @@ async def test_a_restored_conversation_is_erased_again_and_a_lost_list_is_made_a
     assert log.entries == {("acme", conversation_id)}
 
 
-async def test_replicas_share_the_work_and_the_receipt_goes_as_conversations_do(
+async def test_replicas_share_erasures_and_receipts_expire_with_conversations(
     start: StartReplica, database: Database
 ) -> None:
     replicas = [await start(), await start()]
@@ -291,10 +289,8 @@ async def test_replicas_share_the_work_and_the_receipt_goes_as_conversations_do(
         await erase(replicas[0], ids[0])
 
 
-async def test_a_conversation_below_goes_with_it_also_when_retention_has_removed_the_call(
-    replica: Replica, user: User
-) -> None:
-    """I22: somebody has gone on in it since."""
+async def test_child_conversation_is_erased_after_retention_deleted_its_call(replica: Replica, user: User) -> None:
+    """I22: the child conversation was continued since."""
     owner = await user.start("parent")
     conversation_id = (await user.run(owner.run_id)).conversation_id
     call = owner.call("call_1", call_pb2.CALL_STATE_DELEGATED, child_run_id="run_child")
@@ -319,8 +315,8 @@ async def test_a_conversation_below_goes_with_it_also_when_retention_has_removed
     assert MARKER not in await everything(replica.database)
 
 
-async def test_services_are_told_of_runs_and_calls_that_retention_has_removed(replica: Replica, user: User) -> None:
-    """I22: of a rule for one run the registry knows no conversation."""
+async def test_services_are_notified_of_runs_and_calls_deleted_by_retention(replica: Replica, user: User) -> None:
+    """I22: for a rule of one run, the registry does not know the conversation."""
     conversation_id, run_id = await full(user)
     owner = await user.start("on", conversation_id=conversation_id)
     short = message_pb2.Message(role=message_pb2.ROLE_SUMMARY, text="short", summarised_to_number=3)
@@ -344,7 +340,7 @@ async def test_services_are_told_of_runs_and_calls_that_retention_has_removed(re
 
 
 async def full_many(user: User, number: int) -> str:
-    """A conversation with a message of its own."""
+    """Create a conversation with its own message."""
     owner = await user.start(f"{MARKER} {number}")
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED, output_text=f"{MARKER} output")
     return (await user.run(owner.run_id)).conversation_id
@@ -359,9 +355,7 @@ FROM generate_series(1, 2001) AS n
 
 
 @pytest.mark.parametrize("parts", [["notifier"], ["log"], ["tool-registry", "future"]])
-async def test_very_many_that_wait_for_something_else_hold_up_nothing(
-    replica: Replica, user: User, parts: list[str]
-) -> None:
+async def test_blocked_erasures_do_not_delay_others(replica: Replica, user: User, parts: list[str]) -> None:
     await replica.database.execute(_MANY, parts)
     conversation_id, run_id = await full(user)
     await erase(replica, conversation_id)
@@ -373,8 +367,8 @@ async def test_very_many_that_wait_for_something_else_hold_up_nothing(
     assert log.purged == {run_id}
 
 
-async def test_a_list_that_could_not_be_applied_is_applied_again(replica: Replica, user: User) -> None:
-    """I22: as after a restore, when the database is away for a moment."""
+async def test_failed_list_of_erasures_is_applied_again(replica: Replica, user: User) -> None:
+    """I22: as after a restore, when the database is unavailable for a moment."""
     conversation_id, _ = await full(user)
     log = Log()
     log.entries.add((StoreId("acme"), ConversationId(conversation_id)))
@@ -394,7 +388,7 @@ async def test_a_list_that_could_not_be_applied_is_applied_again(replica: Replic
     assert MARKER not in await everything(replica.database)
 
 
-async def test_a_notice_goes_with_the_conversation_of_its_job(replica: Replica, user: User) -> None:
+async def test_notice_is_erased_with_the_conversation_of_its_job(replica: Replica, user: User) -> None:
     message = ledger_pb2.SubmitMessageRequest(
         store_id="acme", user_id="ann", text="work", policy=ledger_pb2.MESSAGE_POLICY_QUEUE
     )

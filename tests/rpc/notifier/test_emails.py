@@ -1,4 +1,4 @@
-"""E-mails over a real SMTP server, and the addresses that they go to (NOTE-1)."""
+"""Emails over a real SMTP server, and confirmation of addresses (NOTE-1)."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def confirm(
 
 
 async def confirmed(desk: Desk, box: Postbox, **fields: Any) -> str:
-    """The id of an e-mail that tells at once, whose address is confirmed."""
+    """Return the id of an email channel without delay whose address is confirmed."""
     made = (await created(desk.stub, ADDRESS, **({"after_seconds": 0} | fields))).channel
     await has_come(box, 1)
     await confirm(desk.stub, made.channel_id, box.codes()[-1])
@@ -74,7 +74,7 @@ async def send_code(channels: ChannelServiceAsyncStub, channel_id: str) -> None:
     await channels.SendChannelCode(pb.SendChannelCodeRequest(channel_id=channel_id), metadata=ANN)
 
 
-async def test_an_address_is_told_nothing_before_it_is_confirmed(
+async def test_unconfirmed_address_gets_no_notifications(
     desk: Desk, box: Postbox, store: PostgresStore, draft: Drafts
 ) -> None:
     made = await created(desk.stub, ADDRESS, request_id="r1", name="<b>my desk</b>")
@@ -102,7 +102,7 @@ async def test_an_address_is_told_nothing_before_it_is_confirmed(
     assert len(box.envelopes) == 1
 
 
-async def test_a_notification_is_sent_once_and_those_of_a_conversation_are_one_thread(
+async def test_notification_is_sent_once_and_threaded_by_conversation(
     desk: Desk, box: Postbox, store: PostgresStore, draft: Drafts
 ) -> None:
     await confirmed(desk, box)
@@ -115,7 +115,7 @@ async def test_a_notification_is_sent_once_and_those_of_a_conversation_are_one_t
     assert sum("It is 391." in text for text in box.texts()) == 1
 
 
-async def test_what_is_refused_for_now_is_tried_again_and_what_is_refused_for_good_is_dead(
+async def test_temporary_rejection_is_retried_and_a_permanent_one_is_dead(
     desk: Desk, box: Postbox, store: PostgresStore, draft: Drafts
 ) -> None:
     channel_id = await confirmed(desk, box)
@@ -135,10 +135,10 @@ async def test_what_is_refused_for_now_is_tried_again_and_what_is_refused_for_go
     assert (await desk.channel(channel_id)).enabled, "it has not failed for days"
 
 
-async def test_a_connection_that_breaks_after_the_message_sends_it_again_under_the_same_id(
+async def test_connection_lost_after_the_message_resends_it_with_the_same_id(
     desk: Desk, box: Postbox, store: PostgresStore, draft: Drafts
 ) -> None:
-    """At least once: nobody knows whether it was taken."""
+    """At least once: it is unknown whether the server accepted the first one."""
     channel_id = await confirmed(desk, box)
     box.breaks = True
     await store.add([draft("a")])
@@ -152,8 +152,8 @@ async def test_a_connection_that_breaks_after_the_message_sends_it_again_under_t
     assert len({envelope.content for envelope in box.envelopes}) == 1
 
 
-async def test_codes_are_few_and_tries_with_one_too(desk: Desk, box: Postbox, database: Database) -> None:
-    """Nobody can fill the post box of another one, nor guess."""
+async def test_codes_and_attempts_per_code_are_limited(desk: Desk, box: Postbox, database: Database) -> None:
+    """This prevents mail flooding and code guessing."""
     channel_id = (await created(desk.stub, ADDRESS)).channel.channel_id
     await has_come(box, 1)
     (first,) = box.codes()
@@ -177,7 +177,7 @@ async def test_codes_are_few_and_tries_with_one_too(desk: Desk, box: Postbox, da
     assert await reason_of(send_code(desk.stub, third)) == "INVALID_FIELD", "there is nothing to confirm"
 
 
-async def test_a_user_and_a_store_have_codes_sent_to_few_addresses_within_a_day(
+async def test_user_and_store_send_codes_to_few_addresses_a_day(
     desk: Desk, database: Database, store: PostgresStore
 ) -> None:
     sent = "INSERT INTO notifier.codes_sent SELECT 'x' || n || '@example.org', 'acme', $1 FROM generate_series(1, $2) n"
@@ -192,7 +192,7 @@ async def test_a_user_and_a_store_have_codes_sent_to_few_addresses_within_a_day(
         await database.execute("DELETE FROM notifier.codes_sent")
 
 
-async def test_a_new_address_is_confirmed_anew_and_gets_nothing_of_before(
+async def test_changed_address_is_confirmed_again_and_gets_no_older_notifications(
     desk: Desk, box: Postbox, store: PostgresStore, draft: Drafts
 ) -> None:
     channel_id = await confirmed(desk, box)
@@ -211,7 +211,7 @@ async def test_a_new_address_is_confirmed_anew_and_gets_nothing_of_before(
     assert await reason_of(rotate) == "INVALID_FIELD"
 
 
-async def test_who_was_sent_enough_within_an_hour_waits(
+async def test_hourly_email_limit_delays_further_mails(
     desk: Desk, box: Postbox, store: PostgresStore, draft: Drafts, database: Database
 ) -> None:
     channel_id = await confirmed(desk, box)
@@ -231,18 +231,18 @@ async def test_who_was_sent_enough_within_an_hour_waits(
 
 
 class TestWithoutMailServer:
-    """A deployment that sends no e-mail."""
+    """A deployment without email."""
 
     @pytest.fixture
     def mail_server(self) -> None:
         """None."""
 
-    async def test_no_address_can_be_given(self, desk: Desk) -> None:
+    async def test_email_channel_is_rejected(self, desk: Desk) -> None:
         assert await reason_of(created(desk.stub, ADDRESS)) == "INVALID_FIELD"
 
 
 async def told(desk: Desk, box: Postbox, store: PostgresStore, draft: Drafts, event: str) -> str:
-    """The token in the mail about an event."""
+    """Return the token in the mail about an event."""
     count = len(box.envelopes)
     await store.add([draft(event)])
     await has_come(box, count + 1)
@@ -260,7 +260,7 @@ async def unsubscribe(desk: Desk, token: str, metadata: tuple[tuple[str, str], .
     await desk.stub.UnsubscribeChannel(pb.UnsubscribeChannelRequest(token=token), metadata=metadata)
 
 
-async def test_a_link_ends_the_e_mails_of_its_channel_and_the_inbox_and_others_say_so(
+async def test_unsubscribe_link_disables_the_channel_and_is_announced(
     desk: Desk, box: Postbox, store: PostgresStore, draft: Drafts, database: Database
 ) -> None:
     channel_id = await confirmed(desk, box, name="my phone")
@@ -289,10 +289,10 @@ async def test_a_link_ends_the_e_mails_of_its_channel_and_the_inbox_and_others_s
     assert len(await desk.deliveries(channel_id)) == 2, "nothing more is told there"
 
 
-async def test_a_token_that_is_not_of_this_store_channel_and_address_does_nothing(
+async def test_token_of_another_store_channel_or_address_does_nothing(
     desk: Desk, box: Postbox, store: PostgresStore, draft: Drafts
 ) -> None:
-    """Unknown and foreign ones are refused alike."""
+    """Unknown and foreign tokens get the same error."""
     channel_id = await confirmed(desk, box)
     hook_id, _ = await desk.hook()
     token = await told(desk, box, store, draft, "a")

@@ -1,4 +1,4 @@
-"""Tools with a process of their own that do there what no process survives."""
+"""Tools with their own process that misbehave in ways no process survives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A running tool asks its user something."""
+"""Running tools that ask their user a question."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EFFECTS = [EffectClass.READ_ONLY, EffectClass.IDEMPOTENT, EffectClass.AT_MOST_ON
 
 
 def answers(*given: str | None) -> list[execution_pb2.Answer]:
-    """Answers to the questions of the tools below; None declines."""
+    """Return answers to the questions of the tools below; None declines."""
     asked = ("Which colour?", "Which size?")
     return [
         execution_pb2.Answer(question=question, answer=answer or "", declined=answer is None)
@@ -29,7 +29,7 @@ def answers(*given: str | None) -> list[execution_pb2.Answer]:
 
 
 class Shop:
-    """Tools that ask, and what they did."""
+    """Tools that ask questions, and what they did."""
 
     def __init__(self) -> None:
         self.begun = 0
@@ -76,7 +76,7 @@ async def registry(database_url: str, tmp_path: Path, shop: Shop) -> AsyncIterat
 
 
 @pytest.mark.parametrize("effect", EFFECTS)
-async def test_each_question_ends_the_stream_and_the_answers_go_on(
+async def test_question_ends_the_stream_and_its_answer_resumes_the_call(
     registry: Registry, shop: Shop, effect: EffectClass
 ) -> None:
     name = f"order_{effect.lower()}"
@@ -97,14 +97,14 @@ async def test_each_question_ends_the_stream_and_the_answers_go_on(
     assert shop.begun == (1 if effect is EffectClass.AT_MOST_ONCE else 3)
 
 
-async def test_time_stands_still_while_a_question_is_open(registry: Registry, shop: Shop) -> None:
+async def test_timeout_pauses_while_a_question_is_open(registry: Registry, shop: Shop) -> None:
     await registry.run("order_at_most_once")
     await asyncio.sleep(5.1)
     await registry.run("order_at_most_once", answers=answers("red"))
     assert outcome(await registry.run("order_at_most_once", answers=answers("red", "large"))) == "SUCCEEDED"
 
 
-async def test_an_answer_reaches_the_replica_that_runs_the_call(
+async def test_answer_reaches_the_replica_that_runs_the_call(
     registry: Registry, shop: Shop, database_url: str, tmp_path: Path
 ) -> None:
     other_shop = Shop()
@@ -117,9 +117,7 @@ async def test_an_answer_reaches_the_replica_that_runs_the_call(
     assert (shop.begun, other_shop.begun) == (1, 0)
 
 
-async def test_nobody_knows_what_became_of_a_call_whose_process_ended_before_the_answer(
-    database_url: str, tmp_path: Path
-) -> None:
+async def test_call_is_unknown_if_its_process_ends_before_the_answer(database_url: str, tmp_path: Path) -> None:
     options = ExecutorOptions(lease_seconds=2.0, grace_seconds=0.0)
     async with running(database_url, tmp_path, Shop().tools(), options=options) as gone:
         await gone.run("order_at_most_once")

@@ -1,4 +1,4 @@
-"""Calls that somebody outside completes: nothing of them runs meanwhile, and they have one end. I5."""
+"""Calls completed from outside: they use no resources while they wait and end exactly once. I5."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SECRETS = {"acme": {"press": "the-password-of-the-press"}}
 
 
 class Press:
-    """Tools that hand a job to a print shop, which tells later how it ended."""
+    """Tools that submit a job to a print shop, which completes the call later."""
 
     def __init__(self) -> None:
         self.tokens: dict[str, CompletionToken] = {}
@@ -111,15 +111,13 @@ def refused(registry: Registry, token: str, *rest: Any, **end: Any) -> Awaitable
 
 
 async def told(registry: Registry, call: str = "call") -> None:
-    """Wait until the run of a call was told that it was completed."""
+    """Wait until the run of a call was notified of its completion."""
 
     await eventually(lambda: ("run", call) in registry.ledger.told)
 
 
 @pytest.mark.parametrize("name", ["print", "print_in_thread"])
-async def test_a_call_waits_without_its_tool_until_somebody_completes_it(
-    registry: Registry, press: Press, name: str
-) -> None:
+async def test_call_waits_without_its_tool_until_completed(registry: Registry, press: Press, name: str) -> None:
     waiting = await run(registry, name)
     assert outcome(waiting) == "AWAITING_COMPLETION"
     assert 50 < waiting.completion_seconds_left <= 60
@@ -136,7 +134,7 @@ async def test_a_call_waits_without_its_tool_until_somebody_completes_it(
     assert (outcome(ended), content(ended)) == ("SUCCEEDED", {"pages": 3})
 
 
-async def test_the_first_end_counts_and_the_same_one_again_is_a_duplicate(registry: Registry, press: Press) -> None:
+async def test_first_completion_counts_and_the_same_one_again_is_a_duplicate(registry: Registry, press: Press) -> None:
     await run(registry)
     token = press.tokens["call"].token
     ends: list[Any] = [complete(registry, token, number) for number in range(8)]
@@ -150,7 +148,7 @@ async def test_the_first_end_counts_and_the_same_one_again_is_a_duplicate(regist
     assert content(await run(registry)) == first
 
 
-async def test_who_cannot_wait_is_told_so(registry: Registry, press: Press) -> None:
+async def test_tool_that_cannot_wait_gets_an_error(registry: Registry, press: Press) -> None:
     no_token = await run(registry, "print_nothing", call="a")
     assert (outcome(no_token), "not taken a completion token" in content(no_token)["error"]) == (
         "FAILED TOOL_ERROR",
@@ -160,7 +158,7 @@ async def test_who_cannot_wait_is_told_so(registry: Registry, press: Press) -> N
     assert (outcome(idempotent), "needs AT_MOST_ONCE" in content(idempotent)["error"]) == ("FAILED TOOL_ERROR", True)
 
 
-async def test_only_the_token_completes_a_call_and_only_with_what_its_tool_could_return(
+async def test_completion_needs_the_token_and_a_valid_result(
     registry: Registry, press: Press, database_url: str
 ) -> None:
     await run(registry)
@@ -187,7 +185,7 @@ async def test_only_the_token_completes_a_call_and_only_with_what_its_tool_could
     assert (outcome(ended), content(ended)) == ("FAILED TOOL_ERROR", {"error": "There is no paper."})
 
 
-async def test_secrets_of_the_call_are_hidden_in_its_completion(
+async def test_secrets_of_the_call_are_redacted_in_its_completion(
     registry: Registry, press: Press, database_url: str
 ) -> None:
     said = {"log": f"login {SECRETS['acme']['press']}"}
@@ -196,7 +194,7 @@ async def test_secrets_of_the_call_are_hidden_in_its_completion(
     assert content(await run(registry, call="slow")) == {"log": "login [secret]"}
 
 
-async def test_a_call_that_has_ended_is_not_completed(registry: Registry, press: Press, database_url: str) -> None:
+async def test_ended_call_cannot_be_completed(registry: Registry, press: Press, database_url: str) -> None:
     await run(registry)
     await execute(database_url, "UPDATE tool_registry.executions SET awaits_until = now()")
     assert await refused(registry, press.tokens["call"].token) == "DEADLINE_PASSED"
@@ -211,7 +209,7 @@ async def test_a_call_that_has_ended_is_not_completed(registry: Registry, press:
         assert await refused(registry, press.tokens[call].token) == "CALL_NOT_PENDING"
 
 
-async def test_the_run_is_told_later_if_the_ledger_is_unavailable_and_the_chain_once(
+async def test_completion_reaches_the_run_after_an_outage_and_the_chain_once(
     registry: Registry, press: Press, database_url: str
 ) -> None:
     await run(registry)

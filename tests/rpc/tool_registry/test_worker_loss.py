@@ -1,4 +1,4 @@
-"""Workers that go away in the middle, come back, and are attached to another replica. TOOL-3, I5."""
+"""Workers that disconnect during calls, return, or attach to another replica. TOOL-3, I5."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.rpc.tool_registry.attached import AttachedWorker, EffectClass, Purpos
 from tests.rpc.tool_registry.digests import digest_of
 from tests.rpc.tool_registry.registry import Registry, content, outcome, running
 
-# Long enough for a test's steps, short enough to wait for its end.
+# Long enough for a test's steps, short enough to wait for the expiry.
 BRIEF = WorkerOptions(lease_seconds=4.0, poll_seconds=0.1)
 LASTING = WorkerOptions(lease_seconds=60.0, poll_seconds=0.1)
 
@@ -38,7 +38,7 @@ async def registry(database_url: str, tmp_path: Path) -> Any:
 
 @pytest.fixture
 async def lasting(database_url: str, tmp_path: Path) -> Any:
-    """A registry in which no lease runs out."""
+    """A registry in which leases do not expire."""
     async with running(database_url, tmp_path, worker_options=LASTING) as registry:
         yield registry
 
@@ -60,7 +60,7 @@ async def begun(
 
 
 async def invocation(worker: AttachedWorker) -> worker_pb2.Invocation:
-    """The next call, however long it takes: the worker gives signs of life meanwhile."""
+    """Return the next call after any delay, sending heartbeats meanwhile."""
     found: asyncio.Future[Any] = asyncio.ensure_future(_invocation(worker))
     while not found.done():
         await worker.send(heartbeat=worker_pb2.WorkerHeartbeat())
@@ -76,7 +76,7 @@ async def _invocation(worker: AttachedWorker) -> worker_pb2.Invocation:
 
 
 async def answer(worker: AttachedWorker, call: worker_pb2.Invocation, **outcome: Any) -> int:
-    """Send a result, and give the status of its receipt, past answers to heartbeats."""
+    """Send a result and return the status of its receipt, skipping responses to heartbeats."""
     result = worker_pb2.WorkerResult(call_id=call.call_id, lease_epoch=call.lease_epoch)
     result.MergeFrom(worker_pb2.WorkerResult(**outcome or {"content_json": b'"done"'}))
     await worker.send(result=result)
@@ -85,7 +85,7 @@ async def answer(worker: AttachedWorker, call: worker_pb2.Invocation, **outcome:
     return frame.status
 
 
-async def test_what_may_happen_once_is_of_unknown_outcome(registry: Registry) -> None:
+async def test_call_that_may_happen_once_has_an_unknown_outcome(registry: Registry) -> None:
     async with attached(registry, AT_MOST_ONCE) as first, attached(registry, AT_MOST_ONCE, worker="w2") as second:
         asked, _ = await begun(registry, first)
         first.vanish()
@@ -94,11 +94,11 @@ async def test_what_may_happen_once_is_of_unknown_outcome(registry: Registry) ->
             await asyncio.wait({asked}, timeout=BRIEF.lease_seconds / 5)
         assert outcome(await asked) == UNKNOWN
         await second.send(drain=worker_pb2.WorkerDrain())
-        assert await second.ended() is grpc.StatusCode.OK  # It was asked nothing.
+        assert await second.ended() is grpc.StatusCode.OK  # It got no call
     assert outcome(await registry.run("charge")) == UNKNOWN
 
 
-async def test_a_worker_that_comes_back_keeps_its_call(lasting: Registry) -> None:
+async def test_reconnected_worker_keeps_its_call(lasting: Registry) -> None:
     async with attached(lasting, AT_MOST_ONCE) as first:
         asked, call = await begun(lasting, first)
         first.vanish()
@@ -108,13 +108,13 @@ async def test_a_worker_that_comes_back_keeps_its_call(lasting: Registry) -> Non
         assert await answer(back, call) == Status.RESULT_STATUS_ACCEPTED
 
 
-async def test_a_worker_has_one_stream(lasting: Registry) -> None:
+async def test_worker_has_one_stream(lasting: Registry) -> None:
     async with attached(lasting) as first, attached(lasting) as second:
         assert await first.ended() is grpc.StatusCode.CANCELLED
         await second.beat()
 
 
-async def test_a_result_after_the_call_was_given_away_is_late(registry: Registry) -> None:
+async def test_result_after_the_call_was_reassigned_is_late(registry: Registry) -> None:
     async with attached(registry, IDEMPOTENT) as first:
         asked, call = await begun(registry, first)
         first.vanish()
@@ -129,7 +129,7 @@ async def test_a_result_after_the_call_was_given_away_is_late(registry: Registry
 
 
 def break_statement(monkeypatch: pytest.MonkeyPatch, name: str, *, is_done: bool, times: int = 2) -> list[Exception]:
-    """Have a statement of the record fail, before or after it `is_done`; returns the faults that are left."""
+    """Make a statement of the record fail, before or after it `is_done`; return the remaining faults."""
     faults: list[Exception] = [asyncpg.InternalServerError("could not read block")] * times
     whole = getattr(PostgresWorkerRepository, name)
 
@@ -143,7 +143,7 @@ def break_statement(monkeypatch: pytest.MonkeyPatch, name: str, *, is_done: bool
     return faults
 
 
-async def test_a_worker_brings_its_result_to_another_replica(replicas: tuple[Registry, Registry]) -> None:
+async def test_worker_returns_its_result_to_another_replica(replicas: tuple[Registry, Registry]) -> None:
     here, there = replicas
     async with attached(here) as first:
         asked, call = await begun(here, first)
@@ -170,10 +170,10 @@ async def test_each_waiting_call_goes_to_one_replica(replicas: tuple[Registry, R
 
 @pytest.mark.parametrize("when", ["before", "after", "never"])
 @pytest.mark.parametrize("tool", [AT_MOST_ONCE, RECONCILABLE])
-async def test_a_call_continues_at_its_worker_when_the_registry_that_asked_ends(
+async def test_call_continues_at_its_worker_when_its_registry_ends(
     database_url: str, tmp_path: Path, tool: tool_pb2.ToolDefinition, when: str
 ) -> None:
-    """`when` the worker answers: before or after another registry is asked for the call."""
+    """`when` is whether the worker responds before or after another registry gets the call."""
     async with (
         running(database_url, tmp_path, name="b", worker_options=BRIEF) as there,
         attached(there, tool, worker="other") as other,
@@ -209,7 +209,7 @@ async def test_a_call_continues_at_its_worker_when_the_registry_that_asked_ends(
         (RECONCILABLE, {"error_message": "the bank does not answer"}, UNKNOWN),
     ],
 )
-async def test_a_lost_call_runs_again_or_is_asked_about_at_another_worker(
+async def test_lost_call_is_repeated_or_reconciled_at_another_worker(
     registry: Registry, tool: tool_pb2.ToolDefinition, finding: dict[str, Any] | None, expected: str
 ) -> None:
     async with attached(registry, tool) as first:
@@ -229,10 +229,8 @@ async def test_a_lost_call_runs_again_or_is_asked_about_at_another_worker(
             assert outcome(await asked) == expected
 
 
-async def test_what_a_worker_brings_after_its_call_was_given_up_is_in_the_audit_once(
-    lasting: Registry, database_url: str
-) -> None:
-    """A new process under the same name has lost its call; no caller waits for the end of a lease."""
+async def test_result_after_the_call_was_abandoned_is_audited_once(lasting: Registry, database_url: str) -> None:
+    """A new process with the same name has lost its call; no caller waits for a lease to expire."""
     async with attached(lasting, AT_MOST_ONCE) as first:
         asked, call = await begun(lasting, first)
         first.vanish()
@@ -277,7 +275,7 @@ async def test_calls_progress_and_cancels_reach_a_worker_of_another_replica(
         assert outcome(await asked) == "CANCELLED CANCELLED"
 
 
-async def test_a_call_whose_worker_lives_survives_a_broken_database(
+async def test_call_of_a_live_worker_survives_a_broken_database(
     lasting: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with attached(lasting, AT_MOST_ONCE) as worker:
@@ -291,7 +289,7 @@ async def test_a_call_whose_worker_lives_survives_a_broken_database(
                     assert len(faults) < 2
 
 
-async def test_nothing_of_a_call_is_kept_when_it_is_over(database_url: str, lasting: Registry) -> None:
+async def test_finished_call_leaves_no_records(database_url: str, lasting: Registry) -> None:
     async with attached(lasting) as worker:
         asked = asyncio.ensure_future(lasting.run("charge", {"amount": 7}))
         await worker.answer(await worker.invocation())
@@ -305,10 +303,10 @@ async def test_nothing_of_a_call_is_kept_when_it_is_over(database_url: str, last
         await until(is_empty)
 
 
-async def test_a_call_is_not_lost_with_the_answer_to_a_claim(
+async def test_call_survives_a_lost_response_to_its_claim(
     lasting: Registry, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its worker lives, and holds a call by the record that it was never sent."""
+    """Its worker is alive and would hold a call by a record that it never received."""
     async with (
         Database(database_url, application_name="test") as database,
         attached(lasting, AT_MOST_ONCE) as worker,
@@ -329,7 +327,7 @@ async def test_a_call_is_not_lost_with_the_answer_to_a_claim(
         assert outcome(await following) == "SUCCEEDED"
 
 
-async def test_a_call_whose_record_stays_broken_is_of_unknown_outcome(
+async def test_call_whose_record_stays_broken_has_an_unknown_outcome(
     database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = WorkerOptions(lease_seconds=60.0, poll_seconds=0.1, internal_seconds_max=0.2)
