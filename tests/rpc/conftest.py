@@ -27,7 +27,7 @@ def errors_of_the_contract(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr(Method, "_refusal", noting)
     yield
-    assert not undocumented, "say so in the comment of the method"
+    assert not undocumented, "add it to the comment of the method"
 
 
 def _is_of_the_key(error: PawlError) -> bool:

@@ -45,7 +45,7 @@ async def test_saving_an_agent_returns_the_tools_that_match_its_patterns(agents:
     read = await agents.GetAgent(pb.GetAgentRequest(name="clerk"), metadata=ME)
     assert read.agent == saved.agent
     assert read.agent.definition.options.limits.rounds_max == 3
-    assert not read.agent.definition.options.limits.HasField("calls_per_round_max"), "what it leaves open stays open"
+    assert not read.agent.definition.options.limits.HasField("calls_per_round_max"), "unset options stay unset"
 
 
 async def test_run_of_an_agent_names_the_agent(
@@ -74,7 +74,7 @@ async def test_deleted_agent_starts_no_runs_but_existing_runs_continue(
     message = agent_pb2.SendMessageRequest(conversation_id=run.conversation_id, text="And?", agent="clerk")
     assert await reason(stub.SendMessage(message, metadata=ME)) == "AGENT_NOT_FOUND"
     again = (await stub.StartRun(start(request_id="r1"), metadata=ME)).run
-    assert again.run_id == run.run_id, "the same request gets the same answer"
+    assert again.run_id == run.run_id, "a repeated request returns the same response"
     assert await reason(stub.StartRun(start(request_id="r1", agent=""), metadata=ME)) == "REQUEST_ID_REUSED"
     versions = await agents.ListAgentVersions(pb.ListAgentVersionsRequest(name="clerk"), metadata=ME)
     assert [agent.version for agent in versions.agents] == [1]
@@ -93,8 +93,8 @@ async def test_agent_is_not_found_by_users_without_access(
     page = await agents.ListAgents(pb.ListAgentsRequest(), metadata=ME)
     assert [agent.definition.name for agent in page.agents] == ["default"]
     assert (await stub.StartRun(start(), metadata=OPERATOR)).run.agent.name == "clerk"
-    assert (await agents.GetAgent(read, metadata=ADMIN)).agent.version == 1, "who makes it sees it"
-    assert await reason(stub.StartRun(start(), metadata=ADMIN)) == "AGENT_NOT_FOUND", "and may not use it for that"
+    assert (await agents.GetAgent(read, metadata=ADMIN)).agent.version == 1, "its author sees it"
+    assert await reason(stub.StartRun(start(), metadata=ADMIN)) == "AGENT_NOT_FOUND", "but may not use it"
 
 
 def draft(name: str = "clerk", **fields: Any) -> pb.UpdateDraftRequest:
@@ -112,7 +112,7 @@ async def test_draft_is_visible_to_its_owner_only(
     assert (await agents.GetAgent(read, metadata=ME)).agent == saved.agent
     run = (await stub.StartRun(start(agent="draft/clerk"), metadata=ME)).run
     assert (run.agent.name, run.agent.version, list(run.options.tool_names)) == ("draft/clerk", 1, ["mail"])
-    assert list((await stub.StartRun(start(), metadata=ME)).run.options.tool_names) == ["look"], "it shadows nothing"
+    assert list((await stub.StartRun(start(), metadata=ME)).run.options.tool_names) == ["look"], "it overrides no agent"
     listed = await agents.ListAgents(pb.ListAgentsRequest(drafts=True), metadata=ME)
     assert list(listed.agents) == [saved.agent]
     whoami = await stub.WhoAmI(whoami_pb2.WhoAmIRequest(), metadata=ME)

@@ -217,7 +217,7 @@ async def test_repeated_request_reports_the_jobs_that_it_ended(
     assert [await ended(request_id) for request_id in ("e2", "e2", "", "s1")] == [[], [], [], []]
     await clock.advance(1)
     await add_job(ledger, 3)
-    assert await ended("e1") == ["job_3", "job_1"], "it goes on where it was"
+    assert await ended("e1") == ["job_3", "job_1"], "it continues from its last state"
     for job_id in ("job_1", "job_2", "job_3"):
         await ledger.change(job_id, RunState.CANCELLED)
     assert [await ended(request_id) for request_id in ("e1", "e2")] == [["job_3", "job_1"], []]
@@ -232,7 +232,7 @@ async def test_job_started_with_a_key_finds_or_creates_the_conversation(
     first, second = [(await jobs.StartJob(request, metadata=ME)).job for _ in range(2)]
     assert first.conversation_id == second.conversation_id != ""
     assert first.job_id != second.job_id
-    assert [told for told, _ in checker.jobs_of] == 2 * [first.conversation_id], "rules for it hold from the first on"
+    assert [told for told, _ in checker.jobs_of] == 2 * [first.conversation_id], "rules apply from the first call"
     both = pb.StartJobRequest(conversation_key="build", conversation_id="conv_1", tool_name="probe")
     assert await reason(jobs.StartJob(both, metadata=ME)) == "INVALID_FIELD"
 

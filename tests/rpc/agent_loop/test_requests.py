@@ -123,7 +123,7 @@ async def test_invalid_answer_is_rejected_and_the_question_stays_open(
     ]
     first, second = (await stub.DecideCalls(agent_pb2.DecideCallsRequest(decisions=both), metadata=ME)).receipts
     assert (first.status, first.reason) == (types_pb2.RECEIPT_STATUS_REFUSED, "INVALID_ARGUMENTS")
-    assert second.status == types_pb2.RECEIPT_STATUS_ACCEPTED, "any answer will do"
+    assert second.status == types_pb2.RECEIPT_STATUS_ACCEPTED, "any answer is valid"
     assert len(ledger.commands) == 1
 
 
@@ -188,7 +188,7 @@ async def test_getting_a_run_waits_until_it_rests(
     run = (await waiting).run
     assert run.state == run_pb2.RUN_STATE_COMPLETED
     request = agent_pb2.GetRunRequest(run_id="run_1", wait_seconds=60, after_seq=run.last_seq)
-    assert (await stub.GetRun(request, metadata=ME)).run == run, "nothing more can come"
+    assert (await stub.GetRun(request, metadata=ME)).run == run, "nothing can follow"
 
 
 @pytest.mark.parametrize(("asked", "limit"), [(0.05, 50), (60, 0.05)])
@@ -211,7 +211,7 @@ def test_running_calls_fit_into_a_message_after_pending_ones(pending: int, left:
     shown = convert.run_message(run)
     assert (len(shown.pending_calls), len(shown.active_calls)) == left
     assert [*shown.pending_calls, *shown.active_calls] == calls[:4]
-    assert len(run.active_calls) == 8 - pending, "the run itself stays as it is"
+    assert len(run.active_calls) == 8 - pending, "the run itself is unchanged"
 
 
 # Messages with parts besides text, at the API.

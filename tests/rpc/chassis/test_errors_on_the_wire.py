@@ -59,7 +59,7 @@ async def test_every_kind_of_call_returns_a_response_or_the_intended_error(
         assert type(await refusal(anext(aiter(stub.missing_stream(iter([StringValue()])))))) is MethodNotFound
     async with serve() as server, open_channel(server.address, message_bytes_max=1000) as channel:
         assert type(await refusal(EchoStub(channel).call("unary", "big:2000"))) is TooLarge, "no overload"
-    assert "rpc.failed" not in capfd.readouterr().out, "none of that is a fault of the program"
+    assert "rpc.failed" not in capfd.readouterr().out, "none of these is an internal error"
 
 
 async def test_text_of_an_uncaught_exception_is_not_sent(serve: Serve, capfd: pytest.CaptureFixture[str]) -> None:

@@ -52,7 +52,7 @@ def test_socket_owners_are_all_users_that_could_accept_the_connection() -> None:
     ):
         both = [table(), table((listening, "0A", 1), (listening, "0A", 2))]
         assert users_at(address, both) == ({1, 2} if takes else set()), (listening, address)
-        assert users_at(address, [table((listening, "01", 1001))]) == set(), "a connection is no listener"
+        assert users_at(address, [table((listening, "01", 1001))]) == set(), "a connection is not a listener"
 
 
 class Stranger:
@@ -145,7 +145,7 @@ async def test_listener_of_another_user_does_not_get_the_key(
         return len(stranger.shown) >= times
 
     await until(lambda: was_called(1))
-    assert all(KEY in shown for shown in stranger.shown), "it is the user's own"
+    assert all(KEY in shown for shown in stranger.shown), "it belongs to the user"
     stranger.shown.clear()
     # Requests already being sent show the previous key.
     SecretFiles(tmp_path / "secrets").put(LOCAL_KEY, "the-next-key")

@@ -76,11 +76,11 @@ async def test_versions_of_a_deleted_agent_are_kept(replica: Replica, agents: Ag
     assert await reason(ask(replica, "DeleteAgent", name="clerk")) == "AGENT_NOT_FOUND"
     assert await reason(agents.GetAgent(pb.GetAgentRequest(store_id="acme", name="clerk"))) == "AGENT_NOT_FOUND"
     default = await agents.GetAgent(pb.GetAgentRequest(store_id="acme", name="default"))
-    assert not default.HasField("agent"), "that most stores have none is no error, nor in the log"
+    assert not default.HasField("agent"), "a store without a budget is no error and not logged"
     assert not (await agents.ListAgents(pb.ListAgentsRequest(store_id="acme"))).agents
     kept = await agents.GetAgent(pb.GetAgentRequest(store_id="acme", name="clerk", version=1))
     assert kept.agent == first
-    assert (await agents.PutAgent(put())).agent.version == 2, "made again it goes on with its numbers"
+    assert (await agents.PutAgent(put())).agent.version == 2, "a new agent of that name continues the version numbers"
     assert (await agents.GetAgent(pb.GetAgentRequest(store_id="acme", name="clerk"))).agent.version == 2
 
 
@@ -122,7 +122,7 @@ async def test_draft_is_kept_beside_the_agent_of_the_same_name(
     published = (await agents.PutAgent(put("clerk", "look"))).agent
     wanted = pb.GetDraftRequest(store_id="acme", user_id="ann", name="clerk")
     assert (await agents.PutDraft(draft("clerk", "mail", validate_only=True))).created
-    assert await reason(agents.GetDraft(wanted)) == "AGENT_NOT_FOUND", "a check keeps nothing"
+    assert await reason(agents.GetDraft(wanted)) == "AGENT_NOT_FOUND", "a check stores nothing"
     first = await agents.PutDraft(draft("clerk", "mail"))
     assert (first.created, first.agent.version, first.agent.draft) == (True, 1, True)
     same = await agents.PutDraft(draft("clerk", "mail"))
@@ -232,6 +232,6 @@ async def test_runs_that_wait_for_a_budget_check_again_when_it_changes(replica: 
         await owner.park(run_pb2.WAIT_KIND_AGENT_QUOTA, wake_time=tomorrow)
     assert (await user.run(waiting.run_id)).waiting.reason == waiting_pb2.WAIT_REASON_AGENT_QUOTA
     await agents.PutAgent(budget(1))
-    assert not await user.claim(), "nothing is new"
+    assert not await user.claim(), "nothing has changed"
     await agents.PutAgent(budget(2))
     assert [run.run_id for run in await user.claim(runs_max=2)] == [waiting.run_id]

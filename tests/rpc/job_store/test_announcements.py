@@ -99,7 +99,7 @@ async def test_watchers_get_the_bytes_of_the_log(start: StartReplica, nats: serv
 
     await until(all_heard)
     assert [event.SerializeToString() for event in live()] == [event.SerializeToString() for event in events]
-    assert len(heard) < len(events), "what was written together goes together"
+    assert len(heard) < len(events), "events of one commit are published together"
     assert {message.subject for message in heard} == {f"pawl.v1.acme.run.{owner.run_id}.events"}
 
 

@@ -100,7 +100,7 @@ async def test_notice_is_loaded_and_shown_only_for_its_user(replica: Replica) ->
         assert (seen.text, seen.notices_json) == shown
     await replica.database.execute("UPDATE job_store.runs SET claim_at = now() WHERE claim_at > now()")
     second = await (await other.take()).load()
-    assert [each.run.run_id for each in second.notices] == [told[other.user_id]], "the first turn could not enter it"
+    assert [each.run.run_id for each in second.notices] == [told[other.user_id]], "the first turn could not join it"
     assert second.messages[-1].text == ""
     await take_in(replica.database)
     assert await listed(ann, query="wombat") == []
@@ -155,7 +155,7 @@ async def test_running_jobs_of_a_store_are_listed_for_all_users(user: User) -> N
     for command_id, jobs_of_it in (("e1", ["job_b"]), ("e2", []), ("", [])):
         request.stopped_by_command_id = command_id
         listed = [run.run_id for run in (await user.stub.ListJobs(request)).runs]
-        assert listed == jobs_of_it, "and those that the command of an operator has stopped"
+        assert listed == jobs_of_it, "and those that an operator has stopped"
     request.user_id = "ann"
     with pytest.raises(InvalidField), translating():
         await user.stub.ListJobs(request)
@@ -183,7 +183,7 @@ async def test_erasing_a_conversation_removes_its_jobs_without_notices(replica: 
     await sweep.sweep()
     (cancel,) = await working.inbox()
     await working.commit(state=run_pb2.RUN_STATE_CANCELLED, consumed=[cancel.command_id])
-    assert await user.claim(runs_max=5) == [], "no turn begins"
+    assert await user.claim(runs_max=5) == [], "no turn starts"
 
     await swept(sweep)
 

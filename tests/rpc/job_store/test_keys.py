@@ -284,7 +284,7 @@ async def test_last_use_is_stored_with_one_write_a_minute(world: World) -> None:
 
     async def used() -> Any:
         changes = await source.sync_keys(0, [made.key.key_id, "key_that_is_none"])
-        assert changes.last_change == before, "a use is no change that the replicas hear of"
+        assert changes.last_change == before, "a use is not announced to replicas"
         return await world.database.fetchval("SELECT last_use_time FROM job_store.api_keys")
 
     first = await used()

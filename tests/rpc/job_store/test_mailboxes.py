@@ -130,7 +130,7 @@ async def test_each_process_keeps_its_share_of_many_mailboxes(box: Box, monkeypa
         await box.replica.database.execute("UPDATE job_store.triggers SET claim_at = claim_at - $1::interval", past)
         for _ in range(2):
             again = [{each.store_id for each in await box.leased(reader)} for reader in readers]
-            assert again == first, "whether leases are renewed or not"
+            assert again == first, "also if leases are not renewed"
 
 
 async def test_each_mail_fires_once_however_often_it_is_delivered(box: Box) -> None:

@@ -209,7 +209,7 @@ async def test_fire_cancels_the_previous_run_and_starts_after_its_end(timer: Tim
     }
     claim_at_once = "UPDATE job_store.schedules SET claim_at = now()"
     await timer.replica.database.execute(claim_at_once)
-    assert await timer.claim() == [], "the run goes on"
+    assert await timer.claim() == [], "the run continues"
     (command,) = await worker.inbox()
     await worker.commit(consumed=[command.command_id], state=run_pb2.RUN_STATE_CANCELLED)
     await timer.replica.database.execute(claim_at_once)

@@ -143,7 +143,7 @@ async def named_conversation(user: User) -> str:
 async def test_title_survives_a_dead_worker_and_stops_after_three_model_failures(replica: Replica, user: User) -> None:
     conversation_id = await answered(user)
     (died,) = await claim(replica)
-    assert not await claim(replica), "it is somebody's for two minutes"
+    assert not await claim(replica), "it is leased for two minutes"
     await pass_time(replica)
     (failed,) = await claim(replica)
     await bring(replica, died, "Too late")

@@ -171,7 +171,7 @@ async def test_last_iterations_are_kept_and_a_gap_replaces_the_others(user: User
     job = await series(user, database, 2 * kept)
     assert await rounds(user, job.run_id) == list(range(1, 2 * kept + 1))
     whole = [*(await read(user, job.run_id)).events]
-    assert whole[0].seq == 1, "nothing is removed before there is twice as much as is kept"
+    assert whole[0].seq == 1, "nothing is removed below twice the retained amount"
     await iterate(job, 2 * kept + 1, 2 * kept + 1)
     assert await rounds(user, job.run_id) == list(range(kept + 1, 2 * kept + 2))
 
@@ -180,7 +180,7 @@ async def test_last_iterations_are_kept_and_a_gap_replaces_the_others(user: User
     assert (gap.from_seq, gap.to_seq + 1) == (1, part.events[0].seq)
     begun_rounds = [event.call_changed.call.round for event in part.events if event.HasField("call_changed")]
     assert sorted(set(begun_rounds)) == list(range(kept + 1, 2 * kept + 2))
-    assert list(part.events[:50]) == whole[gap.to_seq : gap.to_seq + 50], "what is kept is as it was"
+    assert list(part.events[:50]) == whole[gap.to_seq : gap.to_seq + 50], "retained rows are unchanged"
     assert (gap.snapshot.run.trimmed_rounds, gap.snapshot.omitted_call_count) == (kept, kept)
     assert (list(gap.snapshot.calls), gap.snapshot.run.state) == ([], run_pb2.RUN_STATE_RUNNING)
     assert (await read(user, job.run_id, gap.to_seq)).HasField("gap") is False

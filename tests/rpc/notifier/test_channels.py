@@ -40,7 +40,7 @@ async def test_channel_is_created_changed_and_deleted(channels: ChannelServiceAs
     changed = await channels.UpdateChannel(change, metadata=ANN)
     assert changed.channel == channel
     change = pb.UpdateChannelRequest(channel_id=channel.channel_id)
-    assert (await channels.UpdateChannel(change, metadata=ANN)).channel == channel, "what is not given stays"
+    assert (await channels.UpdateChannel(change, metadata=ANN)).channel == channel, "omitted fields are unchanged"
     listed = await channels.ListChannels(pb.ListChannelsRequest(), metadata=ANN)
     assert list(listed.channels) == [channel]
     await channels.DeleteChannel(pb.DeleteChannelRequest(channel_id=channel.channel_id), metadata=ANN)
@@ -67,7 +67,7 @@ async def test_invalid_channel_is_rejected(channels: ChannelServiceAsyncStub) ->
         assert await reason_of(channels.UpdateChannel(change, metadata=ANN)) == "INVALID_FIELD", url
     for _ in range(9):
         await created(channels)
-    assert await reason_of(created(channels)) == "INVALID_FIELD", "a user has ten at most"
+    assert await reason_of(created(channels)) == "INVALID_FIELD", "a user has at most ten"
 
 
 async def test_channel_of_another_user_is_not_found(channels: ChannelServiceAsyncStub, receiver: WebServer) -> None:
@@ -270,4 +270,4 @@ async def test_quiet_hours_delay_deliveries_but_not_the_inbox(
     assert len(await desk.inbox()) == 1
     assert receiver.asked == []
     await prefer(preferences, quiet=preference_pb2.QuietTimes())
-    assert (await desk.delivery(channel_id, tries=1)).state == DELIVERED, "what waits is looked at again"
+    assert (await desk.delivery(channel_id, tries=1)).state == DELIVERED, "waiting deliveries are checked again"

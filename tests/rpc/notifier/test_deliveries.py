@@ -77,10 +77,10 @@ async def test_failing_receiver_gets_the_same_delivery_again(
     assert (second.state, second.status) == (WAITING, 0)
     await desk.hurry()
     third = await desk.delivery(channel_id, tries=3)
-    assert (third.state, third.status) == (WAITING, 307), "no redirect is followed"
+    assert (third.state, third.status) == (WAITING, 307), "redirects are not followed"
     await desk.hurry()
     fourth = await desk.delivery(channel_id, tries=4)
-    assert (fourth.state, fourth.last_error) == (DELIVERED, ""), "an answer is read no further than its status"
+    assert (fourth.state, fourth.last_error) == (DELIVERED, ""), "only the status of a response is read"
     assert {asked.target for asked in receiver.asked} == {"/"}
 
     async def has_recovered() -> bool:
@@ -126,7 +126,7 @@ async def test_gone_receiver_disables_the_channel_and_notifies_the_user(
 
     await until(other_has_both)
     await store.add([draft("b")])
-    assert len(await desk.deliveries(gone)) == 1, "it is told nothing more"
+    assert len(await desk.deliveries(gone)) == 1, "it gets no more deliveries"
     changed = await desk.change(gone, enabled=True, url=f"http://127.0.0.1:{receiver.port}/new")
     assert (changed.enabled, changed.disable_reason) == (True, "")
 
@@ -160,7 +160,7 @@ async def test_hanging_receiver_delays_no_other(
     assert fast.state == DELIVERED
     ended = [each.try_time.ToDatetime() for each in waiting if each.HasField("try_time")]
     assert all(fast.try_time.ToDatetime() < each for each in ended)
-    assert len(waiting) == 50, "a page of what waits"
+    assert len(waiting) == 50, "a page of waiting deliveries"
 
 
 async def settled(desk: Desk, channel_id: str) -> pb.ChannelDelivery:

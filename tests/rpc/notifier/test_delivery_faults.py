@@ -89,14 +89,14 @@ async def test_failing_channel_gets_one_attempt_at_a_time_and_small_users_go_fir
     await tried(repository, FAILED)
     await store.add([draft(f"dead{number}") for number in range(30)])
     (failing,) = choose(await repository.due([], limit=500), [])
-    assert await repository.due([failing], limit=500) == [], "it has its one"
+    assert await repository.due([failing], limit=500) == [], "it has its one attempt"
     await hook(repository, "hook_ann", host="a.test")
     await hook(repository, "hook_bob", inbox=BOBS, host="b.test")
     await store.add([draft(f"ann{number}") for number in range(30)])
     await store.add([draft("bob", user="bob")])
     found = await repository.due([failing], limit=500)
     assert [each.channel_id for each in found[:2]] == ["hook_bob", "hook_ann"]
-    assert len(found) == 17, "of each webhook no more than may be tried"
+    assert len(found) == 17, "at most the limit of attempts per webhook"
 
 
 async def test_test_deliveries_do_not_fail_a_channel_notify_or_accumulate(
@@ -161,7 +161,7 @@ async def test_channel_deleted_during_a_delivery_gets_nothing_more(
     await asyncio.wait_for(ending, 60)
     assert await repository.due([], limit=10) == []
     waiting = (await repository.count_waiting()).values()
-    assert sum(count for count, _ in waiting) == (ends == "disable"), "one is at work"
+    assert sum(count for count, _ in waiting) == (ends == "disable"), "one attempt is running"
     kept = await database.fetchval("SELECT count(*) FROM notifier.webhook_deliveries")
     assert kept == (0 if ends == "delete" else 2)
 
@@ -272,7 +272,7 @@ async def test_notification_seen_by_its_user_is_not_delivered_but_stays_in_the_i
         await hurry(desk.database)
         found = await desk.looked_at(later)
         assert (found.state, found.last_error) == (state, "the run was watched" if state == SKIPPED else "")
-    assert (await desk.delivery(at_once, tries=1)).state == DELIVERED, "what is told at once is told"
+    assert (await desk.delivery(at_once, tries=1)).state == DELIVERED, "immediate notifications are delivered"
     assert [each.HasField("read_time") for each in await desk.inbox()] == [False]
 
 
@@ -355,7 +355,7 @@ async def test_delivery_resent_during_an_attempt_stays_with_that_attempt(queue: 
     late = replace(attempt, claim_until=attempt.claim_until - timedelta(seconds=1))
     await queue.release([late])
     assert await queue.settle(late, OK, chance=0.5) is None
-    assert await queue.due([], limit=10) == [], "a claim that is over changes nothing"
+    assert await queue.due([], limit=10) == [], "an expired claim changes nothing"
     assert await queue.settle(attempt, OK, chance=0.5)
     (again,) = await queue.resend(ANNS, [attempt.candidate.delivery_id])
     assert (again.tries, len(await queue.due([], limit=10))) == (0, 1)

@@ -85,8 +85,8 @@ async def test_unconfirmed_address_gets_no_notifications(
     await has_come(box, 1)
     assert [envelope.rcpt_tos for envelope in box.envelopes] == [["ann@example.org"]]
     assert "secret" not in box.texts()[0]
-    assert "my desk" not in box.texts()[0], "what a user writes goes to no stranger"
-    assert "nsubscribe" not in str(box.messages()[0]), "what a mail program clicks at must not cost the code"
+    assert "my desk" not in box.texts()[0], "text of a user is not sent to an unconfirmed address"
+    assert "nsubscribe" not in str(box.messages()[0]), "link previews of mail programs must not use up the code"
     (code,) = await desk.deliveries(channel.channel_id)
     assert (code.type, await reason_of(desk.resend(code))) == ("channel.code", "DELIVERY_NOT_FOUND")
     assert await reason_of(desk.test(channel.channel_id)) == "INVALID_FIELD"
@@ -96,7 +96,7 @@ async def test_unconfirmed_address_gets_no_notifications(
         assert await reason_of(confirming) == "CHANNEL_NOT_FOUND"
     found = await confirm(desk.stub, channel.channel_id, box.codes()[0])
     assert (found.enabled, found.disable_reason, found.HasField("confirm_time")) == (True, "", True)
-    assert await confirm(desk.stub, channel.channel_id, "other") == found, "it stays so"
+    assert await confirm(desk.stub, channel.channel_id, "other") == found, "it stays confirmed"
     again = await created(desk.stub, ADDRESS, request_id="r1", name="<b>my desk</b>")
     assert again.channel == found
     assert len(box.envelopes) == 1
@@ -144,7 +144,7 @@ async def test_connection_lost_after_the_message_resends_it_with_the_same_id(
     await store.add([draft("a")])
     delivery = await desk.delivery(channel_id, tries=1)
     assert (delivery.state, delivery.status) == (WAITING, 0)
-    assert not (await desk.channel(channel_id)).HasField("failing_since_time"), "it is no fault of the address"
+    assert not (await desk.channel(channel_id)).HasField("failing_since_time"), "the address is not at fault"
     box.breaks = False
     await desk.hurry()
     assert (await desk.delivery(channel_id, tries=2)).state == DELIVERED
@@ -160,16 +160,16 @@ async def test_codes_and_attempts_per_code_are_limited(desk: Desk, box: Postbox,
     wrong = f"{(int(first) + 1) % 10**8:08}"
     for _ in range(5):
         assert await reason_of(confirm(desk.stub, channel_id, wrong)) == "INVALID_FIELD"
-    assert await reason_of(confirm(desk.stub, channel_id, first)) == "INVALID_FIELD", "it is used up"
+    assert await reason_of(confirm(desk.stub, channel_id, first)) == "INVALID_FIELD", "it has been used"
     await send_code(desk.stub, channel_id)
     await has_come(box, 2)
-    assert await reason_of(confirm(desk.stub, channel_id, first)) == "INVALID_FIELD", "there is another one"
+    assert await reason_of(confirm(desk.stub, channel_id, first)) == "INVALID_FIELD", "a newer code replaces it"
     await database.execute("UPDATE notifier.webhooks SET code_time = now() - interval '61 minutes'")
-    assert await reason_of(confirm(desk.stub, channel_id, box.codes()[1])) == "INVALID_FIELD", "it is too old"
+    assert await reason_of(confirm(desk.stub, channel_id, box.codes()[1])) == "INVALID_FIELD", "it has expired"
     await desk.stub.DeleteChannel(pb.DeleteChannelRequest(channel_id=channel_id), metadata=ANN)
     third = (await created(desk.stub, "mailto:Ann@Example.ORG")).channel.channel_id
     await has_come(box, 3)
-    assert await reason_of(created(desk.stub, ADDRESS)) == "INVALID_FIELD", "three a day to an address, whoever asks"
+    assert await reason_of(created(desk.stub, ADDRESS)) == "INVALID_FIELD", "three a day per address, for all users together"
     assert await reason_of(send_code(desk.stub, third)) == "INVALID_FIELD"
     bob = pb.CreateChannelRequest(channel=pb.Channel(url=ADDRESS))
     assert await reason_of(desk.stub.CreateChannel(bob, metadata=BOB)) == "INVALID_FIELD"
@@ -188,7 +188,7 @@ async def test_user_and_store_send_codes_to_few_addresses_a_day(
         await database.execute("UPDATE notifier.codes_sent SET sent_time = now() - interval '25 hours'")
         assert (await created(desk.stub, ADDRESS)).channel.channel_id
         await store.forget(older_than_seconds=30 * 86400, limit=1000)
-        assert await database.fetchval("SELECT count(*) FROM notifier.codes_sent") == 1, "the old ones are forgotten"
+        assert await database.fetchval("SELECT count(*) FROM notifier.codes_sent") == 1, "old ones are deleted"
         await database.execute("DELETE FROM notifier.codes_sent")
 
 
@@ -251,7 +251,7 @@ async def told(desk: Desk, box: Postbox, store: PostgresStore, draft: Drafts, ev
     content = box.envelopes[-1].content
     assert isinstance(content, bytes)
     headers = content.partition(b"\r\n\r\n")[0].decode().split("\r\n")
-    assert f"List-Unsubscribe: <{match[1]}>" in headers, "whole, and not encoded"
+    assert f"List-Unsubscribe: <{match[1]}>" in headers, "complete and not encoded"
     assert "List-Unsubscribe-Post: List-Unsubscribe=One-Click" in headers
     return match[2]
 
@@ -275,7 +275,7 @@ async def test_unsubscribe_link_disables_the_channel_and_is_announced(
     notices = [each for each in await desk.inbox() if each.kind == notify_pb2.NOTIFICATION_KIND_CHANNEL_DISABLED]
     assert [(each.channel_id, each.title) for each in notices] == [
         (channel_id, f"Channel my phone was disabled: {reason}")
-    ], "once, however often somebody clicks"
+    ], "once, even after several clicks"
     newest = (await desk.deliveries(channel_id))[0]
     assert (newest.state, newest.last_error) == (DEAD, "the channel was disabled")
     events = "SELECT count(*) FROM notifier.channel_events WHERE type = 'channel.disabled' AND channel_id = $1"
@@ -286,7 +286,7 @@ async def test_unsubscribe_link_disables_the_channel_and_is_announced(
 
     await until(hook_says_so)
     await store.add([draft("c")])
-    assert len(await desk.deliveries(channel_id)) == 2, "nothing more is told there"
+    assert len(await desk.deliveries(channel_id)) == 2, "no more notifications are sent there"
 
 
 async def test_token_of_another_store_channel_or_address_does_nothing(
@@ -318,6 +318,6 @@ async def test_token_of_another_store_channel_or_address_does_nothing(
     await desk.change(channel_id, url="mailto:bob@example.org")
     await has_come(box, 2)
     await confirm(desk.stub, channel_id, box.codes()[-1])
-    assert await reason_of(unsubscribe(desk, token)) == "CHANNEL_NOT_FOUND", "another address reads it now"
+    assert await reason_of(unsubscribe(desk, token)) == "CHANNEL_NOT_FOUND", "another address receives it now"
     await desk.stub.DeleteChannel(pb.DeleteChannelRequest(channel_id=channel_id), metadata=ANN)
     assert await reason_of(unsubscribe(desk, token)) == "CHANNEL_NOT_FOUND"

@@ -165,7 +165,7 @@ async def test_projects_and_parents_are_found_by_id_or_title_with_suggestions(pl
     twice = {"title": "Party 0", "project": "Other"}
     await planning.run("create_task", twice, call="twice", who=context(run="earlier"))
     failed = await planning.run("add_subtask", {"parent": "Party 0", "title": "x"}, call="u", who=context(run="later"))
-    assert "2 tasks have the title 'Party 0'" in content(failed)["error"], "none is guessed"
+    assert "2 tasks have the title 'Party 0'" in content(failed)["error"], "no project is guessed"
     named = {"parent": "Party 0", "title": "x", "project": "other"}
     assert content(await planning.run("add_subtask", named, call="v"))["parent"]["title"] == "Party 0"
 

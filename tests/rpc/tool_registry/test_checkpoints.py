@@ -253,7 +253,7 @@ async def test_checkpoints_expire_and_are_deleted_with_their_conversation(databa
         assert await checkpoints.keep(writer("b"), b"1", is_first=True)
         await PostgresErasures(database).erase(part)
         assert await database.fetchval("SELECT count(*) FROM tool_registry.checkpoints") == 0
-        assert not await checkpoints.keep(writer("b"), b"2", is_first=False), "nothing of it comes back"
+        assert not await checkpoints.keep(writer("b"), b"2", is_first=False), "it does not come back"
         assert await checkpoints.take(writer("c", attempt=2)) is None
 
 
@@ -306,7 +306,7 @@ async def test_worker_resumes_from_the_checkpoint_of_a_lost_worker(database_url:
         async with attached(registry, tool, worker="w2") as second:
             found = await invocation(second)
             assert found.last_checkpoint_json == b'{"at":1}'
-            assert not await keep(b'{"at": 0}'), "it is not its call any more"
+            assert not await keep(b'{"at": 0}'), "it no longer holds the call"
             await answer(second, found)
         assert outcome(await asked) == "SUCCEEDED"
     # Checkpoints of calls that the ledger no longer knows are deleted with their run.

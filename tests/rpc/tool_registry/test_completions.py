@@ -125,8 +125,8 @@ async def test_call_waits_without_its_tool_until_completed(registry: Registry, p
     token = press.tokens["call"]
     assert token.url == f"{PUBLIC_URL}/completions/acme/{token.token}"
     assert len(token.token.removeprefix("cmp_")) >= 43, "256 bits"
-    assert not token.token.startswith("-"), "it is no option of a command"
-    assert outcome(await run(registry, name)) == "AWAITING_COMPLETION", "asked again it waits still"
+    assert not token.token.startswith("-"), "it is not a command-line option"
+    assert outcome(await run(registry, name)) == "AWAITING_COMPLETION", "a repeated call is still waiting"
 
     assert not await complete(registry, token.token, {"pages": 3}, user="door")
     await told(registry)
@@ -142,8 +142,8 @@ async def test_first_completion_counts_and_the_same_one_again_is_a_duplicate(reg
     (first,) = [number for number, answer in enumerate(answers) if answer is False]
     late = [reason(answer)[1] for answer in answers if isinstance(answer, grpc.aio.AioRpcError)]
     assert late == ["CALL_NOT_PENDING"] * 7
-    assert await complete(registry, token, first), "the same again is a duplicate"
-    assert await complete(registry, token, f" {first}\n".encode()), "however it is written"
+    assert await complete(registry, token, first), "a repetition is a duplicate"
+    assert await complete(registry, token, f" {first}\n".encode()), "in any formatting"
     assert await refused(registry, token, error="It burnt.") == "CALL_NOT_PENDING"
     assert content(await run(registry)) == first
 
@@ -178,7 +178,7 @@ async def test_completion_needs_the_token_and_a_valid_result(
     assert outcome(await run(registry)) == "AWAITING_COMPLETION"
     async with Database(database_url, application_name="test") as database:
         rows = str(await database.fetch("SELECT e::text FROM tool_registry.executions e"))
-    assert token not in rows + repr(press.tokens["call"]), "nothing that is kept gives the token away"
+    assert token not in rows + repr(press.tokens["call"]), "stored data does not reveal the token"
     assert token.encode().hex() not in rows
     await complete(registry, token, error="There is no paper.")
     ended = await run(registry)

@@ -128,7 +128,7 @@ async def test_rate_counts_a_call_once_and_recovers_with_time(registry: Registry
         assert outcome(await registry.run("glance", call=f"c{number}")) == expected, number
     await execute(database_url, "ALTER TABLE tool_registry.rates RENAME TO rates_away")
     try:
-        assert outcome(await registry.run("fresh")) == "SUCCEEDED", "a tool without a rate costs no statement"
+        assert outcome(await registry.run("fresh")) == "SUCCEEDED", "a tool without a rate limit runs no statement"
     finally:
         await execute(database_url, "ALTER TABLE tool_registry.rates_away RENAME TO rates")
 
@@ -155,7 +155,7 @@ async def test_cache_returns_the_result_for_the_same_arguments_user_and_store(re
         assert content(result) == f"{n} for {user} of {store}"
         assert bool(result.result.note) is (number == 4)
     assert re.fullmatch(r"From the cache: this result is \d+ s old\.", result.result.note)
-    assert tools.ran["kept"] == 5, "errors are not kept"
+    assert tools.ran["kept"] == 5, "errors are not cached"
     entries = (await registry.auditors["acme", "olga"].ListAudit(audit_pb2.ListAuditRequest(call_id="c4"))).entries
     assert [entry.reason for entry in entries] == ["CACHED"]
     for number in range(2):

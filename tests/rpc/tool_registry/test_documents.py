@@ -185,7 +185,7 @@ async def test_documents_are_listed_in_order_in_pages(shelf: Shelf, monkeypatch:
     start: str | None = ""
     while start is not None:
         listed = await shelf("list_documents", start=start)
-        assert len(listed["documents"]) <= 4, "both of one name come together"
+        assert len(listed["documents"]) <= 4, "documents with one name are listed together"
         seen += [(each["name"], STORE if each["shared"] else USER) for each in listed["documents"]]
         start = listed.get("next_start")
     assert seen == expected

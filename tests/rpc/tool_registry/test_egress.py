@@ -245,13 +245,13 @@ async def test_redirect_to_a_forbidden_address_opens_no_connection() -> None:
         server.asked.clear()
         with pytest.raises(EgressRefused):
             await get(server, names=Names({"a.example": [["127.0.0.1"], ["10.0.0.1"]]}), host="a.example")
-        assert len(server.asked) == 1, "the same name is judged again"
+        assert len(server.asked) == 1, "the same name is checked again"
 
 
 async def test_connection_uses_the_checked_address_or_the_next_one(site: WebServer) -> None:
     names = Names({"a.example": [["127.0.0.1"], ["127.0.0.2"]]})
     assert (await get(site, names=names, host="a.example")).body == b"hello"
-    assert names.asked == ["a.example"], "what a name means is asked once"
+    assert names.asked == ["a.example"], "a name is looked up once"
     rules = {"acme": read_rules(None, [f"a.example:{site.port}"])}
     egress = GuardedEgress(rules, lookups=Lookups(Names({"a.example": ["127.0.0.3", "127.0.0.1"]})), tls=TRUSTS_NOBODY)
     request = OutboundRequest(url=f"http://a.example:{site.port}/")

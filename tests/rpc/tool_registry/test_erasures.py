@@ -76,7 +76,7 @@ async def test_erasure_deletes_executions_rules_and_secrets_and_keeps_the_chain(
         kept = await everything(database)
         assert MARKER not in kept
         left = await database.fetchval("SELECT count(*) FROM tool_registry.executions")
-        assert left == 0, "ASYNC-3: also calls of a run that the ledger does not name any more"
+        assert left == 0, "ASYNC-3: also calls of a run that the ledger no longer knows"
         assert await database.fetchval("SELECT count(*) FROM tool_registry.audit_keys WHERE secret IS NOT NULL") == 0
         assert not (await verified(registry)).HasField("problem")
         assert await listed(registry) == before

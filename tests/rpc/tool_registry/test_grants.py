@@ -86,7 +86,7 @@ async def test_granted_series_runs_without_further_approvals_up_to_its_limit(dat
         for number in (2, 3):
             verdict = await check(registry, f"call_{number}", of)
             assert (verdict.disposition, verdict.series_digest) == (RUN, of.digest)
-            assert verdict.digest, "by which the ledger knows that it is gated"
+            assert verdict.digest, "so that the ledger knows that it is gated"
             for _ in range(2):
                 done = await registry.run("pay", {"amount": 1}, call=f"call_{number}", series=of)
                 assert outcome(done) == "SUCCEEDED"
@@ -122,7 +122,7 @@ async def test_grant_covers_exactly_what_was_shown_and_expires(registry: Registr
         shown = series(ends_in=ends_in)
         shown.digest = (await check(registry, "call_1", shown)).series_digest
         assert (await check(registry, f"after_{ends_in:g}", shown)).disposition == disposition
-    assert (await check(registry, "one", series(), "erase")).series_digest == "", "what destroys asks each time"
+    assert (await check(registry, "one", series(), "erase")).series_digest == "", "destructive calls need approval each time"
     assert (await check(registry, "two", series(), "rotate")).series_digest != "", "unless it permits grants"
 
 

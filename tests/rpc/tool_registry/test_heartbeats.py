@@ -154,7 +154,7 @@ async def test_progress_and_open_questions_count_as_heartbeats(database_url: str
     async with running(database_url, tmp_path, [tell, ask]) as registry:
         assert outcome(await registry.run("ask", call="asks")) == "INPUT_REQUIRED"
         assert content(await registry.run("tell", call="tells")) == "told"
-        assert outcome(await registry.run("ask", call="asks")) == "INPUT_REQUIRED", "it waits still"
+        assert outcome(await registry.run("ask", call="asks")) == "INPUT_REQUIRED", "it is still waiting"
 
 
 HOUR = 3600.0
@@ -221,7 +221,7 @@ async def test_verdict_has_the_background_settings_of_the_tool(database_url: str
         reads = execution_pb2.ExecuteReads(timeout_seconds=7000, timeout_seconds_max=7000)
         (verdict,) = await registry.verdicts(proposed("c", "look"), who=of_job(), execute_reads=reads)
         assert verdict.timeout_seconds == 2 * HOUR
-        assert HOUR < float(content(verdict.result)) <= 7000, "a read that runs with its check has that time, too"
+        assert HOUR < float(content(verdict.result)) <= 7000, "a read that runs with its check has the same timeout"
 
 
 @tool(category=Category.SAFE, reports={"every": 10})

@@ -302,7 +302,7 @@ async def test_success_response_is_the_result_and_any_other_is_an_error(world: W
     world.server.asked.clear()
     with pytest.raises(ToolError, match="status 302"):
         await world.call(await world.endpoint("/moved", "POST"))
-    assert len(world.server.asked) == 1, "a POST is not sent on by a redirect"
+    assert len(world.server.asked) == 1, "a POST does not follow redirects"
 
 
 async def test_interrupted_call_is_unknown_unless_repeatable_or_never_sent(world: World) -> None:

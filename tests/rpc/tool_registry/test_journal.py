@@ -148,7 +148,7 @@ async def test_call_of_a_dead_process_is_unknown_until_an_operator_resolves_it(
         await database_is_told(database_url, alive=True)
         asked = asyncio.ensure_future(registry.run("pay"))
         done, _ = await asyncio.wait({asked}, timeout=0.3)
-        assert not done, "a living process is waited for"
+        assert not done, "a live process is awaited"
         await database_is_told(database_url, alive=False)
         first = await asked
         assert outcome(first) == "UNKNOWN OUTCOME_UNKNOWN"
@@ -156,7 +156,7 @@ async def test_call_of_a_dead_process_is_unknown_until_an_operator_resolves_it(
         async with Database(database_url, application_name="dead") as database:
             journal = PostgresExecutionJournal(database, instance_id="dead", lease_seconds=60)
             stands = await journal.end(CallKey(StoreId("acme"), CallId("call")), succeeded(b'"late"', 1.0))
-            assert stands.outcome is Outcome.UNKNOWN, "its late end changes nothing"
+            assert stands.outcome is Outcome.UNKNOWN, "its late result changes nothing"
         assert await registry.run("pay", earlier_attempts=5) == first
         assert world.effects == []
         again = await registry.run("pay", unknowns_resolved=1)
@@ -332,7 +332,7 @@ async def test_cancel_works_in_any_replica_and_is_permanent(
     assert world.effects == []
     done = await registry.run("pay", call="done")
     answer = await registry.cancel("done")
-    assert (answer.stopped, answer.result) == (True, done), "what ended is not undone"
+    assert (answer.stopped, answer.result) == (True, done), "an ended call is unchanged"
     for wait in (-1.0, 10.5, float("nan")):
         assert await refusal(registry.cancel(wait=wait)) == "INVALID_FIELD"
 

@@ -58,7 +58,7 @@ async def test_users_share_a_process_only_of_a_stateless_server(
     await mcp.add(server.config(stateless=stateless))
     for user in ("ann", "bob", "ann"):
         await mcp.run("fake.note", call=f"{user}{server.starts}", who=context(user=user))
-    assert server.starts == starts, "the discovery had one of its own"
+    assert server.starts == starts, "discovery had its own process"
 
 
 async def test_errors_content_and_progress_reach_the_model(mcp: McpRegistry, server: FakeServer) -> None:
@@ -83,7 +83,7 @@ async def test_errors_content_and_progress_reach_the_model(mcp: McpRegistry, ser
     assert (0.5, "step 2") in seen
     os.kill(server.process_id, 9)
     await eventually(lambda: mcp.open_count == 0)
-    assert content(await mcp.run("fake.note", call="six")) == "noted", "it is started again after a crash"
+    assert content(await mcp.run("fake.note", call="six")) == "noted", "it is restarted after a crash"
 
 
 async def test_cancelled_or_timed_out_call_is_cancelled_at_the_server(mcp: McpRegistry, server: FakeServer) -> None:
@@ -209,7 +209,7 @@ async def test_user_is_asked_and_the_answer_returns_to_the_call(
     assert (outcome(asked), asked.question.question) == ("INPUT_REQUIRED", "Which size?")
     done = await mcp.run("fake.ask", answers=[answer(asked, "large")])
     assert json.loads(content(done)) == {"action": "accept", "content": {"size": "large"}}
-    assert asker.log().count("call ask") == times, "one that may be repeated is run again from its start"
+    assert asker.log().count("call ask") == times, "a repeatable call restarts from the beginning"
 
 
 async def test_answer_is_checked_before_it_is_sent(mcp: McpRegistry, asker: FakeServer) -> None:

@@ -259,7 +259,7 @@ async def test_private_folders_are_unreadable_and_others_readable_as_granted(fol
             assert "Permission denied" in await told(folders, "cat", path, **order), (order, path)
         for path in allowed:
             assert await told(folders, "cat", path, **order) == "mine", order
-    assert await told(folders, "cat", "data/file", is_confined=False) == "data", "unless the deployment says so"
+    assert await told(folders, "cat", "data/file", is_confined=False) == "data", "unless the deployment allows it"
     for path in ("mine/new", "mine/file", "data/file"):
         assert "Permission denied" in await told(folders, "dd", "if=/dev/null", f"of={path}", reads_all=True)
     assert (folders / "mine" / "file").read_text() == "mine"

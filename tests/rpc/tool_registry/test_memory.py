@@ -70,7 +70,7 @@ async def test_memory_is_found_by_its_words(host: Host) -> None:
     for text in ("Ann wants a seat at the window.", "Ann eats no fish.", "The dog is called  Rex\n"):
         await host("remember", text=text)
     assert await host.recalled("seat window") == ["Ann wants a seat at the window."]
-    assert await host.recalled("fish zebra") == ["Ann eats no fish."], "some of the words do if none has all"
+    assert await host.recalled("fish zebra") == ["Ann eats no fish."], "some of the words suffice if no memory has all"
     assert await host.recalled("zebra") == []
     assert await host.recalled('"!!!" -') == []
     assert await host.recalled() == ["The dog is called Rex", "Ann eats no fish.", "Ann wants a seat at the window."]
@@ -95,7 +95,7 @@ async def test_memory_belongs_to_one_agent_one_user_and_one_store(host: Host) ->
 async def test_repeated_call_stores_no_second_memory(host: Host) -> None:
     first = await host("remember", text="Ann eats no fish.", call="the_call")
     assert await host("remember", text="Ann eats no fish.", call="the_call") == first
-    assert await host("remember", text=" Ann eats  no fish.") == first, "nor does another one that says the same"
+    assert await host("remember", text=" Ann eats  no fish.") == first, "nor does a duplicate text"
     assert len(await host.listed()) == 1
 
 
@@ -107,7 +107,7 @@ async def test_forgotten_memory_is_deleted(host: Host) -> None:
     who = context()
     who.agent_name = "host"
     again = await host.registry.run("forget", kept, who=who, call="again", earlier_attempts=1)
-    assert outcome(again) == "SUCCEEDED", "the attempt before may have done it"
+    assert outcome(again) == "SUCCEEDED", "the previous attempt may have done it"
 
 
 async def test_number_of_memories_is_limited(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +122,7 @@ async def test_number_of_memories_is_limited(host: Host, monkeypatch: pytest.Mon
     assert "forget one first" in content(await host.result("remember", text="four", agent="clerk"))["error"]
     assert await host("remember", text="four", user="bob"), "those of others do not count"
     both = await asyncio.gather(*(host.result("remember", text=f"{n}", user="bob", call=f"c{n}") for n in range(4)))
-    assert sum(outcome(each) == "SUCCEEDED" for each in both) == 1, "also of many at once"
+    assert sum(outcome(each) == "SUCCEEDED" for each in both) == 1, "also with many concurrent calls"
 
 
 async def test_users_list_and_erase_memories_about_them(host: Host) -> None:
@@ -142,7 +142,7 @@ async def test_users_list_and_erase_memories_about_them(host: Host) -> None:
     assert await host.erase(agent_name="clerk") == 0
     assert await host.erase() == 3
     left = await host.database.fetch("SELECT content FROM tool_registry.memories")
-    assert [row["content"] for row in left] == ["of bob"], "nothing of what was erased is left"
+    assert [row["content"] for row in left] == ["of bob"], "nothing erased is left"
 
 
 async def test_invalid_memory_requests_are_rejected(host: Host) -> None:
@@ -155,7 +155,7 @@ async def test_invalid_memory_requests_are_rejected(host: Host) -> None:
     ):
         assert await refusal(clients["acme", "ann"].ListMemories(request)) == why
     for text in (" \n", "bell \a"):
-        assert outcome(await host.result("remember", text=text)).startswith("FAILED"), "no line of words"
+        assert outcome(await host.result("remember", text=text)).startswith("FAILED"), "no searchable words"
 
 
 async def test_memory_tools_are_only_in_runs_that_name_them(host: Host) -> None:

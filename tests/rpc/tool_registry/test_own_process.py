@@ -131,7 +131,7 @@ async def test_process_crash_becomes_the_result_of_the_call(registry: Registry) 
     assert content(failed)["error"].endswith("exit code 1 before it returned; it may still have taken effect")
     for fails, result in ((False, "said"), (True, {"error": "it was \ufffd"})):
         said_so = await registry.run("say_half_a_character", {"fails": fails}, call=f"half{fails}")
-        assert content(said_so) == result, "what a tool says does not end its process"
+        assert content(said_so) == result, "output of a tool does not end its process"
     assert content(await registry.run("tell_secret", {"name": "api_key"})) == "it is [secret]"
     failed = await registry.run("tell_secret", {"name": "other_key"}, call="b")
     assert content(failed) == {"error": "no secret named 'other_key' is configured"}

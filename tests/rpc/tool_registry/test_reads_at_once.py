@@ -119,7 +119,7 @@ def at_rest(registry: Registry) -> Any:
 
 async def test_read_result_is_returned_with_its_check_and_recorded(registry: Registry, tools: Tools) -> None:
     (unasked,) = await checked(registry, ("z", "look", {}), reads=False)
-    assert (unasked.HasField("result"), tools.ran["look"]) == (False, 0), "without being asked for nothing runs"
+    assert (unasked.HasField("result"), tools.ran["look"]) == (False, 0), "nothing runs without the option"
     one, two, wrong = await checked(registry, ("a", "look", {"n": 1}), ("b", "look", {"n": 2}), ("c", "look", b"x"))
     for number, verdict in enumerate((one, two), 1):
         assert verdict.disposition == execution_pb2.DISPOSITION_RUN

@@ -213,7 +213,7 @@ async def test_only_an_admin_relaxes_or_removes_a_restricted_front_end_tool(regi
     assert await refusal(registry.users["acme", "shop"].RegisterTool(free, metadata=FOR_ANN)) == denied
     await put(registry, "ann", replace=True, **gated | {"category": 3, "approvals_required": 3})
     await take_out(registry, "root")
-    assert await refusal(put(registry, "mel")) == denied, "a removed name does not come back laxer"
+    assert await refusal(put(registry, "mel")) == denied, "a removed name does not return with fewer restrictions"
     await put(registry, "root")
     assert await refusal(put(registry, "mel", replace=True, description="Changed.")) == denied
     assert await refusal(take_out(registry, "mel")) == denied
@@ -261,4 +261,4 @@ async def test_tool_limit_keeps_tools_that_other_users_cannot_displace(
     assert await taken("max", 2, "mel_2", "add", "a_max_1") == (["add", "mel_2"], 1)
     monkeypatch.setattr(registering, "TOOLS_BYTES_MAX", 1000)
     await put(registry, "mel", name="large", description="x" * 900)
-    assert (await taken("mel", 128))[1] > 0, "nor are they too large together"
+    assert (await taken("mel", 128))[1] > 0, "and their total size is within the limit"

@@ -79,7 +79,7 @@ async def test_allowed_call_runs_without_approval_until_its_rule_is_revoked(regi
     assert (verdict.disposition, verdict.rule_id, verdict.digest) == (RUN, rule_id, "")
     await registry.check("pay", call="two")
     (edit,) = await registry.verdicts(proposed("edited", "pay", edited=True))
-    assert (edit.disposition, bool(edit.digest)) == (APPROVE, True), "no rule allows what a reviewer edited"
+    assert (edit.disposition, bool(edit.digest)) == (APPROVE, True), "no rule allows an edited call"
     assert outcome(await registry.run("pay", rule_id=rule_id)) == "SUCCEEDED"
     await registry.rules["acme", "ann"].RevokeRule(rule_pb2.RevokeRuleRequest(rule_id=rule_id))
     assert await refusal(registry.run("pay", call="two", rule_id=rule_id)) == "APPROVAL_REQUIRED"
@@ -103,7 +103,7 @@ async def test_uses_count_once_per_call_and_then_approval_is_needed_again(regist
     for call in ("one", "one", "two", "one"):
         assert (await registry.check("pay", call=call)).disposition == RUN
     await registry.forget_rule_uses(0)
-    assert (await registry.check("pay", call="three")).disposition == APPROVE, "also when the calls are forgotten"
+    assert (await registry.check("pay", call="three")).disposition == APPROVE, "also after the calls are deleted"
     request = rule_pb2.ListRulesRequest(include_ended=True)
     (rule,) = (await registry.rules["acme", "ann"].ListRules(request)).rules
     assert rule.uses == 2
@@ -144,7 +144,7 @@ async def test_rule_quotas_of_users_and_the_store_are_separate(
     request = rule_pb2.CreateRuleRequest(request_id="r1", rule=rule_pb2.Rule(effect=ALLOW, scope=USER, tool_name="pay"))
     first = (await registry.rules["acme", "ann"].CreateRule(request)).rule.rule_id
     made = await asyncio.gather(*(make(registry, ALLOW) for _ in range(6)), return_exceptions=True)
-    assert sum(isinstance(each, str) for each in made) == 1, "also of rules that are made at the same time"
+    assert sum(isinstance(each, str) for each in made) == 1, "also for rules created concurrently"
     assert (await registry.rules["acme", "ann"].CreateRule(request)).rule.rule_id == first
     await make(registry, ALLOW, "bob")
     assert await refusal(make(registry, ALLOW, "bob")) == "INVALID_FIELD"

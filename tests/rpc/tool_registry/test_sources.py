@@ -76,7 +76,7 @@ async def test_policies_are_enforced_and_changing_a_configuration_needs_replace(
     assert (echo.definition.name, echo.definition.timeout_seconds) == ("fake.echo", 5)
     assert echo.definition.effect_class == call_pb2.EFFECT_CLASS_READ_ONLY
     assert (await mcp.check()).source.state == READY
-    assert await mcp.add(server.config(policies=policies)) == source, "the same request again changes nothing"
+    assert await mcp.add(server.config(policies=policies)) == source, "a repeated request changes nothing"
     assert await refusal(mcp.add(server.config())) == "SOURCE_EXISTS"
     assert names(await mcp.add(server.config(), replace=True)) == ["fake.echo", "fake.note"]
 
@@ -94,7 +94,7 @@ async def test_changed_definition_does_not_run_until_it_is_approved(mcp: McpRegi
     assert content(await mcp.run("fake.note", call="two")) == "noted"
     assert "call echo" not in server.log()
     server.describe([a_tool("echo", description="Changed once more."), a_tool("note"), a_tool("new")])
-    assert await refusal(mcp.approve("fake", checked.found_hash)) == "SOURCE_CHANGED", "only what was shown"
+    assert await refusal(mcp.approve("fake", checked.found_hash)) == "SOURCE_CHANGED", "only the shown definition"
     approved = await mcp.approve("fake", (await mcp.check()).found_hash)
     assert (names(approved), approved.state) == (["fake.echo", "fake.new", "fake.note"], READY)
     assert content(await mcp.run("fake.echo", call="three", version=2)) == "{}"
@@ -122,7 +122,7 @@ async def test_adding_changing_and_reading_sources_needs_a_role(mcp: McpRegistry
     add = source_pb2.AddSourceRequest(config=http)
     for call in (shop.AddSource(add, metadata=FOR_ANN), shop.ApproveSource(approve, metadata=FOR_ANN)):
         assert await refusal(call) == denied
-    assert server.log() == [], "nothing was started for those who may not"
+    assert server.log() == [], "nothing was started for unauthorized users"
     config = server.config(environment={"ACCOUNT": "of the operator"})
     source = await mcp.add(config)
     for who in ("ann", "admin"):
@@ -137,7 +137,7 @@ async def test_adding_changing_and_reading_sources_needs_a_role(mcp: McpRegistry
         stub = mcp.registry.sources["acme", who]
         (listed,), checked = (await stub.ListSources(listing)).sources, (await stub.CheckSource(check)).source
         for each in (listed, checked):
-            assert each.config.mcp_stdio.environment["ACCOUNT"] == value, "only who may change it sees values"
+            assert each.config.mcp_stdio.environment["ACCOUNT"] == value, "only users who may change it see values"
 
 
 def test_query_values_are_hidden_in_every_kind_of_source() -> None:
@@ -220,7 +220,7 @@ async def test_unusable_tool_is_skipped_and_reported(mcp: McpRegistry, server: F
     remote = {"type": "object", "properties": {"a": {"$ref": "https://example.com/schema"}}}
     server.describe([a_tool("echo"), a_tool("odd", inputSchema=remote), a_tool("x/" + "y" * 200)])
     echo, long = names(await mcp.add(server.config()))
-    assert (echo, len(long), long.count(".")) == ("fake.echo", 63, 1), "names are made fit"
+    assert (echo, len(long), long.count(".")) == ("fake.echo", 63, 1), "names are converted to valid ones"
     assert [(tool.name, "example.com" in tool.reason) for tool in (await mcp.check()).left_out] == [("fake.odd", True)]
     server.describe([a_tool("odd", inputSchema=remote)])
     assert await refusal(mcp.add(server.config("none"))) == "INVALID_SCHEMA"

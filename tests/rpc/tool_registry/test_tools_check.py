@@ -105,7 +105,7 @@ def test_loaded_tools_are_listed_with_warnings(kit: Path) -> None:
 
 
 def test_broken_modules_and_duplicate_names_are_errors(kit: Path) -> None:
-    assert check(kit)[0] == 2, "nothing is named"
+    assert check(kit)[0] == 2, "no tool is named"
     (kit / "kit/b_broken.py").write_text("x = 1\nimport nothing_like_this\n")
     (kit / "kit/c_twins.py").write_text(TWINS)
     (kit / "kit/d_typo.py").write_text(

@@ -204,7 +204,7 @@ async def test_invalid_hello_is_rejected(registry: Registry) -> None:
         assert await refused_hello(registry, first) == expected, first
     async with attached(registry):
         thieves = {"hello": hello([definition("also"), definition()], group="thieves")}
-        assert await refused_hello(registry, thieves) == "TOOL_EXISTS", "a name belongs to the group that has it"
+        assert await refused_hello(registry, thieves) == "TOOL_EXISTS", "a name belongs to the group that registered it"
         register = tool_pb2.RegisterToolRequest(definition=front_end, replace=True)
         assert await refusal(registry.ann.RegisterTool(register)) == "TOOL_EXISTS"
     names = [found.definition.name for found in (await registry.ann.ListTools(tool_pb2.ListToolsRequest())).tools]
