@@ -32,7 +32,7 @@ from tests.simulation.job_store import Channel, answer, ports_on
 from tests.simulation.store import Database, MemoryJournal, Tables
 
 # Latency of a request and of its response, each.
-_WAY_SECONDS = 0.001
+_LATENCY_SECONDS = 0.001
 
 _OF_THE_LEDGER = {
     *("run_changed", "message_added", "call_changed", "operator_acted", "run_topped_up"),
@@ -40,7 +40,7 @@ _OF_THE_LEDGER = {
 }
 
 STORE, USER = "store", "user"
-_PLACES = SlotLimits(per_store=1000, per_user=1000)
+_SLOTS = SlotLimits(per_store=1000, per_user=1000)
 
 
 class CountedIds(IdSource):
@@ -54,7 +54,7 @@ class CountedIds(IdSource):
         return f"{prefix}_{next(self._numbers):06}"
 
 
-class Nobody:
+class SilentAnnouncer:
     """An announcer without subscribers."""
 
     async def publish(self, events: object) -> None: ...
@@ -84,8 +84,8 @@ class MemoryLedger(WorkerLedgerClient):
         self.loads_along = True
         self._database = Database(self.tables, Chance(0, calm=True), History(), "test")
         self._journal = MemoryJournal(self._database, self.ids)
-        self._limits = Limits(crashes_max=crashes_max, queue_max=10, store_queue_max=1000, slots=_PLACES)
-        ports = ports_on(self._database, self._limits, ids=self.ids, announcer=Nobody())
+        self._limits = Limits(crashes_max=crashes_max, queue_max=10, store_queue_max=1000, slots=_SLOTS)
+        ports = ports_on(self._database, self._limits, ids=self.ids, announcer=SilentAnnouncer())
         self._job_store = wiring.wire(ports, self._limits)
         self._is_open = False
 
@@ -186,12 +186,12 @@ class MemoryLedger(WorkerLedgerClient):
         return responses
 
     async def _maybe_fail(self, method: str, *, done: bool) -> None:
-        await asyncio.sleep(_WAY_SECONDS)
+        await asyncio.sleep(_LATENCY_SECONDS)
         if self.fault is not None:
             await self.fault(method, done)
 
 
-def states_told(log: Iterable[event_pb2.RunEvent]) -> list[str]:
+def logged_states(log: Iterable[event_pb2.RunEvent]) -> list[str]:
     """Return the run states in a log, in order."""
     states = [event.run_changed.run.state for event in log if event.HasField("run_changed")]
     return [run_pb2.RunState.Name(state).removeprefix("RUN_STATE_") for state in states]

@@ -21,7 +21,7 @@ def errors_of_the_contract(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def noting(method: Method, error: Exception, call: Any) -> PawlError:
         refused = refusal(method, error, call)
         allowed = contract.documented().get(method.name)
-        if allowed is not None and refused.reason not in allowed and not _is_of_the_key(refused):
+        if allowed is not None and refused.reason not in allowed and not _is_credential_error(refused):
             undocumented.add(f"{method.name} answers {refused.reason}")
         return refused
 
@@ -30,7 +30,7 @@ def errors_of_the_contract(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert not undocumented, "add it to the comment of the method"
 
 
-def _is_of_the_key(error: PawlError) -> bool:
+def _is_credential_error(error: PawlError) -> bool:
     """Return whether the error comes from a credential without permission, which every method shares."""
     return error.reason == "PERMISSION_DENIED" and error.message.startswith(
         ("this method ", "this needs one of the roles ", "this needs the role ")

@@ -142,12 +142,12 @@ async def test_no_query_reads_all_rows_of_a_store(new_database_url: str, service
             whole += [
                 f"{name}: {node['Node Type']} by {node.get('Index Name')}: {node.get('Index Cond')}"
                 for node in await planned(connection, statement)
-                if not name.startswith(service.of_all) and _is_of_all(service, indexes, node)
+                if not name.startswith(service.of_all) and _reads_everything(service, indexes, node)
             ]
     assert not whole, "\n".join(whole)
 
 
-def _is_of_all(service: Service, indexes: Mapping[str, Mapping[str, Any]], node: Mapping[str, Any]) -> bool:
+def _reads_everything(service: Service, indexes: Mapping[str, Mapping[str, Any]], node: Mapping[str, Any]) -> bool:
     """Return whether a plan node reads a whole table, or all rows of a store or user."""
     index = node.get("Index Name", "")
     if not index:

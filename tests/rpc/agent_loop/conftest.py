@@ -64,7 +64,7 @@ FOREIGN_BOSS = (("authorization", "Bearer key-of-foreign-boss1"),)
 DELEGATE = (("authorization", "Bearer key-of-a-product-012"),)
 # A delegate that acts for the admin
 OFFICE = (("authorization", "Bearer key-of-the-office-12"), ("pawl-user", "root"), ("pawl-roles", "admin"))
-STRANGERS = [
+OTHER_USERS = [
     (("authorization", "Bearer key-of-other-user-01"),),
     (("authorization", "Bearer key-of-other-store-1"),),
 ]

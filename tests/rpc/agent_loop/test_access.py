@@ -33,7 +33,7 @@ from tests.rpc.agent_loop.asking import (
     top_up,
     update,
 )
-from tests.rpc.agent_loop.conftest import APPROVER, BOSS, FOREIGN_BOSS, ME, OPERATOR, STRANGERS
+from tests.rpc.agent_loop.conftest import APPROVER, BOSS, FOREIGN_BOSS, ME, OPERATOR, OTHER_USERS
 from tests.rpc.agent_loop.errors import failure, reason
 from tests.rpc.agent_loop.ledger import PlayedLedger
 
@@ -78,26 +78,28 @@ def of_operators(run_id: str) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("stranger", [*STRANGERS, BOSS])
-async def test_resources_of_others_look_exactly_like_absent_ones(api: Api, ledger: PlayedLedger, stranger: Any) -> None:
+@pytest.mark.parametrize("other_user", [*OTHER_USERS, BOSS])
+async def test_resources_of_others_look_exactly_like_absent_ones(
+    api: Api, ledger: PlayedLedger, other_user: Any
+) -> None:
     """I8, I13: not found, with the same message as for an absent id, also for operators."""
     await ledger.add_run("job_1", conversation_id="conv_of_job_1")
     ledger.put_run("job_1", reports_to="conv_1", options=run_pb2.Run(job=run_pb2.Job()).SerializeToString())
     key = (await api(start(conversation_key="k"))).run.conversation_id
     for run_id in ("run_1", "job_1"):
         for mine, absent in zip(of_run(run_id), of_run(MISSING, MISSING), strict=True):
-            found, missing = [await failure(api(request, stranger)) for request in (mine, absent)]
+            found, missing = [await failure(api(request, other_user)) for request in (mine, absent)]
             assert (found.reason, found.message) == (missing.reason, missing.message), type(mine).__name__
             assert found.kind.value == "NOT_FOUND"
     of_conversation = [
         *(get(conversation_id=key), get(conversation_key="k"), update(key, title="yours"), fork(key)),
         *(job(conversation_id="conv_1"), jobs_pb2.StopJobsRequest(conversation_id="conv_1")),
     ]
-    await check_refusals(api, [(request, "CONVERSATION_NOT_FOUND") for request in of_conversation], stranger)
-    assert not (await api(agent_pb2.ListRunsRequest(), stranger)).runs
-    assert not (await api(agent_pb2.ListPendingRequest(), stranger)).calls
-    assert not (await api(search(query="hello"), stranger)).conversations
-    assert not (await api(jobs_pb2.ListJobsRequest(conversation_id="conv_1"), stranger)).jobs
+    await check_refusals(api, [(request, "CONVERSATION_NOT_FOUND") for request in of_conversation], other_user)
+    assert not (await api(agent_pb2.ListRunsRequest(), other_user)).runs
+    assert not (await api(agent_pb2.ListPendingRequest(), other_user)).calls
+    assert not (await api(search(query="hello"), other_user)).conversations
+    assert not (await api(jobs_pb2.ListJobsRequest(conversation_id="conv_1"), other_user)).jobs
     assert not ledger.commands
 
 
@@ -107,7 +109,7 @@ async def test_only_operators_of_the_store_act_on_runs_of_others(api: Api, ledge
     requests = [*of_operators("run_1"), *of_operators(MISSING)]
     listing = operator_pb2.ListAttentionRequest()
     ending = operator_pb2.EndJobsRequest(request_id="e1")
-    for metadata in (ME, APPROVER, *STRANGERS):
+    for metadata in (ME, APPROVER, *OTHER_USERS):
         refused = [(request, "PERMISSION_DENIED") for request in (*requests, listing, ending)]
         await check_refusals(api, [*refused], metadata)
     for mine, absent in zip(of_operators("run_1"), of_operators(MISSING), strict=True):

@@ -11,7 +11,7 @@ from pawl.chassis.ids import StoreId
 from pawl.event.v1 import agent_pb2 as event
 from pawl.event.v1 import run_pb2
 from tests.fakes.agents import MemoryAgents
-from tests.rpc.agent_loop.conftest import ADMIN, DELEGATE, ME, OPERATOR, STRANGERS
+from tests.rpc.agent_loop.conftest import ADMIN, DELEGATE, ME, OPERATOR, OTHER_USERS
 from tests.rpc.agent_loop.errors import failure, reason
 from tests.rpc.agent_loop.ledger import PlayedLedger
 
@@ -86,7 +86,7 @@ async def test_agent_is_not_found_by_users_without_access(
 ) -> None:
     await agents.UpdateAgent(clerk(allowed_roles=["operator"]), metadata=ADMIN)
     read, listed = pb.GetAgentRequest(name="clerk"), pb.ListAgentVersionsRequest(name="clerk")
-    for caller in (ME, *STRANGERS):
+    for caller in (ME, *OTHER_USERS):
         assert await reason(agents.GetAgent(read, metadata=caller)) == "AGENT_NOT_FOUND"
         assert await reason(agents.ListAgentVersions(listed, metadata=caller)) == "AGENT_NOT_FOUND"
         assert await reason(stub.StartRun(start(), metadata=caller)) == "AGENT_NOT_FOUND"
@@ -117,7 +117,7 @@ async def test_draft_is_visible_to_its_owner_only(
     assert list(listed.agents) == [saved.agent]
     whoami = await stub.WhoAmI(whoami_pb2.WhoAmIRequest(), metadata=ME)
     assert list(whoami.deployment.agent_names) == ["clerk", "default", "draft/clerk"]
-    for caller in (ADMIN, *STRANGERS):
+    for caller in (ADMIN, *OTHER_USERS):
         assert await reason(agents.GetAgent(read, metadata=caller)) == "AGENT_NOT_FOUND"
         assert await reason(stub.StartRun(start(agent="draft/clerk"), metadata=caller)) == "AGENT_NOT_FOUND"
         assert await reason(agents.DeleteDraft(pb.DeleteDraftRequest(name="clerk"), metadata=caller)) == (

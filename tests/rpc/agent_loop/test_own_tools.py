@@ -134,7 +134,7 @@ async def test_repeated_start_succeeds_after_the_tool_name_was_taken(
 async def test_run_without_tools_gets_none_of_the_session(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger, agents: AgentRegistryServiceAsyncStub, fields: Any
 ) -> None:
-    await save_bare(agents)
+    await save_without_tools(agents)
     client = await opened(stub, "cli_a", tool())
     receipt = await started(client, **fields)
     assert receipt.status == ACCEPTED
@@ -142,7 +142,7 @@ async def test_run_without_tools_gets_none_of_the_session(
     assert (await started(client, tool("form"), **fields)).reason == "INVALID_FIELD"
 
 
-async def save_bare(agents: AgentRegistryServiceAsyncStub) -> None:
+async def save_without_tools(agents: AgentRegistryServiceAsyncStub) -> None:
     """Save an agent without tools."""
     request = UpdateAgentRequest()
     request.definition.name = "bare"

@@ -25,7 +25,7 @@ from tests.rpc.agent_loop.ledger import PlayedLedger
 KEY = "key-of-me-0123456789"
 
 
-class Door:
+class Endpoint:
     """agent-loop at one address, where it can stop and restart."""
 
     def __init__(self, ledger: PlayedLedger, live: FakeLive, ids: IdSource) -> None:
@@ -44,13 +44,13 @@ class Door:
 
 
 @pytest.fixture
-def door(ledger: PlayedLedger, live: FakeLive, ids: IdSource) -> Door:
-    return Door(ledger, live, ids)
+def endpoint(ledger: PlayedLedger, live: FakeLive, ids: IdSource) -> Endpoint:
+    return Endpoint(ledger, live, ids)
 
 
-async def test_request_with_a_lost_response_takes_effect_once(door: Door, ledger: PlayedLedger) -> None:
+async def test_request_with_a_lost_response_takes_effect_once(endpoint: Endpoint, ledger: PlayedLedger) -> None:
     """I2."""
-    async with door.open(), door.client() as pawl:
+    async with endpoint.open(), endpoint.client() as pawl:
         method, lost = pawl.agents.StartRun, 0
 
         async def lossy(request: agent_pb2.StartRunRequest) -> agent_pb2.StartRunResponse:
@@ -69,13 +69,13 @@ async def test_request_with_a_lost_response_takes_effect_once(door: Door, ledger
 # The synchronous client.
 
 
-async def test_synchronous_client_behaves_like_the_async_one(door: Door, ledger: PlayedLedger) -> None:
+async def test_synchronous_client_behaves_like_the_async_one(endpoint: Endpoint, ledger: PlayedLedger) -> None:
     await ledger.add_run()
     await ledger.append(count=3, text="ab")
     await ledger.finish()
 
     def program() -> tuple[str, int, list[str]]:
-        with Client(door.address, api_key=KEY, environment={}) as pawl:
+        with Client(endpoint.address, api_key=KEY, environment={}) as pawl:
             text = "".join(pawl.text("run_1"))
             events = sum(1 for _ in pawl.watch("run_1"))
             with pytest.raises(RunNotFound):
@@ -86,15 +86,15 @@ async def test_synchronous_client_behaves_like_the_async_one(door: Door, ledger:
             pawl.start("hello", request_id="r1")
             return text, events, [run.run_id for run in pawl.runs()]
 
-    async with door.open():
+    async with endpoint.open():
         text, events, runs = await asyncio.to_thread(program)
     assert (text, events) == ("ababab", 5)
     assert sorted(runs) == sorted(ledger.runs)
     assert len(runs) == 2
 
 
-async def test_closed_client_leaves_no_thread_and_raises(door: Door) -> None:
-    pawl = Client(door.address, api_key=KEY, environment={})
+async def test_closed_client_leaves_no_thread_and_raises(endpoint: Endpoint) -> None:
+    pawl = Client(endpoint.address, api_key=KEY, environment={})
     names = [thread.name for thread in threading.enumerate()]
     assert "pawl-client" in names
     await asyncio.to_thread(pawl.close)
@@ -104,13 +104,13 @@ async def test_closed_client_leaves_no_thread_and_raises(door: Door) -> None:
         pawl.get("run_1")
 
 
-async def test_runs_of_a_conversation_are_yielded_once_as_they_start(door: Door, ledger: PlayedLedger) -> None:
+async def test_runs_of_a_conversation_are_yielded_once_as_they_start(endpoint: Endpoint, ledger: PlayedLedger) -> None:
     """ASYNC-5: open runs come first; runs that had already ended are omitted."""
     await ledger.add_run("run_1")
     await ledger.finish("run_1")
     await ledger.add_run("run_2")
     await ledger.add_run("run_of_another", conversation_id="conv_2")
-    async with door.open(), door.client() as pawl:
+    async with endpoint.open(), endpoint.client() as pawl:
         following = pawl.follow("conv_1")
         assert (await anext(following)).run_id == "run_2"
         for number in (3, 4):

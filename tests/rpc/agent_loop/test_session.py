@@ -16,7 +16,7 @@ from pawl.event.v1 import call_pb2, event_pb2, run_pb2
 from pawl.tool.v1 import tool_pb2
 from tests.fakes.live_events import FakeLive
 from tests.rpc.agent_loop.client import ACCEPTED, REFUSED, Client, until
-from tests.rpc.agent_loop.conftest import APPROVER, STRANGERS
+from tests.rpc.agent_loop.conftest import APPROVER, OTHER_USERS
 from tests.rpc.agent_loop.errors import failure, reason
 from tests.rpc.agent_loop.ledger import PlayedLedger
 
@@ -194,14 +194,14 @@ async def test_invalid_frame_gets_a_receipt_and_the_stream_continues(client: Cli
     assert (await client.attach()).status == ACCEPTED
 
 
-@pytest.mark.parametrize("stranger", STRANGERS)
+@pytest.mark.parametrize("other_user", OTHER_USERS)
 async def test_resources_of_others_are_unknown(
-    stub: AgentServiceAsyncStub, ledger: PlayedLedger, stranger: Any
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger, other_user: Any
 ) -> None:
     """I13"""
     await ledger.add_run()
     await ledger.offer("call_1")
-    client = Client(stub, metadata=stranger)
+    client = Client(stub, metadata=other_user)
     await client.hello("cli_a", "show")
     result = types_pb2.ToolResult(run_id="run_1", call_id="call_1", content_json=b"1", offer_epoch=1)
     frames: list[dict[str, Any]] = [

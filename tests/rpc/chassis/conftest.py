@@ -16,7 +16,7 @@ from pawl.chassis.process.metrics import Metrics
 from pawl.chassis.rpc.limits import Limits
 from pawl.chassis.rpc.server import RpcServer
 from pawl.chassis.rpc.tls import Tls
-from tests.fakes.anybody import Anybody
+from tests.fakes.open_authenticator import OpenAuthenticator
 from tests.rpc.chassis.echo import ECHO_METHODS, EchoServicer, Serve, add_echo_to_server
 
 
@@ -49,7 +49,7 @@ def serve(servicer: EchoServicer, ids: IdSource, metrics: Metrics, tmp_path: Pat
         anybody = frozenset({AGENT_LOOP}) if service_only else ANYBODY
         server = RpcServer(
             listen,
-            authenticator=authenticator or Anybody(),
+            authenticator=authenticator or OpenAuthenticator(),
             ids=ids,
             metrics=metrics,
             limits=Limits(**limits),

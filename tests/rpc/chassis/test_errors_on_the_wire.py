@@ -85,7 +85,7 @@ async def test_deadline_cancels_the_handler_before_the_client_times_out(serve: S
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         assert not servicer.entered.is_set()
 
-        async def is_told(kind: str) -> bool:
+        async def is_cancelled(kind: str) -> bool:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await stub.call(kind, "wait", timeout=1)
             assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -93,7 +93,7 @@ async def test_deadline_cancels_the_handler_before_the_client_times_out(serve: S
 
         for kind in KINDS:
             servicer.cancelled.clear()
-            await until(lambda kind=kind: is_told(kind))  # type: ignore[misc]  # A busy machine may take longer.
+            await until(lambda kind=kind: is_cancelled(kind))  # type: ignore[misc]  # A busy machine may take longer.
             await servicer.cancelled.wait()
 
 

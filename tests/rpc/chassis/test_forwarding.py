@@ -28,7 +28,7 @@ ANN = user_principal(StoreId("acme"), UserId("ann"), frozenset({"member"}))
 BOB = user_principal(StoreId("acme"), UserId("bob"), frozenset({"member"}))
 
 
-class Behind:
+class Backend:
     """Reads conversations whose titles name the user of the call."""
 
     async def GetConversation(self, request: pb.GetConversationRequest, _: object) -> pb.GetConversationResponse:
@@ -64,19 +64,19 @@ def new_server(address: str, ids: IdSource) -> RpcServer:
 
 
 @pytest.fixture
-async def behind(tmp_path: Path, ids: IdSource) -> AsyncIterator[grpc.aio.Channel]:
-    """Open a batching channel to the service behind."""
+async def backend(tmp_path: Path, ids: IdSource) -> AsyncIterator[grpc.aio.Channel]:
+    """Open a batching channel to the backend."""
     server = new_server(f"unix:{tmp_path}/behind", ids)
-    server.add_forwarded(add_ConversationServiceServicer_to_server, Behind())
+    server.add_forwarded(add_ConversationServiceServicer_to_server, Backend())
     async with server, open_channel(server.address, service_key=AGENT_LOOP_KEY, batches=True) as channel:
         yield channel
 
 
 async def test_forwarded_call_acts_for_the_user_and_users_cannot_name_a_caller(
-    behind: grpc.aio.Channel, tmp_path: Path, ids: IdSource
+    backend: grpc.aio.Channel, tmp_path: Path, ids: IdSource
 ) -> None:
     async def forward(method: str, request: bytes) -> bytes:
-        call: Any = behind.unary_unary(method)
+        call: Any = backend.unary_unary(method)
         response: bytes = await translated(call(request, metadata=for_user(require_user())))
         return response
 
@@ -103,7 +103,7 @@ async def test_forwarded_call_acts_for_the_user_and_users_cannot_name_a_caller(
                 await translated(method(request, metadata=(*mine, *for_user(BOB))))
 
 
-async def test_only_agent_loop_names_a_user_and_must(behind: grpc.aio.Channel, tmp_path: Path) -> None:
+async def test_only_agent_loop_names_a_user_and_must(backend: grpc.aio.Channel, tmp_path: Path) -> None:
     """I13."""
     request = pb.GetConversationRequest(conversation_id="c1")
     named = for_user(ANN)

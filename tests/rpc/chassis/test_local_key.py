@@ -55,7 +55,7 @@ def test_socket_owners_are_all_users_that_could_accept_the_connection() -> None:
         assert users_at(address, [table((listening, "01", 1001))]) == set(), "a connection is not a listener"
 
 
-class Stranger:
+class OtherListener:
     """A listener that records what it receives and never responds."""
 
     def __init__(self) -> None:
@@ -69,8 +69,8 @@ class Stranger:
         await server.start()
 
     class _Handler(grpc.GenericRpcHandler):
-        def __init__(self, stranger: Stranger) -> None:
-            self._stranger = stranger
+        def __init__(self, other_listener: OtherListener) -> None:
+            self._stranger = other_listener
 
         def service(self, details: Any) -> Any:
             if details.method.startswith("/grpc.health."):
@@ -84,8 +84,8 @@ class Stranger:
 
 
 @pytest.fixture
-async def stranger() -> AsyncIterator[Stranger]:
-    server, made = grpc.aio.server(), Stranger()
+async def other_listener() -> AsyncIterator[OtherListener]:
+    server, made = grpc.aio.server(), OtherListener()
     await made.serve(server)
     yield made
     await server.stop(0)
@@ -134,42 +134,48 @@ WAYS = pytest.mark.parametrize("call", [a_command, a_session, a_worker])
 
 @WAYS
 async def test_listener_of_another_user_does_not_get_the_key(
-    call: Callable[[Path, str], Awaitable[None]], stranger: Stranger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    call: Callable[[Path, str], Awaitable[None]],
+    other_listener: OtherListener,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PAWL_DATA", str(tmp_path))
     monkeypatch.delenv("PAWL_API_KEY", raising=False)
-    write_folder(tmp_path, stranger.address, launcher=os.getpid())
+    write_folder(tmp_path, other_listener.address, launcher=os.getpid())
 
     async def was_called(times: int) -> bool:
-        await call(tmp_path, stranger.address)
-        return len(stranger.shown) >= times
+        await call(tmp_path, other_listener.address)
+        return len(other_listener.shown) >= times
 
     await until(lambda: was_called(1))
-    assert all(KEY in shown for shown in stranger.shown), "it belongs to the user"
-    stranger.shown.clear()
+    assert all(KEY in shown for shown in other_listener.shown), "it belongs to the user"
+    other_listener.shown.clear()
     # Requests already being sent show the previous key.
     SecretFiles(tmp_path / "secrets").put(LOCAL_KEY, "the-next-key")
-    port = int(stranger.address.rpartition(":")[2])
+    port = int(other_listener.address.rpartition(":")[2])
     (tmp_path / "tcp").write_text(table((f"0100007F:{port:04X}", "0A", os.getuid() + 1)))
     monkeypatch.setattr(local_key, "LISTENERS", (tmp_path / "tcp",))
     await until(lambda: was_called(1))
-    assert not any("the-next-key" in value for shown in stranger.shown for _, value in shown)
+    assert not any("the-next-key" in value for shown in other_listener.shown for _, value in shown)
 
 
 @WAYS
 async def test_key_is_not_sent_after_the_suite_has_ended(
-    call: Callable[[Path, str], Awaitable[None]], stranger: Stranger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    call: Callable[[Path, str], Awaitable[None]],
+    other_listener: OtherListener,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """OPS-1 applies even if the address file is left behind because the suite was killed."""
     monkeypatch.setenv("PAWL_DATA", str(tmp_path))
     monkeypatch.delenv("PAWL_API_KEY", raising=False)
     ended = subprocess.Popen([sys.executable, "-c", ""])  # noqa: ASYNC220  # it ends at once
     ended.wait()
-    write_folder(tmp_path, stranger.address, launcher=ended.pid)
+    write_folder(tmp_path, other_listener.address, launcher=ended.pid)
 
     async def was_called() -> bool:
-        await call(tmp_path, stranger.address)
-        return bool(stranger.shown)
+        await call(tmp_path, other_listener.address)
+        return bool(other_listener.shown)
 
     await until(was_called)
-    assert not any(KEY in shown for shown in stranger.shown)
+    assert not any(KEY in shown for shown in other_listener.shown)

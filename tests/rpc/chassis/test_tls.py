@@ -40,7 +40,7 @@ def authority() -> trustme.CA:
 
 
 @pytest.fixture(scope="module")
-def stranger() -> trustme.CA:
+def other_authority() -> trustme.CA:
     return trustme.CA()
 
 
@@ -118,9 +118,9 @@ async def test_service_key_is_useless_without_its_certificate(
 
 
 async def test_service_port_requires_a_certificate_of_the_authority(
-    serving: Any, tmp_path: Path, authority: trustme.CA, stranger: trustme.CA, clock: ManualClock
+    serving: Any, tmp_path: Path, authority: trustme.CA, other_authority: trustme.CA, clock: ManualClock
 ) -> None:
-    foreign = certificates.write(tmp_path, "agent-loop", stranger, authority)
+    foreign = certificates.write(tmp_path, "agent-loop", other_authority, authority)
     expired = certificates.write(tmp_path, "late", authority, names=("agent-loop",), expired=True)
     async with serving(service_only=True) as server:
         bare = tls.of_client(tmp_path / "job-store-authority.pem", clock)
@@ -130,12 +130,12 @@ async def test_service_port_requires_a_certificate_of_the_authority(
 
 
 async def test_channel_verifies_name_authority_and_validity(
-    serve: Serve, tmp_path: Path, authority: trustme.CA, stranger: trustme.CA, clock: ManualClock
+    serve: Serve, tmp_path: Path, authority: trustme.CA, other_authority: trustme.CA, clock: ManualClock
 ) -> None:
     own = of(certificates.write(tmp_path, "agent-loop", authority), clock)
     wrong = {
         "another name": certificates.write(tmp_path, "notifier", authority),
-        "another authority": certificates.write(tmp_path, "job-store", stranger, authority),
+        "another authority": certificates.write(tmp_path, "job-store", other_authority, authority),
         "expired": certificates.write(tmp_path, "late", authority, names=("job-store", "127.0.0.1"), expired=True),
     }
     for files in wrong.values():
@@ -150,7 +150,7 @@ async def test_channel_verifies_name_authority_and_validity(
 
 
 async def test_command_line_explains_each_tls_failure(
-    serve: Serve, tmp_path: Path, authority: trustme.CA, stranger: trustme.CA, clock: ManualClock
+    serve: Serve, tmp_path: Path, authority: trustme.CA, other_authority: trustme.CA, clock: ManualClock
 ) -> None:
     """Based on error texts of the real library, which may change."""
     trusted = tls.of_client(certificates.write(tmp_path, "agent-loop", authority).authority, clock)
@@ -158,7 +158,7 @@ async def test_command_line_explains_each_tls_failure(
     shown: list[tuple[str, Files | None, tls.Tls | None]] = [
         ("has expired", certificates.write(tmp_path, "late", authority, names=own, expired=True), trusted),
         ("has not this name", certificates.write(tmp_path, "other", authority, names=("other.example",)), trusted),
-        ("is of another authority", certificates.write(tmp_path, "foreign", stranger, names=own), trusted),
+        ("is of another authority", certificates.write(tmp_path, "foreign", other_authority, names=own), trusted),
         ("does not speak TLS", None, trusted),
         ("speaks TLS. Give the certificate", certificates.write(tmp_path, "job-store", authority), None),
     ]

@@ -27,7 +27,7 @@ from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.sweeps import RetentionPeriods
 from pawl.job_store.wiring import on_postgres
 from tests import databases
-from tests.fakes.anybody import Anybody
+from tests.fakes.open_authenticator import OpenAuthenticator
 from tests.rpc.job_store.user import Owner, User
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 QUEUE_MAX = 5
 CRASHES_MAX = 3
 # High enough not to affect other tests.
-PLACES = SlotLimits(per_store=1000, per_user=1000)
+SLOT_LIMITS = SlotLimits(per_store=1000, per_user=1000)
 STORE_QUEUE_MAX = 1000
 DAY_SECONDS = 86_400.0
 RETENTION = RetentionPeriods(
@@ -98,7 +98,7 @@ async def start(database: Database, tmp_path: Path) -> AsyncIterator[StartReplic
         count = 0
 
         async def start_one(
-            *, nats_url: str | None = None, slots: SlotLimits = PLACES, store_queue_max: int = STORE_QUEUE_MAX
+            *, nats_url: str | None = None, slots: SlotLimits = SLOT_LIMITS, store_queue_max: int = STORE_QUEUE_MAX
         ) -> Replica:
             nonlocal count
             count += 1
@@ -117,7 +117,7 @@ async def start(database: Database, tmp_path: Path) -> AsyncIterator[StartReplic
             address = f"unix:{tmp_path}/{count}"
             server = RpcServer(
                 address,
-                authenticator=Anybody(),
+                authenticator=OpenAuthenticator(),
                 ids=ids,
                 metrics=metrics,
                 limits=rpc_limits.Limits(message_bytes_max=32 * 1024 * 1024),

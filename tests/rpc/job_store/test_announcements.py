@@ -27,7 +27,7 @@ from tests.rpc.job_store.user import DIGEST, User
 STREAM = "PAWL_LIFECYCLE"
 
 
-class Heard(NamedTuple):
+class Received(NamedTuple):
     """A published message."""
 
     subject: str
@@ -51,23 +51,23 @@ async def listener(nats: servers.NatsServer) -> AsyncIterator[Bus]:
         yield bus
 
 
-async def hear(bus: Bus, subject: str) -> list[Heard]:
-    heard: list[Heard] = []
+async def receive(bus: Bus, subject: str) -> list[Received]:
+    received: list[Received] = []
 
     async def keep(subject: str, data: bytes) -> None:
-        heard.append(Heard(subject, data))
+        received.append(Received(subject, data))
 
     await bus.subscribe(subject, keep)
     await bus.publish_all([], timeout_seconds=5)
-    return heard
+    return received
 
 
-async def lifecycle(bus: Bus, count: int) -> list[Heard]:
+async def lifecycle(bus: Bus, count: int) -> list[Received]:
     """Return the first messages of the stream."""
     jetstream = bus.jetstream()
     subscription = await jetstream.pull_subscribe("pawl.v1.*.lifecycle.*", stream=STREAM)
     messages = await subscription.fetch(count, timeout=60)
-    return [Heard(message.subject, message.data, message.headers or {}) for message in messages]
+    return [Received(message.subject, message.data, message.headers or {}) for message in messages]
 
 
 async def has_messages(bus: Bus, count: int) -> bool:
@@ -85,22 +85,22 @@ async def test_watchers_get_the_bytes_of_the_log(start: StartReplica, nats: serv
     """EVT-1, I8: live events equal those of the log, byte for byte."""
     replica = await start(nats_url=nats.url)
     await replica.bus.wait_connected()
-    heard = await hear(listener, "pawl.v1.acme.run.*.events")
+    received = await receive(listener, "pawl.v1.acme.run.*.events")
     user = User(replica.stub)
     owner = await user.start()
     await owner.commit(events=[event_pb2.RunEvent(output_delta=event_pb2.OutputDelta(text="hi"))])
     events = await user.events(owner.run_id)
 
     def live() -> list[event_pb2.RunEvent]:
-        return [event for message in heard for event in event_pb2.RunEvents.FromString(message.data).events]
+        return [event for message in received for event in event_pb2.RunEvents.FromString(message.data).events]
 
-    async def all_heard() -> bool:
+    async def all_received() -> bool:
         return len(live()) >= len(events)
 
-    await until(all_heard)
+    await until(all_received)
     assert [event.SerializeToString() for event in live()] == [event.SerializeToString() for event in events]
-    assert len(heard) < len(events), "events of one commit are published together"
-    assert {message.subject for message in heard} == {f"pawl.v1.acme.run.{owner.run_id}.events"}
+    assert len(received) < len(events), "events of one commit are published together"
+    assert {message.subject for message in received} == {f"pawl.v1.acme.run.{owner.run_id}.events"}
 
 
 async def test_workers_are_woken_for_work_and_for_commands(
@@ -108,8 +108,8 @@ async def test_workers_are_woken_for_work_and_for_commands(
 ) -> None:
     replica = await start(nats_url=nats.url)
     await replica.bus.wait_connected()
-    work = await hear(listener, "pawl.internal.v1.work")
-    wakeups = await hear(listener, "pawl.internal.v1.worker.w1")
+    work = await receive(listener, "pawl.internal.v1.work")
+    wakeups = await receive(listener, "pawl.internal.v1.worker.w1")
     user = User(replica.stub)
     owner = await user.start()
     await user.send(owner.run_id, steer=pb.SteerCommand(text="hi"))
@@ -261,29 +261,29 @@ async def test_inbox_watchers_are_notified_of_each_change_and_nothing_else(
 ) -> None:
     replica = await start(nats_url=nats.url)
     await replica.bus.wait_connected()
-    heard = await hear(listener, "pawl.internal.v1.inboxes")
-    live = await hear(listener, "pawl.v1.acme.run.*.events")
+    received = await receive(listener, "pawl.internal.v1.inboxes")
+    live = await receive(listener, "pawl.v1.acme.run.*.events")
     user = User(replica.stub)
 
     def fences() -> int:
         return len([message for message in live if b"fence" in message.data])
 
-    async def said(*expected: str) -> None:
+    async def check_published(*expected: str) -> None:
         """Check the messages since the last call, up to an event that is written now and published last."""
         before = fences()
         await owner.commit(events=[event_pb2.RunEvent(output_delta=event_pb2.OutputDelta(text="fence"))])
 
         async def arrived() -> bool:
-            return fences() > before and len(heard) >= len(expected)
+            return fences() > before and len(received) >= len(expected)
 
         await until(arrived)
-        assert [message.data.decode() for message in heard] == list(expected)
-        heard.clear()
+        assert [message.data.decode() for message in received] == list(expected)
+        received.clear()
 
     owner = await user.start()
     approval = {"index": 2, "approval": {"digest": DIGEST}}
     await owner.commit(calls=[owner.call("call_0", call_pb2.CALL_STATE_RUNNING, index=0)])
-    await said()
+    await check_published()
     changes: list[Callable[[], Awaitable[Any]]] = [
         lambda: owner.commit(calls=[owner.call("call_1", call_pb2.CALL_STATE_OFFERED, index=1)]),
         lambda: user.lease(owner.run_id, "call_1", "tab"),
@@ -293,4 +293,4 @@ async def test_inbox_watchers_are_notified_of_each_change_and_nothing_else(
     ]
     for change in changes:
         await change()
-        await said('[["acme","ann"]]')
+        await check_published('[["acme","ann"]]')

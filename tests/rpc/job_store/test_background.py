@@ -18,16 +18,16 @@ from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.ledger.store.upkeep import PostgresLedgerStats
 from pawl.tool_registry.builtin.jobs import state_of
 from pawl.tool_registry.ledger import LedgerReads
-from tests.rpc.job_store.conftest import PLACES, Replica, StartReplica
-from tests.rpc.job_store.test_conversations import Shared, listed, take_in
-from tests.rpc.job_store.test_erasures import MARKER, erase, erasing, everything, swept
+from tests.rpc.job_store.conftest import SLOT_LIMITS, Replica, StartReplica
+from tests.rpc.job_store.test_conversations import Shared, index_all, listed
+from tests.rpc.job_store.test_erasures import MARKER, erase, erasing, everything, sweep_all
 from tests.rpc.job_store.user import DIGEST, Owner, User, result
 
 JOB = run_pb2.Job(tool_name="work", arguments_json=b"{}", iterations_max=1, timeout_seconds=60)
 COMPLETED = run_pb2.RUN_STATE_COMPLETED
 
 
-def begins(*names: str) -> dict[str, Any]:
+def starting_step(*names: str) -> dict[str, Any]:
     """Return a step that starts jobs."""
     calls = [
         call_pb2.Call(
@@ -49,15 +49,15 @@ def begins(*names: str) -> dict[str, Any]:
     }
 
 
-async def begun(user: User, *names: str, conversation_id: str = "") -> str:
+async def start_jobs(user: User, *names: str, conversation_id: str = "") -> str:
     """Start jobs in a run and end it; return the conversation."""
     owner = await user.start(conversation_id=conversation_id)
-    await owner.commit(round=1, **begins(*names))
+    await owner.commit(round=1, **starting_step(*names))
     await owner.commit(state=COMPLETED)
     return str((await user.run(owner.run_id)).conversation_id)
 
 
-async def worked(user: User, count: int = 1, worker_id: str = "jobs") -> list[Owner]:
+async def claimed_jobs(user: User, count: int = 1, worker_id: str = "jobs") -> list[Owner]:
     """Return jobs that a worker has started."""
     owners = [user.owner(run.run_id, run.epoch) for run in await user.claim(worker_id, runs_max=count)]
     for owner in owners:
@@ -72,11 +72,11 @@ async def ended(job: Owner, output: str = '{"n":7}') -> None:
 async def test_notice_is_loaded_and_shown_only_for_its_user(replica: Replica) -> None:
     """ASYNC-5, in a conversation that is shared for writing. Other users see only that there is a notice."""
     ann, bob = User(replica.stub), User(replica.stub, user_id="bob")
-    conversation_id = await begun(ann, "mine")
+    conversation_id = await start_jobs(ann, "mine")
     talk = Shared(ann=ann, bob=bob, conversation_id=conversation_id)
     await talk.share(conversation_pb2.SHARING_WRITE)
-    await begun(bob, "theirs", conversation_id=conversation_id)
-    jobs = await worked(ann, 2)
+    await start_jobs(bob, "theirs", conversation_id=conversation_id)
+    jobs = await claimed_jobs(ann, 2)
     active = await talk.begin(ann)
     for job in jobs:
         await ended(job)
@@ -102,7 +102,7 @@ async def test_notice_is_loaded_and_shown_only_for_its_user(replica: Replica) ->
     second = await (await other.take()).load()
     assert [each.run.run_id for each in second.notices] == [told[other.user_id]], "the first turn could not join it"
     assert second.messages[-1].text == ""
-    await take_in(replica.database)
+    await index_all(replica.database)
     assert await listed(ann, query="wombat") == []
 
 
@@ -133,7 +133,7 @@ async def test_queue_of_jobs_started_by_users_is_bounded(start: StartReplica) ->
     await ask(taken)
     with pytest.raises(QueueFull):
         await ask(refused[0])
-    for job in await worked(users[0], 2):
+    for job in await claimed_jobs(users[0], 2):
         await ended(job)
     await ask(refused[0])
 
@@ -142,9 +142,9 @@ async def test_running_jobs_of_a_store_are_listed_for_all_users(user: User) -> N
     """Without ended or stopped jobs and without other runs."""
     bob = User(user.stub, user_id="bob")
     for who, name in ((user, "a"), (bob, "b"), (user, "c"), (user, "d")):
-        await begun(who, name)
+        await start_jobs(who, name)
     await user.cancel("job_d")
-    jobs = {each.run_id: each for each in await worked(user, 3)}
+    jobs = {each.run_id: each for each in await claimed_jobs(user, 3)}
     await ended(jobs["job_a"])
     await user.cancel("job_c")
     request = pb.ListJobsRequest(store_id=user.store_id, running_jobs_of_store=True)
@@ -185,23 +185,23 @@ async def test_erasing_a_conversation_removes_its_jobs_without_notices(replica: 
     await working.commit(state=run_pb2.RUN_STATE_CANCELLED, consumed=[cancel.command_id])
     assert await user.claim(runs_max=5) == [], "no turn starts"
 
-    await swept(sweep)
+    await sweep_all(sweep)
 
     assert MARKER not in await everything(replica.database)
 
 
 async def test_unread_notices_are_counted_until_a_model_has_answered(replica: Replica, user: User) -> None:
     """OPS-2, ASYNC-5: unread and read notices; none of erased conversations."""
-    stats, metrics = PostgresLedgerStats(replica.database, PLACES), Metrics("job_store")
+    stats, metrics = PostgresLedgerStats(replica.database, SLOT_LIMITS), Metrics("job_store")
     meter, shown = PrometheusMeter(metrics), metrics.registry.get_sample_value
 
     async def counted() -> tuple[float | None, ...]:
         meter.ledger_counted(await stats.count())
         return tuple(shown("pawl_job_store_notices", {"state": state}) for state in ("pending", "entered"))
 
-    conversation_id = await begun(user, "a", "b")
-    told = await begun(user, "c")
-    first, second, third = await worked(user, 3)
+    conversation_id = await start_jobs(user, "a", "b")
+    told = await start_jobs(user, "c")
+    first, second, third = await claimed_jobs(user, 3)
     assert await counted() == (0, 0)
     for job in (first, second, third):
         await ended(job)
@@ -223,8 +223,8 @@ async def test_jobs_use_no_slots_of_interactive_runs(start: StartReplica) -> Non
     replica: Replica = await start(slots=SlotLimits(per_store=2, per_user=2, background_per_store=3))
     user = User(replica.stub)
     owner = await user.start()
-    await owner.commit(round=1, **begins(*map(str, range(5))))
-    assert len(await worked(user, 8)) == 3
+    await owner.commit(round=1, **starting_step(*map(str, range(5))))
+    assert len(await claimed_jobs(user, 8)) == 3
     await user.submit()
     (second,) = await user.claim("w2", runs_max=8)
     assert not second.run_id.startswith("job_")
@@ -243,8 +243,8 @@ async def begin(user: User, owner: Owner, name: str) -> None:
     """Let the owner of a run start the job `run_<name>`."""
     fields: dict[str, Any] = {"child_run_id": f"run_{name}", "result": result("{}")}
     call = owner.call(name, call_pb2.CALL_STATE_DETACHED, **fields)
-    begun = pb.Delegation(call_id=name, run_id=f"run_{name}", text="work", job=SERIES)
-    await owner.commit(calls=[call], delegations=[begun])
+    delegation = pb.Delegation(call_id=name, run_id=f"run_{name}", text="work", job=SERIES)
+    await owner.commit(calls=[call], delegations=[delegation])
 
 
 async def stop(user: User, conversation_id: str, run_id: str, command_id: str = "stop") -> Any:

@@ -43,7 +43,7 @@ async def two(start: StartReplica) -> list[User]:
     return [User((await start(store_queue_max=100_000)).stub) for _ in range(2)]
 
 
-async def take_in(database: Database) -> int:
+async def index_all(database: Database) -> int:
     """Run the indexer until it is done; return the number of rounds."""
     index, rounds = PostgresSearchIndex(database), 0
     while await index.index_new(conversations_max=20):
@@ -112,7 +112,7 @@ async def test_search_finds_conversations_by_message_words_or_title(user: User, 
     lunch = await answered(user, "When is lunch with Kim?", "On Friday at noon, in the STRASSENCAFÉ.")
     bob = User(user.stub, user_id="bob")
     await answered(bob, "Where is my invoice?", "Nowhere.")
-    await take_in(database)
+    await index_all(database)
     assert await listed(user, query="invoice") == [invoice]
     assert await listed(user, query="inv 2024 17") == [invoice]
     assert await listed(user, query="paid MARCH") == [invoice]
@@ -123,12 +123,12 @@ async def test_search_finds_conversations_by_message_words_or_title(user: User, 
     assert await listed(user, query="is") == [lunch, invoice]
     assert await listed(User(user.stub, store_id="globex"), query="invoice") == []
     await update(user, lunch, title="Birthday", archived=True)
-    assert await take_in(database) == 1
+    assert await index_all(database) == 1
     assert await listed(user, query="birth") == [lunch]
     assert await listed(user, query="lunch") == [lunch]
     assert await listed(user, query="birth", archived=False) == []
     await update(user, lunch, title="Party")
-    await take_in(database)
+    await index_all(database)
     assert await listed(user, query="birthday") == []
     assert await listed(user, query="party") == [lunch]
 
@@ -139,16 +139,16 @@ async def test_long_conversations_are_indexed_in_parts(user: User, database: Dat
         texts = [f"word{number}x{index} {'filler ' * 2000}" for index in range(30)]
         said = [message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text=text, reasoning="r" * 9000) for text in texts]
         await owner.commit(messages=said)
-    assert await take_in(database) > 4
+    assert await index_all(database) > 4
     for word in ("begin", "word0x0", "word1x15", "word2x29"):
         assert await listed(user, query=word) == ["c1"]
-    assert await take_in(database) == 0
+    assert await index_all(database) == 0
 
 
 async def test_search_words_and_keys_are_deleted_with_their_conversation(user: User, database: Database) -> None:
     old = await answered(user, "what was it", "nothing", conversation_key="k")
     await update(user, old, title="gone soon")
-    await take_in(database)
+    await index_all(database)
     await database.execute("UPDATE job_store.conversations SET update_time = update_time - interval '31 days'")
     await sweep_retention(PostgresRetention(database), SystemClock(), RETENTION)
     for table in ("conversations", "conversation_words", "messages"):

@@ -16,7 +16,7 @@ from tests.rpc.job_store.user import DIGEST, Owner, User, result
 AGENT = run_pb2.WAIT_KIND_AGENT
 
 
-def begun(owner: Owner, name: str, **fields: Any) -> dict[str, Any]:
+def delegation_step(owner: Owner, name: str, **fields: Any) -> dict[str, Any]:
     """Return a step that delegates the call `name` to the run `run_<name>`."""
     return {
         "calls": [owner.call(name, call_pb2.CALL_STATE_DELEGATED, child_run_id=f"run_{name}")],
@@ -31,7 +31,7 @@ def delegation(name: str, **fields: Any) -> pb.Delegation:
 
 async def delegating(user: User, owner: Owner, name: str, **fields: Any) -> Owner:
     """Delegate a call, park the caller and return the owner of the started child run."""
-    await owner.park(AGENT, **begun(owner, name, **fields))
+    await owner.park(AGENT, **delegation_step(owner, name, **fields))
     child = await user.take(f"run_{name}")
     await child.commit(state=run_pb2.RUN_STATE_RUNNING)
     return child

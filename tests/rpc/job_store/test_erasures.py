@@ -20,7 +20,7 @@ from pawl.job_store.erasure.store.erasures import PostgresErasures
 from pawl.job_store.erasure.store.retention import PostgresRetention
 from tests.poll import until
 from tests.rpc.job_store.conftest import DAY_SECONDS, Replica, StartReplica
-from tests.rpc.job_store.test_conversations import get, listed, take_in, update
+from tests.rpc.job_store.test_conversations import get, index_all, listed, update
 from tests.rpc.job_store.test_upkeep import age_conversation
 from tests.rpc.job_store.user import User, result
 
@@ -71,7 +71,7 @@ async def erase(replica: Replica, conversation_id: str, user_id: str = "ann") ->
     return await User(replica.stub, user_id=user_id).ask("EraseConversation", conversation_id=conversation_id)
 
 
-async def swept(sweep: Erasing) -> None:
+async def sweep_all(sweep: Erasing) -> None:
     """Sweep as often as erasing a conversation and one child needs."""
     for _ in range(6):
         await sweep.sweep()
@@ -88,7 +88,7 @@ def key_of(conversation_id: str) -> ErasureKey:
     return ErasureKey(store_id="acme", conversation_id=conversation_id, user_id="ann")  # type: ignore[arg-type]
 
 
-async def full(user: User) -> tuple[str, str]:
+async def full_run(user: User) -> tuple[str, str]:
     """Return an ended run with the marker in every field, and its conversation."""
     owner = await user.start(f"{MARKER} one", request_id="request", conversation_key=f"{MARKER} key")
     conversation_id = (await user.run(owner.run_id)).conversation_id
@@ -119,8 +119,8 @@ async def full(user: User) -> tuple[str, str]:
 
 
 async def test_erasure_leaves_only_ids_and_already_published_data(replica: Replica, user: User) -> None:
-    conversation_id, run_id = await full(user)
-    while await take_in(replica.database):
+    conversation_id, run_id = await full_run(user)
+    while await index_all(replica.database):
         pass
     kept = await user.start("something else")
     other = (await user.run(kept.run_id)).conversation_id
@@ -132,7 +132,7 @@ async def test_erasure_leaves_only_ids_and_already_published_data(replica: Repli
     assert begun.erasure.waits_for == ["runs", "ledger", "tool-registry", "notifier", "stream", "log"]
     assert not begun.erasure.HasField("end_time")
     sweep = erasing(replica, log)
-    await swept(sweep)
+    await sweep_all(sweep)
 
     assert MARKER not in await everything(replica.database)
     told = await erase(replica, conversation_id)
@@ -156,7 +156,7 @@ async def test_erasure_leaves_only_ids_and_already_published_data(replica: Repli
 
 async def test_conversation_being_erased_accepts_no_messages_and_is_hidden(replica: Replica, user: User) -> None:
     """I13: not found for other users, before and after."""
-    conversation_id, run_id = await full(user)
+    conversation_id, run_id = await full_run(user)
     with pytest.raises(ConversationNotFound):
         await erase(replica, conversation_id, "bob")
     await erase(replica, conversation_id)
@@ -176,7 +176,7 @@ async def test_conversation_being_erased_accepts_no_messages_and_is_hidden(repli
     assert await listed(user) == []
     # The key can be used again.
     assert (await user.submit(conversation_key=f"{MARKER} key")).run.conversation_id != conversation_id
-    await swept(erasing(replica, None))
+    await sweep_all(erasing(replica, None))
     with pytest.raises(RunNotFound):
         await user.run(run_id)
     with pytest.raises(RequestIdReused):
@@ -184,7 +184,7 @@ async def test_conversation_being_erased_accepts_no_messages_and_is_hidden(repli
 
 
 async def test_runs_of_writers_and_their_agents_are_erased_with_the_conversation(replica: Replica, user: User) -> None:
-    conversation_id, _ = await full(user)
+    conversation_id, _ = await full_run(user)
     await update(user, conversation_id, sharing=conversation_pb2.SHARING_WRITE)
     bob = User(user.stub, user_id="bob")
     owner = await bob.start(f"{MARKER} theirs", conversation_id=conversation_id, request_id="request")
@@ -202,7 +202,7 @@ async def test_runs_of_writers_and_their_agents_are_erased_with_the_conversation
     (cancel,) = await owner.inbox()
     await owner.commit(state=run_pb2.RUN_STATE_CANCELLED, calls=[call], consumed=[cancel.command_id])
 
-    await swept(sweep)
+    await sweep_all(sweep)
 
     assert MARKER not in await everything(replica.database)
     with pytest.raises(RunNotFound):
@@ -220,14 +220,14 @@ async def test_restored_conversation_is_erased_again_and_a_lost_list_rebuilt(
 ) -> None:
     replica = await start()
     user, log = User(replica.stub), Log()
-    conversation_id, _ = await full(user)
+    conversation_id, _ = await full_run(user)
     sweep = erasing(replica, log)
     saved = {
         name: await database.fetch(f"SELECT t::text AS row FROM job_store.{name} AS t")  # noqa: S608
         for name in ("conversations", "messages", "runs", "calls", "events", "commands", "requests")
     }
     await erase(replica, conversation_id)
-    await swept(sweep)
+    await sweep_all(sweep)
     assert MARKER not in await everything(database)
 
     async with database.transaction() as connection:
@@ -249,7 +249,7 @@ async def test_restored_conversation_is_erased_again_and_a_lost_list_rebuilt(
     assert MARKER in await everything(database)
     assert (await get(user, conversation_id=conversation_id)).title == f"{MARKER} title"
     log.looks = [False]
-    await swept(sweep)
+    await sweep_all(sweep)
     assert MARKER not in await everything(database)
     with pytest.raises(ConversationErased):
         await get(user, conversation_id=conversation_id)
@@ -308,7 +308,7 @@ async def test_child_conversation_is_erased_after_retention_deleted_its_call(rep
         await replica.database.execute(f"DELETE FROM job_store.{table} WHERE run_id = $1", owner.run_id)  # noqa: S608
 
     await erase(replica, conversation_id)
-    await swept(erasing(replica, None))
+    await sweep_all(erasing(replica, None))
 
     with pytest.raises(ConversationErased):
         await get(user, conversation_id=below)
@@ -317,7 +317,7 @@ async def test_child_conversation_is_erased_after_retention_deleted_its_call(rep
 
 async def test_services_are_notified_of_runs_and_calls_deleted_by_retention(replica: Replica, user: User) -> None:
     """I22: for a rule of one run, the registry does not know the conversation."""
-    conversation_id, run_id = await full(user)
+    conversation_id, run_id = await full_run(user)
     owner = await user.start("on", conversation_id=conversation_id)
     short = message_pb2.Message(role=message_pb2.ROLE_SUMMARY, text="short", summarised_to_number=3)
     await owner.commit(messages=[short])
@@ -333,7 +333,7 @@ async def test_services_are_notified_of_runs_and_calls_deleted_by_retention(repl
 
     await erase(replica, conversation_id)
     sweep = erasing(replica, None)
-    await swept(sweep)
+    await sweep_all(sweep)
 
     ((_, items),) = [each async for each in sweep.due(Part.TOOL_REGISTRY)]
     assert (sorted(items.run_ids), items.call_ids) == (sorted([run_id, owner.run_id]), ["call_1"])
@@ -357,19 +357,19 @@ FROM generate_series(1, 2001) AS n
 @pytest.mark.parametrize("parts", [["notifier"], ["log"], ["tool-registry", "future"]])
 async def test_blocked_erasures_do_not_delay_others(replica: Replica, user: User, parts: list[str]) -> None:
     await replica.database.execute(_MANY, parts)
-    conversation_id, run_id = await full(user)
+    conversation_id, run_id = await full_run(user)
     await erase(replica, conversation_id)
     log = Log()
     log.is_away = True
     sweep = erasing(replica, log)
-    await swept(sweep)
+    await sweep_all(sweep)
     assert MARKER not in await everything(replica.database)
     assert log.purged == {run_id}
 
 
 async def test_failed_list_of_erasures_is_applied_again(replica: Replica, user: User) -> None:
     """I22: as after a restore, when the database is unavailable for a moment."""
-    conversation_id, _ = await full(user)
+    conversation_id, _ = await full_run(user)
     log = Log()
     log.entries.add((StoreId("acme"), ConversationId(conversation_id)))
     log.looks = [False]
@@ -383,7 +383,7 @@ async def test_failed_list_of_erasures_is_applied_again(replica: Replica, user: 
             yield each
 
     log.read = fails_once  # type: ignore[method-assign]
-    await swept(erasing(replica, log))
+    await sweep_all(erasing(replica, log))
     assert failed[0]
     assert MARKER not in await everything(replica.database)
 
@@ -401,5 +401,5 @@ async def test_notice_is_erased_with_the_conversation_of_its_job(replica: Replic
     pending = "SELECT sum(notices_pending)::int FROM job_store.conversations"
     assert await replica.database.fetchval(pending) == 1
     await erase(replica, run.conversation_id)
-    await swept(erasing(replica, None))
+    await sweep_all(erasing(replica, None))
     assert await replica.database.fetchval(pending) == 0

@@ -26,8 +26,8 @@ from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.ledger.store.upkeep import PostgresLedgerStats
 from pawl.job_store.sweeps import sweep_retention
 from tests.rpc.job_store.conftest import RETENTION, Replica
-from tests.rpc.job_store.test_conversations import get, listed, take_in
-from tests.rpc.job_store.test_erasures import Log, erase, erasing, everything, swept
+from tests.rpc.job_store.test_conversations import get, index_all, listed
+from tests.rpc.job_store.test_erasures import Log, erase, erasing, everything, sweep_all
 from tests.rpc.job_store.user import Owner, User, result
 
 
@@ -50,7 +50,7 @@ def called(call_id: str, state: Any = call_pb2.CALL_STATE_PROPOSED, **fields: An
     return call_pb2.Call(call_id=call_id, tool_name="look", arguments_json=b"{}", state=state, **values)
 
 
-async def told(user: User, conversation_id: str, question: str, answer: str) -> str:
+async def ended_run(user: User, conversation_id: str, question: str, answer: str) -> str:
     """Add a run that has ended; return its id."""
     owner = await user.start(question, conversation_id=conversation_id)
     await owner.commit(messages=[said(answer)])
@@ -58,7 +58,7 @@ async def told(user: User, conversation_id: str, question: str, answer: str) -> 
     return owner.run_id
 
 
-async def looked(user: User, conversation_id: str) -> Owner:
+async def searching_run(user: User, conversation_id: str) -> Owner:
     """Return a run that has called a search tool and continues."""
     owner = await user.start("look", conversation_id=conversation_id)
     await owner.commit(messages=[said("", "call_1")], calls=[called("call_1")])
@@ -97,7 +97,7 @@ async def count(database: Database, table: str) -> int:
 
 
 async def test_fork_copies_nothing_and_past_runs_stay_in_the_original(user: User, database: Database) -> None:
-    owner = await looked(user, "c1")
+    owner = await searching_run(user, "c1")
     await owner.commit(messages=[said("done")])
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
     before = [await count(database, table) for table in ("messages", "calls", "runs", "events")]
@@ -113,7 +113,7 @@ async def test_fork_copies_nothing_and_past_runs_stay_in_the_original(user: User
 
 async def test_summary_applies_to_forks_after_it(user: User) -> None:
     for number in range(2):
-        await told(user, "c1", f"q{number}", f"a{number}")
+        await ended_run(user, "c1", f"q{number}", f"a{number}")
     owner = await user.start("q2", conversation_id="c1")
     await owner.commit(messages=[said("short", role=message_pb2.ROLE_SUMMARY, summarised_to_number=3), said("a2")])
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
@@ -123,21 +123,21 @@ async def test_summary_applies_to_forks_after_it(user: User) -> None:
 
 
 async def test_search_finds_forks_that_show_a_message(user: User, database: Database) -> None:
-    await told(user, "c1", "where is the invoice", "in the cellar")
-    await told(user, "c1", "and the lamp", "in the attic")
+    await ended_run(user, "c1", "where is the invoice", "in the cellar")
+    await ended_run(user, "c1", "and the lamp", "in the attic")
     early, late = (await fork(user, "c1", 2)).conversation_id, (await fork(user, "c1", 4)).conversation_id
-    await take_in(database)
+    await index_all(database)
     assert {*await listed(user, query="cellar")} == {"c1", early, late}
     assert {*await listed(user, query="attic")} == {"c1", late}
-    await told(user, early, "and the lawnmower", "in the shed")
-    await take_in(database)
+    await ended_run(user, early, "and the lawnmower", "in the shed")
+    await index_all(database)
     assert await listed(user, query="shed") == [early]
 
 
 async def test_original_is_kept_while_a_fork_shows_it(user: User, database: Database) -> None:
-    run_id = await told(user, "c1", "q0", "a0")
+    run_id = await ended_run(user, "c1", "q0", "a0")
     one = (await fork(user, "c1")).conversation_id
-    await told(user, one, "q1", "a1")
+    await ended_run(user, one, "q1", "a1")
     two = (await fork(user, one)).conversation_id
     await age(database, "c1", one)
     assert [text for _, text in await texts(user, two)] == ["q0", "a0", "q1", "a1"]
@@ -150,12 +150,12 @@ async def test_original_is_kept_while_a_fork_shows_it(user: User, database: Data
 
 async def test_erased_messages_disappear_from_forks(replica: Replica, user: User) -> None:
     """I22: also from forks of forks; messages written in the forks stay, and the next model sees only those."""
-    await told(user, "c1", "zanzibar", "a0")
+    await ended_run(user, "c1", "zanzibar", "a0")
     one = (await fork(user, "c1")).conversation_id
-    await told(user, one, "q1", "a1")
+    await ended_run(user, one, "q1", "a1")
     two = (await fork(user, one)).conversation_id
     await erase(replica, "c1")
-    await swept(erasing(replica, Log()))
+    await sweep_all(erasing(replica, Log()))
     three = (await fork(user, two)).conversation_id
     for of in (one, two, three):
         assert await texts(user, of) == [(3, "q1"), (4, "a1")]
@@ -166,7 +166,7 @@ async def test_erased_messages_disappear_from_forks(replica: Replica, user: User
 
 
 async def test_summarized_messages_are_kept_for_earlier_forks(user: User, database: Database) -> None:
-    await told(user, "c1", "q0", "a0")
+    await ended_run(user, "c1", "q0", "a0")
     made = (await fork(user, "c1")).conversation_id
     owner = await user.start("q1", conversation_id="c1")
     await owner.commit(messages=[said("short", role=message_pb2.ROLE_SUMMARY, summarised_to_number=2), said("a1")])
@@ -225,8 +225,8 @@ async def test_imported_conversation_continues_like_any_other(user: User, databa
     (asked,) = given.calls
     assert (asked.proposed_arguments, asked.provider_call_id, asked.imported) == ("{ }", "theirs", True)
     assert asked.result == result("12")
-    await told(user, made.conversation_id, "and now", "13")
-    await take_in(database)
+    await ended_run(user, made.conversation_id, "and now", "13")
+    await index_all(database)
     assert await listed(user, query="degrees") == [made.conversation_id]
     forked = await fork(user, made.conversation_id, 2)
     assert len(await texts(user, forked.conversation_id)) == 2

@@ -34,7 +34,7 @@ from pawl.job_store.keys.keys import Keys, KeysExist
 from pawl.job_store.ledger.ports import Limits
 from pawl.job_store.wiring import on_postgres
 from tests.keys import LOCAL_KEY, SERVICE_KEY
-from tests.rpc.job_store.conftest import PLACES, RETENTION
+from tests.rpc.job_store.conftest import RETENTION, SLOT_LIMITS
 
 if TYPE_CHECKING:
     from pawl.identity.v1.key_pb2_grpc import KeyServiceAsyncStub
@@ -66,7 +66,7 @@ async def world(database: Database, tmp_path: Path) -> AsyncIterator[World]:
     async with AsyncExitStack() as stack:
         clock = SystemClock()
         metrics = Metrics("job_store")
-        limits = Limits(crashes_max=3, queue_max=5, store_queue_max=5, slots=PLACES)
+        limits = Limits(crashes_max=3, queue_max=5, store_queue_max=5, slots=SLOT_LIMITS)
         bus = await stack.enter_async_context(Bus(None, name="test", metrics=metrics))
         parts = on_postgres(
             database,

@@ -18,7 +18,7 @@ from pawl.job.v1 import ledger_pb2
 from pawl.job.v1 import schedules_pb2 as pb
 from pawl.job.v1.schedules_pb2_grpc import ScheduleLedgerServiceStub
 from pawl.job_store.ledger.store.leases import PostgresLeases
-from tests.rpc.job_store.conftest import PLACES, Replica, StartReplica
+from tests.rpc.job_store.conftest import SLOT_LIMITS, Replica, StartReplica
 from tests.rpc.job_store.user import Translated, User, forwarded
 
 NOW = datetime.now(UTC)
@@ -314,7 +314,7 @@ async def test_claim_expires_after_the_clock_went_back(timer: Timer) -> None:
     await timer.make_due()
     (due,) = await timer.claim()
     assert await timer.claim() == []
-    await PostgresLeases(timer.replica.database, PLACES, crashes_max=1).bring_forward(5.0)
+    await PostgresLeases(timer.replica.database, SLOT_LIMITS, crashes_max=1).bring_forward(5.0)
     assert await timer.claim() == [due]
 
 

@@ -13,7 +13,7 @@ from pawl.job.v1.agents_pb2_grpc import AgentLedgerServiceStub
 from pawl.job.v1.titles_pb2_grpc import TitleServiceStub
 from tests.rpc.job_store.conftest import Replica, StartReplica
 from tests.rpc.job_store.test_agents import budget, used
-from tests.rpc.job_store.test_conversations import get, listed, take_in, update
+from tests.rpc.job_store.test_conversations import get, index_all, listed, update
 from tests.rpc.job_store.test_erasures import erase
 from tests.rpc.job_store.user import Owner, User
 
@@ -120,11 +120,11 @@ async def test_user_title_is_kept(replica: Replica, user: User) -> None:
     (task,) = await claim(replica)
     await update(user, conversation_id, title="Mine")
     await bring(replica, task, "Warmth in Oslo")
-    await take_in(replica.database)
+    await index_all(replica.database)
     assert (await get(user, conversation_id=conversation_id)).title == "Mine"
     assert not await listed(user, query="warmth")
     await update(user, conversation_id, title="")
-    await take_in(replica.database)
+    await index_all(replica.database)
     assert (await get(user, conversation_id=conversation_id)).title == "Warmth in Oslo"
     assert await listed(user, query="warmth") == [conversation_id]
     named = await answered(user, conversation_id=(await named_conversation(user)))
@@ -177,5 +177,5 @@ async def test_unreadable_message_delays_no_other_title(replica: Replica, user: 
     broken, good = await answered(user, "one"), await answered(user, "two")
     await replica.database.execute("UPDATE job_store.messages SET body = 'x' WHERE conversation_id = $1", broken)
     assert [task.conversation_id for task in await claim(replica)] == [good]
-    await take_in(replica.database)
+    await index_all(replica.database)
     assert await listed(user, query="two") == [good]

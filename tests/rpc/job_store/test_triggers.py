@@ -347,7 +347,7 @@ async def test_event_whose_run_was_refused_fires_again_on_redelivery(start: Star
     assert (await hook.deliver()).fire.run_id == again.fire.run_id
 
 
-class Told(JetStreamLifecycle):
+class RecordingStream(JetStreamLifecycle):
     """A stream that records messages unless it is unavailable."""
 
     def __init__(self) -> None:
@@ -369,7 +369,7 @@ class Told(JetStreamLifecycle):
 
 async def test_automatic_pause_is_announced_once_each_time(hook: Hook, database: Database) -> None:
     """NOTE-1: also if the stream was unavailable; changes by its user are not announced."""
-    stream, outbox = Told(), PostgresOutbox(database)
+    stream, outbox = RecordingStream(), PostgresOutbox(database)
 
     async def relayed() -> int:
         await outbox.relay(stream, events_max=100)

@@ -9,7 +9,7 @@ from pawl.chassis.db.database import Database
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
 from pawl.job_store.ledger.rules.trimming import ITERATIONS_KEPT
 from pawl.job_store.ledger.store.log_reads import SNAPSHOT_BYTES_MAX
-from tests.rpc.job_store.test_background import begun, worked
+from tests.rpc.job_store.test_background import claimed_jobs, start_jobs
 from tests.rpc.job_store.test_upkeep import sweep
 from tests.rpc.job_store.user import Owner, User, result
 
@@ -158,8 +158,8 @@ async def sent(database: Database) -> None:
 
 
 async def series(user: User, database: Database, iterations: int, *, first: int = 1) -> Owner:
-    await begun(user, "series")
-    (job,) = await worked(user)
+    await start_jobs(user, "series")
+    (job,) = await claimed_jobs(user)
     await sent(database)
     await iterate(job, first, iterations)
     return job

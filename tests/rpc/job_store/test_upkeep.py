@@ -14,7 +14,7 @@ from pawl.job_store.erasure.store.retention import PostgresRetention
 from pawl.job_store.ledger.store.journal import PostgresJournal
 from pawl.job_store.ledger.store.upkeep import PostgresLedgerStats
 from pawl.job_store.sweeps import sweep_retention
-from tests.rpc.job_store.conftest import DAY_SECONDS, PLACES, RETENTION, Replica
+from tests.rpc.job_store.conftest import DAY_SECONDS, RETENTION, SLOT_LIMITS, Replica
 from tests.rpc.job_store.user import Owner, User, result
 from tests.unit.job_store.world import submission
 
@@ -96,7 +96,7 @@ async def test_logs_and_outbox_are_trimmed_without_a_stream(user: User, database
     await sweep(database)
 
     assert (await count(database))["events"] == 1
-    assert (await PostgresLedgerStats(database, PLACES).count())["outbox"] == 0
+    assert (await PostgresLedgerStats(database, SLOT_LIMITS).count())["outbox"] == 0
 
 
 async def test_item_that_cannot_be_deleted_blocks_no_other(user: User, database: Database) -> None:
@@ -141,7 +141,7 @@ async def test_large_conversation_is_deleted_in_several_transactions(user: User,
 async def test_deployment_without_nats_keeps_no_outbox(database: Database) -> None:
     journal = PostgresJournal(database, IdSource(SystemClock()), keeps_lifecycle=False)
     await journal.write([submission(message=b"")])
-    assert (await PostgresLedgerStats(database, PLACES).count())["outbox"] == 0
+    assert (await PostgresLedgerStats(database, SLOT_LIMITS).count())["outbox"] == 0
 
 
 async def test_operations_and_refusals_are_counted(user: User, replica: Replica, owner: Owner) -> None:

@@ -39,7 +39,7 @@ from pawl.notify.v1.channel_pb2_grpc import ChannelServiceStub
 from pawl.notify.v1.notify_pb2_grpc import NotifyServiceStub
 from pawl.notify.v1.preference_pb2_grpc import PreferenceServiceStub
 from tests import databases
-from tests.fakes.anybody import Anybody
+from tests.fakes.open_authenticator import OpenAuthenticator
 from tests.rpc.notifier.desk import Desk
 from tests.web_server import Names, Reply, WebServer, web_server
 
@@ -157,7 +157,7 @@ async def channel(notifier: Notifier, tmp_path: Path, ids: IdSource) -> AsyncIte
     address = f"unix:{tmp_path}/grpc"
     server = RpcServer(
         address,
-        authenticator=Anybody(),
+        authenticator=OpenAuthenticator(),
         ids=ids,
         metrics=Metrics("notifier_rpc"),
         limits=Limits(message_bytes_max=64 * 1024),

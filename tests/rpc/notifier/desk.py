@@ -72,7 +72,7 @@ class Desk:
         (found,) = await self.deliveries(channel_id)
         return found
 
-    async def looked_at(self, channel_id: str) -> pb.ChannelDelivery:
+    async def settled_delivery(self, channel_id: str) -> pb.ChannelDelivery:
         """Return the one delivery after nothing is due."""
         await until(self.is_idle)
         (found,) = await self.deliveries(channel_id)

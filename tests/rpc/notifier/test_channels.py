@@ -97,7 +97,7 @@ _SET = "UPDATE notifier.webhook_deliveries SET due_time = NULL, state = $2 WHERE
 
 
 @pytest.fixture
-async def told(
+async def two_channels(
     channels: ChannelServiceAsyncStub,
     store: PostgresStore,
     draft: Callable[..., Draft],
@@ -133,10 +133,10 @@ async def listed(channels: ChannelServiceAsyncStub, **request: Any) -> list[pb.C
 
 
 async def test_deliveries_are_found_across_channels_by_state(
-    channels: ChannelServiceAsyncStub, told: list[str]
+    channels: ChannelServiceAsyncStub, two_channels: list[str]
 ) -> None:
     everything = await listed(channels)
-    assert sorted({each.channel_id for each in everything}) == sorted(told)
+    assert sorted({each.channel_id for each in everything}) == sorted(two_channels)
     assert len(everything) == 8
     places = [(each.create_time.ToDatetime(), each.delivery_id) for each in everything]
     assert places == sorted(places, reverse=True)
@@ -147,18 +147,18 @@ async def test_deliveries_are_found_across_channels_by_state(
         assert len(found) == 2 * len(states)
         assert await listed(channels, states=states) == found
         assert await listed(channels, states=states, page_size=1) == found
-    of_one = [each for each in everything if each.channel_id == told[0] and each.state == DEAD]
-    assert await listed(channels, channel_id=told[0], states=[DEAD]) == of_one
+    of_one = [each for each in everything if each.channel_id == two_channels[0] and each.state == DEAD]
+    assert await listed(channels, channel_id=two_channels[0], states=[DEAD]) == of_one
     page = await channels.ListDeliveries(pb.ListDeliveriesRequest(states=[DEAD]), metadata=ANN)
     assert {each.state: each.count for each in page.counts} == {DEAD: 2, SKIPPED: 2, DELIVERED: 2, WAITING: 2}
-    of_channel = await channels.ListDeliveries(pb.ListDeliveriesRequest(channel_id=told[0]), metadata=ANN)
+    of_channel = await channels.ListDeliveries(pb.ListDeliveriesRequest(channel_id=two_channels[0]), metadata=ANN)
     assert {each.state: each.count for each in of_channel.counts} == {DEAD: 1, SKIPPED: 1, DELIVERED: 1, WAITING: 1}
     unknown = pb.ListDeliveriesRequest(states=[pb.CHANNEL_DELIVERY_STATE_UNSPECIFIED])
     assert await reason_of(channels.ListDeliveries(unknown, metadata=ANN)) == "INVALID_FIELD"
 
 
 async def test_resend_is_atomic_for_several_deliveries(
-    channels: ChannelServiceAsyncStub, told: list[str], database: Database
+    channels: ChannelServiceAsyncStub, two_channels: list[str], database: Database
 ) -> None:
     dead = [each.delivery_id for each in await listed(channels, states=[DEAD])]
     others = await database.fetchval(
@@ -264,7 +264,7 @@ async def test_quiet_hours_delay_deliveries_but_not_the_inbox(
     quiet = preference_pb2.QuietTimes(hours=[preference_pb2.QuietHours(start=hours[0], end=hours[1])])
     await prefer(preferences, quiet=quiet)
     await store.add([draft("a")])
-    held = await desk.looked_at(channel_id)
+    held = await desk.settled_delivery(channel_id)
     end = (now + timedelta(hours=2)).replace(minute=0, second=0, microsecond=0)
     assert (held.state, held.tries, held.next_try_time.ToDatetime(UTC)) == (WAITING, 0, end)
     assert len(await desk.inbox()) == 1

@@ -35,7 +35,7 @@ def answers(receiver: WebServer, *replies: Reply) -> None:
     receiver.answer = lambda _: next(following, replies[-1])
 
 
-def told(asked: Asked, secret: str) -> Any:
+def verified_body(asked: Asked, secret: str) -> Any:
     """Return the content of a request if it is signed with the secret."""
     assert asked.headers["content-type"] == "application/json"
     return Webhook(secret).verify(asked.body, dict(asked.headers))
@@ -49,7 +49,7 @@ async def test_notification_is_delivered_once_with_a_signature(
         await store.add([draft("a", body="It is 391."), draft("b", user="bob"), draft("c", store="other")])
     delivery = await desk.delivery(channel_id, tries=1)
     (asked,) = receiver.asked
-    body = told(asked, secret)
+    body = verified_body(asked, secret)
     assert body["type"] == delivery.type == "run.completed"
     assert body["data"]["title"] == "About a"
     assert body["data"]["body"] == "It is 391."
@@ -57,7 +57,7 @@ async def test_notification_is_delivered_once_with_a_signature(
     assert asked.target == "/ann?x=1"
     assert (delivery.state, delivery.status, delivery.number, delivery.last_error) == (DELIVERED, 200, 1, "")
     with pytest.raises(WebhookVerificationError):
-        told(asked, "whsec_" + "A" * 43 + "=")
+        verified_body(asked, "whsec_" + "A" * 43 + "=")
 
 
 async def test_failing_receiver_gets_the_same_delivery_again(
@@ -88,7 +88,7 @@ async def test_failing_receiver_gets_the_same_delivery_again(
 
     await until(has_recovered)  # The channel is written after its delivery
     assert len({(asked.headers["webhook-id"], asked.body) for asked in receiver.asked}) == 1
-    assert [told(asked, secret)["type"] for asked in receiver.asked] == ["run.completed"] * 4
+    assert [verified_body(asked, secret)["type"] for asked in receiver.asked] == ["run.completed"] * 4
 
 
 async def test_retry_after_of_the_receiver_is_followed(
@@ -201,13 +201,13 @@ async def test_replaced_secret_signs_for_a_day(
     await store.add([draft("a")])
     await desk.delivery(channel_id, tries=1)
     (asked,) = receiver.asked
-    assert told(asked, second) == told(asked, first)
+    assert verified_body(asked, second) == verified_body(asked, first)
     await database.execute("UPDATE notifier.webhooks SET former_times = ARRAY[now()]")
     await store.add([draft("b")])
     await until_asked(receiver, 2)
-    told(receiver.asked[1], second)
+    verified_body(receiver.asked[1], second)
     with pytest.raises(WebhookVerificationError):
-        told(receiver.asked[1], first)
+        verified_body(receiver.asked[1], first)
 
 
 async def until_asked(receiver: WebServer, count: int) -> None:
@@ -221,7 +221,7 @@ async def test_test_delivery_is_sent_once_even_to_a_disabled_channel(desk: Desk,
     await desk.test(channel_id)
     delivery = await desk.delivery(channel_id, tries=1)
     assert (delivery.state, delivery.type, delivery.number) == (DEAD, "channel.test", 0)
-    assert told(receiver.asked[0], secret)["data"]["channel_id"] == channel_id
+    assert verified_body(receiver.asked[0], secret)["data"]["channel_id"] == channel_id
 
 
 async def test_delivery_of_a_dead_process_is_retried_and_its_late_result_ignored(

@@ -69,7 +69,7 @@ async def hook(
     )
 
 
-async def tried(repository: Repository, outcome: Outcome) -> Candidate:
+async def try_delivery(repository: Repository, outcome: Outcome) -> Candidate:
     """Attempt the due delivery."""
     (candidate,) = await repository.due([], limit=10)
     (attempt,) = await repository.claim([candidate], seconds=30)
@@ -86,7 +86,7 @@ async def test_failing_channel_gets_one_attempt_at_a_time_and_small_users_go_fir
 ) -> None:
     await hook(repository, "hook_dead", host="dead.test")
     await store.add([draft("first")])
-    await tried(repository, FAILED)
+    await try_delivery(repository, FAILED)
     await store.add([draft(f"dead{number}") for number in range(30)])
     (failing,) = choose(await repository.due([], limit=500), [])
     assert await repository.due([failing], limit=500) == [], "it has its one attempt"
@@ -105,11 +105,11 @@ async def test_test_deliveries_do_not_fail_a_channel_notify_or_accumulate(
     await hook(repository)
     for number in range(TESTS_KEPT + 5):
         await repository.add_test(ANNS, made_test(number))
-        await tried(repository, FAILED)
+        await try_delivery(repository, FAILED)
     assert (await repository.channel(ANNS, HOOK)).failing_since_time is None
     assert len(await repository.deliveries(ANNS, HOOK, (), None, limit=100)) == TESTS_KEPT + 1
     await repository.add_test(ANNS, made_test(99))
-    await tried(repository, GONE)
+    await try_delivery(repository, GONE)
     assert not (await repository.channel(ANNS, HOOK)).enabled
     assert await database.fetchval("SELECT count(*) FROM notifier.notifications") == 0
 
@@ -241,7 +241,7 @@ async def test_pending_request_is_no_longer_delivered_once_it_is_settled(
     for change, state in (*((other, WAITING) for other in others), (end, SKIPPED)):
         await store.mark_resolved([over for over in [need_resolved_by(change)] if over is not None] * 2)
         await hurry(desk.database)
-        found = await desk.looked_at(channel_id)
+        found = await desk.settled_delivery(channel_id)
         assert (found.state, found.last_error) == (state, "the user is no longer needed" if state == SKIPPED else "")
 
 
@@ -256,7 +256,7 @@ async def test_notification_seen_by_its_user_is_not_delivered_but_stays_in_the_i
         await desk.stub.CreateChannel(pb.CreateChannelRequest(channel=hook), metadata=metadata)
     told = draft("a")
     await store.add([told])
-    await desk.looked_at(later)
+    await desk.settled_delivery(later)
     for seconds, store_id, user_id, run_id, state in (
         (-1, "acme", "ann", "run_1", WAITING),
         (1, "acme", "bob", "run_1", WAITING),
@@ -270,7 +270,7 @@ async def test_notification_seen_by_its_user_is_not_delivered_but_stays_in_the_i
         seen_time = told.create_time + timedelta(seconds=seconds)
         await desk.database.execute("UPDATE notifier.viewers SET seen_time = $1", seen_time)
         await hurry(desk.database)
-        found = await desk.looked_at(later)
+        found = await desk.settled_delivery(later)
         assert (found.state, found.last_error) == (state, "the run was watched" if state == SKIPPED else "")
     assert (await desk.delivery(at_once, tries=1)).state == DELIVERED, "immediate notifications are delivered"
     assert [each.HasField("read_time") for each in await desk.inbox()] == [False]
@@ -309,18 +309,18 @@ async def hurry(database: Database) -> None:
 async def test_channel_fails_from_its_first_failure_until_enabled_or_moved(
     queue: Repository, store: PostgresStore, draft: Drafts, database: Database
 ) -> None:
-    await tried(queue, FAILED)
+    await try_delivery(queue, FAILED)
     failing_since = (await queue.channel(ANNS, HOOK)).failing_since_time
     await hurry(database)
-    await tried(queue, FAILED)
+    await try_delivery(queue, FAILED)
     assert (await changed(queue, name="x")).failing_since_time == failing_since is not None
     assert (await changed(queue, url="https://example.com/new")).failing_since_time is None
     await hurry(database)
-    await tried(queue, FAILED)
+    await try_delivery(queue, FAILED)
     assert (await changed(queue, enabled=False)).failing_since_time is not None
     assert (await changed(queue, enabled=True)).failing_since_time is None
     await store.add([draft("b")])
-    await tried(queue, GONE)
+    await try_delivery(queue, GONE)
     assert "410" in (await changed(queue, name="y")).disable_reason
     assert (await changed(queue, enabled=True)).disable_reason == ""
 
@@ -346,7 +346,7 @@ async def test_failures_not_caused_by_the_receiver_do_not_count_against_its_chan
 
 
 async def test_delivery_resent_during_an_attempt_stays_with_that_attempt(queue: Repository, database: Database) -> None:
-    await tried(queue, FAILED)
+    await try_delivery(queue, FAILED)
     await hurry(database)
     attempt = await claimed(queue)
     (again,) = await queue.resend(ANNS, [attempt.candidate.delivery_id])

@@ -48,7 +48,7 @@ def box(postbox: tuple[Postbox, SmtpServer]) -> Postbox:
     return postbox[0]
 
 
-async def has_come(box: Postbox, count: int) -> None:
+async def has_arrived(box: Postbox, count: int) -> None:
     await until(lambda: len(box.envelopes) >= count)
 
 
@@ -62,7 +62,7 @@ async def confirm(
 async def confirmed(desk: Desk, box: Postbox, **fields: Any) -> str:
     """Return the id of an email channel without delay whose address is confirmed."""
     made = (await created(desk.stub, ADDRESS, **({"after_seconds": 0} | fields))).channel
-    await has_come(box, 1)
+    await has_arrived(box, 1)
     await confirm(desk.stub, made.channel_id, box.codes()[-1])
     await desk.delivery(made.channel_id, tries=1)
     box.envelopes.clear()
@@ -82,7 +82,7 @@ async def test_unconfirmed_address_gets_no_notifications(
     assert (channel.enabled, channel.disable_reason, made.secret) == (False, "the address is not confirmed", "")
     assert channel.after_seconds == 600
     await store.add([draft("a", body="secret")])
-    await has_come(box, 1)
+    await has_arrived(box, 1)
     assert [envelope.rcpt_tos for envelope in box.envelopes] == [["ann@example.org"]]
     assert "secret" not in box.texts()[0]
     assert "my desk" not in box.texts()[0], "text of a user is not sent to an unconfirmed address"
@@ -107,7 +107,7 @@ async def test_notification_is_sent_once_and_threaded_by_conversation(
 ) -> None:
     await confirmed(desk, box)
     await store.add([draft("a", body="It is 391."), draft("b")])
-    await has_come(box, 2)
+    await has_arrived(box, 2)
     messages = [email.message_from_bytes(each.content, policy=email.policy.default) for each in box.envelopes]  # type: ignore[arg-type]
     assert {message["References"] for message in messages} == {"<conv_1.acme@example.com>"}
     assert len({message["Message-ID"] for message in messages}) == 2
@@ -122,8 +122,8 @@ async def test_temporary_rejection_is_retried_and_a_permanent_one_is_dead(
     box.data = iter(["451 greylisted"])
     await store.add([draft("a")])
     delivery = await desk.delivery(channel_id, tries=1)
-    told = "the mail server refused the message with code 451"
-    assert (delivery.state, delivery.status, delivery.last_error) == (WAITING, 451, told)
+    error = "the mail server refused the message with code 451"
+    assert (delivery.state, delivery.status, delivery.last_error) == (WAITING, 451, error)
     await desk.hurry()
     assert (await desk.delivery(channel_id, tries=2)).state == DELIVERED
     await desk.database.execute("DELETE FROM notifier.webhook_deliveries")
@@ -155,21 +155,23 @@ async def test_connection_lost_after_the_message_resends_it_with_the_same_id(
 async def test_codes_and_attempts_per_code_are_limited(desk: Desk, box: Postbox, database: Database) -> None:
     """This prevents mail flooding and code guessing."""
     channel_id = (await created(desk.stub, ADDRESS)).channel.channel_id
-    await has_come(box, 1)
+    await has_arrived(box, 1)
     (first,) = box.codes()
     wrong = f"{(int(first) + 1) % 10**8:08}"
     for _ in range(5):
         assert await reason_of(confirm(desk.stub, channel_id, wrong)) == "INVALID_FIELD"
     assert await reason_of(confirm(desk.stub, channel_id, first)) == "INVALID_FIELD", "it has been used"
     await send_code(desk.stub, channel_id)
-    await has_come(box, 2)
+    await has_arrived(box, 2)
     assert await reason_of(confirm(desk.stub, channel_id, first)) == "INVALID_FIELD", "a newer code replaces it"
     await database.execute("UPDATE notifier.webhooks SET code_time = now() - interval '61 minutes'")
     assert await reason_of(confirm(desk.stub, channel_id, box.codes()[1])) == "INVALID_FIELD", "it has expired"
     await desk.stub.DeleteChannel(pb.DeleteChannelRequest(channel_id=channel_id), metadata=ANN)
     third = (await created(desk.stub, "mailto:Ann@Example.ORG")).channel.channel_id
-    await has_come(box, 3)
-    assert await reason_of(created(desk.stub, ADDRESS)) == "INVALID_FIELD", "three a day per address, for all users together"
+    await has_arrived(box, 3)
+    assert await reason_of(created(desk.stub, ADDRESS)) == "INVALID_FIELD", (
+        "three a day per address, for all users together"
+    )
     assert await reason_of(send_code(desk.stub, third)) == "INVALID_FIELD"
     bob = pb.CreateChannelRequest(channel=pb.Channel(url=ADDRESS))
     assert await reason_of(desk.stub.CreateChannel(bob, metadata=BOB)) == "INVALID_FIELD"
@@ -201,7 +203,7 @@ async def test_changed_address_is_confirmed_again_and_gets_no_older_notification
     channel = await desk.change(channel_id, url="mailto:eve@example.net")
     assert (channel.enabled, channel.HasField("confirm_time")) == (False, False)
     await desk.resend(sent)
-    await has_come(box, 2)
+    await has_arrived(box, 2)
     await until(desk.is_idle)
     states = {each.type: (each.state, each.last_error) for each in await desk.deliveries(channel_id)}
     assert states["run.completed"] == (SKIPPED, "the address is not confirmed")
@@ -241,11 +243,11 @@ class TestWithoutMailServer:
         assert await reason_of(created(desk.stub, ADDRESS)) == "INVALID_FIELD"
 
 
-async def told(desk: Desk, box: Postbox, store: PostgresStore, draft: Drafts, event: str) -> str:
+async def unsubscribe_token(desk: Desk, box: Postbox, store: PostgresStore, draft: Drafts, event: str) -> str:
     """Return the token in the mail about an event."""
     count = len(box.envelopes)
     await store.add([draft(event)])
-    await has_come(box, count + 1)
+    await has_arrived(box, count + 1)
     match = LINK.search(box.texts()[-1])
     assert match is not None
     content = box.envelopes[-1].content
@@ -265,7 +267,7 @@ async def test_unsubscribe_link_disables_the_channel_and_is_announced(
 ) -> None:
     channel_id = await confirmed(desk, box, name="my phone")
     hook_id, _ = await desk.hook()
-    token = await told(desk, box, store, draft, "a")
+    token = await unsubscribe_token(desk, box, store, draft, "a")
     await desk.change(channel_id, after_seconds=600)
     await store.add([draft("b")])
     await asyncio.gather(*(unsubscribe(desk, token) for _ in range(4)))
@@ -295,7 +297,7 @@ async def test_token_of_another_store_channel_or_address_does_nothing(
     """Unknown and foreign tokens get the same error."""
     channel_id = await confirmed(desk, box)
     hook_id, _ = await desk.hook()
-    token = await told(desk, box, store, draft, "a")
+    token = await unsubscribe_token(desk, box, store, draft, "a")
     named, _, signature = token.partition(".")
     assert named == channel_id
     wrong = [
@@ -316,7 +318,7 @@ async def test_token_of_another_store_channel_or_address_does_nothing(
     assert await reason_of(unsubscribe(desk, token, ANN_ELSEWHERE)) == "CHANNEL_NOT_FOUND"
     assert (await desk.channel(channel_id)).enabled
     await desk.change(channel_id, url="mailto:bob@example.org")
-    await has_come(box, 2)
+    await has_arrived(box, 2)
     await confirm(desk.stub, channel_id, box.codes()[-1])
     assert await reason_of(unsubscribe(desk, token)) == "CHANNEL_NOT_FOUND", "another address receives it now"
     await desk.stub.DeleteChannel(pb.DeleteChannelRequest(channel_id=channel_id), metadata=ANN)

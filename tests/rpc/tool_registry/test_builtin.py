@@ -38,8 +38,8 @@ from pawl.tool_registry.builtin.stored_results import result_tools
 from pawl.tool_registry.builtin.web.tools import PAGE_BYTES_MAX, web_tools
 from pawl.tool_registry.ledger import LedgerReads
 from pawl.tool_registry.sources.process.helpers import Helpers
-from tests.fakes.anybody import Anybody
 from tests.fakes.manual_clock import ManualClock
+from tests.fakes.open_authenticator import OpenAuthenticator
 from tests.mail_server import Postbox, mail_server
 from tests.rpc.tool_registry.registry import ANN, Registry, content, context, outcome, refusal, running
 from tests.web_server import Reply, WebServer, pages, web_server
@@ -104,7 +104,7 @@ class Ledger(LedgerServiceServicer):
 async def test_truncated_result_is_read_in_pieces(database_url: str, tmp_path: Path, ids: IdSource) -> None:
     """LOOP-8."""
     whole = '"' + "abcdefghé" * 100 + '"'
-    server = RpcServer(f"unix:{tmp_path}/ledger", authenticator=Anybody(), ids=ids, metrics=Metrics("ledger"))
+    server = RpcServer(f"unix:{tmp_path}/ledger", authenticator=OpenAuthenticator(), ids=ids, metrics=Metrics("ledger"))
     server.add(add_LedgerServiceServicer_to_server, Ledger(whole.encode()))  # type: ignore[abstract]  # two methods are enough
     async with (
         server,

@@ -122,7 +122,9 @@ async def test_grant_covers_exactly_what_was_shown_and_expires(registry: Registr
         shown = series(ends_in=ends_in)
         shown.digest = (await check(registry, "call_1", shown)).series_digest
         assert (await check(registry, f"after_{ends_in:g}", shown)).disposition == disposition
-    assert (await check(registry, "one", series(), "erase")).series_digest == "", "destructive calls need approval each time"
+    assert (await check(registry, "one", series(), "erase")).series_digest == "", (
+        "destructive calls need approval each time"
+    )
     assert (await check(registry, "two", series(), "rotate")).series_digest != "", "unless it permits grants"
 
 

@@ -64,7 +64,7 @@ async def test_silent_repeatable_call_is_requested_again(
         assert content(await registry.run("work", earlier_attempts=1)) == "half"
 
 
-class Stuck:
+class StuckFunction:
     """A function in a thread that ignores cancellation until it is released."""
 
     def __init__(self, effect: EffectClass) -> None:
@@ -100,7 +100,7 @@ def glance() -> str:
 
 async def test_stuck_function_blocks_a_second_attempt(database_url: str, tmp_path: Path) -> None:
     """Its thread cannot be stopped: repeated attempts would use up all threads of the registry."""
-    stuck = Stuck(EffectClass.IDEMPOTENT)
+    stuck = StuckFunction(EffectClass.IDEMPOTENT)
     async with running(database_url, tmp_path, [stuck.tool, glance], threads_max=2) as registry:
         try:
             await stuck.get_stuck(registry)

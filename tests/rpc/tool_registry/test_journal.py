@@ -223,7 +223,7 @@ async def test_result_is_returned_only_after_it_is_stored(database_url: str, tmp
 
 
 @pytest.fixture
-def deaf() -> Iterator[threading.Event]:
+def unstoppable_threads() -> Iterator[threading.Event]:
     """End threads that ignore their cancellation."""
     release = threading.Event()
     yield release
@@ -231,7 +231,7 @@ def deaf() -> Iterator[threading.Event]:
 
 
 async def test_unstoppable_thread_is_reported_as_still_running(
-    database_url: str, tmp_path: Path, deaf: threading.Event
+    database_url: str, tmp_path: Path, unstoppable_threads: threading.Event
 ) -> None:
     """C5, I5: its effect may still happen, and every caller gets this state."""
     begun = asyncio.Event()
@@ -241,7 +241,7 @@ async def test_unstoppable_thread_is_reported_as_still_running(
     def ship() -> str:
         """Ship."""
         loop.call_soon_threadsafe(begun.set)
-        deaf.wait(30)
+        unstoppable_threads.wait(30)
         return "shipped"
 
     async with running(database_url, tmp_path, [ship]) as registry:
@@ -251,7 +251,7 @@ async def test_unstoppable_thread_is_reported_as_still_running(
         assert not answer.stopped
         assert outcome(answer.result) == "CANCELLED NOT_STOPPED"
         assert await asked == answer.result
-        deaf.set()
+        unstoppable_threads.set()
         assert await registry.run("ship") == answer.result
         again = await registry.cancel()
         assert (again.stopped, again.result) == (False, answer.result)

@@ -132,7 +132,7 @@ async def gone(processes: Collection[psutil.Process]) -> None:
     await eventually(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in processes))
 
 
-async def last_words(*command: str, **limits: int) -> str:
+async def exit_reason(*command: str, **limits: int) -> str:
     """Return why a program ended."""
     order = Order(command=command, environment={}, reads_all=True, **limits)  # type: ignore[arg-type]
     async with running(order, name="t", secrets=()) as program:
@@ -179,26 +179,26 @@ async def test_removed_source_leaves_no_process(mcp: McpRegistry, tmp_path: Path
 
 @ON_LINUX
 async def test_program_above_its_memory_limit_is_denied_more() -> None:
-    assert "MemoryError" in await last_words(
+    assert "MemoryError" in await exit_reason(
         sys.executable, "-c", f"bytearray({300 * MIB})", memory_bytes_max=128 * MIB
     )
 
 
 async def test_program_error_is_reported_without_output_of_its_runtime() -> None:
-    said = "echo 'Error: no licence' >&2; echo '    at main.js:1' >&2; echo 'Node.js v24.19.0' >&2"
-    assert "'Error: no licence'" in await last_words("sh", "-c", said)
+    output = "echo 'Error: no licence' >&2; echo '    at main.js:1' >&2; echo 'Node.js v24.19.0' >&2"
+    assert "'Error: no licence'" in await exit_reason("sh", "-c", output)
 
 
 @ON_LINUX
 async def test_programs_above_the_total_memory_limit_are_ended() -> None:
     hog = f"{sys.executable} -c 'x = bytearray({60 * MIB}); import time; time.sleep(1000)' & "
-    told = await last_words("sh", "-c", hog * 4 + "wait", memory_bytes_max=128 * MIB)
-    assert "more than 134217728 bytes of memory" in told
+    message = await exit_reason("sh", "-c", hog * 4 + "wait", memory_bytes_max=128 * MIB)
+    assert "more than 134217728 bytes of memory" in message
 
 
 @ON_LINUX
 async def test_program_with_too_many_processes_is_ended() -> None:
-    assert "more than 10 processes" in await last_words(
+    assert "more than 10 processes" in await exit_reason(
         "sh", "-c", "while true; do sleep 1000 & sleep 0.01; done", processes_max=10
     )
 
@@ -216,7 +216,7 @@ def folders(tmp_path: Path) -> Path:
     return tmp_path
 
 
-async def told(folders: Path, *words: str, **order: Any) -> str:
+async def shell_output(folders: Path, *words: str, **order: Any) -> str:
     """Return the output of a shell that reads or writes a file below `folders`."""
     command = ("sh", "-c", 'cd "$1" && shift && "$@" 2>&1; true', "sh", str(folders), *words)
     private = (str(folders / "data"),)
@@ -230,15 +230,15 @@ async def told(folders: Path, *words: str, **order: Any) -> str:
 async def test_program_changes_only_its_own_limits_and_priorities(folders: Path) -> None:
     """One second of CPU time for the registry would end it, and the lowest priority would stall it, for all stores."""
     own = ["limit", "priority", "scheduler", "parameter", "processors", "input and output"]
-    said = await told(folders, sys.executable, "-I", "-c", OTHERS, "0", reads_all=True)
-    assert said.splitlines() == own
+    output = await shell_output(folders, sys.executable, "-I", "-c", OTHERS, "0", reads_all=True)
+    assert output.splitlines() == own
     other = await asyncio.create_subprocess_exec("sleep", "1000", start_new_session=True)
     try:
         attempt = (sys.executable, "-I", "-c", OTHERS, str(other.pid))
-        assert await told(folders, *attempt, reads_all=True) == ""
+        assert await shell_output(folders, *attempt, reads_all=True) == ""
         # A program of the same user is normally allowed to do this, so the attempt is realistic. Programs of the
         # superuser, who has lost some rights here, would be refused anyway.
-        assert "limit" in (await told(folders, *attempt, is_confined=False)).splitlines()
+        assert "limit" in (await shell_output(folders, *attempt, is_confined=False)).splitlines()
     finally:
         other.kill()
         await other.wait()
@@ -256,14 +256,16 @@ async def test_private_folders_are_unreadable_and_others_readable_as_granted(fol
     ]
     for order, refused, allowed in rows:
         for path in refused:
-            assert "Permission denied" in await told(folders, "cat", path, **order), (order, path)
+            assert "Permission denied" in await shell_output(folders, "cat", path, **order), (order, path)
         for path in allowed:
-            assert await told(folders, "cat", path, **order) == "mine", order
-    assert await told(folders, "cat", "data/file", is_confined=False) == "data", "unless the deployment allows it"
+            assert await shell_output(folders, "cat", path, **order) == "mine", order
+    assert await shell_output(folders, "cat", "data/file", is_confined=False) == "data", (
+        "unless the deployment allows it"
+    )
     for path in ("mine/new", "mine/file", "data/file"):
-        assert "Permission denied" in await told(folders, "dd", "if=/dev/null", f"of={path}", reads_all=True)
+        assert "Permission denied" in await shell_output(folders, "dd", "if=/dev/null", f"of={path}", reads_all=True)
     assert (folders / "mine" / "file").read_text() == "mine"
-    assert "Permission denied" not in await told(folders, "sh", "-c", "echo 1 > $HOME/new", reads_all=True)
+    assert "Permission denied" not in await shell_output(folders, "sh", "-c", "echo 1 > $HOME/new", reads_all=True)
 
 
 @ON_LINUX
@@ -278,13 +280,13 @@ async def test_invalid_grants_and_limits_are_explained(folders: Path, monkeypatc
     ):
         absolute = {kind: tuple(str(folders / path) for path in paths) for kind, paths in order.items()}
         with pytest.raises(ProgramProblem, match=says):
-            await told(folders, "true", **absolute)
+            await shell_output(folders, "true", **absolute)
     with pytest.raises(ProgramProblem, match=r"cannot start '/no/such'.*No such file"):
-        await last_words("/no/such")
+        await exit_reason("/no/such")
     monkeypatch.setattr("pawl.tool_registry.sources.mcp.program.syscall_filter", lambda: syscall_filter("sparc"))
     with pytest.raises(ProgramProblem, match="cannot restrict its sockets"):
-        await told(folders, "echo", "started", reads_all=True)
-    assert await told(folders, "echo", "started", is_confined=False) == "started\n"
+        await shell_output(folders, "echo", "started", reads_all=True)
+    assert await shell_output(folders, "echo", "started", is_confined=False) == "started\n"
 
 
 @ON_LINUX
@@ -302,13 +304,13 @@ async def test_program_cannot_reach_server_sockets(folders: Path, monkeypatch: p
             given: dict[str, Any] = {"reads_all": True}
             if name == "a stream":
                 given = {"writable": (str(folders / "mine"),), "readable": readable}
-            said = await told(folders, *python, attempt, **given)
-            assert said.endswith(("Permission denied\n", "Function not implemented\n")), (name, said)
+            output = await shell_output(folders, *python, attempt, **given)
+            assert output.endswith(("Permission denied\n", "Function not implemented\n")), (name, output)
             # A program of the same user is normally allowed to do this, so the attempt is realistic.
-            assert await told(folders, *python, attempt, is_confined=False) == "reached\n", name
+            assert await shell_output(folders, *python, attempt, is_confined=False) == "reached\n", name
     with socket.create_server(("127.0.0.1", 0)) as server:
         usual = USUAL % server.getsockname()[1]
-        assert await told(folders, *python, usual, reads_all=True) == "ok\n", "the network and pairs are open"
+        assert await shell_output(folders, *python, usual, reads_all=True) == "ok\n", "the network and pairs are open"
 
 
 @ON_LINUX
@@ -317,14 +319,16 @@ async def test_program_cannot_read_memory_environment_or_keyring_of_others(folde
     memory = SharedMemory(create=True, size=16)
     try:
         for path in (f"/dev/shm/{memory.name}", f"/proc/{os.getpid()}/environ"):  # noqa: S108
-            assert "ermission denied" in await told(folders, "cat", path, reads_all=True), path
+            assert "ermission denied" in await shell_output(folders, "cat", path, reads_all=True), path
     finally:
         memory.close()
         memory.unlink()
     for number in KEYRING_CALLS[os.uname().machine]:
         attempt = f"import ctypes; print(ctypes.CDLL(None, use_errno=True).syscall({number}, 0, -4, 1)"
-        said = await told(folders, sys.executable, "-I", "-c", f"{attempt}, ctypes.get_errno())", reads_all=True)
-        assert said == f"-1 {errno.EACCES}\n"
+        output = await shell_output(
+            folders, sys.executable, "-I", "-c", f"{attempt}, ctypes.get_errno())", reads_all=True
+        )
+        assert output == f"-1 {errno.EACCES}\n"
 
 
 async def test_only_listed_programs_start_when_the_deployment_lists_them(database_url: str, tmp_path: Path) -> None:

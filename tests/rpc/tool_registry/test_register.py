@@ -54,7 +54,7 @@ def put(registry: Registry, user: str, *, replace: bool = False, store: str = "a
     return registry.users[store, user].RegisterTool(request)
 
 
-def take_out(registry: Registry, user: str, name: str = "show_chart") -> Any:
+def unregister(registry: Registry, user: str, name: str = "show_chart") -> Any:
     return registry.users["acme", user].UnregisterTool(tool_pb2.UnregisterToolRequest(name=name))
 
 
@@ -131,14 +131,14 @@ async def test_versions_count_definitions_and_a_run_keeps_its_version(registry: 
     assert sorted(entry.version for entry in kinds) == list(range(2, 10))
     assert await resolve(registry, "show_chart") == {"show_chart": 9}
     assert await resolve(registry, "show_chart", pinned={"show_chart": 1}) == {"show_chart": 1}
-    await take_out(registry, "ann")
+    await unregister(registry, "ann")
     assert await resolve(registry) == {"add": 1, "private": 1}, "it is gone for new runs"
     assert await resolve(registry, "add", "show_chart", pinned={"show_chart": 1}) == {"add": 1, "show_chart": 1}
     assert await resolve(registry, pinned={"show_chart": 1}) == {"add": 1, "private": 1, "show_chart": 1}
     old = await registry.ann.GetTool(tool_pb2.GetToolRequest(name="show_chart", version=1))
     assert old.tool.definition.description == "Show a chart."
     assert await refusal(registry.ann.GetTool(tool_pb2.GetToolRequest(name="show_chart"))) == "TOOL_NOT_FOUND"
-    assert await refusal(take_out(registry, "ann")) == "TOOL_NOT_FOUND"
+    assert await refusal(unregister(registry, "ann")) == "TOOL_NOT_FOUND"
     assert (await register(registry, description="Again.")).version == 10
 
 
@@ -208,20 +208,20 @@ async def test_only_an_admin_relaxes_or_removes_a_restricted_front_end_tool(regi
     )
     for laxer in less:
         assert await refusal(put(registry, "ann", replace=True, **gated | laxer)) == denied, laxer
-    assert await refusal(take_out(registry, "ann")) == denied
+    assert await refusal(unregister(registry, "ann")) == denied
     free = tool_pb2.RegisterToolRequest(definition=front_end_tool(), replace=True)
     assert await refusal(registry.users["acme", "shop"].RegisterTool(free, metadata=FOR_ANN)) == denied
     await put(registry, "ann", replace=True, **gated | {"category": 3, "approvals_required": 3})
-    await take_out(registry, "root")
+    await unregister(registry, "root")
     assert await refusal(put(registry, "mel")) == denied, "a removed name does not return with fewer restrictions"
     await put(registry, "root")
     assert await refusal(put(registry, "mel", replace=True, description="Changed.")) == denied
-    assert await refusal(take_out(registry, "mel")) == denied
+    assert await refusal(unregister(registry, "mel")) == denied
     await put(registry, "mel")  # Unchanged
-    await take_out(registry, "root")
+    await unregister(registry, "root")
     await put(registry, "mel", description="Changed.")
-    assert await refusal(take_out(registry, "max")) == denied
-    await take_out(registry, "mel")
+    assert await refusal(unregister(registry, "max")) == denied
+    await unregister(registry, "mel")
 
 
 async def test_front_end_tools_are_limited_per_user_and_per_store(
@@ -239,7 +239,7 @@ async def test_front_end_tools_are_limited_per_user_and_per_store(
     ):
         added = put(registry, user, name=name)
         assert (await refusal(added) if why else bool(await added)) == (why or True), (user, name)
-    await take_out(registry, "mel", "one")
+    await unregister(registry, "mel", "one")
     await put(registry, "mel", name="one")
 
 

@@ -45,7 +45,7 @@ async def test_worker_gets_no_more_concurrent_calls_than_it_requests(registry: R
         assert [outcome(await call) for call in asked] == ["SUCCEEDED"] * 3
 
 
-async def untaken(registry: Registry, call: str) -> str:
+async def no_worker_error(registry: Registry, call: str) -> str:
     """Return the error of a call without a worker; on a busy machine one may time out earlier."""
     for seconds in (1, 4, 16, 64):
         result = await registry.run("charge", call=f"{call}_{seconds}", timeout_seconds=seconds)
@@ -59,12 +59,12 @@ async def test_call_without_a_worker_is_an_error(registry: Registry) -> None:
     async with attached(registry) as worker:
         busy = asyncio.ensure_future(registry.run("charge", call="first"))
         call = await worker.invocation()
-        assert "busy" in await untaken(registry, "second")
+        assert "busy" in await no_worker_error(registry, "second")
         await worker.send(drain=worker_pb2.WorkerDrain())
         await worker.answer(call)
         await busy
         assert await worker.ended() is grpc.StatusCode.OK
-    assert "no worker of the group 'billing'" in await untaken(registry, "third")
+    assert "no worker of the group 'billing'" in await no_worker_error(registry, "third")
     asked = asyncio.ensure_future(registry.run("charge", call="fourth"))
     await eventually(lambda: registry.executor.running_count > 0)
     async with attached(registry, worker="w2") as worker:

@@ -10,7 +10,7 @@ from pawl.chassis.identity.credentials import KeyAuthenticator
 from pawl.chassis.identity.roles import AGENT_LOOP, MAILBOX, TOOL_REGISTRY
 
 
-class Anybody(KeyAuthenticator):
+class OpenAuthenticator(KeyAuthenticator):
     """Accepts every caller as the user in the metadata, with the permissions of a service."""
 
     async def authenticate(
