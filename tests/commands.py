@@ -33,7 +33,8 @@ class Done:
 def pawl(*arguments: str, environment: Mapping[str, str], keyboard: str = "") -> Done:
     """Run a command without a terminal, with exactly this environment.
 
-    Raises: TimeoutError: it did not end in time and was killed.
+    Raises:
+        TimeoutError: it did not end in time and was killed.
     """
     assert len(keyboard.encode()) <= _KEYBOARD_BYTES_MAX
     with tempfile.TemporaryDirectory(prefix="pawl-command-") as name:

@@ -30,7 +30,7 @@ settings.load_profile("patient")
 
 # Folders of slow tests. They start first, so that quick tests keep all cores busy to the end.
 _LONG_FIRST = ("system/suite", "system/cli", "system", "chaos", "ledger", "simulation", "leaks", "rpc")
-# Ids of promises in test docstrings, of which I13 is tenancy, and of the role requirement
+# Ids in test docstrings of promises (I13 is tenancy) and of the requirement on roles
 _PROMISE = re.compile(r"\bI([1-9]|1\d|2[0-3])\b|\bOPS-1\b")
 
 

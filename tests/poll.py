@@ -12,7 +12,8 @@ PATIENCE_SECONDS = 120.0
 async def until(holds: Callable[[], object], *, patience_seconds: float = PATIENCE_SECONDS) -> None:
     """Poll a condition, which may be asynchronous, until it holds.
 
-    Raises: TimeoutError: it did not hold within `patience_seconds`.
+    Raises:
+        TimeoutError: it did not hold within `patience_seconds`.
     """
     async with asyncio.timeout(patience_seconds):
         while not await _answer(holds()):

@@ -13,7 +13,7 @@ from pawl.event.v1 import event_pb2
 
 
 class FakeLive(BusEvents):
-    """Live events. `connected = False` stops them; `lose` drops those for which it returns True."""
+    """Live events. `connected = False` stops them; `lose` is a predicate for events to drop."""
 
     connected = True
 

@@ -60,7 +60,7 @@ class FakeRegistry:
     effects: Counter[str] = field(default_factory=Counter)
     order: list[str] = field(default_factory=list)
     tells_progress: bool = False
-    # True if read-only calls run as soon as they are checked, on request
+    # True if read-only calls run with their check, on request
     reads_at_once: bool = False
     # Tools whose calls have an unknown outcome
     forgets: set[str] = field(default_factory=set)

@@ -1,4 +1,4 @@
-"""Checks that apply to every service: methods return only errors named in the contract."""
+"""Checks that every service returns only errors named in the contract."""
 
 from __future__ import annotations
 

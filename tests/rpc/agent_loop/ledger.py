@@ -136,7 +136,7 @@ class PlayedLedger(PublicLedger):
     def log(self) -> list[event_pb2.RunEvent]:
         return [event_pb2.RunEvent.FromString(event) for event in self._tables.events[self._row("run_1").key]]
 
-    # What the worker and the ledger do themselves.
+    # Actions of the worker and the ledger.
 
     async def add_run(self, run_id: str = "run_1", caller: Principal = ME, conversation_id: str = "conv_1") -> None:
         """Add a run that a user has started and a worker has claimed."""

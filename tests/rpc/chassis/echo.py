@@ -150,7 +150,7 @@ def add_echo_to_server(servicer: EchoServicer, server: grpc.aio.Server) -> None:
 
 
 class EchoStub:
-    """A client like those of generated code; `raw` sends bytes unchanged."""
+    """A client like generated stubs; `raw` sends bytes unchanged."""
 
     def __init__(self, channel: grpc.aio.Channel, *, raw: bool = False) -> None:
         coding: Any = {

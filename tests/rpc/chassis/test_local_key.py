@@ -56,7 +56,7 @@ def test_socket_owners_are_all_users_that_could_accept_the_connection() -> None:
 
 
 class OtherListener:
-    """A listener that records what it receives and never responds."""
+    """A listener that records received data and never responds."""
 
     def __init__(self) -> None:
         self.shown: list[set[tuple[str, str]]] = []

@@ -107,7 +107,7 @@ async def test_health_is_not_serving_before_the_server_stops(serve: Serve, servi
 
 
 async def test_stop_moves_streams_to_another_replica_immediately(serve: Serve, servicer: EchoServicer) -> None:
-    """OPS-5: watches and sessions never end by themselves."""
+    """OPS-5: watches and sessions have no natural end."""
     serving = serve(drain_seconds=20)
     server = await serving.__aenter__()
     async with open_channel(server.address) as channel:

@@ -82,7 +82,7 @@ async def outbox_is_empty(database: Database) -> bool:
 
 
 async def test_watchers_get_the_bytes_of_the_log(start: StartReplica, nats: servers.NatsServer, listener: Bus) -> None:
-    """EVT-1, I8: live events equal those of the log, byte for byte."""
+    """EVT-1, I8: live events equal the log, byte for byte."""
     replica = await start(nats_url=nats.url)
     await replica.bus.wait_connected()
     received = await receive(listener, "pawl.v1.acme.run.*.events")

@@ -329,7 +329,7 @@ async def titles(store: PostgresStore, inbox: Inbox) -> list[str]:
 async def test_erased_conversation_loses_its_notifications_and_gets_none(
     store: PostgresStore, draft: Callable[..., Draft]
 ) -> None:
-    """I13: also those of approvers, whose previews have arguments."""
+    """I13: also approval notifications, whose previews have arguments."""
     request = replace(draft("request"), kind=NotificationKind.APPROVAL_NEEDED)
     await store.add([draft("a"), draft("b", store="other"), request])
     for _ in range(2):

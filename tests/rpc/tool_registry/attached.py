@@ -80,7 +80,7 @@ class AttachedWorker:
         self.call.cancel()
 
     async def ended(self) -> grpc.StatusCode:
-        """Return the status with which the stream ended."""
+        """Return the final status of the stream."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             code: grpc.StatusCode = await self.call.code()
         return code

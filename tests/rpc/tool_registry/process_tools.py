@@ -52,7 +52,7 @@ def look_round(number: int, context: ToolContext) -> dict[str, Any]:
 
 @tool(category=Category.SAFE, process=LIMITS)
 def say_half_a_character(context: ToolContext, *, fails: bool) -> str:
-    """Say what is no text."""
+    """Write bytes that are not text."""
     context.progress(0.5, "\ud800")
     if fails:
         raise ToolError("it was \ud800")
@@ -165,7 +165,7 @@ WAYS: dict[str, Any] = {
 
 @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY, process=LIMITS)
 def undo() -> Reversible:
-    """Do what can be undone."""
+    """Do something reversible."""
     return Reversible(value="done", inverse=Inverse(tool_name="redo", arguments={"n": 1}, summary="redo it"))
 
 

@@ -284,7 +284,7 @@ def reason(error: grpc.aio.AioRpcError) -> tuple[grpc.StatusCode, str, dict[str,
 
 
 async def refusal(call: Awaitable[Any] | grpc.aio.UnaryStreamCall[Any, Any]) -> str:
-    """Return the reason with which a unary or streaming call is rejected."""
+    """Return the error reason of a rejected unary or streaming call."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await (_read(call) if isinstance(call, AsyncIterable) else call)
     return reason(caught.value)[1]

@@ -29,7 +29,7 @@ def answers(*given: str | None) -> list[execution_pb2.Answer]:
 
 
 class Shop:
-    """Tools that ask questions, and what they did."""
+    """Tools that ask questions, with a log of their actions."""
 
     def __init__(self) -> None:
         self.begun = 0

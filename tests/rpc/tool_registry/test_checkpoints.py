@@ -225,7 +225,7 @@ async def record(database_url: str) -> Any:
 
 
 async def test_latest_attempt_writes_whatever_its_number(database_url: str) -> None:
-    """A caller that restarts may count its attempts from the beginning."""
+    """A restarted caller may count its attempts from zero."""
     async with record(database_url) as (_, checkpoints):
         assert await checkpoints.keep(writer("a"), b"1", is_first=True)
         assert await checkpoints.take(writer("b", attempt=5)) == b"1"

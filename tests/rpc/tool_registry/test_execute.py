@@ -35,7 +35,7 @@ def thread_name() -> str:
 
 @tool(category=SAFE, effect=READ)
 def who(context: ToolContext) -> dict[str, Any]:
-    """Say what the context says."""
+    """Return the context."""
     return {
         "ids": [context.store_id, context.user_id, context.conversation_id, context.run_id, context.call_id],
         "key": context.idempotency_key,
@@ -91,7 +91,7 @@ def spill(context: ToolContext, way: str) -> Any:
 
 
 class Events:
-    """Records what the tools of a test did."""
+    """A log of tool actions."""
 
     def __init__(self) -> None:
         self.happened: list[str] = []

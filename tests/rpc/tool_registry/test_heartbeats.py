@@ -79,7 +79,7 @@ class StuckFunction:
             heartbeat_seconds=1.0,
         )
         def work(context: ToolContext) -> int:
-            """Get stuck until it is let go."""
+            """Get stuck until released."""
             self.begun.append(context.attempt)
             self.let_go.wait()
             return context.attempt
@@ -140,7 +140,7 @@ async def test_progress_and_open_questions_count_as_heartbeats(database_url: str
 
     @tool(name="tell", effect=EffectClass.IDEMPOTENT, **options)
     def tell(context: ToolContext) -> str:
-        """Tell progress for longer than it may be silent."""
+        """Report progress for longer than the heartbeat timeout."""
         for _ in range(60):
             context.progress(message="on it")
             context.wait_cancelled(0.06)

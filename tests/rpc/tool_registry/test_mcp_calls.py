@@ -209,7 +209,7 @@ async def test_user_is_asked_and_the_answer_returns_to_the_call(
     assert (outcome(asked), asked.question.question) == ("INPUT_REQUIRED", "Which size?")
     done = await mcp.run("fake.ask", answers=[answer(asked, "large")])
     assert json.loads(content(done)) == {"action": "accept", "content": {"size": "large"}}
-    assert asker.log().count("call ask") == times, "a repeatable call restarts from the beginning"
+    assert asker.log().count("call ask") == times, "a repeatable call is run again from the start"
 
 
 async def test_answer_is_checked_before_it_is_sent(mcp: McpRegistry, asker: FakeServer) -> None:

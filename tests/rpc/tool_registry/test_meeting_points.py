@@ -33,7 +33,7 @@ def _tools() -> list[Tool[..., Any]]:
 
     @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY, cache_seconds=60.0)
     async def weather(context: ToolContext) -> str:
-        """Say what the weather is."""
+        """Return the weather."""
         return "rain in " + await context.ask("In which town?")
 
     runs = itertools.count(1)

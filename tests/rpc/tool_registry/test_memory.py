@@ -120,7 +120,7 @@ async def test_number_of_memories_is_limited(host: Host, monkeypatch: pytest.Mon
     await host("remember", text="one")
     await host("remember", text="three", agent="clerk")
     assert "forget one first" in content(await host.result("remember", text="four", agent="clerk"))["error"]
-    assert await host("remember", text="four", user="bob"), "those of others do not count"
+    assert await host("remember", text="four", user="bob"), "memories of others do not count"
     both = await asyncio.gather(*(host.result("remember", text=f"{n}", user="bob", call=f"c{n}") for n in range(4)))
     assert sum(outcome(each) == "SUCCEEDED" for each in both) == 1, "also with many concurrent calls"
 

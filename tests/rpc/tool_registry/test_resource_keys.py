@@ -105,7 +105,7 @@ async def replicas(database_url: str, tmp_path: Path, files: Files) -> Any:
 
 
 async def test_timed_out_thread_keeps_its_key_until_it_ends(replicas: list[Registry], files: Files) -> None:
-    """Its remaining writes must not overlap with those of the next call."""
+    """Its remaining writes must not overlap with the next call."""
     await replicas[0].run_out_of_time("block", {"path": "x"}, call="late")
     waited = await replicas[1].run("edit", {"path": "x"}, call="early", timeout_seconds=0.3)
     assert outcome(waited) == "FAILED TOOL_TIMEOUT"

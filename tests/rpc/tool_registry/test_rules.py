@@ -1,4 +1,4 @@
-"""Rules: standing decisions on calls (HITL-5); of users, stores and agents (TOOL-6)."""
+"""Rules that decide future calls (HITL-5), of users, stores and agents (TOOL-6)."""
 
 from __future__ import annotations
 

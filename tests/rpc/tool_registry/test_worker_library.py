@@ -172,7 +172,7 @@ async def test_exception_or_return_value_never_ends_the_worker(registry: Registr
 
     @worker.tool(category="SAFE", effect="IDEMPOTENT", timeout_seconds=60)
     async def do(way: str, context: CallContext) -> str:
-        """Do what is odd."""
+        """Do something odd."""
         if way in unkept:
             await context.checkpoint(unkept[way])
         if way.startswith("say"):
@@ -187,7 +187,7 @@ async def test_exception_or_return_value_never_ends_the_worker(registry: Registr
 
     @worker.tool(category="SAFE", effect="RECONCILABLE", timeout_seconds=60, reconcile=reconcile)
     def first() -> str:
-        """Return the first of none."""
+        """Return the first item of an empty list."""
         return next(iter(()))
 
     async with working(worker, registry, "first"):

@@ -60,7 +60,7 @@ async def start_call(
 
 
 async def invocation(worker: AttachedWorker) -> worker_pb2.Invocation:
-    """Return the next call after any delay, sending heartbeats meanwhile."""
+    """Wait for the next call, sending heartbeats."""
     found: asyncio.Future[Any] = asyncio.ensure_future(_invocation(worker))
     while not found.done():
         await worker.send(heartbeat=worker_pb2.WorkerHeartbeat())

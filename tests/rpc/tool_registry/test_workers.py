@@ -181,7 +181,7 @@ async def test_call_is_cancelled_at_its_worker_which_may_continue(registry: Regi
 
 
 async def refused_hello(registry: Registry, first: dict[str, Any], key: str = "key-of-machine-of-acme") -> str:
-    """Return the reason with which the first frame of a worker is rejected."""
+    """Return the error reason of a rejected first frame."""
     async with stream(registry, key) as worker:
         await worker.send(**first)
         return await refusal(worker.next())

@@ -158,7 +158,7 @@ async def collect(model: OpenAiModel, **fields: Any) -> list[Piece]:
 
 
 async def problem(model: OpenAiModel, **fields: Any) -> Problem:
-    """Return the error with which a call fails."""
+    """Return the error of a failing call."""
     with pytest.raises(ModelError) as caught:
         await collect(model, **fields)
     return caught.value.problem
