@@ -30,7 +30,7 @@ def add(a: int, b: int) -> int:
 
 @server.tool()
 def whoami(context: Context) -> str:
-    """Say what came in the header."""
+    """Return the header value."""
     return f"you sent {(context.headers or {}).get('x-token')}"
 
 

@@ -51,7 +51,7 @@ def delete(path: str) -> str:
 
 @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT, bulk_count=lambda names: names.count(",") + 1)
 def invite(names: str) -> str:
-    """Invite people, with commas between."""
+    """Invite people, separated by commas."""
     return names
 
 
@@ -174,7 +174,7 @@ async def test_gate_of_the_newest_version_applies_to_every_version(database_url:
 
     @tool(name="invite", category=Category.SENSITIVE, effect=EffectClass.IDEMPOTENT)
     def invite_carefully(names: str) -> str:
-        """Invite people, with commas between."""
+        """Invite people, separated by commas."""
         return names
 
     async with running(database_url, tmp_path, [invite]) as registry:

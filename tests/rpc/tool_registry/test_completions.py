@@ -49,7 +49,7 @@ class Press:
     def tools(self) -> list[Tool[..., Any]]:
         @tool(name="print", category=Category.SAFE, timeout_seconds=60, result_bytes_max=1000)
         async def order(context: ToolContext) -> Awaited:
-            """Have something printed."""
+            """Print something."""
             self.begun.append(context.call_id)
             context.secret("press")
             self.tokens[context.call_id] = await context.completion_token()
@@ -57,24 +57,24 @@ class Press:
 
         @tool(category=Category.SAFE, timeout_seconds=60)
         def print_in_thread(context: ToolContext) -> Awaited:
-            """Have something printed."""
+            """Print something."""
             self.tokens[context.call_id] = context.completion_token()
             return Awaited()
 
         @tool(category=Category.SAFE, timeout_seconds=60)
         async def print_and_return(context: ToolContext) -> str:
-            """Have something printed."""
+            """Print something."""
             self.tokens[context.call_id] = await context.completion_token()
             return "printed here"
 
         @tool(category=Category.SAFE)
         async def print_nothing() -> Awaited:
-            """Have nothing printed."""
+            """Print nothing."""
             return Awaited()
 
         @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT)
         async def print_twice(context: ToolContext) -> Awaited:
-            """Have something printed."""
+            """Print something."""
             await context.completion_token()
             return Awaited()
 

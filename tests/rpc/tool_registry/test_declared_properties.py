@@ -38,12 +38,12 @@ class Tools:
     def all(self) -> list[Tool[..., Any]]:
         @tool(category=SAFE, rate_per_minute=2)
         async def rare(n: int = 0) -> None:
-            """Happen rarely."""
+            """Run with a rate limit."""
             self.ran["rare"] += 1
 
         @tool(category=SAFE, effect=READ_ONLY, cache_seconds=60)
         async def kept(context: ToolContext, n: int = 0) -> str:
-            """Be given again."""
+            """Return a cached result."""
             self.ran["kept"] += 1
             if self.fails:
                 raise RuntimeError
@@ -88,11 +88,11 @@ RESTRICTED = {"for_ann", "for_operators", "for_both"}
 async def test_caller_restriction_applies_to_runs_with_an_older_version(database_url: str, tmp_path: Path) -> None:
     @tool(name="open_book", category=SAFE, effect=READ_ONLY)
     async def before() -> None:
-        """Be for everybody."""
+        """For all users."""
 
     @tool(name="open_book", category=SAFE, effect=READ_ONLY, allowed_roles=["operator"])
     async def after() -> None:
-        """Be for operators."""
+        """For operators only."""
 
     async with running(database_url, tmp_path, [before]) as registry:
         assert outcome(await registry.run("open_book")) == "SUCCEEDED"

@@ -29,7 +29,7 @@ async def add(a: int, b: int = 1) -> int:
 
 @tool(category=SAFE, effect=READ)
 def thread_name() -> str:
-    """Say which thread this is."""
+    """Return the thread name."""
     return threading.current_thread().name
 
 
@@ -82,7 +82,7 @@ def small(size: int) -> str:
 
 @tool(category=SAFE, effect=READ)
 def spill(context: ToolContext, way: str) -> Any:
-    """Say a secret."""
+    """Return a secret."""
     secret = context.secret("api_key")
     context.progress(0.5, f"using {secret}")
     if way == "error":
@@ -109,7 +109,7 @@ def events() -> Any:
 async def registry(database_url: str, tmp_path: Path, events: Events) -> Any:
     @tool(category=SAFE, effect=READ)
     async def wait() -> str:
-        """Wait for ever."""
+        """Wait forever."""
         events.happened.append("began")
         try:
             await asyncio.Event().wait()
@@ -119,13 +119,13 @@ async def registry(database_url: str, tmp_path: Path, events: Events) -> Any:
 
     @tool(category=SAFE, effect=READ, timeout_seconds=0.1)
     async def impatient() -> str:
-        """Wait for ever, for a short time."""
+        """Wait forever with a short timeout."""
         await asyncio.Event().wait()
         return "never"
 
     @tool(category=SAFE, effect=READ)
     async def stubborn() -> str:
-        """Do not listen to being cancelled."""
+        """Ignore cancellation."""
         while not events.release.is_set():
             try:
                 await asyncio.sleep(0.01)

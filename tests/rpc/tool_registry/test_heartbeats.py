@@ -44,7 +44,7 @@ def silent(effect: EffectClass) -> Tool[..., Any]:
         reconcile=reconcile if is_reconcilable else None,
     )
     async def work(context: ToolContext) -> Any:
-        """Get stuck the first time."""
+        """Hang the first time."""
         if context.attempt == 1:
             await context.checkpoint("half")
             await asyncio.Event().wait()
@@ -79,7 +79,7 @@ class StuckFunction:
             heartbeat_seconds=1.0,
         )
         def work(context: ToolContext) -> int:
-            """Get stuck until released."""
+            """Hang until released."""
             self.begun.append(context.attempt)
             self.let_go.wait()
             return context.attempt
@@ -162,19 +162,19 @@ HOUR = 3600.0
 
 @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY, timeout_seconds=60, async_timeout_seconds=2 * HOUR)
 async def look(context: ToolContext) -> float:
-    """Say how long this may take."""
+    """Return the remaining time."""
     return context.deadline.timestamp() - time.time()
 
 
 @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY, timeout_seconds=60)
 async def look_again(context: ToolContext) -> float:
-    """Say how long this may take."""
+    """Return the remaining time."""
     return context.deadline.timestamp() - time.time()
 
 
 @tool(category=Category.SAFE, background=False)
 async def stay() -> None:
-    """Be waited for."""
+    """Wait for this call."""
 
 
 def of_job() -> execution_pb2.CallContext:
@@ -202,7 +202,7 @@ async def test_call_of_a_job_gets_the_background_timeout(database_url: str, tmp_
 
         @worker.tool(category="SAFE", effect="IDEMPOTENT", timeout_seconds=60, async_timeout_seconds=2 * HOUR)
         def charge(context: CallContext) -> float:
-            """Say how long this may take."""
+            """Return the remaining time."""
             return context.deadline.timestamp() - time.time()
 
         async with working(worker, registry, "charge"):

@@ -263,7 +263,7 @@ async def test_call_without_a_journal_is_cancelled_in_any_replica(database_url: 
 
     @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
     async def look() -> str:
-        """Look for ever."""
+        """Look forever."""
         begun.set()
         await asyncio.Event().wait()
         return "never"

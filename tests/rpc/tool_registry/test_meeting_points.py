@@ -40,13 +40,13 @@ def _tools() -> list[Tool[..., Any]]:
 
     @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
     async def fickle(context: ToolContext, settles: bool) -> str:
-        """Ask something else each time it runs, or only the first time."""
+        """Ask a new question each time, or only the first time."""
         number = next(runs)
         return await context.ask("In which town?" if settles and number > 1 else f"Is it {number} o'clock?")
 
     @tool(category=Category.SAFE)
     async def order(context: ToolContext) -> str:
-        """Order once it is known what, however long that takes."""
+        """Order after a question, however long the answer takes."""
         return await context.ask("What shall it be?")
 
     return [pay, send, weather, fickle, order]

@@ -36,7 +36,7 @@ async def registry(database_url: str, tmp_path: Path, monkeypatch: pytest.Monkey
 
     @tool(category=module.tools[0].definition.category)
     async def calm() -> str:
-        """Be a tool of the registry's own process."""
+        """Run in the registry's process."""
         return "calm"
 
     secrets = {"acme": {"api_key": "hunter2-of-acme"}, "other": {"other_key": "hunter3-of-other"}}

@@ -22,7 +22,7 @@ OTHER_KEY = "key-of-machine-of-other"
 
 @tool(category=Category.SAFE)
 async def loaded() -> str:
-    """Be there already."""
+    """Exist already."""
     return "loaded"
 
 
