@@ -58,9 +58,9 @@ async def planned(connection: Connection, statement: str) -> Iterator[dict[str, 
     """Return the plan nodes of a statement for any arguments, as `Database` prepares it."""
     arguments = ", ".join(["NULL"] * max(map(int, re.findall(r"\$(\d+)", statement)), default=0))
     await connection.execute(f"PREPARE planned AS {statement}")
-    told = await connection.fetchval(f"EXPLAIN (FORMAT JSON) EXECUTE planned{arguments and f'({arguments})'}")
+    explained = await connection.fetchval(f"EXPLAIN (FORMAT JSON) EXECUTE planned{arguments and f'({arguments})'}")
     await connection.execute("DEALLOCATE planned")
-    return _nodes(json.loads(told)[0]["Plan"])
+    return _nodes(json.loads(explained)[0]["Plan"])
 
 
 def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:

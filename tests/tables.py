@@ -55,8 +55,8 @@ def not_explained(
 ) -> list[tuple[T, str, str | None]]:
     """Return the rows for which a call does not raise the error or has another message, with that message."""
     pairs = rows.items() if isinstance(rows, Mapping) else rows
-    told = [(row, says, refusal(error, lambda row=row: call(row))) for row, says in pairs]  # type: ignore[misc]
-    return [(row, says, found) for row, says, found in told if found is None or not re.search(says, found)]
+    results = [(row, says, refusal(error, lambda row=row: call(row))) for row, says in pairs]  # type: ignore[misc]
+    return [(row, says, found) for row, says, found in results if found is None or not re.search(says, found)]
 
 
 def refusal(error: type[Exception], call: Callable[[], Any]) -> str | None:

@@ -34,7 +34,7 @@ def notify(method: str, **params: Any) -> None:
     send(method=method, params=params)
 
 
-def told(name: str) -> str:
+def read_file(name: str) -> str:
     """Return the content of a file of the folder, which the test may remove at any time."""
     try:
         return (FOLDER / name).read_text()
@@ -208,7 +208,7 @@ def call(message: dict[str, Any]) -> None:
 def main() -> None:
     log(f"started {os.getpid()}")
     sys.stderr.write("hello from the server\n")
-    mode = told("mode")
+    mode = read_file("mode")
     while mode == "waits" and not (FOLDER / "go").exists():
         time.sleep(0.01)
     if mode == "deaf":

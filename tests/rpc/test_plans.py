@@ -154,10 +154,10 @@ def _reads_everything(service: Service, indexes: Mapping[str, Mapping[str, Any]]
         return node["Node Type"] == "Seq Scan" and node["Relation Name"] in service.tables
     if indexes[index]["of_table"] not in service.tables or index in service.few:
         return False
-    said = {*re.findall(r"\(?\b(\w+)\)? (?:=|<|>|<=|>=) ", node.get("Index Cond", ""))}
+    conditions = {*re.findall(r"\(?\b(\w+)\)? (?:=|<|>|<=|>=) ", node.get("Index Cond", ""))}
     columns = [re.findall(r"\w+", each)[-1] for each in indexes[index]["columns"]]
-    begun = {*itertools.takewhile(said.__contains__, columns)}
-    return begun <= _WHOLE and not (begun == {"store_id", "state"} and index == "runs_open")
+    prefix = {*itertools.takewhile(conditions.__contains__, columns)}
+    return prefix <= _WHOLE and not (prefix == {"store_id", "state"} and index == "runs_open")
 
 
 def _statements(service: Service) -> Iterator[tuple[str, str]]:

@@ -158,9 +158,9 @@ class PlayedLedger(PublicLedger):
 
     async def append(self, run_id: str = "run_1", count: int = 1, text: str = "x") -> None:
         for _ in range(count):
-            await self.tell(event_pb2.RunEvent(output_delta=event_pb2.OutputDelta(text=text)), run_id)
+            await self.append_event(event_pb2.RunEvent(output_delta=event_pb2.OutputDelta(text=text)), run_id)
 
-    async def tell(self, event: event_pb2.RunEvent, run_id: str = "run_1") -> None:
+    async def append_event(self, event: event_pb2.RunEvent, run_id: str = "run_1") -> None:
         """Append an event of the owner."""
         await self._log(self._row(run_id), OwnerEvent(type="event", body=event.SerializeToString()))
 

@@ -69,9 +69,9 @@ async def test_whoami_returns_the_features_of_the_deployment(stub: AgentServiceA
 def test_whoami_lists_exactly_the_methods_that_the_caller_may_call() -> None:
     """Checked against the table that every service uses; every role may call WhoAmI."""
     for role in ROLES:
-        told = caller_info(user_principal(StoreId("acme"), UserId("ann"), frozenset({role}))).methods
-        assert set(told) == {name for name, callers in CALLERS.items() if role in callers}
-        assert "/pawl.agent.v1.AgentService/WhoAmI" in told
+        names = caller_info(user_principal(StoreId("acme"), UserId("ann"), frozenset({role}))).methods
+        assert set(names) == {name for name, callers in CALLERS.items() if role in callers}
+        assert "/pawl.agent.v1.AgentService/WhoAmI" in names
     without = caller_info(user_principal(StoreId("acme"), UserId("ann"), frozenset())).methods
     assert set(without) == {name for name, callers in CALLERS.items() if Role.MEMBER in callers}
     assert "/pawl.agent.v1.AgentService/WhoAmI" not in caller_info(service_principal("agent-loop")).methods

@@ -138,18 +138,18 @@ class Tab:
 
     def __init__(self, pending: Pending, caller: Principal, wanted: ListPendingCallsRequest = MINE) -> None:
         self._parts = pending.watch(caller, wanted, silence_seconds=3600)
-        self.told: list[WatchPendingResponse] = []
+        self.responses: list[WatchPendingResponse] = []
         self.error: PawlError | None = None
         self.task = asyncio.create_task(self._read())
 
     @property
     def call_ids(self) -> list[str]:
-        return [call.call_id for part in self.told for call in part.calls]
+        return [call.call_id for part in self.responses for call in part.calls]
 
     async def _read(self) -> None:
         try:
             async for part in self._parts:
-                self.told.append(part)
+                self.responses.append(part)
         except PawlError as error:
             self.error = error
         finally:
@@ -205,7 +205,7 @@ async def test_five_hundred_watchers_of_one_user_cost_one_poll_a_second() -> Non
     async with _world() as world:
         tabs = [world.open(replace(CALLER, credential_id=CredentialId(f"key_{number}"))) for number in range(500)]
         await world.settle()
-        assert all(tab.call_ids == ["call_1"] and tab.told[0].complete for tab in tabs)
+        assert all(tab.call_ids == ["call_1"] and tab.responses[0].complete for tab in tabs)
         begun = world.ledger.asked.total()
         assert begun == 1
         world.ledger.waiting["me"].append("call_3")
@@ -224,7 +224,7 @@ async def test_watchers_with_different_views_share_no_poll() -> None:
         await world.clock.advance(3)
         assert (mine.call_ids, yours.call_ids, of_store.call_ids) == (["call_1"], ["call_2"], ["call_1"])
         assert isinstance(refused.error, PermissionDenied)
-        assert not refused.told
+        assert not refused.responses
         assert world.ledger.asked == {("me", False): 2 * 4, ("you", False): 4, ("me", True): 4}
 
 

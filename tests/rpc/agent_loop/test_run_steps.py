@@ -24,7 +24,7 @@ async def run(ledger: PlayedLedger) -> None:
 
 async def think(ledger: PlayedLedger, *pieces: str) -> None:
     for piece in pieces:
-        await ledger.tell(event_pb2.RunEvent(output_delta=event_pb2.OutputDelta(round=1, reasoning=piece)))
+        await ledger.append_event(event_pb2.RunEvent(output_delta=event_pb2.OutputDelta(round=1, reasoning=piece)))
 
 
 async def listed(stub: AgentServiceAsyncStub, page_size: int = 0) -> list[steps_pb2.Step]:
@@ -44,7 +44,7 @@ async def test_steps_are_listed_during_the_run_and_after(stub: AgentServiceAsync
     [step] = await listed(stub)
     assert (step.content, step.status) == ("First I look.", steps_pb2.STEP_STATUS_ACTIVE)
     call = call_pb2.Call(call_id="call_1", round=1, state=call_pb2.CALL_STATE_SUCCEEDED)
-    await ledger.tell(event_pb2.RunEvent(call_changed=event_pb2.CallChanged(call=call)))
+    await ledger.append_event(event_pb2.RunEvent(call_changed=event_pb2.CallChanged(call=call)))
     await ledger.finish()
 
     for page_size in (0, 1, 2):

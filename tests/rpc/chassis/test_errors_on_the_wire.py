@@ -53,8 +53,8 @@ async def test_every_kind_of_call_returns_a_response_or_the_intended_error(
             for how in ("abort", "abort-group"):
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
                     await stub.call(kind, how)
-                told = (caught.value.code(), caught.value.details())
-                assert told == (grpc.StatusCode.DATA_LOSS, "as the servicer says"), kind
+                status = (caught.value.code(), caught.value.details())
+                assert status == (grpc.StatusCode.DATA_LOSS, "as the servicer says"), kind
         assert type(await refusal(stub.missing(StringValue()))) is MethodNotFound
         assert type(await refusal(anext(aiter(stub.missing_stream(iter([StringValue()])))))) is MethodNotFound
     async with serve() as server, open_channel(server.address, message_bytes_max=1000) as channel:

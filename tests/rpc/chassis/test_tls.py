@@ -105,16 +105,16 @@ async def test_service_key_is_useless_without_its_certificate(
     other = of(certificates.write(tmp_path, "notifier", authority), clock)
     async with serving(service_only=True) as server:
         trusted = tmp_path / "job-store-authority.pem"
-        told = set()
+        messages = set()
         for key in (SERVICE_KEY, "another-key-0123456789"):
             with pytest.raises(Unauthenticated) as caught:
                 await call_as_user(server.address, trusted, clock, key=key)
-            told.add(caught.value.message)
+            messages.add(caught.value.message)
         for batches in (True, False):
             with pytest.raises(Unauthenticated) as caught, translating():
                 await call_as_service(server.internal_address, other, batches=batches)
-            told.add(caught.value.message)
-        assert told == {UNKNOWN}
+            messages.add(caught.value.message)
+        assert messages == {UNKNOWN}
 
 
 async def test_service_port_requires_a_certificate_of_the_authority(
@@ -169,8 +169,8 @@ async def test_command_line_explains_each_tls_failure(
         ):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await EchoStub(channel).call("unary", "hello", timeout=60)
-            told = await asyncio.to_thread(explain, error_of(caught.value, server.address), [server.address])
-            assert (words in told, server.address in told) == (True, True), told
+            messages = await asyncio.to_thread(explain, error_of(caught.value, server.address), [server.address])
+            assert (words in messages, server.address in messages) == (True, True), messages
 
 
 async def _shown_by(address: str) -> str:

@@ -23,9 +23,11 @@ async def test_multipart_message_is_complete_for_workers_and_short_for_clients(u
     (message,) = (await owner.load()).messages
     assert (message.role, message.text) == (message_pb2.ROLE_USER, "Look\nhere\n\nand there")
     assert list(message.parts) == parts
-    told = [event.message_added.message for event in await user.events(owner.run_id) if event.type == "message.added"]
+    added_messages = [
+        event.message_added.message for event in await user.events(owner.run_id) if event.type == "message.added"
+    ]
     listed = await user.ask("ListMessages", conversation_id=message.conversation_id)
-    for shown in (told[0], listed.messages[0]):
+    for shown in (added_messages[0], listed.messages[0]):
         assert (shown.role, shown.parts[1].image.data, shown.parts[1].image.size_bytes) == (1, b"", 9)
         assert (shown.parts[2].file.text, shown.parts[2].file.size_bytes) == ("", 5)
     assert (await user.ask("GetConversation", conversation_id=message.conversation_id)).conversation.title == "Look"

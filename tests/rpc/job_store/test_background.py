@@ -94,7 +94,7 @@ async def test_notice_is_loaded_and_shown_only_for_its_user(replica: Replica) ->
     await first.commit(state=COMPLETED)
     other = {"ann": bob, "bob": ann}[run.user_id]
     for user in (ann, bob):
-        seen = (await talk.said(user))[-1]
+        seen = (await talk.shown_messages(user))[-1]
         assert (seen.role, seen.user_id, seen.number) == (message_pb2.ROLE_NOTICE, run.user_id, seen.number)
         shown = ("", b"") if user is other else ("wombat", b'["wombat"]')
         assert (seen.text, seen.notices_json) == shown

@@ -137,8 +137,10 @@ async def test_long_conversations_are_indexed_in_parts(user: User, database: Dat
     owner = await user.start("begin", conversation_id="c1")
     for number in range(3):
         texts = [f"word{number}x{index} {'filler ' * 2000}" for index in range(30)]
-        said = [message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text=text, reasoning="r" * 9000) for text in texts]
-        await owner.commit(messages=said)
+        shown_messages = [
+            message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text=text, reasoning="r" * 9000) for text in texts
+        ]
+        await owner.commit(messages=shown_messages)
     assert await index_all(database) > 4
     for word in ("begin", "word0x0", "word1x15", "word2x29"):
         assert await listed(user, query=word) == ["c1"]
@@ -180,7 +182,7 @@ class Shared:
         answer = await user.submit(text, conversation_id=self.conversation_id, conversation_must_exist=True, **fields)
         return answer.run
 
-    async def said(self, user: User) -> list[message_pb2.Message]:
+    async def shown_messages(self, user: User) -> list[message_pb2.Message]:
         return list((await user.ask("ListMessages", conversation_id=self.conversation_id)).messages)
 
 
@@ -228,14 +230,17 @@ async def test_message_of_a_writer_starts_a_run_that_only_the_writer_sees(shared
 async def test_messages_name_their_author_and_show_others_only_the_text(shared: Shared) -> None:
     await ends(await shared.begin(shared.bob, "theirs"), "Theirs.")
     for user in (shared.ann, shared.bob):
-        said = await shared.said(user)
-        assert [each.user_id for each in said] == ["ann"] * 3 + ["bob"] * 3
-        assert [each.text for each in said] == ["mine", "", "Done.", "theirs", "", "Theirs."]
-        assert {each.user_id for each in said if each.reasoning} == {user.user_id}
-    run_id = (await shared.said(shared.bob))[3].run_id
+        shown_messages = await shared.shown_messages(user)
+        assert [each.user_id for each in shown_messages] == ["ann"] * 3 + ["bob"] * 3
+        assert [each.text for each in shown_messages] == ["mine", "", "Done.", "theirs", "", "Theirs."]
+        assert {each.user_id for each in shown_messages if each.reasoning} == {user.user_id}
+    run_id = (await shared.shown_messages(shared.bob))[3].run_id
     added = [event.message_added.message.user_id for event in await shared.bob.events(run_id)]
     assert set(added) == {"", "bob"}
-    assert {each.user_id for each in await shared.said(User(shared.ann.stub, user_id="eve"))} == {"ann", "bob"}
+    assert {each.user_id for each in await shared.shown_messages(User(shared.ann.stub, user_id="eve"))} == {
+        "ann",
+        "bob",
+    }
 
 
 async def test_run_sees_messages_of_others_without_calls_reasoning_or_parts(shared: Shared) -> None:
@@ -270,7 +275,7 @@ async def test_summary_replaces_messages_only_for_runs_of_its_user(shared: Share
     texts = [each.text for each in (await mine.load()).messages]
     assert texts == ["mine", "", "Done.", "theirs", "", "Theirs.", "mine again"]
     await ends(mine)
-    assert [each.text for each in await shared.said(shared.ann)][4] == ""
+    assert [each.text for each in await shared.shown_messages(shared.ann)][4] == ""
     again = await shared.begin(shared.bob, "theirs again")
     texts = [each.text for each in (await again.load()).messages]
     assert texts == ["bob's secret", "", "Theirs.", "mine again", "", "Done.", "theirs again"]

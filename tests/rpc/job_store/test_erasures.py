@@ -104,9 +104,9 @@ async def full_run(user: User) -> tuple[str, str]:
     await owner.commit(calls=[call], loop_state=MARKER.encode())
     (steer,) = await owner.inbox()
     call.MergeFrom(call_pb2.Call(state=call_pb2.CALL_STATE_SUCCEEDED, result=result(f'"{MARKER}"')))
-    said = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text=f"{MARKER} said", call_ids=["call_1"])
+    answer = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text=f"{MARKER} said", call_ids=["call_1"])
     steered = message_pb2.Message(role=message_pb2.ROLE_USER, text=f"{MARKER} steer")
-    await owner.commit(calls=[call], messages=[said, steered], consumed=[steer.command_id])
+    await owner.commit(calls=[call], messages=[answer, steered], consumed=[steer.command_id])
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED, output_text=f"{MARKER} output")
     await update(
         user,
@@ -128,15 +128,15 @@ async def test_erasure_leaves_only_ids_and_already_published_data(replica: Repli
     log = Log()
     assert await listed(user, query=MARKER) == [conversation_id]
 
-    begun = await erase(replica, conversation_id)
-    assert begun.erasure.waits_for == ["runs", "ledger", "tool-registry", "notifier", "stream", "log"]
-    assert not begun.erasure.HasField("end_time")
+    started = await erase(replica, conversation_id)
+    assert started.erasure.waits_for == ["runs", "ledger", "tool-registry", "notifier", "stream", "log"]
+    assert not started.erasure.HasField("end_time")
     sweep = erasing(replica, log)
     await sweep_all(sweep)
 
     assert MARKER not in await everything(replica.database)
-    told = await erase(replica, conversation_id)
-    assert told.erasure.waits_for == ["tool-registry", "notifier"]
+    progress = await erase(replica, conversation_id)
+    assert progress.erasure.waits_for == ["tool-registry", "notifier"]
     assert log.entries == {("acme", conversation_id)}
     assert log.purged == {run_id}
     for part in SERVICES:

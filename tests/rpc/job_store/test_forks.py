@@ -41,7 +41,9 @@ async def texts(user: User, conversation_id: str, page_size: int = 2) -> list[tu
     return [(message.number, message.text) for page in pages for message in page]
 
 
-def said(text: str, *call_ids: str, role: Any = message_pb2.ROLE_ASSISTANT, **fields: Any) -> message_pb2.Message:
+def model_message(
+    text: str, *call_ids: str, role: Any = message_pb2.ROLE_ASSISTANT, **fields: Any
+) -> message_pb2.Message:
     return message_pb2.Message(role=role, text=text, call_ids=call_ids, **fields)
 
 
@@ -53,7 +55,7 @@ def called(call_id: str, state: Any = call_pb2.CALL_STATE_PROPOSED, **fields: An
 async def ended_run(user: User, conversation_id: str, question: str, answer: str) -> str:
     """Add a run that has ended; return its id."""
     owner = await user.start(question, conversation_id=conversation_id)
-    await owner.commit(messages=[said(answer)])
+    await owner.commit(messages=[model_message(answer)])
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
     return owner.run_id
 
@@ -61,7 +63,7 @@ async def ended_run(user: User, conversation_id: str, question: str, answer: str
 async def searching_run(user: User, conversation_id: str) -> Owner:
     """Return a run that has called a search tool and continues."""
     owner = await user.start("look", conversation_id=conversation_id)
-    await owner.commit(messages=[said("", "call_1")], calls=[called("call_1")])
+    await owner.commit(messages=[model_message("", "call_1")], calls=[called("call_1")])
     failed = called("call_1", call_pb2.CALL_STATE_FAILED, result=result('"found"', is_error=True))
     await owner.commit(calls=[failed])
     return owner
@@ -98,7 +100,7 @@ async def count(database: Database, table: str) -> int:
 
 async def test_fork_copies_nothing_and_past_runs_stay_in_the_original(user: User, database: Database) -> None:
     owner = await searching_run(user, "c1")
-    await owner.commit(messages=[said("done")])
+    await owner.commit(messages=[model_message("done")])
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
     before = [await count(database, table) for table in ("messages", "calls", "runs", "events")]
     made = await fork(user, "c1")
@@ -115,7 +117,9 @@ async def test_summary_applies_to_forks_after_it(user: User) -> None:
     for number in range(2):
         await ended_run(user, "c1", f"q{number}", f"a{number}")
     owner = await user.start("q2", conversation_id="c1")
-    await owner.commit(messages=[said("short", role=message_pb2.ROLE_SUMMARY, summarised_to_number=3), said("a2")])
+    await owner.commit(
+        messages=[model_message("short", role=message_pb2.ROLE_SUMMARY, summarised_to_number=3), model_message("a2")]
+    )
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
     before, behind = await fork(user, "c1", 4), await fork(user, "c1")
     assert [m.text for m in (await loaded(user, before.conversation_id)).messages] == ["q0", "a0", "q1", "a1"]
@@ -169,7 +173,9 @@ async def test_summarized_messages_are_kept_for_earlier_forks(user: User, databa
     await ended_run(user, "c1", "q0", "a0")
     made = (await fork(user, "c1")).conversation_id
     owner = await user.start("q1", conversation_id="c1")
-    await owner.commit(messages=[said("short", role=message_pb2.ROLE_SUMMARY, summarised_to_number=2), said("a1")])
+    await owner.commit(
+        messages=[model_message("short", role=message_pb2.ROLE_SUMMARY, summarised_to_number=2), model_message("a1")]
+    )
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
     behind = (await fork(user, "c1")).conversation_id
     for table in ("messages", "runs"):
@@ -202,9 +208,9 @@ def past_of(user: User, prefix: str = "a", **fields: Any) -> pb.ImportConversati
         imported=True,
     )
     messages = [
-        said("How warm is it?", role=message_pb2.ROLE_USER, imported=True),
-        said("", asked.call_id, imported=True),
-        said("12 degrees", imported=True),
+        model_message("How warm is it?", role=message_pb2.ROLE_USER, imported=True),
+        model_message("", asked.call_id, imported=True),
+        model_message("12 degrees", imported=True),
     ]
     values: dict[str, Any] = {"messages": messages, "calls": [asked]} | fields
     return pb.ImportConversationRequest(store_id=user.store_id, user_id=user.user_id, **values)

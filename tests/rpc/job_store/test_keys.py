@@ -228,8 +228,8 @@ async def test_key_names_the_key_that_created_it(world: World) -> None:
     for user in ("otto", "zoe", "zed"):
         made = await create(await world.stub(made.secret), user_id=user, roles=["operator"])
     assert list(made.key.maker_user_ids) == ["olga", "otto", "zoe"]
-    told = {grant.user_id: sorted(grant.maker_user_ids) for grant in (await world.keys.sync_keys(0, ())).keys}
-    assert told == {
+    makers = {grant.user_id: sorted(grant.maker_user_ids) for grant in (await world.keys.sync_keys(0, ())).keys}
+    assert makers == {
         "deployment": [],
         "olga": [],
         "otto": ["olga"],

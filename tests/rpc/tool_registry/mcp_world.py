@@ -132,8 +132,8 @@ def answer(question: execution_pb2.ExecutionResult, text: str | None) -> executi
 def failure(result: execution_pb2.ExecutionResult) -> str:
     """Return the error of a failed call as the model sees it."""
     assert result.result.is_error
-    told: str = content(result)["error"]
-    return told
+    text: str = content(result)["error"]
+    return text
 
 
 @asynccontextmanager

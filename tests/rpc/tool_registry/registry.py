@@ -98,11 +98,11 @@ ANN = Principal(store_id=StoreId("acme"), user_id=UserId("ann"))
 
 class Ledger(LedgerReads):
     """A ledger with the run `run` of ann of acme, its approved call `approved` of pay, and the agents clerk and
-    counter. `told` has the completed calls that it was notified of, `stopped` the runs that take no results.
+    counter. `completed_calls` has the completed calls that it was notified of, `stopped` the runs that take no results.
     """
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, str]] = []
+        self.completed_calls: list[tuple[str, str]] = []
         self.stopped: set[str] = set()
         self.away = False
 
@@ -124,7 +124,7 @@ class Ledger(LedgerReads):
 
     async def note_completion(self, run: RunKey, key: CallKey) -> None:
         self._answer()
-        self.told.append((run.run_id, key.call_id))
+        self.completed_calls.append((run.run_id, key.call_id))
 
     def _answer(self) -> None:
         if self.away:

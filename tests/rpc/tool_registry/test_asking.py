@@ -32,7 +32,7 @@ class Shop:
     """Tools that ask questions, with a log of their actions."""
 
     def __init__(self) -> None:
-        self.begun = 0
+        self.started = 0
         self.orders: list[str] = []
 
     def tools(self) -> list[Tool[..., Any]]:
@@ -40,7 +40,7 @@ class Shop:
             @tool(name=f"order_{effect.lower()}", category=Category.SAFE, effect=effect, timeout_seconds=5)
             async def order(context: ToolContext) -> str:
                 """Order."""
-                self.begun += 1
+                self.started += 1
                 colour = await context.ask("Which colour?", why="It comes in two.", options=["red", "blue"])
                 try:
                     size = await context.ask("Which size?")
@@ -88,13 +88,13 @@ async def test_question_ends_the_stream_and_its_answer_resumes_the_call(
         assert content(await registry.run(name, call="declined", answers=answers("red", None))) == "red any"
         thread = await registry.run("order_in_thread", call="thread")
         assert "only async tools" in content(thread)["error"]
-        shop.begun, shop.orders = 1, []
+        shop.started, shop.orders = 1, []
     second = await registry.run(name, answers=answers("red"))
     assert (outcome(second), second.question.question) == ("INPUT_REQUIRED", "Which size?")
     third = await registry.run(name, answers=answers("red", "large"))
     assert (outcome(third), content(third)) == ("SUCCEEDED", "red large")
     assert shop.orders == ["red large"]
-    assert shop.begun == (1 if effect is EffectClass.AT_MOST_ONCE else 3)
+    assert shop.started == (1 if effect is EffectClass.AT_MOST_ONCE else 3)
 
 
 async def test_timeout_pauses_while_a_question_is_open(registry: Registry, shop: Shop) -> None:
@@ -114,7 +114,7 @@ async def test_answer_reaches_the_replica_that_runs_the_call(
         second = await other.run("order_at_most_once", answers=answers("red"))
         assert second.question.question == "Which size?"
         assert content(await other.run("order_at_most_once", answers=answers("red", "large"))) == "red large"
-    assert (shop.begun, other_shop.begun) == (1, 0)
+    assert (shop.started, other_shop.started) == (1, 0)
 
 
 async def test_call_is_unknown_if_its_process_ends_before_the_answer(database_url: str, tmp_path: Path) -> None:

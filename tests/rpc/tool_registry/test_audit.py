@@ -54,7 +54,7 @@ async def listed(registry: Registry, *, store: str = "acme", **wanted: Any) -> l
     return (await all_pages(registry.auditors[store, "olga"].ListAudit, request, "entries"))[::-1]
 
 
-def said(entries: Sequence[audit_pb2.AuditEntry]) -> list[tuple[str, str, str, str]]:
+def fields_of(entries: Sequence[audit_pb2.AuditEntry]) -> list[tuple[str, str, str, str]]:
     return [
         (audit_pb2.AuditKind.Name(entry.kind).removeprefix("AUDIT_KIND_"), entry.call_id, entry.verdict, entry.reason)
         for entry in entries
@@ -85,7 +85,7 @@ async def test_chain_records_the_history_of_each_call(registry: Registry, databa
     await registry.run("delete", {"path": "notes"}, call="c2", approved_digest=digest)
     await registry.check("nothing\0of the kind", call="c3")
     entries = await listed(registry)
-    assert said(entries) == [
+    assert fields_of(entries) == [
         ("PROPOSED", "c1", "RUN", ""),
         ("EXECUTED", "c1", "", ""),
         ("RETURNED", "c1", "SUCCEEDED", ""),
@@ -203,7 +203,7 @@ async def test_front_end_results_are_counted_once(registry: Registry, database_u
         audit_pb2.GetToolAnalyticsRequest(tool_name="show")
     )
     assert not (await verified(registry)).HasField("problem")
-    assert said(entries) == [
+    assert fields_of(entries) == [
         ("RETURNED", "c1", "SUCCEEDED", ""),
         ("RETURNED", "c2", "FAILED", "TOOL_ERROR"),
         ("RETURNED", "c3", "FAILED", "EXPIRED"),

@@ -44,13 +44,13 @@ class Press:
 
     def __init__(self) -> None:
         self.tokens: dict[str, CompletionToken] = {}
-        self.begun: list[str] = []
+        self.started: list[str] = []
 
     def tools(self) -> list[Tool[..., Any]]:
         @tool(name="print", category=Category.SAFE, timeout_seconds=60, result_bytes_max=1000)
         async def order(context: ToolContext) -> Awaited:
             """Print something."""
-            self.begun.append(context.call_id)
+            self.started.append(context.call_id)
             context.secret("press")
             self.tokens[context.call_id] = await context.completion_token()
             return Awaited()
@@ -110,10 +110,10 @@ def refused(registry: Registry, token: str, *rest: Any, **end: Any) -> Awaitable
     return refusal(complete(registry, token, *rest, **end))
 
 
-async def told(registry: Registry, call: str = "call") -> None:
+async def until_notified(registry: Registry, call: str = "call") -> None:
     """Wait until the run of a call was notified of its completion."""
 
-    await eventually(lambda: ("run", call) in registry.ledger.told)
+    await eventually(lambda: ("run", call) in registry.ledger.completed_calls)
 
 
 @pytest.mark.parametrize("name", ["print", "print_in_thread"])
@@ -129,7 +129,7 @@ async def test_call_waits_without_its_tool_until_completed(registry: Registry, p
     assert outcome(await run(registry, name)) == "AWAITING_COMPLETION", "a repeated call is still waiting"
 
     assert not await complete(registry, token.token, {"pages": 3}, user="door")
-    await told(registry)
+    await until_notified(registry)
     ended = await run(registry, name)
     assert (outcome(ended), content(ended)) == ("SUCCEEDED", {"pages": 3})
 
@@ -218,10 +218,10 @@ async def test_completion_reaches_the_run_after_an_outage_and_the_chain_once(
     assert await refused(registry, token) == "DEPENDENCY_UNAVAILABLE", "its run may have been stopped"
     registry.ledger.away = False
     await complete(registry, token, user="door")
-    await told(registry)
-    registry.ledger.told.clear()
+    await until_notified(registry)
+    registry.ledger.completed_calls.clear()
     await execute(database_url, "UPDATE tool_registry.executions SET untold_at = now()")
-    await told(registry)
+    await until_notified(registry)
     (entry,) = [entry for entry in await listed(registry) if entry.result_sha256]
     assert (entry.verdict, entry.reason, entry.by_user_id) == ("SUCCEEDED", "COMPLETED", "door")
     assert not (await verified(registry)).HasField("problem")

@@ -173,10 +173,10 @@ async def registry(database_url: str, tmp_path: Path, events: Events) -> Any:
 
 async def test_tool_gets_the_user_and_store_of_its_call(registry: Registry) -> None:
     """TOOL-4."""
-    told = content(await registry.run("who", call="c1", earlier_attempts=2, timeout_seconds=7))
-    assert told["ids"] == ["acme", "ann", "conversation", "run", "c1"]
-    assert (told["key"], told["attempt"]) == ("c1", 3)
-    assert 5 < told["left"] <= 7
+    seen = content(await registry.run("who", call="c1", earlier_attempts=2, timeout_seconds=7))
+    assert seen["ids"] == ["acme", "ann", "conversation", "run", "c1"]
+    assert (seen["key"], seen["attempt"]) == ("c1", 3)
+    assert 5 < seen["left"] <= 7
 
 
 async def test_secrets_are_redacted_from_all_tool_output(registry: Registry) -> None:

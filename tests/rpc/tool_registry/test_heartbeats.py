@@ -68,7 +68,7 @@ class StuckFunction:
     """A function in a thread that ignores cancellation until it is released."""
 
     def __init__(self, effect: EffectClass) -> None:
-        self.begun: list[int] = []
+        self.started: list[int] = []
         self.let_go = threading.Event()
 
         @tool(
@@ -80,7 +80,7 @@ class StuckFunction:
         )
         def work(context: ToolContext) -> int:
             """Hang until released."""
-            self.begun.append(context.attempt)
+            self.started.append(context.attempt)
             self.let_go.wait()
             return context.attempt
 
@@ -89,7 +89,7 @@ class StuckFunction:
     async def get_stuck(self, registry: Registry) -> None:
         with pytest.raises(grpc.aio.AioRpcError):
             await registry.run("work")
-        assert self.begun == [1]
+        assert self.started == [1]
 
 
 @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
@@ -107,13 +107,13 @@ async def test_stuck_function_blocks_a_second_attempt(database_url: str, tmp_pat
             for number in range(1, 4):
                 late = await registry.run("work", earlier_attempts=number, timeout_seconds=0.1)
                 assert outcome(late) == "FAILED TOOL_TIMEOUT"
-            assert stuck.begun == [1]
+            assert stuck.started == [1]
             assert content(await registry.run("glance", call="other")) == "seen"
             again = asyncio.ensure_future(registry.run("work", earlier_attempts=4))
         finally:
             stuck.let_go.set()
         assert content(await again) == 5
-    assert stuck.begun == [1, 5]
+    assert stuck.started == [1, 5]
 
 
 @pytest.mark.parametrize("effect", [EffectClass.AT_MOST_ONCE, EffectClass.RECONCILABLE])

@@ -118,8 +118,8 @@ async def test_standard_error_of_a_program_reaches_no_log_and_no_result(mcp: Mcp
         await mcp.add(server.config(policies=[READ_ONLY]))
         result = await mcp.run("fake.die")
     assert "hello from the server" not in str(result)
-    told = [event for event in logged_events if "hello from the server" in str(event)]
-    assert {event["log_level"] for event in told} <= {"debug"}
+    server_events = [event for event in logged_events if "hello from the server" in str(event)]
+    assert {event["log_level"] for event in server_events} <= {"debug"}
 
 
 async def test_unreadable_answer_is_bounded_and_typed(mcp: McpRegistry, server: FakeServer) -> None:

@@ -24,7 +24,7 @@ from tests.rpc.tool_registry.registry import (
     refusal,
     running,
 )
-from tests.rpc.tool_registry.test_audit import listed, said
+from tests.rpc.tool_registry.test_audit import fields_of, listed
 from tests.rpc.tool_registry.test_rules import ALLOW, make
 
 SAFE, READ_ONLY = Category.SAFE, EffectClass.READ_ONLY
@@ -110,7 +110,7 @@ async def registry(database_url: str, tmp_path: Path, tools: Tools) -> AsyncIter
 
 
 def kinds(entries: Iterable[audit_pb2.AuditEntry]) -> list[str]:
-    return [entry[0] for entry in said(list(entries))]
+    return [entry[0] for entry in fields_of(list(entries))]
 
 
 def at_rest(registry: Registry) -> Any:

@@ -53,12 +53,12 @@ async def working(worker: Worker, registry: Registry, tool: str) -> AsyncIterato
 
 async def test_functions_become_tools_described_by_their_types(registry: Registry) -> None:
     worker = Worker(registry.address, name="billing", api_key=KEY)
-    told: list[CallContext] = []
+    contexts: list[CallContext] = []
 
     @worker.tool(category="SAFE", effect="IDEMPOTENT", timeout_seconds=5)
     async def charge(amount: int, context: CallContext, currency: str = "EUR") -> dict[str, Any]:
         """Charge an amount."""
-        told.append(context)
+        contexts.append(context)
         context.progress(0.5, "half")
         return {"charged": [amount, currency]}
 
@@ -76,17 +76,22 @@ async def test_functions_become_tools_described_by_their_types(registry: Registr
         verdict = await registry.check("charge", {"amount": "many", "colour": "red"})
     assert "amount" in verdict.error_message
     assert "colour" in verdict.error_message
-    assert (told[0].store_id, told[0].user_id, told[0].call_id, told[0].attempt) == ("acme", "ann", "call", 1)
+    assert (contexts[0].store_id, contexts[0].user_id, contexts[0].call_id, contexts[0].attempt) == (
+        "acme",
+        "ann",
+        "call",
+        1,
+    )
 
 
 async def test_cancelled_call_stops_its_function(registry: Registry) -> None:
     worker = Worker(registry.address, name="billing", api_key=KEY)
-    begun, stopped = threading.Event(), threading.Event()
+    started, stopped = threading.Event(), threading.Event()
 
     @worker.tool(category="SAFE", timeout_seconds=60)
     async def wait() -> None:
         """Wait."""
-        begun.set()
+        started.set()
         try:
             await asyncio.sleep(60)
         finally:
@@ -95,16 +100,16 @@ async def test_cancelled_call_stops_its_function(registry: Registry) -> None:
     @worker.tool(category="SAFE", timeout_seconds=60)
     def block(context: CallContext) -> None:
         """Wait in a thread."""
-        begun.set()
+        started.set()
         context.cancelled.wait(60)
         stopped.set()
 
     async with working(worker, registry, "block"):
         for tool in ("wait", "block"):
-            begun.clear()
+            started.clear()
             stopped.clear()
             asked = asyncio.ensure_future(registry.run(tool, call=tool))
-            await asyncio.to_thread(begun.wait)
+            await asyncio.to_thread(started.wait)
             assert (await registry.cancel(tool)).stopped
             assert outcome(await asked) == "CANCELLED CANCELLED"
             assert stopped.is_set()
@@ -112,7 +117,7 @@ async def test_cancelled_call_stops_its_function(registry: Registry) -> None:
 
 async def test_call_survives_the_end_of_the_replica_of_its_worker(database_url: str, tmp_path: Path) -> None:
     lasting = WorkerOptions(lease_seconds=60, poll_seconds=0.1)
-    begun, release = asyncio.Event(), asyncio.Event()
+    started, release = asyncio.Event(), asyncio.Event()
     async with running(database_url, tmp_path, worker_options=lasting) as registry:
         async with running(database_url, tmp_path, name="b", worker_options=lasting, drain_seconds=0) as other:
             worker = Worker(other.address, name="billing", api_key=KEY)
@@ -120,14 +125,14 @@ async def test_call_survives_the_end_of_the_replica_of_its_worker(database_url: 
             @worker.tool(category="SAFE", timeout_seconds=60)
             async def pay() -> str:
                 """Pay."""
-                begun.set()
+                started.set()
                 await release.wait()
                 return "paid"
 
             task = asyncio.create_task(worker.run())
             await until(lambda: has_tool(registry, "pay"))
             asked = asyncio.ensure_future(registry.run("pay", timeout_seconds=60))
-            await begun.wait()
+            await started.wait()
         release.set()
         async with running(database_url, tmp_path, name="b", worker_options=lasting):
             assert content(await asked) == "paid"
