@@ -1,4 +1,4 @@
-"""Certificates of authorities that live as long as a test, in files as an operator has them."""
+"""Short-lived certificate authorities, with files as operators have them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EXPIRED = datetime.now(UTC) - timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Files:
-    """The files of one process."""
+    """The certificate files of one process."""
 
     certificate: Path
     key: Path
@@ -21,7 +21,7 @@ class Files:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The settings of a service that has them."""
+        """Return the settings of a service with these files."""
         return {
             "PAWL_TLS_CERTIFICATE_FILE": str(self.certificate),
             "PAWL_TLS_KEY_FILE": str(self.key),
@@ -30,16 +30,16 @@ class Files:
 
 
 def of(folder: Path, name: str) -> Files:
-    """Return where `write` puts the files of a service."""
+    """Return the paths that `write` uses for a service."""
     return Files(
         certificate=folder / f"{name}.pem", key=folder / f"{name}.key", authority=folder / f"{name}-authority.pem"
     )
 
 
 def write(folder: Path, name: str, *trusted: trustme.CA, names: tuple[str, ...] = (), expired: bool = False) -> Files:
-    """Write, in place of what was there, a certificate of the first authority for a service that trusts all of them.
+    """Write, replacing old files, a certificate of the first authority for a service that trusts all of them.
 
-    It has the name of the service and those of this machine, or else `names`.
+    It names the service and this machine, or `names`.
     """
     identities = names or (name, "localhost", "127.0.0.1")
     if expired:

@@ -1,7 +1,6 @@
-"""Commands of `pawl`, each in a process of its own that has the program loaded already.
+"""Commands of `pawl`, each in its own process.
 
-Most of what a short command takes is the import and the tree of its commands. Here both are made once, by the
-process from which those of all commands are forked.
+Imports and the command tree dominate a short command, so one process loads both and forks each command.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from typing import Final
 _LOADED: Final = multiprocessing.get_context("forkserver")
 _LOADED.set_forkserver_preload(["tests.commands_loaded"])
 _SECONDS_MAX: Final = 240.0
+# The capacity of a pipe without a reader
 _KEYBOARD_BYTES_MAX: Final = 4096
-"""What fits into a pipe that nobody reads yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """A command that has ended."""
+    """The result of a command."""
 
     code: int
     output: str
@@ -32,10 +31,10 @@ class Done:
 
 
 def pawl(*arguments: str, environment: Mapping[str, str], keyboard: str = "") -> Done:
-    """Run a command without a terminal, with this environment and no other.
+    """Run a command without a terminal, with exactly this environment.
 
     Raises:
-        TimeoutError: it has not ended in time, and was killed.
+        TimeoutError: it did not end in time and was killed.
     """
     assert len(keyboard.encode()) <= _KEYBOARD_BYTES_MAX
     with tempfile.TemporaryDirectory(prefix="pawl-command-") as name:
@@ -63,7 +62,7 @@ def _written(folder: Path) -> tuple[str, str]:
 
 
 def _run(arguments: tuple[str, ...], environment: dict[str, str], keyboard: str, folder: Path) -> None:
-    """Be `pawl`, as if the interpreter had just been started."""
+    """Run `pawl` as in a new interpreter."""
     os.environ.clear()
     os.environ.update(environment)
     reading, writing = os.pipe()

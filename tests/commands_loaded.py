@@ -1,4 +1,4 @@
-"""The program `pawl` with the tree of its commands, which takes most of a short command to build: loaded once."""
+"""The program `pawl` with its command tree, which is slow to build, loaded once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fixtures for all tests: real servers, started once a session, and the seams for time and ids."""
+"""Fixtures for all tests: real servers, started once a session, and fake time and ids."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from tests.fakes.manual_clock import ManualClock
 
 _TESTS = Path(__file__).parent
 
-# A slow machine is no reason for a test to fail.
+# A slow machine must not fail a test.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
 
+# Folders of slow tests. They start first, so that quick tests keep all cores busy to the end.
 _LONG_FIRST = ("system/suite", "system/cli", "system", "chaos", "ledger", "simulation", "leaks", "rpc")
-"""Folders of slow tests. They start first, so that quick tests keep all cores busy to the end."""
+# Ids in test docstrings of promises (I13 is tenancy) and of the requirement on roles
 _PROMISE = re.compile(r"\bI([1-9]|1\d|2[0-3])\b|\bOPS-1\b")
-"""Ids of promises, of which I13 is tenancy, and of the requirement of roles, in the docstring of a test."""
 
 
 @pytest.hookimpl(trylast=True)
@@ -43,8 +43,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("promise")
 
 
+# Folders whose files share a suite of processes. Each goes to one worker, or every worker would start a suite.
 _SHARE_A_SUITE = tuple(f"tests/system/{name}/" for name in ("access", "background", "cli", "console", "suite"))
-"""Folders whose files share a suite of processes. One worker gets each, or every worker would start a suite."""
 
 
 class _FolderScheduling(LoadFileScheduling):  # type: ignore[misc]
@@ -69,7 +69,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Fail at once where a shared suite is broken: each test would wait long for it."""
+    """Fail immediately if a shared suite is broken, since each test would wait long for it."""
     folder = item.nodeid.partition("::")[0].rpartition("/")[0]
     if f"{folder}/" in _SHARE_A_SUITE and _failures[folder] >= _FAILURES_MAX:
         pytest.fail(f"{_failures[folder]} tests of {folder} failed before this one: see those", pytrace=False)
@@ -82,7 +82,7 @@ def _turn(item: pytest.Item) -> int:
 
 @pytest.fixture(autouse=True, scope="session")
 def plain_logs() -> None:
-    """Show logs with failed tests, without colours and drawings."""
+    """Show logs of failed tests without colours and boxes."""
     renderer = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
     structlog.configure(
         processors=[structlog.contextvars.merge_contextvars, structlog.stdlib.add_log_level, renderer],
@@ -92,7 +92,7 @@ def plain_logs() -> None:
 
 @pytest.fixture
 def clock() -> ManualClock:
-    """A clock that stands still until the test moves it."""
+    """A clock that moves only when the test moves it."""
     return ManualClock()
 
 
@@ -104,7 +104,7 @@ def ids(clock: ManualClock) -> IdSource:
 
 @pytest.fixture(scope="session")
 def postgres_url() -> Iterator[str]:
-    """The URL of a real PostgreSQL; a test uses `database_url`, which is its own."""
+    """The URL of a real PostgreSQL; tests use `database_url`, which is their own."""
     with tempfile.TemporaryDirectory(prefix="pawl-postgres-") as folder, servers.postgres(Path(folder)) as url:
         yield url
 
@@ -124,6 +124,6 @@ async def database_url(postgres_url: str) -> AsyncIterator[str]:
 
 @pytest.fixture(scope="session")
 def nats_url() -> Iterator[str]:
-    """The URL of a real nats-server with JetStream; a test uses subjects of its own."""
+    """The URL of a real nats-server with JetStream; each test uses its own subjects."""
     with tempfile.TemporaryDirectory(prefix="pawl-nats-") as folder, servers.NatsServer(Path(folder)) as server:
         yield server.url

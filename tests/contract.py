@@ -1,4 +1,4 @@
-"""What the contract says that each method may answer: the reasons named in its comment, and those of every method."""
+"""The error reasons that each method may return by contract: those in its comment and the common ones."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ _COMMON: Final = re.compile(r"// Every method may return(.*?)\npackage", re.DOTA
 
 @cache
 def reasons() -> frozenset[str]:
-    """Every reason that there is."""
+    """Return all reasons."""
     return frozenset(_VALUE.findall((PROTO / "pawl/error/v1/error.proto").read_text())) - {"UNSPECIFIED"}
 
 
 @cache
 def common() -> frozenset[str]:
-    """The reasons that any method may give, and no comment repeats."""
+    """Return the reasons that any method may return and no comment repeats."""
     found = _COMMON.search((PROTO / "pawl/error/v1/error.proto").read_text())
-    # To a key of the wrong kind only: to a role it is named with the method.
+    # Only for a key of the wrong kind; for a role the method names it.
     return frozenset(_REASON.findall(found[1]) if found else ()) & reasons() - {"PERMISSION_DENIED"}
 
 
 @cache
 def errors() -> Mapping[str, str]:
-    """What the comment of each method says from `Errors:` on, by its path (`/pawl.agent.v1.AgentService/StartRun`)."""
+    """Return the comment of each method from `Errors:` on, by path (`/pawl.agent.v1.AgentService/StartRun`)."""
     said: dict[str, str] = {}
     for file in sorted(PROTO.glob("pawl/**/*.proto")):
         written = file.read_text()
@@ -50,7 +50,7 @@ def errors() -> Mapping[str, str]:
 
 @cache
 def requests() -> Mapping[str, str]:
-    """The text of the request message of each method, by its path."""
+    """Return the text of each method's request message, by path."""
     written = {path: path.read_text() for path in sorted(PROTO.glob("pawl/**/*.proto"))}
     messages = dict(_MESSAGE.findall("\n".join(written.values())))
     names = {name: request for text in written.values() for name, request in _REQUEST.findall(text)}
@@ -59,7 +59,7 @@ def requests() -> Mapping[str, str]:
 
 @cache
 def documented() -> Mapping[str, frozenset[str]]:
-    """The reasons that each method may answer with, by its path."""
+    """Return the reasons that each method may return, by path."""
     said = errors()
     return {path: common() | _named(path, text) for path, text in said.items()}
 

@@ -1,7 +1,6 @@
-"""Databases of services for tests: one for all tests of a service, emptied before each.
+"""Service databases for tests: one per service, emptied before each test.
 
-Emptying one takes a tenth of the time of another one, cloned or created,
-and far less on a connection that knows the tables already.
+Emptying takes a tenth of the time of creating or cloning, and less on a connection that knows the tables.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from pawl.chassis.process.tasks import end
 
 
 class ServiceDatabase:
-    """A database that has the schema of a service. Use as a context manager."""
+    """A database with the schema of a service. Use as a context manager."""
 
     def __init__(self, postgres_url: str, schema: str) -> None:
         self._schema = schema
@@ -39,7 +38,7 @@ class ServiceDatabase:
         self._runner.close()
 
     def empty(self) -> None:
-        """Bring the rows back to those of a new database, and end everybody else's connection."""
+        """Restore the rows of a new database and close all other connections."""
         self._runner.run(self._empty())
 
     async def _empty(self) -> None:
@@ -47,7 +46,7 @@ class ServiceDatabase:
             try:
                 await _empty(self._connection, self._schema)
             except (OSError, asyncpg.InterfaceError, asyncpg.PostgresError):
-                # A test ended it, as it may.
+                # A test closed it, which is allowed.
                 self._connection.terminate()
                 self._connection = None
         if self._connection is None:
@@ -56,12 +55,12 @@ class ServiceDatabase:
 
 
 async def planned(connection: Connection, statement: str) -> Iterator[dict[str, Any]]:
-    """Return the nodes of the plan of a statement for whatever arguments, as `Database` has them made."""
+    """Return the plan nodes of a statement for any arguments, as `Database` prepares it."""
     arguments = ", ".join(["NULL"] * max(map(int, re.findall(r"\$(\d+)", statement)), default=0))
     await connection.execute(f"PREPARE planned AS {statement}")
-    told = await connection.fetchval(f"EXPLAIN (FORMAT JSON) EXECUTE planned{arguments and f'({arguments})'}")
+    explained = await connection.fetchval(f"EXPLAIN (FORMAT JSON) EXECUTE planned{arguments and f'({arguments})'}")
     await connection.execute("DEALLOCATE planned")
-    return _nodes(json.loads(told)[0]["Plan"])
+    return _nodes(json.loads(explained)[0]["Plan"])
 
 
 def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -96,7 +95,7 @@ async def _empty(connection: asyncpg.Connection[asyncpg.Record], schema: str) ->
         " WHERE datname = current_database() AND pid <> pg_backend_pid()"
     )
     tables = await _tables(connection, schema)
-    # In any order: without the foreign keys.
+    # In any order, without foreign keys.
     kept = await _tables(connection, "public")
     changes = [
         *(f"DELETE FROM {schema}.{table};" for table in tables),  # noqa: S608
@@ -124,7 +123,7 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 @asynccontextmanager
 async def forwarding(database_url: str, port: int, answers: Pump) -> AsyncIterator[str]:
-    """Offer the database at a port, too; gives the URL for it. `answers` brings what the server says."""
+    """Forward a TCP port to the database and yield its URL. `answers` copies the server's responses."""
     address = urlsplit(database_url)
     socket_path = f"{parse_qs(address.query)['host'][0]}/.s.PGSQL.5432"
 

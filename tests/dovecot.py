@@ -1,4 +1,4 @@
-"""Dovecot with one mailbox, for tests: an IMAP server as people run it."""
+"""Dovecot with one mailbox, for tests: a real IMAP server."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ service anvil {{
 
 @asynccontextmanager
 async def dovecot() -> AsyncIterator[int]:
-    """Run one that lets in USER with PASSWORD, on the port that this gives; skips the test where there is none."""
+    """Run a server that accepts USER with PASSWORD and yield its port; skip the test if Dovecot is not installed."""
     program = shutil.which("dovecot", path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
     if program is None:
         pytest.skip("Dovecot is not installed: apt install dovecot-imapd")
-    # As root, mails belong to somebody else: Dovecot serves none of root's.
+    # For root, another user owns the mails, because Dovecot does not serve root's mails.
     account = pwd.getpwnam("nobody") if os.geteuid() == 0 else pwd.getpwuid(os.geteuid())
     with tempfile.TemporaryDirectory(prefix="pawl-dovecot-") as name:
         folder, port = Path(name), free_port()
@@ -99,7 +99,6 @@ async def dovecot() -> AsyncIterator[int]:
 
 
 async def add(port: int, *mails: str) -> None:
-    """Put mails into the mailbox."""
     await asyncio.to_thread(_add, port, list(mails))
 
 

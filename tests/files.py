@@ -1,4 +1,4 @@
-"""Files that other processes read while a test goes on."""
+"""Files that other processes read during a test."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def put(file: Path, text: str) -> None:
-    """Have a file say something else, at once: who reads it never finds a part."""
+    """Replace a file atomically, so that readers never see a partial file."""
     draft = file.with_suffix(".draft")
     draft.write_text(text)
     draft.replace(file)

@@ -1,4 +1,4 @@
-"""The keys of suites and processes that tests start, and channels that show the local one."""
+"""Keys of the suites and processes that tests start, and channels that send the local key."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from pawl.chassis.identity.key_rows import digest_of
 
 LOCAL_KEY: Final = "local-key-of-the-tests"
 SERVICE_KEY: Final = "service-key-of-the-tests"
+# Has the digest of SERVICE_KEY as agent-loop's key, which may call most methods
 SERVICE_KEYS_FILE: Final = Path(__file__).with_name("service-keys.json")
-"""Has the digest of SERVICE_KEY as that of agent-loop, which may call most."""
+# The settings of a service that a test starts on its own
 ENVIRONMENT: Final = {
     "PAWL_LOCAL_KEY": LOCAL_KEY,
     "PAWL_SERVICE_KEY": SERVICE_KEY,
     "PAWL_SERVICE_KEYS_FILE": str(SERVICE_KEYS_FILE),
 }
-"""What a service needs that a test starts by itself."""
 METADATA: Final = (("authorization", f"Bearer {LOCAL_KEY}"),)
 
 
 def authenticator(
     keys: Sequence[ApiKey] = (), *, service_key: str | None = None, local_key: str | None = None
 ) -> KeyAuthenticator:
-    """Return what knows these keys; `service_key` is agent-loop's."""
+    """Return an authenticator for these keys; `service_key` is agent-loop's."""
     found = parse_keys(msgspec.json.encode(keys))
     services = {digest_of(service_key): service_principal("agent-loop")} if service_key else {}
     return KeyAuthenticator(keys=lambda: found, services=lambda: services, local_key=local_key)
 
 
 def keyed_channel(address: str, *, options: Sequence[tuple[str, Any]] = ()) -> grpc.aio.Channel:
-    """Return a bare channel whose calls show the local key, unless they bring a key of their own."""
+    """Return a plain channel whose calls send the local key unless they have their own."""
     return _KeyedChannel(grpc.aio.insecure_channel(address, options=options))
 
 

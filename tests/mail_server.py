@@ -1,4 +1,4 @@
-"""A mail server for tests: it answers as it is told, and keeps what it has taken."""
+"""A scripted mail server for tests that keeps accepted mails."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CODE = re.compile(r"pawl notify confirm (\S+) (\d{8})")
 
 
 class Postbox:
-    """A mail server's end: it answers RCPT and DATA as it is told, and keeps what has come."""
+    """An SMTP handler with configured responses to RCPT and DATA that keeps accepted mails."""
 
     def __init__(self) -> None:
         self.envelopes: list[Envelope] = []
@@ -26,8 +26,8 @@ class Postbox:
         self.data: Iterator[str] = iter(())
         self.breaks = False
         self.falls_silent = False
+        # Commands wait until this is set
         self.held: asyncio.Event | None = None
-        """What comes is answered once this is set."""
 
     async def handle_RCPT(self, _server: Any, _session: Any, envelope: Envelope, address: str, _options: Any) -> str:
         if address.startswith("nobody"):
@@ -51,20 +51,20 @@ class Postbox:
         return "221 Bye"
 
     def messages(self) -> list[EmailMessage]:
-        """What has come."""
+        """Accepted messages."""
         return [_read(envelope) for envelope in self.envelopes]
 
     def texts(self) -> list[str]:
-        """What has come, as text."""
+        """Accepted messages as text."""
         return [text_of(message) for message in self.messages()]
 
     def codes(self) -> list[str]:
-        """The codes that have come."""
+        """Confirmation codes in accepted messages."""
         return [match[2] for text in self.texts() if (match := _CODE.search(text))]
 
 
 def text_of(message: EmailMessage) -> str:
-    """What a mail says, as text."""
+    """Return the body of a mail as text."""
     body = message.get_body(("plain",))
     assert body is not None
     return str(body.get_content())
@@ -79,7 +79,7 @@ def _read(envelope: Envelope) -> EmailMessage:
 
 @asynccontextmanager
 async def mail_server() -> AsyncIterator[tuple[Postbox, int]]:
-    """Run one; gives its end, and the port."""
+    """Run a server and yield its postbox and port."""
     postbox = Postbox()
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: SMTP(postbox, hostname="mail.example.org", loop=loop), "127.0.0.1", 0)

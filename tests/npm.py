@@ -1,4 +1,4 @@
-"""Packages of npm for tests, as a lock has them, installed by the node that comes with Python."""
+"""npm packages for tests, from a lock file, installed by the node that comes with Python."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _UNREACHABLE: Final = ("ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ETIMEDOUT")
 
 
 def install(source: Path, folder: Path, *, timeout_seconds: float) -> None:
-    """Copy `source`, which has a package.json and its lock, to `folder` and install there what it names.
+    """Copy `source`, which has a package.json and its lock, to `folder` and install its packages.
 
-    Skips the test where npm reaches no registry.
+    Skips the test if npm cannot reach a registry.
     """
     shutil.copytree(source, folder, dirs_exist_ok=True)
     _npm("ci", folder, timeout_seconds)
@@ -40,7 +40,7 @@ def _npm(command: str, folder: Path, timeout_seconds: float, *packages: str) -> 
 
 
 def check(done: subprocess.CompletedProcess[str]) -> None:
-    """Fail the test unless the command succeeded; skip it where npm reached no registry."""
+    """Fail the test unless the command succeeded; skip it if npm could not reach a registry."""
     if done.returncode:
         said = done.stdout + done.stderr
         if any(code in said for code in _UNREACHABLE):

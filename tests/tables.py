@@ -1,4 +1,4 @@
-"""Tables of cases that are one test: each case is a moment, and each test costs its collection."""
+"""Tables of cases in one test, because collecting a test costs more than running a case."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def for_each(names: str | tuple[str, ...], rows: Iterable[Any]) -> Callable[[Callable[..., Any]], Any]:
-    """Run a test for each row, as `pytest.mark.parametrize` does, but as one test; a failure names its row."""
+    """Run a test for each row, like `pytest.mark.parametrize` but as one test; a failure names its row."""
     keys = [names] if isinstance(names, str) else list(names)
     table = [dict(zip(keys, [row] if isinstance(names, str) else row, strict=True)) for row in rows]
 
@@ -46,21 +46,21 @@ def for_each(names: str | tuple[str, ...], rows: Iterable[Any]) -> Callable[[Cal
 
 
 def not_refused(error: type[Exception], call: Callable[[T], Any], rows: Iterable[T]) -> list[T]:
-    """Return the rows with which a call does not raise the error."""
+    """Return the rows for which a call does not raise the error."""
     return [row for row in rows if refusal(error, lambda row=row: call(row)) is None]  # type: ignore[misc]
 
 
 def not_explained(
     error: type[Exception], call: Callable[[T], Any], rows: Mapping[T, str] | Iterable[tuple[T, str]]
 ) -> list[tuple[T, str, str | None]]:
-    """Return the rows with which a call does not raise the error, or says nothing that matches; and what it says."""
+    """Return the rows for which a call does not raise the error or has another message, with that message."""
     pairs = rows.items() if isinstance(rows, Mapping) else rows
-    told = [(row, says, refusal(error, lambda row=row: call(row))) for row, says in pairs]  # type: ignore[misc]
-    return [(row, says, found) for row, says, found in told if found is None or not re.search(says, found)]
+    results = [(row, says, refusal(error, lambda row=row: call(row))) for row, says in pairs]  # type: ignore[misc]
+    return [(row, says, found) for row, says, found in results if found is None or not re.search(says, found)]
 
 
 def refusal(error: type[Exception], call: Callable[[], Any]) -> str | None:
-    """Return what a call says when it raises the error; None if it does not raise."""
+    """Return the message of the error that a call raises; None if it does not raise."""
     try:
         call()
     except error as raised:

@@ -1,7 +1,7 @@
-"""Runs pytest for CI and gives failed tests a second try: `python -m tests.twice ARGUMENTS`, with pytest's arguments.
+"""Runs pytest for CI and retries failed tests: `python -m tests.twice ARGUMENTS`, with pytest's arguments.
 
-A test that passes alone is printed under "flaky" and does not fail CI. What fails twice does. Tests marked `promise`
-get no second try. If a worker process crashed, the whole run is repeated once.
+A test that passes alone is printed under "flaky" and does not fail CI. A test that fails twice does. Tests marked
+`promise` are not retried. If a worker process crashed, the whole run is repeated once.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Any
 
 import pytest
 
+# More failures than this have a common cause and are not retried
 FAILURES_MAX = 20
-"""More failures than this have a common cause and are not tried again."""
 KNOWN = Path(__file__).with_name("flaky.toml")
 AGE_DAYS_MAX = 7
 
@@ -30,7 +30,7 @@ _TESTS_FAILED = 1
 
 
 class Verdict(enum.Enum):
-    """What follows from one run of pytest."""
+    """The decision after one run of pytest."""
 
     DONE = enum.auto()
     RETRY_FAILED = enum.auto()
@@ -38,7 +38,7 @@ class Verdict(enum.Enum):
 
 
 def judge(exit_code: int, failures: dict[str, Any], *, crashed: bool) -> Verdict:
-    """Decide whether to try again. `failures` maps test ids to what `Recorder` noted."""
+    """Decide whether to retry. `failures` maps test ids to the notes of `Recorder`."""
     if crashed:
         return Verdict.REPEAT
     if exit_code != _TESTS_FAILED or len(failures) > FAILURES_MAX or any(f["promise"] for f in failures.values()):
@@ -54,14 +54,14 @@ def known(today: dt.date) -> tuple[frozenset[str], list[str]]:
 
 
 class Recorder:
-    """The plugin of pytest that notes failures in the file that _RECORD names."""
+    """A pytest plugin that writes failures to the file in _RECORD."""
 
     def __init__(self) -> None:
         self.failures: dict[str, Any] = {}
         self.crashed = False
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note the first failure of a test."""
+        """Record the first failure of a test."""
         if report.failed:
             lines = [line for line in report.longreprtext.splitlines() if line.startswith("E ")] or [
                 report.longreprtext
@@ -70,16 +70,16 @@ class Recorder:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, error: object) -> None:
-        """Note that a worker of xdist died."""
+        """Record that an xdist worker died."""
         self.crashed = self.crashed or error is not None
 
     def pytest_sessionfinish(self) -> None:
-        """Write what was noted."""
+        """Write the record."""
         Path(os.environ[_RECORD]).write_text(json.dumps({"failures": self.failures, "crashed": self.crashed}))
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Record in the process that the others report to."""
+    """Record in the main process, which the workers report to."""
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Recorder())
 
@@ -96,7 +96,7 @@ def _run(arguments: Sequence[str]) -> tuple[int, dict[str, Any], bool]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the tests and return the exit code of the run that counts."""
+    """Run the tests and return the exit code of the decisive run."""
     exit_code, failures, crashed = _run(arguments)
     verdict = judge(exit_code, failures, crashed=crashed)
     if verdict is Verdict.REPEAT:

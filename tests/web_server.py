@@ -1,4 +1,4 @@
-"""A web server for tests: it answers as it is told, and remembers what it was asked."""
+"""A scripted web server for tests that records its requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Asked:
-    """A request as it came in; names of headers in small letters."""
+    """A received request; header names are in lower case."""
 
     method: str
     target: str
@@ -21,38 +21,38 @@ class Asked:
 
 @dataclass(frozen=True)
 class Reply:
-    """What it answers."""
+    """A response."""
 
     body: bytes = b""
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
+    # The last byte of the body repeats forever
     is_endless: bool = False
-    """The last byte of the body comes again and again."""
+    # No response is sent
     waits: bool = False
-    """Nothing comes at all."""
+    # The response waits until this is set
     held: asyncio.Event | None = None
-    """Nothing comes before this is set."""
+    # Sent before the response
     interim: bytes = b""
-    """What comes first, before the answer."""
+    # The connection is closed instead of a response
     breaks: bool = False
-    """The connection is closed in place of an answer."""
 
 
 @dataclass
 class WebServer:
-    """Listens at one port of one address."""
+    """Listens on one port of one address."""
 
     answer: Callable[[Asked], Reply]
     port: int = 0
     asked: list[Asked] = field(default_factory=list)
     connections: int = 0
+    # The local address of each connection
     addresses: list[str] = field(default_factory=list)
-    """What each connection was made to."""
     sent_bytes: int = 0
     _writers: set[asyncio.StreamWriter] = field(default_factory=set)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one request on one connection."""
+        """Handle one request on one connection."""
         self.connections += 1
         self.addresses.append(writer.get_extra_info("sockname")[0])
         self._writers.add(writer)
@@ -93,7 +93,7 @@ class WebServer:
             await writer.drain()
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close open connections."""
         for writer in self._writers:
             writer.transport.abort()
 
@@ -118,19 +118,18 @@ async def web_server(
 
 
 def pages(replies: Mapping[str, Reply]) -> Callable[[Asked], Reply]:
-    """An answer for each path."""
+    """Return a handler with a response for each path."""
     return lambda asked: replies.get(asked.target.partition("?")[0], Reply(status=404))
 
 
 class Names:
-    """A resolver that a test fills; each question is remembered, and a list of lists is answered one by one."""
+    """A scripted resolver that records lookups; the lists of a list are returned in turn."""
 
     def __init__(self, addresses: Mapping[str, list[str] | list[list[str]]]) -> None:
         self._addresses = addresses
         self.asked: list[str] = []
 
     async def __call__(self, host: str, port: int) -> list[str]:
-        """Answer."""
         self.asked.append(host)
         answers = self._addresses.get(host)
         if answers is None:

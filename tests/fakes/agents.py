@@ -1,4 +1,4 @@
-"""The agents of the ledger in memory, over its own rules and its own servicer."""
+"""Agents of the in-memory ledger, with the real rules and servicer."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ TIME = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class MemoryAgentRepository(PostgresAgents):
-    """Agents in memory."""
-
     def __init__(self) -> None:
         self.agents: dict[tuple[StoreId, str], AgentRow] = {}
         self.rows: dict[tuple[StoreId, str, int], AgentVersionRow] = {}
@@ -95,7 +93,7 @@ class MemoryAgentRepository(PostgresAgents):
 
 
 class MemoryUsage(PostgresUsage):
-    """What a test has put there."""
+    """Usage set by a test."""
 
     def __init__(self) -> None:
         self.of_agents: dict[tuple[StoreId, str], list[AgentUsage]] = {}
@@ -115,8 +113,8 @@ class MemoryAgents(AgentLedger):
     def __init__(self) -> None:
         self.repository = MemoryAgentRepository()
         self.usage = MemoryUsage()
+        # Handles forwarded calls
         self.forwarded = AgentServicer(self.repository, self.usage)
-        """What answers the calls that are forwarded."""
         servicer = AgentLedgerServicer(self.repository, self.usage)
         channel: Any = Channel(lambda method, request, _: answer([servicer], method, request))
         super().__init__(channel)

@@ -1,4 +1,4 @@
-"""A checker of edited arguments and answers."""
+"""A fake checker of edited arguments and answers."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _DIGEST = ReportPolicy(reports=JobReports.DIGEST, report_seconds=600.0)
 
 
 class FakeChecker(RegistryClient):
-    """A registry that refuses arguments, and answers, with the word `bad` in them, and knows seven tools.
+    """A registry that rejects arguments and answers that contain `bad`, and knows seven tools.
 
-    It offers five of them, one to those with the role clerk only.
+    It offers five of them, one only to the role clerk.
     """
 
     is_away = False
@@ -67,7 +67,7 @@ class FakeChecker(RegistryClient):
         )
 
     async def check_job(self, caller: Principal, run: Run, now: float) -> Verdict:
-        """Return the verdict on the call of a job: `denied`, `show`, `here` and `digest` have their own."""
+        """Return the verdict on the call of a job; `denied`, `show`, `here` and `digest` have special ones."""
         assert run.job is not None
         self.jobs_of.append((run.reports_to_conversation_id, run.run_id))
         name, data = run.job.tool_name, run.job.arguments_json
@@ -94,7 +94,7 @@ class FakeChecker(RegistryClient):
         return 7
 
     async def check_own(self, caller: Principal, definitions: Sequence[bytes]) -> tuple[Tool, ...]:
-        """Return the tools that are to come with a run, unless one has the name of a tool that there is."""
+        """Return the tools that come with a run; reject names of existing tools."""
         named = [tool_pb2.ToolDefinition.FromString(each) for each in definitions]
         for definition in named:
             if definition.name in self.taken:

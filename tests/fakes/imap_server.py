@@ -1,4 +1,7 @@
-"""An IMAP server with one folder, as much of RFC 3501 as reads mails. What it says was compared with Dovecot's."""
+"""An IMAP server with one folder and the part of RFC 3501 that reads mails.
+
+Its responses were compared with Dovecot's.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,9 @@ _EXAMINE: Final = re.compile(r'EXAMINE "?([^"]*)"?', re.IGNORECASE)
 
 
 class ImapServer:
-    """A server on a free port; a context manager. `says` replaces the answers to commands by their first words.
+    """A server on a free port; use as a context manager.
 
-    It hangs while `answers` is not set.
+    `says` replaces the responses to commands by their first words. It hangs while `answers` is not set.
     """
 
     def __init__(self, *, tls: ssl.SSLContext | None = None, username: str = "ann", password: str = "secret") -> None:
@@ -35,13 +38,12 @@ class ImapServer:
 
     @property
     def port(self) -> int:
-        """The port that it listens on."""
         assert self._server is not None
         port: int = self._server.sockets[0].getsockname()[1]
         return port
 
     def add(self, mail: bytes | str) -> int:
-        """Put a mail into the folder; returns its UID."""
+        """Put a mail into the folder and return its UID."""
         raw = mail.encode() if isinstance(mail, str) else mail
         uid = max(self.mails, default=0) + 1
         self.mails[uid] = re.sub(rb"\r?\n", b"\r\n", raw)
@@ -90,7 +92,7 @@ class ImapServer:
         if (match := _EXAMINE.fullmatch(command)) is not None:
             return self._opened(match[1])
         if (match := _SEARCH.fullmatch(command)) is not None:
-            # The last mail belongs to every range that ends with it.
+            # A range that ends with `*` always includes the last mail.
             last = max(self.mails, default=0)
             end = last if match[2] == "*" else int(match[2])
             found = [uid for uid in self.mails if int(match[1]) <= uid <= end or (match[2] == "*" and uid == last)]

@@ -1,4 +1,4 @@
-"""An issuer of tokens: makes keys, publishes them and signs whatever it is told."""
+"""An issuer of tokens: it creates keys, publishes them and signs any claims."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CLAIMS: Final[dict[str, Any]] = {
 
 
 def provider(**more: Any) -> Provider:
-    """Return a provider as an entry of PAWL_OIDC_FILE describes it."""
+    """Return a provider as an entry of PAWL_OIDC_FILE."""
     base = {"issuer": ISSUER, "audience": AUDIENCE, "store": {"claim": "tenant"}, "user": {"claim": "sub"}}
     [made] = parse_providers(json.dumps([base | more]).encode())
     return made
@@ -37,22 +37,22 @@ def provider(**more: Any) -> Provider:
 
 @functools.cache
 def key(kind: str = "EC", form: int | str = "P-256", name: str = "k1") -> jwk.Key:
-    """Return a private key; the same one for the same name, kind and form."""
+    """Return a private key, cached by name, kind and form."""
     return jwk.generate_key(kind, form, {"kid": name})  # type: ignore[call-overload,no-any-return]  # of literals
 
 
 def published(private: jwk.Key, **more: Any) -> dict[str, Any]:
-    """Return what the issuer says of a key."""
+    """Return the public form of a key."""
     return {**private.as_dict(private=False), **more}
 
 
 def keys(*entries: dict[str, Any] | jwk.Key) -> tuple[PublicKey, ...]:
-    """Return the keys of a set that is published with these."""
+    """Return the keys of a published set."""
     return parse_keys(key_set(*entries))
 
 
 def key_set(*entries: dict[str, Any] | jwk.Key) -> bytes:
-    """Return the set as it is published."""
+    """Return the set as published."""
     return json.dumps({"keys": [each if isinstance(each, dict) else published(each) for each in entries]}).encode()
 
 
@@ -70,7 +70,7 @@ def token(
     header: dict[str, Any] | None = None,
     **more: Any,
 ) -> str:
-    """Return a signed token of CLAIMS and `more`; a claim or header that is None is left out."""
+    """Return a signed token of CLAIMS and `more`; claims and headers with None are omitted."""
     private = private or key()
     head = {"alg": alg, "kid": private.kid, "typ": "at+jwt", **(header or {})}
     head = {name: value for name, value in head.items() if value is not None}
@@ -85,7 +85,7 @@ OK: Final = b"HTTP/1.1 200 OK\r\nconnection: close\r\n"
 
 
 class IssuerServer:
-    """Answers each path with the bytes that it is told, and notes what it was asked for."""
+    """Serves configured bytes by path and records the requests."""
 
     def __init__(self) -> None:
         self.answers: dict[str, bytes | None] = {}
@@ -97,16 +97,16 @@ class IssuerServer:
         return f"{self.url}/realms/a"
 
     def say(self, path: str, body: bytes | dict[str, Any], head: bytes = OK) -> None:
-        """Answer a path so from now on."""
+        """Set the response of a path."""
         self.answers[path] = head + b"\r\n" + (body if isinstance(body, bytes) else json.dumps(body).encode())
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one request."""
+        """Handle one request."""
         path = (await reader.readuntil(b"\r\n\r\n")).decode().split(" ")[1]
         self.asked.append(path)
         answer = self.answers.get(path, b"HTTP/1.1 404 Not Found\r\nconnection: close\r\n\r\n")
         if answer is None:
-            await reader.read()  # until the client gives up
+            await reader.read()  # until the client cancels
         else:
             writer.write(answer)
         writer.close()
@@ -114,7 +114,7 @@ class IssuerServer:
 
 @asynccontextmanager
 async def issuer_server() -> AsyncIterator[IssuerServer]:
-    """An issuer on this machine that describes itself; its keys are at /keys as soon as the test says them."""
+    """A local issuer that describes itself; its keys are at /keys after the test sets them."""
     made = IssuerServer()
     async with await asyncio.start_server(made.serve, "127.0.0.1", 0) as listening:
         made.url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"

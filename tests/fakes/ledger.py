@@ -1,4 +1,4 @@
-"""The ledger in memory, as workers see it: job-store as it is, over the rows of the simulation."""
+"""The in-memory ledger as workers see it: job-store's rules over the rows of the simulation."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from tests.simulation.history import History
 from tests.simulation.job_store import Channel, answer, ports_on
 from tests.simulation.store import Database, MemoryJournal, Tables
 
-# A request and its answer take this long each.
-_WAY_SECONDS = 0.001
+# Latency of a request and of its response, each.
+_LATENCY_SECONDS = 0.001
 
 _OF_THE_LEDGER = {
     *("run_changed", "message_added", "call_changed", "operator_acted", "run_topped_up"),
@@ -40,11 +40,11 @@ _OF_THE_LEDGER = {
 }
 
 STORE, USER = "store", "user"
-_PLACES = SlotLimits(per_store=1000, per_user=1000)
+_SLOTS = SlotLimits(per_store=1000, per_user=1000)
 
 
 class CountedIds(IdSource):
-    """Ids that count."""
+    """Sequential ids."""
 
     def __init__(self) -> None:
         super().__init__(VirtualClock())
@@ -54,8 +54,8 @@ class CountedIds(IdSource):
         return f"{prefix}_{next(self._numbers):06}"
 
 
-class Nobody:
-    """An announcer that nobody hears."""
+class SilentAnnouncer:
+    """An announcer without subscribers."""
 
     async def publish(self, events: object) -> None: ...
 
@@ -67,11 +67,10 @@ class Nobody:
 
 
 class MemoryLedger(WorkerLedgerClient):
-    """A `WorkerLedger`, with what tests need to start runs and to send commands.
+    """A `WorkerLedger` with methods to start runs and send commands.
 
-    `fault` is called around every request of the worker with the name of its method
-    and whether it has been carried out; what it raises reaches the caller, so a
-    request can be lost before or after it was carried out.
+    `fault` is called before and after every worker request with the method name and whether it was executed. What it
+    raises reaches the caller, so a request can be lost before or after its execution.
     """
 
     def __init__(self, *, crashes_max: int = 3) -> None:
@@ -81,12 +80,12 @@ class MemoryLedger(WorkerLedgerClient):
         self.tables = Tables()
         self.fault: Callable[[str, bool], Awaitable[None]] | None = None
         self.steps: list[ledger_pb2.CommitRunRequest] = []
+        # False: a claim does not include the loaded run
         self.loads_along = True
-        """False: what is loaded of a run does not come with its claim."""
         self._database = Database(self.tables, Chance(0, calm=True), History(), "test")
         self._journal = MemoryJournal(self._database, self.ids)
-        self._limits = Limits(crashes_max=crashes_max, queue_max=10, store_queue_max=1000, slots=_PLACES)
-        ports = ports_on(self._database, self._limits, ids=self.ids, announcer=Nobody())
+        self._limits = Limits(crashes_max=crashes_max, queue_max=10, store_queue_max=1000, slots=_SLOTS)
+        ports = ports_on(self._database, self._limits, ids=self.ids, announcer=SilentAnnouncer())
         self._job_store = wiring.wire(ports, self._limits)
         self._is_open = False
 
@@ -100,7 +99,7 @@ class MemoryLedger(WorkerLedgerClient):
         *,
         own_tools: Sequence[Tool] = (),
     ) -> RunKey:
-        """Bring a message of the user, and perhaps tools; return the run that it started."""
+        """Send a message of the user, with optional tools; return the run that it started."""
         request = ledger_pb2.SubmitMessageRequest(
             store_id=STORE,
             user_id=USER,
@@ -135,7 +134,7 @@ class MemoryLedger(WorkerLedgerClient):
         return outcome
 
     async def note_completion(self, key: RunKey, call_id: CallId) -> None:
-        """Tell a run that one of its calls was completed."""
+        """Notify a run that one of its calls was completed."""
         request = ledger_pb2.NoteCompletionRequest(store_id=key.store_id, run_id=key.run_id, call_id=call_id)
         self._apply(operations.note_completion(request))
 
@@ -159,11 +158,10 @@ class MemoryLedger(WorkerLedgerClient):
         return [wire.MESSAGE.read(messages.message(row, self.row(key).user_id)) for row in rows]
 
     def log(self, key: RunKey) -> list[event_pb2.RunEvent]:
-        """Return the log of a run."""
         return [event_pb2.RunEvent.FromString(event) for event in self.tables.events[key]]
 
     def events(self, key: RunKey) -> list[Any]:
-        """Return what the log says: the owner's events as values, the ledger's own as they are."""
+        """Return the log: the owner's events as values, the ledger's own unchanged."""
         read = wire.EVENT.read
         return [event if event.WhichOneof("kind") in _OF_THE_LEDGER else read(event) for event in self.log(key)]
 
@@ -188,13 +186,13 @@ class MemoryLedger(WorkerLedgerClient):
         return responses
 
     async def _maybe_fail(self, method: str, *, done: bool) -> None:
-        await asyncio.sleep(_WAY_SECONDS)
+        await asyncio.sleep(_LATENCY_SECONDS)
         if self.fault is not None:
             await self.fault(method, done)
 
 
-def states_told(log: Iterable[event_pb2.RunEvent]) -> list[str]:
-    """Return the states of the run that a log tells of, in order."""
+def logged_states(log: Iterable[event_pb2.RunEvent]) -> list[str]:
+    """Return the run states in a log, in order."""
     states = [event.run_changed.run.state for event in log if event.HasField("run_changed")]
     return [run_pb2.RunState.Name(state).removeprefix("RUN_STATE_") for state in states]
 
@@ -202,7 +200,7 @@ def states_told(log: Iterable[event_pb2.RunEvent]) -> list[str]:
 def transient(
     error: type[Exception], *, at: Iterable[int], name: str, done: bool = False
 ) -> Callable[[str, bool], Awaitable[None]]:
-    """Return a fault that fails these requests of that name, counted from 0."""
+    """Return a fault that fails the requests with this name and these indexes, counted from 0."""
     wanted, count = set(at), itertools.count()
 
     async def fault(request: str, carried_out: bool) -> None:

@@ -1,4 +1,4 @@
-"""Live events that a test can lose."""
+"""Live events that a test can drop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pawl.event.v1 import event_pb2
 
 
 class FakeLive(BusEvents):
-    """Live events. `connected = False` stops them; `lose` drops those that it returns True for."""
+    """Live events. `connected = False` stops them; `lose` is a predicate for events to drop."""
 
     connected = True
 

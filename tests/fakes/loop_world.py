@@ -1,4 +1,4 @@
-"""One agent loop without processes: the real drive and worker over a ledger, a registry and a model in memory."""
+"""One agent loop without processes: the real drive and worker with an in-memory ledger, registry and model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LEASE_SECONDS = 10.0
 
 @dataclass
 class CountingMeter:
-    """A `Meter` that remembers how runs were left, and how calls ended."""
+    """A `Meter` that records how runs were left and how calls ended."""
 
     left: list[str] = field(default_factory=list)
     executed: list[str] = field(default_factory=list)
@@ -48,7 +48,7 @@ class CountingMeter:
 
 
 class World:
-    """What one test needs; make it inside a virtual loop."""
+    """The parts of one test; create it inside a virtual loop."""
 
     def __init__(
         self, verdicts: dict[str, Verdict], scripts: list[Script], *, seconds: float = 1.0, crashes_max: int = 3
@@ -72,7 +72,7 @@ class World:
         )
 
     async def claim(self, worker_id: str = "worker") -> Claim:
-        """Claim the one run that there is, as soon as it can be claimed."""
+        """Claim the only run as soon as it can be claimed."""
         while True:
             claims = await self.ledger.claim(WorkerId(worker_id), runs_max=1, lease_seconds=LEASE_SECONDS)
             if claims:
@@ -80,7 +80,7 @@ class World:
             await asyncio.sleep(1.0)
 
     async def drive(self, worker_id: str = "worker") -> DriveEnd:
-        """Claim the run and drive it until it is let go of."""
+        """Claim the run and drive it until it is released."""
         return await Drive(await self.claim(worker_id), self.dependencies).run()
 
     def worker(
@@ -90,7 +90,7 @@ class World:
         ending_drive: Callable[[Claim], Drive] | None = None,
         limits: WorkerLimits = WorkerLimits(),  # noqa: B008  # it is frozen
     ) -> Worker:
-        """A worker that is not running yet, with drives of the test's own: to drive, and to end what crashed."""
+        """Return a worker that is not running yet, with drives that the test can replace."""
 
         def drive(claim: Claim, dependencies: WorkerDependencies, failure: RunFailure | None) -> Drive:
             own = new_drive if failure is None else ending_drive
@@ -99,12 +99,12 @@ class World:
         return Worker(WorkerId(worker_id), self.dependencies, limits, drive)
 
     async def respond(self, key: RunKey) -> None:
-        """Be the people and the front end: approve, answer, run what is offered."""
+        """Act as the people and the front end: approve, answer and run offered calls."""
         for call in self.ledger.calls(key):
             await self._respond_to(key, call)
 
     async def finish(self, key: RunKey) -> None:
-        """Drive the run, with whoever is needed, until it has ended."""
+        """Drive the run to its end, acting as the people and the front end."""
         for _ in range(50):
             if self.ledger.run(key).state in ENDED:
                 return

@@ -8,7 +8,7 @@ import itertools
 
 
 class ManualClock:
-    """Time passes only in `advance`, which wakes what slept until then, in order."""
+    """Time passes only in `advance`, which wakes sleepers in order."""
 
     def __init__(self, now: float = 1_800_000_000.0) -> None:
         self._now = now
@@ -44,7 +44,7 @@ class ManualClock:
         self._move_to(until)
 
     def step_back(self, seconds: float) -> None:
-        """Set the time of day back, as an administrator might; sleepers do not notice."""
+        """Set the time of day back, as an administrator might; sleepers are not affected."""
         self._now -= seconds
 
     def _move_to(self, monotonic: float) -> None:
@@ -53,6 +53,6 @@ class ManualClock:
 
 
 async def _settle() -> None:
-    """Let tasks that are ready run until they wait for something."""
+    """Run ready tasks until they wait."""
     for _ in range(10):
         await asyncio.sleep(0)

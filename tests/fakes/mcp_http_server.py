@@ -1,4 +1,4 @@
-"""An MCP server over streamable HTTP, of the newest protocol, written with the package: `... PORT`."""
+"""An MCP server over streamable HTTP with the newest protocol, written with the package: `... PORT`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def add(a: int, b: int) -> int:
 
 @server.tool()
 def whoami(context: Context) -> str:
-    """Say what came in the header."""
+    """Return the header value."""
     return f"you sent {(context.headers or {}).get('x-token')}"
 
 

@@ -1,4 +1,4 @@
-"""How the MCP server of this folder is started: what it needs to read, and where it writes."""
+"""The start command of the MCP server in this folder, with its readable and writable folders."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pawl.tool.v1 import source_pb2
 
 ROOT: Final = Path(__file__).parents[2]
 FAKE: Final = ROOT / "tests" / "fakes" / "mcp_server.py"
+# The folders of the server itself: tests, environment and Python
 READABLE: Final = (str(ROOT), sys.prefix, sys.base_prefix)
-"""The folders of the server itself: tests, environment and Python."""
 
 
 def command(folder: Path) -> list[str]:
@@ -20,7 +20,7 @@ def command(folder: Path) -> list[str]:
 
 
 def stdio_config(folder: Path, **more: Any) -> source_pb2.McpStdioConfig:
-    """Return how a registry starts it; it writes into its folder only."""
+    """Return the source configuration that starts it; it writes only into its folder."""
     paths = {"readable_paths": READABLE, "writable_paths": [str(folder)]}
     return source_pb2.McpStdioConfig(command=command(folder), **(paths | more))
 

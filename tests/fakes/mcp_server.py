@@ -1,9 +1,8 @@
-"""An MCP server over stdio that does as it is told: `python mcp_server.py FOLDER`.
+"""A scripted MCP server over stdio: `python mcp_server.py FOLDER`.
 
-It speaks the protocol by hand, so that it can also break it. Its tools come from
-FOLDER/tools.json, read at each request; what a tool does is in its name. What
-happened is in FOLDER/log, a line each. tests/rpc/tool_registry/test_published_servers.py
-holds the same client against servers that others wrote.
+It implements the protocol by hand, so that it can also break it. Its tools come from FOLDER/tools.json, read at each
+request; the name of a tool selects its behaviour. It writes its log to FOLDER/log, one event a line.
+tests/rpc/tool_registry/test_published_servers.py runs the same client against published servers.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ def notify(method: str, **params: Any) -> None:
     send(method=method, params=params)
 
 
-def told(name: str) -> str:
-    """Return what a file of the folder says, which the test may take away at any moment."""
+def read_file(name: str) -> str:
+    """Return the content of a file of the folder, which the test may remove at any time."""
     try:
         return (FOLDER / name).read_text()
     except FileNotFoundError:
@@ -56,7 +55,7 @@ def read() -> dict[str, Any]:
 
 
 def ask(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Ask what is in the arguments, and return what the answer is."""
+    """Ask the question in the arguments and return the answer."""
     schema = {"type": "object", "properties": {"size": {"type": "string"}}}
     asked = arguments.get("asks") or {"message": "Which size?", "requestedSchema": schema}
     send(id="q1", method="elicitation/create", params=asked)
@@ -163,7 +162,7 @@ DONE: dict[str, Callable[[dict[str, Any], Any], dict[str, Any] | None]] = {
 
 
 def wants_page(message: dict[str, Any]) -> bool:
-    """Want a page to be opened before the first call of log_in, or before all while FOLDER/closed is there."""
+    """Request that a page is opened before the first call of log_in, or before all calls while FOLDER/closed exists."""
     is_open = "call log_in" in (FOLDER / "log").read_text().splitlines()[:-1] and not (FOLDER / "closed").exists()
     if message["params"]["name"] != "log_in" or is_open:
         return False
@@ -209,7 +208,7 @@ def call(message: dict[str, Any]) -> None:
 def main() -> None:
     log(f"started {os.getpid()}")
     sys.stderr.write("hello from the server\n")
-    mode = told("mode")
+    mode = read_file("mode")
     while mode == "waits" and not (FOLDER / "go").exists():
         time.sleep(0.01)
     if mode == "deaf":

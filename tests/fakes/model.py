@@ -1,4 +1,4 @@
-"""A model that says what it is told, and refuses histories that a strict provider would refuse."""
+"""A scripted model that rejects histories a strict provider would reject."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from pawl.agent_loop.model.request import (
 )
 from tests.fakes.provider import check_history
 
+# Pieces to send, seconds of silence, or a final error
 Script = Sequence[Piece | float | ModelError]
-"""Pieces to give, seconds to be silent, an error to end with."""
 
 
 def says(text: str, chunks: int = 1) -> Script:
-    """An answer in words."""
+    """Return a text answer."""
     size = max(1, -(-len(text) // chunks))
     parts = [text[start : start + size] for start in range(0, len(text), size)]
     return [*(TextPiece(text=part) for part in parts), _USAGE, Finished(reason="stop")]
 
 
 def calls(*asked: str, text: str = "") -> Script:
-    """An answer that calls tools, given as `name` or `name arguments`."""
+    """Return an answer that calls tools, given as `name` or `name arguments`."""
     pieces: list[Piece] = [TextPiece(text=text)] if text else []
     for index, call in enumerate(asked):
         name, _, arguments = call.partition(" ")
@@ -42,7 +42,7 @@ def calls(*asked: str, text: str = "") -> Script:
 def fails(
     reason: str = "HTTP_503", *, retryable: bool = True, after: Script = (), retry_after: float | None = None
 ) -> Script:
-    """A call that fails, after what it gave."""
+    """Return a call that fails after these pieces."""
     problem = Problem(
         reason=reason, retryable=retryable, message="The model server failed.", retry_after_seconds=retry_after
     )
@@ -54,12 +54,12 @@ _USAGE = UsageReport(input_tokens=10, output_tokens=5)
 
 @dataclass
 class FakeModel:
-    """Gives `scripts` in order of the calls, or `by_round`: by what the model has said before. Else, plain words."""
+    """Plays `scripts` in order of the calls, or `by_round`: by the previous model output. The default is plain text."""
 
     scripts: list[Script]
     by_round: bool = False
+    # Returns the script for a request, if it depends on the request
     reply: Callable[[ModelRequest], Script] | None = None
-    """Gives the script of a request, where what is asked decides."""
     requests: list[ModelRequest] = field(default_factory=list)
     streaming: int = 0
 

@@ -1,4 +1,4 @@
-"""What a strict model server says to a history: the scripted server's own check, without the HTTP."""
+"""The history check of a strict model server, without HTTP."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pawl.model_server.strict import check_request
 
 
 def check_history(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> None:
-    """Raise if a provider would refuse these messages.
+    """Raise if a provider would reject these messages.
 
-    Stricter than OpenAI: neighbours of the same role, and a history that does not end with somebody else's word,
-    are refused too, as some providers do.
+    Stricter than OpenAI: adjacent messages of one role, and a history that ends with the model's message, are rejected
+    too, as some providers do.
     """
     body: dict[str, Any] = {"model": "m", "messages": messages, "stream": True}
     if tools:

@@ -1,4 +1,4 @@
-"""A registry in memory with a journal: what a test says of tools is true, and effects are counted."""
+"""An in-memory registry with a journal and configurable tools, which counts effects."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ NOT_COMPLETED = CallResult(content_json=b'{"error":"nobody"}', is_error=True, er
 
 @dataclass
 class FakeRegistry:
-    """`verdicts` by tool name. Executions take `seconds`, return `results` by name, and fail as `failing` says."""
+    """`verdicts` by tool name. Executions take `seconds`, return `results` by name and fail according to `failing`."""
 
     verdicts: dict[str, Verdict]
     seconds: float = 1.0
@@ -60,31 +60,31 @@ class FakeRegistry:
     effects: Counter[str] = field(default_factory=Counter)
     order: list[str] = field(default_factory=list)
     tells_progress: bool = False
+    # True if read-only calls run with their check, on request
     reads_at_once: bool = False
-    """True if calls that only read run as soon as they are checked, where that is asked for."""
+    # Tools whose calls have an unknown outcome
     forgets: set[str] = field(default_factory=set)
-    """Tools of which it is not known whether they ran."""
+    # Tools completed from outside, and how long each call waits for that after it has run
     awaited: dict[str, float] = field(default_factory=dict)
-    """Tools whose calls somebody outside completes, and how long each call waits for that once it has run."""
+    # External completions of calls, by call id
     completed: dict[str, CallResult] = field(default_factory=dict)
-    """What somebody has brought for calls, by their ids."""
     running: int = 0
     running_max: int = 0
+    # How many of the next requests fail with `error`
     unreachable: int = 0
-    """How many of the next requests fail, as `error` says."""
     error: type[PawlError] = DependencyUnavailable
     cancelled: list[str] = field(default_factory=list)
     asked: list[Execution] = field(default_factory=list)
+    # The contexts of `asked`
     contexts: list[CallContext] = field(default_factory=list)
-    """The contexts of `asked`."""
     checked: list[ProposedCall] = field(default_factory=list)
+    # The verdict on calls of tools that came with their run
     own_verdict: Verdict = field(default_factory=lambda: tool("OFFER", context="FRONTEND"))
-    """What is said of calls of tools that came with their run."""
     decisions: list[RecordedDecision] = field(default_factory=list)
     returned: list[RecordedResult] = field(default_factory=list)
     outputs: list[str | None] = field(default_factory=list)
+    # How many of the next answers cannot be checked immediately
     unchecked_outputs: int = 0
-    """How many of the next answers cannot be checked at once."""
     _awaited_until: dict[str, float] = field(default_factory=dict)
     _journal: dict[str, asyncio.Task[ExecutionResult]] = field(default_factory=dict)
 
@@ -134,7 +134,7 @@ class FakeRegistry:
         return tuple(verdicts)
 
     async def check_output(self, store_id: StoreId, schema_json: bytes, output: str | None) -> OutputChecked:
-        """Take any JSON object with as many members as the schema says with `minProperties`."""
+        """Accept any JSON object with at least as many members as `minProperties` in the schema."""
         self.outputs.append(output)
         if self.unchecked_outputs:
             self.unchecked_outputs -= 1
@@ -191,7 +191,7 @@ class FakeRegistry:
         self.cancelled.append(call_id)
         task = self._journal.get(call_id)
         if task is None:
-            # From now on it cannot begin any more.
+            # From now on it cannot start.
             self._journal[call_id] = asyncio.get_running_loop().create_task(_value(CANCELLED))
             return Stopped(stopped=True)
         if call_id in self._awaited_until and call_id not in self.completed:
@@ -228,7 +228,7 @@ async def _value(result: ExecutionResult) -> ExecutionResult:
 
 
 def tool(disposition: str = "RUN", context: str = "BACKEND", effect: str = "AT_MOST_ONCE", **fields: object) -> Verdict:
-    """A verdict in a few words."""
+    """Return a verdict."""
     return Verdict(
         call_id=CallId(""),
         disposition=Disposition(disposition),
@@ -239,7 +239,7 @@ def tool(disposition: str = "RUN", context: str = "BACKEND", effect: str = "AT_M
 
 
 def own_tool(name: str, fallback: str = "", description: str = "Do it.") -> Tool:
-    """A front-end tool that came with a run."""
+    """Return a front-end tool that came with a run."""
     definition = tool_pb2.ToolDefinition(name=name, description=description, fallback_tool_name=fallback)
     digest = hashlib.sha256(definition.SerializeToString()).hexdigest()
     return wire.OWN_TOOL.read(tool_pb2.OwnTool(definition=definition, definition_sha256=digest))

@@ -1,6 +1,5 @@
-"""A small AgentService: replicas that share one book and can break a stream at a chosen moment.
-
-What the real one does with the same frames is tested with real processes in tests/system.
+"""A small AgentService: replicas that share one book and can break a stream at a chosen time. tests/system tests the
+same frames with real processes.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ RUN = "run_1"
 
 @dataclass(slots=True)
 class Book:
-    """What the replicas have in common: one run, and what clients sent."""
+    """State shared by the replicas: one run and the frames of clients."""
 
     events: list[event_pb2.RunEvent] = field(default_factory=list)
     ended: bool = False
@@ -36,7 +35,7 @@ class Book:
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def append(self, count: int, *, ended: bool = False) -> None:
-        """Let the run go on by `count` events, the last of which may end it."""
+        """Add `count` events to the run; the last one may end it."""
         async with self.changed:
             for _ in range(count):
                 event = event_pb2.RunEvent(run_id=RUN, conversation_id="conv_1", seq=len(self.events) + 1)
@@ -46,7 +45,7 @@ class Book:
             self.changed.notify_all()
 
     async def offer(self, call_id: str, tool: str, arguments: bytes = b"{}", *, epoch: int = 1) -> None:
-        """Offer a call to whoever is connected, and to whoever connects later."""
+        """Offer a call to connected clients and to those that connect later."""
         async with self.changed:
             call = call_pb2.Call(run_id=RUN, call_id=call_id, tool_name=tool, arguments_json=arguments)
             self.offers = [offer for offer in self.offers if offer.call.call_id != call_id]
@@ -54,16 +53,16 @@ class Book:
             self.changed.notify_all()
 
     async def until(self, condition: Callable[[Book], bool]) -> None:
-        """Return once the condition holds."""
+        """Wait until the condition holds."""
         async with asyncio.timeout(60), self.changed:
             await self.changed.wait_for(lambda: condition(self))
 
     def sent(self, kind: str) -> list[session_pb2.SessionRequest]:
-        """The frames of a kind that took effect."""
+        """Return the frames of a kind that took effect."""
         return [frame for frame in self.frames if frame.WhichOneof("frame") == kind]
 
     def take(self, frame: session_pb2.SessionRequest) -> types_pb2.Receipt:
-        """Let a frame take effect once; returns its receipt."""
+        """Apply a frame once and return its receipt."""
         before = self.receipts.get(frame.frame_id)
         if before is not None:
             return types_pb2.Receipt(
@@ -79,7 +78,7 @@ class Book:
 
 
 class Replica(agent_pb2_grpc.AgentServiceServicer):
-    """One replica. `break_before_receipt` names a kind of frame that takes effect without an answer, once."""
+    """One replica. `break_before_receipt` is the kind of frame that takes effect once without a response."""
 
     def __init__(self, book: Book) -> None:
         self.book = book
@@ -176,7 +175,7 @@ class _Stream:
 
 @asynccontextmanager
 async def serve(replica: Replica) -> AsyncIterator[str]:
-    """Serve a replica; gives its address."""
+    """Run a replica and yield its address."""
     server = grpc.aio.server(options=[("grpc.max_receive_message_length", FRAME_BYTES_MAX)])
     agent_pb2_grpc.add_AgentServiceServicer_to_server(replica, server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"

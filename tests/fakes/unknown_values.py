@@ -1,4 +1,4 @@
-"""Whole requests with one value that the service does not know: an enum of a newer version, or a time out of range."""
+"""Complete requests with one value that the service does not know: a new enum value, or a time out of range."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor, ServiceDescr
 
 UNKNOWN: Final = 999
 _SECONDS: Final = 2**60
+# Codes that a service never returns to a newer client
 BROKEN: Final = frozenset({grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN})
-"""What a service never answers to a caller that is newer than itself."""
 _DEPTH_MAX: Final = 6
 
 Path = tuple[FieldDescriptor, ...]
@@ -29,7 +29,7 @@ def calls_by_method(*services: ServiceDescriptor) -> dict[str, list[tuple[str, A
 
 
 async def code_of(answer: Any, *, is_enough: Callable[[Any], bool] = lambda _: False) -> grpc.StatusCode:
-    """Return how a call ends; OK for a stream with a response that is enough."""
+    """Return the status of a call; OK for a stream with a valid first response."""
     try:
         if not isinstance(answer, AsyncIterable):
             await answer
@@ -43,7 +43,7 @@ async def code_of(answer: Any, *, is_enough: Callable[[Any], bool] = lambda _: F
 
 
 def calls(service: ServiceDescriptor) -> Iterator[tuple[str, str, Any]]:
-    """Give the method, the field and the request for each enum and time of each request of a service."""
+    """Yield the method, the field and the request for each enum and time field of a service."""
     for method in service.methods:
         for path in _unknown_fields(method.input_type, ()):
             request = message_factory.GetMessageClass(method.input_type)()
@@ -71,7 +71,7 @@ def _is_to_follow(kind: Descriptor, above: Path) -> bool:
 
 
 def _fill(message: Any, path: Path) -> None:
-    """Set plain fields to what could be meant, and the field at the end of the path to the unknown value."""
+    """Set plain fields to plausible values, and the field at the end of the path to the unknown value."""
     for field in message.DESCRIPTOR.fields:
         if field.message_type is not None or field.containing_oneof is not None:
             continue

@@ -1,4 +1,4 @@
-"""An event loop whose clock jumps: waiting costs no time, and hours pass in milliseconds."""
+"""An event loop whose clock jumps: hours of waiting pass in milliseconds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _RESOLUTION_SECONDS = 1e-6
 
 
 class _JumpingSelector(selectors.SelectSelector):
-    """Where a loop would wait, time jumps to the next timer."""
+    """Jumps to the next timer where a loop would wait."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class VirtualClock:
-    """The clock of the running loop; it shows the same time of day and since start."""
+    """The clock of the running loop; wall time and monotonic time are equal."""
 
     def now(self) -> float:
         return asyncio.get_running_loop().time()
@@ -53,6 +53,6 @@ class VirtualClock:
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end on a fresh virtual loop."""
+    """Run a coroutine to its end on a new virtual loop."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(main)

@@ -1,4 +1,4 @@
-"""What holds of every service: it answers with no error that the contract does not name."""
+"""Checks that every service returns only errors named in the contract."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from tests import contract
 
 @pytest.fixture(autouse=True)
 def errors_of_the_contract(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Fail a test in which a method answers with a reason that neither its comment nor error.proto names."""
+    """Fail a test in which a method returns a reason that neither its comment nor error.proto names."""
     refusal = Method._refusal
     undocumented: set[str] = set()
 
     def noting(method: Method, error: Exception, call: Any) -> PawlError:
         refused = refusal(method, error, call)
         allowed = contract.documented().get(method.name)
-        if allowed is not None and refused.reason not in allowed and not _is_of_the_key(refused):
+        if allowed is not None and refused.reason not in allowed and not _is_credential_error(refused):
             undocumented.add(f"{method.name} answers {refused.reason}")
         return refused
 
     monkeypatch.setattr(Method, "_refusal", noting)
     yield
-    assert not undocumented, "say so in the comment of the method"
+    assert not undocumented, "add it to the comment of the method"
 
 
-def _is_of_the_key(error: PawlError) -> bool:
-    """Return whether a credential without the right was used, which is the same for every method."""
+def _is_credential_error(error: PawlError) -> bool:
+    """Return whether the error comes from a credential without permission, which every method shares."""
     return error.reason == "PERMISSION_DENIED" and error.message.startswith(
         ("this method ", "this needs one of the roles ", "this needs the role ")
     )

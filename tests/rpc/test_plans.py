@@ -1,4 +1,4 @@
-"""The plans of all statements of the services, as they are made before the tables have statistics, and kept."""
+"""Query plans of all statements of the services, as prepared before the tables have statistics."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from tests.databases import ServiceDatabase, planned
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """The statements of a service, its tables that may have many rows of a store, and rows in some of them."""
+    """The statements of a service, its tables with many rows per store, and sample rows."""
 
     schema: str
     tables: tuple[str, ...]
     rows: tuple[str, ...]
+    # Indexes with few rows of a store
     few: frozenset[str]
-    """Indexes with few rows of a store."""
+    # Statements over a whole store or all stores, for operators, metrics and sweeps
     of_all: tuple[str, ...]
-    """What is for all of a store, or of all stores: what operators and metrics ask for, what a sweep looks after."""
 
 
 JOB_STORE = Service(
@@ -47,7 +47,7 @@ SELECT 'acme', 'run_' || n, 'conv' || n, 'ann', CASE n % 10 WHEN 0 THEN 3 ELSE 1
 FROM generate_series(1, $1) AS n
 """,
     ),
-    # What a worker has now, what is due, and, in order, what waits for somebody.
+    # Current work of a worker, due work, and pending items in order.
     few=frozenset(
         {"runs_active", "runs_waiting", "runs_claimable", "runs_attention", "runs_short_of_tokens"}
         | {"calls_pending", "calls_to_approve", "conversations_shared"}
@@ -79,7 +79,7 @@ SELECT 'acme', 'call' || n, 'group', 't', '', '', '', 1, now(), '', '',
 FROM generate_series(1, $1) AS n
 """,
     ),
-    # What is to be told now.
+    # Pending notifications.
     few=frozenset({"executions_untold"}),
     of_all=(
         "audit.store.audit._BEYOND",
@@ -105,11 +105,11 @@ INSERT INTO notifier.webhook_deliveries (delivery_id, webhook_id, store_id, user
 SELECT 'dlv' || n, 'webhook' || n / 50, 'acme', 'ann', n, '', '' FROM generate_series(1, $1) AS n
 """,
     ),
-    # What is to be published now, what is not read by a user, in order, and tests of channels.
+    # Pending publications, unread items in order, and channel tests.
     few=frozenset({"notifications_unpublished", "notifications_unread", "webhook_deliveries_tests_of_webhook"}),
     of_all=("deliveries.store.DUE", "deliveries.store._COUNT_WAITING"),
 )
-# Of a store, by no column that tells its rows apart.
+# Per store, by no column that identifies a row.
 _WHOLE = {"store_id", "user_id", "state"}
 _TABLES = "SELECT oid::regclass::text AS name FROM pg_class WHERE relkind = 'r' AND relnamespace = to_regnamespace($1)"
 _INDEXES = """
@@ -121,18 +121,18 @@ FROM pg_index JOIN pg_class i ON i.oid = indexrelid JOIN pg_class t ON t.oid = i
 
 @pytest.fixture
 def new_database_url(postgres_url: str, service: Service) -> Iterator[str]:
-    """The URL of a database in which nothing has ever been."""
+    """The URL of a database that has never been used."""
     with ServiceDatabase(postgres_url, service.schema) as database:
         yield database.url
 
 
 @pytest.mark.parametrize("rows", [0, 20_000], ids=["a new database", "many rows"])
 @pytest.mark.parametrize("service", [JOB_STORE, TOOL_REGISTRY, NOTIFIER], ids=lambda service: service.schema)
-async def test_no_lookup_reads_all_that_a_store_has(new_database_url: str, service: Service, rows: int) -> None:
-    """As long as nobody has counted the rows, an index that begins with the store looks as good as the right one."""
+async def test_no_query_reads_all_rows_of_a_store(new_database_url: str, service: Service, rows: int) -> None:
+    """Without statistics, an index that starts with the store looks as good as the right one."""
     whole: list[str] = []
     async with Database(new_database_url, application_name="test") as database, database.acquire() as connection:
-        # PostgreSQL would count them by itself in the middle, on a busy machine.
+        # PostgreSQL would otherwise analyze them during the test on a busy machine.
         for table in await connection.fetch(_TABLES, service.schema):
             await connection.execute(f"ALTER TABLE {table['name']} SET (autovacuum_enabled = false)")
         for statement in service.rows:
@@ -142,26 +142,26 @@ async def test_no_lookup_reads_all_that_a_store_has(new_database_url: str, servi
             whole += [
                 f"{name}: {node['Node Type']} by {node.get('Index Name')}: {node.get('Index Cond')}"
                 for node in await planned(connection, statement)
-                if not name.startswith(service.of_all) and _is_of_all(service, indexes, node)
+                if not name.startswith(service.of_all) and _reads_everything(service, indexes, node)
             ]
     assert not whole, "\n".join(whole)
 
 
-def _is_of_all(service: Service, indexes: Mapping[str, Mapping[str, Any]], node: Mapping[str, Any]) -> bool:
-    """Return whether a node reads a table from end to end, or all that a store or a user has there."""
+def _reads_everything(service: Service, indexes: Mapping[str, Mapping[str, Any]], node: Mapping[str, Any]) -> bool:
+    """Return whether a plan node reads a whole table, or all rows of a store or user."""
     index = node.get("Index Name", "")
     if not index:
         return node["Node Type"] == "Seq Scan" and node["Relation Name"] in service.tables
     if indexes[index]["of_table"] not in service.tables or index in service.few:
         return False
-    said = {*re.findall(r"\(?\b(\w+)\)? (?:=|<|>|<=|>=) ", node.get("Index Cond", ""))}
+    conditions = {*re.findall(r"\(?\b(\w+)\)? (?:=|<|>|<=|>=) ", node.get("Index Cond", ""))}
     columns = [re.findall(r"\w+", each)[-1] for each in indexes[index]["columns"]]
-    begun = {*itertools.takewhile(said.__contains__, columns)}
-    return begun <= _WHOLE and not (begun == {"store_id", "state"} and index == "runs_open")
+    prefix = {*itertools.takewhile(conditions.__contains__, columns)}
+    return prefix <= _WHOLE and not (prefix == {"store_id", "state"} and index == "runs_open")
 
 
 def _statements(service: Service) -> Iterator[tuple[str, str]]:
-    """Return the constants of the stores that are whole statements, and their names."""
+    """Return the names and constants of the stores that are complete statements."""
     statement = re.compile(
         rf"\s*(WITH|SELECT|UPDATE|DELETE)\b.*\b{service.schema}\.({'|'.join(service.tables)})\b", re.DOTALL
     )

@@ -1,4 +1,4 @@
-"""Requests of clients in a few words, and how they are refused."""
+"""Short forms of client requests, and a check of how they are rejected."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ANSWER = call_pb2.DECISION_KIND_ANSWER
 
 
 async def check_refusals(api: Api, rows: list[Row], metadata: Any = ME) -> None:
-    """Assert that each request is refused with its reason and, where one is named, its field."""
+    """Assert that each request fails with its reason and, if given, its field."""
     wrong = []
     for request, expected, *field in rows:
         error = await failure(api(request, metadata))

@@ -1,4 +1,4 @@
-"""A client of the Session stream that a test drives frame by frame."""
+"""A client of the Session stream that a test controls frame by frame."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ REFUSED = types_pb2.RECEIPT_STATUS_REFUSED
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Wait for a condition."""
     async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.001)
 
 
 class Client:
-    """One stream. Frames get ids f1, f2, ...; what arrives out of turn is kept for later."""
+    """One stream. Frames get the ids f1, f2, ...; frames that arrive early are kept for later."""
 
     def __init__(self, stub: AgentServiceAsyncStub, *, metadata: Any = ME) -> None:
         self.stream: Any = stub.Session(metadata=metadata)
@@ -33,7 +32,7 @@ class Client:
         self._kept: list[session_pb2.SessionResponse] = []
 
     async def hello(self, client_id: str = "cli_a", *tools: str, calls_max: int = 1, versions: Any = ()) -> str:
-        """Open the session; return the client's id."""
+        """Open the session and return the client id."""
         hello = session_pb2.Hello(
             client_id=client_id,
             calls_max=calls_max,
@@ -45,7 +44,7 @@ class Client:
         return str(welcome.client_id)
 
     async def send(self, frame_id: str = "", **frame: Any) -> str:
-        """Send a frame; return its id."""
+        """Send a frame and return its id."""
         frame_id = frame_id or f"f{next(self._numbers)}"
         await self.stream.write(session_pb2.SessionRequest(frame_id=frame_id, **frame))
         return frame_id
@@ -58,14 +57,13 @@ class Client:
         return await self.ask(attach=session_pb2.Attach(run_id=run_id, after_seq=after_seq))
 
     async def receipt(self, frame_id: str) -> types_pb2.Receipt:
-        """Return the receipt of a frame."""
         while True:
             response = await self.next("receipt")
             if response.receipt.frame_id == frame_id:
                 return response.receipt
 
     async def next(self, *kinds: str) -> session_pb2.SessionResponse:
-        """Return the next frame of one of these kinds; others are kept."""
+        """Return the next frame of one of these kinds; keep the others."""
         for position, kept in enumerate(self._kept):
             if kept.WhichOneof("frame") in kinds:
                 return self._kept.pop(position)
@@ -77,7 +75,7 @@ class Client:
             self._kept.append(response)
 
     async def events(self, count: int, run_id: str = "run_1") -> list[int]:
-        """Return the seqs of the next events of a run."""
+        """Return the sequence numbers of the next events of a run."""
         seqs: list[int] = []
         while len(seqs) < count:
             event = (await self.next("event")).event
@@ -92,7 +90,7 @@ class Client:
         await self.stream.write(session_pb2.SessionRequest(heartbeat=session_pb2.ClientHeartbeat()))
 
     async def answer(self, offer: session_pb2.Offer, content: bytes = b'"done"') -> types_pb2.Receipt:
-        """Return the result of an offered call."""
+        """Return a result for an offered call."""
         result = types_pb2.ToolResult(
             run_id=offer.call.run_id,
             call_id=offer.call.call_id,
@@ -102,10 +100,10 @@ class Client:
         return await self.ask(tool_result=result)
 
     async def end(self) -> None:
-        """Read to the end of the stream; raises what it ends with."""
+        """Read to the end of the stream and raise its error, if any."""
         while isinstance(await self.stream.read(), session_pb2.SessionResponse):
             pass
 
     def leave(self) -> None:
-        """Vanish."""
+        """Disconnect without closing the stream."""
         self.stream.cancel()

@@ -1,4 +1,4 @@
-"""AgentService on a real gRPC server, over a ledger in memory."""
+"""AgentService on a real gRPC server, with a ledger in memory."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ OPERATOR = (("authorization", "Bearer key-of-operator-0123"),)
 BOSS = (("authorization", "Bearer key-of-helping-boss1"),)
 ADMIN = (("authorization", "Bearer key-of-the-admin-012"),)
 FOREIGN_BOSS = (("authorization", "Bearer key-of-foreign-boss1"),)
+# Has no right to decide
 DELEGATE = (("authorization", "Bearer key-of-a-product-012"),)
-"""Decides nothing."""
+# A delegate that acts for the admin
 OFFICE = (("authorization", "Bearer key-of-the-office-12"), ("pawl-user", "root"), ("pawl-roles", "admin"))
-"""A delegate that acts for the admin."""
-STRANGERS = [
+OTHER_USERS = [
     (("authorization", "Bearer key-of-other-user-01"),),
     (("authorization", "Bearer key-of-other-store-1"),),
 ]
@@ -122,7 +122,7 @@ def client_side(
     checker: FakeChecker | None = None,
     agents: MemoryAgents | None = None,
 ) -> ClientSide:
-    """Return what serves clients over this ledger, quick to look and to give signs of life."""
+    """Return a client side over this ledger that polls and sends heartbeats often."""
     agents = agents or MemoryAgents()
     ledger.servicers.append(agents.forwarded)
     quick = ClientTimes(
@@ -161,7 +161,7 @@ async def server(clients: ClientSide, ids: IdSource, tmp_path: Path) -> AsyncIte
 
 
 def new_server(clients: ClientSide, address: str, ids: IdSource) -> RpcServer:
-    """Return a server that answers for `clients`."""
+    """Return a server for `clients`."""
     server = RpcServer(
         address,
         authenticator=authenticator(KEYS),
@@ -206,7 +206,7 @@ def conversations(channel: grpc.aio.Channel) -> ConversationServiceAsyncStub:
 
 @pytest.fixture
 def api(channel: grpc.aio.Channel) -> Any:
-    """Calls the method that takes this type of request; of a stream, awaits the first response."""
+    """Call the method that takes this request type; for a stream, await the first response."""
     services = AgentServiceStub, AgentRegistryServiceStub, ConversationServiceStub, JobServiceStub, OperatorServiceStub
     stubs = [service(channel) for service in services]
 

@@ -1,4 +1,4 @@
-"""What an error says on the wire."""
+"""Errors on the wire."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ async def failure(call: Awaitable[Any]) -> PawlError:
 
 
 async def reason(call: Awaitable[Any]) -> str:
-    """Return the reason of that error."""
+    """Return the reason of the error that a call ends with."""
     return (await failure(call)).reason

@@ -1,6 +1,6 @@
-"""The ledger in memory, as what serves clients sees it: job-store as it is, over the rows of the simulation.
+"""The in-memory ledger as the client side sees it: job-store's rules over the rows of the simulation.
 
-A test plays the worker by calling `append`, `offer`, `settle` and `finish`.
+A test plays the worker with `append`, `offer`, `settle` and `finish`.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ _LIMITS = Limits(crashes_max=3, queue_max=10, store_queue_max=1000, slots=SlotLi
 
 
 def waiting_call(call_id: str) -> call_pb2.Call:
-    """A call that waits for an approval, as a page of what waits has it."""
+    """Return a call that waits for an approval, as a page of pending items shows it."""
     return call_pb2.Call(run_id="run_1", call_id=call_id, tool_name="pay", state=call_pb2.CALL_STATE_AWAITING_APPROVAL)
 
 
 class _NumberedIds(IdSource):
-    """Ids that count: each prefix for itself, runs with those that the test has named."""
+    """Sequential ids per prefix; runs can have ids chosen by the test."""
 
     def __init__(self, clock: ManualClock, tables: Tables) -> None:
         super().__init__(clock)
@@ -64,7 +64,7 @@ class _NumberedIds(IdSource):
 
 
 class _Announcer:
-    """Announces live events to a `FakeLive`."""
+    """Publishes live events to a `FakeLive`."""
 
     def __init__(self, live: FakeLive) -> None:
         self._live = live
@@ -82,22 +82,22 @@ class _Announcer:
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """A run as it stands, with its calls."""
+    """The current state of a run and its calls."""
 
     run: run_pb2.Run
     calls: dict[str, call_pb2.Call]
 
 
 class PlayedLedger(PublicLedger):
-    """An async context manager. `down = True` makes every method unavailable."""
+    """A ledger; use as an async context manager. `down = True` makes every method unavailable."""
 
     def __init__(self, clock: ManualClock, live: FakeLive) -> None:
         channel: Any = Channel(self._call)
         super().__init__(channel)
         self.down = False
         self.reads = 0
+        # Accepted commands, without their ids and users
         self.commands: list[ledger_pb2.Command] = []
-        """The commands that were taken, without their ids and users."""
         self.released: list[tuple[str, str]] = []
         self._database = PromptDatabase(lambda: datetime.fromtimestamp(clock.now(), UTC), History())
         self._tables = self._database.tables
@@ -117,7 +117,7 @@ class PlayedLedger(PublicLedger):
 
     @property
     def runs(self) -> dict[str, StoredRun]:
-        """All runs as they stand, by id."""
+        """All runs by id."""
         return {
             row.run_id: StoredRun(
                 run=messages.run(row),
@@ -127,21 +127,19 @@ class PlayedLedger(PublicLedger):
         }
 
     def people(self, run_id: str) -> tuple[str, ...]:
-        """Return whose act the start of a run was, beside its user and who acted for that one."""
+        """Return who started the run, beside its user and delegate."""
         return self._row(run_id).people
 
     def last_seq(self) -> int:
-        """Return the end of the log of `run_1`."""
         return self._row("run_1").last_seq
 
     def log(self) -> list[event_pb2.RunEvent]:
-        """Return the log of `run_1`."""
         return [event_pb2.RunEvent.FromString(event) for event in self._tables.events[self._row("run_1").key]]
 
-    # What the worker and the ledger itself do.
+    # Actions of the worker and the ledger.
 
     async def add_run(self, run_id: str = "run_1", caller: Principal = ME, conversation_id: str = "conv_1") -> None:
-        """Let a user have started a run that a worker has."""
+        """Add a run that a user has started and a worker has claimed."""
         now = self._database.now()
         conversation = ConversationRow(
             store_id=StoreId(caller.store_id),
@@ -159,16 +157,15 @@ class PlayedLedger(PublicLedger):
         await self._log(run, RunChanged(from_state=None, run=run))
 
     async def append(self, run_id: str = "run_1", count: int = 1, text: str = "x") -> None:
-        """Append output deltas."""
         for _ in range(count):
-            await self.tell(event_pb2.RunEvent(output_delta=event_pb2.OutputDelta(text=text)), run_id)
+            await self.append_event(event_pb2.RunEvent(output_delta=event_pb2.OutputDelta(text=text)), run_id)
 
-    async def tell(self, event: event_pb2.RunEvent, run_id: str = "run_1") -> None:
+    async def append_event(self, event: event_pb2.RunEvent, run_id: str = "run_1") -> None:
         """Append an event of the owner."""
         await self._log(self._row(run_id), OwnerEvent(type="event", body=event.SerializeToString()))
 
     async def change(self, run_id: str, state: RunState, **fields: Any) -> None:
-        """Let the run change its state."""
+        """Change the state of the run."""
         before = self._row(run_id)
         run = replace(before, state=state, **fields)
         if run.state.is_terminal:
@@ -178,35 +175,34 @@ class PlayedLedger(PublicLedger):
         await self._log(run, RunChanged(from_state=before.state, run=run))
 
     async def need_attention(self, reason: run_pb2.AttentionReason.ValueType, run_id: str = "run_1") -> None:
-        """Let the run need an operator."""
+        """Mark the run as needing an operator."""
         attention = Attention(reason=states.AttentionReason(reason), since_time=self._database.now())
         await self.change(run_id, RunState.NEEDS_ATTENTION, attention=attention)
 
     async def finish(self, run_id: str = "run_1") -> None:
-        """Let the run complete."""
+        """Complete the run."""
         await self.change(run_id, RunState.COMPLETED, attention=None)
 
     def put_run(self, run_id: str, **fields: Any) -> None:
-        """Let a run have been something else."""
+        """Change fields of a run."""
         run = self._row(run_id)
         self._tables.runs[run.key] = replace(run, **fields)
 
     def put_call(self, call_id: str, **fields: Any) -> None:
-        """Let a call have been something else."""
+        """Change fields of a call."""
         call = self._call_row(call_id)
         self._tables.calls[call.key] = replace(call, **fields)
 
     def trim(self, run_id: str = "run_1", to_seq: int = 0) -> None:
-        """Remove the events up to `to_seq`, or all but the last."""
         run = self._row(run_id)
         self._tables.trimmed[run.key] = to_seq or run.last_seq - 1
 
     def gap(self, run_id: str, after_seq: int) -> gap_pb2.Gap:
-        """Return what stands for the removed events after `after_seq`."""
+        """Return the gap that replaces the removed events after `after_seq`."""
         return messages.gap(self._reads.gap(self._row(run_id), after_seq))
 
     async def offer(self, call_id: str, tool_name: str = "show", *, run_id: str = "run_1", version: int = 1) -> None:
-        """Let the model have asked for a front-end call."""
+        """Add a front-end call of the model."""
         await self.add_call(call_id, call_pb2.CALL_STATE_OFFERED, run_id=run_id, tool_name=tool_name, version=version)
 
     async def add_call(
@@ -220,7 +216,7 @@ class PlayedLedger(PublicLedger):
         spec: call_pb2.Call | None = None,
         **fields: Any,
     ) -> None:
-        """Let the model have asked for a call; `spec` is what the ledger does not look into."""
+        """Add a call of the model; the ledger ignores `spec`."""
         run = self._row(run_id)
         is_offered = state == call_pb2.CALL_STATE_OFFERED
         call = CallRow(
@@ -252,17 +248,17 @@ class PlayedLedger(PublicLedger):
         await self._call_changed(replace(call, **fields), None)
 
     async def settle(self, call_id: str, state: call_pb2.CallState.ValueType = call_pb2.CALL_STATE_CANCELLED) -> None:
-        """Let a call leave OFFERED."""
+        """Move a call out of OFFERED."""
         call = self._call_row(call_id)
         await self._call_changed(replace(call, state=CallState(state), reserved_by=""), call.state)
 
     async def lose_lease(self, call_id: str) -> None:
-        """Let the lease of a call run out, as the ledger's sweep does."""
+        """Expire the lease of a call, as the ledger's sweep does."""
         call = self._call_row(call_id)
         assert call.offer is not None
         await self._call_changed(replace(call, offer=replace(call.offer, client_id="", expire_time=None)), call.state)
 
-    # The port, where a test looks at it.
+    # The part of the ledger port that tests inspect.
 
     async def send_command(
         self, caller: Principal, run_id: RunId, command: ledger_pb2.Command, **fields: Any

@@ -1,4 +1,4 @@
-"""What belongs to others, request ids that are used again, and a ledger that is away."""
+"""Tenant isolation, reused request ids and an unavailable ledger."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.rpc.agent_loop.asking import (
     top_up,
     update,
 )
-from tests.rpc.agent_loop.conftest import APPROVER, BOSS, FOREIGN_BOSS, ME, OPERATOR, STRANGERS
+from tests.rpc.agent_loop.conftest import APPROVER, BOSS, FOREIGN_BOSS, ME, OPERATOR, OTHER_USERS
 from tests.rpc.agent_loop.errors import failure, reason
 from tests.rpc.agent_loop.ledger import PlayedLedger
 
@@ -47,7 +47,7 @@ async def run(ledger: PlayedLedger) -> None:
 
 
 def of_run(run_id: str, call_id: str = "call_1") -> list[Any]:
-    """Every method that a user calls about a run, with an otherwise good request."""
+    """Return a valid request for every method that a user calls about a run."""
     result = types_pb2.ToolResult(call_id=call_id, content_json=b"1")
     return [
         agent_pb2.GetRunRequest(run_id=run_id),
@@ -78,36 +78,38 @@ def of_operators(run_id: str) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("stranger", [*STRANGERS, BOSS])
-async def test_what_belongs_to_others_looks_exactly_like_nothing(api: Api, ledger: PlayedLedger, stranger: Any) -> None:
-    """I8, I13: not found, with the same words as for an id that does not exist; operators are no exception."""
+@pytest.mark.parametrize("other_user", [*OTHER_USERS, BOSS])
+async def test_resources_of_others_look_exactly_like_absent_ones(
+    api: Api, ledger: PlayedLedger, other_user: Any
+) -> None:
+    """I8, I13: not found, with the same message as for an absent id, also for operators."""
     await ledger.add_run("job_1", conversation_id="conv_of_job_1")
     ledger.put_run("job_1", reports_to="conv_1", options=run_pb2.Run(job=run_pb2.Job()).SerializeToString())
     key = (await api(start(conversation_key="k"))).run.conversation_id
     for run_id in ("run_1", "job_1"):
         for mine, absent in zip(of_run(run_id), of_run(MISSING, MISSING), strict=True):
-            found, missing = [await failure(api(request, stranger)) for request in (mine, absent)]
+            found, missing = [await failure(api(request, other_user)) for request in (mine, absent)]
             assert (found.reason, found.message) == (missing.reason, missing.message), type(mine).__name__
             assert found.kind.value == "NOT_FOUND"
     of_conversation = [
         *(get(conversation_id=key), get(conversation_key="k"), update(key, title="yours"), fork(key)),
         *(job(conversation_id="conv_1"), jobs_pb2.StopJobsRequest(conversation_id="conv_1")),
     ]
-    await check_refusals(api, [(request, "CONVERSATION_NOT_FOUND") for request in of_conversation], stranger)
-    assert not (await api(agent_pb2.ListRunsRequest(), stranger)).runs
-    assert not (await api(agent_pb2.ListPendingRequest(), stranger)).calls
-    assert not (await api(search(query="hello"), stranger)).conversations
-    assert not (await api(jobs_pb2.ListJobsRequest(conversation_id="conv_1"), stranger)).jobs
+    await check_refusals(api, [(request, "CONVERSATION_NOT_FOUND") for request in of_conversation], other_user)
+    assert not (await api(agent_pb2.ListRunsRequest(), other_user)).runs
+    assert not (await api(agent_pb2.ListPendingRequest(), other_user)).calls
+    assert not (await api(search(query="hello"), other_user)).conversations
+    assert not (await api(jobs_pb2.ListJobsRequest(conversation_id="conv_1"), other_user)).jobs
     assert not ledger.commands
 
 
 async def test_only_operators_of_the_store_act_on_runs_of_others(api: Api, ledger: PlayedLedger) -> None:
-    """I13: others are refused whether or not the run exists, and those of another store find nothing."""
+    """I13: other users are rejected whether or not the run exists; operators of another store find nothing."""
     await ledger.need_attention(run_pb2.ATTENTION_REASON_QUARANTINED)
     requests = [*of_operators("run_1"), *of_operators(MISSING)]
     listing = operator_pb2.ListAttentionRequest()
     ending = operator_pb2.EndJobsRequest(request_id="e1")
-    for metadata in (ME, APPROVER, *STRANGERS):
+    for metadata in (ME, APPROVER, *OTHER_USERS):
         refused = [(request, "PERMISSION_DENIED") for request in (*requests, listing, ending)]
         await check_refusals(api, [*refused], metadata)
     for mine, absent in zip(of_operators("run_1"), of_operators(MISSING), strict=True):
@@ -118,8 +120,8 @@ async def test_only_operators_of_the_store_act_on_runs_of_others(api: Api, ledge
     assert not ledger.commands
 
 
-async def test_a_request_id_is_used_for_one_request(api: Api, ledger: PlayedLedger) -> None:
-    """I2: the same request again has the same answer, and the id is refused for every other one."""
+async def test_request_id_identifies_one_request(api: Api, ledger: PlayedLedger) -> None:
+    """I2: a repeated request gets the same response, and a different request with the id is rejected."""
     await ledger.add_run("run_0", conversation_id="conv_0")
     await ledger.finish("run_0")
     made = (await api(importing(request_id="i"))).conversation.conversation_id
@@ -143,24 +145,24 @@ async def test_a_request_id_is_used_for_one_request(api: Api, ledger: PlayedLedg
     assert [command.WhichOneof("kind") for command in ledger.commands] == ["cancel"]
 
 
-async def test_a_ledger_that_is_away_is_unavailable(api: Api, ledger: PlayedLedger) -> None:
+async def test_unavailable_ledger_returns_unavailable(api: Api, ledger: PlayedLedger) -> None:
     ledger.down = True
     rows: list[Row] = [(request, "DEPENDENCY_UNAVAILABLE") for request in of_run("run_1")]
-    # Streams wait for the ledger once they have begun.
+    # Streams wait for the ledger after they have started.
     await check_refusals(api, [row for row in rows if "Watch" not in type(row[0]).__name__])
 
 
 @pytest.mark.parametrize("run_id", ["", "a b", "x" * 65, "*", "é"])
-async def test_ids_of_another_form_are_refused(api: Api, run_id: str) -> None:
+async def test_malformed_ids_are_rejected(api: Api, run_id: str) -> None:
     await check_refusals(api, [(request, "INVALID_ID") for request in of_run(run_id)])
     await check_refusals(api, [(request, "INVALID_ID") for request in of_operators(run_id)], OPERATOR)
 
 
-async def test_bytes_that_are_no_message_are_refused(channel: grpc.aio.Channel) -> None:
+async def test_undecodable_bytes_are_rejected(channel: grpc.aio.Channel) -> None:
     for name in ("StartRun", "SubmitToolResults", "Decide", "GetRun"):
         method: Any = channel.unary_unary(f"/pawl.agent.v1.AgentService/{name}")
         assert await reason(method(b"\xff\xff\xff", metadata=ME)) == "MALFORMED_REQUEST"
 
 
-async def test_nobody_gets_in_without_a_key(stub: Any) -> None:
+async def test_calls_without_a_key_are_rejected(stub: Any) -> None:
     assert await reason(stub.ListRuns(agent_pb2.ListRunsRequest())) == "UNAUTHENTICATED"

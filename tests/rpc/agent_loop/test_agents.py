@@ -1,4 +1,4 @@
-"""Agents as those see them who make and use them."""
+"""Agents as their authors and users see them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pawl.chassis.ids import StoreId
 from pawl.event.v1 import agent_pb2 as event
 from pawl.event.v1 import run_pb2
 from tests.fakes.agents import MemoryAgents
-from tests.rpc.agent_loop.conftest import ADMIN, DELEGATE, ME, OPERATOR, STRANGERS
+from tests.rpc.agent_loop.conftest import ADMIN, DELEGATE, ME, OPERATOR, OTHER_USERS
 from tests.rpc.agent_loop.errors import failure, reason
 from tests.rpc.agent_loop.ledger import PlayedLedger
 
@@ -35,7 +35,7 @@ def start(text: str = "Go", agent: str = "clerk", **fields: Any) -> agent_pb2.St
     return agent_pb2.StartRunRequest(text=text, agent=agent, **fields)
 
 
-async def test_saving_answers_what_its_patterns_match_now(agents: AgentRegistryServiceAsyncStub) -> None:
+async def test_saving_an_agent_returns_the_tools_that_match_its_patterns(agents: AgentRegistryServiceAsyncStub) -> None:
     saved = await agents.UpdateAgent(clerk(tools=tools("l*", "gone_*", names=("mail",))), metadata=ADMIN)
     assert (saved.created, saved.agent.version, list(saved.agent.tool_names)) == (True, 1, ["look", "mail"])
     assert list(saved.unmatched) == ["gone_*"]
@@ -45,10 +45,10 @@ async def test_saving_answers_what_its_patterns_match_now(agents: AgentRegistryS
     read = await agents.GetAgent(pb.GetAgentRequest(name="clerk"), metadata=ME)
     assert read.agent == saved.agent
     assert read.agent.definition.options.limits.rounds_max == 3
-    assert not read.agent.definition.options.limits.HasField("calls_per_round_max"), "what it leaves open stays open"
+    assert not read.agent.definition.options.limits.HasField("calls_per_round_max"), "unset options stay unset"
 
 
-async def test_a_run_is_driven_by_the_agent_and_says_so(
+async def test_run_of_an_agent_names_the_agent(
     agents: AgentRegistryServiceAsyncStub, stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     await agents.UpdateAgent(clerk(tools=tools("l*")), metadata=ADMIN)
@@ -64,7 +64,7 @@ async def test_a_run_is_driven_by_the_agent_and_says_so(
     assert (await stub.SendMessage(message, metadata=ME)).run.agent.version == 2
 
 
-async def test_a_deleted_agent_starts_nothing_but_what_it_has_started(
+async def test_deleted_agent_starts_no_runs_but_existing_runs_continue(
     agents: AgentRegistryServiceAsyncStub, stub: AgentServiceAsyncStub
 ) -> None:
     await agents.UpdateAgent(clerk(), metadata=ADMIN)
@@ -74,34 +74,34 @@ async def test_a_deleted_agent_starts_nothing_but_what_it_has_started(
     message = agent_pb2.SendMessageRequest(conversation_id=run.conversation_id, text="And?", agent="clerk")
     assert await reason(stub.SendMessage(message, metadata=ME)) == "AGENT_NOT_FOUND"
     again = (await stub.StartRun(start(request_id="r1"), metadata=ME)).run
-    assert again.run_id == run.run_id, "the same request gets the same answer"
+    assert again.run_id == run.run_id, "a repeated request returns the same response"
     assert await reason(stub.StartRun(start(request_id="r1", agent=""), metadata=ME)) == "REQUEST_ID_REUSED"
     versions = await agents.ListAgentVersions(pb.ListAgentVersionsRequest(name="clerk"), metadata=ME)
     assert [agent.version for agent in versions.agents] == [1]
     assert await reason(agents.DeleteAgent(pb.DeleteAgentRequest(name="clerk"), metadata=ADMIN)) == "AGENT_NOT_FOUND"
 
 
-async def test_who_may_not_use_an_agent_does_not_find_it(
+async def test_agent_is_not_found_by_users_without_access(
     agents: AgentRegistryServiceAsyncStub, stub: AgentServiceAsyncStub
 ) -> None:
     await agents.UpdateAgent(clerk(allowed_roles=["operator"]), metadata=ADMIN)
     read, listed = pb.GetAgentRequest(name="clerk"), pb.ListAgentVersionsRequest(name="clerk")
-    for caller in (ME, *STRANGERS):
+    for caller in (ME, *OTHER_USERS):
         assert await reason(agents.GetAgent(read, metadata=caller)) == "AGENT_NOT_FOUND"
         assert await reason(agents.ListAgentVersions(listed, metadata=caller)) == "AGENT_NOT_FOUND"
         assert await reason(stub.StartRun(start(), metadata=caller)) == "AGENT_NOT_FOUND"
     page = await agents.ListAgents(pb.ListAgentsRequest(), metadata=ME)
     assert [agent.definition.name for agent in page.agents] == ["default"]
     assert (await stub.StartRun(start(), metadata=OPERATOR)).run.agent.name == "clerk"
-    assert (await agents.GetAgent(read, metadata=ADMIN)).agent.version == 1, "who makes it sees it"
-    assert await reason(stub.StartRun(start(), metadata=ADMIN)) == "AGENT_NOT_FOUND", "and may not use it for that"
+    assert (await agents.GetAgent(read, metadata=ADMIN)).agent.version == 1, "its author sees it"
+    assert await reason(stub.StartRun(start(), metadata=ADMIN)) == "AGENT_NOT_FOUND", "but may not use it"
 
 
 def draft(name: str = "clerk", **fields: Any) -> pb.UpdateDraftRequest:
     return pb.UpdateDraftRequest(definition=clerk(name, **fields).definition)
 
 
-async def test_a_draft_is_for_its_owner_alone(
+async def test_draft_is_visible_to_its_owner_only(
     agents: AgentRegistryServiceAsyncStub, stub: AgentServiceAsyncStub
 ) -> None:
     await agents.UpdateAgent(clerk(tools=tools("l*")), metadata=ADMIN)
@@ -112,12 +112,12 @@ async def test_a_draft_is_for_its_owner_alone(
     assert (await agents.GetAgent(read, metadata=ME)).agent == saved.agent
     run = (await stub.StartRun(start(agent="draft/clerk"), metadata=ME)).run
     assert (run.agent.name, run.agent.version, list(run.options.tool_names)) == ("draft/clerk", 1, ["mail"])
-    assert list((await stub.StartRun(start(), metadata=ME)).run.options.tool_names) == ["look"], "it shadows nothing"
+    assert list((await stub.StartRun(start(), metadata=ME)).run.options.tool_names) == ["look"], "it overrides no agent"
     listed = await agents.ListAgents(pb.ListAgentsRequest(drafts=True), metadata=ME)
     assert list(listed.agents) == [saved.agent]
     whoami = await stub.WhoAmI(whoami_pb2.WhoAmIRequest(), metadata=ME)
     assert list(whoami.deployment.agent_names) == ["clerk", "default", "draft/clerk"]
-    for caller in (ADMIN, *STRANGERS):
+    for caller in (ADMIN, *OTHER_USERS):
         assert await reason(agents.GetAgent(read, metadata=caller)) == "AGENT_NOT_FOUND"
         assert await reason(stub.StartRun(start(agent="draft/clerk"), metadata=caller)) == "AGENT_NOT_FOUND"
         assert await reason(agents.DeleteDraft(pb.DeleteDraftRequest(name="clerk"), metadata=caller)) == (
@@ -129,7 +129,7 @@ async def test_a_draft_is_for_its_owner_alone(
     assert (await agents.GetAgent(pb.GetAgentRequest(name="clerk"), metadata=ME)).agent.version == 1
 
 
-async def test_admins_see_what_an_agent_has_used(
+async def test_admins_see_the_usage_of_an_agent(
     agents: AgentRegistryServiceAsyncStub, agent_ledger: MemoryAgents
 ) -> None:
     await agents.UpdateAgent(clerk(), metadata=ADMIN)
@@ -154,10 +154,10 @@ async def test_admins_see_what_an_agent_has_used(
     assert not (await agents.GetAgentUsage(pb.GetAgentUsageRequest(name="default"), metadata=ADMIN)).days
 
 
-async def test_a_job_of_an_agent_makes_no_call_that_the_agent_could_not_make(
+async def test_job_of_an_agent_cannot_call_tools_that_the_agent_cannot(
     agents: AgentRegistryServiceAsyncStub, jobs: JobServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
-    """As a run of it names no such tool; a job of `default` calls what its user may call."""
+    """A run of the agent names no such tool; a job of `default` calls what its user may call."""
     for definition in (
         clerk(tools=tools(names=("look",))),
         clerk("mute", options=run_pb2.RunOptions(without_tools=True)),
@@ -173,13 +173,13 @@ async def test_a_job_of_an_agent_makes_no_call_that_the_agent_could_not_make(
         await jobs.StartJob(jobs_pb2.StartJobRequest(agent=agent, tool_name=tool), metadata=ME)
 
 
-async def test_a_draft_delegates_only_to_agents_that_its_user_may_use(agents: AgentRegistryServiceAsyncStub) -> None:
+async def test_draft_delegates_only_to_agents_that_its_user_may_use(agents: AgentRegistryServiceAsyncStub) -> None:
     await agents.UpdateAgent(clerk("hidden", allowed_roles=["operator"]), metadata=ADMIN)
     for name, why in (("nobody", "AGENT_NOT_FOUND"), ("hidden", "AGENT_NOT_FOUND"), ("clerk", "AGENT_CYCLE")):
         assert await reason(agents.UpdateDraft(draft(delegates_to=[name]), metadata=ME)) == why
 
 
-async def test_pages_of_agents(agents: AgentRegistryServiceAsyncStub) -> None:
+async def test_agents_are_listed_in_pages(agents: AgentRegistryServiceAsyncStub) -> None:
     for name in ("a", "b"):
         await agents.UpdateAgent(clerk(name), metadata=ADMIN)
     first = await agents.ListAgents(pb.ListAgentsRequest(page_size=1), metadata=ME)

@@ -1,4 +1,4 @@
-"""WhoAmI: what a caller is told about itself, and about the deployment."""
+"""WhoAmI: the identity of the caller and the features of the deployment."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def ask(stub: AgentServiceAsyncStub, metadata: Any) -> pb.WhoAmIResponse:
     return await stub.WhoAmI(pb.WhoAmIRequest(), metadata=metadata)
 
 
-async def test_a_caller_is_told_who_it_is(stub: AgentServiceAsyncStub) -> None:
+async def test_whoami_returns_the_caller(stub: AgentServiceAsyncStub) -> None:
     caller = (await ask(stub, ME)).caller
     assert (caller.store_id, caller.user_id, list(caller.roles)) == ("local", "me", ["member"])
     assert caller.credential_id.startswith("file-")
@@ -48,12 +48,14 @@ async def test_a_caller_is_told_who_it_is(stub: AgentServiceAsyncStub) -> None:
         (DELEGATE, pb.DECISION_RIGHT_UNSPECIFIED),
     ],
 )
-async def test_a_caller_is_told_what_it_decides(stub: AgentServiceAsyncStub, metadata: Any, right: int) -> None:
+async def test_whoami_returns_what_the_caller_may_decide(
+    stub: AgentServiceAsyncStub, metadata: Any, right: int
+) -> None:
     """HITL-4."""
     assert (await ask(stub, metadata)).caller.decision_right == right
 
 
-async def test_a_caller_is_told_what_the_deployment_offers(stub: AgentServiceAsyncStub) -> None:
+async def test_whoami_returns_the_features_of_the_deployment(stub: AgentServiceAsyncStub) -> None:
     offer = (await ask(stub, ME)).deployment
     assert (offer.model, offer.approvals_required, offer.tool_count) == ("the-model", 1, 7)
     assert list(offer.agent_names) == ["default"]
@@ -64,18 +66,18 @@ async def test_a_caller_is_told_what_the_deployment_offers(stub: AgentServiceAsy
         assert {field.name for field, _ in limits.ListFields()} == names
 
 
-def test_what_a_caller_may_call_is_what_it_is_told() -> None:
-    """The table that every service asks, and nothing else; every role may ask who it is."""
+def test_whoami_lists_exactly_the_methods_that_the_caller_may_call() -> None:
+    """Checked against the table that every service uses; every role may call WhoAmI."""
     for role in ROLES:
-        told = caller_info(user_principal(StoreId("acme"), UserId("ann"), frozenset({role}))).methods
-        assert set(told) == {name for name, callers in CALLERS.items() if role in callers}
-        assert "/pawl.agent.v1.AgentService/WhoAmI" in told
+        names = caller_info(user_principal(StoreId("acme"), UserId("ann"), frozenset({role}))).methods
+        assert set(names) == {name for name, callers in CALLERS.items() if role in callers}
+        assert "/pawl.agent.v1.AgentService/WhoAmI" in names
     without = caller_info(user_principal(StoreId("acme"), UserId("ann"), frozenset())).methods
     assert set(without) == {name for name, callers in CALLERS.items() if Role.MEMBER in callers}
     assert "/pawl.agent.v1.AgentService/WhoAmI" not in caller_info(service_principal("agent-loop")).methods
 
 
-# A delegate that does not decide: refused wherever somebody says yes or no for a person.
+# A delegate without the right to decide cannot approve or reject anything for a person.
 
 
 DIGEST = "digest of call_1"
@@ -91,10 +93,10 @@ def decide(**fields: Any) -> agent_pb2.DecideRequest:
 @pytest.mark.parametrize(
     "for_whom", [(), (("pawl-user", "me"),), (("pawl-user", "me"), ("pawl-roles", "approver,operator"))]
 )
-async def test_a_delegate_decides_nothing(
+async def test_delegate_cannot_decide(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger, for_whom: tuple[tuple[str, str], ...]
 ) -> None:
-    """HITL-4: neither for a user nor in its own name. It cancels, and brings results: that says yes to nothing."""
+    """HITL-4: neither for a user nor in its own name. It may cancel calls and return results."""
     await ledger.add_run()
     await ledger.add_call("call_1", call_pb2.CALL_STATE_AWAITING_APPROVAL)
     await ledger.add_call("call_2", call_pb2.CALL_STATE_ASKED)
@@ -130,10 +132,10 @@ async def test_a_delegate_decides_nothing(
         assert (await stub.CancelRun(cancel, metadata=metadata)).run.state == run_pb2.RUN_STATE_CANCELLING
 
 
-async def test_the_decisions_of_a_delegate_are_refused_and_its_stops_go_through(
+async def test_session_rejects_decisions_of_a_delegate_but_accepts_cancels(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
-    """HITL-4: the stream of a user whom a delegate stands for."""
+    """HITL-4: the session of a user for whom a delegate acts."""
     await ledger.add_run()
     await ledger.add_call("call_1", call_pb2.CALL_STATE_AWAITING_APPROVAL)
     client = Client(stub, metadata=(*DELEGATE, ("pawl-user", "me"), ("pawl-roles", "approver")))
@@ -146,7 +148,7 @@ async def test_the_decisions_of_a_delegate_are_refused_and_its_stops_go_through(
     assert (await client.ask(cancel=session_pb2.Cancel(run_id="run_1"))).status == ACCEPTED
 
 
-# An agent-loop that is older than its clients refuses by name what it does not know, never with INTERNAL (OPS-4).
+# An agent-loop that is older than its clients rejects unknown values by name, never with INTERNAL (OPS-4).
 
 
 CALLS = calls_by_method(
@@ -154,7 +156,7 @@ CALLS = calls_by_method(
 )
 
 
-async def test_a_value_that_is_unknown_is_refused(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
+async def test_unknown_enum_value_is_rejected(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
     await ledger.add_run("x1")
     of_the_ledger = {"decisions.edited_series.end_time"}
     for method in sorted(CALLS.keys() - {"Session"}):
@@ -166,7 +168,7 @@ async def test_a_value_that_is_unknown_is_refused(stub: AgentServiceAsyncStub, l
             assert code is grpc.StatusCode.INVALID_ARGUMENT, f"{method} {field}"
 
 
-async def test_a_frame_with_a_value_that_is_unknown_is_refused_and_the_session_goes_on(
+async def test_frame_with_an_unknown_value_is_rejected_and_the_session_continues(
     stub: AgentServiceAsyncStub,
 ) -> None:
     client = Client(stub)
@@ -174,12 +176,12 @@ async def test_a_frame_with_a_value_that_is_unknown_is_refused_and_the_session_g
     for field, request in CALLS["Session"]:
         kind = request.WhichOneof("frame")
         if kind == "hello":
-            continue  # What is wrong with its tools is said when they come with a run.
+            continue  # Invalid tools are reported when they come with a run
         receipt = await client.ask(**{kind: getattr(request, kind)})
         assert (receipt.status, receipt.reason) == (types_pb2.RECEIPT_STATUS_REFUSED, "INVALID_FIELD"), field
 
 
-def test_there_are_such_fields() -> None:
+def test_requests_have_fields_with_unknown_values() -> None:
     assert CALLS.keys() == {
         "Decide",
         "DecideCalls",

@@ -1,4 +1,4 @@
-"""ConversationService and keys of conversations, as a client sees them, and each way in which it is refused."""
+"""ConversationService and conversation keys, including each way in which a request is rejected."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def start(stub: AgentServiceAsyncStub, text: str = "Lunch on Friday?", met
     return (await stub.StartRun(agent_pb2.StartRunRequest(text=text, **fields), metadata=metadata)).run.conversation_id
 
 
-async def test_a_key_leads_to_one_conversation_by_requests_and_by_frames(
+async def test_conversation_key_works_in_requests_and_in_frames(
     stub: AgentServiceAsyncStub, conversations: ConversationServiceAsyncStub
 ) -> None:
     first = await start(stub, conversation_key="ticket 42")
@@ -36,7 +36,7 @@ async def test_a_key_leads_to_one_conversation_by_requests_and_by_frames(
     assert (found.conversation_id, found.queued_run_count, found.title) == (first, 2, "Lunch on Friday?")
 
 
-# ForkConversation and ImportConversation, as a client sees them, and each way in which they are refused.
+# ForkConversation and ImportConversation, including each way in which a request is rejected.
 
 
 GOOD = history(
@@ -62,7 +62,7 @@ async def shown(stub: AgentServiceAsyncStub, conversation_id: str) -> list[messa
     return list((await stub.ListMessages(request, metadata=ME)).messages)
 
 
-async def test_a_history_is_imported_with_ids_of_ours_and_can_be_forked(
+async def test_imported_history_gets_new_ids_and_can_be_forked(
     stub: AgentServiceAsyncStub, conversations: ConversationServiceAsyncStub
 ) -> None:
     made = await imported(conversations, title="Oslo", conversation_key="k")
@@ -82,7 +82,7 @@ async def test_a_history_is_imported_with_ids_of_ours_and_can_be_forked(
     assert not (await stub.ListRuns(agent_pb2.ListRunsRequest(), metadata=ME)).runs
 
 
-async def test_nothing_of_an_import_can_be_undone(
+async def test_imported_run_cannot_be_undone(
     stub: AgentServiceAsyncStub, conversations: ConversationServiceAsyncStub
 ) -> None:
     made = await imported(conversations)
@@ -91,7 +91,7 @@ async def test_nothing_of_an_import_can_be_undone(
     assert (call.state, "elsewhere" in call.reason) == (undo_pb2.UNDO_STATE_CANNOT_BE_UNDONE, True)
 
 
-async def test_the_run_of_an_import_has_ended_for_whoever_watches_it(
+async def test_imported_run_has_ended_for_watchers(
     stub: AgentServiceAsyncStub, conversations: ConversationServiceAsyncStub
 ) -> None:
     made = await imported(conversations)

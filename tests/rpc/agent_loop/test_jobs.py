@@ -1,4 +1,4 @@
-"""JobService: what goes on in the background is shown to its user, and stopped by nobody else (ASYNC-7)."""
+"""JobService: users see background jobs, and only authorized callers stop them (ASYNC-7)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SERIES = run_pb2.Job(tool_name="probe", arguments_json=b"{}", interval_seconds=6
 
 
 async def add_job(ledger: PlayedLedger, number: int, *, of: str = "conv_1") -> str:
-    """Let the first run have begun a job that reports to its conversation."""
+    """Let the first run start a job that reports to its conversation."""
     run_id = f"job_{number}"
     await ledger.add_run(run_id, conversation_id=f"conv_of_{run_id}")
     ledger.put_run(
@@ -49,10 +49,13 @@ async def listed(jobs: JobServiceAsyncStub, metadata: Any = ME, **wanted: Any) -
     return [job.job_id for job in (await jobs.ListJobs(pb.ListJobsRequest(**wanted), metadata=metadata)).jobs]
 
 
-async def test_a_user_starts_a_job_that_reports_to_a_conversation(
+async def test_user_starts_a_job_that_reports_to_a_conversation(
     jobs: JobServiceAsyncStub, ledger: PlayedLedger, checker: FakeChecker
 ) -> None:
-    """ASYNC-1: with what a model may write; the same request gives the same job, whatever has become of its tool."""
+    """ASYNC-1: with fields that a model may set.
+
+    A repeated request returns the same job, even if its tool has changed.
+    """
     request = pb.StartJobRequest(
         request_id="s1",
         conversation_id="conv_1",
@@ -89,7 +92,7 @@ async def test_a_user_starts_a_job_that_reports_to_a_conversation(
     assert await reason(jobs.StartJob(request, metadata=ME)) == "TOOL_NOT_FOUND"
 
 
-async def test_a_job_says_what_it_does_how_far_it_is_and_when_it_goes_on(
+async def test_job_shows_its_task_progress_and_next_run(
     jobs: JobServiceAsyncStub, ledger: PlayedLedger, clock: ManualClock
 ) -> None:
     job_id = await add_job(ledger, 1)
@@ -113,7 +116,7 @@ async def test_a_job_says_what_it_does_how_far_it_is_and_when_it_goes_on(
     assert same == job
 
 
-async def test_a_job_is_paused_and_resumed(jobs: JobServiceAsyncStub, ledger: PlayedLedger) -> None:
+async def test_job_is_paused_and_resumed(jobs: JobServiceAsyncStub, ledger: PlayedLedger) -> None:
     job_id = await add_job(ledger, 1)
     pause = pb.PauseJobRequest(request_id="p1", job_id=job_id)
     for _ in range(2):
@@ -128,7 +131,7 @@ async def test_a_job_is_paused_and_resumed(jobs: JobServiceAsyncStub, ledger: Pl
     assert await reason(jobs.ResumeJob(reused, metadata=ME)) == "REQUEST_ID_REUSED"
 
 
-async def test_a_run_that_is_cancelled_leaves_its_jobs_and_names_them_or_stops_them_with_it(
+async def test_cancelling_a_run_reports_its_jobs_or_stops_them(
     stub: AgentServiceAsyncStub, jobs: JobServiceAsyncStub, ledger: PlayedLedger, clock: ManualClock
 ) -> None:
     for number in (1, 2, 3, 4):
@@ -152,10 +155,10 @@ async def test_a_run_that_is_cancelled_leaves_its_jobs_and_names_them_or_stops_t
     assert (await stub.CancelRun(agent_pb2.CancelRunRequest(run_id="job_4", cancel_jobs=True), metadata=ME)).jobs == []
 
 
-async def test_all_open_jobs_of_a_store_are_ended_by_its_operators_and_by_nobody_else(
+async def test_only_operators_of_a_store_end_all_its_open_jobs(
     jobs: JobServiceAsyncStub, operators: OperatorServiceAsyncStub, ledger: PlayedLedger, clock: ManualClock
 ) -> None:
-    """ASYNC-7: those of all users, and no other runs; their logs say who did it."""
+    """ASYNC-7: jobs of all users and no other runs; their logs name the operator."""
     await ledger.add_run("run_2", YOU, conversation_id="conv_2")
     for number, of in ((1, "conv_1"), (2, "conv_2"), (3, "conv_1")):
         await clock.advance(1)
@@ -177,10 +180,10 @@ async def test_all_open_jobs_of_a_store_are_ended_by_its_operators_and_by_nobody
     ]
 
 
-async def test_jobs_that_are_being_stopped_are_not_named_by_a_request_that_stops_others(
+async def test_stopping_jobs_are_reported_only_by_the_request_that_stopped_them(
     jobs: JobServiceAsyncStub, ledger: PlayedLedger, clock: ManualClock
 ) -> None:
-    """ASYNC-7: each is named by the request that has stopped it, also when that is sent again."""
+    """ASYNC-7: only the request that stopped a job reports it, also when repeated."""
 
     async def stopped(request_id: str) -> list[str]:
         request = pb.StopJobsRequest(request_id=request_id, conversation_id="conv_1")
@@ -196,10 +199,10 @@ async def test_jobs_that_are_being_stopped_are_not_named_by_a_request_that_stops
     assert [await stopped(request_id) for request_id in ("r1", "r3", "")] == [["job_1"], [], []]
 
 
-async def test_jobs_of_a_store_are_named_by_the_request_that_has_ended_them_whenever_it_is_sent_again(
+async def test_repeated_request_reports_the_jobs_that_it_ended(
     jobs: JobServiceAsyncStub, operators: OperatorServiceAsyncStub, ledger: PlayedLedger, clock: ManualClock
 ) -> None:
-    """ASYNC-7: also once they have ended, and by no other request."""
+    """ASYNC-7: also after the jobs have ended, and in no other request."""
 
     async def ended(request_id: str, reason: str = "on fire") -> list[str]:
         end = operator_pb2.EndJobsRequest(request_id=request_id, reason=reason)
@@ -214,7 +217,7 @@ async def test_jobs_of_a_store_are_named_by_the_request_that_has_ended_them_when
     assert [await ended(request_id) for request_id in ("e2", "e2", "", "s1")] == [[], [], [], []]
     await clock.advance(1)
     await add_job(ledger, 3)
-    assert await ended("e1") == ["job_3", "job_1"], "it goes on where it was"
+    assert await ended("e1") == ["job_3", "job_1"], "it continues from its last state"
     for job_id in ("job_1", "job_2", "job_3"):
         await ledger.change(job_id, RunState.CANCELLED)
     assert [await ended(request_id) for request_id in ("e1", "e2")] == [["job_3", "job_1"], []]
@@ -222,22 +225,22 @@ async def test_jobs_of_a_store_are_named_by_the_request_that_has_ended_them_when
     assert await reason(operators.EndJobs(again, metadata=BOSS)) == "REQUEST_ID_REUSED"
 
 
-async def test_a_job_that_is_started_for_a_key_finds_its_conversation_or_makes_it(
+async def test_job_started_with_a_key_finds_or_creates_the_conversation(
     jobs: JobServiceAsyncStub, checker: FakeChecker
 ) -> None:
     request = pb.StartJobRequest(conversation_key="build", tool_name="probe")
     first, second = [(await jobs.StartJob(request, metadata=ME)).job for _ in range(2)]
     assert first.conversation_id == second.conversation_id != ""
     assert first.job_id != second.job_id
-    assert [told for told, _ in checker.jobs_of] == 2 * [first.conversation_id], "rules for it hold from the first on"
+    assert [told for told, _ in checker.jobs_of] == 2 * [first.conversation_id], "rules apply from the first call"
     both = pb.StartJobRequest(conversation_key="build", conversation_id="conv_1", tool_name="probe")
     assert await reason(jobs.StartJob(both, metadata=ME)) == "INVALID_FIELD"
 
 
-async def test_an_edit_of_a_series_that_says_no_end_keeps_the_deadline_that_is_shown(
+async def test_editing_a_series_without_an_end_keeps_its_deadline(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger, clock: ManualClock
 ) -> None:
-    """ASYNC-4, HITL-2: what watches for something cannot lose its deadline by an edit of how often it looks."""
+    """ASYNC-4, HITL-2: changing the interval of a watch job must not remove its deadline."""
     end_time = clock.now() + 600
     end = datetime.fromtimestamp(end_time, UTC)
     shown = Series(digest="shown", interval_seconds=60, iterations_max=5, end_time=end_time)

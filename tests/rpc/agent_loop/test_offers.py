@@ -1,4 +1,4 @@
-"""Front-end calls: one client at a time, under a lease, and again for somebody else (FE-2, I11)."""
+"""Front-end calls: leased to one client at a time and offered again when a lease is lost (FE-2, I11)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def run(ledger: PlayedLedger) -> None:
 
 
 @pytest.mark.parametrize("before", [True, False])
-async def test_an_offer_comes_whether_the_call_or_the_client_was_first(
+async def test_call_is_offered_whether_the_client_connects_before_or_after(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger, clock: ManualClock, before: bool
 ) -> None:
     if before:
@@ -58,9 +58,7 @@ async def test_an_offer_comes_whether_the_call_or_the_client_was_first(
     assert holder(ledger, "call_1") == "cli_a"
 
 
-async def test_a_disconnect_offers_the_call_to_the_next_client(
-    stub: AgentServiceAsyncStub, ledger: PlayedLedger
-) -> None:
+async def test_disconnect_offers_the_call_to_the_next_client(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
     first = await attached(stub, "cli_a")
     await ledger.offer("call_1")
     old = await first.offer()
@@ -73,7 +71,7 @@ async def test_a_disconnect_offers_the_call_to_the_next_client(
     assert (await second.answer(offer)).status == ACCEPTED
 
 
-async def test_a_client_gets_no_more_than_it_can_run(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
+async def test_client_gets_no_more_calls_than_it_can_run(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
     client = await attached(stub, calls_max=2)
     for number in range(1, 5):
         await ledger.offer(f"call_{number}")
@@ -85,7 +83,7 @@ async def test_a_client_gets_no_more_than_it_can_run(stub: AgentServiceAsyncStub
     assert not holder(ledger, "call_4")
 
 
-async def test_only_tools_and_versions_that_the_client_runs_are_offered(
+async def test_only_tools_and_versions_of_the_client_are_offered(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     client = await attached(stub, "cli_a", "show", calls_max=9, versions=[2, 3])
@@ -96,8 +94,8 @@ async def test_only_tools_and_versions_that_the_client_runs_are_offered(
     assert (holder(ledger, "call_1"), holder(ledger, "call_2")) == ("", "")
 
 
-async def test_the_past_is_not_offered(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
-    """Replayed events show calls as they were; only what is pending now is offered."""
+async def test_replayed_events_offer_no_calls(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
+    """Replayed events show past calls; only calls that are pending now are offered."""
     await ledger.offer("call_1")
     await ledger.settle("call_1")
     await ledger.offer("call_2")
@@ -107,7 +105,7 @@ async def test_the_past_is_not_offered(stub: AgentServiceAsyncStub, ledger: Play
 
 
 @pytest.mark.parametrize("state", [call_pb2.CALL_STATE_CANCELLED, call_pb2.CALL_STATE_EXPIRED])
-async def test_a_call_that_is_settled_elsewhere_is_revoked(
+async def test_call_settled_elsewhere_is_revoked(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger, state: call_pb2.CallState.ValueType
 ) -> None:
     client = await attached(stub)
@@ -121,7 +119,9 @@ async def test_a_call_that_is_settled_elsewhere_is_revoked(
     assert (await client.offer()).call.call_id == "call_2"
 
 
-async def test_a_lost_lease_is_revoked_and_taken_anew(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
+async def test_lost_lease_is_revoked_and_the_call_offered_again(
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger
+) -> None:
     client = await attached(stub)
     await ledger.offer("call_1")
     old = await client.offer()
@@ -136,7 +136,7 @@ async def test_a_lost_lease_is_revoked_and_taken_anew(stub: AgentServiceAsyncStu
     assert (await client.offer()).call.call_id == "call_2"
 
 
-async def test_heartbeats_renew_and_silence_does_not(
+async def test_heartbeats_renew_the_lease_and_silence_does_not(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger, clock: ManualClock
 ) -> None:
     first = await attached(stub, "cli_a")
@@ -151,7 +151,7 @@ async def test_heartbeats_renew_and_silence_does_not(
     assert (await first.next("offer_revoked")).offer_revoked.call_id == "call_1"
 
 
-async def test_a_detach_gives_the_calls_of_that_run_back(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
+async def test_detach_releases_the_calls_of_that_run(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
     await ledger.add_run("run_2")
     client = await attached(stub, calls_max=9)
     await client.attach("run_2")
@@ -177,7 +177,7 @@ async def brought(stub: AgentServiceAsyncStub, client_id: str, epoch: int) -> ty
     return (await stub.SubmitToolResults(request, metadata=ME)).receipts[0].status
 
 
-async def test_a_client_without_a_stream_leases_a_call_and_brings_its_result_under_that_lease(
+async def test_client_without_a_stream_leases_a_call_and_returns_its_result(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger, clock: ManualClock
 ) -> None:
     await ledger.offer("call_1")
@@ -195,7 +195,7 @@ async def test_a_client_without_a_stream_leases_a_call_and_brings_its_result_und
     assert await leased(stub, "tab_a") == (False, 2)
 
 
-async def test_a_call_that_another_client_holds_is_neither_leased_nor_offered_and_one_that_was_lost_is_revoked(
+async def test_call_of_another_client_is_not_leased_and_a_lost_one_is_revoked(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     client = await attached(stub)
@@ -211,7 +211,7 @@ async def test_a_call_that_another_client_holds_is_neither_leased_nor_offered_an
     assert (await client.next("offer_revoked")).offer_revoked.call_id == "call_2"
 
 
-async def test_a_ledger_that_is_away_only_delays_an_offer(
+async def test_unavailable_ledger_only_delays_an_offer(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, lease_offer, away = await attached(stub), ledger.lease_offer, [DependencyUnavailable()]

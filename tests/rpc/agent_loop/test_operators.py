@@ -1,4 +1,4 @@
-"""OperatorService: what operators see of a store and do about its runs, and each way in which they are refused."""
+"""OperatorService: what operators see and do in a store, and each way in which a request is rejected."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def redrive(run_id: str = "run_1", request_id: str = "", reason: str = "") -> op
     return operator_pb2.RedriveRunRequest(request_id=request_id, run_id=run_id, reason=reason)
 
 
-async def test_an_operator_sees_the_runs_of_all_users_that_need_attention_and_nothing_of_what_they_say(
+async def test_operator_sees_runs_that_need_attention_without_their_content(
     operators: OperatorServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     await ledger.add_run("run_1")
@@ -45,12 +45,12 @@ async def test_an_operator_sees_the_runs_of_all_users_that_need_attention_and_no
     assert [run.run_id for run in (await operators.ListAttention(only, metadata=BOSS)).runs] == ["run_3"]
     calm = operator_pb2.ListAttentionRequest(run_id="run_1")
     assert not (await operators.ListAttention(calm, metadata=BOSS)).runs
-    for absent in ("run_absent", "run_4"):  # The last is another store's.
+    for absent in ("run_absent", "run_4"):  # The last is of another store
         request = operator_pb2.ListAttentionRequest(run_id=absent)
         assert await reason(operators.ListAttention(request, metadata=BOSS)) == "RUN_NOT_FOUND"
 
 
-async def test_a_quarantined_run_goes_on_once(operators: OperatorServiceAsyncStub, ledger: PlayedLedger) -> None:
+async def test_quarantined_run_is_redriven_once(operators: OperatorServiceAsyncStub, ledger: PlayedLedger) -> None:
     """I2"""
     await ledger.add_run()
     await ledger.need_attention(QUARANTINED)

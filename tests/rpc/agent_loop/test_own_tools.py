@@ -1,4 +1,4 @@
-"""Front-end tools that come with StartRun, with a session, or with its Start: whose they are, and what is refused."""
+"""Front-end tools that come with StartRun, a session or its Start frame: ownership and validation."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def holder(ledger: PlayedLedger, call_id: str) -> str:
     return next(run.calls[call_id].offer.client_id for run in ledger.runs.values() if call_id in run.calls)
 
 
-async def test_tools_come_with_a_run_for_whoever_of_its_user_can_run_them(
+async def test_tools_of_a_run_are_offered_to_any_client_of_its_user(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     request = agent_pb2.StartRunRequest(text="go", front_end_tools=[tool(), tool("ask")])
@@ -67,10 +67,10 @@ async def test_tools_come_with_a_run_for_whoever_of_its_user_can_run_them(
     assert holder(ledger, "call_1") == "cli_b"
 
 
-async def test_the_tools_of_a_session_are_those_of_its_runs_and_their_calls_come_to_it_alone(
+async def test_calls_of_session_tools_are_offered_to_that_session_only(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
-    """Two front ends of one user with the same name of a tool do not meet."""
+    """Two front ends of one user may use the same tool name."""
     first, second = await opened(stub, "cli_a", tool()), await opened(stub, "cli_b", tool("show", "Another."))
     runs = {
         client_id: (await started(client)).run_id for client_id, client in {"cli_a": first, "cli_b": second}.items()
@@ -88,7 +88,7 @@ async def test_the_tools_of_a_session_are_those_of_its_runs_and_their_calls_come
     assert not [kept for kept in third._kept if kept.HasField("offer")]
 
 
-async def test_a_client_that_comes_back_gets_its_calls_also_without_naming_the_tools(
+async def test_reconnected_client_gets_its_calls_without_naming_the_tools(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     client = await opened(stub, "cli_a", tool())
@@ -104,7 +104,7 @@ async def test_a_client_that_comes_back_gets_its_calls_also_without_naming_the_t
     assert (await back.answer(offer)).status == ACCEPTED
 
 
-async def test_a_start_has_the_tools_of_its_session_and_its_own(
+async def test_run_has_the_tools_of_its_session_and_of_its_start_frame(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     client = await opened(stub, "cli_a", tool())
@@ -115,7 +115,7 @@ async def test_a_start_has_the_tools_of_its_session_and_its_own(
     assert not ledger.runs[sent.run_id].run.HasField("own_tools")
 
 
-async def test_a_run_that_was_started_stays_started_though_the_name_is_taken_since(
+async def test_repeated_start_succeeds_after_the_tool_name_was_taken(
     stub: AgentServiceAsyncStub, checker: FakeChecker, ledger: PlayedLedger
 ) -> None:
     """I1, I2"""
@@ -131,10 +131,10 @@ async def test_a_run_that_was_started_stays_started_though_the_name_is_taken_sin
 
 
 @pytest.mark.parametrize("fields", [{"options": NO_TOOLS}, {"agent": "bare"}])
-async def test_runs_that_are_to_have_no_tools_have_none_of_the_session(
+async def test_run_without_tools_gets_none_of_the_session(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger, agents: AgentRegistryServiceAsyncStub, fields: Any
 ) -> None:
-    await save_bare(agents)
+    await save_without_tools(agents)
     client = await opened(stub, "cli_a", tool())
     receipt = await started(client, **fields)
     assert receipt.status == ACCEPTED
@@ -142,8 +142,8 @@ async def test_runs_that_are_to_have_no_tools_have_none_of_the_session(
     assert (await started(client, tool("form"), **fields)).reason == "INVALID_FIELD"
 
 
-async def save_bare(agents: AgentRegistryServiceAsyncStub) -> None:
-    """Save an agent that has no tools."""
+async def save_without_tools(agents: AgentRegistryServiceAsyncStub) -> None:
+    """Save an agent without tools."""
     request = UpdateAgentRequest()
     request.definition.name = "bare"
     request.definition.options.without_tools = True

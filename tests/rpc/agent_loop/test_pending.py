@@ -1,4 +1,4 @@
-"""What waits for people, listed and streamed: to whom, in parts, with signs of life (HITL-6, D7)."""
+"""Pending items, listed and streamed: visibility, pages and heartbeats (HITL-6, D7)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def time_passes(servicer: AgentServicer, ledger: PlayedLedger) -> None:
     servicer._pending = Pending(ledger=ledger, clock=SystemClock(), poll_seconds=0.02)
 
 
-async def test_an_admin_sees_what_awaits_an_approval_of_all_users(
+async def test_admin_sees_pending_approvals_of_all_users(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger, time_passes: None
 ) -> None:
     await ledger.add_run()
@@ -51,10 +51,10 @@ async def test_an_admin_sees_what_awaits_an_approval_of_all_users(
     assert [call.call_id for call in listed.calls] == ["call_1"]
 
 
-async def test_a_stream_is_complete_when_it_says_so_and_shows_life(
+async def test_stream_reports_a_complete_snapshot_and_sends_heartbeats(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger, time_passes: None
 ) -> None:
-    """An empty response is a life sign; nothing is told twice."""
+    """An empty response is a heartbeat; nothing is sent twice."""
     await ledger.add_run()
     names = [f"call_{number:02}" for number in range(11)]
     for name in names:
@@ -76,7 +76,7 @@ async def test_a_stream_is_complete_when_it_says_so_and_shows_life(
         stream.cancel()
 
 
-async def test_a_run_that_waits_for_tokens_is_in_the_inbox_until_it_goes_on(
+async def test_run_waiting_for_tokens_is_in_the_inbox_until_it_resumes(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger, time_passes: None
 ) -> None:
     await ledger.add_run()
@@ -99,7 +99,7 @@ async def test_a_run_that_waits_for_tokens_is_in_the_inbox_until_it_goes_on(
         stream.cancel()
 
 
-# Looks at what waits, shared by those who see the same and by nobody else.
+# Polls for pending items are shared by watchers with the same view only.
 
 
 CALLER = Principal(store_id=StoreId("local"), user_id=UserId("me"), roles=frozenset({"member"}))
@@ -109,7 +109,7 @@ MINE, STORE_WIDE = ListPendingCallsRequest(), ListPendingCallsRequest(of_all_use
 
 
 class Ledger(PlayedLedger):
-    """Gives each user the calls in `waiting`, once `gate` is open, and counts who asks."""
+    """Returns the calls in `waiting` for each user once `gate` is open, and counts its requests."""
 
     def __init__(self) -> None:
         self.waiting: dict[str, list[str]] = {"me": ["call_1"], "you": ["call_2"]}
@@ -134,22 +134,22 @@ class Ledger(PlayedLedger):
 
 
 class Tab:
-    """A watcher that reads all that it is told."""
+    """A watcher that reads everything it gets."""
 
     def __init__(self, pending: Pending, caller: Principal, wanted: ListPendingCallsRequest = MINE) -> None:
         self._parts = pending.watch(caller, wanted, silence_seconds=3600)
-        self.told: list[WatchPendingResponse] = []
+        self.responses: list[WatchPendingResponse] = []
         self.error: PawlError | None = None
         self.task = asyncio.create_task(self._read())
 
     @property
     def call_ids(self) -> list[str]:
-        return [call.call_id for part in self.told for call in part.calls]
+        return [call.call_id for part in self.responses for call in part.calls]
 
     async def _read(self) -> None:
         try:
             async for part in self._parts:
-                self.told.append(part)
+                self.responses.append(part)
         except PawlError as error:
             self.error = error
         finally:
@@ -157,7 +157,7 @@ class Tab:
 
 
 class World:
-    """Watchers over a ledger, on a clock that the test moves."""
+    """Watchers over a ledger, with a manual clock."""
 
     def __init__(self) -> None:
         self.ledger, self.clock = Ledger(), ManualClock()
@@ -167,7 +167,7 @@ class World:
         self.following: asyncio.Task[None] | None = None
 
     async def follow(self) -> None:
-        """Hear what changes from now on."""
+        """Start to watch for changes."""
         self.following = asyncio.create_task(self.pending.follow(self.live))
         await self.clock.advance(2)
 
@@ -200,12 +200,12 @@ async def _world() -> AsyncIterator[World]:
             await asyncio.gather(made.following, return_exceptions=True)
 
 
-async def test_five_hundred_watchers_of_one_user_cost_one_look_a_second() -> None:
-    """Also with different credentials: those say nothing about what is seen."""
+async def test_five_hundred_watchers_of_one_user_cost_one_poll_a_second() -> None:
+    """Also with different credentials, because these do not change what a user sees."""
     async with _world() as world:
         tabs = [world.open(replace(CALLER, credential_id=CredentialId(f"key_{number}"))) for number in range(500)]
         await world.settle()
-        assert all(tab.call_ids == ["call_1"] and tab.told[0].complete for tab in tabs)
+        assert all(tab.call_ids == ["call_1"] and tab.responses[0].complete for tab in tabs)
         begun = world.ledger.asked.total()
         assert begun == 1
         world.ledger.waiting["me"].append("call_3")
@@ -215,8 +215,8 @@ async def test_five_hundred_watchers_of_one_user_cost_one_look_a_second() -> Non
         assert all(tab.call_ids == ["call_1", "call_3"] for tab in tabs)
 
 
-async def test_who_sees_something_else_shares_no_look() -> None:
-    """Neither another user, nor the same with other rights or another filter."""
+async def test_watchers_with_different_views_share_no_poll() -> None:
+    """Neither with another user, nor with other permissions or another filter."""
     async with _world() as world:
         mine, yours = world.open(CALLER), world.open(OTHER)
         world.open(ADMIN_CALLER)
@@ -224,12 +224,15 @@ async def test_who_sees_something_else_shares_no_look() -> None:
         await world.clock.advance(3)
         assert (mine.call_ids, yours.call_ids, of_store.call_ids) == (["call_1"], ["call_2"], ["call_1"])
         assert isinstance(refused.error, PermissionDenied)
-        assert not refused.told
+        assert not refused.responses
         assert world.ledger.asked == {("me", False): 2 * 4, ("you", False): 4, ("me", True): 4}
 
 
-async def test_who_comes_during_a_look_gets_none_that_began_before() -> None:
-    """What a client knows to wait is in the first that it is told; those who come meanwhile share the next look."""
+async def test_watcher_that_joins_during_a_poll_waits_for_the_next() -> None:
+    """The first snapshot includes every item that existed before the watch.
+
+    Watchers that join during a poll share the next.
+    """
     async with _world() as world:
         world.ledger.gate.clear()
         early = world.open(CALLER)
@@ -244,7 +247,7 @@ async def test_who_comes_during_a_look_gets_none_that_began_before() -> None:
         assert world.ledger.asked.total() == 2
 
 
-async def test_who_leaves_during_a_look_takes_nothing_from_others_and_the_last_one_ends_it() -> None:
+async def test_leaving_watcher_disturbs_no_other_and_the_last_one_stops_the_poll() -> None:
     async with _world() as world:
         world.ledger.gate.clear()
         first, second = world.open(CALLER), world.open(CALLER)
@@ -262,7 +265,7 @@ async def test_who_leaves_during_a_look_takes_nothing_from_others_and_the_last_o
         assert len(asyncio.all_tasks()) == 1
 
 
-async def test_at_rest_a_user_costs_one_look_in_a_while_and_what_is_said_to_change_is_seen_after_a_pause() -> None:
+async def test_idle_user_is_polled_rarely_and_changes_appear_after_a_pause() -> None:
     async with _world() as world:
         await world.follow()
         mine, yours, of_store = world.open(CALLER), world.open(OTHER), world.open(ADMIN_CALLER, STORE_WIDE)

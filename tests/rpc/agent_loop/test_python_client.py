@@ -1,4 +1,4 @@
-"""The Python client on a real server, which goes away and comes back."""
+"""The Python client against a real server that stops and restarts."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from tests.rpc.agent_loop.ledger import PlayedLedger
 KEY = "key-of-me-0123456789"
 
 
-class Door:
-    """agent-loop at one address, where it can be away and back again."""
+class Endpoint:
+    """agent-loop at one address, where it can stop and restart."""
 
     def __init__(self, ledger: PlayedLedger, live: FakeLive, ids: IdSource) -> None:
         self.address = f"127.0.0.1:{free_port()}"
@@ -34,7 +34,7 @@ class Door:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        clock: Any = SystemClock()  # The inbox is looked at again and again.
+        clock: Any = SystemClock()  # The inbox is polled repeatedly
         clients = client_side(self._ledger, self._live, clock, self._ids)
         async with clients.watches, new_server(clients, self.address, self._ids):
             yield
@@ -44,13 +44,13 @@ class Door:
 
 
 @pytest.fixture
-def door(ledger: PlayedLedger, live: FakeLive, ids: IdSource) -> Door:
-    return Door(ledger, live, ids)
+def endpoint(ledger: PlayedLedger, live: FakeLive, ids: IdSource) -> Endpoint:
+    return Endpoint(ledger, live, ids)
 
 
-async def test_a_request_whose_answer_was_lost_has_its_effect_once(door: Door, ledger: PlayedLedger) -> None:
+async def test_request_with_a_lost_response_takes_effect_once(endpoint: Endpoint, ledger: PlayedLedger) -> None:
     """I2."""
-    async with door.open(), door.client() as pawl:
+    async with endpoint.open(), endpoint.client() as pawl:
         method, lost = pawl.agents.StartRun, 0
 
         async def lossy(request: agent_pb2.StartRunRequest) -> agent_pb2.StartRunResponse:
@@ -66,16 +66,16 @@ async def test_a_request_whose_answer_was_lost_has_its_effect_once(door: Door, l
     assert list(ledger.runs) == [started.run.run_id]
 
 
-# The client without asyncio.
+# The synchronous client.
 
 
-async def test_without_asyncio_the_same_is_done(door: Door, ledger: PlayedLedger) -> None:
+async def test_synchronous_client_behaves_like_the_async_one(endpoint: Endpoint, ledger: PlayedLedger) -> None:
     await ledger.add_run()
     await ledger.append(count=3, text="ab")
     await ledger.finish()
 
     def program() -> tuple[str, int, list[str]]:
-        with Client(door.address, api_key=KEY, environment={}) as pawl:
+        with Client(endpoint.address, api_key=KEY, environment={}) as pawl:
             text = "".join(pawl.text("run_1"))
             events = sum(1 for _ in pawl.watch("run_1"))
             with pytest.raises(RunNotFound):
@@ -86,15 +86,15 @@ async def test_without_asyncio_the_same_is_done(door: Door, ledger: PlayedLedger
             pawl.start("hello", request_id="r1")
             return text, events, [run.run_id for run in pawl.runs()]
 
-    async with door.open():
+    async with endpoint.open():
         text, events, runs = await asyncio.to_thread(program)
     assert (text, events) == ("ababab", 5)
     assert sorted(runs) == sorted(ledger.runs)
     assert len(runs) == 2
 
 
-async def test_a_client_that_is_closed_leaves_no_thread_and_says_so(door: Door) -> None:
-    pawl = Client(door.address, api_key=KEY, environment={})
+async def test_closed_client_leaves_no_thread_and_raises(endpoint: Endpoint) -> None:
+    pawl = Client(endpoint.address, api_key=KEY, environment={})
     names = [thread.name for thread in threading.enumerate()]
     assert "pawl-client" in names
     await asyncio.to_thread(pawl.close)
@@ -104,13 +104,13 @@ async def test_a_client_that_is_closed_leaves_no_thread_and_says_so(door: Door) 
         pawl.get("run_1")
 
 
-async def test_runs_of_a_conversation_are_given_as_they_begin_each_once(door: Door, ledger: PlayedLedger) -> None:
-    """ASYNC-5: the open ones first; those that had ended before are no news."""
+async def test_runs_of_a_conversation_are_yielded_once_as_they_start(endpoint: Endpoint, ledger: PlayedLedger) -> None:
+    """ASYNC-5: open runs come first; runs that had already ended are omitted."""
     await ledger.add_run("run_1")
     await ledger.finish("run_1")
     await ledger.add_run("run_2")
     await ledger.add_run("run_of_another", conversation_id="conv_2")
-    async with door.open(), door.client() as pawl:
+    async with endpoint.open(), endpoint.client() as pawl:
         following = pawl.follow("conv_1")
         assert (await anext(following)).run_id == "run_2"
         for number in (3, 4):

@@ -1,4 +1,4 @@
-"""How public methods refuse: bad requests, resources of others, reused request ids, an unavailable ledger."""
+"""How public methods reject invalid requests, foreign resources and reused ids, and fail without a ledger."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def run(ledger: PlayedLedger) -> None:
     ledger.put_run("run_1", token_budget=1000)
 
 
-async def test_a_bad_message_is_refused_with_the_field_that_is_wrong(api: Api, ledger: PlayedLedger) -> None:
+async def test_invalid_message_is_rejected_with_its_field(api: Api, ledger: PlayedLedger) -> None:
     """LOOP-15"""
     mode = run_pb2.ToolChoice
     await check_refusals(
@@ -117,7 +117,7 @@ async def test_a_bad_message_is_refused_with_the_field_that_is_wrong(api: Api, l
     assert list(ledger.runs) == ["run_1"]
 
 
-async def test_a_bad_decision_changes_nothing(api: Api, ledger: PlayedLedger) -> None:
+async def test_invalid_decision_changes_nothing(api: Api, ledger: PlayedLedger) -> None:
     await ledger.add_run("run_2")
     await ledger.add_call("call_2", call_pb2.CALL_STATE_AWAITING_APPROVAL, run_id="run_2")
     await ledger.add_run("run_3")
@@ -149,7 +149,7 @@ async def test_a_bad_decision_changes_nothing(api: Api, ledger: PlayedLedger) ->
     assert ledger.runs["run_1"].calls["call_1"].state == call_pb2.CALL_STATE_AWAITING_APPROVAL
 
 
-async def test_bad_requests_about_runs_are_refused(api: Api) -> None:
+async def test_invalid_run_requests_are_rejected(api: Api) -> None:
     result = types_pb2.ToolResult(call_id="call_1", content_json=b"1")
     elsewhere = types_pb2.ToolResult(run_id="run_2", call_id="call_1", content_json=b"1")
     of_store = agent_pb2.PENDING_SCOPE_STORE
@@ -212,7 +212,7 @@ async def test_bad_requests_about_runs_are_refused(api: Api) -> None:
         (b'"' + b"x" * (1024 * 1024) + b'"', "TOO_LARGE"),
     ],
 )
-async def test_a_result_that_is_not_strict_json_is_refused(
+async def test_result_that_is_not_strict_json_is_rejected(
     api: Api, ledger: PlayedLedger, content: bytes, expected: str
 ) -> None:
     await ledger.offer("call_2")
@@ -221,7 +221,7 @@ async def test_a_result_that_is_not_strict_json_is_refused(
     assert not ledger.commands
 
 
-async def test_bad_requests_about_conversations_are_refused(api: Api) -> None:
+async def test_invalid_conversation_requests_are_rejected(api: Api) -> None:
     bad_labels = conversation_values.Labels(labels={"pawl.x": ""})
     await check_refusals(
         api,
@@ -258,7 +258,7 @@ async def test_bad_requests_about_conversations_are_refused(api: Api) -> None:
     assert len((await api(search())).conversations) == 2
 
 
-async def test_a_job_that_makes_no_sense_is_not_started(api: Api, ledger: PlayedLedger) -> None:
+async def test_invalid_job_is_not_started(api: Api, ledger: PlayedLedger) -> None:
     await check_refusals(
         api,
         [
@@ -291,7 +291,7 @@ async def test_a_job_that_makes_no_sense_is_not_started(api: Api, ledger: Played
     assert list(ledger.runs) == ["run_1"]
 
 
-async def test_an_agent_that_cannot_be_is_not_saved(api: Api) -> None:
+async def test_invalid_agent_is_not_saved(api: Api) -> None:
     for saving, metadata in ((save, ADMIN), (draft, ME)):
         await check_refusals(
             api,
@@ -328,7 +328,7 @@ async def test_an_agent_that_cannot_be_is_not_saved(api: Api) -> None:
     )
 
 
-async def test_bad_pages_are_refused(api: Api) -> None:
+async def test_invalid_page_requests_are_rejected(api: Api) -> None:
     rows: list[Row] = []
     for fields, expected in (({"page_size": 201}, "INVALID_FIELD"), ({"page_token": "made up"}, "INVALID_PAGE_TOKEN")):
         page: dict[str, Any] = fields

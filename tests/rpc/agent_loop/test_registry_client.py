@@ -1,4 +1,4 @@
-"""The registry over gRPC, as the loop uses it."""
+"""The loop's gRPC client of the registry."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from pawl.values import (
     Outcome,
     Progress,
 )
-from tests.fakes.anybody import Anybody
+from tests.fakes.open_authenticator import OpenAuthenticator
 
 CONTEXT = CallContext(
     store_id=StoreId("s"),
@@ -64,8 +64,8 @@ EXECUTION = Execution(
 )
 
 
-class StandIn(execution_pb2_grpc.ExecutionServiceServicer):
-    """Answers as told, and remembers what it was asked."""
+class FakeService(execution_pb2_grpc.ExecutionServiceServicer):
+    """Returns configured responses and records the requests."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
@@ -140,20 +140,20 @@ class StandIn(execution_pb2_grpc.ExecutionServiceServicer):
 
 
 @pytest.fixture
-def stand_in() -> StandIn:
-    return StandIn()
+def service() -> FakeService:
+    return FakeService()
 
 
 @pytest.fixture
-async def channel(stand_in: StandIn, tmp_path: Path) -> AsyncIterator[grpc.aio.Channel]:
+async def channel(service: FakeService, tmp_path: Path) -> AsyncIterator[grpc.aio.Channel]:
     server = RpcServer(
         f"unix:{tmp_path}/registry",
-        authenticator=Anybody(),
+        authenticator=OpenAuthenticator(),
         ids=IdSource(SystemClock()),
         metrics=Metrics("test"),
         drain_seconds=0,
     )
-    server.add(execution_pb2_grpc.add_ExecutionServiceServicer_to_server, stand_in, service_only=True)
+    server.add(execution_pb2_grpc.add_ExecutionServiceServicer_to_server, service, service_only=True)
     async with server, open_channel(server.address, batches=True) as channel:
         assert isinstance(channel, grpc.aio.Channel)
         yield channel
@@ -164,26 +164,24 @@ def registry(channel: grpc.aio.Channel) -> RegistryClient:
     return RegistryClient(channel)
 
 
-async def test_tools_come_with_their_versions_and_fallbacks(registry: RegistryClient, stand_in: StandIn) -> None:
+async def test_tools_have_their_versions_and_fallbacks(registry: RegistryClient, service: FakeService) -> None:
     tools = (await registry.resolve(CONTEXT, ["write"], [PinnedTool(name="write", version=2)])).tools
     assert tools == (
         Tool(name="write", version=2, description="Writes.", arguments_schema_json=b"", fallback_tool_name="other"),
     )
-    assert dict(stand_in.asked[0].pinned_versions) == {"write": 2}
-    assert stand_in.asked[0].context.run_id == "r"
-    assert list(stand_in.asked[0].context.user_roles) == ["member"]
+    assert dict(service.asked[0].pinned_versions) == {"write": 2}
+    assert service.asked[0].context.run_id == "r"
+    assert list(service.asked[0].context.user_roles) == ["member"]
 
 
-async def test_a_verdict_says_what_becomes_of_a_call(registry: RegistryClient) -> None:
+async def test_verdict_decides_how_a_call_continues(registry: RegistryClient) -> None:
     proposed = ProposedCall(call_id=CallId("call_1"), tool_name="write", tool_version=2, arguments_json=b"{}")
     (known,) = await registry.check(CONTEXT, [proposed], ["write"])
     assert (known.disposition, known.context) == (Disposition.RUN, ExecutionContext.BACKEND)
     assert (known.effect_class, known.resource_keys) == (EffectClass.IDEMPOTENT, ("a",))
 
 
-async def test_tools_that_come_with_a_run_go_along_with_their_calls(
-    registry: RegistryClient, stand_in: StandIn
-) -> None:
+async def test_tools_of_a_run_are_sent_with_their_calls(registry: RegistryClient, service: FakeService) -> None:
     definition = tool_pb2.ToolDefinition(name="show", description="Shows.", arguments_schema_json=b"{}", parallel=True)
     caller = Principal(store_id=StoreId("s"), user_id=UserId("u"), roles=frozenset({"member"}))
     (own,) = await registry.check_own(caller, [definition.SerializeToString()])
@@ -193,13 +191,13 @@ async def test_tools_that_come_with_a_run_go_along_with_their_calls(
         call_id=CallId("call_1"), tool_name="show", tool_version=1, arguments_json=b"", own_tool=own
     )
     await registry.check(CONTEXT, [proposed], ["show"])
-    asked = stand_in.asked[0].context
+    asked = service.asked[0].context
     assert (asked.store_id, asked.user_id, list(asked.user_roles)) == ("s", "u", ["member"])
-    (call,) = stand_in.asked[1].calls
+    (call,) = service.asked[1].calls
     assert call.own_tool == tool_pb2.OwnTool(definition=definition, definition_sha256="ab" * 32)
 
 
-async def test_decisions_are_reported_with_who_made_them(registry: RegistryClient, stand_in: StandIn) -> None:
+async def test_decisions_are_reported_with_their_author(registry: RegistryClient, service: FakeService) -> None:
     note = RecordedDecision(
         call_id=CallId("call_1"),
         tool_name="write",
@@ -209,11 +207,13 @@ async def test_decisions_are_reported_with_who_made_them(registry: RegistryClien
         arguments_json=b"{}",
     )
     await registry.record_decisions(CONTEXT, [note])
-    (decision,) = stand_in.asked[0].decisions
+    (decision,) = service.asked[0].decisions
     assert (decision.kind, decision.user_id, decision.tool_version) == (call_pb2.DECISION_KIND_EDIT, "bob", 2)
 
 
-async def test_ends_of_front_end_calls_are_reported_by_digest(registry: RegistryClient, stand_in: StandIn) -> None:
+async def test_results_of_front_end_calls_are_reported_by_digest(
+    registry: RegistryClient, service: FakeService
+) -> None:
     note = RecordedResult(
         call_id=CallId("call_1"),
         tool_name="show",
@@ -225,7 +225,7 @@ async def test_ends_of_front_end_calls_are_reported_by_digest(registry: Registry
         duration_seconds=1.5,
     )
     await registry.record_results(CONTEXT, [note])
-    assert list(stand_in.asked[0].results) == [
+    assert list(service.asked[0].results) == [
         execution_pb2.RecordedResult(
             call_id="call_1",
             tool_name="show",
@@ -240,18 +240,18 @@ async def test_ends_of_front_end_calls_are_reported_by_digest(registry: Registry
     ]
 
 
-async def test_an_execution_gives_its_progress_and_its_result(registry: RegistryClient, stand_in: StandIn) -> None:
+async def test_execution_returns_its_progress_and_its_result(registry: RegistryClient, service: FakeService) -> None:
     async with aclosing(registry.execute(CONTEXT, EXECUTION)) as pieces:
         progress, result = [piece async for piece in pieces]
     assert progress == Progress(fraction=0.5, message="half")
     assert isinstance(result, ExecutionResult)
     assert (result.outcome, result.result.error_reason) == (Outcome.FAILED, "TOOL_ERROR")
-    asked = stand_in.asked[0]
+    asked = service.asked[0]
     assert (asked.earlier_attempts, asked.unknowns_resolved, asked.approved_digest) == (1, 3, "d")
 
 
-async def test_leaving_an_execution_ends_its_rpc(registry: RegistryClient, stand_in: StandIn) -> None:
-    """C11: a timeout that frees the slot and cancels nothing."""
+async def test_leaving_an_execution_cancels_its_rpc(registry: RegistryClient, service: FakeService) -> None:
+    """C11: a timeout must cancel the call, not only free its slot."""
     endless = Execution(
         call_id=CallId("endless"),
         tool_name="look",
@@ -266,20 +266,20 @@ async def test_leaving_an_execution_ends_its_rpc(registry: RegistryClient, stand
     async with aclosing(registry.execute(CONTEXT, endless)) as pieces:
         async for _ in pieces:
             break
-    await asyncio.wait_for(stand_in.left.wait(), 60)
+    await asyncio.wait_for(service.left.wait(), 60)
 
 
-async def test_an_answer_is_checked_by_the_registry(channel: grpc.aio.Channel, stand_in: StandIn) -> None:
+async def test_registry_checks_an_answer(channel: grpc.aio.Channel, service: FakeService) -> None:
     checker = RegistryClient(channel)
     await checker.check_answer(StoreId("acme"), b"{}", "5")
     with pytest.raises(InvalidArguments, match="it must be a number"):
         await checker.check_answer(StoreId("acme"), b"{}", "bad")
-    assert stand_in.asked[-1] == execution_pb2.CheckAnswerRequest(
+    assert service.asked[-1] == execution_pb2.CheckAnswerRequest(
         store_id="acme", answer_schema_json=b"{}", answer="bad"
     )
 
 
-async def test_the_form_of_an_answer_is_checked_and_never_passes_unchecked(channel: grpc.aio.Channel) -> None:
+async def test_output_schema_is_always_checked(channel: grpc.aio.Channel) -> None:
     checker = RegistryClient(channel)
     found = await checker.check_output(StoreId("acme"), b"{}", "many")
     assert found == OutputChecked(faults=("answer: is not JSON",))
@@ -287,8 +287,8 @@ async def test_the_form_of_an_answer_is_checked_and_never_passes_unchecked(chann
         await checker.check_output(StoreId("acme"), b"{}", None)
 
 
-async def test_an_edit_is_checked_with_what_its_run_may(channel: grpc.aio.Channel, stand_in: StandIn) -> None:
-    """Who edits decides for the user of the run: neither gives the roles of the one what the other may not call."""
+async def test_edit_is_checked_with_the_permissions_of_its_run(channel: grpc.aio.Channel, service: FakeService) -> None:
+    """An editor decides for the user of the run: their roles are not combined."""
     options = run_pb2.RunOptions(approvals_required=2)
     whose: dict[str, Any] = {"conversation_id": "c", "user_id": "u", "user_roles": ["member"]}
     run = run_pb2.Run(store_id="s", run_id="r", state=run_pb2.RUN_STATE_WAITING, options=options, **whose)
@@ -296,7 +296,7 @@ async def test_an_edit_is_checked_with_what_its_run_may(channel: grpc.aio.Channe
     call = call_pb2.Call(run_id="r", call_id="call_1", tool_name="write", tool_version=2, state=waits)
     await RegistryClient(channel).check_edit(ledger_pb2.GetRunResponse(run=run), call, b"{}")
 
-    (request,) = stand_in.asked
+    (request,) = service.asked
     assert request.context == execution_pb2.CallContext(
         store_id="s",
         user_id="u",

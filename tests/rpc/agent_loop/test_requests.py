@@ -1,4 +1,4 @@
-"""Unary methods: what goes through, and each way in which a request is refused."""
+"""Unary methods: valid requests and each way in which a request is rejected."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ async def run(ledger: PlayedLedger) -> None:
     await ledger.add_run()
 
 
-async def test_a_run_is_created_with_complete_options(stub: AgentServiceAsyncStub) -> None:
-    """LOOP-1, and limits that are below the default, and above it."""
+async def test_run_is_created_with_complete_options(stub: AgentServiceAsyncStub) -> None:
+    """LOOP-1, with limits below and above the default."""
     limits = run_pb2.RunLimits(rounds_max=3, tool_timeout_seconds=60)
     options = run_pb2.RunOptions(limits=limits, temperature=0.0)
     response = await stub.StartRun(agent_pb2.StartRunRequest(text="Hello\n\tyou", options=options), metadata=ME)
@@ -53,7 +53,7 @@ async def test_a_run_is_created_with_complete_options(stub: AgentServiceAsyncStu
     assert len(kept.limits.ListFields()) == len(run_pb2.RunLimits.DESCRIPTOR.fields)
 
 
-async def test_results_get_a_receipt_each_and_a_bad_one_does_not_stop_the_others(
+async def test_each_result_gets_a_receipt_and_an_invalid_one_stops_no_other(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     """FE-3, I11"""
@@ -95,7 +95,7 @@ REJECT = call_pb2.DECISION_KIND_REJECT
 ANSWER = call_pb2.DECISION_KIND_ANSWER
 
 
-async def test_a_decision_is_taken_once(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
+async def test_decision_is_accepted_once(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
     """HITL-3, I9"""
     await ledger.add_call("call_1", call_pb2.CALL_STATE_AWAITING_APPROVAL)
     request = decide("r1", kind=APPROVE)
@@ -108,7 +108,7 @@ async def test_a_decision_is_taken_once(stub: AgentServiceAsyncStub, ledger: Pla
     assert await reason(stub.Decide(decide("r1", kind=REJECT), metadata=APPROVER)) == "REQUEST_ID_REUSED"
 
 
-async def test_an_answer_that_does_not_fit_is_refused_and_the_question_stays_open(
+async def test_invalid_answer_is_rejected_and_the_question_stays_open(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     question = call_pb2.Question(answer_schema_json=b'{"type":"object"}')
@@ -123,14 +123,14 @@ async def test_an_answer_that_does_not_fit_is_refused_and_the_question_stays_ope
     ]
     first, second = (await stub.DecideCalls(agent_pb2.DecideCallsRequest(decisions=both), metadata=ME)).receipts
     assert (first.status, first.reason) == (types_pb2.RECEIPT_STATUS_REFUSED, "INVALID_ARGUMENTS")
-    assert second.status == types_pb2.RECEIPT_STATUS_ACCEPTED, "any answer will do"
+    assert second.status == types_pb2.RECEIPT_STATUS_ACCEPTED, "any answer is valid"
     assert len(ledger.commands) == 1
 
 
 async def test_edited_arguments_are_checked_and_made_canonical(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
-    """HITL-3: an edit is validated and re-checked before it is taken, and gets a digest of its own."""
+    """HITL-3: an edit is validated and checked again before it is accepted, and gets its own digest."""
     await ledger.add_call("call_1", call_pb2.CALL_STATE_AWAITING_APPROVAL)
     error = await failure(stub.Decide(decide(kind=EDIT, arguments_json=b'{"to": "bad"}'), metadata=APPROVER))
     assert isinstance(error, InvalidArguments)
@@ -148,9 +148,7 @@ async def test_edited_arguments_are_checked_and_made_canonical(
     assert [command.decision for command in ledger.commands] == [edited]
 
 
-async def test_cancelling_again_or_too_late_shows_the_run_as_it_is(
-    stub: AgentServiceAsyncStub, ledger: PlayedLedger
-) -> None:
+async def test_cancelling_again_or_too_late_returns_the_run(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
     """I12, EVT-4"""
     request = agent_pb2.CancelRunRequest(request_id="r1", run_id="run_1", reason="enough")
     assert (await stub.CancelRun(request, metadata=ME)).run.state == run_pb2.RUN_STATE_CANCELLING
@@ -163,7 +161,7 @@ async def test_cancelling_again_or_too_late_shows_the_run_as_it_is(
 async def test_getting_a_run_waits_until_it_rests(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger, live: FakeLive
 ) -> None:
-    """FE-3: one call, no polling by the client; with `after_seq` also while the run it knows waits."""
+    """FE-3: one call instead of polling; with `after_seq` also while the known run waits."""
 
     async def get(after_seq: int) -> asyncio.Future[agent_pb2.GetRunResponse]:
         request = agent_pb2.GetRunRequest(run_id="run_1", wait_seconds=60, after_seq=after_seq)
@@ -190,11 +188,11 @@ async def test_getting_a_run_waits_until_it_rests(
     run = (await waiting).run
     assert run.state == run_pb2.RUN_STATE_COMPLETED
     request = agent_pb2.GetRunRequest(run_id="run_1", wait_seconds=60, after_seq=run.last_seq)
-    assert (await stub.GetRun(request, metadata=ME)).run == run, "nothing more can come"
+    assert (await stub.GetRun(request, metadata=ME)).run == run, "nothing can follow"
 
 
 @pytest.mark.parametrize(("asked", "limit"), [(0.05, 50), (60, 0.05)])
-async def test_getting_a_run_waits_no_longer_than_asked_and_than_proxies_do(
+async def test_getting_a_run_waits_no_longer_than_requested_or_than_proxies_allow(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger, monkeypatch: pytest.MonkeyPatch, asked: float, limit: float
 ) -> None:
     assert watch.REST_SECONDS_MAX == 50
@@ -203,20 +201,20 @@ async def test_getting_a_run_waits_no_longer_than_asked_and_than_proxies_do(
     assert response.run.state == run_pb2.RUN_STATE_QUEUED
 
 
-# Messages as large as gRPC lets them be: none keeps a replica busy, and none is too large for a client.
+# Messages at the size limit of gRPC: none may block a replica or be too large for a client.
 
 
 @pytest.mark.parametrize(("pending", "left"), [(0, (0, 4)), (1, (1, 3)), (4, (4, 0)), (7, (4, 0))])
-def test_calls_that_go_on_fit_into_a_message_behind_those_that_wait(pending: int, left: tuple[int, int]) -> None:
+def test_running_calls_fit_into_a_message_after_pending_ones(pending: int, left: tuple[int, int]) -> None:
     calls = [call_pb2.Call(call_id=f"call_{number}", arguments_json=b"x" * 500_000) for number in range(8)]
     run = run_pb2.Run(run_id="run_1", pending_calls=calls[:pending], active_calls=calls[pending:])
     shown = convert.run_message(run)
     assert (len(shown.pending_calls), len(shown.active_calls)) == left
     assert [*shown.pending_calls, *shown.active_calls] == calls[:4]
-    assert len(run.active_calls) == 8 - pending, "the run itself stays as it is"
+    assert len(run.active_calls) == 8 - pending, "the run itself is unchanged"
 
 
-# Messages with more than a text, at the door.
+# Messages with parts besides text, at the API.
 
 
 IMAGE = message_pb2.Part(image=message_pb2.ImagePart(data=PNG))
@@ -228,10 +226,10 @@ async def start(stub: AgentServiceAsyncStub, text: str = "Look", *parts: message
     return (await stub.StartRun(request, metadata=ME)).run
 
 
-async def test_a_request_is_the_same_although_its_document_has_changed(
+async def test_repeated_request_matches_after_its_document_has_changed(
     stub: AgentServiceAsyncStub, clients: ClientSide
 ) -> None:
-    """I2: and the message keeps the text that it came with."""
+    """I2: the message keeps its original text."""
     first = await start(stub, "Look", FILE, request_id="r1")
     documents: Any = clients.messages._registry
     documents.documents["handbook.md"] = "Do not water the plants."
@@ -241,17 +239,17 @@ async def test_a_request_is_the_same_although_its_document_has_changed(
     assert await reason(stub.StartRun(other, metadata=ME)) == "REQUEST_ID_REUSED"
 
 
-# What a deployment fills in is no part of a request.
+# Defaults of a deployment are not part of a request.
 
 
 @pytest.mark.parametrize("asked", [run_pb2.RunOptions(), run_pb2.RunOptions(limits=run_pb2.RunLimits())])
-def test_a_request_without_limits_has_the_same_bytes_in_every_version(asked: run_pb2.RunOptions) -> None:
-    """I2: job-store tells requests apart by their bytes, and versions before wrote no empty limits."""
+def test_request_without_limits_has_the_same_bytes_in_every_version(asked: run_pb2.RunOptions) -> None:
+    """I2: job-store compares requests by their bytes, and older versions wrote no empty limits."""
     assert not wire.ASKED.write(wire.asked_options(asked)).HasField("limits")
 
 
-async def test_a_top_up_counts_once_and_up_to_the_ceiling(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
-    """LOOP-12, I2: and who sends it again is told so after the end, too."""
+async def test_top_up_counts_once_and_up_to_the_limit(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
+    """LOOP-12, I2: a repeated request gets the same response even after the run has ended."""
     ledger.put_run("run_1", token_budget=1000, token_ceiling=1600)
     first, again = [await stub.TopUpRun(top_up(request_id="r1"), metadata=ME) for _ in range(2)]
     assert (first.receipt.status, first.run.token_budget) == (types_pb2.RECEIPT_STATUS_ACCEPTED, 1500)

@@ -1,4 +1,4 @@
-"""ListSteps and WatchSteps over a log that grows."""
+"""ListSteps and WatchSteps over a growing log."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def run(ledger: PlayedLedger) -> None:
 
 async def think(ledger: PlayedLedger, *pieces: str) -> None:
     for piece in pieces:
-        await ledger.tell(event_pb2.RunEvent(output_delta=event_pb2.OutputDelta(round=1, reasoning=piece)))
+        await ledger.append_event(event_pb2.RunEvent(output_delta=event_pb2.OutputDelta(round=1, reasoning=piece)))
 
 
 async def listed(stub: AgentServiceAsyncStub, page_size: int = 0) -> list[steps_pb2.Step]:
@@ -39,21 +39,19 @@ async def listed(stub: AgentServiceAsyncStub, page_size: int = 0) -> list[steps_
             return found
 
 
-async def test_steps_are_listed_while_the_run_goes_on_and_after(
-    stub: AgentServiceAsyncStub, ledger: PlayedLedger
-) -> None:
+async def test_steps_are_listed_during_the_run_and_after(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
     await think(ledger, "First ", "I look.")
     [step] = await listed(stub)
     assert (step.content, step.status) == ("First I look.", steps_pb2.STEP_STATUS_ACTIVE)
     call = call_pb2.Call(call_id="call_1", round=1, state=call_pb2.CALL_STATE_SUCCEEDED)
-    await ledger.tell(event_pb2.RunEvent(call_changed=event_pb2.CallChanged(call=call)))
+    await ledger.append_event(event_pb2.RunEvent(call_changed=event_pb2.CallChanged(call=call)))
     await ledger.finish()
 
     for page_size in (0, 1, 2):
         assert [step.step_id for step in await listed(stub, page_size)] == ["1-reasoning", "call_1", "call_1-result"]
 
 
-async def test_a_watcher_gets_reasoning_as_it_is_written_and_goes_on_where_it_was(
+async def test_watcher_gets_reasoning_as_it_is_written_and_resumes_after_a_reconnect(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     await think(ledger, "First ")
@@ -77,7 +75,7 @@ async def test_a_watcher_gets_reasoning_as_it_is_written_and_goes_on_where_it_wa
 
 
 async def changed(stream: object) -> steps_pb2.WatchStepsResponse:
-    """The next response that is no heartbeat."""
+    """Return the next response that is not a heartbeat."""
     async with asyncio.timeout(60):
         while True:
             response = await stream.read()  # type: ignore[attr-defined]

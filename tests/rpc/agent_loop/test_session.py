@@ -1,4 +1,4 @@
-"""The Session stream: frames, receipts, attachments, and every way for it to end."""
+"""The Session stream: frames, receipts, attachments and every way in which it ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pawl.event.v1 import call_pb2, event_pb2, run_pb2
 from pawl.tool.v1 import tool_pb2
 from tests.fakes.live_events import FakeLive
 from tests.rpc.agent_loop.client import ACCEPTED, REFUSED, Client, until
-from tests.rpc.agent_loop.conftest import APPROVER, STRANGERS
+from tests.rpc.agent_loop.conftest import APPROVER, OTHER_USERS
 from tests.rpc.agent_loop.errors import failure, reason
 from tests.rpc.agent_loop.ledger import PlayedLedger
 
@@ -37,7 +37,7 @@ async def client(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> Client:
     return client
 
 
-async def test_a_session_begins_with_a_welcome(stub: AgentServiceAsyncStub) -> None:
+async def test_session_starts_with_a_welcome_frame(stub: AgentServiceAsyncStub) -> None:
     client = Client(stub)
     await client.send(hello=session_pb2.Hello(client_id="cli_a"))
     first = await client.stream.read()
@@ -45,7 +45,7 @@ async def test_a_session_begins_with_a_welcome(stub: AgentServiceAsyncStub) -> N
     assert (await client.stream.read()).receipt == types_pb2.Receipt(frame_id="f1", status=ACCEPTED)
 
 
-async def test_the_first_frame_must_be_a_good_hello(stub: AgentServiceAsyncStub) -> None:
+async def test_first_frame_must_be_a_valid_hello(stub: AgentServiceAsyncStub) -> None:
     tool = session_pb2.ClientTool
     frames: list[tuple[dict[str, Any], str]] = [
         ({"heartbeat": session_pb2.ClientHeartbeat()}, "HELLO_REQUIRED"),
@@ -55,7 +55,7 @@ async def test_the_first_frame_must_be_a_good_hello(stub: AgentServiceAsyncStub)
         ({"hello": session_pb2.Hello(calls_max=65)}, "INVALID_FIELD"),
         ({"hello": session_pb2.Hello(tools=[tool()])}, "INVALID_FIELD"),
         ({"hello": session_pb2.Hello(tools=[tool(name="x" * 257)])}, "INVALID_FIELD"),
-        # They are kept as long as the stream exists, and take twenty times the room that they take in the frame.
+        # Tools are kept as long as the stream exists and need 20 times their size in the frame.
         ({"hello": session_pb2.Hello(tools=2 * [tool(name="x", versions=range(5001))])}, "INVALID_FIELD"),
         ({"hello": session_pb2.Hello(front_end_tools=[big_tool()])}, "TOO_LARGE"),
         ({"hello": session_pb2.Hello(), "frame_id": "a b"}, "INVALID_ID"),
@@ -74,8 +74,8 @@ def big_tool() -> tool_pb2.ToolDefinition:
     return tool_pb2.ToolDefinition(name="big", description="x" * 70_000)
 
 
-async def test_what_a_client_has_yet_to_take_is_bounded_in_bytes() -> None:
-    """An event has up to a mebibyte, 64 frames may wait, and a user may have 200 streams."""
+async def test_unread_output_of_a_client_is_bounded_in_bytes() -> None:
+    """An event has up to 1 MiB, 64 frames may wait, and a user may have 200 streams."""
     outgoing = Outgoing(64)
 
     def event(size_bytes: int) -> session_pb2.SessionResponse:
@@ -94,15 +94,13 @@ async def test_what_a_client_has_yet_to_take_is_bounded_in_bytes() -> None:
     assert outgoing.qsize() == 2
 
 
-async def test_a_stream_that_is_closed_before_its_hello_is_refused(stub: AgentServiceAsyncStub) -> None:
+async def test_stream_closed_before_its_hello_is_rejected(stub: AgentServiceAsyncStub) -> None:
     client = Client(stub)
     await client.stream.done_writing()
     assert await reason(client.end()) == "HELLO_REQUIRED"
 
 
-async def test_a_started_run_is_attached_from_its_first_event(
-    stub: AgentServiceAsyncStub, ledger: PlayedLedger
-) -> None:
+async def test_started_run_is_attached_from_its_first_event(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
     client = Client(stub)
     await client.hello()
     await client.send(start=session_pb2.Start(text="Hello"))
@@ -116,10 +114,10 @@ async def test_a_started_run_is_attached_from_its_first_event(
     )
 
 
-async def test_a_frame_sent_again_after_a_reconnect_takes_effect_once(
+async def test_frame_resent_after_a_reconnect_takes_effect_once(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
-    """I2: the frame id under the client id is what makes it the same."""
+    """I2: the client id and the frame id identify a frame."""
     start = session_pb2.Start(text="Hello")
     cancel = session_pb2.Cancel(run_id="run_1")
     for number in range(3):
@@ -149,7 +147,7 @@ async def test_attaching_again_moves_the_position(stub: AgentServiceAsyncStub, l
     assert await client.events(1) == [6]
 
 
-async def test_after_a_detach_nothing_more_comes(client: Client, ledger: PlayedLedger, watches: Watches) -> None:
+async def test_detached_run_sends_nothing_more(client: Client, ledger: PlayedLedger, watches: Watches) -> None:
     await client.attach()
     assert await client.events(1) == [1]
     assert (await client.ask(detach=session_pb2.Detach(run_id="run_1"))).status == ACCEPTED
@@ -159,7 +157,7 @@ async def test_after_a_detach_nothing_more_comes(client: Client, ledger: PlayedL
     assert not [kept for kept in client._kept if kept.HasField("event")]
 
 
-async def test_a_bad_frame_gets_a_receipt_and_the_stream_goes_on(client: Client) -> None:
+async def test_invalid_frame_gets_a_receipt_and_the_stream_continues(client: Client) -> None:
     frames: list[tuple[dict[str, Any], Any, str]] = [
         ({}, REFUSED, "INVALID_FIELD"),
         ({"attach": session_pb2.Attach(run_id="no-such")}, UNKNOWN, "RUN_NOT_FOUND"),
@@ -196,14 +194,14 @@ async def test_a_bad_frame_gets_a_receipt_and_the_stream_goes_on(client: Client)
     assert (await client.attach()).status == ACCEPTED
 
 
-@pytest.mark.parametrize("stranger", STRANGERS)
-async def test_what_belongs_to_others_is_unknown(
-    stub: AgentServiceAsyncStub, ledger: PlayedLedger, stranger: Any
+@pytest.mark.parametrize("other_user", OTHER_USERS)
+async def test_resources_of_others_are_unknown(
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger, other_user: Any
 ) -> None:
     """I13"""
     await ledger.add_run()
     await ledger.offer("call_1")
-    client = Client(stub, metadata=stranger)
+    client = Client(stub, metadata=other_user)
     await client.hello("cli_a", "show")
     result = types_pb2.ToolResult(run_id="run_1", call_id="call_1", content_json=b"1", offer_epoch=1)
     frames: list[dict[str, Any]] = [
@@ -217,7 +215,7 @@ async def test_what_belongs_to_others_is_unknown(
     assert not ledger.commands
 
 
-async def test_decisions_messages_and_stops_go_through(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
+async def test_decisions_messages_and_cancels_are_applied(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
     await ledger.add_run()
     await ledger.add_call("call_1", call_pb2.CALL_STATE_AWAITING_APPROVAL)
     client = Client(stub, metadata=APPROVER)
@@ -235,15 +233,15 @@ async def test_decisions_messages_and_stops_go_through(stub: AgentServiceAsyncSt
     assert [command.WhichOneof("kind") for command in ledger.commands] == ["decision", "cancel"]
 
 
-async def test_a_ledger_that_is_away_ends_the_stream_without_a_receipt(client: Client, ledger: PlayedLedger) -> None:
-    """A receipt is final; where nothing final can be said, the client sends the frame again."""
+async def test_unavailable_ledger_ends_the_stream_without_a_receipt(client: Client, ledger: PlayedLedger) -> None:
+    """Receipts are final; if the outcome is unknown, the client sends the frame again."""
     ledger.down = True
     await client.send(cancel=session_pb2.Cancel(run_id="run_1"))
     assert await reason(client.end()) == "DEPENDENCY_UNAVAILABLE"
     assert not [kept for kept in client._kept if kept.HasField("receipt")]
 
 
-async def test_a_client_that_has_closed_its_side_still_gets_everything(client: Client, ledger: PlayedLedger) -> None:
+async def test_half_closed_client_still_gets_all_frames(client: Client, ledger: PlayedLedger) -> None:
     await client.attach()
     await client.stream.done_writing()
     await ledger.append(count=30)
@@ -254,7 +252,7 @@ async def test_a_client_that_has_closed_its_side_still_gets_everything(client: C
     assert await client.stream.code() is grpc.StatusCode.OK
 
 
-async def test_a_client_that_vanishes_leaves_nothing_behind(
+async def test_vanished_client_leaves_nothing_behind(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger, watches: Watches, live: FakeLive, server: RpcServer
 ) -> None:
     """C12, I19"""
@@ -269,7 +267,7 @@ async def test_a_client_that_vanishes_leaves_nothing_behind(
     assert len(server._interceptor.streams) == 0
 
 
-async def test_a_client_that_does_not_read_is_cut_off_with_the_place_to_resume(
+async def test_slow_client_is_disconnected_with_the_position_to_resume(
     stub: AgentServiceAsyncStub, client: Client, ledger: PlayedLedger
 ) -> None:
     """EVT-3"""
@@ -294,19 +292,19 @@ async def test_a_client_that_does_not_read_is_cut_off_with_the_place_to_resume(
 
 
 class TestSilence:
-    """Life signs, with short patience."""
+    """Heartbeats, with short timeouts."""
 
     @pytest.fixture
     def times(self) -> SessionTimes:
         return SessionTimes(heartbeat_seconds=0.05, silence_max_seconds=2.0)
 
-    async def test_a_silent_client_is_dismissed(self, stub: AgentServiceAsyncStub) -> None:
+    async def test_silent_client_is_disconnected(self, stub: AgentServiceAsyncStub) -> None:
         client = Client(stub)
         await client.hello()
         assert await reason(client.end()) == "DEADLINE_EXCEEDED"
         assert await reason(Client(stub).end()) == "DEADLINE_EXCEEDED", "also before its hello"
 
-    async def test_a_client_with_a_heartbeat_stays(self, stub: AgentServiceAsyncStub) -> None:
+    async def test_client_with_heartbeats_stays_connected(self, stub: AgentServiceAsyncStub) -> None:
         client = Client(stub)
         await client.hello()
         for _ in range(10):
@@ -315,7 +313,7 @@ class TestSilence:
         assert (await client.ask(detach=session_pb2.Detach(run_id="run_1"))).status == ACCEPTED
 
 
-async def test_a_second_stream_of_a_client_ends_the_first(stub: AgentServiceAsyncStub) -> None:
+async def test_second_stream_of_a_client_ends_the_first(stub: AgentServiceAsyncStub) -> None:
     first, second = Client(stub), Client(stub)
     await first.hello("cli_a")
     await second.hello("cli_a")

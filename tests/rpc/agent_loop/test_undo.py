@@ -1,4 +1,4 @@
-"""PreviewUndo, UndoRun, UndoCall and GetUndoReport: who may, when, and what is said."""
+"""PreviewUndo, UndoRun, UndoCall and GetUndoReport: permissions, preconditions and responses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RUN = undo_pb2.UndoRunRequest(run_id="run_1")
 
 @pytest.fixture(autouse=True)
 async def run(ledger: PlayedLedger) -> None:
-    """A run that has ended, with a call that can be undone and two that cannot."""
+    """An ended run with one reversible call and two others."""
     await ledger.add_run()
     for number, name in enumerate(("write", "mail", "look"), 1):
         result = call_pb2.CallResult(content_json=b"null")
@@ -46,7 +46,7 @@ async def preview(stub: AgentServiceAsyncStub) -> list[tuple[str, str]]:
     return [(call.call_id, undo_pb2.UndoState.Name(call.state).removeprefix("UNDO_STATE_")) for call in response.calls]
 
 
-async def test_a_preview_says_for_each_call_what_an_undo_would_do(
+async def test_preview_shows_what_an_undo_would_do_for_each_call(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     assert await preview(stub) == [
@@ -59,7 +59,7 @@ async def test_a_preview_says_for_each_call_what_an_undo_would_do(
     assert [call.summary for call in response.calls] == ["Take it back"]
 
 
-async def test_an_undo_is_a_run_in_the_same_conversation(stub: AgentServiceAsyncStub) -> None:
+async def test_undo_is_a_run_in_the_same_conversation(stub: AgentServiceAsyncStub) -> None:
     undoing = (await stub.UndoRun(RUN, metadata=ME)).run
 
     assert (undoing.conversation_id, undoing.user_id) == ("conv_1", "me")
@@ -67,20 +67,18 @@ async def test_an_undo_is_a_run_in_the_same_conversation(stub: AgentServiceAsync
     assert undoing.options.limits.run_timeout_seconds == 300.0
 
 
-async def test_an_admin_undoes_in_the_name_of_the_user_and_the_run_says_so(stub: AgentServiceAsyncStub) -> None:
+async def test_admin_undo_runs_for_the_user_and_is_recorded(stub: AgentServiceAsyncStub) -> None:
     undoing = (await stub.UndoRun(RUN, metadata=ADMIN)).run
 
     assert (undoing.user_id, undoing.undo.user_id) == ("me", "root")
-    # So the ledger knows both for those who started it: neither approves what it does, with whatever credential.
+    # The ledger treats both as starters of the run: neither may approve its calls, with any credential.
     assert undoing.delegate_user_id == "root"
     report = await stub.GetUndoReport(undo_pb2.GetUndoReportRequest(run_id=undoing.run_id), metadata=ADMIN)
     assert len(report.calls) == 3
 
 
-async def test_an_admin_who_undoes_through_a_delegate_leaves_both_in_the_record(
-    stub: AgentServiceAsyncStub, ledger: PlayedLedger
-) -> None:
-    """HITL-4: the run names the admin and the delegate's credential, and the delegate approves none of it either."""
+async def test_admin_undo_through_a_delegate_records_both(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
+    """HITL-4: the run names the admin and the credential of the delegate, and the delegate cannot approve its calls."""
     undoing = (await stub.UndoRun(RUN, metadata=OFFICE)).run
     assert (undoing.user_id, undoing.undo.user_id, undoing.delegate_user_id) == ("me", "root", "root")
     assert undoing.credential_id.startswith("file-")
@@ -88,17 +86,17 @@ async def test_an_admin_who_undoes_through_a_delegate_leaves_both_in_the_record(
     assert ledger.people(undoing.run_id) == ("office",)
 
 
-async def test_an_admin_undoes_with_the_roles_of_the_user_whose_run_it_is(
+async def test_admin_undo_runs_with_the_roles_of_the_original_user(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
-    """Else no inverse runs whose tool is for some roles only, and tools that the user may not call do."""
+    """Otherwise inverse calls of role-restricted tools would fail, and tools that the user may not call would run."""
     ledger.put_run("run_1", options=run_pb2.Run(user_roles=["finance", "member"]).SerializeToString())
     undoing = (await stub.UndoRun(RUN, metadata=ADMIN)).run
 
     assert (undoing.user_id, list(undoing.user_roles)) == ("me", ["finance", "member"])
 
 
-async def test_an_undo_needs_as_many_people_as_the_run_that_it_undoes(
+async def test_undo_needs_as_many_approvals_as_the_original_run(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     options = run_pb2.RunOptions(approvals_required=3)
@@ -106,7 +104,7 @@ async def test_an_undo_needs_as_many_people_as_the_run_that_it_undoes(
     assert (await stub.UndoRun(RUN, metadata=ME)).run.options.approvals_required == 3
 
 
-async def test_one_call_of_the_run_can_be_undone_alone(stub: AgentServiceAsyncStub) -> None:
+async def test_single_call_can_be_undone(stub: AgentServiceAsyncStub) -> None:
     request = undo_pb2.UndoCallRequest(run_id="run_1", call_id="call_9")
     assert await reason(stub.UndoCall(request, metadata=ME)) == "CALL_NOT_FOUND"
     request.call_id = "call_1"

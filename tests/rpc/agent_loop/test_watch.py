@@ -1,4 +1,4 @@
-"""Watching runs: the same bytes for everybody, nothing missing, nobody held up (EVT-1, EVT-3, I7)."""
+"""Watching runs: all watchers get the same complete bytes, and no watcher delays another (EVT-1, EVT-3, I7)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def run(ledger: PlayedLedger) -> None:
 
 
 async def watch(stub: AgentServiceAsyncStub, after_seq: int = 0) -> list[bytes]:
-    """Return the bytes of all events, to the end of the run."""
+    """Return the bytes of all events to the end of the run."""
     stream = stub.WatchRun(agent_pb2.WatchRunRequest(run_id="run_1", after_seq=after_seq), metadata=ME)
     return [event.SerializeToString() async for response in stream for event in response.events]
 
@@ -46,10 +46,10 @@ def log(ledger: PlayedLedger, after_seq: int = 0) -> list[bytes]:
 
 
 @pytest.mark.parametrize("seed", range(2))
-async def test_20_watchers_from_anywhere_see_the_same_bytes(
+async def test_20_watchers_at_random_positions_see_the_same_bytes(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger, live: FakeLive, watches: Watches, seed: int
 ) -> None:
-    """I7: attached at random times and places, while some live events are lost."""
+    """I7: watchers attach at random times and positions while some live events are lost."""
     choose = random.Random(seed)
     live.lose = lambda _seq: choose.random() < 0.2
     watching: list[tuple[int, asyncio.Task[list[bytes]]]] = []
@@ -65,7 +65,7 @@ async def test_20_watchers_from_anywhere_see_the_same_bytes(
     await until(lambda: watches.feed_count == 0 and live.subscriber_count == 0)
 
 
-async def test_without_nats_watching_is_slower_not_wrong(
+async def test_watching_without_nats_is_slower_but_complete(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger, live: FakeLive
 ) -> None:
     live.connected = False
@@ -76,7 +76,7 @@ async def test_without_nats_watching_is_slower_not_wrong(
     assert await watching == log(ledger)
 
 
-async def test_live_events_out_of_order_and_doubled_are_put_right(
+async def test_reordered_and_duplicate_live_events_are_corrected(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger, live: FakeLive
 ) -> None:
     held: list[event_pb2.RunEvent] = []
@@ -97,7 +97,7 @@ async def test_live_events_out_of_order_and_doubled_are_put_right(
     assert await watching == log(ledger)
 
 
-async def test_a_gap_is_filled_at_once_not_at_the_next_poll(ledger: PlayedLedger, live: FakeLive) -> None:
+async def test_gap_is_filled_before_the_next_poll(ledger: PlayedLedger, live: FakeLive) -> None:
     live.lose = lambda seq: seq == 2
     async with (
         Watches(ledger=ledger, live=live, poll_seconds=3600) as watches,
@@ -110,15 +110,18 @@ async def test_a_gap_is_filled_at_once_not_at_the_next_poll(ledger: PlayedLedger
         await events.aclose()
 
 
-async def test_an_open_stream_is_no_viewer_and_a_client_that_confirms_is_one(
+async def test_open_stream_is_not_a_viewer_until_the_client_confirms(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger, live: FakeLive
 ) -> None:
-    """NOTE-1: behind a stream there may be nobody. A session confirms by its next frame, others name the last event."""
+    """NOTE-1: a stream may have no reader.
+
+    A session confirms with its next frame; other clients name the last event.
+    """
     viewer = (CALLER.store_id, CALLER.user_id, "run_1")
     watching, session = asyncio.create_task(watch(stub)), Client(stub)
     await session.hello()
     await session.attach()
-    await ledger.append(count=9, text="x" * 100_000)  # More than its connection holds while nobody reads.
+    await ledger.append(count=9, text="x" * 100_000)  # More than the connection buffers while the client does not read
     await ledger.change("run_1", RunState.WAITING)
     await session.heartbeat()
     ticks = live.ticks
@@ -143,7 +146,7 @@ async def test_an_open_stream_is_no_viewer_and_a_client_that_confirms_is_one(
 
 
 @pytest.mark.parametrize("error", [Overloaded, Internal])
-async def test_a_ledger_that_fails_for_a_while_does_not_end_a_stream(
+async def test_temporary_ledger_failure_does_not_end_a_stream(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger, live: FakeLive, error: type[PawlError]
 ) -> None:
     watching = asyncio.create_task(watch(stub))
@@ -162,11 +165,11 @@ async def test_a_ledger_that_fails_for_a_while_does_not_end_a_stream(
     assert await watching == log(ledger)
 
 
-async def test_a_silent_run_has_heartbeats(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
-    """EVT-3: every 15 seconds by default, on both kinds of watching."""
+async def test_silent_run_sends_heartbeats(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
+    """EVT-3: every 15 seconds by default, on both kinds of watches."""
     stream = stub.WatchRun(agent_pb2.WatchRunRequest(run_id="run_1"), metadata=ME)
     counts: list[int] = []
-    while not any(counts) or counts[-2:] != [0, 0]:  # One may also come before, while the log is read.
+    while not any(counts) or counts[-2:] != [0, 0]:  # A heartbeat may also come earlier, while the log is read
         response: Any = await stream.read()
         counts.append(len(response.events))
     assert sum(counts) == 1
@@ -175,10 +178,10 @@ async def test_a_silent_run_has_heartbeats(stub: AgentServiceAsyncStub, ledger: 
 
 
 @pytest.mark.parametrize(("count", "text"), [(BEHIND_EVENTS_MAX + 60, "x"), (30, "x" * 64 * 1024)])
-async def test_a_watcher_that_falls_behind_is_cut_off_in_the_middle_of_a_write(
+async def test_slow_watcher_is_disconnected_during_a_write(
     ledger: PlayedLedger, watches: Watches, count: int, text: str
 ) -> None:
-    """EVT-3: by events and by bytes; the others go on."""
+    """EVT-3: by events and by bytes; other watchers continue."""
     stuck = asyncio.Event()
     seen: list[int] = []
 
@@ -212,8 +215,8 @@ async def test_a_watcher_that_falls_behind_is_cut_off_in_the_middle_of_a_write(
     assert watches.feed_count == 0
 
 
-async def test_a_watcher_of_the_past_is_never_cut_off(ledger: PlayedLedger, watches: Watches) -> None:
-    """Whoever reads the past reads pages at its own pace, however fast the run goes on."""
+async def test_watcher_of_past_events_is_never_disconnected(ledger: PlayedLedger, watches: Watches) -> None:
+    """Past events are read in pages at the client's pace, however fast the run writes."""
     await ledger.append(count=100)
     seen: list[int] = []
     async with watches.open(CALLER, RunId("run_1"), 0) as watcher:
@@ -227,10 +230,8 @@ async def test_a_watcher_of_the_past_is_never_cut_off(ledger: PlayedLedger, watc
     assert seen == list(range(1, 603))
 
 
-async def test_a_log_that_was_trimmed_is_shown_as_a_gap_and_the_rest(
-    stub: AgentServiceAsyncStub, ledger: PlayedLedger
-) -> None:
-    """EVT-1, I7: wherever one attaches, and the same for everybody."""
+async def test_trimmed_log_is_shown_as_a_gap_and_the_rest(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
+    """EVT-1, I7: from any position, and the same for all watchers."""
     await ledger.append(count=5)
     await ledger.finish()
     ledger.trim(to_seq=4)
@@ -249,10 +250,10 @@ async def test_a_log_that_was_trimmed_is_shown_as_a_gap_and_the_rest(
 
 
 @pytest.mark.parametrize("pauses", range(4))
-async def test_a_client_that_leaves_in_the_last_moment_takes_its_feed_with_it(
+async def test_client_that_leaves_at_the_last_moment_stops_its_feed(
     ledger: PlayedLedger, watches: Watches, live: FakeLive, pauses: int
 ) -> None:
-    """I19: its stream ends, and is cancelled while the feed is being stopped."""
+    """I19: its stream is cancelled while the feed is being stopped."""
 
     async def watch() -> None:
         async with watches.open(CALLER, RunId("run_1"), 0) as watcher:

@@ -1,7 +1,6 @@
-"""The worker's side of the ledger over gRPC: the real drive, the real job store, a real database.
+"""The worker's side of the ledger over gRPC, with the real drive, job-store and database.
 
-The same run goes over rows in memory too and leaves the same log, so tests that
-use those can be believed.
+The same run over the in-memory ledger must leave the same log, which validates the fake.
 """
 
 from __future__ import annotations
@@ -47,12 +46,12 @@ VERDICTS = {
 }
 STORE, USER = "store", "user"
 
-# The ledger keeps times to the microsecond, which a float holds only nearly.
+# The ledger stores times in microseconds, which a float represents only approximately.
 TICK_SECONDS = 2e-6
 
 
 def world() -> World:
-    """A world whose model says the same whatever ledger there is."""
+    """A world whose model gives the same answers with every ledger."""
     found = World(
         VERDICTS,
         [
@@ -93,7 +92,7 @@ async def claim(client: WorkerLedgerClient) -> Claim:
 
 
 async def respond(replica: Replica, key: RunKey) -> None:
-    """Be the people and the front end."""
+    """Act as the approvers and the front end."""
     run = (await replica.stub.GetRun(ledger_pb2.GetRunRequest(store_id=STORE, run_id=key.run_id))).run
     for call in run.pending_calls:
         command = ledger_pb2.Command(command_id=f"cmd_{call.call_id}")
@@ -115,14 +114,14 @@ async def respond(replica: Replica, key: RunKey) -> None:
 
 
 async def log_of(replica: Replica, key: RunKey) -> list[str]:
-    """The types of all events but output, which depends on the clock."""
+    """Return the types of all events except output, which depends on the clock."""
     request = ledger_pb2.ListEventsRequest(store_id=STORE, user_id=USER, run_id=key.run_id, events_max=1000)
     response = await replica.stub.ListEvents(request)
     return [event.type for event in response.events if event.type != "output.delta"]
 
 
 def log_in_memory() -> list[str]:
-    """The same run through the ledger in memory."""
+    """Return the log of the same run through the in-memory ledger."""
 
     async def main() -> list[str]:
         found = world()
@@ -132,9 +131,7 @@ def log_in_memory() -> list[str]:
     return virtual_time.run(main())
 
 
-async def test_a_run_goes_to_its_end_and_leaves_the_same_log_as_in_memory(
-    replica: Replica, client: WorkerLedgerClient
-) -> None:
+async def test_run_completes_with_the_same_log_as_in_memory(replica: Replica, client: WorkerLedgerClient) -> None:
     key = await submit(replica)
     found = world()
     dependencies = dataclasses.replace(found.dependencies, ledger=client)
@@ -151,8 +148,8 @@ async def test_a_run_goes_to_its_end_and_leaves_the_same_log_as_in_memory(
     assert await log_of(replica, key) == await asyncio.to_thread(log_in_memory)
 
 
-async def test_what_a_worker_wrote_is_what_the_next_one_reads(replica: Replica, client: WorkerLedgerClient) -> None:
-    """Nothing of a run is lost on the way to the ledger and back (C9)."""
+async def test_next_worker_reads_exactly_what_the_last_one_wrote(replica: Replica, client: WorkerLedgerClient) -> None:
+    """A run survives the round trip through the ledger without loss (C9)."""
     options = RunOptions(instructions="Be brief.", temperature=0.5, tool_names=("write", "look", "mail", "show"))
     key = await submit(replica, options)
     found = world()
@@ -167,7 +164,7 @@ async def test_what_a_worker_wrote_is_what_the_next_one_reads(replica: Replica, 
     assert (loaded.run.round, loaded.run.tools, loaded.run.usage) == (1, written.run.tools, written.run.usage)
     assert loaded.loop == written.loop
     assert len(loaded.commands) == 2
-    # The ledger knows whose messages they are.
+    # The ledger stores the author of each message.
     messages = [replace(message, run_id=key.run_id, user_id="") for message in loaded.messages]
     assert messages == [replace(message, run_id=key.run_id, user_id="") for message in written.messages]
     times = ("create_time", "start_time", "end_time", "deadline_time")
@@ -183,8 +180,8 @@ async def test_what_a_worker_wrote_is_what_the_next_one_reads(replica: Replica, 
     assert states["show"] is CallState.OFFERED
 
 
-async def test_a_call_is_read_by_its_id_and_only_for_its_user(replica: Replica, client: WorkerLedgerClient) -> None:
-    """What a program names and the claim did not load."""
+async def test_call_is_read_by_id_and_only_for_its_user(replica: Replica, client: WorkerLedgerClient) -> None:
+    """For calls that a program names and the claim did not load."""
     await submit(replica)
     drive = Drive(await claim(client), dataclasses.replace(world().dependencies, ledger=client))
     await drive.run()
@@ -198,7 +195,7 @@ async def test_a_call_is_read_by_its_id_and_only_for_its_user(replica: Replica, 
             await client.call(StoreId(STORE), UserId(user_id), CallId(call_id))
 
 
-async def test_renewing_tells_what_is_held_and_who_got_commands(replica: Replica, client: WorkerLedgerClient) -> None:
+async def test_renewing_returns_held_runs_and_those_with_commands(replica: Replica, client: WorkerLedgerClient) -> None:
     key = await submit(replica)
     held = await claim(client)
     assert (await client.renew(WorkerId("worker"), lease_seconds=10)).with_commands == ()
@@ -216,7 +213,7 @@ async def test_renewing_tells_what_is_held_and_who_got_commands(replica: Replica
     assert (await client.renew(WorkerId("worker"), lease_seconds=10)).held == ()
 
 
-# The roles of a user go with the run: from the credential, over the ledger, to the registry.
+# The roles of a user travel with the run from the credential through the ledger to the registry.
 
 
 MEMBER = Principal(store_id=StoreId("acme"), user_id=UserId("ann"), roles=frozenset({"member"}))
@@ -243,10 +240,13 @@ def message(
     )
 
 
-async def test_a_run_has_the_credential_that_started_it_and_each_decision_its_own(
+async def test_run_and_decisions_keep_their_own_credentials(
     clients: tuple[PublicLedger, WorkerLedgerClient],
 ) -> None:
-    """HITL-4: kept in the ledger, and told to the loop; who started it counts, and not who entered it."""
+    """HITL-4: stored in the ledger and sent to the loop.
+
+    The credential that started the run counts, not those that joined it.
+    """
     public, worker = clients
     mine = dataclasses.replace(MEMBER, credential_id=CredentialId("key_1"), delegate_user_id=UserId("shop"))
     created = (await public.submit_message(message(mine, "r1"))).run
@@ -261,10 +261,10 @@ async def test_a_run_has_the_credential_that_started_it_and_each_decision_its_ow
     assert (steer.user_id, steer.credential_id, steer.delegate_user_id) == ("ann", "key_2", "")
 
 
-async def test_neither_a_repetition_nor_a_message_that_enters_widens_the_roles_of_a_run(
+async def test_repeated_or_joining_messages_never_widen_the_roles_of_a_run(
     clients: tuple[PublicLedger, WorkerLedgerClient],
 ) -> None:
-    """I2: a key that got another role between two attempts makes no second run."""
+    """I2: a key that gets another role between two attempts starts no second run."""
     public, worker = clients
     first = (await public.submit_message(message(MEMBER, "r1"))).run
     again = (await public.submit_message(message(ADMIN, "r1"))).run

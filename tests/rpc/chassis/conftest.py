@@ -1,4 +1,4 @@
-"""A server with a tiny service of all four kinds, behind a Unix socket."""
+"""A server with a small service of all four RPC kinds on a Unix socket."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pawl.chassis.process.metrics import Metrics
 from pawl.chassis.rpc.limits import Limits
 from pawl.chassis.rpc.server import RpcServer
 from pawl.chassis.rpc.tls import Tls
-from tests.fakes.anybody import Anybody
+from tests.fakes.open_authenticator import OpenAuthenticator
 from tests.rpc.chassis.echo import ECHO_METHODS, EchoServicer, Serve, add_echo_to_server
 
 
@@ -32,7 +32,7 @@ def metrics() -> Metrics:
 
 @pytest.fixture
 def serve(servicer: EchoServicer, ids: IdSource, metrics: Metrics, tmp_path: Path) -> Serve:
-    """Return what starts a server: `async with serve(streams_max=1) as server`."""
+    """Return a function that starts a server: `async with serve(streams_max=1) as server`."""
 
     @asynccontextmanager
     async def start(
@@ -49,7 +49,7 @@ def serve(servicer: EchoServicer, ids: IdSource, metrics: Metrics, tmp_path: Pat
         anybody = frozenset({AGENT_LOOP}) if service_only else ANYBODY
         server = RpcServer(
             listen,
-            authenticator=authenticator or Anybody(),
+            authenticator=authenticator or OpenAuthenticator(),
             ids=ids,
             metrics=metrics,
             limits=Limits(**limits),

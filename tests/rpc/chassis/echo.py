@@ -1,4 +1,4 @@
-"""A tiny service with methods of all four kinds, and its client."""
+"""A small service with methods of all four RPC kinds, and its client."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ECHO_METHODS: Final = [f"/{SERVICE}/{name}" for name in ("Unary", "Generate", "W
 
 
 class EchoServicer:
-    """Says back what it is told, unless the text asks for something else."""
+    """Echoes the request, unless its text requests something else."""
 
     def __init__(self) -> None:
         self.entered = asyncio.Event()
@@ -36,7 +36,7 @@ class EchoServicer:
         self.generator_closed = asyncio.Event()
 
     async def act(self, request: StringValue, context: Any) -> StringValue:
-        """Do what the request asks for."""
+        """Run the command in the request text."""
         match request.value.split(":"):
             case ["crash"]:
                 raise RuntimeError("the password is hunter2")
@@ -97,7 +97,7 @@ class EchoServicer:
         return await self.act(request, context)
 
     def generate(self, request: StringValue, context: Any) -> AsyncIterator[StringValue]:
-        # Kept, so that the garbage collector does not close it.
+        # Keep a reference, so that the garbage collector does not close it.
         self.generator = self._generate(request, context)
         return self.generator
 
@@ -136,7 +136,7 @@ async def _raise(error: Exception) -> None:
 
 
 def add_echo_to_server(servicer: EchoServicer, server: grpc.aio.Server) -> None:
-    """Register as generated code does."""
+    """Register the servicer as generated code does."""
     coding: Any = {"request_deserializer": StringValue.FromString, "response_serializer": StringValue.SerializeToString}
     handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
         "Unary": grpc.unary_unary_rpc_method_handler(servicer.unary, **coding),
@@ -150,7 +150,7 @@ def add_echo_to_server(servicer: EchoServicer, server: grpc.aio.Server) -> None:
 
 
 class EchoStub:
-    """A client as generated code makes it; `raw` sends bytes as they are."""
+    """A client like generated stubs; `raw` sends bytes unchanged."""
 
     def __init__(self, channel: grpc.aio.Channel, *, raw: bool = False) -> None:
         coding: Any = {
@@ -166,18 +166,19 @@ class EchoStub:
         self.missing_stream: Any = channel.stream_stream(f"/{SERVICE}/Missing", **coding)
 
     def call(self, kind: str, text: str, **kwargs: Any) -> Awaitable[list[str]]:
-        """Call the method of a kind with one request; returns the texts of all responses."""
+        """Call the method of this kind with one request; return the texts of all responses."""
         request: Any = StringValue(value=text)
         return self.send(kind, request, **kwargs)
 
     async def send(self, kind: str, request: Any, **kwargs: Any) -> list[str]:
-        """Like `call`, with the request as it is."""
+        """Like `call`, with a prepared request."""
         method = getattr(self, kind)
         for _ in range(_TRIES - 1):
             try:
                 return await self._send(method, kind, request, **kwargs)
             except grpc.aio.AioRpcError as error:
-                # gRPC's client may say so, in place of the status, if a server ends a call while its request goes out.
+                # The gRPC client may report this instead of the status if a server ends a call while the request is
+                # sent.
                 if error.details() != "Internal error from Core":
                     raise
         return await self._send(method, kind, request, **kwargs)
@@ -196,19 +197,19 @@ async def _once(request: Any) -> AsyncIterator[Any]:
 
 KINDS = ("unary", "generate", "write", "collect", "talk")
 
+# Starts a server for the servicer of the test: `async with serve(streams_max=1) as server`
 Serve = Callable[..., AbstractAsyncContextManager[RpcServer]]
-"""Starts a server for the servicer of the test: `async with serve(streams_max=1) as server`."""
 
 
 @asynccontextmanager
 async def echoing(serving: AbstractAsyncContextManager[RpcServer], **options: Any) -> AsyncIterator[EchoStub]:
-    """Start a server; gives a client of it."""
+    """Start a server and yield a client of it."""
     async with serving as server, open_channel(server.address, **options) as channel:
         yield EchoStub(channel)
 
 
 async def wait_for_file(path: Path, process: subprocess.Popen[str]) -> None:
-    """Return when `process` has written `path`; fail if it ended instead."""
+    """Wait until `process` has written `path`; fail if it exits first."""
     while not path.exists():
         assert process.poll() is None, process.communicate()[1]
         await asyncio.sleep(0.02)

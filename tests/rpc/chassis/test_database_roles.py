@@ -1,4 +1,4 @@
-"""The roles that the containers give the services: each may do all that its service does, and touch nothing else."""
+"""The database roles of the containers: each service can do its work and touch nothing else."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from tests.keys import ENVIRONMENT
 ROOT = Path(__file__).parents[3]
 SCHEMAS = ("job_store", "tool_registry", "notifier")
 APPEND_ONLY = {"job_store": ("key_events",), "tool_registry": ("audit",)}
-PASSWORD = 'it\'s a "password"'  # with what needs quoting
+PASSWORD = 'it\'s a "password"'  # needs quoting
 TABLES = "SELECT relname FROM pg_class WHERE relnamespace = $1::text::regnamespace AND relkind = 'r'"
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
 
 def make_roles(database_url: str) -> None:
-    """Runs the script of the container."""
+    """Run the script of the container."""
     url = urlsplit(database_url)
     asked = {name: values[0] for name, values in parse_qs(url.query).items()}
     made = subprocess.run(
@@ -56,7 +56,7 @@ def make_roles(database_url: str) -> None:
 
 @pytest.fixture
 async def url(database_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
-    """An empty database, and at the end no roles."""
+    """An empty database; its roles are deleted at the end."""
     monkeypatch.setattr(logs, "configure", lambda **_: None)
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
@@ -70,7 +70,7 @@ async def url(database_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
 
 @pytest.fixture
 def roles(url: str) -> str:
-    """A database made as the container makes it."""
+    """A database created as in the container."""
     make_roles(url)
     return url
 
@@ -81,7 +81,7 @@ def url_as(url: str, role: str) -> str:
 
 
 async def start(schema: str, url: str, owner_url: str | None) -> list[str]:
-    """Do what a service does with its database at its start; returns the warnings in its log."""
+    """Prepare the database as a service does at its start; return the warnings in its log."""
     settings = ServiceSettings(
         database_url=SecretStr(url),
         database_owner_url=SecretStr(owner_url) if owner_url else None,
@@ -106,7 +106,7 @@ async def refused(connection: Connection, *statements: str) -> None:
             pytest.fail(f"PostgreSQL lets this role {statement}")
 
 
-async def test_each_role_works_on_its_own_schema_and_touches_no_other(roles: str) -> None:
+async def test_each_role_uses_its_own_schema_and_no_other(roles: str) -> None:
     """OPS-1."""
     await start_all(roles)
     admin = await asyncpg.connect(roles)
@@ -117,7 +117,7 @@ async def test_each_role_works_on_its_own_schema_and_touches_no_other(roles: str
         for schema, table in ((name, table) for name in SCHEMAS for table in tables[name]):
             if schema == role:
                 await connection.fetch(f"SELECT * FROM {schema}.{table}")  # noqa: S608
-                # As retention does, too.
+                # As retention does.
                 if table not in (*APPEND_ONLY.get(schema, ()), "schema_version"):
                     await connection.execute(f"DELETE FROM {schema}.{table} WHERE false")  # noqa: S608
             else:
@@ -132,7 +132,7 @@ async def test_each_role_works_on_its_own_schema_and_touches_no_other(roles: str
         await connection.close()
 
 
-async def test_no_role_makes_anything_anywhere(roles: str) -> None:
+async def test_no_role_creates_objects(roles: str) -> None:
     """OPS-1."""
     await start_all(roles)
     for role in SCHEMAS:
@@ -171,7 +171,7 @@ ENTRY = {
 
 
 async def add_entry(connection: Connection) -> None:
-    """Add an entry to the audit."""
+    """Add an audit entry."""
     places = ", ".join(f"${number + 1}" for number in range(len(ENTRY)))
     await connection.execute(
         f"INSERT INTO tool_registry.audit ({', '.join(ENTRY)}) VALUES ({places})",  # noqa: S608
@@ -179,7 +179,7 @@ async def add_entry(connection: Connection) -> None:
     )
 
 
-async def test_nobody_changes_or_removes_an_entry_of_the_audit(roles: str) -> None:
+async def test_audit_entries_cannot_be_changed_or_deleted(roles: str) -> None:
     """OPS-1: PostgreSQL itself refuses."""
     await start_all(roles)
     registry = await asyncpg.connect(url_as(roles, "tool_registry"))
@@ -211,8 +211,8 @@ async def test_nobody_changes_or_removes_an_entry_of_the_audit(roles: str) -> No
     await registry.close()
 
 
-async def test_nobody_changes_an_event_of_keys_and_old_ones_go(roles: str) -> None:
-    """OPS-1: the role of job-store adds events and reads them; it has them removed when they are old, not before."""
+async def test_key_events_cannot_be_changed_and_old_ones_are_deleted(roles: str) -> None:
+    """OPS-1: job-store's role inserts and reads events, and can delete only old ones."""
     await start_all(roles)
     connection = await asyncpg.connect(url_as(roles, "job_store"))
     columns = "kind, store_id, key_id, key_name, user_id, roles, by_store_id, by_user_id, by_delegate_user_id"
@@ -249,7 +249,7 @@ async def test_nobody_changes_an_event_of_keys_and_old_ones_go(roles: str) -> No
     await connection.close()
 
 
-async def test_rights_beyond_those_are_taken_back(roles: str) -> None:
+async def test_excess_privileges_are_revoked(roles: str) -> None:
     urls = url_as(roles, "tool_registry"), url_as(roles, "tool_registry_owner")
     await start("tool_registry", *urls)
     owner = await asyncpg.connect(urls[1])
@@ -262,12 +262,12 @@ async def test_rights_beyond_those_are_taken_back(roles: str) -> None:
     await connection.close()
 
 
-async def test_with_one_role_all_works_and_services_say_what_that_role_could_do(url: str) -> None:
+async def test_services_work_with_one_role_and_warn_about_its_privileges(url: str) -> None:
     for owner_url in (None, url):
         assert await start("tool_registry", url, owner_url) == ["database.append_only_unprotected"]
 
 
-async def test_a_role_that_owns_nothing_starts_on_an_existing_schema(roles: str) -> None:
+async def test_role_that_owns_nothing_starts_on_an_existing_schema(roles: str) -> None:
     service, owner = url_as(roles, "notifier"), url_as(roles, "notifier_owner")
     with pytest.raises(StartError, match=r"schema notifier: permission denied .*PAWL_DATABASE_OWNER_URL"):
         await start("notifier", service, None)

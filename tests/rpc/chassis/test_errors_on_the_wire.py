@@ -1,4 +1,4 @@
-"""What a client is told when a call goes wrong, for every kind of RPC, and that each place comes back."""
+"""Errors of failed calls for every RPC kind, and release of their slots."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def refusal(call: Any) -> PawlError:
     return caught.value
 
 
-async def test_every_kind_of_call_is_answered_or_fails_with_the_error_that_was_meant(
+async def test_every_kind_of_call_returns_a_response_or_the_intended_error(
     serve: Serve, capfd: pytest.CaptureFixture[str]
 ) -> None:
     meant = {
@@ -39,7 +39,7 @@ async def test_every_kind_of_call_is_answered_or_fails_with_the_error_that_was_m
         "group": RunNotFound,
         "gone": Cancelled,
         "gone-group": Cancelled,
-        # What is over our limit, and what gRPC itself does not read any more.
+        # Messages above our limit and above the gRPC limit.
         "x" * 110_000: TooLarge,
         "x" * 2_000_000: TooLarge,
     }
@@ -53,17 +53,17 @@ async def test_every_kind_of_call_is_answered_or_fails_with_the_error_that_was_m
             for how in ("abort", "abort-group"):
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
                     await stub.call(kind, how)
-                told = (caught.value.code(), caught.value.details())
-                assert told == (grpc.StatusCode.DATA_LOSS, "as the servicer says"), kind
+                status = (caught.value.code(), caught.value.details())
+                assert status == (grpc.StatusCode.DATA_LOSS, "as the servicer says"), kind
         assert type(await refusal(stub.missing(StringValue()))) is MethodNotFound
         assert type(await refusal(anext(aiter(stub.missing_stream(iter([StringValue()])))))) is MethodNotFound
     async with serve() as server, open_channel(server.address, message_bytes_max=1000) as channel:
         assert type(await refusal(EchoStub(channel).call("unary", "big:2000"))) is TooLarge, "no overload"
-    assert "rpc.failed" not in capfd.readouterr().out, "none of that is a fault of the program"
+    assert "rpc.failed" not in capfd.readouterr().out, "none of these is an internal error"
 
 
-async def test_the_text_of_an_uncaught_exception_stays_here(serve: Serve, capfd: pytest.CaptureFixture[str]) -> None:
-    """I22: an exception's text may hold secrets; the client gets an id that finds it in the log."""
+async def test_text_of_an_uncaught_exception_is_not_sent(serve: Serve, capfd: pytest.CaptureFixture[str]) -> None:
+    """I22: an exception's text may contain secrets; the client gets an id that is in the log."""
     async with serve() as server, open_channel(server.address) as channel:
         for kind in KINDS:
             for how in ("crash", "crash-group", "timeout"):
@@ -76,10 +76,8 @@ async def test_the_text_of_an_uncaught_exception_stays_here(serve: Serve, capfd:
                 assert error.metadata["error_id"] in "".join(capfd.readouterr())
 
 
-async def test_a_deadline_ends_the_handler_before_its_client_gives_up_or_never_starts_it(
-    serve: Serve, servicer: EchoServicer
-) -> None:
-    """The work itself is cancelled, and the client is still there to be told why (LOOP-6, C11)."""
+async def test_deadline_cancels_the_handler_before_the_client_times_out(serve: Serve, servicer: EchoServicer) -> None:
+    """The work is cancelled while the client still waits for the error (LOOP-6, C11)."""
     async with echoing(serve()) as stub:
         await stub.call("unary", "connect first")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -87,7 +85,7 @@ async def test_a_deadline_ends_the_handler_before_its_client_gives_up_or_never_s
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         assert not servicer.entered.is_set()
 
-        async def is_told(kind: str) -> bool:
+        async def is_cancelled(kind: str) -> bool:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await stub.call(kind, "wait", timeout=1)
             assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -95,13 +93,11 @@ async def test_a_deadline_ends_the_handler_before_its_client_gives_up_or_never_s
 
         for kind in KINDS:
             servicer.cancelled.clear()
-            await until(lambda kind=kind: is_told(kind))  # type: ignore[misc]  # A busy machine may take longer.
+            await until(lambda kind=kind: is_cancelled(kind))  # type: ignore[misc]  # A busy machine may take longer.
             await servicer.cancelled.wait()
 
 
-async def test_a_client_that_goes_away_cancels_the_handler_and_closes_its_generator(
-    serve: Serve, servicer: EchoServicer
-) -> None:
+async def test_disconnected_client_cancels_the_handler_and_its_generator(serve: Serve, servicer: EchoServicer) -> None:
     async with serve() as server, open_channel(server.address) as channel:
         for kind in KINDS:
             servicer.entered.clear()
@@ -117,5 +113,5 @@ async def test_a_client_that_goes_away_cancels_the_handler_and_closes_its_genera
         flood = EchoStub(channel).generate(StringValue(value="flood"))
         await flood.read()
         await servicer.entered.wait()
-        flood.cancel()  # In the middle of a write: what the generator holds is given back now.
+        flood.cancel()  # During a write: resources of the generator are released immediately
         await servicer.generator_closed.wait()

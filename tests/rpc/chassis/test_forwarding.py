@@ -1,4 +1,4 @@
-"""Calls that agent-loop forwards for its users: for whom they act, and who may say so."""
+"""Calls that agent-loop forwards: the user they act for and who may set it."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ ANN = user_principal(StoreId("acme"), UserId("ann"), frozenset({"member"}))
 BOB = user_principal(StoreId("acme"), UserId("bob"), frozenset({"member"}))
 
 
-class Behind:
-    """Reads conversations, whose titles say for whom."""
+class Backend:
+    """Reads conversations whose titles name the user of the call."""
 
     async def GetConversation(self, request: pb.GetConversationRequest, _: object) -> pb.GetConversationResponse:
         if not request.conversation_id:
@@ -40,7 +40,7 @@ class Behind:
 
 
 class Front:
-    """Imports conversations, and leaves the rest to others."""
+    """Imports conversations and forwards everything else."""
 
     async def ImportConversation(self, request: Any, _: object) -> pb.ImportConversationResponse:
         return pb.ImportConversationResponse(conversation=conversation_pb2.Conversation(title="imported"))
@@ -64,19 +64,19 @@ def new_server(address: str, ids: IdSource) -> RpcServer:
 
 
 @pytest.fixture
-async def behind(tmp_path: Path, ids: IdSource) -> AsyncIterator[grpc.aio.Channel]:
-    """Get a channel to the service behind, in batches where they go."""
+async def backend(tmp_path: Path, ids: IdSource) -> AsyncIterator[grpc.aio.Channel]:
+    """Open a batching channel to the backend."""
     server = new_server(f"unix:{tmp_path}/behind", ids)
-    server.add_forwarded(add_ConversationServiceServicer_to_server, Behind())
+    server.add_forwarded(add_ConversationServiceServicer_to_server, Backend())
     async with server, open_channel(server.address, service_key=AGENT_LOOP_KEY, batches=True) as channel:
         yield channel
 
 
-async def test_a_user_is_answered_by_the_service_behind_and_may_not_say_who_calls(
-    behind: grpc.aio.Channel, tmp_path: Path, ids: IdSource
+async def test_forwarded_call_acts_for_the_user_and_users_cannot_name_a_caller(
+    backend: grpc.aio.Channel, tmp_path: Path, ids: IdSource
 ) -> None:
     async def forward(method: str, request: bytes) -> bytes:
-        call: Any = behind.unary_unary(method)
+        call: Any = backend.unary_unary(method)
         response: bytes = await translated(call(request, metadata=for_user(require_user())))
         return response
 
@@ -103,7 +103,7 @@ async def test_a_user_is_answered_by_the_service_behind_and_may_not_say_who_call
                 await translated(method(request, metadata=(*mine, *for_user(BOB))))
 
 
-async def test_only_agent_loop_names_a_user_and_has_to(behind: grpc.aio.Channel, tmp_path: Path) -> None:
+async def test_only_agent_loop_names_a_user_and_must(backend: grpc.aio.Channel, tmp_path: Path) -> None:
     """I13."""
     request = pb.GetConversationRequest(conversation_id="c1")
     named = for_user(ANN)

@@ -1,4 +1,4 @@
-"""Who may call and for how long, how much at once, and what the operator sees of it."""
+"""Authentication, time limits and concurrency limits, and what operators see of calls."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def bearer(key: str) -> tuple[tuple[str, str], ...]:
     return (("authorization", f"Bearer {key}"),)
 
 
-async def test_without_a_key_that_may_nothing_is_called(serve: Serve, servicer: EchoServicer) -> None:
-    """OPS-1: also on this machine, where a program that was started in a sandbox is, too."""
+async def test_calls_need_a_key_with_permission(serve: Serve, servicer: EchoServicer) -> None:
+    """OPS-1: also on this machine, where sandboxed programs run too."""
     local = authenticator(local_key=LOCAL_KEY, service_key=SERVICE_KEY)
     rows: list[tuple[Any, type[Exception]]]
     unknown: list[Any] = [(), bearer("another-key-0123456789"), (("authorization", USER_KEY),), (("pawl-user", "me"),)]
@@ -62,8 +62,8 @@ async def test_without_a_key_that_may_nothing_is_called(serve: Serve, servicer: 
     assert not servicer.entered.is_set()
 
 
-async def test_without_a_known_key_no_request_is_waited_for(serve: Serve) -> None:
-    """What has not arrived would be held in memory, up to its last byte."""
+async def test_requests_without_a_known_key_are_rejected_before_they_arrive(serve: Serve) -> None:
+    """A partly received request would be held in memory."""
     async with serve(authenticator=keys()) as server, open_channel(server.address) as channel:
         for method in ("Unary", "Generate"):
             begin: Any = channel.stream_stream(f"/{SERVICE}/{method}")
@@ -76,8 +76,8 @@ async def _never() -> AsyncIterator[bytes]:
     yield b""
 
 
-async def test_a_call_says_once_who_calls(serve: Serve) -> None:
-    """Of two, a proxy may have believed the other one."""
+async def test_call_with_two_credentials_is_rejected(serve: Serve) -> None:
+    """With two values, a proxy may have trusted the other one."""
     async with serve(authenticator=keys()) as server, open_channel(server.address) as channel:
         once = (*bearer(USER_KEY), ("pawl-store", "acme"), ("pawl-user", "ann"))
         for pair in once:
@@ -85,7 +85,7 @@ async def test_a_call_says_once_who_calls(serve: Serve) -> None:
                 await EchoStub(channel).call("unary", "who", metadata=(*once, pair))
 
 
-async def test_calls_over_the_limit_are_refused_at_once_and_streams_are_counted_apart(
+async def test_calls_above_the_limit_are_rejected_and_streams_count_separately(
     serve: Serve, servicer: EchoServicer
 ) -> None:
     async with echoing(serve(unary_calls_max=1, streams_max=1)) as stub:
@@ -108,7 +108,7 @@ def of(store_id: str, user_id: str) -> tuple[tuple[str, str], ...]:
 
 @asynccontextmanager
 async def held(servicer: EchoServicer, stub: EchoStub, kind: str, *users: str) -> AsyncIterator[None]:
-    """Have calls of users of acme wait, until the end."""
+    """Keep calls of users of acme waiting until the end."""
     calls = [asyncio.ensure_future(stub.call(kind, "wait", metadata=of("acme", user))) for user in users]
     await until(lambda: servicer.waiting == len(users))
     yield
@@ -117,7 +117,7 @@ async def held(servicer: EchoServicer, stub: EchoStub, kind: str, *users: str) -
     servicer.release.clear()
 
 
-async def test_nobody_has_more_than_a_share_of_the_places(serve: Serve, servicer: EchoServicer) -> None:
+async def test_no_caller_exceeds_its_quota(serve: Serve, servicer: EchoServicer) -> None:
     limits = {"unary_calls_max": 8, "streams_max": 8, "store_share": 0.5, "user_share": 0.25}
     async with echoing(serve(**limits)) as stub:
         for kind in ("unary", "talk"):
@@ -129,8 +129,8 @@ async def test_nobody_has_more_than_a_share_of_the_places(serve: Serve, servicer
             assert await stub.call(kind, "room again", metadata=of("acme", "ann")) == ["room again"]
 
 
-async def test_streams_of_requests_fit_into_their_bytes(serve: Serve, servicer: EchoServicer) -> None:
-    """Each of them may hold a message that has not arrived whole."""
+async def test_streaming_requests_fit_into_their_byte_limit(serve: Serve, servicer: EchoServicer) -> None:
+    """Each stream may hold a message that has not arrived completely."""
     limits = {"message_bytes_max": 8000, "request_stream_bytes_max": 6 * 9000, "store_share": 0.5, "user_share": 0.34}
     async with echoing(serve(**limits)) as stub:
         for kind in ("collect", "talk"):
@@ -143,7 +143,7 @@ async def test_streams_of_requests_fit_into_their_bytes(serve: Serve, servicer: 
             assert await stub.call(kind, "room again", metadata=of("acme", "ann")) == ["room again"]
 
 
-async def test_a_call_that_waits_keeps_no_other_call_out(serve: Serve, servicer: EchoServicer) -> None:
+async def test_waiting_call_blocks_no_other(serve: Serve, servicer: EchoServicer) -> None:
     async with echoing(serve(unary_calls_max=1, streams_max=1)) as stub:
         holder = asyncio.ensure_future(stub.call("unary", "long-poll"))
         await servicer.entered.wait()
@@ -155,7 +155,7 @@ async def test_a_call_that_waits_keeps_no_other_call_out(serve: Serve, servicer:
         assert await stub.call("talk", "room again") == ["room again"]
 
 
-async def test_a_call_gives_its_room_back_however_it_ends(serve: Serve, servicer: EchoServicer) -> None:
+async def test_call_releases_its_slot_however_it_ends(serve: Serve, servicer: EchoServicer) -> None:
     async with serve(unary_calls_max=1, streams_max=1) as server, open_channel(server.address) as channel:
         stub, raw = EchoStub(channel), EchoStub(channel, raw=True)
         for kind in KINDS:
@@ -171,7 +171,7 @@ async def test_a_call_gives_its_room_back_however_it_ends(serve: Serve, servicer
             assert (await stub.call(kind, "hello"))[-1] == "hello", kind
 
 
-async def test_a_request_id_is_kept_or_made_and_told_to_the_client(serve: Serve) -> None:
+async def test_request_id_is_kept_or_created_and_returned(serve: Serve) -> None:
     async with echoing(serve()) as stub:
         mine = (("pawl-request-id", "my-request"),)
         assert await stub.call("unary", "request-id", metadata=mine) == ["my-request"]
@@ -197,10 +197,8 @@ async def test_each_call_is_counted_by_method_and_code(serve: Serve, metrics: Me
     assert "_created" not in text
 
 
-async def test_each_call_has_one_line_in_the_log_without_its_content(
-    serve: Serve, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """OPS-2: one for operators to read, unless services ask each other; failures always."""
+async def test_each_call_logs_one_line_without_its_content(serve: Serve, capfd: pytest.CaptureFixture[str]) -> None:
+    """OPS-2: calls between services are not logged unless they fail."""
 
     def lines() -> list[tuple[bool, bool]]:
         found = [line for line in "".join(capfd.readouterr()).splitlines() if "rpc.served" in line]
@@ -223,7 +221,7 @@ NEXT = "next-key-of-service-01234"
 
 
 class Known(KeyAuthenticator):
-    """Keys of ann and bob of acme and of agent-loop, which a test takes away and changes."""
+    """Keys of ann and bob of acme and of agent-loop, which a test revokes and changes."""
 
     def __init__(self) -> None:
         self.users = {key: self.of(user, "member") for key, user in ((ANN, "ann"), (BOB, "bob"))}
@@ -244,13 +242,13 @@ class Known(KeyAuthenticator):
 
 
 async def waiting(stub: EchoStub, servicer: EchoServicer, kind: str, text: str, keys: list[str]) -> list[Any]:
-    """Calls that wait, of each key one."""
+    """Waiting calls, one per key."""
     calls = [asyncio.ensure_future(stub.call(kind, text, metadata=bearer(key))) for key in keys]
     await until(lambda: servicer.waiting == len(keys))
     return calls
 
 
-async def test_the_calls_of_a_key_that_was_taken_away_end(serve: Serve, servicer: EchoServicer) -> None:
+async def test_calls_of_a_revoked_key_end(serve: Serve, servicer: EchoServicer) -> None:
     for kind, text in (*((kind, "wait") for kind in KINDS), ("unary", "long-poll")):
         known = Known()
         async with serve(authenticator=known, callers_seconds=0.01) as server, open_channel(server.address) as channel:
@@ -263,8 +261,8 @@ async def test_the_calls_of_a_key_that_was_taken_away_end(serve: Serve, servicer
             servicer.release.clear()
 
 
-async def test_the_calls_of_a_delegate_end_that_is_somebody_else_by_now(serve: Serve, servicer: EchoServicer) -> None:
-    """HITL-4: what is done meanwhile would be the act of who it was."""
+async def test_calls_of_a_delegate_end_when_its_key_changes_identity(serve: Serve, servicer: EchoServicer) -> None:
+    """HITL-4: later actions would be attributed to the previous identity."""
     known, roles = Known(), ("delegate", "member")
     known.users = {key: known.of("shop", *roles) for key in (ANN, BOB)}
     acting = (("pawl-user", "cyd"),)
@@ -280,8 +278,8 @@ async def test_the_calls_of_a_delegate_end_that_is_somebody_else_by_now(serve: S
         assert await same == ["wait"]
 
 
-async def test_a_stream_with_calls_of_a_service_ends_with_its_key(serve: Serve, servicer: EchoServicer) -> None:
-    """So that calls which had begun are tried again: the service has another key by then, or is refused."""
+async def test_batched_stream_of_a_service_ends_with_its_key(serve: Serve, servicer: EchoServicer) -> None:
+    """Running calls are then retried with the service's new key or rejected."""
     known = Known()
     async with (
         serve(authenticator=known, service_only=True, callers_seconds=0.01) as server,
@@ -297,8 +295,8 @@ async def test_a_stream_with_calls_of_a_service_ends_with_its_key(serve: Serve, 
             await EchoStub(channel).unary(StringValue(value="hello"))
 
 
-async def test_no_call_fails_while_the_key_of_a_service_changes(serve: Serve, servicer: EchoServicer) -> None:
-    """Calls begin with the key of the moment, in batches and by themselves; those from before go on to their end."""
+async def test_no_call_fails_while_the_key_of_a_service_rotates(serve: Serve, servicer: EchoServicer) -> None:
+    """Calls start with the current key, in batches and alone; running calls finish with the old one."""
     known, shown = Known(), SERVICE_OF_CALLERS
     async with (
         serve(authenticator=known, service_only=True) as server,
@@ -325,7 +323,7 @@ async def test_no_call_fails_while_the_key_of_a_service_changes(serve: Serve, se
 
 
 class Failing(KeyAuthenticator):
-    """Knows no caller, but one service, and notes whether it might look for each."""
+    """Knows only one service and records whether it could look up each key."""
 
     def __init__(self, looks: list[bool], service: str = "gateway") -> None:
         super().__init__(services=lambda: {digest_of(SERVICE_KEY): service_principal(service)})
@@ -340,7 +338,7 @@ class Failing(KeyAuthenticator):
     ("service", "key", "has_own_rate"),
     [("gateway", SERVICE_KEY, True), ("agent-loop", SERVICE_KEY, False), ("gateway", "another", False)],
 )
-async def test_only_the_gateway_names_the_client_whose_login_failed(
+async def test_only_the_gateway_names_the_client_of_a_failed_login(
     serve: Serve, service: str, key: str, *, has_own_rate: bool
 ) -> None:
     looks = list[bool]()
@@ -352,14 +350,14 @@ async def test_only_the_gateway_names_the_client_whose_login_failed(
     assert looks[-1] is has_own_rate
 
 
-async def test_only_so_many_wait_for_a_look_and_those_who_are_known_are_let_in(
+async def test_key_lookups_are_bounded_and_known_callers_are_admitted(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(login_failures, "LOOKUPS_MAX", 3)
     asked, answered, many = asyncio.Semaphore(0), asyncio.Event(), 100
 
     class Slow(KeyAuthenticator):
-        """Knows bob, and looks long for anybody else."""
+        """Knows bob and is slow for all others."""
 
         async def authenticate(
             self, metadata: Mapping[str, str], *, may_look_up: Callable[[], bool] = lambda: True, **_: Any

@@ -1,4 +1,4 @@
-"""The key of a suite on this machine goes to that suite and to no other listener. OPS-1."""
+"""The local key of a suite is sent to that suite and to no other listener. OPS-1."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KEY = ("authorization", "Bearer the-key-of-the-folder")
 
 
 def table(*listeners: tuple[str, str, int]) -> str:
-    """/proc/net/tcp with these local addresses, states and users."""
+    """Return /proc/net/tcp with these local addresses, states and users."""
     return HEADER + "".join(
         f"   {number}: {address} 00000000:0000 {state} 00000000:00000000 00:00000000 00000000 {user:5} 0 1 1\n"
         for number, (address, state, user) in enumerate(listeners)
@@ -36,7 +36,7 @@ def table(*listeners: tuple[str, str, int]) -> str:
 
 
 @pytest.mark.skipif(sys.byteorder != "little", reason="the tables are written in the order of the machine")
-def test_the_users_behind_an_address_are_those_who_could_get_the_connection() -> None:
+def test_socket_owners_are_all_users_that_could_accept_the_connection() -> None:
     any_ipv6, own_ipv6 = f"{0:032}:1DB1", f"{0:024}01000000:1DB1"
     for listening, address, takes in (
         ("0100007F:1DB1", "127.0.0.1:7601", True),
@@ -52,29 +52,29 @@ def test_the_users_behind_an_address_are_those_who_could_get_the_connection() ->
     ):
         both = [table(), table((listening, "0A", 1), (listening, "0A", 2))]
         assert users_at(address, both) == ({1, 2} if takes else set()), (listening, address)
-        assert users_at(address, [table((listening, "01", 1001))]) == set(), "a connection is no listener"
+        assert users_at(address, [table((listening, "01", 1001))]) == set(), "a connection is not a listener"
 
 
-class Stranger:
-    """A listener that notes what it is sent, and serves nothing."""
+class OtherListener:
+    """A listener that records received data and never responds."""
 
     def __init__(self) -> None:
         self.shown: list[set[tuple[str, str]]] = []
         self.address = ""
 
     async def serve(self, server: grpc.aio.Server) -> None:
-        """Listen, at a port of its own."""
+        """Listen on a free port."""
         server.add_generic_rpc_handlers((self._Handler(self),))
         self.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await server.start()
 
     class _Handler(grpc.GenericRpcHandler):
-        def __init__(self, stranger: Stranger) -> None:
-            self._stranger = stranger
+        def __init__(self, other_listener: OtherListener) -> None:
+            self._stranger = other_listener
 
         def service(self, details: Any) -> Any:
             if details.method.startswith("/grpc.health."):
-                return None  # Without a check, a client takes it for healthy.
+                return None  # Without a health check, a client treats it as healthy
             self._stranger.shown.append({(key, str(value)) for key, value in details.invocation_metadata})
 
             async def refuse(_: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
@@ -84,8 +84,8 @@ class Stranger:
 
 
 @pytest.fixture
-async def stranger() -> AsyncIterator[Stranger]:
-    server, made = grpc.aio.server(), Stranger()
+async def other_listener() -> AsyncIterator[OtherListener]:
+    server, made = grpc.aio.server(), OtherListener()
     await made.serve(server)
     yield made
     await server.stop(0)
@@ -133,43 +133,49 @@ WAYS = pytest.mark.parametrize("call", [a_command, a_session, a_worker])
 
 
 @WAYS
-async def test_a_listener_of_another_user_is_not_shown_the_key(
-    call: Callable[[Path, str], Awaitable[None]], stranger: Stranger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_listener_of_another_user_does_not_get_the_key(
+    call: Callable[[Path, str], Awaitable[None]],
+    other_listener: OtherListener,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PAWL_DATA", str(tmp_path))
     monkeypatch.delenv("PAWL_API_KEY", raising=False)
-    write_folder(tmp_path, stranger.address, launcher=os.getpid())
+    write_folder(tmp_path, other_listener.address, launcher=os.getpid())
 
     async def was_called(times: int) -> bool:
-        await call(tmp_path, stranger.address)
-        return len(stranger.shown) >= times
+        await call(tmp_path, other_listener.address)
+        return len(other_listener.shown) >= times
 
     await until(lambda: was_called(1))
-    assert all(KEY in shown for shown in stranger.shown), "it is the user's own"
-    stranger.shown.clear()
-    # What is still on its way shows the key of before.
+    assert all(KEY in shown for shown in other_listener.shown), "it belongs to the user"
+    other_listener.shown.clear()
+    # Requests already being sent show the previous key.
     SecretFiles(tmp_path / "secrets").put(LOCAL_KEY, "the-next-key")
-    port = int(stranger.address.rpartition(":")[2])
+    port = int(other_listener.address.rpartition(":")[2])
     (tmp_path / "tcp").write_text(table((f"0100007F:{port:04X}", "0A", os.getuid() + 1)))
     monkeypatch.setattr(local_key, "LISTENERS", (tmp_path / "tcp",))
     await until(lambda: was_called(1))
-    assert not any("the-next-key" in value for shown in stranger.shown for _, value in shown)
+    assert not any("the-next-key" in value for shown in other_listener.shown for _, value in shown)
 
 
 @WAYS
-async def test_the_key_goes_nowhere_when_the_suite_has_ended(
-    call: Callable[[Path, str], Awaitable[None]], stranger: Stranger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_key_is_not_sent_after_the_suite_has_ended(
+    call: Callable[[Path, str], Awaitable[None]],
+    other_listener: OtherListener,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Also where its file of addresses is left, because it was killed."""
+    """OPS-1 applies even if the address file is left behind because the suite was killed."""
     monkeypatch.setenv("PAWL_DATA", str(tmp_path))
     monkeypatch.delenv("PAWL_API_KEY", raising=False)
     ended = subprocess.Popen([sys.executable, "-c", ""])  # noqa: ASYNC220  # it ends at once
     ended.wait()
-    write_folder(tmp_path, stranger.address, launcher=ended.pid)
+    write_folder(tmp_path, other_listener.address, launcher=ended.pid)
 
     async def was_called() -> bool:
-        await call(tmp_path, stranger.address)
-        return bool(stranger.shown)
+        await call(tmp_path, other_listener.address)
+        return bool(other_listener.shown)
 
     await until(was_called)
-    assert not any(KEY in shown for shown in stranger.shown)
+    assert not any(KEY in shown for shown in other_listener.shown)

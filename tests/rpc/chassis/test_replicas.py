@@ -1,4 +1,4 @@
-"""Calls between services, in batches and to several replicas: at one, and elsewhere when it does not answer."""
+"""Calls between services: batches, several replicas and failover."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from tests.rpc.chassis.test_limits_and_access import USER_KEY, keys
 
 
 class Replicas:
-    """Two servers, and a stub that knows both."""
+    """Two servers and a stub that knows both."""
 
     def __init__(self, servers: dict[str, RpcServer], serving: dict[str, AsyncExitStack], stub: EchoStub) -> None:
         self.servers = servers
@@ -52,21 +52,20 @@ class Replicas:
         self._serving = serving
 
     async def used(self) -> set[str]:
-        """Make a call; return the addresses of the servers that have a stream of calls now."""
+        """Make a call; return the addresses of the servers that have a batch stream now."""
         assert await self.stub.call("unary", "hello") == ["hello"]
         return {address for address, server in self.servers.items() if server._batches._streams}
 
     async def preferred(self) -> str:
-        """Return the address that the calls go to."""
+        """Return the address that calls go to."""
         (address,) = await self.used()
         return address
 
     async def stop(self, address: str) -> None:
-        """Stop a server."""
         await self._serving[address].aclose()
 
     async def start(self, serving: AbstractAsyncContextManager[RpcServer]) -> None:
-        """Start a server where one was stopped."""
+        """Start a server at the address of a stopped one."""
         server = await self._serving[next(iter(self._serving))].enter_async_context(serving)
         self.servers[server.address] = server
 
@@ -77,7 +76,7 @@ async def two(serve: Serve, **options: object) -> AsyncIterator[Replicas]:
     async with AsyncExitStack() as every:
         for _ in range(2):
             stack = await every.enter_async_context(AsyncExitStack())
-            listen = f"127.0.0.1:{free_port()}"  # Which nobody takes while it is stopped.
+            listen = f"127.0.0.1:{free_port()}"  # Stays free while the server is stopped
             server = await stack.enter_async_context(serve(service_only=True, listen=listen, **options))
             servers[server.address], serving[server.address] = server, stack
         async with open_channel(",".join(servers), batches=True) as channel:
@@ -86,12 +85,12 @@ async def two(serve: Serve, **options: object) -> AsyncIterator[Replicas]:
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have no replica taken for silent because the machine is busy."""
+    """Prevent a busy machine from making replicas look silent."""
     monkeypatch.setattr(rpc_batch_client, "_SILENT_SECONDS", 60.0)
     monkeypatch.setattr(rpc_batch_client, "_OPENING_SECONDS", 60.0)
 
 
-async def test_all_calls_that_belong_together_go_to_one_replica_whoever_makes_them(serve: Serve) -> None:
+async def test_related_calls_of_all_callers_go_to_one_replica(serve: Serve) -> None:
     async with two(serve) as replicas:
         await asyncio.gather(*(replicas.stub.call("unary", "hello") for _ in range(100)))
         preferred = await replicas.preferred()
@@ -100,7 +99,7 @@ async def test_all_calls_that_belong_together_go_to_one_replica_whoever_makes_th
             assert len(replicas.servers[preferred]._batches._streams) == 2
 
 
-async def test_a_replica_that_stops_is_left_without_a_failed_call_and_found_again(serve: Serve) -> None:
+async def test_stopped_replica_is_left_without_a_failed_call_and_found_again(serve: Serve) -> None:
     async with two(serve) as replicas:
         preferred = await replicas.preferred()
         await replicas.stop(preferred)
@@ -114,7 +113,7 @@ async def test_a_replica_that_stops_is_left_without_a_failed_call_and_found_agai
         await until(is_back)
 
 
-async def test_a_replica_that_says_nothing_gets_no_further_calls(
+async def test_silent_replica_gets_no_further_calls(
     serve: Serve, servicer: EchoServicer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rpc_batch_client, "_SILENT_SECONDS", 0.05)
@@ -132,10 +131,10 @@ async def test_a_replica_that_says_nothing_gets_no_further_calls(
         assert await call == ["wait"]
 
 
-async def test_a_replica_whose_callers_gave_up_is_not_asked_next(
+async def test_replica_whose_callers_cancelled_is_not_chosen_next(
     serve: Serve, servicer: EchoServicer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else who asks one thing after the other would wait for a replica that hangs each time."""
+    """Otherwise a client with sequential calls would wait for a hanging replica each time."""
     monkeypatch.setattr(rpc_batch_client, "_SILENT_SECONDS", -1.0)
     async with two(serve) as replicas:
         preferred = await replicas.preferred()
@@ -146,7 +145,7 @@ async def test_a_replica_whose_callers_gave_up_is_not_asked_next(
         assert await replicas.used() - {preferred}
 
 
-async def test_a_replica_that_refuses_as_overloaded_gets_a_rest(
+async def test_overloaded_replica_gets_no_calls_for_a_while(
     serve: Serve, servicer: EchoServicer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rpc_batch_client, "_BUSY_SECONDS", 600.0)
@@ -157,7 +156,7 @@ async def test_a_replica_that_refuses_as_overloaded_gets_a_rest(
             await replicas.stub.call("unary", "hello")
 
         async def another_one_is_used() -> bool:
-            with suppress(Overloaded):  # Until the way to the other one is made.
+            with suppress(Overloaded):  # Until the connection to the other replica is ready
                 return len(await replicas.used()) == 2
             return False
 
@@ -167,7 +166,7 @@ async def test_a_replica_that_refuses_as_overloaded_gets_a_rest(
 
 
 class Response:
-    """A response that one can watch go."""
+    """A response whose release can be observed."""
 
     def __init__(self, raw: bytes) -> None:
         self.value = StringValue.FromString(raw).value
@@ -181,8 +180,8 @@ def generate(channel: grpc.aio.Channel) -> Any:
     )
 
 
-async def test_a_stream_keeps_no_response_while_it_waits_for_the_next(servicer: EchoServicer, serve: Serve) -> None:
-    """Thousands of streams may wait for hours, each after a page of a log."""
+async def test_waiting_stream_holds_no_response(servicer: EchoServicer, serve: Serve) -> None:
+    """Thousands of streams may wait for hours after a page of a log."""
     there: weakref.WeakSet[Response] = weakref.WeakSet()
     seen: list[str] = []
 
@@ -208,27 +207,27 @@ HERE = f"/{SERVICE}/"
 
 @pytest.fixture
 async def served(serve: Serve) -> Any:
-    """A server for services, and a stub whose calls go in batches."""
+    """A server for services and a stub that sends calls in batches."""
     async with serve(service_only=True) as server, open_channel(server.address, batches=True) as channel:
         yield EchoStub(channel)
 
 
 def calls_alone(metrics: Metrics) -> float:
-    """How many streams of calls have ended or are open; 1 as long as all calls share one."""
+    """Return the number of ended or open batch streams; 1 while all calls share one."""
     return (
         metrics.registry.get_sample_value("pawl_test_rpc_in_flight", {"method": "/pawl.batch.v1.BatchService/Batch"})
         or 0.0
     )
 
 
-async def test_many_calls_at_once_each_get_their_own_answer(served: EchoStub, metrics: Metrics) -> None:
+async def test_concurrent_calls_each_get_their_own_response(served: EchoStub, metrics: Metrics) -> None:
     texts = [f"text {number}" for number in range(500)]
     answers = await asyncio.gather(*(served.call("unary", text) for text in texts))
     assert answers == [[text] for text in texts]
     assert calls_alone(metrics) == 1
 
 
-async def test_errors_are_what_the_handler_raised(served: EchoStub) -> None:
+async def test_client_gets_the_error_that_the_handler_raised(served: EchoStub) -> None:
     for kind in ("unary", "generate"):
         with pytest.raises(RunNotFound), translating():
             await served.call(kind, "not-found")
@@ -240,7 +239,7 @@ async def test_errors_are_what_the_handler_raised(served: EchoStub) -> None:
         await served.missing(StringValue(value="hello"))
 
 
-async def test_bytes_that_are_no_message_are_refused_alone(serve: Serve) -> None:
+async def test_undecodable_request_fails_alone(serve: Serve) -> None:
     async with serve(service_only=True) as server, open_channel(server.address) as channel:
         stub: Any = BatchServiceStub(channel)
         calls = [
@@ -258,8 +257,8 @@ async def test_bytes_that_are_no_message_are_refused_alone(serve: Serve) -> None
         assert replies[2].last
 
 
-async def test_users_carry_nothing_and_nothing_for_users_is_carried(serve: Serve) -> None:
-    """OPS-1: for users, the caller would be the service that carries."""
+async def test_batches_are_for_services_and_never_for_users(serve: Serve) -> None:
+    """OPS-1: the caller would otherwise be the service that sends the batch."""
     for key, error in ((USER_KEY, PermissionDenied), (None, Unauthenticated)):
         async with (
             serve(authenticator=keys(), service_only=True) as server,
@@ -273,7 +272,7 @@ async def test_users_carry_nothing_and_nothing_for_users_is_carried(serve: Serve
             await EchoStub(channel).call("unary", "who")
 
 
-async def test_a_caller_that_gives_up_ends_the_call(served: EchoStub, servicer: EchoServicer) -> None:
+async def test_cancelled_call_ends_at_the_server(served: EchoStub, servicer: EchoServicer) -> None:
     for kind in ("unary", "generate"):
         servicer.entered.clear()
         servicer.cancelled.clear()
@@ -284,8 +283,8 @@ async def test_a_caller_that_gives_up_ends_the_call(served: EchoStub, servicer: 
         assert await served.call("unary", "hello") == ["hello"]
 
 
-async def test_a_reader_that_stops_ends_a_flood(served: EchoStub, servicer: EchoServicer) -> None:
-    """Nothing piles up for a reader that is slow, and others are served meanwhile."""
+async def test_flow_control_stops_a_flood_for_a_stopped_reader(served: EchoStub, servicer: EchoServicer) -> None:
+    """Nothing accumulates for a slow reader, and other calls continue."""
     responses = served.generate(StringValue(value="flood"))
     for _ in range(300):
         await anext(responses)
@@ -294,14 +293,14 @@ async def test_a_reader_that_stops_ends_a_flood(served: EchoStub, servicer: Echo
     assert await served.call("unary", "hello") == ["hello"]
 
 
-async def test_a_large_request_goes_by_itself(serve: Serve, metrics: Metrics) -> None:
+async def test_large_request_is_sent_on_its_own(serve: Serve, metrics: Metrics) -> None:
     async with serve(service_only=True) as server, open_channel(server.address, batches=True) as channel:
         text = "x" * (REQUEST_BYTES_MAX + 1)
         assert await EchoStub(channel).call("unary", text) == [text]
         assert calls_alone(metrics) == 0
 
 
-async def test_a_response_that_is_too_large_harms_no_other_call(serve: Serve, servicer: EchoServicer) -> None:
+async def test_oversized_response_disturbs_no_other_call(serve: Serve, servicer: EchoServicer) -> None:
     """I20."""
     async with (
         serve(service_only=True) as server,
@@ -318,10 +317,10 @@ async def test_a_response_that_is_too_large_harms_no_other_call(serve: Serve, se
         assert await waiting == ["wait"]
 
 
-async def test_a_stop_lets_calls_finish_and_sends_new_ones_elsewhere(serve: Serve, servicer: EchoServicer) -> None:
+async def test_stopping_server_finishes_calls_and_new_ones_go_elsewhere(serve: Serve, servicer: EchoServicer) -> None:
     """OPS-5."""
     async with serve(service_only=True, listen="127.0.0.1:0") as stays, AsyncExitStack() as stack:
-        # At a port that nobody takes once it is gone.
+        # On a port that stays free afterwards.
         serving = serve(service_only=True, listen=f"127.0.0.1:{free_port()}", drain_seconds=20)
         goes = await serving.__aenter__()
         channel = await stack.enter_async_context(open_channel(f"{goes.address},{stays.address}", batches=True))
@@ -337,9 +336,7 @@ async def test_a_stop_lets_calls_finish_and_sends_new_ones_elsewhere(serve: Serv
         await stop
 
 
-async def test_after_the_channel_is_closed_nothing_is_sent_and_nobody_waits(
-    serve: Serve, servicer: EchoServicer
-) -> None:
+async def test_closed_channel_sends_nothing_and_fails_waiting_calls(serve: Serve, servicer: EchoServicer) -> None:
     async with serve(service_only=True) as server:
         tasks_before = len(asyncio.all_tasks())
         channel = open_channel(server.address, batches=True)
@@ -354,8 +351,8 @@ async def test_after_the_channel_is_closed_nothing_is_sent_and_nobody_waits(
         await until(lambda: len(asyncio.all_tasks()) <= tasks_before)
 
 
-async def test_a_stream_that_is_left_still_brings_every_answer(serve: Serve, servicer: EchoServicer) -> None:
-    """Calls that end while the last message is being written are answered too."""
+async def test_replaced_stream_still_delivers_every_response(serve: Serve, servicer: EchoServicer) -> None:
+    """Calls that end while the last message is being written get their response too."""
     count = 4
     async with serve(service_only=True) as server, open_channel(server.address, batches=True) as channel:
         stub = EchoStub(channel)
@@ -377,10 +374,10 @@ async def is_answered(stub: EchoStub) -> bool:
     return False
 
 
-async def test_a_connection_that_falls_silent_ends(
+async def test_silent_connection_is_closed(
     serve: Serve, servicer: EchoServicer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NOTE-1, EVT-3: its options are those of the service, 40 times as fast; proxies allow 60 s of silence."""
+    """NOTE-1, EVT-3: with the keepalive options of the service, 40 times as fast; proxies allow 60 s of silence."""
     assert dict(rpc_limits.KEEPALIVE)["grpc.keepalive_time_ms"] <= 25_000
     fast = [(name, value // 40 if name.endswith("_ms") else value) for name, value in rpc_limits.KEEPALIVE]
     monkeypatch.setattr(rpc_server, "KEEPALIVE", fast)
@@ -417,8 +414,10 @@ async def test_a_connection_that_falls_silent_ends(
                 await writer.wait_closed()
 
 
-async def test_a_silent_replica_holds_up_no_public_call_that_is_safe_to_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that only reads or has an id, and a stream that is not taken; others are sent once, and wait."""
+async def test_retryable_public_calls_are_not_delayed_by_a_silent_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls that only read or have an id, and unaccepted streams, move to another replica; other calls are sent once
+    and wait.
+    """
     monkeypatch.setattr(rpc_client, "_SILENT_SECONDS", 0.5)
     taken: list[tuple[bool, str]] = []
 

@@ -1,4 +1,4 @@
-"""How a server and its process begin and end, and how channels live through it."""
+"""Start and stop of servers and processes, and how channels survive them."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-async def test_a_port_in_use_is_one_clear_sentence(serve: Serve) -> None:
+async def test_port_in_use_is_one_clear_sentence(serve: Serve) -> None:
     """Two processes on one port would each get half of the calls."""
     async with serve(listen="127.0.0.1:0") as server:
         with pytest.raises(StartError, match="the port is in use"):
             await serve(listen=server.address).__aenter__()
 
 
-async def test_reflection_describes_the_services_and_the_details_of_errors(serve: Serve) -> None:
-    """Newer clients ask for v1 only, and need google.rpc.ErrorInfo to show why a call failed."""
+async def test_reflection_describes_the_services_and_error_details(serve: Serve) -> None:
+    """Newer clients use v1 only and need google.rpc.ErrorInfo to show why a call failed."""
     service = "grpc.reflection.v1.ServerReflection"
     symbols = (service, "grpc.health.v1.Health", "google.rpc.ErrorInfo")
     requests = [reflection_pb2.ServerReflectionRequest(list_services="")]
@@ -59,8 +59,8 @@ async def test_reflection_describes_the_services_and_the_details_of_errors(serve
             assert any(b"ServerReflection" in file for file in files), version
 
 
-async def test_health_follows_what_is_required_and_only_reports_the_rest(serve: Serve) -> None:
-    """A peer that has lost its own database is as good as gone."""
+async def test_health_requires_some_dependencies_and_only_reports_others(serve: Serve) -> None:
+    """A replica that has lost its own database is not usable."""
     broken = {"database": False, "nats": False}
 
     async def check(name: str) -> None:
@@ -90,7 +90,7 @@ async def test_health_follows_what_is_required_and_only_reports_the_rest(serve: 
         await until(is_healthy)
 
 
-async def test_health_says_not_serving_before_the_server_ends(serve: Serve, servicer: EchoServicer) -> None:
+async def test_health_is_not_serving_before_the_server_stops(serve: Serve, servicer: EchoServicer) -> None:
     async with serve(drain_seconds=20) as server:
         channel = grpc.aio.insecure_channel(server.address)
         stub: Any = health_pb2_grpc.HealthStub(channel)
@@ -99,15 +99,15 @@ async def test_health_says_not_serving_before_the_server_ends(serve: Serve, serv
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.Check(health_pb2.HealthCheckRequest(service="nobody"))
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
-        # A client listens all the time; what arrives while nobody reads goes down with the connection.
+        # Keep reading: unread data is lost with the connection.
         news = asyncio.ensure_future(watch.read())
         await asyncio.sleep(0)
     assert (await news).status == NOT_SERVING
     await channel.close()
 
 
-async def test_a_stop_sends_streams_elsewhere_at_once(serve: Serve, servicer: EchoServicer) -> None:
-    """OPS-5: watchers and sessions have no end to wait for."""
+async def test_stop_moves_streams_to_another_replica_immediately(serve: Serve, servicer: EchoServicer) -> None:
+    """OPS-5: watches and sessions have no natural end."""
     serving = serve(drain_seconds=20)
     server = await serving.__aenter__()
     async with open_channel(server.address) as channel:
@@ -121,12 +121,12 @@ async def test_a_stop_sends_streams_elsewhere_at_once(serve: Serve, servicer: Ec
                 await call
 
 
-async def test_addresses_that_cannot_be_balanced_are_told_at_once() -> None:
+async def test_addresses_that_cannot_be_balanced_are_rejected_immediately() -> None:
     rows = ("one.example:1,two.example:1", "127.0.0.1:1,[::1]:2", "unix:/a,127.0.0.1:1")
     assert not_refused(StartError, open_channel, rows) == []
 
 
-async def test_a_call_without_a_deadline_gets_one(serve: Serve, servicer: EchoServicer) -> None:
+async def test_call_without_a_deadline_gets_the_default(serve: Serve, servicer: EchoServicer) -> None:
     async with serve() as server, open_channel(server.address, deadline_seconds=0.3) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await EchoStub(channel).call("unary", "wait")
@@ -157,7 +157,7 @@ def start(**variables: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", PROGRAM], env=environment, stderr=subprocess.PIPE, text=True)
 
 
-async def test_a_service_starts_serves_and_stops(database_url: str, nats_url: str, tmp_path: Path) -> None:
+async def test_service_starts_serves_and_stops(database_url: str, nats_url: str, tmp_path: Path) -> None:
     """OPS-2, OPS-5."""
     address_file = tmp_path / "addresses.json"
     process = start(
@@ -189,8 +189,8 @@ async def test_a_service_starts_serves_and_stops(database_url: str, nats_url: st
     assert len({json.loads(line)["instance"] for line in log.splitlines()}) == 1
 
 
-def test_a_service_refuses_a_database_that_may_lose_what_it_acknowledged(database_url: str) -> None:
-    """I1: by one sentence, and with the exit code that says that another try is no use."""
+def test_service_rejects_a_database_that_may_lose_acknowledged_writes(database_url: str) -> None:
+    """I1: with one sentence and the exit code for errors that a retry cannot fix."""
     process = start(PAWL_DATABASE_URL=database_url)
     _, log = process.communicate(timeout=60)
     assert process.returncode == 2

@@ -1,4 +1,4 @@
-"""Listeners and channels over TLS: who is let in, who is believed, and what a change of certificates costs."""
+"""Listeners and channels with TLS: authentication on both sides and certificate rotation."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def authority() -> trustme.CA:
 
 
 @pytest.fixture(scope="module")
-def stranger() -> trustme.CA:
+def other_authority() -> trustme.CA:
     return trustme.CA()
 
 
@@ -52,7 +52,7 @@ def of(files: Files, clock: Clock) -> tls.Tls:
 
 @pytest.fixture
 def serving(serve: Serve, tmp_path: Path, authority: trustme.CA, clock: ManualClock) -> Callable[..., Any]:
-    """Return what starts job-store's server with its certificate."""
+    """Return a function that starts job-store's server with its certificate."""
 
     @asynccontextmanager
     async def start(*, checks_services: bool = True, **options: Any) -> AsyncIterator[RpcServer]:
@@ -86,7 +86,7 @@ async def test_users_call_without_a_certificate(serving: Any, tmp_path: Path, cl
                 assert await call_as_user(address, trusted, clock) == ["user/acme/ann"]
 
 
-async def test_a_service_calls_with_its_key_and_its_certificate(
+async def test_service_calls_with_its_key_and_certificate(
     serving: Any, tmp_path: Path, authority: trustme.CA, clock: ManualClock
 ) -> None:
     own = of(certificates.write(tmp_path, "agent-loop", authority), clock)
@@ -98,29 +98,29 @@ async def test_a_service_calls_with_its_key_and_its_certificate(
             await ping(channel)
 
 
-async def test_the_key_of_a_service_is_nothing_without_its_certificate(
+async def test_service_key_is_useless_without_its_certificate(
     serving: Any, tmp_path: Path, authority: trustme.CA, clock: ManualClock
 ) -> None:
-    """The answer is that to a key that nobody knows, at the port of users as with the certificate of another."""
+    """The error is the same as for an unknown key, on the users' port and with another certificate."""
     other = of(certificates.write(tmp_path, "notifier", authority), clock)
     async with serving(service_only=True) as server:
         trusted = tmp_path / "job-store-authority.pem"
-        told = set()
+        messages = set()
         for key in (SERVICE_KEY, "another-key-0123456789"):
             with pytest.raises(Unauthenticated) as caught:
                 await call_as_user(server.address, trusted, clock, key=key)
-            told.add(caught.value.message)
+            messages.add(caught.value.message)
         for batches in (True, False):
             with pytest.raises(Unauthenticated) as caught, translating():
                 await call_as_service(server.internal_address, other, batches=batches)
-            told.add(caught.value.message)
-        assert told == {UNKNOWN}
+            messages.add(caught.value.message)
+        assert messages == {UNKNOWN}
 
 
-async def test_only_certificates_of_the_authority_come_in_where_services_call(
-    serving: Any, tmp_path: Path, authority: trustme.CA, stranger: trustme.CA, clock: ManualClock
+async def test_service_port_requires_a_certificate_of_the_authority(
+    serving: Any, tmp_path: Path, authority: trustme.CA, other_authority: trustme.CA, clock: ManualClock
 ) -> None:
-    foreign = certificates.write(tmp_path, "agent-loop", stranger, authority)
+    foreign = certificates.write(tmp_path, "agent-loop", other_authority, authority)
     expired = certificates.write(tmp_path, "late", authority, names=("agent-loop",), expired=True)
     async with serving(service_only=True) as server:
         bare = tls.of_client(tmp_path / "job-store-authority.pem", clock)
@@ -129,13 +129,13 @@ async def test_only_certificates_of_the_authority_come_in_where_services_call(
                 await call_as_service(server.internal_address, shown, batches=False)
 
 
-async def test_a_channel_believes_only_the_right_name_of_the_right_authority_in_time(
-    serve: Serve, tmp_path: Path, authority: trustme.CA, stranger: trustme.CA, clock: ManualClock
+async def test_channel_verifies_name_authority_and_validity(
+    serve: Serve, tmp_path: Path, authority: trustme.CA, other_authority: trustme.CA, clock: ManualClock
 ) -> None:
     own = of(certificates.write(tmp_path, "agent-loop", authority), clock)
     wrong = {
         "another name": certificates.write(tmp_path, "notifier", authority),
-        "another authority": certificates.write(tmp_path, "job-store", stranger, authority),
+        "another authority": certificates.write(tmp_path, "job-store", other_authority, authority),
         "expired": certificates.write(tmp_path, "late", authority, names=("job-store", "127.0.0.1"), expired=True),
     }
     for files in wrong.values():
@@ -149,16 +149,16 @@ async def test_a_channel_believes_only_the_right_name_of_the_right_authority_in_
             await call_as_user(server.address, foreign.authority, clock)
 
 
-async def test_the_command_line_has_a_sentence_for_each_connection_that_tls_refuses(
-    serve: Serve, tmp_path: Path, authority: trustme.CA, stranger: trustme.CA, clock: ManualClock
+async def test_command_line_explains_each_tls_failure(
+    serve: Serve, tmp_path: Path, authority: trustme.CA, other_authority: trustme.CA, clock: ManualClock
 ) -> None:
-    """By the words of the real thing, which may change."""
+    """Based on error texts of the real library, which may change."""
     trusted = tls.of_client(certificates.write(tmp_path, "agent-loop", authority).authority, clock)
     own = ("127.0.0.1",)
     shown: list[tuple[str, Files | None, tls.Tls | None]] = [
         ("has expired", certificates.write(tmp_path, "late", authority, names=own, expired=True), trusted),
         ("has not this name", certificates.write(tmp_path, "other", authority, names=("other.example",)), trusted),
-        ("is of another authority", certificates.write(tmp_path, "foreign", stranger, names=own), trusted),
+        ("is of another authority", certificates.write(tmp_path, "foreign", other_authority, names=own), trusted),
         ("does not speak TLS", None, trusted),
         ("speaks TLS. Give the certificate", certificates.write(tmp_path, "job-store", authority), None),
     ]
@@ -169,20 +169,20 @@ async def test_the_command_line_has_a_sentence_for_each_connection_that_tls_refu
         ):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await EchoStub(channel).call("unary", "hello", timeout=60)
-            told = await asyncio.to_thread(explain, error_of(caught.value, server.address), [server.address])
-            assert (words in told, server.address in told) == (True, True), told
+            messages = await asyncio.to_thread(explain, error_of(caught.value, server.address), [server.address])
+            assert (words in messages, server.address in messages) == (True, True), messages
 
 
 async def _shown_by(address: str) -> str:
-    """Return the certificate that a listener shows now."""
+    """Return the current certificate of a listener."""
     host, _, port = address.rpartition(":")
     return await asyncio.to_thread(ssl.get_server_certificate, (host, int(port)))
 
 
-async def test_no_call_fails_while_certificates_and_their_authority_change(
+async def test_no_call_fails_while_certificates_and_authority_rotate(
     serving: Any, servicer: EchoServicer, tmp_path: Path, clock: ManualClock
 ) -> None:
-    """Both sides change under a stream of calls, by themselves, in batches, and one that is open all the time."""
+    """Both sides rotate during single calls, batches and an open stream."""
     authorities = [trustme.CA() for _ in range(3)]
     own = of(certificates.write(tmp_path, "agent-loop", *authorities), clock)
     stop, seen = asyncio.Event(), list[str]()
@@ -228,10 +228,10 @@ async def test_no_call_fails_while_certificates_and_their_authority_change(
 
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_pages_over_tls_show_the_certificate_of_the_moment(
+def test_web_pages_use_the_current_certificate(
     tmp_path: Path, authority: trustme.CA, new_loop: Callable[[], asyncio.AbstractEventLoop]
 ) -> None:
-    """A caller that does not speak TLS gets nothing, and harms nobody."""
+    """A client without TLS gets nothing and disturbs no other."""
     files, clock = certificates.write(tmp_path, "job-store", authority), ManualClock()
     trusting = ssl.create_default_context(cafile=files.authority)
     unseen: list[Any] = []

@@ -1,4 +1,4 @@
-"""Job stores over real gRPC and a real database; several of them share one database like replicas."""
+"""Job stores over real gRPC and a real database; several share one database as replicas."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.sweeps import RetentionPeriods
 from pawl.job_store.wiring import on_postgres
 from tests import databases
-from tests.fakes.anybody import Anybody
+from tests.fakes.open_authenticator import OpenAuthenticator
 from tests.rpc.job_store.user import Owner, User
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 QUEUE_MAX = 5
 CRASHES_MAX = 3
-# Out of the way of tests of something else.
-PLACES = SlotLimits(per_store=1000, per_user=1000)
+# High enough not to affect other tests.
+SLOT_LIMITS = SlotLimits(per_store=1000, per_user=1000)
 STORE_QUEUE_MAX = 1000
 DAY_SECONDS = 86_400.0
 RETENTION = RetentionPeriods(
@@ -52,7 +52,7 @@ RETENTION = RetentionPeriods(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
-    """One job store: its API as a client sees it, and its inside."""
+    """One job store: its public API and its internals."""
 
     channel: grpc.aio.Channel
     stub: LedgerServiceAsyncStub
@@ -74,14 +74,14 @@ def ledger_database(postgres_url: str) -> Iterator[databases.ServiceDatabase]:
 
 @pytest.fixture
 def database_url(ledger_database: databases.ServiceDatabase) -> str:
-    """The URL of a database whose tables are empty."""
+    """The URL of a database with empty tables."""
     ledger_database.empty()
     return ledger_database.url
 
 
 @pytest.fixture
 async def database(database_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Database]:
-    """The pool of the job stores. On a busy machine PostgreSQL may take long to answer, and is not frozen for that."""
+    """The pool of the job stores, with a long timeout because PostgreSQL may be slow on a busy machine."""
     monkeypatch.setattr("pawl.chassis.db.heartbeat._WINDOW_SECONDS", 60.0)
     async with Database(database_url, application_name="test") as database:
         await database.create_schema("job_store")
@@ -90,7 +90,7 @@ async def database(database_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncI
 
 @pytest.fixture
 async def start(database: Database, tmp_path: Path) -> AsyncIterator[StartReplica]:
-    """Start replicas of the job store on the test's database: `await start()`, `await start(nats_url=...)`.
+    """Start replicas on the test's database: `await start()`, `await start(nats_url=...)`.
 
     Its limits are `slots` and `store_queue_max`.
     """
@@ -98,7 +98,7 @@ async def start(database: Database, tmp_path: Path) -> AsyncIterator[StartReplic
         count = 0
 
         async def start_one(
-            *, nats_url: str | None = None, slots: SlotLimits = PLACES, store_queue_max: int = STORE_QUEUE_MAX
+            *, nats_url: str | None = None, slots: SlotLimits = SLOT_LIMITS, store_queue_max: int = STORE_QUEUE_MAX
         ) -> Replica:
             nonlocal count
             count += 1
@@ -117,7 +117,7 @@ async def start(database: Database, tmp_path: Path) -> AsyncIterator[StartReplic
             address = f"unix:{tmp_path}/{count}"
             server = RpcServer(
                 address,
-                authenticator=Anybody(),
+                authenticator=OpenAuthenticator(),
                 ids=ids,
                 metrics=metrics,
                 limits=rpc_limits.Limits(message_bytes_max=32 * 1024 * 1024),
@@ -148,17 +148,16 @@ async def replica(start: StartReplica) -> Replica:
 
 @pytest.fixture
 def stub(replica: Replica) -> LedgerServiceAsyncStub:
-    """Its API."""
     return replica.stub
 
 
 @pytest.fixture
 def user(stub: LedgerServiceAsyncStub) -> User:
-    """ann of acme, with a worker that drives her runs."""
+    """ann of acme, with a worker for her runs."""
     return User(stub)
 
 
 @pytest.fixture
 async def owner(user: User) -> Owner:
-    """The worker that has begun a run of hers."""
+    """The worker that has started a run of ann."""
     return await user.start()

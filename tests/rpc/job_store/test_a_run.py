@@ -16,16 +16,18 @@ def image(size_bytes: int) -> message_pb2.Part:
     return message_pb2.Part(image=message_pb2.ImagePart(data=data, media_type="image/png", size_bytes=size_bytes))
 
 
-async def test_a_message_in_parts_is_whole_for_workers_and_small_for_everybody_else(user: User) -> None:
+async def test_multipart_message_is_complete_for_workers_and_short_for_clients(user: User) -> None:
     file = message_pb2.Part(file=message_pb2.FilePart(document_name="a.txt", text="Hello", size_bytes=5))
     parts = [message_pb2.Part(text="Look\nhere"), image(9), file, message_pb2.Part(text="and there")]
     owner = await user.start("", parts=parts)
     (message,) = (await owner.load()).messages
     assert (message.role, message.text) == (message_pb2.ROLE_USER, "Look\nhere\n\nand there")
     assert list(message.parts) == parts
-    told = [event.message_added.message for event in await user.events(owner.run_id) if event.type == "message.added"]
+    added_messages = [
+        event.message_added.message for event in await user.events(owner.run_id) if event.type == "message.added"
+    ]
     listed = await user.ask("ListMessages", conversation_id=message.conversation_id)
-    for shown in (told[0], listed.messages[0]):
+    for shown in (added_messages[0], listed.messages[0]):
         assert (shown.role, shown.parts[1].image.data, shown.parts[1].image.size_bytes) == (1, b"", 9)
         assert (shown.parts[2].file.text, shown.parts[2].file.size_bytes) == ("", 5)
     assert (await user.ask("GetConversation", conversation_id=message.conversation_id)).conversation.title == "Look"
@@ -40,10 +42,8 @@ async def test_a_message_in_parts_is_whole_for_workers_and_small_for_everybody_e
         ("", False, True),
     ],
 )
-async def test_images_of_a_run_that_was_refused_an_answer_go_out_no_more(
-    user: User, reason: str, answers: bool, kept: bool
-) -> None:
-    """Those of an earlier run stay, and of one that had an answer: so it is not the image that was refused."""
+async def test_images_of_a_refused_run_are_not_sent_again(user: User, reason: str, answers: bool, kept: bool) -> None:
+    """Images of earlier or answered runs stay, because the provider did not refuse those."""
     owner = await user.start("", parts=[image(3)], conversation_id="c")
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
     owner = await user.start("", parts=[image(4)], conversation_id="c")
@@ -61,7 +61,7 @@ async def test_images_of_a_run_that_was_refused_an_answer_go_out_no_more(
     assert shown[1].size_bytes == 4
 
 
-async def test_a_run_is_loaded_with_the_newest_images_only(user: User) -> None:
+async def test_run_is_loaded_with_the_newest_images_only(user: User) -> None:
     owner = await user.start("", parts=[image(900_000)], conversation_id="c")
     for _ in range(9):
         await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
@@ -77,7 +77,7 @@ FITTING = inbox.LIMITS.bytes_max // len(LARGE)
 
 
 async def waiting(user: User) -> tuple[str, str]:
-    """A parked run that waits for a result, and its conversation."""
+    """Return a parked run that waits for a result, and its conversation."""
     owner = await user.start()
     await owner.park(run_pb2.WAIT_KIND_TOOL_RESULT, calls=[owner.call("call", call_pb2.CALL_STATE_OFFERED)])
     return owner.run_id, (await user.run(owner.run_id)).conversation_id
@@ -88,8 +88,8 @@ async def fill(user: User, conversation_id: str, text: str, count: int) -> None:
         assert (await user.submit(text, conversation_id=conversation_id, policy=STEER)).steered
 
 
-async def test_messages_count_until_they_stand_in_the_conversation(user: User) -> None:
-    """Also those that the owner has read and keeps elsewhere."""
+async def test_messages_count_until_they_are_in_the_conversation(user: User) -> None:
+    """Also those that the owner has read and holds in memory."""
     run_id, conversation_id = await waiting(user)
     await fill(user, conversation_id, LARGE, FITTING)
     owner = await user.take(run_id)

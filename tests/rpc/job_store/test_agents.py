@@ -70,17 +70,17 @@ async def test_versions_are_kept_and_never_changed(replica: Replica, agents: Age
     assert [agent.version for agent in rest.agents] == [1]
 
 
-async def test_of_a_deleted_agent_the_versions_stay(replica: Replica, agents: AgentLedgerServiceAsyncStub) -> None:
+async def test_versions_of_a_deleted_agent_are_kept(replica: Replica, agents: AgentLedgerServiceAsyncStub) -> None:
     first = (await agents.PutAgent(put())).agent
     await ask(replica, "DeleteAgent", name="clerk")
     assert await reason(ask(replica, "DeleteAgent", name="clerk")) == "AGENT_NOT_FOUND"
     assert await reason(agents.GetAgent(pb.GetAgentRequest(store_id="acme", name="clerk"))) == "AGENT_NOT_FOUND"
     default = await agents.GetAgent(pb.GetAgentRequest(store_id="acme", name="default"))
-    assert not default.HasField("agent"), "that most stores have none is no error, nor in the log"
+    assert not default.HasField("agent"), "a store without a budget is no error and not logged"
     assert not (await agents.ListAgents(pb.ListAgentsRequest(store_id="acme"))).agents
     kept = await agents.GetAgent(pb.GetAgentRequest(store_id="acme", name="clerk", version=1))
     assert kept.agent == first
-    assert (await agents.PutAgent(put())).agent.version == 2, "made again it goes on with its numbers"
+    assert (await agents.PutAgent(put())).agent.version == 2, "a new agent of that name continues the version numbers"
     assert (await agents.GetAgent(pb.GetAgentRequest(store_id="acme", name="clerk"))).agent.version == 2
 
 
@@ -94,7 +94,7 @@ async def test_agents_are_listed_by_name_in_pages(replica: Replica, agents: Agen
     assert await reason(ask(replica, "ListAgentVersions", name="a", page_token="x")) == "INVALID_PAGE_TOKEN"
 
 
-async def test_two_that_are_saved_at_once_make_no_circle(start: StartReplica) -> None:
+async def test_concurrent_saves_cannot_create_a_delegation_cycle(start: StartReplica) -> None:
     stubs = [AgentLedgerServiceStub((await start()).channel) for _ in range(2)]
     for name in ("a", "b"):
         await stubs[0].PutAgent(put(name))
@@ -116,13 +116,13 @@ def draft(name: str = "clerk", *tools: str, user: str = "ann", **fields: Any) ->
     )
 
 
-async def test_a_draft_is_kept_once_beside_the_agent_of_its_name(
+async def test_draft_is_kept_beside_the_agent_of_the_same_name(
     replica: Replica, agents: AgentLedgerServiceAsyncStub
 ) -> None:
     published = (await agents.PutAgent(put("clerk", "look"))).agent
     wanted = pb.GetDraftRequest(store_id="acme", user_id="ann", name="clerk")
     assert (await agents.PutDraft(draft("clerk", "mail", validate_only=True))).created
-    assert await reason(agents.GetDraft(wanted)) == "AGENT_NOT_FOUND", "a check keeps nothing"
+    assert await reason(agents.GetDraft(wanted)) == "AGENT_NOT_FOUND", "a check stores nothing"
     first = await agents.PutDraft(draft("clerk", "mail"))
     assert (first.created, first.agent.version, first.agent.draft) == (True, 1, True)
     same = await agents.PutDraft(draft("clerk", "mail"))
@@ -136,7 +136,7 @@ async def test_a_draft_is_kept_once_beside_the_agent_of_its_name(
     assert await reason(agents.GetDraft(wanted)) == "AGENT_NOT_FOUND"
 
 
-async def test_drafts_are_of_one_user_of_one_store(replica: Replica, agents: AgentLedgerServiceAsyncStub) -> None:
+async def test_drafts_belong_to_one_user_of_one_store(replica: Replica, agents: AgentLedgerServiceAsyncStub) -> None:
     for name in ("c", "a", "b"):
         await agents.PutDraft(draft(name))
     for store, user in (("acme", "bob"), ("elsewhere", "ann")):
@@ -162,7 +162,7 @@ def budget(tokens: int) -> pb.PutAgentRequest:
 
 
 async def used(replica: Replica, name: str = "clerk", days: int = 30) -> list[agent_pb2.AgentUsage]:
-    """What an agent has used, which need not exist."""
+    """Return the usage of an agent, which need not exist."""
     found = await PostgresUsage(replica.database).of_agent(StoreId("acme"), name, days=days)
     return list(found)
 
@@ -176,7 +176,7 @@ async def test_runs_and_tokens_of_all_users_are_counted_by_agent(replica: Replic
     ]
     for owner in owners:
         await owner.commit(usage=run_pb2.Usage(input_tokens=100, output_tokens=9, model_calls=1))
-        # An answer that was estimated while it was written, and is counted now.
+        # Usage that was estimated during streaming and is exact now.
         step = await owner.commit(usage=run_pb2.Usage(input_tokens=80, output_tokens=5, model_calls=1))
         await owner.commit(usage=run_pb2.Usage(input_tokens=180, output_tokens=15, model_calls=2))
         assert step.last_seq >= 0
@@ -189,7 +189,7 @@ async def test_runs_and_tokens_of_all_users_are_counted_by_agent(replica: Replic
     assert not list(await PostgresUsage(replica.database).of_agent(StoreId("beta"), "clerk", days=30))
 
 
-async def test_figures_stay_for_400_days(replica: Replica) -> None:
+async def test_usage_is_kept_for_400_days(replica: Replica) -> None:
     owner = await User(replica.stub).start(agent={"name": "clerk", "version": 1})
     await owner.commit(usage=run_pb2.Usage(input_tokens=7))
     retention = PostgresRetention(replica.database)
@@ -204,7 +204,7 @@ async def test_figures_stay_for_400_days(replica: Replica) -> None:
     assert not await replica.database.fetch("SELECT FROM job_store.usage_days")
 
 
-async def test_what_is_used_of_a_budget_counts_from_the_beginning_of_the_day(replica: Replica) -> None:
+async def test_budget_usage_counts_from_midnight(replica: Replica) -> None:
     agents = AgentLedgerServiceStub(replica.channel)
 
     async def quota(name: str = "clerk") -> tuple[int, int]:
@@ -222,7 +222,7 @@ async def test_what_is_used_of_a_budget_counts_from_the_beginning_of_the_day(rep
     assert await quota() == (100, 0)
 
 
-async def test_runs_that_wait_for_a_budget_look_again_once_it_is_another_one(replica: Replica) -> None:
+async def test_runs_that_wait_for_a_budget_check_again_when_it_changes(replica: Replica) -> None:
     agents, user = AgentLedgerServiceStub(replica.channel), User(replica.stub)
     await agents.PutAgent(budget(1))
     waiting = await user.start(agent={"name": "clerk", "version": 1})
@@ -232,6 +232,6 @@ async def test_runs_that_wait_for_a_budget_look_again_once_it_is_another_one(rep
         await owner.park(run_pb2.WAIT_KIND_AGENT_QUOTA, wake_time=tomorrow)
     assert (await user.run(waiting.run_id)).waiting.reason == waiting_pb2.WAIT_REASON_AGENT_QUOTA
     await agents.PutAgent(budget(1))
-    assert not await user.claim(), "nothing is new"
+    assert not await user.claim(), "nothing has changed"
     await agents.PutAgent(budget(2))
     assert [run.run_id for run in await user.claim(runs_max=2)] == [waiting.run_id]

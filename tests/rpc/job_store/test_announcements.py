@@ -1,4 +1,4 @@
-"""What others are told: live events, wake-ups, and the life cycle on JetStream."""
+"""Announcements: live events, wake-ups and lifecycle events on JetStream."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from tests.rpc.job_store.user import DIGEST, User
 STREAM = "PAWL_LIFECYCLE"
 
 
-class Heard(NamedTuple):
-    """A message that was published."""
+class Received(NamedTuple):
+    """A published message."""
 
     subject: str
     data: bytes
@@ -37,7 +37,7 @@ class Heard(NamedTuple):
 
 @pytest.fixture
 def nats(tmp_path: Path) -> Iterator[servers.NatsServer]:
-    """A nats-server of this test's own, that it may stop and wipe."""
+    """A nats-server of this test, which may stop and wipe it."""
     folder = tmp_path / "nats"
     folder.mkdir()
     with servers.NatsServer(folder) as server:
@@ -51,23 +51,23 @@ async def listener(nats: servers.NatsServer) -> AsyncIterator[Bus]:
         yield bus
 
 
-async def hear(bus: Bus, subject: str) -> list[Heard]:
-    heard: list[Heard] = []
+async def receive(bus: Bus, subject: str) -> list[Received]:
+    received: list[Received] = []
 
     async def keep(subject: str, data: bytes) -> None:
-        heard.append(Heard(subject, data))
+        received.append(Received(subject, data))
 
     await bus.subscribe(subject, keep)
     await bus.publish_all([], timeout_seconds=5)
-    return heard
+    return received
 
 
-async def lifecycle(bus: Bus, count: int) -> list[Heard]:
-    """The first messages of the stream."""
+async def lifecycle(bus: Bus, count: int) -> list[Received]:
+    """Return the first messages of the stream."""
     jetstream = bus.jetstream()
     subscription = await jetstream.pull_subscribe("pawl.v1.*.lifecycle.*", stream=STREAM)
     messages = await subscription.fetch(count, timeout=60)
-    return [Heard(message.subject, message.data, message.headers or {}) for message in messages]
+    return [Received(message.subject, message.data, message.headers or {}) for message in messages]
 
 
 async def has_messages(bus: Bus, count: int) -> bool:
@@ -82,25 +82,25 @@ async def outbox_is_empty(database: Database) -> bool:
 
 
 async def test_watchers_get_the_bytes_of_the_log(start: StartReplica, nats: servers.NatsServer, listener: Bus) -> None:
-    """EVT-1, I8: live events are those of the log, byte for byte."""
+    """EVT-1, I8: live events equal the log, byte for byte."""
     replica = await start(nats_url=nats.url)
     await replica.bus.wait_connected()
-    heard = await hear(listener, "pawl.v1.acme.run.*.events")
+    received = await receive(listener, "pawl.v1.acme.run.*.events")
     user = User(replica.stub)
     owner = await user.start()
     await owner.commit(events=[event_pb2.RunEvent(output_delta=event_pb2.OutputDelta(text="hi"))])
     events = await user.events(owner.run_id)
 
     def live() -> list[event_pb2.RunEvent]:
-        return [event for message in heard for event in event_pb2.RunEvents.FromString(message.data).events]
+        return [event for message in received for event in event_pb2.RunEvents.FromString(message.data).events]
 
-    async def all_heard() -> bool:
+    async def all_received() -> bool:
         return len(live()) >= len(events)
 
-    await until(all_heard)
+    await until(all_received)
     assert [event.SerializeToString() for event in live()] == [event.SerializeToString() for event in events]
-    assert len(heard) < len(events), "what was written together goes together"
-    assert {message.subject for message in heard} == {f"pawl.v1.acme.run.{owner.run_id}.events"}
+    assert len(received) < len(events), "events of one commit are published together"
+    assert {message.subject for message in received} == {f"pawl.v1.acme.run.{owner.run_id}.events"}
 
 
 async def test_workers_are_woken_for_work_and_for_commands(
@@ -108,8 +108,8 @@ async def test_workers_are_woken_for_work_and_for_commands(
 ) -> None:
     replica = await start(nats_url=nats.url)
     await replica.bus.wait_connected()
-    work = await hear(listener, "pawl.internal.v1.work")
-    wakeups = await hear(listener, "pawl.internal.v1.worker.w1")
+    work = await receive(listener, "pawl.internal.v1.work")
+    wakeups = await receive(listener, "pawl.internal.v1.worker.w1")
     user = User(replica.stub)
     owner = await user.start()
     await user.send(owner.run_id, steer=pb.SteerCommand(text="hi"))
@@ -126,10 +126,10 @@ async def test_workers_are_woken_for_work_and_for_commands(
     await until(woken_again)
 
 
-async def test_the_life_cycle_reaches_jetstream_and_again_if_the_stream_was_deleted(
+async def test_lifecycle_events_reach_jetstream_and_are_resent_if_deleted(
     start: StartReplica, nats: servers.NatsServer, listener: Bus, database: Database
 ) -> None:
-    """NOTE-2: in the same order and under the same ids, also what nobody had read."""
+    """NOTE-2: in the same order and with the same ids, including messages that were never read."""
     user = User((await start(nats_url=nats.url)).stub)
     owner = await user.start()
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED, output_text="done")
@@ -148,10 +148,13 @@ async def test_the_life_cycle_reaches_jetstream_and_again_if_the_stream_was_dele
     assert (await lifecycle(listener, 4))[:3] == before
 
 
-async def test_a_nats_that_was_away_or_lost_the_end_of_the_stream_is_sent_what_it_has_not(
+async def test_events_that_nats_missed_or_lost_are_resent(
     start: StartReplica, nats: servers.NatsServer, database: Database, tmp_path: Path
 ) -> None:
-    """NATS away means later, never lost. It acknowledges before it has synced: a power cut takes the last messages."""
+    """A NATS outage delays events but loses none.
+
+    NATS acknowledges before it syncs, so a power cut can lose the last messages.
+    """
     await asyncio.to_thread(nats.stop)
     user = User((await start(nats_url=nats.url)).stub)
     store, earlier = tmp_path / "nats" / "store", tmp_path / "earlier"
@@ -176,7 +179,7 @@ async def test_a_nats_that_was_away_or_lost_the_end_of_the_stream_is_sent_what_i
     assert [event.conversation_id for event in events] == [f"c{number}" for number in range(1, 6)]
 
 
-async def test_events_that_were_sent_long_ago_are_forgotten(
+async def test_published_events_are_deleted_after_retention(
     start: StartReplica, nats: servers.NatsServer, listener: Bus, database: Database
 ) -> None:
     user = User((await start(nats_url=nats.url)).stub)
@@ -206,10 +209,10 @@ async def test_two_replicas_deliver_each_event_once_and_in_order(
 
 
 @pytest.mark.parametrize(("payload_bytes_max", "told"), [(20_000, [16_384]), (4096, [0]), (1100, [])])
-async def test_a_nats_that_takes_little_gets_less_and_holds_up_nothing(
+async def test_oversized_lifecycle_event_is_shortened_or_dropped_and_blocks_nothing(
     start: StartReplica, database: Database, tmp_path: Path, payload_bytes_max: int, told: list[int]
 ) -> None:
-    """I20: what NATS would refuse must not wait for ever, nor what comes after it."""
+    """I20: a message that NATS rejects must not block itself or later ones forever."""
     with servers.NatsServer(tmp_path, f"max_payload = {payload_bytes_max}") as nats:
         replica = await start(nats_url=nats.url)
         owner = await User(replica.stub).start()
@@ -220,10 +223,10 @@ async def test_a_nats_that_takes_little_gets_less_and_holds_up_nothing(
         assert [(run.run_id, len(run.output_text)) for run in ends] == [(owner.run_id, length) for length in told]
 
 
-async def test_what_becomes_of_each_fire_is_told_once(
+async def test_outcome_of_each_fire_is_published_once(
     start: StartReplica, nats: servers.NatsServer, listener: Bus, database: Database
 ) -> None:
-    """NOTE-2: with the run that it started; one that waits is told when it waits no more, and by the fire's own id."""
+    """NOTE-2: with the run that it started. A waiting fire is published when it ends the wait, with its own id."""
     replica = await start(nats_url=nats.url)
     timer, hook = Timer(replica), Hook(replica)
     await timer.put(overlap=schedule_pb2.SCHEDULE_OVERLAP_QUEUE)
@@ -253,34 +256,34 @@ async def test_what_becomes_of_each_fire_is_told_once(
     assert "ce-subject" not in told[1].headers
 
 
-async def test_whoever_watches_an_inbox_is_told_of_each_change_of_it_and_of_nothing_else(
+async def test_inbox_watchers_are_notified_of_each_change_and_nothing_else(
     start: StartReplica, nats: servers.NatsServer, listener: Bus
 ) -> None:
     replica = await start(nats_url=nats.url)
     await replica.bus.wait_connected()
-    heard = await hear(listener, "pawl.internal.v1.inboxes")
-    live = await hear(listener, "pawl.v1.acme.run.*.events")
+    received = await receive(listener, "pawl.internal.v1.inboxes")
+    live = await receive(listener, "pawl.v1.acme.run.*.events")
     user = User(replica.stub)
 
     def fences() -> int:
         return len([message for message in live if b"fence" in message.data])
 
-    async def said(*expected: str) -> None:
-        """Check what was said since the last time, up to an event that is written now and so is published last."""
+    async def check_published(*expected: str) -> None:
+        """Check the messages since the last call, up to an event that is written now and published last."""
         before = fences()
         await owner.commit(events=[event_pb2.RunEvent(output_delta=event_pb2.OutputDelta(text="fence"))])
 
         async def arrived() -> bool:
-            return fences() > before and len(heard) >= len(expected)
+            return fences() > before and len(received) >= len(expected)
 
         await until(arrived)
-        assert [message.data.decode() for message in heard] == list(expected)
-        heard.clear()
+        assert [message.data.decode() for message in received] == list(expected)
+        received.clear()
 
     owner = await user.start()
     approval = {"index": 2, "approval": {"digest": DIGEST}}
     await owner.commit(calls=[owner.call("call_0", call_pb2.CALL_STATE_RUNNING, index=0)])
-    await said()
+    await check_published()
     changes: list[Callable[[], Awaitable[Any]]] = [
         lambda: owner.commit(calls=[owner.call("call_1", call_pb2.CALL_STATE_OFFERED, index=1)]),
         lambda: user.lease(owner.run_id, "call_1", "tab"),
@@ -290,4 +293,4 @@ async def test_whoever_watches_an_inbox_is_told_of_each_change_of_it_and_of_noth
     ]
     for change in changes:
         await change()
-        await said('[["acme","ann"]]')
+        await check_published('[["acme","ann"]]')

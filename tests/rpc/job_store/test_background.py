@@ -1,4 +1,4 @@
-"""Jobs on a real database: where they stand, who has a place, and what their conversation is told."""
+"""Jobs on a real database: their state, slots and notices to their conversation."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.ledger.store.upkeep import PostgresLedgerStats
 from pawl.tool_registry.builtin.jobs import state_of
 from pawl.tool_registry.ledger import LedgerReads
-from tests.rpc.job_store.conftest import PLACES, Replica, StartReplica
-from tests.rpc.job_store.test_conversations import Shared, listed, take_in
-from tests.rpc.job_store.test_erasures import MARKER, erase, erasing, everything, swept
+from tests.rpc.job_store.conftest import SLOT_LIMITS, Replica, StartReplica
+from tests.rpc.job_store.test_conversations import Shared, index_all, listed
+from tests.rpc.job_store.test_erasures import MARKER, erase, erasing, everything, sweep_all
 from tests.rpc.job_store.user import DIGEST, Owner, User, result
 
 JOB = run_pb2.Job(tool_name="work", arguments_json=b"{}", iterations_max=1, timeout_seconds=60)
 COMPLETED = run_pb2.RUN_STATE_COMPLETED
 
 
-def begins(*names: str) -> dict[str, Any]:
-    """A step that begins jobs."""
+def starting_step(*names: str) -> dict[str, Any]:
+    """Return a step that starts jobs."""
     calls = [
         call_pb2.Call(
             call_id=f"call_{name}",
@@ -49,16 +49,16 @@ def begins(*names: str) -> dict[str, Any]:
     }
 
 
-async def begun(user: User, *names: str, conversation_id: str = "") -> str:
-    """A run that begins jobs and ends; the conversation."""
+async def start_jobs(user: User, *names: str, conversation_id: str = "") -> str:
+    """Start jobs in a run and end it; return the conversation."""
     owner = await user.start(conversation_id=conversation_id)
-    await owner.commit(round=1, **begins(*names))
+    await owner.commit(round=1, **starting_step(*names))
     await owner.commit(state=COMPLETED)
     return str((await user.run(owner.run_id)).conversation_id)
 
 
-async def worked(user: User, count: int = 1, worker_id: str = "jobs") -> list[Owner]:
-    """Jobs that a worker has begun."""
+async def claimed_jobs(user: User, count: int = 1, worker_id: str = "jobs") -> list[Owner]:
+    """Return jobs that a worker has started."""
     owners = [user.owner(run.run_id, run.epoch) for run in await user.claim(worker_id, runs_max=count)]
     for owner in owners:
         await owner.commit(state=run_pb2.RUN_STATE_RUNNING)
@@ -69,14 +69,14 @@ async def ended(job: Owner, output: str = '{"n":7}') -> None:
     await job.commit(state=COMPLETED, output_text=output)
 
 
-async def test_a_notice_is_loaded_for_runs_of_its_user_and_shown_to_that_user_alone(replica: Replica) -> None:
-    """ASYNC-5, in a conversation that is shared for writing. Others see that there is a notice."""
+async def test_notice_is_loaded_and_shown_only_for_its_user(replica: Replica) -> None:
+    """ASYNC-5, in a conversation that is shared for writing. Other users see only that there is a notice."""
     ann, bob = User(replica.stub), User(replica.stub, user_id="bob")
-    conversation_id = await begun(ann, "mine")
+    conversation_id = await start_jobs(ann, "mine")
     talk = Shared(ann=ann, bob=bob, conversation_id=conversation_id)
     await talk.share(conversation_pb2.SHARING_WRITE)
-    await begun(bob, "theirs", conversation_id=conversation_id)
-    jobs = await worked(ann, 2)
+    await start_jobs(bob, "theirs", conversation_id=conversation_id)
+    jobs = await claimed_jobs(ann, 2)
     active = await talk.begin(ann)
     for job in jobs:
         await ended(job)
@@ -94,15 +94,15 @@ async def test_a_notice_is_loaded_for_runs_of_its_user_and_shown_to_that_user_al
     await first.commit(state=COMPLETED)
     other = {"ann": bob, "bob": ann}[run.user_id]
     for user in (ann, bob):
-        seen = (await talk.said(user))[-1]
+        seen = (await talk.shown_messages(user))[-1]
         assert (seen.role, seen.user_id, seen.number) == (message_pb2.ROLE_NOTICE, run.user_id, seen.number)
         shown = ("", b"") if user is other else ("wombat", b'["wombat"]')
         assert (seen.text, seen.notices_json) == shown
     await replica.database.execute("UPDATE job_store.runs SET claim_at = now() WHERE claim_at > now()")
     second = await (await other.take()).load()
-    assert [each.run.run_id for each in second.notices] == [told[other.user_id]], "the first turn could not enter it"
+    assert [each.run.run_id for each in second.notices] == [told[other.user_id]], "the first turn could not join it"
     assert second.messages[-1].text == ""
-    await take_in(replica.database)
+    await index_all(replica.database)
     assert await listed(ann, query="wombat") == []
 
 
@@ -113,8 +113,8 @@ def asks_for(user: User, run_id: str = "run_started", **fields: Any) -> pb.Start
     return pb.StartJobRequest(message=message, run_id=run_id, job=JOB, asked_sha256=b"1")
 
 
-async def test_jobs_that_users_start_wait_for_a_place_only_behind_so_many_others(start: StartReplica) -> None:
-    """ASYNC-7: exactly, from all job stores at once, whatever their conversations; who writes is not kept out."""
+async def test_queue_of_jobs_started_by_users_is_bounded(start: StartReplica) -> None:
+    """ASYNC-7: the limit is exact across job stores and conversations; messages of users are not rejected."""
     slots = SlotLimits(per_store=20, per_user=20, background_per_store=2)
     users = [User((await start(slots=slots, store_queue_max=5)).stub, user_id=f"user{number}") for number in (0, 1)]
 
@@ -133,18 +133,18 @@ async def test_jobs_that_users_start_wait_for_a_place_only_behind_so_many_others
     await ask(taken)
     with pytest.raises(QueueFull):
         await ask(refused[0])
-    for job in await worked(users[0], 2):
+    for job in await claimed_jobs(users[0], 2):
         await ended(job)
     await ask(refused[0])
 
 
-async def test_the_running_jobs_of_a_store_are_listed_for_all_users(user: User) -> None:
-    """Neither what has ended or been stopped, nor what is no job."""
+async def test_running_jobs_of_a_store_are_listed_for_all_users(user: User) -> None:
+    """Without ended or stopped jobs and without other runs."""
     bob = User(user.stub, user_id="bob")
     for who, name in ((user, "a"), (bob, "b"), (user, "c"), (user, "d")):
-        await begun(who, name)
+        await start_jobs(who, name)
     await user.cancel("job_d")
-    jobs = {each.run_id: each for each in await worked(user, 3)}
+    jobs = {each.run_id: each for each in await claimed_jobs(user, 3)}
     await ended(jobs["job_a"])
     await user.cancel("job_c")
     request = pb.ListJobsRequest(store_id=user.store_id, running_jobs_of_store=True)
@@ -155,13 +155,13 @@ async def test_the_running_jobs_of_a_store_are_listed_for_all_users(user: User) 
     for command_id, jobs_of_it in (("e1", ["job_b"]), ("e2", []), ("", [])):
         request.stopped_by_command_id = command_id
         listed = [run.run_id for run in (await user.stub.ListJobs(request)).runs]
-        assert listed == jobs_of_it, "and those that the command of an operator has stopped"
+        assert listed == jobs_of_it, "and those that an operator has stopped"
     request.user_id = "ann"
     with pytest.raises(InvalidField), translating():
         await user.stub.ListJobs(request)
 
 
-async def test_jobs_go_with_it_and_tell_nobody(replica: Replica, user: User) -> None:
+async def test_erasing_a_conversation_removes_its_jobs_without_notices(replica: Replica, user: User) -> None:
     owner = await user.start("parent")
     conversation_id = (await user.run(owner.run_id)).conversation_id
     call = owner.call("call_1", call_pb2.CALL_STATE_DETACHED, child_run_id="run_job")
@@ -183,25 +183,25 @@ async def test_jobs_go_with_it_and_tell_nobody(replica: Replica, user: User) -> 
     await sweep.sweep()
     (cancel,) = await working.inbox()
     await working.commit(state=run_pb2.RUN_STATE_CANCELLED, consumed=[cancel.command_id])
-    assert await user.claim(runs_max=5) == [], "no turn begins"
+    assert await user.claim(runs_max=5) == [], "no turn starts"
 
-    await swept(sweep)
+    await sweep_all(sweep)
 
     assert MARKER not in await everything(replica.database)
 
 
-async def test_what_jobs_tell_is_counted_until_a_model_has_answered(replica: Replica, user: User) -> None:
-    """OPS-2, ASYNC-5: what no model was told, and what it was told; nothing of a conversation that is erased."""
-    stats, metrics = PostgresLedgerStats(replica.database, PLACES), Metrics("job_store")
+async def test_unread_notices_are_counted_until_a_model_has_answered(replica: Replica, user: User) -> None:
+    """OPS-2, ASYNC-5: unread and read notices; none of erased conversations."""
+    stats, metrics = PostgresLedgerStats(replica.database, SLOT_LIMITS), Metrics("job_store")
     meter, shown = PrometheusMeter(metrics), metrics.registry.get_sample_value
 
     async def counted() -> tuple[float | None, ...]:
         meter.ledger_counted(await stats.count())
         return tuple(shown("pawl_job_store_notices", {"state": state}) for state in ("pending", "entered"))
 
-    conversation_id = await begun(user, "a", "b")
-    told = await begun(user, "c")
-    first, second, third = await worked(user, 3)
+    conversation_id = await start_jobs(user, "a", "b")
+    told = await start_jobs(user, "c")
+    first, second, third = await claimed_jobs(user, 3)
     assert await counted() == (0, 0)
     for job in (first, second, third):
         await ended(job)
@@ -218,13 +218,13 @@ async def test_what_jobs_tell_is_counted_until_a_model_has_answered(replica: Rep
     assert await counted() == (0, 0)
 
 
-async def test_jobs_take_no_place_of_what_people_wait_for(start: StartReplica) -> None:
-    """LOOP-14: a user with two places has both of them beside their jobs; a store and a worker have so many jobs."""
+async def test_jobs_use_no_slots_of_interactive_runs(start: StartReplica) -> None:
+    """LOOP-14: a user with two slots has both beside their jobs; stores and workers have separate job limits."""
     replica: Replica = await start(slots=SlotLimits(per_store=2, per_user=2, background_per_store=3))
     user = User(replica.stub)
     owner = await user.start()
-    await owner.commit(round=1, **begins(*map(str, range(5))))
-    assert len(await worked(user, 8)) == 3
+    await owner.commit(round=1, **starting_step(*map(str, range(5))))
+    assert len(await claimed_jobs(user, 8)) == 3
     await user.submit()
     (second,) = await user.claim("w2", runs_max=8)
     assert not second.run_id.startswith("job_")
@@ -240,11 +240,11 @@ SERIES = run_pb2.Job(tool_name="work", arguments_json=b"{}", interval_seconds=60
 
 
 async def begin(user: User, owner: Owner, name: str) -> None:
-    """Let the owner of a run begin the job `run_<name>`."""
+    """Let the owner of a run start the job `run_<name>`."""
     fields: dict[str, Any] = {"child_run_id": f"run_{name}", "result": result("{}")}
     call = owner.call(name, call_pb2.CALL_STATE_DETACHED, **fields)
-    begun = pb.Delegation(call_id=name, run_id=f"run_{name}", text="work", job=SERIES)
-    await owner.commit(calls=[call], delegations=[begun])
+    delegation = pb.Delegation(call_id=name, run_id=f"run_{name}", text="work", job=SERIES)
+    await owner.commit(calls=[call], delegations=[delegation])
 
 
 async def stop(user: User, conversation_id: str, run_id: str, command_id: str = "stop") -> Any:
@@ -255,9 +255,7 @@ async def conversation_of(user: User, owner: Owner) -> str:
     return (await user.run(owner.run_id)).conversation_id
 
 
-async def test_a_model_stops_jobs_of_its_conversation_only_and_is_not_told_that_they_end(
-    user: User, owner: Owner
-) -> None:
+async def test_model_stops_only_jobs_of_its_conversation_and_gets_no_notice(user: User, owner: Owner) -> None:
     await begin(user, owner, "a")
     conversation_id = await conversation_of(user, owner)
     bob, beta = User(user.stub, user_id="bob"), User(user.stub, store_id="beta")
@@ -281,7 +279,7 @@ async def test_a_model_stops_jobs_of_its_conversation_only_and_is_not_told_that_
     assert (list(loaded.notices), loaded.open_job_count) == ([], 0)
 
 
-async def test_the_tools_see_jobs_as_they_are(user: User, replica: Replica, owner: Owner) -> None:
+async def test_job_tools_see_the_current_state_of_jobs(user: User, replica: Replica, owner: Owner) -> None:
     await begin(user, owner, "a")
     await begin(user, owner, "b")
     await begin(user, owner, "c")

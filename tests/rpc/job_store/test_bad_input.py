@@ -1,4 +1,4 @@
-"""Everything that contradicts the contract has its own reason, and changes nothing."""
+"""Each violation of the contract has its own reason and changes nothing."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ async def refused(user: User, method: str, error: type[PawlError], **fields: Any
         await user.ask(method, **fields)
 
 
-async def test_what_contradicts_the_contract_has_its_reason_and_changes_nothing(user: User, owner: Owner) -> None:
+async def test_contract_violation_has_its_reason_and_changes_nothing(user: User, owner: Owner) -> None:
     before = await user.run(owner.run_id)
     for fields, error in MESSAGES:
         await refused(user, "SubmitMessage", error, **SUBMIT | fields)
@@ -121,8 +121,8 @@ async def test_what_contradicts_the_contract_has_its_reason_and_changes_nothing(
     assert len((await user.ask("ListRuns")).runs) == 1
 
 
-async def test_page_tokens_belong_to_their_method_and_filter_and_carry_only_what_a_row_has(user: User) -> None:
-    """Also if somebody makes them with the right seal."""
+async def test_page_token_is_bound_to_its_method_filter_and_columns(user: User) -> None:
+    """Even for tokens forged with a valid seal."""
     run_id, *_ = [(await user.submit(conversation_id="c1")).run.run_id for _ in range(3)]
     token = (await user.ask("ListRuns", page_size=1)).next_page_token
     await user.submit(conversation_id="c2")
@@ -145,8 +145,8 @@ async def test_page_tokens_belong_to_their_method_and_filter_and_carry_only_what
         await refused(user, method, InvalidPageToken, **fields, page_token=page_token)
 
 
-async def test_text_that_the_database_cannot_hold_as_text_is_kept_byte_for_byte(user: User) -> None:
-    """I20: a NUL from a model or a tool must not stop the ledger."""
+async def test_text_that_the_database_cannot_store_is_kept_byte_for_byte(user: User) -> None:
+    """I20: a NUL from a model or a tool must not break the ledger."""
     text = "before\0after"
     owner = await user.start(text)
     await owner.commit(
@@ -165,8 +165,8 @@ CALLS = calls_by_method(ledger_pb2.DESCRIPTOR.services_by_name["LedgerService"])
 
 
 @pytest.mark.parametrize("method", sorted(CALLS))
-async def test_a_value_that_is_unknown_is_refused_or_carried(user: User, method: str) -> None:
-    """In each field that has one, in a request about a run that is held; then it is read, and what was submitted."""
+async def test_unknown_value_is_rejected_or_preserved(user: User, method: str) -> None:
+    """Covers each such field in a request about a held run, and then what was stored."""
     ended = dict[str, list[grpc.StatusCode]]()
     for number, (field, request) in enumerate(CALLS[method]):
         owner = await user.start()
@@ -184,5 +184,5 @@ async def test_a_value_that_is_unknown_is_refused_or_carried(user: User, method:
     assert {field: codes for field, codes in ended.items() if BROKEN & {*codes}} == {}
 
 
-def test_there_are_such_fields() -> None:
+def test_requests_have_fields_with_unknown_values() -> None:
     assert CALLS.keys() >= {"SubmitMessage", "CommitRun", "SendCommand", "ListJobs", "ListPendingCalls"}

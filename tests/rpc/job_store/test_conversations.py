@@ -1,4 +1,4 @@
-"""Conversations by key, in lists, by their words: on PostgreSQL, by several replicas."""
+"""Conversations by key, in lists and in searches, on PostgreSQL with several replicas."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def get(user: User, **fields: Any) -> Any:
 
 
 async def listed(user: User, **fields: Any) -> list[str]:
-    """The ids of all pages of two."""
+    """Return the ids on all pages of two."""
     pages = await user.pages("ListConversations", "conversations", page_size=2, **fields)
     assert {len(page) for page in pages[:-1]} <= {2}
     return [conversation.conversation_id for page in pages for conversation in page]
@@ -39,12 +39,12 @@ async def update(user: User, conversation_id: str, **fields: Any) -> Any:
 
 
 async def two(start: StartReplica) -> list[User]:
-    """Give a user at each of two replicas, whose groups do not take turns: the queue of the store is far from full."""
+    """Return one user at each of two replicas; neither fills the queue of the store."""
     return [User((await start(store_queue_max=100_000)).stub) for _ in range(2)]
 
 
-async def take_in(database: Database) -> int:
-    """Do all that the loop does; returns how many rounds that took."""
+async def index_all(database: Database) -> int:
+    """Run the indexer until it is done; return the number of rounds."""
     index, rounds = PostgresSearchIndex(database), 0
     while await index.index_new(conversations_max=20):
         rounds += 1
@@ -52,15 +52,15 @@ async def take_in(database: Database) -> int:
 
 
 async def answered(user: User, question: str, answer: str, **fields: Any) -> str:
-    """A conversation that has ended; its id."""
+    """Return the id of a conversation that has ended."""
     owner = await user.start(question, **fields)
     await owner.commit(messages=[message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text=answer)])
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
     return (await user.run(owner.run_id)).conversation_id
 
 
-async def test_messages_with_one_new_key_at_two_replicas_meet_in_one_conversation(start: StartReplica) -> None:
-    """I2: each of them has a run, and one of them begins the conversation."""
+async def test_concurrent_messages_with_a_new_key_share_one_conversation(start: StartReplica) -> None:
+    """I2: each message has a run, and one of them creates the conversation."""
     users = await two(start)
     for key in ("ticket 42", "é" * 100):
         answers = await asyncio.gather(*(users[number % 2].submit(conversation_key=key) for number in range(5)))
@@ -72,7 +72,7 @@ async def test_messages_with_one_new_key_at_two_replicas_meet_in_one_conversatio
         assert found.active_run_id in {answer.run.run_id for answer in answers}
 
 
-async def test_a_key_is_of_its_user_and_is_kept_as_a_hash(user: User, database: Database) -> None:
+async def test_key_belongs_to_its_user_and_is_stored_as_a_hash(user: User, database: Database) -> None:
     """I13."""
     mine = (await user.submit(conversation_key="ticket 42")).run.conversation_id
     for other in (User(user.stub, user_id="bob"), User(user.stub, store_id="globex")):
@@ -82,8 +82,8 @@ async def test_a_key_is_of_its_user_and_is_kept_as_a_hash(user: User, database: 
     assert "ticket 42" not in str(await database.fetch("SELECT * FROM job_store.conversations"))
 
 
-async def test_those_come_first_in_which_something_happened_last(user: User) -> None:
-    """By pages; those of other users, and of runs that do a call, are left out."""
+async def test_conversations_are_listed_by_latest_activity(user: User) -> None:
+    """In pages, without conversations of other users and of delegated runs."""
     await User(user.stub, user_id="bob").submit(conversation_id="bobs")
     for number in range(5):
         await user.submit(conversation_id=f"c{number}")
@@ -93,7 +93,7 @@ async def test_those_come_first_in_which_something_happened_last(user: User) -> 
     assert await listed(user) == ["c1", "c4", "c3", "c2", "c0"]
 
 
-async def test_the_archive_is_a_list_of_its_own(user: User) -> None:
+async def test_archived_conversations_are_listed_separately(user: User) -> None:
     for number in range(4):
         await user.submit(conversation_id=f"c{number}")
     for conversation_id in ("c0", "c2"):
@@ -107,48 +107,50 @@ async def test_the_archive_is_a_list_of_its_own(user: User) -> None:
     assert await listed(user, archived=True) == []
 
 
-async def test_conversations_are_found_by_words_of_a_message_or_the_title(user: User, database: Database) -> None:
+async def test_search_finds_conversations_by_message_words_or_title(user: User, database: Database) -> None:
     invoice = await answered(user, "Where is invoice INV-2024/17?", "It was paid in March.")
     lunch = await answered(user, "When is lunch with Kim?", "On Friday at noon, in the STRASSENCAFÉ.")
     bob = User(user.stub, user_id="bob")
     await answered(bob, "Where is my invoice?", "Nowhere.")
-    await take_in(database)
+    await index_all(database)
     assert await listed(user, query="invoice") == [invoice]
     assert await listed(user, query="inv 2024 17") == [invoice]
     assert await listed(user, query="paid MARCH") == [invoice]
     assert await listed(user, query="straßencafé") == [lunch]
     assert await listed(user, query="noo") == [lunch]
-    assert await listed(user, query="invoice march") == []  # In one message.
+    assert await listed(user, query="invoice march") == []  # In one message
     assert await listed(user, query="kim invoice") == []
     assert await listed(user, query="is") == [lunch, invoice]
     assert await listed(User(user.stub, store_id="globex"), query="invoice") == []
     await update(user, lunch, title="Birthday", archived=True)
-    assert await take_in(database) == 1
+    assert await index_all(database) == 1
     assert await listed(user, query="birth") == [lunch]
     assert await listed(user, query="lunch") == [lunch]
     assert await listed(user, query="birth", archived=False) == []
     await update(user, lunch, title="Party")
-    await take_in(database)
+    await index_all(database)
     assert await listed(user, query="birthday") == []
     assert await listed(user, query="party") == [lunch]
 
 
-async def test_long_conversations_are_taken_in_by_parts(user: User, database: Database) -> None:
+async def test_long_conversations_are_indexed_in_parts(user: User, database: Database) -> None:
     owner = await user.start("begin", conversation_id="c1")
     for number in range(3):
         texts = [f"word{number}x{index} {'filler ' * 2000}" for index in range(30)]
-        said = [message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text=text, reasoning="r" * 9000) for text in texts]
-        await owner.commit(messages=said)
-    assert await take_in(database) > 4
+        shown_messages = [
+            message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text=text, reasoning="r" * 9000) for text in texts
+        ]
+        await owner.commit(messages=shown_messages)
+    assert await index_all(database) > 4
     for word in ("begin", "word0x0", "word1x15", "word2x29"):
         assert await listed(user, query=word) == ["c1"]
-    assert await take_in(database) == 0
+    assert await index_all(database) == 0
 
 
-async def test_words_and_keys_go_with_their_conversation(user: User, database: Database) -> None:
+async def test_search_words_and_keys_are_deleted_with_their_conversation(user: User, database: Database) -> None:
     old = await answered(user, "what was it", "nothing", conversation_key="k")
     await update(user, old, title="gone soon")
-    await take_in(database)
+    await index_all(database)
     await database.execute("UPDATE job_store.conversations SET update_time = update_time - interval '31 days'")
     await sweep_retention(PostgresRetention(database), SystemClock(), RETENTION)
     for table in ("conversations", "conversation_words", "messages"):
@@ -161,7 +163,7 @@ ASSISTANT, SUMMARY = message_pb2.ROLE_ASSISTANT, message_pb2.ROLE_SUMMARY
 
 @dataclass(frozen=True, kw_only=True)
 class Shared:
-    """A conversation of ann that bob may write to."""
+    """A conversation of ann to which bob may write."""
 
     ann: User
     bob: User
@@ -173,19 +175,19 @@ class Shared:
         ).conversation
 
     async def begin(self, user: User, text: str = "hello") -> Owner:
-        """Give a user a run that a worker drives."""
+        """Start a run of a user that a worker drives."""
         return await user.start(text, conversation_id=self.conversation_id, conversation_must_exist=True)
 
     async def send(self, user: User, text: str = "hello", **fields: Any) -> Any:
         answer = await user.submit(text, conversation_id=self.conversation_id, conversation_must_exist=True, **fields)
         return answer.run
 
-    async def said(self, user: User) -> list[message_pb2.Message]:
+    async def shown_messages(self, user: User) -> list[message_pb2.Message]:
         return list((await user.ask("ListMessages", conversation_id=self.conversation_id)).messages)
 
 
 async def ends(owner: Owner, text: str = "Done.", **fields: Any) -> None:
-    """Let a run call a tool, think, and answer."""
+    """Let a run call a tool, think and answer."""
     call_id = f"call_{owner.run_id}"
     calls = [message_pb2.Message(role=ASSISTANT, reasoning="hm", call_ids=[call_id])]
     await owner.commit(messages=calls, calls=[owner.call(call_id, call_pb2.CALL_STATE_RUNNING, attempt=1)])
@@ -204,7 +206,7 @@ async def shared(user: User) -> Shared:
     return found
 
 
-async def test_a_message_of_a_writer_begins_a_run_that_only_the_writer_sees(shared: Shared) -> None:
+async def test_message_of_a_writer_starts_a_run_that_only_the_writer_sees(shared: Shared) -> None:
     theirs = await shared.begin(shared.bob, "theirs")
     run = await shared.bob.run(theirs.run_id)
     assert (run.user_id, run.conversation_id) == ("bob", shared.conversation_id)
@@ -225,20 +227,23 @@ async def test_a_message_of_a_writer_begins_a_run_that_only_the_writer_sees(shar
     assert (await shared.ann.cancel(theirs.run_id)).outcome == pb.COMMAND_OUTCOME_UNKNOWN
 
 
-async def test_messages_say_whose_they_are_and_show_others_what_was_said_only(shared: Shared) -> None:
+async def test_messages_name_their_author_and_show_others_only_the_text(shared: Shared) -> None:
     await ends(await shared.begin(shared.bob, "theirs"), "Theirs.")
     for user in (shared.ann, shared.bob):
-        said = await shared.said(user)
-        assert [each.user_id for each in said] == ["ann"] * 3 + ["bob"] * 3
-        assert [each.text for each in said] == ["mine", "", "Done.", "theirs", "", "Theirs."]
-        assert {each.user_id for each in said if each.reasoning} == {user.user_id}
-    run_id = (await shared.said(shared.bob))[3].run_id
+        shown_messages = await shared.shown_messages(user)
+        assert [each.user_id for each in shown_messages] == ["ann"] * 3 + ["bob"] * 3
+        assert [each.text for each in shown_messages] == ["mine", "", "Done.", "theirs", "", "Theirs."]
+        assert {each.user_id for each in shown_messages if each.reasoning} == {user.user_id}
+    run_id = (await shared.shown_messages(shared.bob))[3].run_id
     added = [event.message_added.message.user_id for event in await shared.bob.events(run_id)]
     assert set(added) == {"", "bob"}
-    assert {each.user_id for each in await shared.said(User(shared.ann.stub, user_id="eve"))} == {"ann", "bob"}
+    assert {each.user_id for each in await shared.shown_messages(User(shared.ann.stub, user_id="eve"))} == {
+        "ann",
+        "bob",
+    }
 
 
-async def test_a_run_is_told_what_others_said_and_no_calls_thoughts_or_parts_of_theirs(shared: Shared) -> None:
+async def test_run_sees_messages_of_others_without_calls_reasoning_or_parts(shared: Shared) -> None:
     await shared.share(conversation_pb2.SHARING_WRITE, shows_arguments=True)
     text = message_pb2.Part(text="look")
     image = message_pb2.Part(image=message_pb2.ImagePart(data=b"pixels", media_type="image/png"))
@@ -262,7 +267,7 @@ async def test_a_run_is_told_what_others_said_and_no_calls_thoughts_or_parts_of_
     assert [bool(each.reasoning or each.parts) for each in loaded.messages] == [False, True, True] + [False] * 4
 
 
-async def test_a_summary_stands_for_messages_only_to_runs_of_its_user(shared: Shared) -> None:
+async def test_summary_replaces_messages_only_for_runs_of_its_user(shared: Shared) -> None:
     theirs = await shared.begin(shared.bob, "theirs")
     await theirs.commit(messages=[message_pb2.Message(role=SUMMARY, text="bob's secret", summarised_to_number=4)])
     await ends(theirs, "Theirs.")
@@ -270,14 +275,14 @@ async def test_a_summary_stands_for_messages_only_to_runs_of_its_user(shared: Sh
     texts = [each.text for each in (await mine.load()).messages]
     assert texts == ["mine", "", "Done.", "theirs", "", "Theirs.", "mine again"]
     await ends(mine)
-    assert [each.text for each in await shared.said(shared.ann)][4] == ""
+    assert [each.text for each in await shared.shown_messages(shared.ann)][4] == ""
     again = await shared.begin(shared.bob, "theirs again")
     texts = [each.text for each in (await again.load()).messages]
     assert texts == ["bob's secret", "", "Theirs.", "mine again", "", "Done.", "theirs again"]
 
 
 @pytest.mark.parametrize("is_fork", [False, True])
-async def test_of_others_a_run_is_told_the_newest_runs_whole_as_far_as_they_go(
+async def test_run_sees_the_newest_complete_runs_of_others_that_fit(
     shared: Shared, database: Database, *, is_fork: bool
 ) -> None:
     image = message_pb2.Part(image=message_pb2.ImagePart(data=bytes(1_000_000), media_type="image/png"))
@@ -309,7 +314,7 @@ async def test_of_others_a_run_is_told_the_newest_runs_whole_as_far_as_they_go(
     assert len((await mine.load()).messages) == 3 + 40 + 3 + 1
 
 
-async def test_a_writer_may_have_rules_for_calls_there(shared: Shared, replica: Replica) -> None:
+async def test_writer_may_have_rules_for_calls_in_a_shared_conversation(shared: Shared, replica: Replica) -> None:
     reads = LedgerReads(replica.channel)
     where = (StoreId("acme"), UserId("bob"), ConversationId(shared.conversation_id))
     assert await reads.has_conversation(*where)
@@ -317,8 +322,8 @@ async def test_a_writer_may_have_rules_for_calls_there(shared: Shared, replica: 
     assert not await reads.has_conversation(*where)
 
 
-async def test_jobs_of_writers_are_stopped_when_sharing_for_writing_ends(shared: Shared) -> None:
-    """One that a worker has begun and one that waits; the conversation's user keeps hers."""
+async def test_jobs_of_writers_are_stopped_when_write_sharing_ends(shared: Shared) -> None:
+    """Covers a running and a queued job; the conversation's user keeps hers."""
     job = run_pb2.Job(tool_name="work", arguments_json=b"{}", iterations_max=1, timeout_seconds=60)
     for user, run_id in ((shared.bob, "run_begun"), (shared.bob, "run_waits"), (shared.ann, "run_mine")):
         message = pb.SubmitMessageRequest(

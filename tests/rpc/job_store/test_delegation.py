@@ -1,4 +1,4 @@
-"""Runs that do calls of runs, over the wire and in PostgreSQL (TOOL-7)."""
+"""Delegated runs, over the wire and in PostgreSQL (TOOL-7)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.rpc.job_store.user import DIGEST, Owner, User, result
 AGENT = run_pb2.WAIT_KIND_AGENT
 
 
-def begun(owner: Owner, name: str, **fields: Any) -> dict[str, Any]:
-    """What a step says that delegates the call `name` to the run `run_<name>`."""
+def delegation_step(owner: Owner, name: str, **fields: Any) -> dict[str, Any]:
+    """Return a step that delegates the call `name` to the run `run_<name>`."""
     return {
         "calls": [owner.call(name, call_pb2.CALL_STATE_DELEGATED, child_run_id=f"run_{name}")],
         "delegations": [delegation(name, **fields)],
@@ -30,14 +30,14 @@ def delegation(name: str, **fields: Any) -> pb.Delegation:
 
 
 async def delegating(user: User, owner: Owner, name: str, **fields: Any) -> Owner:
-    """Let the owner of a run delegate a call and park; return the owner of the run that does it, which has begun."""
-    await owner.park(AGENT, **begun(owner, name, **fields))
+    """Delegate a call, park the caller and return the owner of the started child run."""
+    await owner.park(AGENT, **delegation_step(owner, name, **fields))
     child = await user.take(f"run_{name}")
     await child.commit(state=run_pb2.RUN_STATE_RUNNING)
     return child
 
 
-async def test_a_run_shows_what_all_runs_below_it_wait_for(user: User, owner: Owner) -> None:
+async def test_run_shows_what_its_descendants_wait_for(user: User, owner: Owner) -> None:
     middle = await delegating(user, owner, "a")
     lowest = await delegating(user, middle, "b", depth=2)
     waiting = lowest.call("c", call_pb2.CALL_STATE_AWAITING_APPROVAL, approval={"digest": DIGEST})
@@ -54,8 +54,8 @@ async def test_a_run_shows_what_all_runs_below_it_wait_for(user: User, owner: Ow
         await User(user.stub, store_id="beta").run(middle.run_id)
 
 
-async def test_ends_and_cancels_at_once_on_two_replicas_do_not_deadlock(start: StartReplica) -> None:
-    """Callers and what does their calls are locked in one order, whoever comes first."""
+async def test_concurrent_ends_and_cancels_on_two_replicas_do_not_deadlock(start: StartReplica) -> None:
+    """Callers and their child runs are locked in one order."""
     one, two = await start(), await start()
     users = (User(one.stub), User(two.stub))
     for number in range(8):
@@ -78,16 +78,16 @@ FAILED = call_pb2.CALL_STATE_FAILED
 
 
 async def listed(user: User, **fields: Any) -> dict[str, run_pb2.Run]:
-    """The runs of a user as the list has them, by id."""
+    """Return the runs of a user from the list, by id."""
     return {run.run_id: run for run in (await user.ask("ListRuns", **fields)).runs}
 
 
 async def both(user: User, run_id: str) -> list[run_pb2.Run]:
-    """A run as it is read, and as the list has it."""
+    """Return a run as read and as listed."""
     return [await user.run(run_id), (await listed(user))[run_id]]
 
 
-async def test_a_run_that_waits_says_why_since_when_and_for_whom(user: User, owner: Owner) -> None:
+async def test_waiting_run_shows_its_reason_start_and_deciders(user: User, owner: Owner) -> None:
     for run in await both(user, owner.run_id):
         assert not run.HasField("waiting"), "it is RUNNING"
         assert run.HasField("update_time")
@@ -115,7 +115,7 @@ async def test_a_run_that_waits_says_why_since_when_and_for_whom(user: User, own
 @pytest.mark.parametrize(
     ("roles", "names_its_user"), [([], True), (["member"], False), (["member", "approver"], True), (["admin"], True)]
 )
-async def test_who_may_not_decide_is_not_named_as_one_who_can(
+async def test_users_who_may_not_decide_are_not_listed_as_deciders(
     user: User, roles: list[str], names_its_user: bool
 ) -> None:
     owner = await user.start(user_roles=roles)
@@ -126,7 +126,7 @@ async def test_who_may_not_decide_is_not_named_as_one_who_can(
         assert list(run.waiting.roles) == ["admin", "approver"]
 
 
-async def test_a_run_in_a_queue_says_its_place_and_who_is_before_it(user: User) -> None:
+async def test_queued_run_shows_its_position_and_who_is_ahead(user: User) -> None:
     """LOOP-13."""
     first, second, third = [(await user.submit(conversation_id="c")).run.run_id for _ in range(3)]
     for run in await both(user, third):

@@ -1,4 +1,4 @@
-"""Conversations erased on PostgreSQL, step by step, by several replicas; and again in a database that was restored."""
+"""Erasure of conversations on PostgreSQL: step by step, with several replicas, and after a restore."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pawl.job_store.erasure.store.erasures import PostgresErasures
 from pawl.job_store.erasure.store.retention import PostgresRetention
 from tests.poll import until
 from tests.rpc.job_store.conftest import DAY_SECONDS, Replica, StartReplica
-from tests.rpc.job_store.test_conversations import get, listed, take_in, update
+from tests.rpc.job_store.test_conversations import get, index_all, listed, update
 from tests.rpc.job_store.test_upkeep import age_conversation
 from tests.rpc.job_store.user import User, result
 
@@ -29,7 +29,7 @@ SERVICES = (Part.TOOL_REGISTRY, Part.NOTIFIER)
 
 
 class Log(JetStreamErasures):
-    """The list of what was erased, and how often the life cycle was purged."""
+    """The list of erased conversations and the number of lifecycle purges."""
 
     def __init__(self) -> None:
         self.entries: set[tuple[StoreId, ConversationId]] = set()
@@ -71,14 +71,14 @@ async def erase(replica: Replica, conversation_id: str, user_id: str = "ann") ->
     return await User(replica.stub, user_id=user_id).ask("EraseConversation", conversation_id=conversation_id)
 
 
-async def swept(sweep: Erasing) -> None:
-    """Sweep as often as there are steps, of a conversation and of one below it."""
+async def sweep_all(sweep: Erasing) -> None:
+    """Sweep as often as erasing a conversation and one child needs."""
     for _ in range(6):
         await sweep.sweep()
 
 
 async def everything(database: Database) -> str:
-    """All rows of all tables, as text; bytes as they are."""
+    """Return all rows of all tables as text; bytes are unchanged."""
     tables = await database.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'job_store'")
     rows = [row for table in tables for row in await database.fetch(f"SELECT * FROM job_store.{table['tablename']}")]  # noqa: S608
     return "\n".join(repr(tuple(row)) for row in rows)
@@ -88,8 +88,8 @@ def key_of(conversation_id: str) -> ErasureKey:
     return ErasureKey(store_id="acme", conversation_id=conversation_id, user_id="ann")  # type: ignore[arg-type]
 
 
-async def full(user: User) -> tuple[str, str]:
-    """A run that has ended with the marker in everything that it has; returns its conversation, and it."""
+async def full_run(user: User) -> tuple[str, str]:
+    """Return an ended run with the marker in every field, and its conversation."""
     owner = await user.start(f"{MARKER} one", request_id="request", conversation_key=f"{MARKER} key")
     conversation_id = (await user.run(owner.run_id)).conversation_id
     await user.send(owner.run_id, steer=ledger_pb2.SteerCommand(text=f"{MARKER} steer"))
@@ -104,9 +104,9 @@ async def full(user: User) -> tuple[str, str]:
     await owner.commit(calls=[call], loop_state=MARKER.encode())
     (steer,) = await owner.inbox()
     call.MergeFrom(call_pb2.Call(state=call_pb2.CALL_STATE_SUCCEEDED, result=result(f'"{MARKER}"')))
-    said = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text=f"{MARKER} said", call_ids=["call_1"])
+    answer = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text=f"{MARKER} said", call_ids=["call_1"])
     steered = message_pb2.Message(role=message_pb2.ROLE_USER, text=f"{MARKER} steer")
-    await owner.commit(calls=[call], messages=[said, steered], consumed=[steer.command_id])
+    await owner.commit(calls=[call], messages=[answer, steered], consumed=[steer.command_id])
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED, output_text=f"{MARKER} output")
     await update(
         user,
@@ -118,9 +118,9 @@ async def full(user: User) -> tuple[str, str]:
     return conversation_id, owner.run_id
 
 
-async def test_nothing_is_left_but_ids_and_what_has_left(replica: Replica, user: User) -> None:
-    conversation_id, run_id = await full(user)
-    while await take_in(replica.database):
+async def test_erasure_leaves_only_ids_and_already_published_data(replica: Replica, user: User) -> None:
+    conversation_id, run_id = await full_run(user)
+    while await index_all(replica.database):
         pass
     kept = await user.start("something else")
     other = (await user.run(kept.run_id)).conversation_id
@@ -128,15 +128,15 @@ async def test_nothing_is_left_but_ids_and_what_has_left(replica: Replica, user:
     log = Log()
     assert await listed(user, query=MARKER) == [conversation_id]
 
-    begun = await erase(replica, conversation_id)
-    assert begun.erasure.waits_for == ["runs", "ledger", "tool-registry", "notifier", "stream", "log"]
-    assert not begun.erasure.HasField("end_time")
+    started = await erase(replica, conversation_id)
+    assert started.erasure.waits_for == ["runs", "ledger", "tool-registry", "notifier", "stream", "log"]
+    assert not started.erasure.HasField("end_time")
     sweep = erasing(replica, log)
-    await swept(sweep)
+    await sweep_all(sweep)
 
     assert MARKER not in await everything(replica.database)
-    told = await erase(replica, conversation_id)
-    assert told.erasure.waits_for == ["tool-registry", "notifier"]
+    progress = await erase(replica, conversation_id)
+    assert progress.erasure.waits_for == ["tool-registry", "notifier"]
     assert log.entries == {("acme", conversation_id)}
     assert log.purged == {run_id}
     for part in SERVICES:
@@ -154,9 +154,9 @@ async def test_nothing_is_left_but_ids_and_what_has_left(replica: Replica, user:
     assert (await get(user, conversation_id=other)).active_run_id == kept.run_id
 
 
-async def test_it_takes_no_messages_from_the_first_moment_on_and_is_nobodys(replica: Replica, user: User) -> None:
-    """I13: and of another user it is not there, before and after."""
-    conversation_id, run_id = await full(user)
+async def test_conversation_being_erased_accepts_no_messages_and_is_hidden(replica: Replica, user: User) -> None:
+    """I13: not found for other users, before and after."""
+    conversation_id, run_id = await full_run(user)
     with pytest.raises(ConversationNotFound):
         await erase(replica, conversation_id, "bob")
     await erase(replica, conversation_id)
@@ -174,19 +174,17 @@ async def test_it_takes_no_messages_from_the_first_moment_on_and_is_nobodys(repl
     with pytest.raises(ConversationNotFound):
         await erase(replica, conversation_id, "bob")
     assert await listed(user) == []
-    # Its key is free.
+    # The key can be used again.
     assert (await user.submit(conversation_key=f"{MARKER} key")).run.conversation_id != conversation_id
-    await swept(erasing(replica, None))
+    await sweep_all(erasing(replica, None))
     with pytest.raises(RunNotFound):
         await user.run(run_id)
     with pytest.raises(RequestIdReused):
         await user.submit(f"{MARKER} one", request_id="request", conversation_key=f"{MARKER} key")
 
 
-async def test_runs_of_writers_and_of_their_agents_go_with_it_and_the_receipt_is_its_users(
-    replica: Replica, user: User
-) -> None:
-    conversation_id, _ = await full(user)
+async def test_runs_of_writers_and_their_agents_are_erased_with_the_conversation(replica: Replica, user: User) -> None:
+    conversation_id, _ = await full_run(user)
     await update(user, conversation_id, sharing=conversation_pb2.SHARING_WRITE)
     bob = User(user.stub, user_id="bob")
     owner = await bob.start(f"{MARKER} theirs", conversation_id=conversation_id, request_id="request")
@@ -204,7 +202,7 @@ async def test_runs_of_writers_and_of_their_agents_go_with_it_and_the_receipt_is
     (cancel,) = await owner.inbox()
     await owner.commit(state=run_pb2.RUN_STATE_CANCELLED, calls=[call], consumed=[cancel.command_id])
 
-    await swept(sweep)
+    await sweep_all(sweep)
 
     assert MARKER not in await everything(replica.database)
     with pytest.raises(RunNotFound):
@@ -217,19 +215,19 @@ async def test_runs_of_writers_and_of_their_agents_go_with_it_and_the_receipt_is
             await erase(replica, each, "bob")
 
 
-async def test_a_restored_conversation_is_erased_again_and_a_lost_list_is_made_anew(
+async def test_restored_conversation_is_erased_again_and_a_lost_list_rebuilt(
     start: StartReplica, database: Database
 ) -> None:
     replica = await start()
     user, log = User(replica.stub), Log()
-    conversation_id, _ = await full(user)
+    conversation_id, _ = await full_run(user)
     sweep = erasing(replica, log)
     saved = {
         name: await database.fetch(f"SELECT t::text AS row FROM job_store.{name} AS t")  # noqa: S608
         for name in ("conversations", "messages", "runs", "calls", "events", "commands", "requests")
     }
     await erase(replica, conversation_id)
-    await swept(sweep)
+    await sweep_all(sweep)
     assert MARKER not in await everything(database)
 
     async with database.transaction() as connection:
@@ -251,7 +249,7 @@ async def test_a_restored_conversation_is_erased_again_and_a_lost_list_is_made_a
     assert MARKER in await everything(database)
     assert (await get(user, conversation_id=conversation_id)).title == f"{MARKER} title"
     log.looks = [False]
-    await swept(sweep)
+    await sweep_all(sweep)
     assert MARKER not in await everything(database)
     with pytest.raises(ConversationErased):
         await get(user, conversation_id=conversation_id)
@@ -262,7 +260,7 @@ async def test_a_restored_conversation_is_erased_again_and_a_lost_list_is_made_a
     assert log.entries == {("acme", conversation_id)}
 
 
-async def test_replicas_share_the_work_and_the_receipt_goes_as_conversations_do(
+async def test_replicas_share_erasures_and_receipts_expire_with_conversations(
     start: StartReplica, database: Database
 ) -> None:
     replicas = [await start(), await start()]
@@ -291,10 +289,8 @@ async def test_replicas_share_the_work_and_the_receipt_goes_as_conversations_do(
         await erase(replicas[0], ids[0])
 
 
-async def test_a_conversation_below_goes_with_it_also_when_retention_has_removed_the_call(
-    replica: Replica, user: User
-) -> None:
-    """I22: somebody has gone on in it since."""
+async def test_child_conversation_is_erased_after_retention_deleted_its_call(replica: Replica, user: User) -> None:
+    """I22: the child conversation was continued since."""
     owner = await user.start("parent")
     conversation_id = (await user.run(owner.run_id)).conversation_id
     call = owner.call("call_1", call_pb2.CALL_STATE_DELEGATED, child_run_id="run_child")
@@ -312,16 +308,16 @@ async def test_a_conversation_below_goes_with_it_also_when_retention_has_removed
         await replica.database.execute(f"DELETE FROM job_store.{table} WHERE run_id = $1", owner.run_id)  # noqa: S608
 
     await erase(replica, conversation_id)
-    await swept(erasing(replica, None))
+    await sweep_all(erasing(replica, None))
 
     with pytest.raises(ConversationErased):
         await get(user, conversation_id=below)
     assert MARKER not in await everything(replica.database)
 
 
-async def test_services_are_told_of_runs_and_calls_that_retention_has_removed(replica: Replica, user: User) -> None:
-    """I22: of a rule for one run the registry knows no conversation."""
-    conversation_id, run_id = await full(user)
+async def test_services_are_notified_of_runs_and_calls_deleted_by_retention(replica: Replica, user: User) -> None:
+    """I22: for a rule of one run, the registry does not know the conversation."""
+    conversation_id, run_id = await full_run(user)
     owner = await user.start("on", conversation_id=conversation_id)
     short = message_pb2.Message(role=message_pb2.ROLE_SUMMARY, text="short", summarised_to_number=3)
     await owner.commit(messages=[short])
@@ -337,14 +333,14 @@ async def test_services_are_told_of_runs_and_calls_that_retention_has_removed(re
 
     await erase(replica, conversation_id)
     sweep = erasing(replica, None)
-    await swept(sweep)
+    await sweep_all(sweep)
 
     ((_, items),) = [each async for each in sweep.due(Part.TOOL_REGISTRY)]
     assert (sorted(items.run_ids), items.call_ids) == (sorted([run_id, owner.run_id]), ["call_1"])
 
 
 async def full_many(user: User, number: int) -> str:
-    """A conversation with a message of its own."""
+    """Create a conversation with its own message."""
     owner = await user.start(f"{MARKER} {number}")
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED, output_text=f"{MARKER} output")
     return (await user.run(owner.run_id)).conversation_id
@@ -359,23 +355,21 @@ FROM generate_series(1, 2001) AS n
 
 
 @pytest.mark.parametrize("parts", [["notifier"], ["log"], ["tool-registry", "future"]])
-async def test_very_many_that_wait_for_something_else_hold_up_nothing(
-    replica: Replica, user: User, parts: list[str]
-) -> None:
+async def test_blocked_erasures_do_not_delay_others(replica: Replica, user: User, parts: list[str]) -> None:
     await replica.database.execute(_MANY, parts)
-    conversation_id, run_id = await full(user)
+    conversation_id, run_id = await full_run(user)
     await erase(replica, conversation_id)
     log = Log()
     log.is_away = True
     sweep = erasing(replica, log)
-    await swept(sweep)
+    await sweep_all(sweep)
     assert MARKER not in await everything(replica.database)
     assert log.purged == {run_id}
 
 
-async def test_a_list_that_could_not_be_applied_is_applied_again(replica: Replica, user: User) -> None:
-    """I22: as after a restore, when the database is away for a moment."""
-    conversation_id, _ = await full(user)
+async def test_failed_list_of_erasures_is_applied_again(replica: Replica, user: User) -> None:
+    """I22: as after a restore, when the database is unavailable for a moment."""
+    conversation_id, _ = await full_run(user)
     log = Log()
     log.entries.add((StoreId("acme"), ConversationId(conversation_id)))
     log.looks = [False]
@@ -389,12 +383,12 @@ async def test_a_list_that_could_not_be_applied_is_applied_again(replica: Replic
             yield each
 
     log.read = fails_once  # type: ignore[method-assign]
-    await swept(erasing(replica, log))
+    await sweep_all(erasing(replica, log))
     assert failed[0]
     assert MARKER not in await everything(replica.database)
 
 
-async def test_a_notice_goes_with_the_conversation_of_its_job(replica: Replica, user: User) -> None:
+async def test_notice_is_erased_with_the_conversation_of_its_job(replica: Replica, user: User) -> None:
     message = ledger_pb2.SubmitMessageRequest(
         store_id="acme", user_id="ann", text="work", policy=ledger_pb2.MESSAGE_POLICY_QUEUE
     )
@@ -407,5 +401,5 @@ async def test_a_notice_goes_with_the_conversation_of_its_job(replica: Replica, 
     pending = "SELECT sum(notices_pending)::int FROM job_store.conversations"
     assert await replica.database.fetchval(pending) == 1
     await erase(replica, run.conversation_id)
-    await swept(erasing(replica, None))
+    await sweep_all(erasing(replica, None))
     assert await replica.database.fetchval(pending) == 0

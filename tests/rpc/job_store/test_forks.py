@@ -1,4 +1,4 @@
-"""Forks on PostgreSQL: what they show, how they go on, and how long their past is kept."""
+"""Forks on PostgreSQL: content, continuation and retention of their past."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.ledger.store.upkeep import PostgresLedgerStats
 from pawl.job_store.sweeps import sweep_retention
 from tests.rpc.job_store.conftest import RETENTION, Replica
-from tests.rpc.job_store.test_conversations import get, listed, take_in
-from tests.rpc.job_store.test_erasures import Log, erase, erasing, everything, swept
+from tests.rpc.job_store.test_conversations import get, index_all, listed
+from tests.rpc.job_store.test_erasures import Log, erase, erasing, everything, sweep_all
 from tests.rpc.job_store.user import Owner, User, result
 
 
@@ -36,12 +36,14 @@ async def fork(user: User, conversation_id: str, number: int = 0, **fields: Any)
 
 
 async def texts(user: User, conversation_id: str, page_size: int = 2) -> list[tuple[int, str]]:
-    """Number and text of all messages, page by page."""
+    """Return the number and text of all messages, page by page."""
     pages = await user.pages("ListMessages", "messages", conversation_id=conversation_id, page_size=page_size)
     return [(message.number, message.text) for page in pages for message in page]
 
 
-def said(text: str, *call_ids: str, role: Any = message_pb2.ROLE_ASSISTANT, **fields: Any) -> message_pb2.Message:
+def model_message(
+    text: str, *call_ids: str, role: Any = message_pb2.ROLE_ASSISTANT, **fields: Any
+) -> message_pb2.Message:
     return message_pb2.Message(role=role, text=text, call_ids=call_ids, **fields)
 
 
@@ -50,25 +52,25 @@ def called(call_id: str, state: Any = call_pb2.CALL_STATE_PROPOSED, **fields: An
     return call_pb2.Call(call_id=call_id, tool_name="look", arguments_json=b"{}", state=state, **values)
 
 
-async def told(user: User, conversation_id: str, question: str, answer: str) -> str:
-    """One more run that has ended; its id."""
+async def ended_run(user: User, conversation_id: str, question: str, answer: str) -> str:
+    """Add a run that has ended; return its id."""
     owner = await user.start(question, conversation_id=conversation_id)
-    await owner.commit(messages=[said(answer)])
+    await owner.commit(messages=[model_message(answer)])
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
     return owner.run_id
 
 
-async def looked(user: User, conversation_id: str) -> Owner:
-    """A run that has looked something up, and goes on."""
+async def searching_run(user: User, conversation_id: str) -> Owner:
+    """Return a run that has called a search tool and continues."""
     owner = await user.start("look", conversation_id=conversation_id)
-    await owner.commit(messages=[said("", "call_1")], calls=[called("call_1")])
+    await owner.commit(messages=[model_message("", "call_1")], calls=[called("call_1")])
     failed = called("call_1", call_pb2.CALL_STATE_FAILED, result=result('"found"', is_error=True))
     await owner.commit(calls=[failed])
     return owner
 
 
 async def loaded(user: User, conversation_id: str) -> pb.LoadRunResponse:
-    """What the next run of a conversation is given, its own message left out."""
+    """Return the history of the next run of a conversation, without its own message."""
     owner = await user.start("next", conversation_id=conversation_id)
     whole = await owner.load()
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
@@ -78,7 +80,7 @@ async def loaded(user: User, conversation_id: str) -> pb.LoadRunResponse:
 
 
 async def age(database: Database, *conversation_ids: str) -> None:
-    """Let nothing have happened in some conversations for 31 days, and do what retention does."""
+    """Make conversations inactive for 31 days and run retention."""
     statement = """
         UPDATE job_store.conversations SET update_time = update_time - interval '31 days'
         WHERE conversation_id = ANY ($1)
@@ -96,9 +98,9 @@ async def count(database: Database, table: str) -> int:
     return found
 
 
-async def test_nothing_is_copied_and_the_past_stays_where_it_happened(user: User, database: Database) -> None:
-    owner = await looked(user, "c1")
-    await owner.commit(messages=[said("done")])
+async def test_fork_copies_nothing_and_past_runs_stay_in_the_original(user: User, database: Database) -> None:
+    owner = await searching_run(user, "c1")
+    await owner.commit(messages=[model_message("done")])
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
     before = [await count(database, table) for table in ("messages", "calls", "runs", "events")]
     made = await fork(user, "c1")
@@ -111,33 +113,35 @@ async def test_nothing_is_copied_and_the_past_stays_where_it_happened(user: User
     assert [message.conversation_id for message in given.messages] == ["c1"] * 3
 
 
-async def test_a_summary_counts_for_forks_behind_it(user: User) -> None:
+async def test_summary_applies_to_forks_after_it(user: User) -> None:
     for number in range(2):
-        await told(user, "c1", f"q{number}", f"a{number}")
+        await ended_run(user, "c1", f"q{number}", f"a{number}")
     owner = await user.start("q2", conversation_id="c1")
-    await owner.commit(messages=[said("short", role=message_pb2.ROLE_SUMMARY, summarised_to_number=3), said("a2")])
+    await owner.commit(
+        messages=[model_message("short", role=message_pb2.ROLE_SUMMARY, summarised_to_number=3), model_message("a2")]
+    )
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
     before, behind = await fork(user, "c1", 4), await fork(user, "c1")
     assert [m.text for m in (await loaded(user, before.conversation_id)).messages] == ["q0", "a0", "q1", "a1"]
     assert [m.text for m in (await loaded(user, behind.conversation_id)).messages] == ["a1", "q2", "short", "a2"]
 
 
-async def test_a_search_finds_the_forks_that_show_a_message(user: User, database: Database) -> None:
-    await told(user, "c1", "where is the invoice", "in the cellar")
-    await told(user, "c1", "and the lamp", "in the attic")
+async def test_search_finds_forks_that_show_a_message(user: User, database: Database) -> None:
+    await ended_run(user, "c1", "where is the invoice", "in the cellar")
+    await ended_run(user, "c1", "and the lamp", "in the attic")
     early, late = (await fork(user, "c1", 2)).conversation_id, (await fork(user, "c1", 4)).conversation_id
-    await take_in(database)
+    await index_all(database)
     assert {*await listed(user, query="cellar")} == {"c1", early, late}
     assert {*await listed(user, query="attic")} == {"c1", late}
-    await told(user, early, "and the lawnmower", "in the shed")
-    await take_in(database)
+    await ended_run(user, early, "and the lawnmower", "in the shed")
+    await index_all(database)
     assert await listed(user, query="shed") == [early]
 
 
-async def test_an_original_is_kept_as_long_as_a_fork_shows_it(user: User, database: Database) -> None:
-    run_id = await told(user, "c1", "q0", "a0")
+async def test_original_is_kept_while_a_fork_shows_it(user: User, database: Database) -> None:
+    run_id = await ended_run(user, "c1", "q0", "a0")
     one = (await fork(user, "c1")).conversation_id
-    await told(user, one, "q1", "a1")
+    await ended_run(user, one, "q1", "a1")
     two = (await fork(user, one)).conversation_id
     await age(database, "c1", one)
     assert [text for _, text in await texts(user, two)] == ["q0", "a0", "q1", "a1"]
@@ -148,14 +152,14 @@ async def test_an_original_is_kept_as_long_as_a_fork_shows_it(user: User, databa
         await user.run(run_id)
 
 
-async def test_what_was_erased_is_gone_from_the_forks(replica: Replica, user: User) -> None:
-    """I22: also from forks of forks; what was written in them stays, and the next model reads that alone."""
-    await told(user, "c1", "zanzibar", "a0")
+async def test_erased_messages_disappear_from_forks(replica: Replica, user: User) -> None:
+    """I22: also from forks of forks; messages written in the forks stay, and the next model sees only those."""
+    await ended_run(user, "c1", "zanzibar", "a0")
     one = (await fork(user, "c1")).conversation_id
-    await told(user, one, "q1", "a1")
+    await ended_run(user, one, "q1", "a1")
     two = (await fork(user, one)).conversation_id
     await erase(replica, "c1")
-    await swept(erasing(replica, Log()))
+    await sweep_all(erasing(replica, Log()))
     three = (await fork(user, two)).conversation_id
     for of in (one, two, three):
         assert await texts(user, of) == [(3, "q1"), (4, "a1")]
@@ -165,11 +169,13 @@ async def test_what_was_erased_is_gone_from_the_forks(replica: Replica, user: Us
     assert [m.text for m in (await loaded(user, three)).messages] == ["q1", "a1"]
 
 
-async def test_what_a_summary_replaced_is_kept_for_forks_from_before_it(user: User, database: Database) -> None:
-    await told(user, "c1", "q0", "a0")
+async def test_summarized_messages_are_kept_for_earlier_forks(user: User, database: Database) -> None:
+    await ended_run(user, "c1", "q0", "a0")
     made = (await fork(user, "c1")).conversation_id
     owner = await user.start("q1", conversation_id="c1")
-    await owner.commit(messages=[said("short", role=message_pb2.ROLE_SUMMARY, summarised_to_number=2), said("a1")])
+    await owner.commit(
+        messages=[model_message("short", role=message_pb2.ROLE_SUMMARY, summarised_to_number=2), model_message("a1")]
+    )
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
     behind = (await fork(user, "c1")).conversation_id
     for table in ("messages", "runs"):
@@ -182,7 +188,7 @@ async def test_what_a_summary_replaced_is_kept_for_forks_from_before_it(user: Us
     assert [number for number, _ in await texts(user, "c1")] == [3, 4, 5]
     assert [number for number, _ in await texts(user, behind)] == [3, 4, 5]
     assert (await fork(user, behind)).forked_number == 5
-    # What stands there is the answer to nothing that is left.
+    # The remaining message answers a deleted one.
     assert [m.text for m in (await loaded(user, behind)).messages] == ["q1", "short", "a1"]
 
 
@@ -202,9 +208,9 @@ def past_of(user: User, prefix: str = "a", **fields: Any) -> pb.ImportConversati
         imported=True,
     )
     messages = [
-        said("How warm is it?", role=message_pb2.ROLE_USER, imported=True),
-        said("", asked.call_id, imported=True),
-        said("12 degrees", imported=True),
+        model_message("How warm is it?", role=message_pb2.ROLE_USER, imported=True),
+        model_message("", asked.call_id, imported=True),
+        model_message("12 degrees", imported=True),
     ]
     values: dict[str, Any] = {"messages": messages, "calls": [asked]} | fields
     return pb.ImportConversationRequest(store_id=user.store_id, user_id=user.user_id, **values)
@@ -215,7 +221,7 @@ async def imported(user: User, request: pb.ImportConversationRequest) -> convers
         return (await user.stub.ImportConversation(request)).conversation
 
 
-async def test_an_imported_conversation_goes_on_like_any_other(user: User, database: Database) -> None:
+async def test_imported_conversation_continues_like_any_other(user: User, database: Database) -> None:
     made = await imported(user, past_of(user, title="Oslo", conversation_key="k"))
     assert (made.title, made.last_message_number, made.active_run_id) == ("Oslo", 3, "")
     assert await get(user, conversation_key="k") == made
@@ -225,15 +231,15 @@ async def test_an_imported_conversation_goes_on_like_any_other(user: User, datab
     (asked,) = given.calls
     assert (asked.proposed_arguments, asked.provider_call_id, asked.imported) == ("{ }", "theirs", True)
     assert asked.result == result("12")
-    await told(user, made.conversation_id, "and now", "13")
-    await take_in(database)
+    await ended_run(user, made.conversation_id, "and now", "13")
+    await index_all(database)
     assert await listed(user, query="degrees") == [made.conversation_id]
     forked = await fork(user, made.conversation_id, 2)
     assert len(await texts(user, forked.conversation_id)) == 2
 
 
-async def test_nothing_of_it_happened_here(user: User, database: Database) -> None:
-    """No list of runs has it, nothing waits, nothing is told; its calls are found under its messages' run."""
+async def test_imported_runs_are_not_listed_pending_or_announced(user: User, database: Database) -> None:
+    """No run is listed, pending or announced; calls are found under the run of their messages."""
     made = await imported(user, past_of(user))
     (run_id,) = {
         message.run_id for message in (await user.ask("ListMessages", conversation_id=made.conversation_id)).messages
@@ -256,8 +262,8 @@ async def test_nothing_of_it_happened_here(user: User, database: Database) -> No
     assert not any(counts.values())
 
 
-async def test_an_import_is_known_by_its_request(user: User, database: Database) -> None:
-    """I2: whatever ids its calls have the second time."""
+async def test_import_is_idempotent_by_its_request_id(user: User, database: Database) -> None:
+    """I2: even if its calls have different ids the second time."""
     made = await asyncio.gather(*(imported(user, past_of(user, f"x{number}", request_id="r1")) for number in range(4)))
     assert len({each.conversation_id for each in made}) == 1
     assert [await count(database, table) for table in ("conversations", "calls", "runs")] == [1, 1, 1]
@@ -265,7 +271,7 @@ async def test_an_import_is_known_by_its_request(user: User, database: Database)
         await imported(user, past_of(user, "y", request_id="r1", title="other"))
 
 
-async def test_a_refused_import_leaves_nothing(user: User, database: Database) -> None:
+async def test_rejected_import_leaves_nothing_behind(user: User, database: Database) -> None:
     await user.submit(conversation_key="k")
     await imported(user, past_of(user))
     before = [await count(database, table) for table in ALL]

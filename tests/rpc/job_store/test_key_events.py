@@ -1,4 +1,4 @@
-"""Events of API keys, over real gRPC and a real database."""
+"""Events of API keys over real gRPC and a real database."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ async def events(stub: KeyServiceAsyncStub, **fields: Any) -> list[pb.KeyEvent]:
     return list((await stub.ListKeyEvents(pb.ListKeyEventsRequest(**fields))).events)
 
 
-async def test_making_and_revoking_a_key_are_events_with_who_did_it(
+async def test_creating_and_revoking_a_key_records_an_event_with_its_actor(
     world: World, deployment: KeyServiceAsyncStub
 ) -> None:
-    """OPS-1: once each, however often they are asked for."""
+    """OPS-1: once each, however often they are requested."""
     fields: dict[str, Any] = {"user_id": "bob", "store_id": "acme", "roles": ["viewer", "member"], "name": "laptop"}
     for _ in range(2):
         made = await create(deployment, "req_1", **fields)
@@ -43,7 +43,7 @@ async def test_making_and_revoking_a_key_are_events_with_who_did_it(
     assert (first.by_user_id, first.by_credential_id) == ("", "")
 
 
-async def test_a_delegate_is_named_beside_whom_it_acts_for(world: World) -> None:
+async def test_event_names_the_delegate_and_the_user_it_acts_for(world: World) -> None:
     roles = ["delegate", "operator", "member"]
     deployment = await world.deployment()
     made = await create(deployment, user_id="shop", store_id="acme", roles=roles, decides_for_users=True)
@@ -57,7 +57,7 @@ async def test_a_delegate_is_named_beside_whom_it_acts_for(world: World) -> None
     assert event.by_credential_id == made.key.key_id
 
 
-async def test_an_event_is_kept_only_with_its_change(
+async def test_event_is_stored_only_with_its_change(
     world: World, monkeypatch: pytest.MonkeyPatch, owner: KeyServiceAsyncStub
 ) -> None:
     monkeypatch.setattr(
@@ -68,7 +68,7 @@ async def test_an_event_is_kept_only_with_its_change(
     assert await world.database.fetchval("SELECT count(*) FROM job_store.api_keys") == 0
 
 
-async def test_an_operator_sees_the_events_of_its_store_and_the_deployment_all(
+async def test_operator_sees_events_of_its_store_and_the_deployment_sees_all(
     world: World, deployment: KeyServiceAsyncStub
 ) -> None:
     """OPS-1."""
@@ -87,7 +87,9 @@ async def test_an_operator_sees_the_events_of_its_store_and_the_deployment_all(
             await events(await world.stub(secret))
 
 
-async def test_events_are_listed_in_pages_and_by_key_and_kind(world: World, owner: KeyServiceAsyncStub) -> None:
+async def test_events_are_listed_in_pages_and_filtered_by_key_and_kind(
+    world: World, owner: KeyServiceAsyncStub
+) -> None:
     made = [await create(owner, name=f"k{number}") for number in range(5)]
     await owner.RevokeKey(pb.RevokeKeyRequest(key_id=made[1].key.key_id))
     first = await owner.ListKeyEvents(pb.ListKeyEventsRequest(page_size=2, kind=CREATED))

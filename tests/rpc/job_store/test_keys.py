@@ -34,14 +34,14 @@ from pawl.job_store.keys.keys import Keys, KeysExist
 from pawl.job_store.ledger.ports import Limits
 from pawl.job_store.wiring import on_postgres
 from tests.keys import LOCAL_KEY, SERVICE_KEY
-from tests.rpc.job_store.conftest import PLACES, RETENTION
+from tests.rpc.job_store.conftest import RETENTION, SLOT_LIMITS
 
 if TYPE_CHECKING:
     from pawl.identity.v1.key_pb2_grpc import KeyServiceAsyncStub
 
 
 class World:
-    """A job store that asks for keys, and its clients."""
+    """A job store that requires keys, and its clients."""
 
     def __init__(self, address: str, stack: AsyncExitStack, database: Database, keys: Keys) -> None:
         self._stack = stack
@@ -66,7 +66,7 @@ async def world(database: Database, tmp_path: Path) -> AsyncIterator[World]:
     async with AsyncExitStack() as stack:
         clock = SystemClock()
         metrics = Metrics("job_store")
-        limits = Limits(crashes_max=3, queue_max=5, store_queue_max=5, slots=PLACES)
+        limits = Limits(crashes_max=3, queue_max=5, store_queue_max=5, slots=SLOT_LIMITS)
         bus = await stack.enter_async_context(Bus(None, name="test", metrics=metrics))
         parts = on_postgres(
             database,
@@ -130,7 +130,7 @@ async def revoke(stub: KeyServiceAsyncStub, key_id: str) -> None:
     await stub.RevokeKey(pb.RevokeKeyRequest(key_id=key_id))
 
 
-async def test_a_key_is_made_used_and_revoked_and_its_secret_is_told_once(
+async def test_key_is_created_used_and_revoked_and_its_secret_returned_once(
     world: World, capfd: pytest.CaptureFixture[str], owner: KeyServiceAsyncStub
 ) -> None:
     """OPS-1."""
@@ -154,7 +154,7 @@ async def test_a_key_is_made_used_and_revoked_and_its_secret_is_told_once(
         assert made.secret[5:48] not in place
 
 
-async def test_unknown_revoked_and_expired_keys_get_one_answer(world: World, owner: KeyServiceAsyncStub) -> None:
+async def test_unknown_revoked_and_expired_keys_get_the_same_error(world: World, owner: KeyServiceAsyncStub) -> None:
     """OPS-1."""
     gone, over = [await create(owner, name=name, roles=["operator"]) for name in ("gone", "over")]
     await revoke(owner, gone.key.key_id)
@@ -164,7 +164,7 @@ async def test_unknown_revoked_and_expired_keys_get_one_answer(world: World, own
             await listed(await world.stub(secret))
 
 
-async def test_a_repeated_request_makes_one_key_and_tells_no_secret_again(
+async def test_repeated_request_creates_one_key_and_returns_no_secret_again(
     world: World, owner: KeyServiceAsyncStub
 ) -> None:
     made, again = [await create(owner, "req_1", name="laptop") for _ in range(2)]
@@ -174,7 +174,7 @@ async def test_a_repeated_request_makes_one_key_and_tells_no_secret_again(
     assert len(await listed(owner)) == 1
 
 
-async def test_keys_are_listed_in_pages_the_newest_first_and_ended_ones_when_asked_for(
+async def test_keys_are_listed_newest_first_with_ended_ones_on_request(
     world: World, owner: KeyServiceAsyncStub
 ) -> None:
     made = [await create(owner, name=f"k{number}") for number in range(5)]
@@ -192,10 +192,10 @@ async def test_keys_are_listed_in_pages_the_newest_first_and_ended_ones_when_ask
             await listed(owner, page_token=token)
 
 
-async def test_the_deployment_governs_all_stores_and_an_operator_its_own(
+async def test_deployment_manages_all_stores_and_an_operator_its_own(
     world: World, deployment: KeyServiceAsyncStub
 ) -> None:
-    """OPS-1: an operator of one store does not own the deployment."""
+    """OPS-1: an operator of one store does not control the deployment."""
     olga = await create(deployment, name="olga", store_id="acme", roles=["operator"])
     rival = await create(deployment, name="rival", store_id="other", roles=["operator", "delegate"])
     operator = await world.stub(olga.secret)
@@ -222,14 +222,14 @@ async def test_the_deployment_governs_all_stores_and_an_operator_its_own(
         await KeySyncServiceStub(channel).SyncKeys(SyncKeysRequest())
 
 
-async def test_a_key_says_from_whose_keys_it_comes(world: World) -> None:
-    """HITL-4: which is why it is no key of somebody else where several people are needed."""
+async def test_key_names_the_key_that_created_it(world: World) -> None:
+    """HITL-4: so it does not count as another person's key where several approvals are needed."""
     made = await create(await world.deployment(), user_id="olga", store_id="acme", roles=["operator"])
     for user in ("otto", "zoe", "zed"):
         made = await create(await world.stub(made.secret), user_id=user, roles=["operator"])
     assert list(made.key.maker_user_ids) == ["olga", "otto", "zoe"]
-    told = {grant.user_id: sorted(grant.maker_user_ids) for grant in (await world.keys.sync_keys(0, ())).keys}
-    assert told == {
+    makers = {grant.user_id: sorted(grant.maker_user_ids) for grant in (await world.keys.sync_keys(0, ())).keys}
+    assert makers == {
         "deployment": [],
         "olga": [],
         "otto": ["olga"],
@@ -238,8 +238,8 @@ async def test_a_key_says_from_whose_keys_it_comes(world: World) -> None:
     }
 
 
-async def test_a_delegate_that_decides_nothing_governs_no_keys(world: World, deployment: KeyServiceAsyncStub) -> None:
-    """Else it could decide with one that it makes; and the answer does not tell which keys there are."""
+async def test_delegate_without_decisions_cannot_manage_keys(world: World, deployment: KeyServiceAsyncStub) -> None:
+    """Otherwise it could decide with a key that it creates. The error does not reveal which keys exist."""
     roles = ["delegate", "operator", "approver"]
     decides, made = [
         await create(deployment, store_id="acme", roles=roles, decides_for_users=each) for each in (True, False)
@@ -258,8 +258,8 @@ async def test_a_delegate_that_decides_nothing_governs_no_keys(world: World, dep
                 await call
 
 
-async def test_no_change_is_missed_however_many_are_made_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who reads on from the last change that it saw has seen all of before, in order and in pages."""
+async def test_concurrent_key_changes_are_never_missed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading on from the last seen change returns all later changes, in order and in pages."""
     monkeypatch.setattr("pawl.job_store.keys.keys.CHANGES_MAX", 3)
     owner, source = await world.stub(LOCAL_KEY), await world.sync_client()
     making = [asyncio.ensure_future(create(owner)) for _ in range(40)]
@@ -277,14 +277,14 @@ async def test_no_change_is_missed_however_many_are_made_at_once(world: World, m
     assert (revoked.credential_id, revoked.is_revoked) == (seen[0], True)
 
 
-async def test_the_last_use_is_kept_with_one_write_a_minute(world: World) -> None:
+async def test_last_use_is_stored_with_one_write_a_minute(world: World) -> None:
     owner, source = await world.stub(LOCAL_KEY), await world.sync_client()
     made = await create(owner)
     before = (await source.sync_keys(0, ())).last_change
 
     async def used() -> Any:
         changes = await source.sync_keys(0, [made.key.key_id, "key_that_is_none"])
-        assert changes.last_change == before, "a use is no change that the replicas hear of"
+        assert changes.last_change == before, "a use is not announced to replicas"
         return await world.database.fetchval("SELECT last_use_time FROM job_store.api_keys")
 
     first = await used()
@@ -294,8 +294,8 @@ async def test_the_last_use_is_kept_with_one_write_a_minute(world: World) -> Non
     assert await used() >= first
 
 
-async def test_the_first_key_of_the_deployment_is_made_once(world: World, database_url: str) -> None:
-    """OPS-1: also by several at once; again once it is revoked."""
+async def test_first_key_of_the_deployment_is_created_once(world: World, database_url: str) -> None:
+    """OPS-1: also under concurrency, and again after it was revoked."""
     made = await asyncio.gather(*(bootstrap.bootstrap(database_url) for _ in range(3)), return_exceptions=True)
     (first,) = (each for each in made if not isinstance(each, BaseException))
     assert [type(each) for each in made if isinstance(each, BaseException)] == [KeysExist, KeysExist]
@@ -305,8 +305,8 @@ async def test_the_first_key_of_the_deployment_is_made_once(world: World, databa
     await bootstrap.bootstrap(database_url)
 
 
-async def test_keys_and_events_that_ended_long_ago_are_forgotten(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until then they count: nobody makes and revokes keys for ever."""
+async def test_old_ended_keys_and_events_are_deleted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until then they count towards the limit, so key creation is bounded."""
     monkeypatch.setattr(rules, "KEPT_KEYS_MAX", 3)
     owner, retention = await world.stub(LOCAL_KEY), PostgresRetention(world.database)
     gone, *_ = [await create(owner, name=name) for name in ("gone", "over", "here")]

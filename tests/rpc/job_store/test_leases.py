@@ -1,4 +1,4 @@
-"""Leases of workers on runs, in the time of the database."""
+"""Leases of workers on runs, in database time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.rpc.job_store.user import Owner, User
 
 
 async def end_leases(database: Database) -> None:
-    """Let the time pass that the leases were given for."""
+    """Expire the current leases."""
     await database.execute("UPDATE job_store.runs SET claim_at = now() WHERE claim_at > now()")
 
 
@@ -31,7 +31,7 @@ def ids(runs: Any) -> list[str]:
     return [run.run_id for run in runs]
 
 
-async def test_a_claim_of_few_runs_brings_what_is_loaded_of_them(user: User) -> None:
+async def test_small_claim_includes_the_loaded_runs(user: User) -> None:
     await user.submit("hello", conversation_id="c")
     (run,) = await user.claim()
     (loaded,) = [
@@ -50,14 +50,14 @@ async def test_a_claim_of_few_runs_brings_what_is_loaded_of_them(user: User) -> 
     assert [each.HasField("loaded") for each in many] == [False] * 5
 
 
-async def test_single_claims_go_round_the_stores(user: User) -> None:
+async def test_single_claims_rotate_through_the_stores(user: User) -> None:
     for store in ("a", "b", "c"):
         for number in range(2):
             await User(user.stub, store_id=store).submit(conversation_id=f"c{number}")
     assert [(await user.claim())[0].store_id for _ in range(6)] == ["a", "b", "c", "a", "b", "c"]
 
 
-async def test_a_worker_that_stops_hands_its_runs_over_at_once(user: User, owner: Owner) -> None:
+async def test_stopping_worker_hands_its_runs_over_immediately(user: User, owner: Owner) -> None:
     """OPS-5."""
     released = await user.ask("ReleaseWorker", worker_id="w1")
     assert released.released_count == 1
@@ -75,10 +75,8 @@ async def test_loading_needs_the_run_and_its_lease(user: User, owner: Owner) -> 
         await Owner(user, "run_none", 1).load()
 
 
-async def test_what_was_due_is_due_again_after_the_clock_of_the_database_went_back(
-    user: User, database: Database
-) -> None:
-    """Also what a dead worker held; leases that were given or renewed since stay, and a second time does no harm."""
+async def test_due_runs_are_due_again_after_the_database_clock_went_back(user: User, database: Database) -> None:
+    """Includes runs of a dead worker. Later leases stay, and repeating the repair is harmless."""
     held, healthy, parked = [await user.start(conversation_id=name) for name in ("held", "healthy", "parked")]
     await parked.park(run_pb2.WAIT_KIND_ANSWER, wake_time=Timestamp(seconds=4_000_000_000))
     queued = (await user.submit(conversation_id="queued")).run.run_id
@@ -96,10 +94,8 @@ async def test_what_was_due_is_due_again_after_the_clock_of_the_database_went_ba
     assert await user.claim("w2", runs_max=4) == []
 
 
-async def test_a_replica_that_starts_after_the_clock_of_the_database_went_back_notices_it(
-    user: User, database: Database
-) -> None:
-    """No other has to have been there: the database remembers a time that it had before."""
+async def test_new_replica_notices_that_the_database_clock_went_back(user: User, database: Database) -> None:
+    """No other replica needs to be running, because the database stores the latest time it has seen."""
     queued = (await user.submit()).run.run_id
     leases = PostgresLeases(database, SlotLimits(per_store=20, per_user=20), crashes_max=3)
     await database.execute("UPDATE job_store.clock SET seen_time = now() - interval '1 h'")
@@ -133,7 +129,7 @@ async def limited(start: StartReplica) -> Replica:
 
 
 async def submit_many(user: User, count: int) -> list[str]:
-    """Messages to conversations of their own; the ids of the runs."""
+    """Send messages to separate conversations; return the run ids."""
     return [(await user.submit()).run.run_id for _ in range(count)]
 
 
@@ -141,8 +137,8 @@ def owners(user: User, claimed: Any) -> list[Owner]:
     return [Owner(user, run.run_id, run.epoch) for run in claimed]
 
 
-async def test_all_users_behind_one_at_the_limit_get_their_turn(limited: Replica) -> None:
-    """More of them than one look at the store goes round."""
+async def test_users_behind_one_at_the_limit_get_their_turn(limited: Replica) -> None:
+    """There are more of them than one scan of the store covers."""
     hog = User(limited.stub, user_id="hog")
     await submit_many(hog, 12)
     held = await hog.claim(runs_max=20)
@@ -159,8 +155,8 @@ async def test_all_users_behind_one_at_the_limit_get_their_turn(limited: Replica
     assert len(held) == LIMITS.per_user
 
 
-async def test_a_store_whose_runs_must_wait_does_not_hold_up_the_others(limited: Replica) -> None:
-    """Also a claim of one run goes on to a store that has a place."""
+async def test_store_whose_runs_wait_does_not_delay_other_stores(limited: Replica) -> None:
+    """A claim of one run also moves on to a store with a free slot."""
     blocked = [User(limited.stub, store_id=f"a{number}") for number in range(3)]
     for user in blocked:
         await submit_many(user, 3)
@@ -170,8 +166,8 @@ async def test_a_store_whose_runs_must_wait_does_not_hold_up_the_others(limited:
     assert [ids(await other.claim()) for _ in range(3)] == [[runs[0]], [runs[1]], []]
 
 
-async def test_the_queue_of_a_store_takes_so_many_from_all_job_stores_at_once(start: StartReplica) -> None:
-    """Exactly: two job stores that create at once refuse what is too much."""
+async def test_queue_limit_of_a_store_holds_across_replicas(start: StartReplica) -> None:
+    """Exact: two job stores that create runs concurrently reject the excess."""
     users = [User((await start(slots=LIMITS, store_queue_max=10)).stub, user_id=f"user{number}") for number in range(2)]
     outcomes = await asyncio.gather(*(users[number % 2].submit() for number in range(30)), return_exceptions=True)
     refused = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
@@ -181,7 +177,7 @@ async def test_the_queue_of_a_store_takes_so_many_from_all_job_stores_at_once(st
     await User(users[0].stub, store_id="beta").submit()
 
 
-async def test_runs_that_wait_for_a_place_are_counted_by_the_limit(limited: Replica, database: Database) -> None:
+async def test_runs_waiting_for_a_slot_are_counted_by_limit(limited: Replica, database: Database) -> None:
     """OPS-2."""
     for number in range(3):
         await submit_many(User(limited.stub, user_id=f"user{number}"), 3)
@@ -195,7 +191,7 @@ async def test_runs_that_wait_for_a_place_are_counted_by_the_limit(limited: Repl
     assert (await stats.count())["claimable"] == 4
 
 
-async def test_a_run_that_cannot_be_read_is_claimed_like_the_others(user: User, database: Database) -> None:
+async def test_unreadable_run_is_claimed_like_the_others(user: User, database: Database) -> None:
     broken = (await user.submit(conversation_id="c")).run.run_id
     good = (await user.submit(conversation_id="d")).run.run_id
     await database.execute("UPDATE job_store.runs SET usage = 'x' WHERE run_id = $1", broken)

@@ -22,14 +22,14 @@ from tests.rpc.job_store.user import User
 
 
 class Box(Hook):
-    """Speaks for an admin with a mailbox, for the process that reads it, and for the agent-loop that fires it."""
+    """Acts as an admin with a mailbox, as the process that reads it and as the agent-loop that fires it."""
 
     def __init__(self, replica: Replica, user_id: str = "ann") -> None:
         super().__init__(replica, user_id)
         self.act_as("admin")
 
     def act_as(self, role: str, store_id: str = "acme") -> None:
-        """Have another role from now on, or be of another store."""
+        """Change the role or the store from now on."""
         self.caller = user_principal(StoreId(store_id), UserId(self.user_id), frozenset({role}))
 
     async def make(self, *, must_exist: bool = False, **fields: Any) -> Any:
@@ -49,7 +49,7 @@ class Box(Hook):
         return list((await self.stub.LeaseMailboxes(pb.LeaseMailboxesRequest(reader_id=reader_id))).mailboxes)
 
     async def made(self, uid: int = 10, **fields: Any) -> LeasedMailbox:
-        """A new mailbox after its first look."""
+        """Return a new mailbox after its first poll."""
         await self.make(**fields)
         (mailbox,) = await self.leased()
         await self.report(mailbox, uid=uid)
@@ -114,7 +114,7 @@ async def test_one_process_reads_a_mailbox_until_its_lease_ends(box: Box) -> Non
 
 
 async def test_each_process_keeps_its_share_of_many_mailboxes(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process holds its limit at most: all mailboxes are read by enough processes, and none changes hands."""
+    """A process holds at most its limit: with enough processes all mailboxes are read, and none changes hands."""
     monkeypatch.setattr(store, "LEASED_MAX", 2)
     for number in range(5):
         box.act_as("admin", f"store-{number}")
@@ -130,18 +130,18 @@ async def test_each_process_keeps_its_share_of_many_mailboxes(box: Box, monkeypa
         await box.replica.database.execute("UPDATE job_store.triggers SET claim_at = claim_at - $1::interval", past)
         for _ in range(2):
             again = [{each.store_id for each in await box.leased(reader)} for reader in readers]
-            assert again == first, "whether leases are renewed or not"
+            assert again == first, "also if leases are not renewed"
 
 
 async def test_each_mail_fires_once_however_often_it_is_delivered(box: Box) -> None:
-    """The fire and the position are one transaction: whoever lost the answer delivers the mail again."""
+    """The fire and the position are one transaction: a process that lost the response delivers the mail again."""
     mailbox = await box.made()
     first = await box.deliver_mail(mailbox, 11)
     assert (first.fire.outcome, first.fire.event_id, first.duplicate) == (STARTED, "f0.7.11", False)
     assert (await box.deliver_mail(mailbox, 11)).duplicate
     skipped = await box.deliver_mail(mailbox, 12, skipped="bob@b.example is not among the senders")
     assert skipped.fire.outcome == SKIPPED
-    # The position decides once the events are forgotten.
+    # The position decides after the events are deleted.
     await box.replica.database.execute("DELETE FROM job_store.trigger_events")
     for uid in (11, 12, 3):
         again = await box.deliver_mail(mailbox, uid)
@@ -154,7 +154,7 @@ async def test_each_mail_fires_once_however_often_it_is_delivered(box: Box) -> N
     assert await box.position() == (8, 3)
 
 
-async def test_a_mail_that_pauses_the_trigger_is_delivered_after_the_pause(box: Box, user: User) -> None:
+async def test_mail_that_pauses_the_trigger_is_delivered_after_the_pause(box: Box, user: User) -> None:
     mailbox = await box.made()
     for uid in range(11, 40):
         await box.deliver_mail(mailbox, uid, skipped="no")
@@ -171,7 +171,7 @@ async def test_a_mail_that_pauses_the_trigger_is_delivered_after_the_pause(box: 
     assert (await box.deliver_mail(mailbox, 50)).fire.outcome == STARTED
 
 
-async def test_a_trigger_whose_mailbox_is_unreachable_for_12_hours_pauses_itself(box: Box) -> None:
+async def test_trigger_whose_mailbox_is_unreachable_for_12_hours_pauses_itself(box: Box) -> None:
     mailbox = await box.made()
     await box.report(mailbox, "no answer")
     shown = await box.get()
@@ -189,8 +189,8 @@ async def test_a_trigger_whose_mailbox_is_unreachable_for_12_hours_pauses_itself
     assert (resumed.HasField("unreachable_time"), resumed.unreachable_reason) == (False, "")
 
 
-async def test_the_12_hours_start_again_after_a_time_without_reports(box: Box) -> None:
-    """Two failures far apart do not pause a trigger: between them no process read its mailbox."""
+async def test_the_12_hours_restart_after_a_time_without_reports(box: Box) -> None:
+    """Two failures far apart do not pause a trigger if no process read its mailbox in between."""
     mailbox = await box.made()
     elapse = """
     UPDATE job_store.triggers SET unreachable_time = unreachable_time - $1::interval,
@@ -203,7 +203,7 @@ async def test_the_12_hours_start_again_after_a_time_without_reports(box: Box) -
         assert (await box.get()).self_paused is is_paused, hours
 
 
-async def test_another_folder_starts_anew_and_the_same_one_keeps_its_position(box: Box) -> None:
+async def test_new_folder_resets_the_position_and_the_same_folder_keeps_it(box: Box) -> None:
     old = await box.made()
     await box.deliver_mail(old, 11)
     for same in ({"folder": "inbox", "port": 993, "poll_seconds": 15}, {"host": "MX.example"}):
@@ -223,7 +223,7 @@ async def test_another_folder_starts_anew_and_the_same_one_keeps_its_position(bo
 
 
 async def test_only_an_admin_resumes_a_mailbox(box: Box) -> None:
-    """The password belongs to the store: a former admin does not use it for ever."""
+    """The password belongs to the store: a former admin must not be able to use it."""
     await box.make()
     await box.pause()
     box.act_as("member")
@@ -235,7 +235,7 @@ async def test_only_an_admin_resumes_a_mailbox(box: Box) -> None:
     assert len(await box.leased()) == 1
 
 
-async def test_an_invalid_mailbox_is_refused_with_its_field(box: Box) -> None:
+async def test_invalid_mailbox_is_rejected_with_its_field(box: Box) -> None:
     wrong: list[tuple[str, Any]] = [
         ("host", ""),
         ("port", 65536),
@@ -257,7 +257,7 @@ async def test_an_invalid_mailbox_is_refused_with_its_field(box: Box) -> None:
         await box.make(senders=[])
 
 
-async def test_an_unreadable_trigger_delays_no_other_mailbox(box: Box, replica: Replica) -> None:
+async def test_unreadable_trigger_delays_no_other_mailbox(box: Box, replica: Replica) -> None:
     await box.make()
     box.act_as("admin", "other")
     await box.make()

@@ -16,7 +16,7 @@ from tests.rpc.job_store.user import Owner, User, result
 
 
 async def offered(user: User, *call_ids: str) -> Owner:
-    """A parked run whose calls are offered."""
+    """Return a parked run whose calls are offered."""
     owner = await user.start()
     calls = [
         owner.call(call_id, call_pb2.CALL_STATE_OFFERED, index=index)
@@ -41,8 +41,8 @@ async def end_leases(database: Database) -> None:
     await database.execute("UPDATE job_store.calls SET offer_expire_time = now()")
 
 
-async def test_a_client_that_takes_a_call_begins_to_execute_it(user: User) -> None:
-    """Told once a lease, and the duration counts from the lease of whoever brings the result."""
+async def test_call_taken_by_a_client_starts_executing(user: User) -> None:
+    """Reported once per lease; the duration counts from the lease of the client that returns the result."""
     owner = await offered(user)
     names = {"store_id": "acme", "user_id": "ann", "client_id": "tab", "session_id": "ses_1"}
     await user.lease(owner.run_id, "call_1", "tab")
@@ -75,8 +75,8 @@ async def test_a_client_that_takes_a_call_begins_to_execute_it(user: User) -> No
     assert ended.call.start_time == lease.call.start_time
 
 
-async def test_a_lost_session_gives_nothing_back_that_the_client_has_taken_over(user: User) -> None:
-    """FE-2: a client comes back by another replica before the first one has noticed that it was gone."""
+async def test_lost_session_keeps_calls_that_its_client_resumed_elsewhere(user: User) -> None:
+    """FE-2: a client reconnects to another replica before the first replica notices the disconnect."""
     owner = await offered(user, "call_1", "call_2")
     for call_id in ("call_1", "call_2"):
         await user.lease(owner.run_id, call_id, "tab", session_id="lost")
@@ -93,10 +93,8 @@ async def test_a_lost_session_gives_nothing_back_that_the_client_has_taken_over(
     assert (await user.lease(owner.run_id, "call_2", "other")).granted
 
 
-async def test_calls_of_a_client_that_vanished_are_offered_again(
-    user: User, replica: Replica, database: Database
-) -> None:
-    """FE-2: and everybody who watches is told."""
+async def test_calls_of_a_vanished_client_are_offered_again(user: User, replica: Replica, database: Database) -> None:
+    """FE-2: all watchers are notified."""
     owner = await offered(user)
     await user.lease(owner.run_id, "call_1", "tab")
     assert await replica.ledger.offer_again() == 0
@@ -108,7 +106,7 @@ async def test_calls_of_a_client_that_vanished_are_offered_again(
     assert (await user.lease(owner.run_id, "call_1", "other")).call.offer.offer_epoch == 2
 
 
-async def test_a_call_in_doubt_is_shown_as_pending(user: User, owner: Owner) -> None:
+async def test_call_with_unknown_outcome_is_pending(user: User, owner: Owner) -> None:
     await owner.commit(calls=[owner.call("call_1", call_pb2.CALL_STATE_RUNNING, attempt=1)])
     assert list((await user.ask("ListPendingCalls")).calls) == []
     await owner.commit(state=run_pb2.RUN_STATE_NEEDS_ATTENTION, lease_action=pb.LEASE_ACTION_PARK)
@@ -126,7 +124,7 @@ async def begin(user: User, *tools: tool_pb2.OwnTool, request_id: str = "", **fi
     return (await user.ask("SubmitMessage", text="hello", request_id=request_id, tools=tools, **values)).run
 
 
-async def test_a_run_says_which_there_are_and_only_a_service_is_given_them_whole(user: User) -> None:
+async def test_run_lists_its_own_tools_and_only_services_get_definitions(user: User) -> None:
     run = await begin(user, tool())
     assert (await user.run(run.run_id)).own_tools.names == ["show"]
     answer = await user.ask("GetRun", run_id=run.run_id)
@@ -135,7 +133,7 @@ async def test_a_run_says_which_there_are_and_only_a_service_is_given_them_whole
     assert list(answer.own_tools) == [tool()]
 
 
-async def test_what_is_wrong_leaves_nothing_behind(user: User) -> None:
+async def test_invalid_tools_leave_nothing_behind(user: User) -> None:
     for tools in ((tool(), tool()), tuple(tool(f"t{number}") for number in range(65))):
         with pytest.raises(InvalidField):
             await begin(user, *tools)
@@ -145,7 +143,7 @@ async def test_what_is_wrong_leaves_nothing_behind(user: User) -> None:
     assert not listed.runs
 
 
-async def test_a_call_that_cannot_be_read_holds_up_no_other(user: User, replica: Replica, database: Database) -> None:
+async def test_unreadable_call_delays_no_other(user: User, replica: Replica, database: Database) -> None:
     owner = await offered(user, "call_1", "call_2")
     for call_id in ("call_1", "call_2"):
         await user.lease(owner.run_id, call_id, "tab")

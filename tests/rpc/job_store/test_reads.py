@@ -1,4 +1,4 @@
-"""Reading the ledger: pages, logs, and nothing of anybody else."""
+"""Reads from the ledger: pages, logs and tenant isolation."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ async def with_calls(user: User, count: int, **fields: Any) -> Owner:
     return owner
 
 
-async def test_runs_are_listed_in_either_order_and_between_two_times(user: User) -> None:
-    """By pages, along each index; the first time is in, the last one is not."""
+async def test_runs_are_listed_in_either_order_and_by_time_range(user: User) -> None:
+    """In pages along each index; the start time is inclusive, the end time exclusive."""
     runs = [(await user.submit(conversation_id="c")).run for _ in range(5)]
     names = [run.run_id for run in runs]
     between: dict[str, Any] = {"create_time_from": runs[1].create_time, "create_time_before": runs[4].create_time}
@@ -48,7 +48,7 @@ async def test_runs_are_listed_in_either_order_and_between_two_times(user: User)
             assert len(pages) == (len(wanted) + 1) // 2
 
 
-async def test_calls_and_messages_come_in_their_order_by_pages(user: User) -> None:
+async def test_calls_and_messages_are_listed_in_order_and_in_pages(user: User) -> None:
     owner = await with_calls(user, 5, arguments_json=b"x" * 700_000)
     await owner.commit(messages=[message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text=str(n)) for n in range(4)])
     (conversation_id,) = {run.conversation_id for run in (await user.ask("ListRuns")).runs}
@@ -58,7 +58,7 @@ async def test_calls_and_messages_come_in_their_order_by_pages(user: User) -> No
     assert [[message.number for message in page] for page in messages] == [[1, 2], [3, 4], [5]]
 
 
-async def test_pending_calls_come_oldest_first_by_pages(user: User) -> None:
+async def test_pending_calls_are_listed_oldest_first_in_pages(user: User) -> None:
     for number in range(3):
         owner = await user.start(conversation_id=f"c{number}")
         await owner.commit(calls=[owner.call(f"call_{number}", call_pb2.CALL_STATE_ASKED)])
@@ -66,7 +66,7 @@ async def test_pending_calls_come_oldest_first_by_pages(user: User) -> None:
     assert [[call.call_id for call in page] for page in found] == [["call_0", "call_1"], ["call_2"]]
 
 
-async def test_a_run_is_read_with_all_its_open_calls(user: User, owner: Owner) -> None:
+async def test_run_is_read_with_all_its_open_calls(user: User, owner: Owner) -> None:
     states = (call_pb2.CALL_STATE_RUNNING, call_pb2.CALL_STATE_ASKED, call_pb2.CALL_STATE_RUNNABLE)
     calls = [owner.call(f"call_{number}", state, index=number) for number, state in enumerate(states)]
     ended = owner.call("call_3", call_pb2.CALL_STATE_FAILED, index=3, result=result())
@@ -77,14 +77,14 @@ async def test_a_run_is_read_with_all_its_open_calls(user: User, owner: Owner) -
 
 
 async def short_of_tokens(user: User, **fields: Any) -> str:
-    """A run that has used up its tokens."""
+    """Return a run that has used up its tokens."""
     owner = await user.start(options=run_pb2.RunOptions(limits=run_pb2.RunLimits(total_tokens_max=100)), **fields)
     await owner.park(run_pb2.WAIT_KIND_BUDGET, usage=run_pb2.Usage(input_tokens=90, output_tokens=9))
     return owner.run_id
 
 
-async def test_runs_that_wait_for_tokens_come_after_the_calls(user: User) -> None:
-    """No call waits with them, so nothing else would tell their user."""
+async def test_runs_waiting_for_tokens_are_listed_after_the_calls(user: User) -> None:
+    """No call waits with them, so only the list notifies their user."""
     runs = [await short_of_tokens(user, conversation_id=f"short_{number}") for number in range(3)]
     for number in range(2):
         owner = await user.start(conversation_id=f"c{number}")
@@ -102,7 +102,7 @@ async def test_runs_that_wait_for_tokens_come_after_the_calls(user: User) -> Non
     assert [run.run_id for run in (await user.ask("ListPendingCalls")).runs] == runs[1:]
 
 
-async def test_approvers_see_of_runs_of_others_only_that_they_wait_for_tokens(user: User) -> None:
+async def test_approvers_see_runs_of_others_only_while_they_wait_for_tokens(user: User) -> None:
     run_id = await short_of_tokens(user, conversation_id="private")
     bob = User(user.stub, user_id="bob")
     assert not (await bob.ask("ListPendingCalls")).runs
@@ -134,7 +134,7 @@ async def test_events_are_read_from_any_seq_with_the_same_bytes(user: User, owne
         await user.events(owner.run_id, after_seq=2**64 - 1)
 
 
-async def test_a_part_of_the_log_is_cut_by_number_and_by_bytes(user: User, owner: Owner) -> None:
+async def test_log_page_is_limited_by_count_and_by_bytes(user: User, owner: Owner) -> None:
     large = event_pb2.RunEvent(output_delta=event_pb2.OutputDelta(text="x" * 400_000))
     await owner.commit(events=[large] * 5)
     request = pb.ListEventsRequest(store_id="acme", user_id="ann", run_id=owner.run_id, after_seq=3)
@@ -156,7 +156,7 @@ async def test_a_part_of_the_log_is_cut_by_number_and_by_bytes(user: User, owner
         ("ListMessages", agent_pb2.ListMessagesRequest(conversation_id="c1"), "CONVERSATION_NOT_FOUND"),
     ],
 )
-async def test_what_belongs_to_others_is_not_found_exactly_as_what_is_not_there(
+async def test_resources_of_others_look_exactly_like_absent_ones(
     user: User, method: str, request_: Message, wanted: str
 ) -> None:
     """I13: byte for byte."""
@@ -187,7 +187,7 @@ async def test_what_belongs_to_others_is_not_found_exactly_as_what_is_not_there(
 
 
 async def conversation(user: User) -> User:
-    """The user, with a conversation c1."""
+    """A user with the conversation c1."""
     await user.submit(conversation_id="c1")
     claimed = await user.claim()
     owner = Owner(user, claimed[0].run_id, claimed[0].epoch)
@@ -196,10 +196,8 @@ async def conversation(user: User) -> User:
     return user
 
 
-async def test_a_command_to_a_run_of_another_user_touches_nothing_of_it(
-    user: User, database: Database, owner: Owner
-) -> None:
-    """It neither waits for the run nor holds it up, so that its time does not tell that there is one."""
+async def test_command_to_a_run_of_another_user_does_not_touch_it(user: User, database: Database, owner: Owner) -> None:
+    """It neither waits for the run nor delays it, so its timing does not reveal whether the run exists."""
     bob = User(user.stub, user_id="bob")
     async with database.transaction() as connection, asyncio.timeout(60):
         await connection.execute("SELECT FROM job_store.runs FOR UPDATE")
@@ -208,8 +206,8 @@ async def test_a_command_to_a_run_of_another_user_touches_nothing_of_it(
     assert (await user.cancel(owner.run_id)).outcome == pb.COMMAND_OUTCOME_ACCEPTED
 
 
-async def test_a_run_with_very_large_results_can_still_be_loaded(user: User, owner: Owner) -> None:
-    """I19, I20: the newest results are there; of the others the size."""
+async def test_run_with_very_large_results_can_still_be_loaded(user: User, owner: Owner) -> None:
+    """I19, I20: the newest results are complete; of the others only the size is loaded."""
     large = result('"' + "x" * 1_000_000 + '"')
     for number in range(18):
         call = owner.call(f"call_{number:02}", call_pb2.CALL_STATE_FAILED, index=number, result=large)
@@ -227,12 +225,12 @@ CLERK = run_pb2.PinnedAgent(name="clerk", version=3)
 
 
 async def runs(user: User, **fields: Any) -> list[run_pb2.Run]:
-    """All pages of two."""
+    """Return all pages of two."""
     return [run for page in await user.pages("ListRuns", "runs", page_size=2, **fields) for run in page]
 
 
 async def some_runs(user: User) -> None:
-    """Runs of two agents, in one conversation and others, with labels and without, most of which wait."""
+    """Runs of two agents in several conversations, with and without labels; most are waiting."""
     for agent, made in itertools.product((None, CLERK), ({}, {"env": "prod"}, {"env": "prod", "team": "a=b: c"})):
         for conversation_id, waits in ((f"of_{user.user_id}", [APPROVAL]), ("", [ANSWER, APPROVAL])):
             asked: dict[str, Any] = {"agent": agent, "asked_agent": agent.name} if agent else {}
@@ -252,7 +250,7 @@ def meets(run: run_pb2.Run, wanted: dict[str, Any]) -> bool:
     )
 
 
-async def test_what_meets_all_filters_is_listed_and_nothing_else(user: User) -> None:
+async def test_runs_are_filtered_by_all_conditions(user: User) -> None:
     await some_runs(user)
     await some_runs(User(user.stub, user_id="bob"))
     everything = await runs(user)
@@ -270,7 +268,7 @@ async def test_what_meets_all_filters_is_listed_and_nothing_else(user: User) -> 
         assert found == [run.run_id for run in everything if meets(run, wanted)], wanted
 
 
-async def test_a_run_below_another_one_is_found_by_it_and_by_its_own_agent(user: User) -> None:
+async def test_child_run_is_found_by_its_parent_and_its_own_agent(user: User) -> None:
     owner = await user.start(labels={"env": "prod"})
     child = await delegating(user, owner, "child", agent=CLERK)
     assert [run.run_id for run in await runs(user, parent_run_id=owner.run_id)] == [child.run_id]
@@ -301,7 +299,7 @@ async def test_conversations_are_found_by_all_of_their_labels(user: User) -> Non
         await listed(user, labels={"": "x"})
 
 
-async def test_a_run_in_doubt_is_listed_with_its_calls_that_may_run(user: User, owner: Owner) -> None:
+async def test_run_with_unknown_outcomes_is_listed_with_its_runnable_calls(user: User, owner: Owner) -> None:
     states = {"ran": call_pb2.CALL_STATE_FAILED, "runs": call_pb2.CALL_STATE_RUNNING}
     calls = [owner.call(name, state, index=index) for index, (name, state) in enumerate(states.items())]
     calls[0].result.CopyFrom(result())

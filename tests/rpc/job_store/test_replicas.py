@@ -1,4 +1,4 @@
-"""Several job stores on one database: what they answer together is right."""
+"""Several job stores on one database give consistent responses."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pawl.event.v1 import run_pb2
 from tests.rpc.job_store.user import User
 
 
-async def test_what_a_deployment_fills_in_tells_no_request_from_another(user: User) -> None:
-    """I2: a request that is repeated after a deploy with other defaults is the same one."""
+async def test_defaults_of_a_deployment_do_not_change_the_identity_of_a_request(user: User) -> None:
+    """I2: a request that is repeated after a deploy with other defaults is the same request."""
     asked = run_pb2.RunOptions(limits=run_pb2.RunLimits(rounds_max=3))
     old, new = run_pb2.RunOptions(model="old"), run_pb2.RunOptions(model="new")
     first = await user.submit(request_id="r1", options=old, asked_options=asked)

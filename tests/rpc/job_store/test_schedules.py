@@ -1,4 +1,4 @@
-"""Schedules over real gRPC and a real database: each due time has one fire, whoever claims it and whatever goes on."""
+"""Schedules over real gRPC and a real database: each due time fires once under concurrency and changes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pawl.job.v1 import ledger_pb2
 from pawl.job.v1 import schedules_pb2 as pb
 from pawl.job.v1.schedules_pb2_grpc import ScheduleLedgerServiceStub
 from pawl.job_store.ledger.store.leases import PostgresLeases
-from tests.rpc.job_store.conftest import PLACES, Replica, StartReplica
+from tests.rpc.job_store.conftest import SLOT_LIMITS, Replica, StartReplica
 from tests.rpc.job_store.user import Translated, User, forwarded
 
 NOW = datetime.now(UTC)
@@ -29,7 +29,7 @@ REFUSED = schedule_pb2.SCHEDULE_FIRE_OUTCOME_REFUSED
 
 
 class Timer:
-    """Speaks for a user of a store, and for the agent-loop that fires the schedules."""
+    """Acts as a user of a store and as the agent-loop that fires the schedules."""
 
     def __init__(self, replica: Replica, user_id: str = "ann", *, credential_id: str = "local") -> None:
         self.replica = replica
@@ -69,7 +69,7 @@ class Timer:
     async def fire(
         self, due: pb.DueSchedule, *, refusal: str = "", request_id: str = "", backfill_time: Any = None
     ) -> Any:
-        """Fire a schedule; None if it has changed since."""
+        """Fire a schedule; return None if it has changed since."""
         message = ledger_pb2.SubmitMessageRequest(
             store_id="acme",
             user_id=self.user_id,
@@ -90,7 +90,7 @@ class Timer:
         return response.fire if response.HasField("fire") else None
 
     async def past_times(self, seconds: float, name: str = "watch") -> list[Any]:
-        """Return the due times of so many seconds up to now, and of an hour after it."""
+        """Return the due times of the last seconds up to now, and of an hour after it."""
         request = pb.GetDueScheduleRequest(store_id="acme", user_id=self.user_id, name=name)
         now = datetime.now(UTC)
         request.begin_time.FromDatetime(now - timedelta(seconds=seconds))
@@ -101,7 +101,7 @@ class Timer:
         return await self.fire(await self.due(name), **fields)
 
     async def make_due(self, seconds_ago: float = 0.0, name: str = "watch") -> None:
-        """Make a schedule due that long ago: the time of the database cannot be moved."""
+        """Make a schedule due in the past, because the database clock cannot be moved."""
         await self.replica.database.execute(
             "UPDATE job_store.schedules SET due_time = now() - $2::interval, claim_at = now() - $2::interval"
             " WHERE name = $1",
@@ -110,7 +110,7 @@ class Timer:
         )
 
     async def fire_due(self, seconds_ago: float = 0.0) -> Any:
-        """Make the schedule due, claim and fire it."""
+        """Make the schedule due, claim it and fire it."""
         await self.make_due(seconds_ago)
         (due,) = await self.claim()
         return await self.fire(due)
@@ -125,14 +125,14 @@ def timer(replica: Replica) -> Timer:
 
 
 async def end(user: User, state: run_pb2.RunState.ValueType = run_pb2.RUN_STATE_COMPLETED) -> None:
-    """Drive the run that is due to its end."""
+    """Drive the due run to its end."""
     owner = await user.take()
     await owner.commit(state=run_pb2.RUN_STATE_RUNNING)
     failure: Any = {"failure": run_pb2.RunFailure(message="no")} if state == run_pb2.RUN_STATE_FAILED else {}
     await owner.commit(state=state, **failure)
 
 
-async def test_a_schedule_is_kept_once_under_its_name(timer: Timer, replica: Replica) -> None:
+async def test_schedule_is_stored_once_under_its_name(timer: Timer, replica: Replica) -> None:
     made = await timer.put(cron="0 9 * * 1-5", time_zone="Europe/Berlin", labels={"of": "it"})
     assert await timer.put(cron="0 9 * * 1-5", time_zone="Europe/Berlin", labels={"of": "it"}) == made
     with pytest.raises(ScheduleExists):
@@ -152,7 +152,7 @@ async def test_a_schedule_is_kept_once_under_its_name(timer: Timer, replica: Rep
         await timer.delete()
 
 
-async def test_a_due_time_fires_once_however_many_claim_it(start: StartReplica) -> None:
+async def test_due_time_fires_once_with_many_claimers(start: StartReplica) -> None:
     timers = [Timer(await start()) for _ in range(2)]
     for number in range(20):
         await timers[0].put(f"s{number}")
@@ -160,7 +160,7 @@ async def test_a_due_time_fires_once_however_many_claim_it(start: StartReplica) 
     claims = await asyncio.gather(*(timer.claim(10) for timer in timers))
     ids = [due.schedule_id for claim in claims for due in claim]
     assert len(set(ids)) == len(ids) == 20
-    # Whoever claimed them has died: another one has them all at once, and the first one comes back.
+    # Their claimer has died: another process claims all of them, and the first one returns.
     for fired in await asyncio.gather(*(timer.fire(due) for timer in timers for claim in claims for due in claim)):
         assert fired is None or fired.outcome == STARTED
     assert [await timers[0].fires(f"s{number}") for number in range(20)] == [[STARTED]] * 20
@@ -169,7 +169,7 @@ async def test_a_due_time_fires_once_however_many_claim_it(start: StartReplica) 
     assert await timers[1].claim() == []
 
 
-async def test_a_claim_waits_for_no_schedule_that_somebody_changes(timer: Timer) -> None:
+async def test_claim_skips_a_schedule_that_is_being_changed(timer: Timer) -> None:
     for name in ("held", "free"):
         await timer.put(name)
         await timer.make_due(name=name)
@@ -180,7 +180,7 @@ async def test_a_claim_waits_for_no_schedule_that_somebody_changes(timer: Timer)
     assert [due.definition.name for due in await timer.claim()] == ["held"]
 
 
-async def test_a_schedule_that_is_changed_while_it_fires_is_claimed_at_once_again(timer: Timer) -> None:
+async def test_schedule_changed_while_it_fires_is_claimed_again_immediately(timer: Timer) -> None:
     await timer.put()
     await timer.make_due()
     (due,) = await timer.claim()
@@ -194,7 +194,7 @@ async def test_a_schedule_that_is_changed_while_it_fires_is_claimed_at_once_agai
         await timer.fire(again)
 
 
-async def test_a_fire_may_cancel_the_run_before_and_starts_once_that_has_ended(timer: Timer, user: User) -> None:
+async def test_fire_cancels_the_previous_run_and_starts_after_its_end(timer: Timer, user: User) -> None:
     await timer.put(overlap=schedule_pb2.SCHEDULE_OVERLAP_CANCEL, conversation_key="one")
     first = await timer.fire_due()
     second = await timer.fire_due()
@@ -209,7 +209,7 @@ async def test_a_fire_may_cancel_the_run_before_and_starts_once_that_has_ended(t
     }
     claim_at_once = "UPDATE job_store.schedules SET claim_at = now()"
     await timer.replica.database.execute(claim_at_once)
-    assert await timer.claim() == [], "the run goes on"
+    assert await timer.claim() == [], "the run continues"
     (command,) = await worker.inbox()
     await worker.commit(consumed=[command.command_id], state=run_pb2.RUN_STATE_CANCELLED)
     await timer.replica.database.execute(claim_at_once)
@@ -220,7 +220,7 @@ async def test_a_fire_may_cancel_the_run_before_and_starts_once_that_has_ended(t
     assert first.conversation_id == second.conversation_id == third.conversation_id
 
 
-async def test_after_ten_failures_in_a_row_a_schedule_pauses_itself(timer: Timer, user: User) -> None:
+async def test_schedule_pauses_itself_after_ten_failures_in_a_row(timer: Timer, user: User) -> None:
     await timer.put()
     await timer.fire_due()
     await end(user, run_pb2.RUN_STATE_FAILED)
@@ -244,7 +244,7 @@ async def test_after_ten_failures_in_a_row_a_schedule_pauses_itself(timer: Timer
     assert (await timer.fire_due()).outcome == STARTED
 
 
-async def test_nothing_is_made_up_for_that_was_due_during_a_pause(timer: Timer) -> None:
+async def test_due_times_missed_during_a_pause_are_skipped(timer: Timer) -> None:
     await timer.put(interval_seconds=2)
     await timer.make_due(100.0)
     (due,) = await timer.claim()
@@ -257,7 +257,7 @@ async def test_nothing_is_made_up_for_that_was_due_during_a_pause(timer: Timer) 
     assert await timer.fires() == []
 
 
-async def test_a_trigger_fires_at_once_and_once(timer: Timer) -> None:
+async def test_trigger_fires_immediately_and_once(timer: Timer) -> None:
     before = await timer.put(overlap=schedule_pb2.SCHEDULE_OVERLAP_ALLOW)
     await timer.pause()
     first = await timer.trigger(request_id="r1")
@@ -273,7 +273,7 @@ async def test_a_trigger_fires_at_once_and_once(timer: Timer) -> None:
     assert (await timer.get()).next_time == before.next_time
 
 
-async def test_due_times_of_the_past_fire_once_for_each_request_beside_what_goes_on(timer: Timer) -> None:
+async def test_backfill_fires_past_due_times_once_per_request(timer: Timer) -> None:
     before = await timer.put(interval_seconds=60)
     goes_on = await timer.trigger()
     times = await timer.past_times(180.0)
@@ -287,11 +287,11 @@ async def test_due_times_of_the_past_fire_once_for_each_request_beside_what_goes
     assert [(fire.due_time, fire.outcome, fire.triggered) for fire in fires] == [(t, STARTED, True) for t in times]
     assert await timer.replica.database.fetchval("SELECT count(*) FROM job_store.runs") == 4
     assert (schedule.next_time, schedule.failures) == (before.next_time, 0)
-    # The run before, for what is due, is still the one that was there.
+    # The previous run of the due fire is still the earlier one.
     assert (await timer.due()).last_run_id == goes_on.run_id
 
 
-async def test_with_its_api_key_the_fires_of_a_schedule_end(replica: Replica) -> None:
+async def test_fires_of_a_schedule_end_with_its_api_key(replica: Replica) -> None:
     timer = Timer(replica, credential_id="key_1")
     await replica.database.execute(
         "INSERT INTO job_store.api_keys (key_id, digest, change, name, store_id, user_id, roles, decides_for_users,"
@@ -309,16 +309,16 @@ async def test_with_its_api_key_the_fires_of_a_schedule_end(replica: Replica) ->
     assert (await timer.fire_due()).outcome == STARTED
 
 
-async def test_a_claim_outlives_nobody_when_the_clock_goes_back(timer: Timer) -> None:
+async def test_claim_expires_after_the_clock_went_back(timer: Timer) -> None:
     await timer.put()
     await timer.make_due()
     (due,) = await timer.claim()
     assert await timer.claim() == []
-    await PostgresLeases(timer.replica.database, PLACES, crashes_max=1).bring_forward(5.0)
+    await PostgresLeases(timer.replica.database, SLOT_LIMITS, crashes_max=1).bring_forward(5.0)
     assert await timer.claim() == [due]
 
 
-async def test_a_claim_says_when_to_ask_again(timer: Timer) -> None:
+async def test_claim_returns_the_next_poll_time(timer: Timer) -> None:
     asked = pb.ClaimSchedulesRequest(schedules_max=1)
     assert (await timer.stub.ClaimSchedules(asked)).wait_seconds == 1.0
     await timer.put()
@@ -326,7 +326,7 @@ async def test_a_claim_says_when_to_ask_again(timer: Timer) -> None:
     assert (await timer.stub.ClaimSchedules(asked)).wait_seconds <= 0.9
 
 
-async def test_a_schedule_that_cannot_be_read_holds_up_no_other(timer: Timer, replica: Replica) -> None:
+async def test_unreadable_schedule_delays_no_other(timer: Timer, replica: Replica) -> None:
     ids = {}
     for name in ("moved", "broken", "good"):
         ids[name] = (await timer.put(name, cron="0 3 * * *", time_zone="Europe/Berlin")).schedule_id

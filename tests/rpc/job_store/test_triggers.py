@@ -1,4 +1,4 @@
-"""Triggers over real gRPC and a real database: each event fires once, whoever delivers it and whatever goes on."""
+"""Triggers over real gRPC and a real database: each event fires once under redelivery and changes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CANCEL = schedule_pb2.SCHEDULE_OVERLAP_CANCEL
 
 
 class Hook:
-    """Speaks for a user of a store, for senders of webhooks, and for the agent-loop that fires the triggers."""
+    """Acts as a user of a store, as senders of webhooks and as the agent-loop that fires the triggers."""
 
     def __init__(self, replica: Replica, user_id: str = "ann", *, credential_id: str = "local") -> None:
         self.replica = replica
@@ -82,7 +82,7 @@ class Hook:
     def signed(
         self, event_id: str = "msg_1", body: bytes = b"{}", *, ago: float = 0.0, secret: str = ""
     ) -> dict[str, str]:
-        """Return the headers of a webhook, signed by the library of others."""
+        """Return the headers of a webhook, signed by a third-party library."""
         time = datetime.now(UTC) - timedelta(seconds=ago)
         return {
             "webhook-id": event_id,
@@ -145,7 +145,7 @@ def hook(replica: Replica) -> Hook:
     return Hook(replica)
 
 
-async def test_a_trigger_is_kept_once_under_its_name_and_tells_its_secret_once(hook: Hook, replica: Replica) -> None:
+async def test_trigger_is_stored_once_and_returns_its_secret_once(hook: Hook, replica: Replica) -> None:
     made = await hook.put(labels={"of": "it"}, conversation_pointer="/order/id")
     secret = hook.secret
     assert secret.startswith("whsec_")
@@ -167,7 +167,7 @@ async def test_a_trigger_is_kept_once_under_its_name_and_tells_its_secret_once(h
         await hook.delete()
 
 
-async def test_what_cannot_be_a_trigger_is_refused_with_its_field(hook: Hook) -> None:
+async def test_invalid_trigger_is_rejected_with_its_field(hook: Hook) -> None:
     wrong: list[tuple[str, Any]] = [
         ("conversation_pointer", "order"),
         ("conversation_pointer", "/a~2"),
@@ -182,7 +182,7 @@ async def test_what_cannot_be_a_trigger_is_refused_with_its_field(hook: Hook) ->
         assert refused.value.metadata["field"] == f"definition.{field}", value
 
 
-async def test_only_who_knows_the_secret_fires_and_only_in_time(hook: Hook, replica: Replica) -> None:
+async def test_webhook_needs_a_valid_signature_and_a_recent_timestamp(hook: Hook, replica: Replica) -> None:
     await hook.put()
     good = hook.signed()
     assert (await hook.check(good)).event_id == "msg_1"
@@ -227,7 +227,7 @@ async def test_only_who_knows_the_secret_fires_and_only_in_time(hook: Hook, repl
     assert (str(none.value), none.value.metadata) == (str(foreign.value), foreign.value.metadata)
 
 
-async def test_a_secret_that_was_replaced_counts_for_a_day_and_those_before_it_until_there_are_five(hook: Hook) -> None:
+async def test_replaced_secrets_stay_valid_for_a_day_up_to_five(hook: Hook) -> None:
     await hook.put()
     secrets = [hook.secret, *[await hook.rotate() for _ in range(5)]]
     assert len(set(secrets)) == 6
@@ -241,7 +241,7 @@ async def test_a_secret_that_was_replaced_counts_for_a_day_and_those_before_it_u
     assert hook.secret not in secrets
 
 
-async def test_an_event_that_is_delivered_twice_has_one_run(start: StartReplica) -> None:
+async def test_event_delivered_twice_starts_one_run(start: StartReplica) -> None:
     hooks = [Hook(await start()) for _ in range(2)]
     await hooks[0].put()
     hooks[1].trigger_id, hooks[1].secret = hooks[0].trigger_id, hooks[0].secret
@@ -253,7 +253,7 @@ async def test_an_event_that_is_delivered_twice_has_one_run(start: StartReplica)
     assert not (await hooks[1].deliver("msg_2")).duplicate
 
 
-async def test_with_another_secret_or_a_pause_in_between_nothing_fires(hook: Hook) -> None:
+async def test_event_does_not_fire_after_a_secret_rotation_or_a_pause(hook: Hook) -> None:
     await hook.put()
     event = pb.TriggerEvent(event_id="msg_1")
     due = (await hook.check(hook.signed())).due
@@ -273,7 +273,7 @@ async def test_with_another_secret_or_a_pause_in_between_nothing_fires(hook: Hoo
         await hook.fire(due, event)
 
 
-async def test_while_the_run_before_goes_on_an_event_is_skipped_or_cancels_it(hook: Hook, user: User) -> None:
+async def test_event_during_a_run_is_skipped_or_cancels_the_run(hook: Hook, user: User) -> None:
     await hook.put(overlap=SKIP)
     first = await hook.deliver("msg_1", lane="")
     skipped = await hook.deliver("msg_2", lane="")
@@ -289,7 +289,7 @@ async def test_while_the_run_before_goes_on_an_event_is_skipped_or_cancels_it(ho
     assert (await hook.fires())[:3] == [("msg_6", WAITING), ("msg_5", SKIPPED), ("msg_4", STARTED)]
 
 
-async def test_one_event_of_a_lane_waits_for_the_run_before_and_then_fires_once(hook: Hook, user: User) -> None:
+async def test_queued_event_of_a_lane_fires_once_after_the_previous_run(hook: Hook, user: User) -> None:
     await hook.put(overlap=QUEUE)
     await hook.deliver("msg_1", lane="")
     waiting = await hook.deliver("msg_2", lane="")
@@ -299,7 +299,7 @@ async def test_one_event_of_a_lane_waits_for_the_run_before_and_then_fires_once(
     await hook.make_due()
     assert await hook.claim() == []
     await end(user)
-    # It came later, and does not go before the one that waits.
+    # It came later and does not overtake the waiting one.
     assert (await hook.deliver("msg_4", lane="")).fire.outcome == SKIPPED
     await hook.make_due()
     (claimed,) = await hook.claim()
@@ -314,7 +314,7 @@ async def test_one_event_of_a_lane_waits_for_the_run_before_and_then_fires_once(
     assert await hook.fires() == [("msg_2", STARTED), ("msg_4", SKIPPED), ("msg_3", SKIPPED), ("msg_1", STARTED)]
 
 
-async def test_of_events_that_follow_each_other_soon_the_last_one_fires(hook: Hook) -> None:
+async def test_debounce_fires_the_last_of_several_events(hook: Hook) -> None:
     await hook.put(debounce_seconds=60)
     for number in range(3):
         assert (await hook.deliver(f"msg_{number}", lane="a")).fire.outcome == WAITING
@@ -323,7 +323,7 @@ async def test_of_events_that_follow_each_other_soon_the_last_one_fires(hook: Ho
     due = "SELECT extract(epoch FROM claim_at - now()) FROM job_store.trigger_lanes WHERE lane = 'a'"
     assert 30 < await hook.replica.database.fetchval(due) <= 60
     await hook.replica.database.execute("DELETE FROM job_store.trigger_lanes WHERE lane = 'b'")
-    # They have been coming for long.
+    # They have been arriving for a long time.
     await hook.replica.database.execute("UPDATE job_store.trigger_lanes SET first_time = now() - interval '598 s'")
     await hook.deliver("msg_3", lane="a")
     assert await hook.replica.database.fetchval(due) <= 2
@@ -333,7 +333,7 @@ async def test_of_events_that_follow_each_other_soon_the_last_one_fires(hook: Ho
     assert (await hook.deliver("msg_0", lane="a")).duplicate
 
 
-async def test_a_refused_run_is_a_fire_and_is_tried_again_when_the_event_is(start: StartReplica) -> None:
+async def test_event_whose_run_was_refused_fires_again_on_redelivery(start: StartReplica) -> None:
     hook = Hook(await start(slots=SlotLimits(per_store=1, per_user=1), store_queue_max=1))
     user = User(hook.replica.stub)
     for _ in range(2):
@@ -347,8 +347,8 @@ async def test_a_refused_run_is_a_fire_and_is_tried_again_when_the_event_is(star
     assert (await hook.deliver()).fire.run_id == again.fire.run_id
 
 
-class Told(JetStreamLifecycle):
-    """A stream that keeps what it was sent, unless it is away."""
+class RecordingStream(JetStreamLifecycle):
+    """A stream that records messages unless it is unavailable."""
 
     def __init__(self) -> None:
         self.types: list[tuple[str, str]] = []
@@ -367,9 +367,9 @@ class Told(JetStreamLifecycle):
         return {event.outbox_id: seq for seq, event in enumerate(events, start=1)}
 
 
-async def test_that_it_has_paused_itself_is_told_once_for_each_time(hook: Hook, database: Database) -> None:
-    """NOTE-1: also if the stream was away; what its user does is no news."""
-    stream, outbox = Told(), PostgresOutbox(database)
+async def test_automatic_pause_is_announced_once_each_time(hook: Hook, database: Database) -> None:
+    """NOTE-1: also if the stream was unavailable; changes by its user are not announced."""
+    stream, outbox = RecordingStream(), PostgresOutbox(database)
 
     async def relayed() -> int:
         await outbox.relay(stream, events_max=100)
@@ -392,7 +392,7 @@ async def test_that_it_has_paused_itself_is_told_once_for_each_time(hook: Hook, 
     assert stream.notes == ["10 fires in a row were refused or failed"] * 2
 
 
-async def test_events_are_forgotten_after_three_days_and_not_what_waits(hook: Hook, user: User) -> None:
+async def test_events_are_deleted_after_three_days_unless_they_wait(hook: Hook, user: User) -> None:
     await hook.put(overlap=QUEUE)
     await hook.deliver("msg_1", lane="")
     await hook.deliver("msg_2", lane="")
@@ -410,7 +410,7 @@ async def test_events_are_forgotten_after_three_days_and_not_what_waits(hook: Ho
     assert [row["lane"] for row in lanes] == [""]
 
 
-async def test_a_trigger_that_cannot_be_read_holds_up_no_other(hook: Hook, replica: Replica) -> None:
+async def test_unreadable_trigger_delays_no_other(hook: Hook, replica: Replica) -> None:
     for name in ("broken", "good"):
         await hook.put(name, debounce_seconds=60)
         await hook.deliver(lane="")

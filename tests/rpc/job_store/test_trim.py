@@ -1,4 +1,4 @@
-"""The log of a run that ended some days ago begins at its last event; a typed gap stands for the rest (EVT-1)."""
+"""The log of a run that ended days ago starts at its last event; a typed gap replaces the rest (EVT-1)."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pawl.chassis.db.database import Database
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
 from pawl.job_store.ledger.rules.trimming import ITERATIONS_KEPT
 from pawl.job_store.ledger.store.log_reads import SNAPSHOT_BYTES_MAX
-from tests.rpc.job_store.test_background import begun, worked
+from tests.rpc.job_store.test_background import claimed_jobs, start_jobs
 from tests.rpc.job_store.test_upkeep import sweep
 from tests.rpc.job_store.user import Owner, User, result
 
 
 async def age(database: Database, *, days: int = 8) -> None:
-    """Let all runs have ended so long ago, and the stream have their life-cycle events."""
+    """Make all runs old and publish their lifecycle events."""
     await database.execute(f"UPDATE job_store.runs SET end_time = end_time - interval '{days} days'")  # noqa: S608
     await database.execute("DELETE FROM job_store.outbox")
 
@@ -36,7 +36,7 @@ def deltas(count: int, text: str = "x") -> list[event_pb2.RunEvent]:
 async def ended(
     user: User, *, calls: Sequence[call_pb2.Call] = (), texts: Sequence[str] = ("An answer.",), events: int = 5
 ) -> Owner:
-    """Let a run say something, do some calls and complete."""
+    """Return a run that has written text, made calls and completed."""
     owner = await user.start("a question")
     await owner.commit(
         events=deltas(events),
@@ -59,10 +59,8 @@ def called(call_id: str, content: str, *, index: int = 0) -> call_pb2.Call:
     )
 
 
-async def test_a_watcher_of_an_old_run_gets_a_gap_with_what_the_events_had_led_to(
-    user: User, database: Database
-) -> None:
-    """EVT-1, I7: wherever it attaches; the last event is there as it was."""
+async def test_watcher_of_an_old_run_gets_a_gap_with_a_snapshot(user: User, database: Database) -> None:
+    """EVT-1, I7: from any position; the last event is unchanged."""
     owner = await ended(user, calls=[called("call_1", '"done"')])
     whole = (await read(user, owner.run_id)).events
     await age(database)
@@ -74,7 +72,7 @@ async def test_a_watcher_of_an_old_run_gets_a_gap_with_what_the_events_had_led_t
         part = await read(user, owner.run_id, after_seq)
         assert part.gap == gap_pb2.Gap(run_id=owner.run_id, from_seq=after_seq + 1, to_seq=last - 1, snapshot=snapshot)
         assert (list(part.events), part.last_seq, part.ended) == ([whole[-1]], last, True)
-    run.ClearField("call_counts")  # Those that are read beside it.
+    run.ClearField("call_counts")  # Fields that are read separately
     assert snapshot.run == run
     assert [message.text for message in snapshot.messages] == ["a question", "An answer."]
     assert [(call.call_id, call.result.content_json) for call in snapshot.calls] == [("call_1", b'"done"')]
@@ -96,8 +94,8 @@ async def test_only_runs_that_ended_long_ago_are_trimmed(user: User, database: D
     assert await read(user, waiting.run_id) == before[1]
 
 
-async def test_events_that_subscribers_do_not_have_yet_are_kept(user: User, database: Database) -> None:
-    """NOTE-2: the outbox names events of the log; however long JetStream is away, it gets them."""
+async def test_events_that_subscribers_have_not_received_are_kept(user: User, database: Database) -> None:
+    """NOTE-2: the outbox refers to events of the log, which JetStream gets after any outage."""
     owner = await ended(user)
     outbox = await database.fetch("SELECT run_id, seq, event_id, type, time FROM job_store.outbox")
     await age(database)
@@ -115,8 +113,8 @@ async def test_events_that_subscribers_do_not_have_yet_are_kept(user: User, data
     assert await stored_events(database, owner.run_id) == 1
 
 
-async def test_a_snapshot_is_bounded_and_says_what_it_leaves_out(user: User, database: Database) -> None:
-    """I19: the newest come first; large results are left out."""
+async def test_snapshot_is_bounded_and_marks_what_it_omits(user: User, database: Database) -> None:
+    """I19: the newest come first; large results are omitted."""
     large, small = '"' + "r" * 20_000 + '"', '"' + "r" * 15_000 + '"'
     results = [large] + [small] * 60
     texts = ["t" * 200_000] * 5
@@ -139,7 +137,7 @@ async def test_a_snapshot_is_bounded_and_says_what_it_leaves_out(user: User, dat
 
 
 async def iterate(job: Owner, first: int, last: int) -> None:
-    """Make some iterations: each is begun by a step and ended by the next. Each tenth fails."""
+    """Commit iterations: each starts in one step and ends in the next. Every tenth fails."""
     for number in range(first, last + 1):
         call = {"round": number, "tool_name": "work", "context": call_pb2.EXECUTION_CONTEXT_BACKEND}
         call_id = f"{job.run_id}_{number}"
@@ -150,30 +148,30 @@ async def iterate(job: Owner, first: int, last: int) -> None:
 
 
 async def rounds(user: User, run_id: str) -> list[int]:
-    """The rounds of the calls that are listed."""
+    """Return the rounds of the listed calls."""
     return [call.round for call in (await user.ask("ListCalls", run_id=run_id, page_size=200)).calls]
 
 
 async def sent(database: Database) -> None:
-    """Let the stream have all life-cycle events."""
+    """Publish all lifecycle events to the stream."""
     await database.execute("DELETE FROM job_store.outbox")
 
 
 async def series(user: User, database: Database, iterations: int, *, first: int = 1) -> Owner:
-    await begun(user, "series")
-    (job,) = await worked(user)
+    await start_jobs(user, "series")
+    (job,) = await claimed_jobs(user)
     await sent(database)
     await iterate(job, first, iterations)
     return job
 
 
-async def test_the_last_iterations_are_kept_and_a_gap_stands_for_the_others(user: User, database: Database) -> None:
-    """While it goes on; the calls and events that are kept are whole."""
+async def test_last_iterations_are_kept_and_a_gap_replaces_the_others(user: User, database: Database) -> None:
+    """During the run; retained calls and events are complete."""
     kept = ITERATIONS_KEPT
     job = await series(user, database, 2 * kept)
     assert await rounds(user, job.run_id) == list(range(1, 2 * kept + 1))
     whole = [*(await read(user, job.run_id)).events]
-    assert whole[0].seq == 1, "nothing is removed before there is twice as much as is kept"
+    assert whole[0].seq == 1, "nothing is removed below twice the retained amount"
     await iterate(job, 2 * kept + 1, 2 * kept + 1)
     assert await rounds(user, job.run_id) == list(range(kept + 1, 2 * kept + 2))
 
@@ -182,7 +180,7 @@ async def test_the_last_iterations_are_kept_and_a_gap_stands_for_the_others(user
     assert (gap.from_seq, gap.to_seq + 1) == (1, part.events[0].seq)
     begun_rounds = [event.call_changed.call.round for event in part.events if event.HasField("call_changed")]
     assert sorted(set(begun_rounds)) == list(range(kept + 1, 2 * kept + 2))
-    assert list(part.events[:50]) == whole[gap.to_seq : gap.to_seq + 50], "what is kept is as it was"
+    assert list(part.events[:50]) == whole[gap.to_seq : gap.to_seq + 50], "retained rows are unchanged"
     assert (gap.snapshot.run.trimmed_rounds, gap.snapshot.omitted_call_count) == (kept, kept)
     assert (list(gap.snapshot.calls), gap.snapshot.run.state) == ([], run_pb2.RUN_STATE_RUNNING)
     assert (await read(user, job.run_id, gap.to_seq)).HasField("gap") is False

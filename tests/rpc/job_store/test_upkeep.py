@@ -1,4 +1,4 @@
-"""What the ledger does by itself: forget and count."""
+"""Periodic work of the ledger: retention and counters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pawl.job_store.erasure.store.retention import PostgresRetention
 from pawl.job_store.ledger.store.journal import PostgresJournal
 from pawl.job_store.ledger.store.upkeep import PostgresLedgerStats
 from pawl.job_store.sweeps import sweep_retention
-from tests.rpc.job_store.conftest import DAY_SECONDS, PLACES, RETENTION, Replica
+from tests.rpc.job_store.conftest import DAY_SECONDS, RETENTION, SLOT_LIMITS, Replica
 from tests.rpc.job_store.user import Owner, User, result
 from tests.unit.job_store.world import submission
 
@@ -40,7 +40,7 @@ async def age_conversation(database: Database, conversation_id: str) -> None:
 
 
 class BrokenRetention(PostgresRetention):
-    """An retention in which all but the last thing fails."""
+    """A retention run in which all steps but the last fail."""
 
     async def remove_requests(self, *, older_than_seconds: float, rows_max: int) -> int:
         raise DependencyUnavailable("a statement took too long")
@@ -53,7 +53,7 @@ async def sweep(database: Database, retention: PostgresRetention | None = None) 
     await sweep_retention(retention or PostgresRetention(database), SystemClock(), RETENTION)
 
 
-async def test_conversations_are_removed_whole_once_nothing_happens_in_them(user: User, database: Database) -> None:
+async def test_inactive_conversations_are_deleted_completely(user: User, database: Database) -> None:
     owner = await user.start(conversation_id="old", request_id="r1")
     await user.send(owner.run_id, "cmd_1", steer=pb.SteerCommand(text="hi"))
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED, consumed=["cmd_1"])
@@ -76,9 +76,7 @@ async def test_conversations_are_removed_whole_once_nothing_happens_in_them(user
     }
 
 
-async def test_a_conversation_with_an_open_run_is_kept_however_old(
-    user: User, database: Database, owner: Owner
-) -> None:
+async def test_conversation_with_an_open_run_is_kept_at_any_age(user: User, database: Database, owner: Owner) -> None:
     """I3."""
     await owner.park(run_pb2.WAIT_KIND_ANSWER)
     await age(database, "conversations", "update_time")
@@ -86,24 +84,22 @@ async def test_a_conversation_with_an_open_run_is_kept_however_old(
     assert (await user.run(owner.run_id)).state == run_pb2.RUN_STATE_WAITING
 
 
-async def test_without_a_stream_logs_are_trimmed_and_the_outbox_is_emptied_all_the_same(
-    user: User, database: Database, owner: Owner
-) -> None:
-    """Life-cycle events wait a day for a NATS that is away, and keep nothing else for longer."""
+async def test_logs_and_outbox_are_trimmed_without_a_stream(user: User, database: Database, owner: Owner) -> None:
+    """Lifecycle events wait a day for an unavailable NATS and delay nothing else beyond that."""
     await owner.commit(events=[DELTA] * 5)
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
     await age(database, "runs", "end_time")
     await sweep(database)
-    assert (await count(database))["events"] > 1  # It may still be told of.
+    assert (await count(database))["events"] > 1  # It may still be notified
 
     await age(database, "outbox", '"time"')
     await sweep(database)
 
     assert (await count(database))["events"] == 1
-    assert (await PostgresLedgerStats(database, PLACES).count())["outbox"] == 0
+    assert (await PostgresLedgerStats(database, SLOT_LIMITS).count())["outbox"] == 0
 
 
-async def test_what_cannot_be_removed_keeps_nothing_else_from_going(user: User, database: Database) -> None:
+async def test_item_that_cannot_be_deleted_blocks_no_other(user: User, database: Database) -> None:
     owner = await user.start(conversation_id="old")
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
     await age(database, "conversations", "update_time")
@@ -113,8 +109,8 @@ async def test_what_cannot_be_removed_keeps_nothing_else_from_going(user: User, 
     assert (await count(database))["conversations"] == 0
 
 
-async def test_a_large_conversation_goes_in_several_transactions(user: User, database: Database) -> None:
-    """Nobody can enter it in between, and in the end nothing is left of it."""
+async def test_large_conversation_is_deleted_in_several_transactions(user: User, database: Database) -> None:
+    """No message can enter it in between, and nothing remains at the end."""
     owner = await user.start(conversation_id="old")
     for number in range(3):
         messages = [message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text="x")] * 10
@@ -142,10 +138,10 @@ async def test_a_large_conversation_goes_in_several_transactions(user: User, dat
     assert young["runs"] == 2
 
 
-async def test_without_a_nats_nothing_is_kept_for_one(database: Database) -> None:
+async def test_deployment_without_nats_keeps_no_outbox(database: Database) -> None:
     journal = PostgresJournal(database, IdSource(SystemClock()), keeps_lifecycle=False)
     await journal.write([submission(message=b"")])
-    assert (await PostgresLedgerStats(database, PLACES).count())["outbox"] == 0
+    assert (await PostgresLedgerStats(database, SLOT_LIMITS).count())["outbox"] == 0
 
 
 async def test_operations_and_refusals_are_counted(user: User, replica: Replica, owner: Owner) -> None:
@@ -159,7 +155,7 @@ async def test_operations_and_refusals_are_counted(user: User, replica: Replica,
 
 
 async def talk(user: User, call_id: str, *, summarised_to: int = 0) -> Owner:
-    """Let a run of the conversation begin with a summary, if it has one to write, do a call, and end."""
+    """Run in the conversation: write a summary if given, make a call and end."""
     owner = await user.start("a question", conversation_id="thread")
     await user.send(owner.run_id, f"cmd_{call_id}", steer=pb.SteerCommand(text="hi"))
     summary = message_pb2.Message(role=message_pb2.ROLE_SUMMARY, text="So far.", summarised_to_number=summarised_to)
@@ -172,7 +168,7 @@ async def talk(user: User, call_id: str, *, summarised_to: int = 0) -> Owner:
 
 
 async def grow_old(database: Database, *, days: int = 31) -> None:
-    """Let all but the conversations be so much older."""
+    """Make all rows but the conversations older."""
     for table, columns in {"messages": ["create_time"], "runs": ["create_time", "end_time"]}.items():
         changes = ", ".join(f"{column} = {column} - interval '{days} days'" for column in columns)
         await database.execute(f"UPDATE job_store.{table} SET {changes}")  # noqa: S608
@@ -184,8 +180,8 @@ async def rows_of(database: Database, run_id: str) -> dict[str, int]:
     return {name: await database.fetchval(statement.format(name), run_id) for name in names}
 
 
-async def test_runs_that_a_summary_has_long_stood_for_are_removed_whole(user: User, database: Database) -> None:
-    """With all their rows; what the history for the model needs stays as it was, each call with its result."""
+async def test_runs_summarized_long_ago_are_deleted_completely(user: User, database: Database) -> None:
+    """All their rows are deleted; the model history stays unchanged, each call with its result."""
     old = [await talk(user, "call_1"), await talk(user, "call_2")]
     cancelled = await user.start(conversation_id="thread")
     await cancelled.commit(state=run_pb2.RUN_STATE_FAILED, failure=run_pb2.RunFailure(reason="INTERNAL"))
@@ -210,9 +206,9 @@ async def test_runs_that_a_summary_has_long_stood_for_are_removed_whole(user: Us
     assert (await user.run(kept.run_id)).state == run_pb2.RUN_STATE_COMPLETED
 
 
-async def test_a_run_of_which_a_message_is_still_needed_stays_whole(user: User, database: Database) -> None:
+async def test_run_with_a_needed_message_is_kept_completely(user: User, database: Database) -> None:
     first, second = await talk(user, "call_1"), await talk(user, "call_2")
-    # It stands for the question of the second run, and not for its answer.
+    # It replaces the question of the second run but not its answer.
     third = await talk(user, "call_3", summarised_to=3)
     await grow_old(database)
     await sweep(database)
@@ -224,8 +220,8 @@ async def test_a_run_of_which_a_message_is_still_needed_stays_whole(user: User, 
     assert [(await rows_of(database, owner.run_id))["runs"] for owner in (second, third, fourth)] == [0, 0, 1]
 
 
-async def test_of_a_run_that_is_being_removed_nobody_sees_a_part(user: User, database: Database) -> None:
-    """Else a run could be undone again whose undo is half gone."""
+async def test_run_being_deleted_is_never_seen_partially(user: User, database: Database) -> None:
+    """Otherwise a run whose undo is half deleted could be undone again."""
     old = [await talk(user, f"call_{number}") for number in range(5)]
     await talk(user, "call_last", summarised_to=10)
     await grow_old(database)
@@ -239,8 +235,8 @@ async def test_of_a_run_that_is_being_removed_nobody_sees_a_part(user: User, dat
             await user.ask("ListCalls", run_id=owner.run_id)
 
 
-async def test_commands_go_with_the_log_of_their_run(user: User, database: Database) -> None:
-    """A run that the history needs may have had very many; sent again they come too late, as to any run that ended."""
+async def test_commands_are_deleted_with_the_log_of_their_run(user: User, database: Database) -> None:
+    """A run that the history needs may have very many. Repeated commands arrive too late, as for any ended run."""
     owner = await talk(user, "call_1")
     await grow_old(database, days=8)
     await database.execute("DELETE FROM job_store.outbox")

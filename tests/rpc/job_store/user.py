@@ -1,4 +1,4 @@
-"""A user and a worker as clients of the job store, with as few words as a test needs."""
+"""A user and a worker as clients of the job store."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def forwarded(channel: grpc.aio.Channel, user: Principal, method: str, **fields:
 
 
 class Translated:
-    """A stub whose errors come as PawlError."""
+    """A stub that raises PawlError."""
 
     def __init__(self, stub: object) -> None:
         self._stub = stub
@@ -66,7 +66,7 @@ class Translated:
 
 
 class User:
-    """Speaks for one user of one store; errors come as PawlError."""
+    """Acts as one user of one store; methods raise PawlError."""
 
     def __init__(self, stub: LedgerServiceAsyncStub, *, store_id: str = "acme", user_id: str = "ann") -> None:
         self.stub = stub
@@ -87,7 +87,7 @@ class User:
         return await getattr(Translated(self.stub), method)(request(**values))
 
     async def pages(self, method: str, field: str, **fields: Any) -> list[list[Any]]:
-        """All pages of a list."""
+        """Return all pages of a list."""
         found, token = list[list[Any]](), ""
         while not found or token:
             page = await self.ask(method, **fields, page_token=token)
@@ -113,19 +113,19 @@ class User:
         )
 
     async def start(self, text: str = "hello", **fields: Any) -> Owner:
-        """Submit a message, claim its run, and begin."""
+        """Submit a message, claim its run and start it."""
         owner = await self.take((await self.submit(text, **fields)).run.run_id)
         await owner.commit(state=run_pb2.RUN_STATE_RUNNING)
         return owner
 
     async def take(self, run_id: str = "", worker_id: str = "w1") -> Owner:
-        """Claim the one run that is due, which may have to be a certain one."""
+        """Claim the one due run and optionally check its id."""
         (claimed,) = await self.claim(worker_id)
         assert run_id in {"", claimed.run_id}
         return Owner(self, claimed.run_id, claimed.epoch)
 
     def owner(self, run_id: str, epoch: int) -> Owner:
-        """The worker that claimed a run."""
+        """Return the worker that claimed a run."""
         return Owner(self, run_id, epoch)
 
     async def send(self, run_id: str, command_id: str = "", **kind: Any) -> Any:
@@ -193,7 +193,7 @@ class Owner:
             return [command async for part in self.user.stub.ListCommands(request) for command in part.commands]
 
     async def notices(self) -> list[pb.Notice]:
-        """The notices that come with its inbox."""
+        """The notices in its inbox."""
         request = pb.ListCommandsRequest(store_id=self.user.store_id, run_id=self.run_id)
         with translating():
             return [notice async for part in self.user.stub.ListCommands(request) for notice in part.notices]
@@ -203,7 +203,7 @@ class Owner:
         return call_pb2.Call(call_id=call_id, state=state, **(values | fields))
 
     async def park(self, *waits: Any, **fields: Any) -> Any:
-        """Wait for someone and let the run go."""
+        """Wait for a person and release the run."""
         return await self.commit(
             state=run_pb2.RUN_STATE_WAITING, waits=waits, lease_action=pb.LEASE_ACTION_PARK, **fields
         )

@@ -1,4 +1,4 @@
-"""A notifier over real gRPC and a real database, without NATS: the inboxes and the two loops."""
+"""A notifier over real gRPC and a real database, without NATS: inboxes and both loops."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from pawl.notify.v1.channel_pb2_grpc import ChannelServiceStub
 from pawl.notify.v1.notify_pb2_grpc import NotifyServiceStub
 from pawl.notify.v1.preference_pb2_grpc import PreferenceServiceStub
 from tests import databases
-from tests.fakes.anybody import Anybody
+from tests.fakes.open_authenticator import OpenAuthenticator
 from tests.rpc.notifier.desk import Desk
 from tests.web_server import Names, Reply, WebServer, web_server
 
@@ -63,7 +63,7 @@ def notifier_database(postgres_url: str) -> Iterator[databases.ServiceDatabase]:
 
 @pytest.fixture
 def database_url(notifier_database: databases.ServiceDatabase) -> str:
-    """The URL of a database whose tables are empty."""
+    """The URL of a database with empty tables."""
     notifier_database.empty()
     return notifier_database.url
 
@@ -82,27 +82,27 @@ def store(database: Database) -> PostgresStore:
 
 @pytest.fixture
 async def receiver() -> AsyncIterator[WebServer]:
-    """A receiver of channels, which takes everything until it is told otherwise."""
+    """A receiver of channels that accepts everything by default."""
     async with web_server(lambda _: Reply()) as server:
         yield server
 
 
 @pytest.fixture
 def egress(receiver: WebServer) -> GuardedEgress:
-    """A way out that leads to the receiver, by three names, and nowhere else."""
+    """An egress that resolves three names to the receiver and nothing else."""
     rules = read_rules(["example.com"], [f"{host}:{receiver.port}" for host in ("127.0.0.1", *HOSTS)])
     names = Names({host: ["127.0.0.1"] for host in HOSTS})
     return GuardedEgress({"*": rules}, lookups=Lookups(names), tls=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
 
 
 class Repository(PostgresChannels, PostgresDeliveries):
-    """All that is kept of channels and their deliveries."""
+    """The repository of channels and deliveries."""
 
 
 def wired(
     database: Database, egress: GuardedEgress, mail_server: SmtpServer | None = None, gone_keys: Collection[str] = ()
 ) -> Notifier:
-    """A replica, whose loops do not run yet."""
+    """A replica whose loops are not running yet."""
     ids = IdSource(SystemClock())
     return wire(
         store=PostgresStore(database),
@@ -126,13 +126,13 @@ def wired(
 
 @pytest.fixture
 def mail_server() -> SmtpServer | None:
-    """The mail server of the deployment: none."""
+    """The mail server of the deployment: none by default."""
     return None
 
 
 @pytest.fixture
 def gone_keys() -> set[str]:
-    """The ids of credentials that are not in force any more."""
+    """The ids of credentials that are no longer valid."""
     return set()
 
 
@@ -140,7 +140,7 @@ def gone_keys() -> set[str]:
 async def notifier(
     database: Database, egress: GuardedEgress, mail_server: SmtpServer | None, gone_keys: set[str]
 ) -> AsyncIterator[Notifier]:
-    """A notifier that looks for what is new."""
+    """A notifier that polls for new events."""
     notifier = wired(database, egress, mail_server, gone_keys)
     running = [asyncio.create_task(each.run()) for each in (notifier.subscriptions, notifier.deliveries)]
     yield notifier
@@ -157,7 +157,7 @@ async def channel(notifier: Notifier, tmp_path: Path, ids: IdSource) -> AsyncIte
     address = f"unix:{tmp_path}/grpc"
     server = RpcServer(
         address,
-        authenticator=Anybody(),
+        authenticator=OpenAuthenticator(),
         ids=ids,
         metrics=Metrics("notifier_rpc"),
         limits=Limits(message_bytes_max=64 * 1024),
@@ -184,7 +184,7 @@ def preferences(channel: grpc.aio.Channel) -> PreferenceServiceAsyncStub:
 
 @pytest.fixture
 def draft() -> Callable[..., Draft]:
-    """Makes drafts: `draft("a")` is about event a, for ann of acme."""
+    """Creates drafts: `draft("a")` is about event a, for ann of acme."""
 
     def make(event: str, *, user: str = "ann", store: str = "acme", body: str = "") -> Draft:
         return Draft(

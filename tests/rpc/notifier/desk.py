@@ -1,4 +1,4 @@
-"""What a user does with channels, and sees of them."""
+"""Actions of a user on channels, and their state."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def created(
 
 
 class Desk:
-    """What a user does with a channel and sees of it."""
+    """Actions of a user on a channel, and its state."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Desk:
         self.database = database
 
     async def hook(self, path: str = "/", host: str = "127.0.0.1", **fields: Any) -> tuple[str, str]:
-        """The id and secret of a new channel."""
+        """Return the id and secret of a new channel."""
         made = await created(self.stub, f"http://{host}:{self.receiver.port}{path}", **fields)
         return made.channel.channel_id, made.secret
 
@@ -62,7 +62,7 @@ class Desk:
         return list((await self.stub.ListDeliveries(request, metadata=ANN)).deliveries)
 
     async def delivery(self, channel_id: str, *, tries: int) -> pb.ChannelDelivery:
-        """The one delivery, once a try of that number has ended."""
+        """Return the one delivery after the attempt with that number has ended."""
 
         async def has_ended() -> bool:
             (each,) = await self.deliveries(channel_id)
@@ -72,8 +72,8 @@ class Desk:
         (found,) = await self.deliveries(channel_id)
         return found
 
-    async def looked_at(self, channel_id: str) -> pb.ChannelDelivery:
-        """The one delivery, once nothing is due any more."""
+    async def settled_delivery(self, channel_id: str) -> pb.ChannelDelivery:
+        """Return the one delivery after nothing is due."""
         await until(self.is_idle)
         (found,) = await self.deliveries(channel_id)
         return found
@@ -93,10 +93,10 @@ class Desk:
         return (await self.stub.TestChannel(pb.TestChannelRequest(channel_id=channel_id), metadata=ANN)).delivery
 
     async def inbox(self) -> list[notify_pb2.Notification]:
-        """The notifications of the user, newest first."""
+        """Return the notifications of the user, newest first."""
         request = notify_pb2.ListNotificationsRequest()
         return list((await self.inboxes.ListNotifications(request, metadata=ANN)).notifications)
 
     async def hurry(self) -> None:
-        """Let the time of what waits come."""
+        """Make waiting deliveries due."""
         await self.database.execute("UPDATE notifier.webhook_deliveries SET due_time = now() WHERE due_time > now()")

@@ -1,4 +1,4 @@
-"""Channels of a user and the preferences by which they tell: seen by nobody else (NOTE-1)."""
+"""Channels of a user and notification preferences, which are private (NOTE-1)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pawl.notify.v1.preference_pb2_grpc import PreferenceServiceAsyncStub
 
 
-async def test_a_channel_is_made_changed_and_deleted(channels: ChannelServiceAsyncStub) -> None:
+async def test_channel_is_created_changed_and_deleted(channels: ChannelServiceAsyncStub) -> None:
     made = await created(channels, name="pager", kinds=[notify_pb2.NOTIFICATION_KIND_RUN_FAILED])
     channel = made.channel
     assert made.secret.startswith("whsec_")
@@ -40,25 +40,25 @@ async def test_a_channel_is_made_changed_and_deleted(channels: ChannelServiceAsy
     changed = await channels.UpdateChannel(change, metadata=ANN)
     assert changed.channel == channel
     change = pb.UpdateChannelRequest(channel_id=channel.channel_id)
-    assert (await channels.UpdateChannel(change, metadata=ANN)).channel == channel, "what is not given stays"
+    assert (await channels.UpdateChannel(change, metadata=ANN)).channel == channel, "omitted fields are unchanged"
     listed = await channels.ListChannels(pb.ListChannelsRequest(), metadata=ANN)
     assert list(listed.channels) == [channel]
     await channels.DeleteChannel(pb.DeleteChannelRequest(channel_id=channel.channel_id), metadata=ANN)
     assert not (await channels.ListChannels(pb.ListChannelsRequest(), metadata=ANN)).channels
 
 
-async def test_a_request_makes_one_channel_and_tells_its_secret_once(channels: ChannelServiceAsyncStub) -> None:
+async def test_request_creates_one_channel_and_returns_its_secret_once(channels: ChannelServiceAsyncStub) -> None:
     first = await created(channels, request_id="r1")
     again = await created(channels, request_id="r1")
     assert (again.channel, again.secret) == (first.channel, "")
     assert await reason_of(created(channels, "https://example.com/else", request_id="r1")) == "REQUEST_ID_REUSED"
 
 
-async def test_what_no_channel_can_be_is_refused(channels: ChannelServiceAsyncStub) -> None:
+async def test_invalid_channel_is_rejected(channels: ChannelServiceAsyncStub) -> None:
     rows: list[dict[str, Any]] = [{"kinds": [kind]} for kind in (0, 99)]
     rows += [{"after_seconds": 86401}, {"create_time": Timestamp(seconds=2**62)}]
     urls = ["https://169.254.169.254/", "https://10.1.2.3/", "https://elsewhere.example/", "ftp://example.com/", ""]
-    urls += ["http://example.com/"]  # The secret of a body would be its reader's.
+    urls += ["http://example.com/"]  # A secret in the body would be visible to its reader
     for fields in (*rows, *({"url": url} for url in urls)):
         assert await reason_of(created(channels, **fields)) == "INVALID_FIELD", fields
     channel = (await created(channels)).channel
@@ -67,10 +67,10 @@ async def test_what_no_channel_can_be_is_refused(channels: ChannelServiceAsyncSt
         assert await reason_of(channels.UpdateChannel(change, metadata=ANN)) == "INVALID_FIELD", url
     for _ in range(9):
         await created(channels)
-    assert await reason_of(created(channels)) == "INVALID_FIELD", "a user has ten at most"
+    assert await reason_of(created(channels)) == "INVALID_FIELD", "a user has at most ten"
 
 
-async def test_a_channel_of_another_one_is_not_there(channels: ChannelServiceAsyncStub, receiver: WebServer) -> None:
+async def test_channel_of_another_user_is_not_found(channels: ChannelServiceAsyncStub, receiver: WebServer) -> None:
     channel = (await created(channels, f"http://127.0.0.1:{receiver.port}/")).channel
     test = await channels.TestChannel(pb.TestChannelRequest(channel_id=channel.channel_id), metadata=ANN)
     channel_id = channel.channel_id
@@ -97,15 +97,15 @@ _SET = "UPDATE notifier.webhook_deliveries SET due_time = NULL, state = $2 WHERE
 
 
 @pytest.fixture
-async def told(
+async def two_channels(
     channels: ChannelServiceAsyncStub,
     store: PostgresStore,
     draft: Callable[..., Draft],
     database: Database,
     desk: Desk,
 ) -> list[str]:
-    """The two channels of ann, to each of which one delivery is dead, one skipped, one delivered, and one waits."""
-    # As long as they wait nobody tries them.
+    """Two channels of ann, each with one dead, skipped, delivered and waiting delivery."""
+    # Waiting deliveries are not attempted.
     ids = [(await created(channels, after_seconds=86400)).channel.channel_id for _ in range(2)]
     await channels.CreateChannel(
         pb.CreateChannelRequest(channel=pb.Channel(url=URL, after_seconds=86400)), metadata=BOB
@@ -120,7 +120,7 @@ async def told(
 
 
 async def listed(channels: ChannelServiceAsyncStub, **request: Any) -> list[pb.ChannelDelivery]:
-    """What is found, page by page."""
+    """Return the matching deliveries, page by page."""
     found: list[pb.ChannelDelivery] = []
     asked = pb.ListDeliveriesRequest(**request)
     while True:
@@ -132,11 +132,11 @@ async def listed(channels: ChannelServiceAsyncStub, **request: Any) -> list[pb.C
         asked.page_token = page.next_page_token
 
 
-async def test_deliveries_are_found_across_channels_by_their_state(
-    channels: ChannelServiceAsyncStub, told: list[str]
+async def test_deliveries_are_found_across_channels_by_state(
+    channels: ChannelServiceAsyncStub, two_channels: list[str]
 ) -> None:
     everything = await listed(channels)
-    assert sorted({each.channel_id for each in everything}) == sorted(told)
+    assert sorted({each.channel_id for each in everything}) == sorted(two_channels)
     assert len(everything) == 8
     places = [(each.create_time.ToDatetime(), each.delivery_id) for each in everything]
     assert places == sorted(places, reverse=True)
@@ -147,18 +147,18 @@ async def test_deliveries_are_found_across_channels_by_their_state(
         assert len(found) == 2 * len(states)
         assert await listed(channels, states=states) == found
         assert await listed(channels, states=states, page_size=1) == found
-    of_one = [each for each in everything if each.channel_id == told[0] and each.state == DEAD]
-    assert await listed(channels, channel_id=told[0], states=[DEAD]) == of_one
+    of_one = [each for each in everything if each.channel_id == two_channels[0] and each.state == DEAD]
+    assert await listed(channels, channel_id=two_channels[0], states=[DEAD]) == of_one
     page = await channels.ListDeliveries(pb.ListDeliveriesRequest(states=[DEAD]), metadata=ANN)
     assert {each.state: each.count for each in page.counts} == {DEAD: 2, SKIPPED: 2, DELIVERED: 2, WAITING: 2}
-    of_channel = await channels.ListDeliveries(pb.ListDeliveriesRequest(channel_id=told[0]), metadata=ANN)
+    of_channel = await channels.ListDeliveries(pb.ListDeliveriesRequest(channel_id=two_channels[0]), metadata=ANN)
     assert {each.state: each.count for each in of_channel.counts} == {DEAD: 1, SKIPPED: 1, DELIVERED: 1, WAITING: 1}
     unknown = pb.ListDeliveriesRequest(states=[pb.CHANNEL_DELIVERY_STATE_UNSPECIFIED])
     assert await reason_of(channels.ListDeliveries(unknown, metadata=ANN)) == "INVALID_FIELD"
 
 
-async def test_several_are_sent_again_or_none(
-    channels: ChannelServiceAsyncStub, told: list[str], database: Database
+async def test_resend_is_atomic_for_several_deliveries(
+    channels: ChannelServiceAsyncStub, two_channels: list[str], database: Database
 ) -> None:
     dead = [each.delivery_id for each in await listed(channels, states=[DEAD])]
     others = await database.fetchval(
@@ -200,7 +200,7 @@ async def mute(stub: PreferenceServiceAsyncStub, conversation_id: str, until_tim
     await stub.MuteConversation(preference_pb2.MuteConversationRequest(mute=asked), metadata=ANN)
 
 
-async def test_preferences_are_changed_and_what_is_not_given_stays(preferences: PreferenceServiceAsyncStub) -> None:
+async def test_changing_preferences_keeps_fields_that_are_not_given(preferences: PreferenceServiceAsyncStub) -> None:
     nothing = preference_pb2.Preferences(quiet=preference_pb2.QuietTimes())
     assert await preferences_of(preferences) == nothing
     sundays = preference_pb2.QuietHours(start="22:00", end="07:00", days=[preference_pb2.WEEKDAY_SUNDAY])
@@ -220,7 +220,7 @@ async def test_preferences_are_changed_and_what_is_not_given_stays(preferences: 
     assert await prefer(preferences, kinds=notify_pb2.NotificationKinds(), quiet=preference_pb2.QuietTimes()) == nothing
 
 
-async def test_mutes_end_at_their_time_or_when_they_are_taken_back(preferences: PreferenceServiceAsyncStub) -> None:
+async def test_mutes_end_at_their_time_or_when_deleted(preferences: PreferenceServiceAsyncStub) -> None:
     later = datetime.now(UTC) + timedelta(hours=1)
     await mute(preferences, "conv_1")
     await mute(preferences, "conv_2", later)
@@ -243,7 +243,7 @@ async def test_mutes_end_at_their_time_or_when_they_are_taken_back(preferences: 
     assert await reason_of(muting) == "INVALID_FIELD"
 
 
-async def test_a_user_mutes_a_thousand_conversations_at_most(
+async def test_user_mutes_at_most_a_thousand_conversations(
     preferences: PreferenceServiceAsyncStub, database: Database
 ) -> None:
     await database.execute(
@@ -255,7 +255,7 @@ async def test_a_user_mutes_a_thousand_conversations_at_most(
     await mute(preferences, "conv_more")
 
 
-async def test_in_quiet_hours_deliveries_wait_for_their_end_and_the_inbox_does_not(
+async def test_quiet_hours_delay_deliveries_but_not_the_inbox(
     desk: Desk, store: PostgresStore, draft: Drafts, receiver: WebServer, preferences: PreferenceServiceAsyncStub
 ) -> None:
     channel_id, _ = await desk.hook()
@@ -264,10 +264,10 @@ async def test_in_quiet_hours_deliveries_wait_for_their_end_and_the_inbox_does_n
     quiet = preference_pb2.QuietTimes(hours=[preference_pb2.QuietHours(start=hours[0], end=hours[1])])
     await prefer(preferences, quiet=quiet)
     await store.add([draft("a")])
-    held = await desk.looked_at(channel_id)
+    held = await desk.settled_delivery(channel_id)
     end = (now + timedelta(hours=2)).replace(minute=0, second=0, microsecond=0)
     assert (held.state, held.tries, held.next_try_time.ToDatetime(UTC)) == (WAITING, 0, end)
     assert len(await desk.inbox()) == 1
     assert receiver.asked == []
     await prefer(preferences, quiet=preference_pb2.QuietTimes())
-    assert (await desk.delivery(channel_id, tries=1)).state == DELIVERED, "what waits is looked at again"
+    assert (await desk.delivery(channel_id, tries=1)).state == DELIVERED, "waiting deliveries are checked again"

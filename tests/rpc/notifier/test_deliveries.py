@@ -1,4 +1,4 @@
-"""Deliveries to a real receiver, which checks what comes with the library of the specification (NOTE-1)."""
+"""Deliveries to a real receiver, which verifies them with the library of the specification (NOTE-1)."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ Drafts = Callable[..., Draft]
 
 
 def answers(receiver: WebServer, *replies: Reply) -> None:
-    """Have the receiver give these answers, one by one, the last one for ever."""
+    """Configure the responses of the receiver in order; the last one repeats."""
     following: Iterator[Reply] = iter(replies[:-1])
     receiver.answer = lambda _: next(following, replies[-1])
 
 
-def told(asked: Asked, secret: str) -> Any:
-    """What a request says, if it is signed with the secret."""
+def verified_body(asked: Asked, secret: str) -> Any:
+    """Return the content of a request if it is signed with the secret."""
     assert asked.headers["content-type"] == "application/json"
     return Webhook(secret).verify(asked.body, dict(asked.headers))
 
 
-async def test_a_notification_is_delivered_once_signed(
+async def test_notification_is_delivered_once_with_a_signature(
     desk: Desk, store: PostgresStore, draft: Drafts, receiver: WebServer
 ) -> None:
     channel_id, secret = await desk.hook("/ann?x=1")
@@ -49,7 +49,7 @@ async def test_a_notification_is_delivered_once_signed(
         await store.add([draft("a", body="It is 391."), draft("b", user="bob"), draft("c", store="other")])
     delivery = await desk.delivery(channel_id, tries=1)
     (asked,) = receiver.asked
-    body = told(asked, secret)
+    body = verified_body(asked, secret)
     assert body["type"] == delivery.type == "run.completed"
     assert body["data"]["title"] == "About a"
     assert body["data"]["body"] == "It is 391."
@@ -57,10 +57,10 @@ async def test_a_notification_is_delivered_once_signed(
     assert asked.target == "/ann?x=1"
     assert (delivery.state, delivery.status, delivery.number, delivery.last_error) == (DELIVERED, 200, 1, "")
     with pytest.raises(WebhookVerificationError):
-        told(asked, "whsec_" + "A" * 43 + "=")
+        verified_body(asked, "whsec_" + "A" * 43 + "=")
 
 
-async def test_a_receiver_that_fails_gets_the_same_again(
+async def test_failing_receiver_gets_the_same_delivery_again(
     desk: Desk, store: PostgresStore, draft: Drafts, receiver: WebServer
 ) -> None:
     elsewhere = Reply(status=307, headers={"Location": "/elsewhere"})
@@ -77,21 +77,21 @@ async def test_a_receiver_that_fails_gets_the_same_again(
     assert (second.state, second.status) == (WAITING, 0)
     await desk.hurry()
     third = await desk.delivery(channel_id, tries=3)
-    assert (third.state, third.status) == (WAITING, 307), "no redirect is followed"
+    assert (third.state, third.status) == (WAITING, 307), "redirects are not followed"
     await desk.hurry()
     fourth = await desk.delivery(channel_id, tries=4)
-    assert (fourth.state, fourth.last_error) == (DELIVERED, ""), "an answer is read no further than its status"
+    assert (fourth.state, fourth.last_error) == (DELIVERED, ""), "only the status of a response is read"
     assert {asked.target for asked in receiver.asked} == {"/"}
 
     async def has_recovered() -> bool:
         return not (await desk.channel(channel_id)).HasField("failing_since_time")
 
-    await until(has_recovered)  # The channel is written after its delivery.
+    await until(has_recovered)  # The channel is written after its delivery
     assert len({(asked.headers["webhook-id"], asked.body) for asked in receiver.asked}) == 1
-    assert [told(asked, secret)["type"] for asked in receiver.asked] == ["run.completed"] * 4
+    assert [verified_body(asked, secret)["type"] for asked in receiver.asked] == ["run.completed"] * 4
 
 
-async def test_a_receiver_says_when_it_is_tried_again(
+async def test_retry_after_of_the_receiver_is_followed(
     desk: Desk, store: PostgresStore, draft: Drafts, receiver: WebServer
 ) -> None:
     later = format_datetime(datetime.now(UTC) + timedelta(hours=2), usegmt=True)
@@ -105,7 +105,7 @@ async def test_a_receiver_says_when_it_is_tried_again(
         await desk.hurry()
 
 
-async def test_what_is_gone_is_disabled_and_its_user_is_told(
+async def test_gone_receiver_disables_the_channel_and_notifies_the_user(
     desk: Desk, store: PostgresStore, draft: Drafts, receiver: WebServer
 ) -> None:
     receiver.answer = lambda asked: Reply(status=410 if asked.target == "/gone" else 200)
@@ -126,12 +126,12 @@ async def test_what_is_gone_is_disabled_and_its_user_is_told(
 
     await until(other_has_both)
     await store.add([draft("b")])
-    assert len(await desk.deliveries(gone)) == 1, "it is told nothing more"
+    assert len(await desk.deliveries(gone)) == 1, "it gets no more deliveries"
     changed = await desk.change(gone, enabled=True, url=f"http://127.0.0.1:{receiver.port}/new")
     assert (changed.enabled, changed.disable_reason) == (True, "")
 
 
-async def test_a_channel_is_disabled_before_it_tells_anything_once_its_key_is_gone(
+async def test_channel_with_a_revoked_key_is_disabled_before_delivery(
     desk: Desk, store: PostgresStore, draft: Drafts, receiver: WebServer, gone_keys: set[str]
 ) -> None:
     channel_id, _ = await desk.hook()
@@ -147,7 +147,7 @@ async def test_a_channel_is_disabled_before_it_tells_anything_once_its_key_is_go
     await until(lambda: len(receiver.asked) == 1)
 
 
-async def test_a_receiver_that_hangs_holds_up_nobody_else(
+async def test_hanging_receiver_delays_no_other(
     desk: Desk, store: PostgresStore, draft: Drafts, receiver: WebServer
 ) -> None:
     receiver.answer = lambda asked: Reply(waits=asked.headers["host"].startswith("slow"))
@@ -160,7 +160,7 @@ async def test_a_receiver_that_hangs_holds_up_nobody_else(
     assert fast.state == DELIVERED
     ended = [each.try_time.ToDatetime() for each in waiting if each.HasField("try_time")]
     assert all(fast.try_time.ToDatetime() < each for each in ended)
-    assert len(waiting) == 50, "a page of what waits"
+    assert len(waiting) == 50, "a page of waiting deliveries"
 
 
 async def settled(desk: Desk, channel_id: str) -> pb.ChannelDelivery:
@@ -183,7 +183,7 @@ async def test_two_replicas_send_each_delivery_once(
         try:
             count = await database.fetchval("SELECT count(*) FROM notifier.webhook_deliveries WHERE status = 200")
         except DependencyUnavailable:
-            return False  # Both are at work with all connections that there are.
+            return False  # Both are busy with all available connections
         return bool(count == 300)
 
     await until(all_are_there)
@@ -192,7 +192,7 @@ async def test_two_replicas_send_each_delivery_once(
     assert len(ids) == len(set(ids)) == 300
 
 
-async def test_a_secret_that_was_replaced_signs_for_a_day(
+async def test_replaced_secret_signs_for_a_day(
     desk: Desk, store: PostgresStore, draft: Drafts, receiver: WebServer, database: Database
 ) -> None:
     channel_id, first = await desk.hook()
@@ -201,30 +201,30 @@ async def test_a_secret_that_was_replaced_signs_for_a_day(
     await store.add([draft("a")])
     await desk.delivery(channel_id, tries=1)
     (asked,) = receiver.asked
-    assert told(asked, second) == told(asked, first)
+    assert verified_body(asked, second) == verified_body(asked, first)
     await database.execute("UPDATE notifier.webhooks SET former_times = ARRAY[now()]")
     await store.add([draft("b")])
     await until_asked(receiver, 2)
-    told(receiver.asked[1], second)
+    verified_body(receiver.asked[1], second)
     with pytest.raises(WebhookVerificationError):
-        told(receiver.asked[1], first)
+        verified_body(receiver.asked[1], first)
 
 
 async def until_asked(receiver: WebServer, count: int) -> None:
     await until(lambda: len(receiver.asked) >= count)
 
 
-async def test_a_test_is_sent_once_also_to_what_is_disabled(desk: Desk, receiver: WebServer) -> None:
+async def test_test_delivery_is_sent_once_even_to_a_disabled_channel(desk: Desk, receiver: WebServer) -> None:
     answers(receiver, Reply(status=500))
     channel_id, secret = await desk.hook()
     await desk.change(channel_id, enabled=False)
     await desk.test(channel_id)
     delivery = await desk.delivery(channel_id, tries=1)
     assert (delivery.state, delivery.type, delivery.number) == (DEAD, "channel.test", 0)
-    assert told(receiver.asked[0], secret)["data"]["channel_id"] == channel_id
+    assert verified_body(receiver.asked[0], secret)["data"]["channel_id"] == channel_id
 
 
-async def test_what_was_claimed_by_a_process_that_died_is_tried_again_and_its_late_word_does_not_count(
+async def test_delivery_of_a_dead_process_is_retried_and_its_late_result_ignored(
     desk: Desk, store: PostgresStore, draft: Drafts, receiver: WebServer, database: Database
 ) -> None:
     receiver.answer = lambda _: Reply(waits=True)
@@ -232,11 +232,11 @@ async def test_what_was_claimed_by_a_process_that_died_is_tried_again_and_its_la
     await store.add([draft("a")])
     await until_asked(receiver, 1)
     receiver.answer = lambda _: Reply()
-    await desk.hurry()  # As if its claim were over.
+    await desk.hurry()  # As if its claim had expired
     lost = await desk.delivery(channel_id, tries=1)
     assert (lost.state, lost.last_error, len(receiver.asked)) == (WAITING, LOST.message, 1)
     await desk.hurry()
     assert (await desk.delivery(channel_id, tries=2)).state == DELIVERED
-    receiver.close()  # What hung breaks now.
+    receiver.close()  # Hanging requests fail now
     await asyncio.sleep(0.2)
     assert (await desk.delivery(channel_id, tries=2)).state == DELIVERED

@@ -1,4 +1,4 @@
-"""Deliveries that wait, fail, are claimed, sent again, or end while something is delivered (NOTE-1)."""
+"""Deliveries that wait, fail, are claimed or resent, or end during an attempt (NOTE-1)."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ async def hook(
     )
 
 
-async def tried(repository: Repository, outcome: Outcome) -> Candidate:
-    """Try the one that is due."""
+async def try_delivery(repository: Repository, outcome: Outcome) -> Candidate:
+    """Attempt the due delivery."""
     (candidate,) = await repository.due([], limit=10)
     (attempt,) = await repository.claim([candidate], seconds=30)
     assert await repository.settle(attempt, outcome, chance=0.5)
@@ -81,38 +81,40 @@ def made_test(number: int = 0) -> OwnDelivery:
     return OwnDelivery(delivery_id=DeliveryId(f"dlv_test{number}"), channel_id=HOOK, create_time=NOW, secret=b"s")
 
 
-async def test_a_channel_that_fails_has_one_try_at_once_and_users_with_few_are_first(
+async def test_failing_channel_gets_one_attempt_at_a_time_and_small_users_go_first(
     repository: Repository, store: PostgresStore, draft: Drafts, database: Database
 ) -> None:
     await hook(repository, "hook_dead", host="dead.test")
     await store.add([draft("first")])
-    await tried(repository, FAILED)
+    await try_delivery(repository, FAILED)
     await store.add([draft(f"dead{number}") for number in range(30)])
     (failing,) = choose(await repository.due([], limit=500), [])
-    assert await repository.due([failing], limit=500) == [], "it has its one"
+    assert await repository.due([failing], limit=500) == [], "it has its one attempt"
     await hook(repository, "hook_ann", host="a.test")
     await hook(repository, "hook_bob", inbox=BOBS, host="b.test")
     await store.add([draft(f"ann{number}") for number in range(30)])
     await store.add([draft("bob", user="bob")])
     found = await repository.due([failing], limit=500)
     assert [each.channel_id for each in found[:2]] == ["hook_bob", "hook_ann"]
-    assert len(found) == 17, "of each webhook no more than may be tried"
+    assert len(found) == 17, "at most the limit of attempts per webhook"
 
 
-async def test_tests_neither_fail_a_channel_nor_tell_nor_pile_up(repository: Repository, database: Database) -> None:
+async def test_test_deliveries_do_not_fail_a_channel_notify_or_accumulate(
+    repository: Repository, database: Database
+) -> None:
     await hook(repository)
     for number in range(TESTS_KEPT + 5):
         await repository.add_test(ANNS, made_test(number))
-        await tried(repository, FAILED)
+        await try_delivery(repository, FAILED)
     assert (await repository.channel(ANNS, HOOK)).failing_since_time is None
     assert len(await repository.deliveries(ANNS, HOOK, (), None, limit=100)) == TESTS_KEPT + 1
     await repository.add_test(ANNS, made_test(99))
-    await tried(repository, GONE)
+    await try_delivery(repository, GONE)
     assert not (await repository.channel(ANNS, HOOK)).enabled
     assert await database.fetchval("SELECT count(*) FROM notifier.notifications") == 0
 
 
-async def test_a_look_at_what_is_due_costs_the_same_however_much_waits(
+async def test_cost_of_polling_due_deliveries_is_independent_of_the_backlog(
     repository: Repository, database: Database
 ) -> None:
     await hook(repository)
@@ -128,14 +130,14 @@ async def test_a_look_at_what_is_due_costs_the_same_however_much_waits(
 
 
 async def pages(database: Database, statement: str, *arguments: object) -> int:
-    """Return how many pages a statement touches."""
+    """Return the number of pages that a statement reads."""
     ((told,),) = await database.fetch(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}", *arguments)
     plan = json.loads(told)[0]["Plan"]
     return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
 
 
 @pytest.mark.parametrize("ends", ["delete", "disable", "gone"])
-async def test_a_channel_that_ends_while_it_is_told_is_told_nothing(
+async def test_channel_deleted_during_a_delivery_gets_nothing_more(
     repository: Repository, store: PostgresStore, draft: Drafts, database: Database, ends: str
 ) -> None:
     await hook(repository)
@@ -159,15 +161,15 @@ async def test_a_channel_that_ends_while_it_is_told_is_told_nothing(
     await asyncio.wait_for(ending, 60)
     assert await repository.due([], limit=10) == []
     waiting = (await repository.count_waiting()).values()
-    assert sum(count for count, _ in waiting) == (ends == "disable"), "one is at work"
+    assert sum(count for count, _ in waiting) == (ends == "disable"), "one attempt is running"
     kept = await database.fetchval("SELECT count(*) FROM notifier.webhook_deliveries")
     assert kept == (0 if ends == "delete" else 2)
 
 
-async def test_a_notifier_that_stops_gives_back_what_it_tries(
+async def test_stopping_notifier_releases_its_deliveries(
     repository: Repository, draft: Drafts, database: Database, receiver: WebServer, egress: GuardedEgress
 ) -> None:
-    """As in a deploy: another one goes on at once, and it is no try that has failed."""
+    """As in a deploy: another replica continues immediately, and no failed attempt is counted."""
     receiver.answer = lambda _: Reply(waits=True)
     await hook(repository, host=f"127.0.0.1:{receiver.port}", scheme="http")
     await PostgresStore(database).add([draft("a")])
@@ -179,7 +181,7 @@ async def test_a_notifier_that_stops_gives_back_what_it_tries(
     assert (again.is_lost, again.tries) == (False, 1)
 
 
-async def test_what_is_due_and_tried_by_nobody_is_late_unless_its_channel_fails(
+async def test_due_delivery_without_attempts_is_late_unless_its_channel_fails(
     repository: Repository, store: PostgresStore, draft: Drafts, database: Database
 ) -> None:
     """OPS-2."""
@@ -197,7 +199,7 @@ TIME = datetime(2026, 5, 1, tzinfo=UTC)
 
 
 def at(seconds: float, run_id: str = "run_1", **fields: Any) -> event_pb2.RunEvent:
-    """An event of a run of ann or bob of acme."""
+    """Return an event of a run of ann or bob of acme."""
     event = event_pb2.RunEvent(
         store_id="acme", conversation_id="conv_1", run_id=run_id, event_id="evt_1", **{"type": "run.running"} | fields
     )
@@ -227,7 +229,7 @@ SETTLED = of_call(5, from_state=call_pb2.CALL_STATE_AWAITING_APPROVAL)
     ],
     ids=["a run that waits", "an approval"],
 )
-async def test_a_need_is_told_no_more_once_it_is_over_and_not_before(
+async def test_pending_request_is_no_longer_delivered_once_it_is_settled(
     desk: Desk,
     store: PostgresStore,
     told: event_pb2.RunEvent,
@@ -239,11 +241,11 @@ async def test_a_need_is_told_no_more_once_it_is_over_and_not_before(
     for change, state in (*((other, WAITING) for other in others), (end, SKIPPED)):
         await store.mark_resolved([over for over in [need_resolved_by(change)] if over is not None] * 2)
         await hurry(desk.database)
-        found = await desk.looked_at(channel_id)
+        found = await desk.settled_delivery(channel_id)
         assert (found.state, found.last_error) == (state, "the user is no longer needed" if state == SKIPPED else "")
 
 
-async def test_what_its_user_watched_is_told_no_more_later_and_stays_in_the_inbox(
+async def test_notification_seen_by_its_user_is_not_delivered_but_stays_in_the_inbox(
     desk: Desk, store: PostgresStore, draft: Drafts
 ) -> None:
     """NOTE-1: what counts is that the user has seen it, not that a stream was open."""
@@ -254,7 +256,7 @@ async def test_what_its_user_watched_is_told_no_more_later_and_stays_in_the_inbo
         await desk.stub.CreateChannel(pb.CreateChannelRequest(channel=hook), metadata=metadata)
     told = draft("a")
     await store.add([told])
-    await desk.looked_at(later)
+    await desk.settled_delivery(later)
     for seconds, store_id, user_id, run_id, state in (
         (-1, "acme", "ann", "run_1", WAITING),
         (1, "acme", "bob", "run_1", WAITING),
@@ -268,9 +270,9 @@ async def test_what_its_user_watched_is_told_no_more_later_and_stays_in_the_inbo
         seen_time = told.create_time + timedelta(seconds=seconds)
         await desk.database.execute("UPDATE notifier.viewers SET seen_time = $1", seen_time)
         await hurry(desk.database)
-        found = await desk.looked_at(later)
+        found = await desk.settled_delivery(later)
         assert (found.state, found.last_error) == (state, "the run was watched" if state == SKIPPED else "")
-    assert (await desk.delivery(at_once, tries=1)).state == DELIVERED, "what is told at once is told"
+    assert (await desk.delivery(at_once, tries=1)).state == DELIVERED, "immediate notifications are delivered"
     assert [each.HasField("read_time") for each in await desk.inbox()] == [False]
 
 
@@ -279,7 +281,7 @@ OK = Outcome(status=200)
 
 @pytest.fixture
 async def queue(database: Database, store: PostgresStore, draft: Drafts) -> Repository:
-    """A channel of ann, with one delivery that is due."""
+    """Return a channel of ann with one due delivery."""
     queue = Repository(database)
     await hook(queue)
     await store.add([draft("a")])
@@ -304,27 +306,27 @@ async def hurry(database: Database) -> None:
     await database.execute("UPDATE notifier.webhook_deliveries SET due_time = now() WHERE due_time IS NOT NULL")
 
 
-async def test_a_channel_fails_since_its_first_failure_until_it_is_enabled_or_moved(
+async def test_channel_fails_from_its_first_failure_until_enabled_or_moved(
     queue: Repository, store: PostgresStore, draft: Drafts, database: Database
 ) -> None:
-    await tried(queue, FAILED)
+    await try_delivery(queue, FAILED)
     failing_since = (await queue.channel(ANNS, HOOK)).failing_since_time
     await hurry(database)
-    await tried(queue, FAILED)
+    await try_delivery(queue, FAILED)
     assert (await changed(queue, name="x")).failing_since_time == failing_since is not None
     assert (await changed(queue, url="https://example.com/new")).failing_since_time is None
     await hurry(database)
-    await tried(queue, FAILED)
+    await try_delivery(queue, FAILED)
     assert (await changed(queue, enabled=False)).failing_since_time is not None
     assert (await changed(queue, enabled=True)).failing_since_time is None
     await store.add([draft("b")])
-    await tried(queue, GONE)
+    await try_delivery(queue, GONE)
     assert "410" in (await changed(queue, name="y")).disable_reason
     assert (await changed(queue, enabled=True)).disable_reason == ""
 
 
 @pytest.mark.parametrize("how", ["lost", "moved", "the notifier's own"])
-async def test_what_is_no_failure_of_the_receiver_does_not_count_against_its_channel(
+async def test_failures_not_caused_by_the_receiver_do_not_count_against_its_channel(
     queue: Repository, how: str
 ) -> None:
     outcome = FAILED
@@ -343,10 +345,8 @@ async def test_what_is_no_failure_of_the_receiver_does_not_count_against_its_cha
     assert (channel.enabled, channel.failing_since_time) == (True, None)
 
 
-async def test_a_delivery_that_is_sent_again_while_it_is_tried_stays_with_its_try(
-    queue: Repository, database: Database
-) -> None:
-    await tried(queue, FAILED)
+async def test_delivery_resent_during_an_attempt_stays_with_that_attempt(queue: Repository, database: Database) -> None:
+    await try_delivery(queue, FAILED)
     await hurry(database)
     attempt = await claimed(queue)
     (again,) = await queue.resend(ANNS, [attempt.candidate.delivery_id])
@@ -355,13 +355,13 @@ async def test_a_delivery_that_is_sent_again_while_it_is_tried_stays_with_its_tr
     late = replace(attempt, claim_until=attempt.claim_until - timedelta(seconds=1))
     await queue.release([late])
     assert await queue.settle(late, OK, chance=0.5) is None
-    assert await queue.due([], limit=10) == [], "a claim that is over changes nothing"
+    assert await queue.due([], limit=10) == [], "an expired claim changes nothing"
     assert await queue.settle(attempt, OK, chance=0.5)
     (again,) = await queue.resend(ANNS, [attempt.candidate.delivery_id])
     assert (again.tries, len(await queue.due([], limit=10))) == (0, 1)
 
 
-async def test_nats_is_told_of_deliveries_that_end_and_not_of_those_that_are_skipped(
+async def test_ended_deliveries_are_published_to_nats_and_skipped_ones_are_not(
     queue: Repository, store: PostgresStore, draft: Drafts, database: Database
 ) -> None:
     await PostgresPreferences(database).mute(ANNS, Mute(conversation_id=ConversationId("conv_1")))
@@ -376,9 +376,7 @@ async def test_nats_is_told_of_deliveries_that_end_and_not_of_those_that_are_ski
 
 
 @pytest.mark.parametrize("full", ["host", "user", "store"])
-async def test_nothing_is_due_for_a_host_a_user_or_a_store_with_as_many_tries_as_it_may_have(
-    queue: Repository, full: str
-) -> None:
+async def test_host_user_or_store_at_its_limit_has_no_due_deliveries(queue: Repository, full: str) -> None:
     (due,) = await queue.due([], limit=10)
     stranger = Inbox(store_id=StoreId("other"), user_id=UserId("bob"))
     inbox = {"host": stranger, "user": ANNS, "store": BOBS}[full]
@@ -389,14 +387,14 @@ async def test_nothing_is_due_for_a_host_a_user_or_a_store_with_as_many_tries_as
     assert await queue.due([in_progress] * TRIES_MAX_AT_ONCE[full], limit=10) == []
 
 
-async def test_only_the_last_secrets_sign_beside_the_present_one(queue: Repository) -> None:
+async def test_only_the_last_secrets_sign_beside_the_current_one(queue: Repository) -> None:
     secrets = [bytes([number]) for number in range(FORMER_SECRETS_MAX + 3)]
     for secret in secrets:
         await queue.rotate(ANNS, HOOK, secret)
     assert list((await claimed(queue)).secrets) == secrets[: -FORMER_SECRETS_MAX - 2 : -1]
 
 
-async def test_viewers_and_mutes_of_an_erased_conversation_go(
+async def test_viewers_and_mutes_of_an_erased_conversation_are_deleted(
     queue: Repository, store: PostgresStore, database: Database
 ) -> None:
     """I13."""

@@ -1,4 +1,4 @@
-"""E-mails over a real SMTP server, and the addresses that they go to (NOTE-1)."""
+"""Emails over a real SMTP server, and confirmation of addresses (NOTE-1)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def box(postbox: tuple[Postbox, SmtpServer]) -> Postbox:
     return postbox[0]
 
 
-async def has_come(box: Postbox, count: int) -> None:
+async def has_arrived(box: Postbox, count: int) -> None:
     await until(lambda: len(box.envelopes) >= count)
 
 
@@ -60,9 +60,9 @@ async def confirm(
 
 
 async def confirmed(desk: Desk, box: Postbox, **fields: Any) -> str:
-    """The id of an e-mail that tells at once, whose address is confirmed."""
+    """Return the id of an email channel without delay whose address is confirmed."""
     made = (await created(desk.stub, ADDRESS, **({"after_seconds": 0} | fields))).channel
-    await has_come(box, 1)
+    await has_arrived(box, 1)
     await confirm(desk.stub, made.channel_id, box.codes()[-1])
     await desk.delivery(made.channel_id, tries=1)
     box.envelopes.clear()
@@ -74,7 +74,7 @@ async def send_code(channels: ChannelServiceAsyncStub, channel_id: str) -> None:
     await channels.SendChannelCode(pb.SendChannelCodeRequest(channel_id=channel_id), metadata=ANN)
 
 
-async def test_an_address_is_told_nothing_before_it_is_confirmed(
+async def test_unconfirmed_address_gets_no_notifications(
     desk: Desk, box: Postbox, store: PostgresStore, draft: Drafts
 ) -> None:
     made = await created(desk.stub, ADDRESS, request_id="r1", name="<b>my desk</b>")
@@ -82,11 +82,11 @@ async def test_an_address_is_told_nothing_before_it_is_confirmed(
     assert (channel.enabled, channel.disable_reason, made.secret) == (False, "the address is not confirmed", "")
     assert channel.after_seconds == 600
     await store.add([draft("a", body="secret")])
-    await has_come(box, 1)
+    await has_arrived(box, 1)
     assert [envelope.rcpt_tos for envelope in box.envelopes] == [["ann@example.org"]]
     assert "secret" not in box.texts()[0]
-    assert "my desk" not in box.texts()[0], "what a user writes goes to no stranger"
-    assert "nsubscribe" not in str(box.messages()[0]), "what a mail program clicks at must not cost the code"
+    assert "my desk" not in box.texts()[0], "text of a user is not sent to an unconfirmed address"
+    assert "nsubscribe" not in str(box.messages()[0]), "link previews of mail programs must not use up the code"
     (code,) = await desk.deliveries(channel.channel_id)
     assert (code.type, await reason_of(desk.resend(code))) == ("channel.code", "DELIVERY_NOT_FOUND")
     assert await reason_of(desk.test(channel.channel_id)) == "INVALID_FIELD"
@@ -96,18 +96,18 @@ async def test_an_address_is_told_nothing_before_it_is_confirmed(
         assert await reason_of(confirming) == "CHANNEL_NOT_FOUND"
     found = await confirm(desk.stub, channel.channel_id, box.codes()[0])
     assert (found.enabled, found.disable_reason, found.HasField("confirm_time")) == (True, "", True)
-    assert await confirm(desk.stub, channel.channel_id, "other") == found, "it stays so"
+    assert await confirm(desk.stub, channel.channel_id, "other") == found, "it stays confirmed"
     again = await created(desk.stub, ADDRESS, request_id="r1", name="<b>my desk</b>")
     assert again.channel == found
     assert len(box.envelopes) == 1
 
 
-async def test_a_notification_is_sent_once_and_those_of_a_conversation_are_one_thread(
+async def test_notification_is_sent_once_and_threaded_by_conversation(
     desk: Desk, box: Postbox, store: PostgresStore, draft: Drafts
 ) -> None:
     await confirmed(desk, box)
     await store.add([draft("a", body="It is 391."), draft("b")])
-    await has_come(box, 2)
+    await has_arrived(box, 2)
     messages = [email.message_from_bytes(each.content, policy=email.policy.default) for each in box.envelopes]  # type: ignore[arg-type]
     assert {message["References"] for message in messages} == {"<conv_1.acme@example.com>"}
     assert len({message["Message-ID"] for message in messages}) == 2
@@ -115,15 +115,15 @@ async def test_a_notification_is_sent_once_and_those_of_a_conversation_are_one_t
     assert sum("It is 391." in text for text in box.texts()) == 1
 
 
-async def test_what_is_refused_for_now_is_tried_again_and_what_is_refused_for_good_is_dead(
+async def test_temporary_rejection_is_retried_and_a_permanent_one_is_dead(
     desk: Desk, box: Postbox, store: PostgresStore, draft: Drafts
 ) -> None:
     channel_id = await confirmed(desk, box)
     box.data = iter(["451 greylisted"])
     await store.add([draft("a")])
     delivery = await desk.delivery(channel_id, tries=1)
-    told = "the mail server refused the message with code 451"
-    assert (delivery.state, delivery.status, delivery.last_error) == (WAITING, 451, told)
+    error = "the mail server refused the message with code 451"
+    assert (delivery.state, delivery.status, delivery.last_error) == (WAITING, 451, error)
     await desk.hurry()
     assert (await desk.delivery(channel_id, tries=2)).state == DELIVERED
     await desk.database.execute("DELETE FROM notifier.webhook_deliveries")
@@ -135,16 +135,16 @@ async def test_what_is_refused_for_now_is_tried_again_and_what_is_refused_for_go
     assert (await desk.channel(channel_id)).enabled, "it has not failed for days"
 
 
-async def test_a_connection_that_breaks_after_the_message_sends_it_again_under_the_same_id(
+async def test_connection_lost_after_the_message_resends_it_with_the_same_id(
     desk: Desk, box: Postbox, store: PostgresStore, draft: Drafts
 ) -> None:
-    """At least once: nobody knows whether it was taken."""
+    """At least once: it is unknown whether the server accepted the first one."""
     channel_id = await confirmed(desk, box)
     box.breaks = True
     await store.add([draft("a")])
     delivery = await desk.delivery(channel_id, tries=1)
     assert (delivery.state, delivery.status) == (WAITING, 0)
-    assert not (await desk.channel(channel_id)).HasField("failing_since_time"), "it is no fault of the address"
+    assert not (await desk.channel(channel_id)).HasField("failing_since_time"), "the address is not at fault"
     box.breaks = False
     await desk.hurry()
     assert (await desk.delivery(channel_id, tries=2)).state == DELIVERED
@@ -152,24 +152,26 @@ async def test_a_connection_that_breaks_after_the_message_sends_it_again_under_t
     assert len({envelope.content for envelope in box.envelopes}) == 1
 
 
-async def test_codes_are_few_and_tries_with_one_too(desk: Desk, box: Postbox, database: Database) -> None:
-    """Nobody can fill the post box of another one, nor guess."""
+async def test_codes_and_attempts_per_code_are_limited(desk: Desk, box: Postbox, database: Database) -> None:
+    """This prevents mail flooding and code guessing."""
     channel_id = (await created(desk.stub, ADDRESS)).channel.channel_id
-    await has_come(box, 1)
+    await has_arrived(box, 1)
     (first,) = box.codes()
     wrong = f"{(int(first) + 1) % 10**8:08}"
     for _ in range(5):
         assert await reason_of(confirm(desk.stub, channel_id, wrong)) == "INVALID_FIELD"
-    assert await reason_of(confirm(desk.stub, channel_id, first)) == "INVALID_FIELD", "it is used up"
+    assert await reason_of(confirm(desk.stub, channel_id, first)) == "INVALID_FIELD", "it has been used"
     await send_code(desk.stub, channel_id)
-    await has_come(box, 2)
-    assert await reason_of(confirm(desk.stub, channel_id, first)) == "INVALID_FIELD", "there is another one"
+    await has_arrived(box, 2)
+    assert await reason_of(confirm(desk.stub, channel_id, first)) == "INVALID_FIELD", "a newer code replaces it"
     await database.execute("UPDATE notifier.webhooks SET code_time = now() - interval '61 minutes'")
-    assert await reason_of(confirm(desk.stub, channel_id, box.codes()[1])) == "INVALID_FIELD", "it is too old"
+    assert await reason_of(confirm(desk.stub, channel_id, box.codes()[1])) == "INVALID_FIELD", "it has expired"
     await desk.stub.DeleteChannel(pb.DeleteChannelRequest(channel_id=channel_id), metadata=ANN)
     third = (await created(desk.stub, "mailto:Ann@Example.ORG")).channel.channel_id
-    await has_come(box, 3)
-    assert await reason_of(created(desk.stub, ADDRESS)) == "INVALID_FIELD", "three a day to an address, whoever asks"
+    await has_arrived(box, 3)
+    assert await reason_of(created(desk.stub, ADDRESS)) == "INVALID_FIELD", (
+        "three a day per address, for all users together"
+    )
     assert await reason_of(send_code(desk.stub, third)) == "INVALID_FIELD"
     bob = pb.CreateChannelRequest(channel=pb.Channel(url=ADDRESS))
     assert await reason_of(desk.stub.CreateChannel(bob, metadata=BOB)) == "INVALID_FIELD"
@@ -177,7 +179,7 @@ async def test_codes_are_few_and_tries_with_one_too(desk: Desk, box: Postbox, da
     assert await reason_of(send_code(desk.stub, third)) == "INVALID_FIELD", "there is nothing to confirm"
 
 
-async def test_a_user_and_a_store_have_codes_sent_to_few_addresses_within_a_day(
+async def test_user_and_store_send_codes_to_few_addresses_a_day(
     desk: Desk, database: Database, store: PostgresStore
 ) -> None:
     sent = "INSERT INTO notifier.codes_sent SELECT 'x' || n || '@example.org', 'acme', $1 FROM generate_series(1, $2) n"
@@ -188,11 +190,11 @@ async def test_a_user_and_a_store_have_codes_sent_to_few_addresses_within_a_day(
         await database.execute("UPDATE notifier.codes_sent SET sent_time = now() - interval '25 hours'")
         assert (await created(desk.stub, ADDRESS)).channel.channel_id
         await store.forget(older_than_seconds=30 * 86400, limit=1000)
-        assert await database.fetchval("SELECT count(*) FROM notifier.codes_sent") == 1, "the old ones are forgotten"
+        assert await database.fetchval("SELECT count(*) FROM notifier.codes_sent") == 1, "old ones are deleted"
         await database.execute("DELETE FROM notifier.codes_sent")
 
 
-async def test_a_new_address_is_confirmed_anew_and_gets_nothing_of_before(
+async def test_changed_address_is_confirmed_again_and_gets_no_older_notifications(
     desk: Desk, box: Postbox, store: PostgresStore, draft: Drafts
 ) -> None:
     channel_id = await confirmed(desk, box)
@@ -201,7 +203,7 @@ async def test_a_new_address_is_confirmed_anew_and_gets_nothing_of_before(
     channel = await desk.change(channel_id, url="mailto:eve@example.net")
     assert (channel.enabled, channel.HasField("confirm_time")) == (False, False)
     await desk.resend(sent)
-    await has_come(box, 2)
+    await has_arrived(box, 2)
     await until(desk.is_idle)
     states = {each.type: (each.state, each.last_error) for each in await desk.deliveries(channel_id)}
     assert states["run.completed"] == (SKIPPED, "the address is not confirmed")
@@ -211,7 +213,7 @@ async def test_a_new_address_is_confirmed_anew_and_gets_nothing_of_before(
     assert await reason_of(rotate) == "INVALID_FIELD"
 
 
-async def test_who_was_sent_enough_within_an_hour_waits(
+async def test_hourly_email_limit_delays_further_mails(
     desk: Desk, box: Postbox, store: PostgresStore, draft: Drafts, database: Database
 ) -> None:
     channel_id = await confirmed(desk, box)
@@ -231,27 +233,27 @@ async def test_who_was_sent_enough_within_an_hour_waits(
 
 
 class TestWithoutMailServer:
-    """A deployment that sends no e-mail."""
+    """A deployment without email."""
 
     @pytest.fixture
     def mail_server(self) -> None:
         """None."""
 
-    async def test_no_address_can_be_given(self, desk: Desk) -> None:
+    async def test_email_channel_is_rejected(self, desk: Desk) -> None:
         assert await reason_of(created(desk.stub, ADDRESS)) == "INVALID_FIELD"
 
 
-async def told(desk: Desk, box: Postbox, store: PostgresStore, draft: Drafts, event: str) -> str:
-    """The token in the mail about an event."""
+async def unsubscribe_token(desk: Desk, box: Postbox, store: PostgresStore, draft: Drafts, event: str) -> str:
+    """Return the token in the mail about an event."""
     count = len(box.envelopes)
     await store.add([draft(event)])
-    await has_come(box, count + 1)
+    await has_arrived(box, count + 1)
     match = LINK.search(box.texts()[-1])
     assert match is not None
     content = box.envelopes[-1].content
     assert isinstance(content, bytes)
     headers = content.partition(b"\r\n\r\n")[0].decode().split("\r\n")
-    assert f"List-Unsubscribe: <{match[1]}>" in headers, "whole, and not encoded"
+    assert f"List-Unsubscribe: <{match[1]}>" in headers, "complete and not encoded"
     assert "List-Unsubscribe-Post: List-Unsubscribe=One-Click" in headers
     return match[2]
 
@@ -260,12 +262,12 @@ async def unsubscribe(desk: Desk, token: str, metadata: tuple[tuple[str, str], .
     await desk.stub.UnsubscribeChannel(pb.UnsubscribeChannelRequest(token=token), metadata=metadata)
 
 
-async def test_a_link_ends_the_e_mails_of_its_channel_and_the_inbox_and_others_say_so(
+async def test_unsubscribe_link_disables_the_channel_and_is_announced(
     desk: Desk, box: Postbox, store: PostgresStore, draft: Drafts, database: Database
 ) -> None:
     channel_id = await confirmed(desk, box, name="my phone")
     hook_id, _ = await desk.hook()
-    token = await told(desk, box, store, draft, "a")
+    token = await unsubscribe_token(desk, box, store, draft, "a")
     await desk.change(channel_id, after_seconds=600)
     await store.add([draft("b")])
     await asyncio.gather(*(unsubscribe(desk, token) for _ in range(4)))
@@ -275,7 +277,7 @@ async def test_a_link_ends_the_e_mails_of_its_channel_and_the_inbox_and_others_s
     notices = [each for each in await desk.inbox() if each.kind == notify_pb2.NOTIFICATION_KIND_CHANNEL_DISABLED]
     assert [(each.channel_id, each.title) for each in notices] == [
         (channel_id, f"Channel my phone was disabled: {reason}")
-    ], "once, however often somebody clicks"
+    ], "once, even after several clicks"
     newest = (await desk.deliveries(channel_id))[0]
     assert (newest.state, newest.last_error) == (DEAD, "the channel was disabled")
     events = "SELECT count(*) FROM notifier.channel_events WHERE type = 'channel.disabled' AND channel_id = $1"
@@ -286,16 +288,16 @@ async def test_a_link_ends_the_e_mails_of_its_channel_and_the_inbox_and_others_s
 
     await until(hook_says_so)
     await store.add([draft("c")])
-    assert len(await desk.deliveries(channel_id)) == 2, "nothing more is told there"
+    assert len(await desk.deliveries(channel_id)) == 2, "no more notifications are sent there"
 
 
-async def test_a_token_that_is_not_of_this_store_channel_and_address_does_nothing(
+async def test_token_of_another_store_channel_or_address_does_nothing(
     desk: Desk, box: Postbox, store: PostgresStore, draft: Drafts
 ) -> None:
-    """Unknown and foreign ones are refused alike."""
+    """Unknown and foreign tokens get the same error."""
     channel_id = await confirmed(desk, box)
     hook_id, _ = await desk.hook()
-    token = await told(desk, box, store, draft, "a")
+    token = await unsubscribe_token(desk, box, store, draft, "a")
     named, _, signature = token.partition(".")
     assert named == channel_id
     wrong = [
@@ -316,8 +318,8 @@ async def test_a_token_that_is_not_of_this_store_channel_and_address_does_nothin
     assert await reason_of(unsubscribe(desk, token, ANN_ELSEWHERE)) == "CHANNEL_NOT_FOUND"
     assert (await desk.channel(channel_id)).enabled
     await desk.change(channel_id, url="mailto:bob@example.org")
-    await has_come(box, 2)
+    await has_arrived(box, 2)
     await confirm(desk.stub, channel_id, box.codes()[-1])
-    assert await reason_of(unsubscribe(desk, token)) == "CHANNEL_NOT_FOUND", "another address reads it now"
+    assert await reason_of(unsubscribe(desk, token)) == "CHANNEL_NOT_FOUND", "another address receives it now"
     await desk.stub.DeleteChannel(pb.DeleteChannelRequest(channel_id=channel_id), metadata=ANN)
     assert await reason_of(unsubscribe(desk, token)) == "CHANNEL_NOT_FOUND"

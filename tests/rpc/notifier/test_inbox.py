@@ -1,4 +1,4 @@
-"""The inbox: numbers without gaps, pages, followers, approvers, and what was read or erased."""
+"""The inbox: sequence numbers, pages, subscribers, approvers, read state and erasure."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def reason_of(call: Awaitable[object]) -> str:
     return error.reason
 
 
-async def test_numbers_count_from_one_without_gaps_and_the_same_event_takes_none(
+async def test_sequence_numbers_have_no_gaps_and_duplicates_use_none(
     store: PostgresStore, stub: NotifyServiceAsyncStub, draft: Callable[..., Draft]
 ) -> None:
     """NOTE-1, I15: redelivery gives one notification."""
@@ -52,7 +52,7 @@ async def test_numbers_count_from_one_without_gaps_and_the_same_event_takes_none
     assert [(n.number, n.event_id) for n in response.notifications] == [(3, "c"), (2, "b"), (1, "a")]
 
 
-async def test_replicas_given_the_same_events_at_once_make_one_notification_of_each(
+async def test_replicas_with_the_same_events_create_one_notification_each(
     store: PostgresStore, stub: NotifyServiceAsyncStub, draft: Callable[..., Draft]
 ) -> None:
     events = [f"e{number}" for number in range(20)]
@@ -62,17 +62,17 @@ async def test_replicas_given_the_same_events_at_once_make_one_notification_of_e
     assert await listed(stub) == list(range(20, 0, -1))
 
 
-async def test_values_that_can_never_be_stored_are_told_from_a_store_that_fails(
+async def test_unstorable_values_are_distinguished_from_a_failing_store(
     store: PostgresStore, draft: Callable[..., Draft]
 ) -> None:
     with pytest.raises(PoisonEvent):
         await store.add([replace(draft("a"), title="no\x00text")])
 
 
-async def test_nobody_sees_the_inbox_of_another_user_or_store(
+async def test_inbox_of_another_user_or_store_is_invisible(
     store: PostgresStore, stub: NotifyServiceAsyncStub, draft: Callable[..., Draft]
 ) -> None:
-    """I13: a foreign notification is not found, exactly as an absent one."""
+    """I13: a foreign notification is not found, exactly like an absent one."""
     await store.add([draft("a")])
     assert await listed(stub, BOB) == []
     assert await listed(stub, ANN_ELSEWHERE) == []
@@ -81,7 +81,7 @@ async def test_nobody_sees_the_inbox_of_another_user_or_store(
         assert await reason_of(stub.AcknowledgeNotifications(request, metadata=metadata)) == "NOTIFICATION_NOT_FOUND"
 
 
-async def test_pages_go_from_new_to_old_and_lose_nothing(
+async def test_pages_are_newest_first_and_lose_nothing(
     store: PostgresStore, stub: NotifyServiceAsyncStub, draft: Callable[..., Draft]
 ) -> None:
     await store.add([draft(f"e{number}") for number in range(5)])
@@ -93,7 +93,7 @@ async def test_pages_go_from_new_to_old_and_lose_nothing(
     assert pages == [[5, 4], [3, 2], [1]]
 
 
-async def test_what_was_read_stays_read_with_its_first_time(
+async def test_read_notification_keeps_its_first_read_time(
     store: PostgresStore, stub: NotifyServiceAsyncStub, draft: Callable[..., Draft]
 ) -> None:
     await store.add([draft("a"), draft("b")])
@@ -107,7 +107,7 @@ async def test_what_was_read_stays_read_with_its_first_time(
     assert unread.unread_count == 1
 
 
-async def test_a_request_that_is_wrong_says_why_and_changes_nothing(
+async def test_invalid_request_is_explained_and_changes_nothing(
     store: PostgresStore, stub: NotifyServiceAsyncStub, draft: Callable[..., Draft]
 ) -> None:
     await store.add([draft("a")])
@@ -132,7 +132,7 @@ async def test_a_request_that_is_wrong_says_why_and_changes_nothing(
     assert await listed(stub, only_unread=True) == [1]
 
 
-async def test_old_notifications_are_forgotten_and_numbers_go_on(
+async def test_old_notifications_are_deleted_and_numbers_continue(
     store: PostgresStore, stub: NotifyServiceAsyncStub, draft: Callable[..., Draft]
 ) -> None:
     await store.add([draft("a"), draft("b")])
@@ -142,10 +142,10 @@ async def test_old_notifications_are_forgotten_and_numbers_go_on(
     assert await listed(stub) == [3]
 
 
-async def test_a_conversation_waits_as_long_as_somebody_is_needed_for_a_run_of_it(
+async def test_conversation_is_waiting_while_one_of_its_runs_needs_a_person(
     store: PostgresStore, stub: NotifyServiceAsyncStub, draft: Callable[..., Draft]
 ) -> None:
-    """ASYNC-5: then people are told of the ends of its jobs."""
+    """ASYNC-5: its user is then notified when its jobs end."""
     ann = Inbox(store_id=StoreId("acme"), user_id=UserId("ann"))
     parked = replace(draft("parked"), kind=NotificationKind.INPUT_NEEDED)
     other = replace(draft("other"), conversation_id=ConversationId("conv_2"))
@@ -181,7 +181,7 @@ async def listed_of_approvers(stub: NotifyServiceAsyncStub, metadata: Any) -> no
 
 @pytest.fixture
 def request_of(draft: Callable[..., Draft]) -> Callable[[str], Draft]:
-    """Makes notifications for approvers."""
+    """Creates notifications for approvers."""
 
     def make(event: str) -> Draft:
         return replace(draft(event), kind=NotificationKind.APPROVAL_NEEDED, call_id=CallId("call_1"))
@@ -189,9 +189,7 @@ def request_of(draft: Callable[..., Draft]) -> Callable[[str], Draft]:
     return make
 
 
-async def test_who_reads_with_a_role_that_approves_is_an_approver(
-    store: PostgresStore, stub: NotifyServiceAsyncStub
-) -> None:
+async def test_reader_with_an_approving_role_is_an_approver(store: PostgresStore, stub: NotifyServiceAsyncStub) -> None:
     await listed_of_approvers(stub, MEMBER)
     assert await store.approvers([ACME]) == {ACME: []}
     for metadata in (APPROVER, APPROVER, (("pawl-store", "acme"), ("pawl-user", "bob"), ("pawl-roles", "admin"))):
@@ -200,13 +198,13 @@ async def test_who_reads_with_a_role_that_approves_is_an_approver(
     assert {store_id: set(users) for store_id, users in found.items()} == {ACME: {"ann", "bob"}, "other": set()}
 
 
-async def test_without_the_role_what_is_for_approvers_is_not_there(
+async def test_approver_notifications_are_hidden_without_the_role(
     store: PostgresStore,
     stub: NotifyServiceAsyncStub,
     draft: Callable[..., Draft],
     request_of: Callable[[str], Draft],
 ) -> None:
-    """Who has lost the role learns nothing more of calls of others."""
+    """A user who has lost the role sees no more calls of others."""
     await store.add([draft("a"), request_of("b")])
     shown = await listed_of_approvers(stub, APPROVER)
     assert [(one.event_id, one.call_id) for one in shown.notifications] == [("b", "call_1"), ("a", "")]
@@ -222,7 +220,7 @@ async def test_without_the_role_what_is_for_approvers_is_not_there(
     assert (await stub.AcknowledgeNotifications(request, metadata=APPROVER)).notifications[0].HasField("read_time")
 
 
-async def test_a_subscriber_without_the_role_is_sent_the_others_only(
+async def test_subscriber_without_the_role_gets_only_other_notifications(
     store: PostgresStore,
     stub: NotifyServiceAsyncStub,
     draft: Callable[..., Draft],
@@ -236,7 +234,7 @@ async def test_a_subscriber_without_the_role_is_sent_the_others_only(
             if response.HasField("notification"):
                 found.append(response.notification.event_id)
             elif len(found) >= len(events):
-                break  # Nothing comes after them. A heartbeat may also come before, while they are looked up.
+                break  # Nothing follows them. A heartbeat may come earlier, during the lookup.
         assert found == events
 
 
@@ -248,7 +246,7 @@ def subscribe(stub: NotifyServiceAsyncStub, **request: object) -> Stream:
 
 
 async def read(stream: Stream, count: int) -> list[int]:
-    """The numbers of the next `count` notifications; heartbeats are passed over."""
+    """Return the numbers of the next `count` notifications, skipping heartbeats."""
     numbers: list[int] = []
     async with asyncio.timeout(60):
         while len(numbers) < count:
@@ -259,10 +257,10 @@ async def read(stream: Stream, count: int) -> list[int]:
     return numbers
 
 
-async def test_the_past_comes_first_then_what_is_new(
+async def test_subscription_sends_past_notifications_first(
     store: PostgresStore, stub: NotifyServiceAsyncStub, draft: Callable[..., Draft]
 ) -> None:
-    """The second notification is found by the poll alone: no bus is there to wake anybody."""
+    """Only the poll finds the second notification, because there is no bus."""
     await store.add([draft("a"), draft("b")])
     stream = subscribe(stub, after_number=1)
     assert await read(stream, 1) == [2]
@@ -270,7 +268,7 @@ async def test_the_past_comes_first_then_what_is_new(
     assert await read(stream, 1) == [3]
 
 
-async def test_a_long_past_comes_whole_and_in_order(
+async def test_long_history_is_sent_completely_and_in_order(
     store: PostgresStore, stub: NotifyServiceAsyncStub, draft: Callable[..., Draft]
 ) -> None:
     count = 2 * PAGE + 1
@@ -278,24 +276,24 @@ async def test_a_long_past_comes_whole_and_in_order(
     assert await read(subscribe(stub), count) == list(range(1, count + 1))
 
 
-async def test_with_only_new_the_past_is_left_out(
+async def test_subscription_for_new_notifications_omits_past_ones(
     store: PostgresStore, stub: NotifyServiceAsyncStub, subscriptions: Subscriptions, draft: Callable[..., Draft]
 ) -> None:
     await store.add([draft("a")])
     stream = subscribe(stub, only_new=True)
-    assert await stream.read() == notify_pb2.SubscribeResponse()  # The heartbeat says that it stands.
+    assert await stream.read() == notify_pb2.SubscribeResponse()  # The heartbeat confirms that the subscription is open
     await store.add([draft("b")])
     subscriptions.wake(draft("b").inbox)
     assert await read(stream, 1) == [2]
 
 
-async def test_silence_is_filled_with_heartbeats(stub: NotifyServiceAsyncStub) -> None:
+async def test_idle_subscription_sends_heartbeats(stub: NotifyServiceAsyncStub) -> None:
     stream = subscribe(stub)
     assert [await stream.read(), await stream.read()] == [notify_pb2.SubscribeResponse()] * 2
 
 
 class DeafContext:
-    """A client that takes two messages and then reads no more."""
+    """A client that reads two messages and then stops."""
 
     def __init__(self) -> None:
         self.taken = 0
@@ -306,7 +304,7 @@ class DeafContext:
         self.taken += 1
 
 
-async def test_a_follower_that_does_not_read_is_cut_off_and_told_where_to_go_on(
+async def test_slow_subscriber_is_disconnected_with_the_position_to_resume(
     store: PostgresStore, subscriptions: Subscriptions, draft: Callable[..., Draft]
 ) -> None:
     await store.add([draft("a"), draft("b"), draft("c")])
@@ -328,10 +326,10 @@ async def titles(store: PostgresStore, inbox: Inbox) -> list[str]:
     return [each.title for each in await store.read_after(inbox, 0, approves=True, limit=10)]
 
 
-async def test_notifications_of_an_erased_conversation_go_and_none_comes(
+async def test_erased_conversation_loses_its_notifications_and_gets_none(
     store: PostgresStore, draft: Callable[..., Draft]
 ) -> None:
-    """I13: also those of approvers, whose previews have arguments."""
+    """I13: also approval notifications, whose previews have arguments."""
     request = replace(draft("request"), kind=NotificationKind.APPROVAL_NEEDED)
     await store.add([draft("a"), draft("b", store="other"), request])
     for _ in range(2):
@@ -341,7 +339,7 @@ async def test_notifications_of_an_erased_conversation_go_and_none_comes(
     assert await titles(store, OTHER) == ["About b", "About d"]
 
 
-async def test_a_notification_that_cannot_be_read_holds_up_no_other(
+async def test_unreadable_notification_delays_no_other(
     store: PostgresStore, database: Database, draft: Callable[..., Draft]
 ) -> None:
     await store.add([draft("a"), draft("b", store="other")])

@@ -1,4 +1,4 @@
-"""A worker that a test leads frame by frame."""
+"""A worker that a test controls frame by frame."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EffectClass = call_pb2.EffectClass
 def definition(
     name: str = "charge", *, effect: int = EffectClass.EFFECT_CLASS_AT_MOST_ONCE, **changes: Any
 ) -> tool_pb2.ToolDefinition:
-    """A tool of a worker that needs no approval."""
+    """Return a worker tool that needs no approval."""
     fields: dict[str, Any] = {
         "name": name,
         "description": "Charge an amount.",
@@ -40,7 +40,7 @@ def definition(
 
 
 class AttachedWorker:
-    """One stream of a worker. Frames that it was not asked for yet wait."""
+    """One stream of a worker. Frames are kept until the test asks for their kind."""
 
     def __init__(self, call: Any) -> None:
         self.call = call
@@ -49,7 +49,7 @@ class AttachedWorker:
         await self.call.write(Request(**frame))
 
     async def next(self) -> Any:
-        """The next frame from the registry; heartbeats and their answers are asked for by name."""
+        """Return the next frame of the registry; heartbeats are skipped unless requested by name."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             response = await self.call.read()
         assert response is not grpc.aio.EOF
@@ -65,7 +65,7 @@ class AttachedWorker:
         assert isinstance(await self.next(), worker_pb2.WorkerHeartbeatAnswer)
 
     async def answer(self, invocation: worker_pb2.Invocation, value: Any = "done", **outcome: Any) -> int:
-        """Send a result, and give the status of its receipt."""
+        """Send a result and return the status of its receipt."""
         outcome = outcome or {"content_json": json.dumps(value).encode()}
         await self.send(
             result=worker_pb2.WorkerResult(call_id=invocation.call_id, lease_epoch=invocation.lease_epoch, **outcome)
@@ -76,11 +76,11 @@ class AttachedWorker:
         return receipt.status
 
     def vanish(self) -> None:
-        """Break the stream, as a process that is killed does."""
+        """Break the stream like a killed process."""
         self.call.cancel()
 
     async def ended(self) -> grpc.StatusCode:
-        """How the stream ended."""
+        """Return the final status of the stream."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             code: grpc.StatusCode = await self.call.code()
         return code
@@ -96,7 +96,7 @@ async def attached(
     calls_max: int = 1,
     held: Mapping[str, int] | None = None,
 ) -> AsyncIterator[AttachedWorker]:
-    """Attach a worker; it has been welcomed."""
+    """Attach a worker and wait for its welcome."""
     async with stream(registry, key) as opened:
         await opened.send(hello=hello(tools or (definition(),), worker, group, calls_max, held or {}))
         assert isinstance(await opened.next(), worker_pb2.WorkerWelcome)
@@ -105,7 +105,7 @@ async def attached(
 
 @asynccontextmanager
 async def stream(registry: Registry, key: str) -> AsyncIterator[AttachedWorker]:
-    """Open a stream; nothing was sent yet."""
+    """Open a stream without sending anything."""
     channel = open_channel(registry.address, service_key=key)
     try:
         yield AttachedWorker(WorkerServiceStub(channel).AttachWorker())
@@ -120,7 +120,7 @@ def hello(
     calls_max: int = 1,
     held: Mapping[str, int] | None = None,
 ) -> worker_pb2.WorkerHello:
-    """How a worker introduces itself."""
+    """Return the first frame of a worker."""
     return worker_pb2.WorkerHello(
         group_name=group,
         worker_id=worker,

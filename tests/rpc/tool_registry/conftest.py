@@ -20,7 +20,7 @@ def registry_database(postgres_url: str) -> Iterator[databases.ServiceDatabase]:
 
 @pytest.fixture
 def database_url(registry_database: databases.ServiceDatabase) -> str:
-    """The URL of a database whose tables are empty."""
+    """The URL of a database with empty tables."""
     registry_database.empty()
     return registry_database.url
 

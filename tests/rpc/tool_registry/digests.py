@@ -1,4 +1,4 @@
-"""Digests of the audit as only who has the secret of the conversation can make them."""
+"""Digests of the audit, which need the secret of the conversation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pawl.chassis.db.database import Database
 
 
 async def digest_of(database_url: str, content: bytes, key_id: str = "conversation") -> str:
-    """Return the digest of some arguments, or of a result, of a conversation."""
+    """Return the digest of arguments or of a result in a conversation."""
     async with Database(database_url, application_name="test") as database:
         secret = await database.fetchval("SELECT secret FROM tool_registry.audit_keys WHERE key_id = $1", key_id)
     return hmac.digest(secret, hashlib.sha256(content).hexdigest().encode(), "sha256").hex()

@@ -28,12 +28,12 @@ from tests.files import put
 from tests.rpc.tool_registry.registry import Registry, content, eventually, running
 
 SAFE = call_pb2.TOOL_CATEGORY_SAFE
-# As long as the service may take to start a server and list its tools; a busy machine imports a package in seconds.
+# The limit of the service for starting a server and listing its tools; a busy machine imports slowly.
 PATIENCE_SECONDS = 75.0
 
 
 class FakeServer:
-    """The scripted server of tests/fakes, and what it has noted down."""
+    """The scripted server of tests/fakes and its log."""
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
         self.folder = folder
@@ -41,16 +41,15 @@ class FakeServer:
         self.describe([a_tool(name) for name in names])
 
     def describe(self, tools: Sequence[Mapping[str, Any]]) -> None:
-        """Have it describe its tools so from now on."""
+        """Set the tool descriptions from now on."""
         put(self.folder / "tools.json", json.dumps(tools))
 
     def log(self) -> list[str]:
-        """What happened."""
         path = self.folder / "log"
         return path.read_text().splitlines() if path.exists() else []
 
     async def logged(self, line: str, times: int = 1) -> None:
-        """Wait until something has happened so often."""
+        """Wait until an event has occurred this often."""
         await eventually(lambda: self.log().count(line) >= times)
 
     @property
@@ -60,20 +59,20 @@ class FakeServer:
 
     @property
     def process_id(self) -> int:
-        """Of the process that was started last."""
+        """The id of the last started process."""
         return [int(line.split()[1]) for line in self.log() if line.startswith("started")][-1]
 
     def config(
         self, name: str = "fake", *, policies: Sequence[source_pb2.SourceToolPolicy] | None = None, **more: Any
     ) -> source_pb2.SourceConfig:
-        """How to reach it; by default its tools need no approval, and it writes into its folder only."""
+        """Its source configuration; by default its tools need no approval, and it writes to its folder only."""
         stdio = stdio_config(self.folder, **more)
         given = [policy("*", category=SAFE)] if policies is None else policies
         return source_pb2.SourceConfig(name=name, mcp_stdio=stdio, policies=given)
 
 
 def a_tool(name: str, **more: Any) -> dict[str, Any]:
-    """A tool in the words of a server."""
+    """Return a tool as a server describes it."""
     return {"name": name, "description": f"Does {name}.", "inputSchema": {"type": "object"}} | more
 
 
@@ -83,7 +82,7 @@ def policy(tool_name: str, **fields: Any) -> source_pb2.SourceToolPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class McpRegistry:
-    """A registry, its connector, and short ways to call it as an operator and admin of acme."""
+    """A registry, its connector and short methods to call it as an operator and admin of acme."""
 
     registry: Registry
     connector: McpConnector
@@ -96,7 +95,6 @@ class McpRegistry:
 
     @property
     def open_count(self) -> int:
-        """The number of open connections."""
         return sum(session.is_open for _, session in self.connections.all())
 
     async def add(self, config: source_pb2.SourceConfig, *, who: str = "operator", **more: Any) -> source_pb2.Source:
@@ -127,22 +125,22 @@ UNKNOWN = "UNKNOWN OUTCOME_UNKNOWN"
 
 
 def answer(question: execution_pb2.ExecutionResult, text: str | None) -> execution_pb2.Answer:
-    """What a person says to a question; None refuses."""
+    """Return the answer of a person to a question; None declines."""
     return execution_pb2.Answer(question=question.question.question, answer=text or "", declined=text is None)
 
 
 def failure(result: execution_pb2.ExecutionResult) -> str:
-    """What the model is told of a call that failed."""
+    """Return the error of a failed call as the model sees it."""
     assert result.result.is_error
-    told: str = content(result)["error"]
-    return told
+    text: str = content(result)["error"]
+    return text
 
 
 @asynccontextmanager
 async def mcp_registry(
     database_url: str, folder: Path, *, secrets: Mapping[str, Mapping[str, str]] | None = None, **options: Any
 ) -> AsyncIterator[McpRegistry]:
-    """Run a registry that serves MCP sources; those over HTTP are reached under `egress`, if it is given."""
+    """Run a registry with MCP sources; HTTP servers are reached through `egress`, if given."""
     made: list[McpConnector] = []
     idle_seconds = options.pop("idle_seconds", 300.0)
     egress: GuardedEgress | None = options.pop("egress", None)

@@ -1,4 +1,4 @@
-"""Tools with a process of their own that do there what no process survives."""
+"""Tools with their own process that misbehave in ways no process survives."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LIMITS = ProcessLimits(memory_bytes=64 * MIB, cpu_seconds=1)
 
 @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY, process=LIMITS)
 def look_round(number: int, context: ToolContext) -> dict[str, Any]:
-    """Say what there is in this process."""
+    """Return the state of this process."""
     context.progress(0.5, "looking")
     os.write(1, b"\xff\xfe\x00")
     os.write(2, b"\xff\xfe\x00")
@@ -52,7 +52,7 @@ def look_round(number: int, context: ToolContext) -> dict[str, Any]:
 
 @tool(category=Category.SAFE, process=LIMITS)
 def say_half_a_character(context: ToolContext, *, fails: bool) -> str:
-    """Say what is no text."""
+    """Write bytes that are not text."""
     context.progress(0.5, "\ud800")
     if fails:
         raise ToolError("it was \ud800")
@@ -61,7 +61,7 @@ def say_half_a_character(context: ToolContext, *, fails: bool) -> str:
 
 @tool(category=Category.SAFE, timeout_seconds=60, async_timeout_seconds=7200, process=LIMITS)
 def seconds_left(context: ToolContext) -> float:
-    """Say how long this may take."""
+    """Return the remaining time."""
     return context.deadline.timestamp() - time.time()
 
 
@@ -89,13 +89,13 @@ def _sockets() -> list[int]:
 
 @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY, process=LIMITS)
 async def tell_secret(name: str, context: ToolContext) -> str:
-    """Tell a secret."""
+    """Return a secret."""
     return f"it is {context.secret(name)}"
 
 
 @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY, process=LIMITS, timeout_seconds=60)
 def misbehave(way: str) -> Any:
-    """Do what takes a process down, or what cannot be passed on."""
+    """Crash the process or return an unserializable value."""
     return WAYS[way]()
 
 
@@ -165,7 +165,7 @@ WAYS: dict[str, Any] = {
 
 @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY, process=LIMITS)
 def undo() -> Reversible:
-    """Do what can be undone."""
+    """Do something reversible."""
     return Reversible(value="done", inverse=Inverse(tool_name="redo", arguments={"n": 1}, summary="redo it"))
 
 

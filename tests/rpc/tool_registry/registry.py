@@ -1,4 +1,4 @@
-"""A registry for tests: real gRPC, a real database, and tools of the test's own."""
+"""A registry for tests: real gRPC, a real database and tools of the test."""
 
 from __future__ import annotations
 
@@ -84,26 +84,25 @@ KEYS = [
     for store in ("acme", "other")
     for user, roles in _ROLES.items()
 ]
+# A delegate without the right to decide
 DELEGATE = ApiKey(
     key="key-of-shop-of-acme", store_id="acme", user_id="shop", roles=["delegate", "member", "approver", "admin"]
 )
-"""A delegate that decides nothing."""
 KEYS.append(DELEGATE)
+# The metadata of a delegate that acts for ann with all her roles
 FOR_ANN = (("pawl-user", "ann"), ("pawl-roles", "approver,admin"))
-"""The metadata with which it acts for ann with all that it has."""
 
 
 ANN = Principal(store_id=StoreId("acme"), user_id=UserId("ann"))
 
 
 class Ledger(LedgerReads):
-    """A ledger with the run `run` of ann of acme, its call `approved` of pay, and the agents clerk and counter.
-
-    `told` are completed calls that it was notified of, `stopped` the runs that take no results any more.
+    """A ledger with the run `run` of ann of acme, its approved call `approved` of pay, and the agents clerk and
+    counter. `completed_calls` has the completed calls that it was notified of, `stopped` the runs that take no results.
     """
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, str]] = []
+        self.completed_calls: list[tuple[str, str]] = []
         self.stopped: set[str] = set()
         self.away = False
 
@@ -125,7 +124,7 @@ class Ledger(LedgerReads):
 
     async def note_completion(self, run: RunKey, key: CallKey) -> None:
         self._answer()
-        self.told.append((run.run_id, key.call_id))
+        self.completed_calls.append((run.run_id, key.call_id))
 
     def _answer(self) -> None:
         if self.away:
@@ -141,7 +140,7 @@ def context(
     agent: str = "default",
     above: Sequence[str] = (),
 ) -> execution_pb2.CallContext:
-    """On whose behalf a call is made; `above` are the agents of the runs above."""
+    """Return the user, run and agent of a call; `above` are the agents of the ancestor runs."""
     return execution_pb2.CallContext(
         store_id=store,
         user_id=user,
@@ -175,19 +174,19 @@ class Registry:
     metrics: Metrics
     runner: PythonRunner
     instance_id: str
+    # Announce the end of the process; the server runs until the registry is closed
     stop: Callable[[], None]
-    """Say that the process is to end; the server goes on until the registry is left."""
     forget_rule_uses: Callable[[float], Awaitable[None]]
 
     @property
     def ann(self) -> ToolServiceAsyncStub:
-        """The register as ann of acme sees it."""
+        """Tool registration as ann of acme."""
         return self.users["acme", "ann"]
 
     async def check(
         self, tool: str, arguments: Any = None, *, call: str = "call", version: int = 1, **who: Any
     ) -> execution_pb2.Verdict:
-        """Check one call; `arguments` are bytes as written, or a value."""
+        """Check one call; `arguments` are raw bytes or a value."""
         names = [entry.definition.name for entry in await self.catalog.visible(ANN)]
         one = proposed(call, tool, arguments, tool_version=version)
         (verdict,) = await self.verdicts(one, who=context(**who), known_tool_names=names)
@@ -196,14 +195,14 @@ class Registry:
     async def verdicts(
         self, *calls: execution_pb2.ProposedCall, who: Any = None, **more: Any
     ) -> list[execution_pb2.Verdict]:
-        """Check the calls of one answer of a model."""
+        """Check the calls of one model answer."""
         request = execution_pb2.CheckCallsRequest(context=who or context(), calls=calls, **more)
         return list((await self.execution.CheckCalls(request)).verdicts)
 
     def stream(
         self, tool: str, arguments: Any = None, *, call: str = "call", version: int = 1, who: Any = None, **more: Any
     ) -> Any:
-        """Begin one call; gives the stream of responses."""
+        """Start one call and return the stream of responses."""
         return self.execution.ExecuteTool(
             execution_pb2.ExecuteToolRequest(
                 context=who or context(),
@@ -216,7 +215,7 @@ class Registry:
         )
 
     async def run(self, tool: str, arguments: Any = None, **more: Any) -> execution_pb2.ExecutionResult:
-        """Run one call to its end; gives the result, which came last and once."""
+        """Run one call to its end and return the result, which must come last and once."""
         responses = [response async for response in self.stream(tool, arguments, **more)]
         kinds = [response.WhichOneof("kind") for response in responses]
         assert kinds.count("result") == 1
@@ -227,9 +226,9 @@ class Registry:
     async def run_out_of_time(
         self, tool: str, arguments: Any = None, *, call: str = "call"
     ) -> tuple[str, execution_pb2.ExecutionResult]:
-        """Run a call that begins and does not end in time; gives its id too.
+        """Run a call that starts and times out; return its result and id.
 
-        On a busy machine a call may run out of time before it begins: then another one has more.
+        On a busy machine a call may time out before it starts; then retry with a longer timeout.
         """
         for tries in itertools.count():
             name = f"{call}_{tries}"
@@ -245,7 +244,6 @@ class Registry:
         return await self.run(tool, arguments, approved_digest=digest, **more)
 
     async def cancel(self, call: str = "call", *, wait: float = 5, **who: str) -> execution_pb2.CancelExecutionResponse:
-        """Cancel a call."""
         request = execution_pb2.CancelExecutionRequest(context=context(**who), call_id=call, wait_seconds=wait)
         return await self.execution.CancelExecution(request)
 
@@ -253,30 +251,30 @@ class Registry:
 def proposed(
     call: str, tool: str, arguments: Any = None, *, tool_version: int = 1, **more: Any
 ) -> execution_pb2.ProposedCall:
-    """A call as a model writes it; `arguments` are bytes as written, or a value."""
+    """Return a call as a model writes it; `arguments` are raw bytes or a value."""
     return execution_pb2.ProposedCall(
         call_id=call, tool_name=tool, tool_version=tool_version, arguments_json=as_json(arguments), **more
     )
 
 
 def as_json(arguments: Any) -> bytes:
-    """Bytes as they are, anything else as JSON."""
+    """Return bytes unchanged and anything else as JSON."""
     return arguments if isinstance(arguments, bytes) else json.dumps({} if arguments is None else arguments).encode()
 
 
 def content(result: execution_pb2.ExecutionResult) -> Any:
-    """What a call returned."""
+    """Return the value of a call's result."""
     return json.loads(result.result.content_json)
 
 
 def outcome(result: execution_pb2.ExecutionResult) -> str:
-    """How an execution ended, with the reason of an error."""
+    """Return the outcome of an execution, with the reason of an error."""
     name = execution_pb2.ExecutionOutcome.Name(result.outcome).removeprefix("EXECUTION_OUTCOME_")
     return f"{name} {result.result.error_reason}".strip()
 
 
 def reason(error: grpc.aio.AioRpcError) -> tuple[grpc.StatusCode, str, dict[str, str]]:
-    """Code, reason and metadata of an error status."""
+    """Return the code, reason and metadata of an error status."""
     for key, value in error.trailing_metadata() or ():
         if key == "grpc-status-details-bin":
             info = error_details_pb2.ErrorInfo()
@@ -286,7 +284,7 @@ def reason(error: grpc.aio.AioRpcError) -> tuple[grpc.StatusCode, str, dict[str,
 
 
 async def refusal(call: Awaitable[Any] | grpc.aio.UnaryStreamCall[Any, Any]) -> str:
-    """Return the reason with which a call is refused, be it unary or a stream."""
+    """Return the error reason of a rejected unary or streaming call."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await (_read(call) if isinstance(call, AsyncIterable) else call)
     return reason(caught.value)[1]
@@ -298,7 +296,7 @@ async def _read(stream: AsyncIterable[Any]) -> None:
 
 
 async def all_pages(method: Callable[[Any], Awaitable[Any]], request: Any, field: str) -> list[Any]:
-    """Return everything that a method lists, page by page."""
+    """Return all items of a list method, page by page."""
     found: list[Any] = []
     while True:
         page = await method(request)
@@ -310,7 +308,7 @@ async def all_pages(method: Callable[[Any], Awaitable[Any]], request: Any, field
 
 
 async def eventually(holds: Callable[[], object]) -> None:
-    """Return once the condition holds."""
+    """Wait until the condition holds."""
 
     async def does() -> bool:
         return bool(holds())
@@ -432,7 +430,7 @@ def _server(address: str, ids: IdSource, metrics: Metrics, drain_seconds: float)
 
 
 class _OnDemand(dict[tuple[str, str], _T]):
-    """Values by user, each made when it is first asked for: few tests need more than two of all users."""
+    """Values by user, created on first use because few tests need more than two users."""
 
     def __init__(self, make: Callable[[tuple[str, str]], _T]) -> None:
         self._make = make
@@ -450,7 +448,7 @@ class _Channels:
         self.users = _OnDemand[grpc.aio.Channel](lambda who: open_channel(address, service_key=keys[who]))
 
     def stubs(self, stub: Callable[[grpc.aio.Channel], Any]) -> dict[tuple[str, str], Any]:
-        """Return a stub for each user, made when it is asked for."""
+        """Return a stub for each user, created on first use."""
         return _OnDemand[Any](lambda who: stub(self.users[who]))
 
     async def __aenter__(self) -> Self:
@@ -462,7 +460,7 @@ class _Channels:
 
 
 def front_end_tool(name: str = "show_chart", **changes: Any) -> tool_pb2.ToolDefinition:
-    """A definition that a front end registers."""
+    """Return a definition that a front end registers."""
     fields: dict[str, Any] = {
         "name": name,
         "description": "Show a chart.",

@@ -1,4 +1,4 @@
-"""A running tool asks its user something."""
+"""Running tools that ask their user a question."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EFFECTS = [EffectClass.READ_ONLY, EffectClass.IDEMPOTENT, EffectClass.AT_MOST_ON
 
 
 def answers(*given: str | None) -> list[execution_pb2.Answer]:
-    """Answers to the questions of the tools below; None declines."""
+    """Return answers to the questions of the tools below; None declines."""
     asked = ("Which colour?", "Which size?")
     return [
         execution_pb2.Answer(question=question, answer=answer or "", declined=answer is None)
@@ -29,10 +29,10 @@ def answers(*given: str | None) -> list[execution_pb2.Answer]:
 
 
 class Shop:
-    """Tools that ask, and what they did."""
+    """Tools that ask questions, with a log of their actions."""
 
     def __init__(self) -> None:
-        self.begun = 0
+        self.started = 0
         self.orders: list[str] = []
 
     def tools(self) -> list[Tool[..., Any]]:
@@ -40,7 +40,7 @@ class Shop:
             @tool(name=f"order_{effect.lower()}", category=Category.SAFE, effect=effect, timeout_seconds=5)
             async def order(context: ToolContext) -> str:
                 """Order."""
-                self.begun += 1
+                self.started += 1
                 colour = await context.ask("Which colour?", why="It comes in two.", options=["red", "blue"])
                 try:
                     size = await context.ask("Which size?")
@@ -76,7 +76,7 @@ async def registry(database_url: str, tmp_path: Path, shop: Shop) -> AsyncIterat
 
 
 @pytest.mark.parametrize("effect", EFFECTS)
-async def test_each_question_ends_the_stream_and_the_answers_go_on(
+async def test_question_ends_the_stream_and_its_answer_resumes_the_call(
     registry: Registry, shop: Shop, effect: EffectClass
 ) -> None:
     name = f"order_{effect.lower()}"
@@ -88,23 +88,23 @@ async def test_each_question_ends_the_stream_and_the_answers_go_on(
         assert content(await registry.run(name, call="declined", answers=answers("red", None))) == "red any"
         thread = await registry.run("order_in_thread", call="thread")
         assert "only async tools" in content(thread)["error"]
-        shop.begun, shop.orders = 1, []
+        shop.started, shop.orders = 1, []
     second = await registry.run(name, answers=answers("red"))
     assert (outcome(second), second.question.question) == ("INPUT_REQUIRED", "Which size?")
     third = await registry.run(name, answers=answers("red", "large"))
     assert (outcome(third), content(third)) == ("SUCCEEDED", "red large")
     assert shop.orders == ["red large"]
-    assert shop.begun == (1 if effect is EffectClass.AT_MOST_ONCE else 3)
+    assert shop.started == (1 if effect is EffectClass.AT_MOST_ONCE else 3)
 
 
-async def test_time_stands_still_while_a_question_is_open(registry: Registry, shop: Shop) -> None:
+async def test_timeout_pauses_while_a_question_is_open(registry: Registry, shop: Shop) -> None:
     await registry.run("order_at_most_once")
     await asyncio.sleep(5.1)
     await registry.run("order_at_most_once", answers=answers("red"))
     assert outcome(await registry.run("order_at_most_once", answers=answers("red", "large"))) == "SUCCEEDED"
 
 
-async def test_an_answer_reaches_the_replica_that_runs_the_call(
+async def test_answer_reaches_the_replica_that_runs_the_call(
     registry: Registry, shop: Shop, database_url: str, tmp_path: Path
 ) -> None:
     other_shop = Shop()
@@ -114,12 +114,10 @@ async def test_an_answer_reaches_the_replica_that_runs_the_call(
         second = await other.run("order_at_most_once", answers=answers("red"))
         assert second.question.question == "Which size?"
         assert content(await other.run("order_at_most_once", answers=answers("red", "large"))) == "red large"
-    assert (shop.begun, other_shop.begun) == (1, 0)
+    assert (shop.started, other_shop.started) == (1, 0)
 
 
-async def test_nobody_knows_what_became_of_a_call_whose_process_ended_before_the_answer(
-    database_url: str, tmp_path: Path
-) -> None:
+async def test_call_is_unknown_if_its_process_ends_before_the_answer(database_url: str, tmp_path: Path) -> None:
     options = ExecutorOptions(lease_seconds=2.0, grace_seconds=0.0)
     async with running(database_url, tmp_path, Shop().tools(), options=options) as gone:
         await gone.run("order_at_most_once")

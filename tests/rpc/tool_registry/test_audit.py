@@ -1,4 +1,4 @@
-"""TOOL-6: the audit chain says what happened, before it happens, and shows every change that is made to it."""
+"""TOOL-6: the audit chain records events before they happen and reveals every change to it."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ async def registry(database_url: str, tmp_path: Path) -> AsyncIterator[Registry]
 
 
 async def listed(registry: Registry, *, store: str = "acme", **wanted: Any) -> list[audit_pb2.AuditEntry]:
-    """All entries that match, the oldest first."""
+    """Return all matching entries, oldest first."""
     request = audit_pb2.ListAuditRequest(page_size=2, **wanted)
     return (await all_pages(registry.auditors[store, "olga"].ListAudit, request, "entries"))[::-1]
 
 
-def said(entries: Sequence[audit_pb2.AuditEntry]) -> list[tuple[str, str, str, str]]:
+def fields_of(entries: Sequence[audit_pb2.AuditEntry]) -> list[tuple[str, str, str, str]]:
     return [
         (audit_pb2.AuditKind.Name(entry.kind).removeprefix("AUDIT_KIND_"), entry.call_id, entry.verdict, entry.reason)
         for entry in entries
@@ -77,7 +77,7 @@ async def decide(registry: Registry, call: str, kind: Any, *, by: str = "bob", v
     await registry.execution.RecordDecisions(request)
 
 
-async def test_the_chain_tells_the_story_of_each_call(registry: Registry, database_url: str) -> None:
+async def test_chain_records_the_history_of_each_call(registry: Registry, database_url: str) -> None:
     await registry.check("look", {"n": 7}, call="c1")
     await registry.run("look", {"n": 7}, call="c1")
     digest = (await registry.check("delete", {"path": "notes"}, call="c2")).digest
@@ -85,7 +85,7 @@ async def test_the_chain_tells_the_story_of_each_call(registry: Registry, databa
     await registry.run("delete", {"path": "notes"}, call="c2", approved_digest=digest)
     await registry.check("nothing\0of the kind", call="c3")
     entries = await listed(registry)
-    assert said(entries) == [
+    assert fields_of(entries) == [
         ("PROPOSED", "c1", "RUN", ""),
         ("EXECUTED", "c1", "", ""),
         ("RETURNED", "c1", "SUCCEEDED", ""),
@@ -153,7 +153,7 @@ async def test_analytics_count_what_each_tool_did(database_url: str, tmp_path: P
             await registry.run("look", {"n": number}, call=f"l{number}")
         await registry.run("fail", call="f")
         for number, kind in enumerate((1, 1, 2, 3, 4)):
-            for _ in range(2):  # Asked again after a crash: counted once.
+            for _ in range(2):  # Reported again after a crash: counted once
                 await registry.check("delete", {"path": "x"}, call=f"d{number}")
                 await decide(registry, f"d{number}", kind)
         request = audit_pb2.GetToolAnalyticsRequest()
@@ -186,10 +186,10 @@ def returned(call: str, **changes: Any) -> execution_pb2.RecordResultsRequest:
     return execution_pb2.RecordResultsRequest(context=context(), results=[result])
 
 
-async def test_what_front_ends_return_is_counted_once(registry: Registry, database_url: str) -> None:
-    """TOOL-6: also when it is told several times, at once."""
+async def test_front_end_results_are_counted_once(registry: Registry, database_url: str) -> None:
+    """TOOL-6: also when reported several times concurrently."""
     await registry.check("look", call="c0")
-    for _ in range(2):  # Told again after a crash.
+    for _ in range(2):  # Reported again after a crash
         tellings = [
             returned("c1"),
             returned("c1"),
@@ -203,7 +203,7 @@ async def test_what_front_ends_return_is_counted_once(registry: Registry, databa
         audit_pb2.GetToolAnalyticsRequest(tool_name="show")
     )
     assert not (await verified(registry)).HasField("problem")
-    assert said(entries) == [
+    assert fields_of(entries) == [
         ("RETURNED", "c1", "SUCCEEDED", ""),
         ("RETURNED", "c2", "FAILED", "TOOL_ERROR"),
         ("RETURNED", "c3", "FAILED", "EXPIRED"),
@@ -216,7 +216,7 @@ async def test_what_front_ends_return_is_counted_once(registry: Registry, databa
     assert (figures.p50_seconds, figures.p95_seconds) == (2, 9)
 
 
-async def test_entries_are_found_by_operators_of_their_store_by_run_tool_user_kind_and_time(
+async def test_operators_find_entries_by_run_tool_user_kind_and_time(
     registry: Registry,
 ) -> None:
     await registry.check("look", call="c1")
@@ -251,7 +251,7 @@ async def test_entries_are_found_by_operators_of_their_store_by_run_tool_user_ki
 INVALID = {"INVALID_FIELD", "INVALID_ID", "INVALID_PAGE_TOKEN"}
 
 
-async def test_decisions_and_results_that_make_no_sense_are_refused(registry: Registry) -> None:
+async def test_invalid_decisions_and_results_are_rejected(registry: Registry) -> None:
     decisions: list[dict[str, Any]] = [
         {"kind": 0},
         {"kind": 99},
@@ -307,7 +307,7 @@ async def test_tampering_is_found_at_the_first_bad_entry(registry: Registry, dat
 
 
 async def rewrite(database_url: str, from_seq: int, *, most: int = 100) -> None:
-    """Change an entry and make `most` hashes from there on anew, as somebody who knows how would."""
+    """Change an entry and recompute `most` hashes after it, as an informed attacker would."""
     async with Database(database_url, application_name="test") as database:
         entries = await PostgresAuditLog(database).page(ANN.store_id, after_seq=None, up_to_seq=100, rows_max=100)
         prev = entries[from_seq - 2].hash
@@ -321,13 +321,13 @@ async def rewrite(database_url: str, from_seq: int, *, most: int = 100) -> None:
             await execute(database_url, f"UPDATE tool_registry.audit_heads SET hash = '{prev}'")  # noqa: S608
 
 
-async def test_a_chain_made_anew_is_found_with_a_head_that_was_kept(registry: Registry, database_url: str) -> None:
+async def test_rebuilt_chain_is_detected_with_a_saved_head(registry: Registry, database_url: str) -> None:
     head = await chain_of_five(registry)
     kept = {"known_seq": head.seq, "known_hash": head.hash}
     await registry.check("look", call="c6")
     assert not (await verified(registry, **kept)).HasField("problem")
     await rewrite(database_url, 3)
-    assert not (await verified(registry)).HasField("problem")  # Nothing inside the database shows it.
+    assert not (await verified(registry)).HasField("problem")  # Nothing inside the database shows it
     answer = await verified(registry, **kept)
     assert (answer.problem.seq, answer.problem.kind) == (5, "HEAD_MISMATCH")
     await rewrite(database_url, 4, most=1)
@@ -338,8 +338,8 @@ async def test_a_chain_made_anew_is_found_with_a_head_that_was_kept(registry: Re
     assert (answer.problem.seq, answer.problem.kind) == (1, "CUT_TAIL")
 
 
-async def test_what_cannot_be_written_does_not_happen_and_runs_when_it_can(database_url: str, tmp_path: Path) -> None:
-    """Nothing ran, so nothing is in doubt: no verdict, and no effect."""
+async def test_call_runs_only_after_its_audit_entry_is_written(database_url: str, tmp_path: Path) -> None:
+    """Nothing ran, so the outcome is known: no verdict and no effect."""
     world = World()
     async with running(database_url, tmp_path, [*world.tools(), look]) as registry:
         await registry.check("pay", call="c1")
@@ -350,7 +350,7 @@ async def test_what_cannot_be_written_does_not_happen_and_runs_when_it_can(datab
                     await call
         finally:
             await execute(database_url, "ALTER TABLE tool_registry.audit_away RENAME TO audit")
-        # The head is moved back by one: each next entry has a number that is taken. Other stores notice nothing.
+        # The head is moved back by one, so each next entry has a taken number. Other stores are not affected.
         await execute(database_url, "UPDATE tool_registry.audit_heads SET seq = 0")
         assert await refusal(registry.run("pay", call="c1")) == "DEPENDENCY_UNAVAILABLE"
         asked = [registry.check("look", call=f"c{n}", store="other" if n % 2 else "acme") for n in range(12)]
@@ -381,7 +381,7 @@ async def test_replicas_write_one_chain_without_gaps_and_each_decision_once(
         assert not (await verified(registry)).HasField("problem")
 
 
-async def test_the_chain_names_credentials_and_for_whom_delegates_acted(registry: Registry) -> None:
+async def test_chain_names_credentials_and_the_users_of_delegates(registry: Registry) -> None:
     run = context()
     run.credential_id, run.delegate_user_id = "key_1", "shop"
     await registry.verdicts(proposed("c1", "look"), who=run)

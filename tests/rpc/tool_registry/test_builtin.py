@@ -1,4 +1,4 @@
-"""The built-in tools, through the wire: time, tasks, mail, stored results. TOOL-7, LOOP-8, LOOP-9."""
+"""The built-in tools over the wire: time, tasks, mail, stored results. TOOL-7, LOOP-8, LOOP-9."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from pawl.tool_registry.builtin.stored_results import result_tools
 from pawl.tool_registry.builtin.web.tools import PAGE_BYTES_MAX, web_tools
 from pawl.tool_registry.ledger import LedgerReads
 from pawl.tool_registry.sources.process.helpers import Helpers
-from tests.fakes.anybody import Anybody
 from tests.fakes.manual_clock import ManualClock
+from tests.fakes.open_authenticator import OpenAuthenticator
 from tests.mail_server import Postbox, mail_server
 from tests.rpc.tool_registry.registry import ANN, Registry, content, context, outcome, refusal, running
 from tests.web_server import Reply, WebServer, pages, web_server
@@ -55,7 +55,7 @@ async def planning(database_url: str, tmp_path: Path, ids: IdSource) -> Any:
             yield registry
 
 
-async def test_the_time_is_that_of_the_zone_asked_for(database_url: str, tmp_path: Path, clock: ManualClock) -> None:
+async def test_time_is_returned_in_the_requested_zone(database_url: str, tmp_path: Path, clock: ManualClock) -> None:
     async with running(database_url, tmp_path, clock_tools(clock)) as registry:
         utc = content(await registry.run("get_current_time", call="a"))
         oslo = content(await registry.run("get_current_time", {"timezone": "europe/oslo"}, call="b"))
@@ -80,7 +80,7 @@ def mailing(database_url: str, folder: Path, mailer: Mailer, clock: ManualClock)
 
 
 class Ledger(LedgerServiceServicer):
-    """Has a call of the conversation of ann in acme, and one of a job that reports to it."""
+    """Has a call of ann's conversation in acme, and one of a job that reports to it."""
 
     def __init__(self, content_json: bytes) -> None:
         self._content_json = content_json
@@ -101,12 +101,10 @@ class Ledger(LedgerServiceServicer):
         return ledger_pb2.GetRunResponse(run=run_pb2.Run(reports_to_conversation_id="conversation"))
 
 
-async def test_the_rest_of_a_cut_result_is_read_piece_by_piece(
-    database_url: str, tmp_path: Path, ids: IdSource
-) -> None:
+async def test_truncated_result_is_read_in_pieces(database_url: str, tmp_path: Path, ids: IdSource) -> None:
     """LOOP-8."""
     whole = '"' + "abcdefghé" * 100 + '"'
-    server = RpcServer(f"unix:{tmp_path}/ledger", authenticator=Anybody(), ids=ids, metrics=Metrics("ledger"))
+    server = RpcServer(f"unix:{tmp_path}/ledger", authenticator=OpenAuthenticator(), ids=ids, metrics=Metrics("ledger"))
     server.add(add_LedgerServiceServicer_to_server, Ledger(whole.encode()))  # type: ignore[abstract]  # two methods are enough
     async with (
         server,
@@ -143,7 +141,7 @@ async def test_the_rest_of_a_cut_result_is_read_piece_by_piece(
             assert outcome(failed) == "FAILED TOOL_ERROR"
 
 
-async def test_projects_and_parents_are_found_by_id_or_title_and_near_titles_are_told(planning: Registry) -> None:
+async def test_projects_and_parents_are_found_by_id_or_title_with_suggestions(planning: Registry) -> None:
     """LOOP-9, I13: plans belong to their user and store."""
     made = await asyncio.gather(
         *(planning.run("create_task", {"title": f"t{n}", "project": "New"}, call=f"c{n}") for n in range(6))
@@ -167,15 +165,15 @@ async def test_projects_and_parents_are_found_by_id_or_title_and_near_titles_are
     twice = {"title": "Party 0", "project": "Other"}
     await planning.run("create_task", twice, call="twice", who=context(run="earlier"))
     failed = await planning.run("add_subtask", {"parent": "Party 0", "title": "x"}, call="u", who=context(run="later"))
-    assert "2 tasks have the title 'Party 0'" in content(failed)["error"], "none is guessed"
+    assert "2 tasks have the title 'Party 0'" in content(failed)["error"], "no project is guessed"
     named = {"parent": "Party 0", "title": "x", "project": "other"}
     assert content(await planning.run("add_subtask", named, call="v"))["parent"]["title"] == "Party 0"
 
 
-async def test_mail_is_shown_approved_and_sent_once_as_a_reviewer_edited_it(
+async def test_email_is_previewed_approved_and_sent_once_as_edited(
     database_url: str, tmp_path: Path, clock: ManualClock, postbox: tuple[Postbox, str]
 ) -> None:
-    """HITL-2, HITL-3: send_email is sensitive; AT_MOST_ONCE: asked again, it is not sent again."""
+    """HITL-2, HITL-3: send_email is sensitive; AT_MOST_ONCE: a repeated call does not send it again."""
     box, url = postbox
     many = [f"{name}@example.com" for name in ("ann", "bo", "cy", "nobody")]
     async with mailing(database_url, tmp_path, SmtpMailer(read_smtp_url(url)), clock) as registry:
@@ -225,9 +223,7 @@ async def test_mail_is_shown_approved_and_sent_once_as_a_reviewer_edited_it(
     assert len(box.envelopes) == 1
 
 
-async def test_without_a_mail_server_nothing_is_sent_and_that_is_said(
-    database_url: str, tmp_path: Path, clock: ManualClock
-) -> None:
+async def test_email_fails_clearly_without_a_mail_server(database_url: str, tmp_path: Path, clock: ManualClock) -> None:
     async with mailing(database_url, tmp_path, SmtpMailer(read_smtp_url("smtp://127.0.0.1:9")), clock) as registry:
         failed = await registry.run_approved("send_email", LETTER, call="b")
         assert content(failed) == {"error": "the mail server cannot be reached; nothing was sent"}
@@ -239,7 +235,7 @@ async def test_without_a_mail_server_nothing_is_sent_and_that_is_said(
     assert email.message_from_bytes(path.read_bytes(), policy=email.policy.default)["Subject"] == "Lunch på fredag?"
 
 
-def test_a_mail_server_is_read_from_its_url() -> None:
+def test_mail_server_is_parsed_from_its_url() -> None:
     server = read_smtp_url("smtps://us%40er:p%2Fw@mail.example.com")
     assert (server.host, server.port, server.username, server.password) == ("mail.example.com", 465, "us@er", "p/w")
     assert (server.use_tls, server.start_tls) == (True, False)
@@ -268,7 +264,7 @@ async def replicas(database_url: str, tmp_path: Path) -> AsyncIterator[list[Regi
         ]
 
 
-async def test_calls_are_serialised_by_path_and_both_paths_of_a_move(replicas: list[Registry]) -> None:
+async def test_file_calls_are_serialized_by_path_and_by_both_paths_of_a_move(replicas: list[Registry]) -> None:
     registry = replicas[0]
     for name, arguments, keys in [
         ("write_file", {"path": "a/b", "content": ""}, ["file:a/b"]),
@@ -280,7 +276,7 @@ async def test_calls_are_serialised_by_path_and_both_paths_of_a_move(replicas: l
         assert list((await registry.check(name, arguments)).resource_keys) == keys
 
 
-async def test_deleting_is_gated_and_shows_what_it_deletes(replicas: list[Registry]) -> None:
+async def test_deleting_needs_approval_and_shows_its_targets(replicas: list[Registry]) -> None:
     """HITL-2."""
     registry = replicas[0]
     assert (await registry.check("write_file", {"path": "a", "content": "x"})).approval_cause == ""
@@ -304,7 +300,7 @@ PAGES = {
 
 @pytest.fixture
 async def reader(database_url: str, tmp_path: Path) -> AsyncIterator[tuple[Registry, WebServer, str]]:
-    """A registry whose web_scrape reads one server."""
+    """A registry whose web_scrape may reach one server."""
     async with web_server(pages(PAGES)) as server:
         rules = {"acme": read_rules(None, [f"127.0.0.1:{server.port}"])}
         egress = GuardedEgress(rules, tls=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
@@ -312,7 +308,7 @@ async def reader(database_url: str, tmp_path: Path) -> AsyncIterator[tuple[Regis
             yield registry, server, f"http://127.0.0.1:{server.port}"
 
 
-async def test_a_page_is_read_piece_by_piece(reader: tuple[Registry, WebServer, str]) -> None:
+async def test_web_page_is_read_in_pieces(reader: tuple[Registry, WebServer, str]) -> None:
     registry, _, url = reader
     whole, number = "", 0
     offset: int | None = 0
@@ -328,14 +324,14 @@ async def test_a_page_is_read_piece_by_piece(reader: tuple[Registry, WebServer, 
     assert (beyond["text"], beyond["next_offset"]) == ("", None)
 
 
-async def test_links_come_when_asked_for(reader: tuple[Registry, WebServer, str]) -> None:
+async def test_links_are_returned_on_request(reader: tuple[Registry, WebServer, str]) -> None:
     registry, _, url = reader
     found = content(await registry.run("web_scrape", {"url": f"{url}/links", "links": True}))
     assert found["links"] == [{"text": "the page", "url": f"{url}/"}]
     assert "links" not in content(await registry.run("web_scrape", {"url": f"{url}/links"}, call="b"))
 
 
-async def test_what_cannot_or_may_not_be_read_is_said(reader: tuple[Registry, WebServer, str]) -> None:
+async def test_unreadable_or_forbidden_pages_are_explained(reader: tuple[Registry, WebServer, str]) -> None:
     registry, server, url = reader
     (entry,) = await registry.catalog.visible(ANN)
     assert (entry.definition.category, entry.definition.effect) == ("SAFE", "READ_ONLY")

@@ -1,4 +1,4 @@
-"""Verdicts: what may be done with each call of a batch. TOOL-5, HITL-1, HITL-2, HITL-3, D8."""
+"""Verdicts on the calls of a batch. TOOL-5, HITL-1, HITL-2, HITL-3, D8."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def delete(path: str) -> str:
 
 @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT, bulk_count=lambda names: names.count(",") + 1)
 def invite(names: str) -> str:
-    """Invite people, with commas between."""
+    """Invite people, separated by commas."""
     return names
 
 
@@ -68,7 +68,7 @@ async def registry(database_url: str, tmp_path: Path) -> Any:
         yield registry
 
 
-async def test_a_call_that_fits_may_run_with_all_that_its_run_needs_to_know(registry: Registry) -> None:
+async def test_valid_call_may_run_with_all_that_its_run_needs(registry: Registry) -> None:
     verdict = await registry.check("write", {"path": "a", "size": "440"})
     assert verdict.disposition == RUN
     assert verdict.arguments_json == b'{"lines":[],"path":"a","size":440}'
@@ -81,8 +81,8 @@ async def test_a_call_that_fits_may_run_with_all_that_its_run_needs_to_know(regi
     assert (verdict.digest, verdict.preview, verdict.approval_cause) == ("", "", "")
 
 
-async def test_gated_and_bulk_calls_say_why_and_what_they_would_do(registry: Registry) -> None:
-    """HITL-2, D8, LOOP-9: calls that only read may run side by side and are never bulk."""
+async def test_gated_and_bulk_calls_show_their_reason_and_preview(registry: Registry) -> None:
+    """HITL-2, D8, LOOP-9: read-only calls may run in parallel and are never bulk."""
     for name, arguments, disposition, cause in (
         ("read", {"paths": ["a", "b", "c", "d"]}, RUN, ""),
         ("delete", {"path": "a"}, APPROVE, "category DESTRUCTIVE"),
@@ -102,7 +102,7 @@ async def test_gated_and_bulk_calls_say_why_and_what_they_would_do(registry: Reg
     assert b'checks_total{disposition="APPROVE"} 5.0' in registry.metrics.text()
 
 
-async def test_a_question_is_asked_and_a_task_is_delegated(registry: Registry) -> None:
+async def test_question_is_asked_and_task_is_delegated(registry: Registry) -> None:
     """HITL-1, TOOL-7."""
     asked: dict[str, Any] = {"question": "Which?", "why": "two fit", "options": ["a", "b", "c"]}
     verdict = await registry.check("ask_user", asked | {"kind": "permission"})
@@ -116,7 +116,7 @@ async def test_a_question_is_asked_and_a_task_is_delegated(registry: Registry) -
     assert (await registry.check("run_agent", {"task": ""})).error_reason == "INVALID_ARGUMENTS"
 
 
-async def test_a_front_end_call_is_offered_or_approved_first(registry: Registry) -> None:
+async def test_front_end_call_is_offered_or_approved_first(registry: Registry) -> None:
     """I13: a tool of another store does not exist."""
     definition = front_end_tool(offer_fallback=call_pb2.OFFER_FALLBACK_BACKEND_TOOL, fallback_tool_name="write")
     await registry.ann.RegisterTool(tool_pb2.RegisterToolRequest(definition=definition))
@@ -131,8 +131,8 @@ async def test_a_front_end_call_is_offered_or_approved_first(registry: Registry)
     assert (gated.disposition, gated.context) == (APPROVE, call_pb2.EXECUTION_CONTEXT_FRONTEND)
 
 
-async def test_a_call_that_may_not_run_says_why_to_program_and_model(registry: Registry) -> None:
-    """LOOP-7: these are error results for the model, never errors of the request; nor do they stop others."""
+async def test_refused_call_explains_itself_to_program_and_model(registry: Registry) -> None:
+    """LOOP-7: these are error results for the model and do not fail the request or other calls."""
     rows: list[tuple[str, Any, int, str, str]] = [
         ("wriet", {}, 0, "TOOL_NOT_FOUND", "did you mean 'write'?"),
         ("write", {"path": "a"}, 0, "TOOL_NOT_FOUND", "no tool"),
@@ -169,12 +169,12 @@ async def test_arguments_of_an_older_version_must_fit_the_newest_function(databa
         assert (current.disposition, current.tool_version) == (APPROVE, 2)
 
 
-async def test_what_the_newest_version_gates_is_gated_in_every_version(database_url: str, tmp_path: Path) -> None:
-    """I10: when in doubt, no."""
+async def test_gate_of_the_newest_version_applies_to_every_version(database_url: str, tmp_path: Path) -> None:
+    """I10: in doubt, the call is gated."""
 
     @tool(name="invite", category=Category.SENSITIVE, effect=EffectClass.IDEMPOTENT)
     def invite_carefully(names: str) -> str:
-        """Invite people, with commas between."""
+        """Invite people, separated by commas."""
         return names
 
     async with running(database_url, tmp_path, [invite]) as registry:
@@ -185,7 +185,7 @@ async def test_what_the_newest_version_gates_is_gated_in_every_version(database_
         assert await refusal(registry.run("invite", {"names": "a"})) == "APPROVAL_REQUIRED"
         assert (await registry.run("invite", {"names": "a"}, approved_digest=verdict.digest)).outcome == 1
     async with running(database_url, tmp_path, [invite]) as registry:
-        # The other way round as well: a run that pinned the careful version keeps it.
+        # The reverse also holds: a run pinned to the gated version keeps the gate.
         assert (await registry.check("invite", {"names": "a"}, version=2)).disposition == APPROVE
 
 
@@ -204,7 +204,7 @@ async def checked(registry: Registry, output: str | None, schema: object = SCHEM
     return await registry.execution.CheckOutput(request, timeout=60)
 
 
-async def test_an_answer_fits_or_everything_that_is_wrong_is_said(registry: Registry) -> None:
+async def test_answer_is_valid_or_all_problems_are_reported(registry: Registry) -> None:
     assert (await checked(registry, '{"count": 3}')).output_json == b'{"count":3}'
     wrong = await checked(registry, '{"count": 6}')
     assert wrong.output_json == b""
@@ -212,8 +212,8 @@ async def test_an_answer_fits_or_everything_that_is_wrong_is_said(registry: Regi
     assert await checked(registry, None) == execution_pb2.CheckOutputResponse()
 
 
-async def test_what_takes_long_to_check_is_a_fault_and_holds_up_nobody_else(registry: Registry) -> None:
-    """Whoever wrote the schema, and whatever the model says."""
+async def test_slow_schema_check_fails_and_blocks_no_other(registry: Registry) -> None:
+    """With any schema and any model output."""
     checking = asyncio.ensure_future(checked(registry, json.dumps({"a": [-1] * 20_000}), COSTLY))
     listed = 0
     while not (await asyncio.wait({checking}, timeout=0.1))[0]:

@@ -1,4 +1,4 @@
-"""The registry as a process that ends, and checkpoints from which calls continue. I5, OPS-5, TOOL-9, decision 14."""
+"""A registry process that ends, and checkpoints from which calls resume. I5, OPS-5, TOOL-9, decision 14."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def linger(path: str) -> None:
 
 @asynccontextmanager
 async def process(database_url: str, folder: Path, name: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
-    """A registry of its own; gives its process and address."""
+    """Run a registry process; yield it and its address."""
     address_file = folder / f"{name}.json"
     started = await asyncio.create_subprocess_exec(
         *command("tool_registry", execution_lease_seconds=2.0),
@@ -89,7 +89,7 @@ async def process(database_url: str, folder: Path, name: str) -> AsyncIterator[t
 
 
 async def execute(address: str, tool_name: str, *, store: str = "acme", **fields: Any) -> execution_pb2.ExecutionResult:
-    """Run a call; fields that no request has are its arguments."""
+    """Run a call; unknown keyword arguments are its arguments."""
     attempts = fields.pop("earlier_attempts", 0)
     request = execution_pb2.ExecuteToolRequest(
         context=context(store=store),
@@ -118,10 +118,8 @@ def written(path: Path) -> Any:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="of Linux only: elsewhere children that hide are not found")
-async def test_a_killed_registry_leaves_nothing_of_a_tool_behind(
-    database_url: str, tmp_path: Path, ledger: Path
-) -> None:
-    """TOOL-9: neither the process of the call, nor its guard, nor what the tool has started."""
+async def test_killed_registry_leaves_no_tool_processes(database_url: str, tmp_path: Path, ledger: Path) -> None:
+    """TOOL-9: the process of the call, its guard and the children of the tool are gone."""
     async with process(database_url, tmp_path, "a") as (registry, address):
         asked = asyncio.ensure_future(execute(address, "linger", path=str(ledger)))
         await until(written(ledger))
@@ -133,7 +131,7 @@ async def test_a_killed_registry_leaves_nothing_of_a_tool_behind(
         await eventually(lambda: all(is_gone(pid) for pid in started))
 
 
-async def test_a_process_lets_each_store_reach_what_the_file_says(
+async def test_process_allows_each_store_the_hosts_in_its_egress_file(
     database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with web_server(pages({"/": Reply(b"hello", headers={"Content-Type": "text/plain"})})) as server:
@@ -185,15 +183,15 @@ async def count_apart(path: str, context: ToolContext) -> int:
         ("count_apart", signal.SIGKILL),
     ],
 )
-async def test_a_tool_goes_on_from_its_checkpoint_after_the_registry_has_ended(
+async def test_tool_resumes_from_its_checkpoint_after_the_registry_ended(
     database_url: str, tmp_path: Path, name: str, end: signal.Signals
 ) -> None:
-    """By a crash, or by a deploy that does not wait for it."""
+    """Through a crash, or a deploy that does not wait for it."""
     (tmp_path / "slow_tools.py").write_text(STEPS)
     steps = tmp_path / "steps"
 
     async def is_at_the_third() -> bool:
-        # The checkpoint of the third step is kept by then, or the step is done again.
+        # By then the checkpoint of the third step is stored, or the step is repeated.
         return steps.exists() and len(steps.read_text().split()) >= 3
 
     async with process(database_url, tmp_path, "a") as (first, address):
@@ -226,8 +224,8 @@ async def record(database_url: str) -> Any:
         yield database, PostgresCheckpoints(database)
 
 
-async def test_who_begins_last_writes_however_attempts_are_counted(database_url: str) -> None:
-    """The count of a caller that died may begin anew."""
+async def test_latest_attempt_writes_whatever_its_number(database_url: str) -> None:
+    """A restarted caller may count its attempts from zero."""
     async with record(database_url) as (_, checkpoints):
         assert await checkpoints.keep(writer("a"), b"1", is_first=True)
         assert await checkpoints.take(writer("b", attempt=5)) == b"1"
@@ -239,7 +237,7 @@ async def test_who_begins_last_writes_however_attempts_are_counted(database_url:
         assert await checkpoints.take(writer("d", attempt=3)) == b"4"
 
 
-async def test_checkpoints_go_with_time_and_with_their_conversation(database_url: str) -> None:
+async def test_checkpoints_expire_and_are_deleted_with_their_conversation(database_url: str) -> None:
     part = ErasurePart(
         store_id=StoreId("acme"),
         conversation_id=ConversationId("conversation"),
@@ -255,12 +253,12 @@ async def test_checkpoints_go_with_time_and_with_their_conversation(database_url
         assert await checkpoints.keep(writer("b"), b"1", is_first=True)
         await PostgresErasures(database).erase(part)
         assert await database.fetchval("SELECT count(*) FROM tool_registry.checkpoints") == 0
-        assert not await checkpoints.keep(writer("b"), b"2", is_first=False), "nothing of it comes back"
+        assert not await checkpoints.keep(writer("b"), b"2", is_first=False), "it does not come back"
         assert await checkpoints.take(writer("c", attempt=2)) is None
 
 
-async def test_what_cannot_be_kept_is_refused_and_secrets_are_not_kept(database_url: str, tmp_path: Path) -> None:
-    """What is too large without its secrets could be kept, and never be read again."""
+async def test_invalid_checkpoint_is_rejected_and_secrets_are_not_stored(database_url: str, tmp_path: Path) -> None:
+    """A checkpoint that is too large only with its secrets could be stored but never read again."""
     kept = {
         "large": ("x" * 16_384, "the limit is 16384"),
         "nan": (float("nan"), "must be JSON"),
@@ -287,9 +285,7 @@ async def test_what_cannot_be_kept_is_refused_and_secrets_are_not_kept(database_
         assert content(found) == {"key": "[secret]"}
 
 
-async def test_another_worker_continues_from_the_checkpoint_of_one_that_was_lost(
-    database_url: str, tmp_path: Path
-) -> None:
+async def test_worker_resumes_from_the_checkpoint_of_a_lost_worker(database_url: str, tmp_path: Path) -> None:
     tool = definition(effect=WireEffect.EFFECT_CLASS_IDEMPOTENT)
     async with running(database_url, tmp_path, worker_options=BRIEF) as registry, attached(registry, tool) as first:
         asked = asyncio.ensure_future(registry.run("charge"))
@@ -310,10 +306,10 @@ async def test_another_worker_continues_from_the_checkpoint_of_one_that_was_lost
         async with attached(registry, tool, worker="w2") as second:
             found = await invocation(second)
             assert found.last_checkpoint_json == b'{"at":1}'
-            assert not await keep(b'{"at": 0}'), "it is not its call any more"
+            assert not await keep(b'{"at": 0}'), "it no longer holds the call"
             await answer(second, found)
         assert outcome(await asked) == "SUCCEEDED"
-    # Checkpoints of calls that the ledger does not name any more go with their run.
+    # Checkpoints of calls that the ledger no longer knows are deleted with their run.
     async with record(database_url) as (database, _):
         part = ErasurePart(store_id=StoreId("acme"), conversation_id=CONVERSATION, run_ids=(RunId("run"),), call_ids=())
         await PostgresErasures(database).erase(part)

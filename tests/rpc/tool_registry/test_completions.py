@@ -1,4 +1,4 @@
-"""Calls that somebody outside completes: nothing of them runs meanwhile, and they have one end. I5."""
+"""Calls completed from outside: they use no resources while they wait and end exactly once. I5."""
 
 from __future__ import annotations
 
@@ -40,41 +40,41 @@ SECRETS = {"acme": {"press": "the-password-of-the-press"}}
 
 
 class Press:
-    """Tools that hand a job to a print shop, which tells later how it ended."""
+    """Tools that submit a job to a print shop, which completes the call later."""
 
     def __init__(self) -> None:
         self.tokens: dict[str, CompletionToken] = {}
-        self.begun: list[str] = []
+        self.started: list[str] = []
 
     def tools(self) -> list[Tool[..., Any]]:
         @tool(name="print", category=Category.SAFE, timeout_seconds=60, result_bytes_max=1000)
         async def order(context: ToolContext) -> Awaited:
-            """Have something printed."""
-            self.begun.append(context.call_id)
+            """Print something."""
+            self.started.append(context.call_id)
             context.secret("press")
             self.tokens[context.call_id] = await context.completion_token()
             return Awaited()
 
         @tool(category=Category.SAFE, timeout_seconds=60)
         def print_in_thread(context: ToolContext) -> Awaited:
-            """Have something printed."""
+            """Print something."""
             self.tokens[context.call_id] = context.completion_token()
             return Awaited()
 
         @tool(category=Category.SAFE, timeout_seconds=60)
         async def print_and_return(context: ToolContext) -> str:
-            """Have something printed."""
+            """Print something."""
             self.tokens[context.call_id] = await context.completion_token()
             return "printed here"
 
         @tool(category=Category.SAFE)
         async def print_nothing() -> Awaited:
-            """Have nothing printed."""
+            """Print nothing."""
             return Awaited()
 
         @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT)
         async def print_twice(context: ToolContext) -> Awaited:
-            """Have something printed."""
+            """Print something."""
             await context.completion_token()
             return Awaited()
 
@@ -110,16 +110,14 @@ def refused(registry: Registry, token: str, *rest: Any, **end: Any) -> Awaitable
     return refusal(complete(registry, token, *rest, **end))
 
 
-async def told(registry: Registry, call: str = "call") -> None:
-    """Wait until the run of a call was told that it was completed."""
+async def until_notified(registry: Registry, call: str = "call") -> None:
+    """Wait until the run of a call was notified of its completion."""
 
-    await eventually(lambda: ("run", call) in registry.ledger.told)
+    await eventually(lambda: ("run", call) in registry.ledger.completed_calls)
 
 
 @pytest.mark.parametrize("name", ["print", "print_in_thread"])
-async def test_a_call_waits_without_its_tool_until_somebody_completes_it(
-    registry: Registry, press: Press, name: str
-) -> None:
+async def test_call_waits_without_its_tool_until_completed(registry: Registry, press: Press, name: str) -> None:
     waiting = await run(registry, name)
     assert outcome(waiting) == "AWAITING_COMPLETION"
     assert 50 < waiting.completion_seconds_left <= 60
@@ -127,16 +125,16 @@ async def test_a_call_waits_without_its_tool_until_somebody_completes_it(
     token = press.tokens["call"]
     assert token.url == f"{PUBLIC_URL}/completions/acme/{token.token}"
     assert len(token.token.removeprefix("cmp_")) >= 43, "256 bits"
-    assert not token.token.startswith("-"), "it is no option of a command"
-    assert outcome(await run(registry, name)) == "AWAITING_COMPLETION", "asked again it waits still"
+    assert not token.token.startswith("-"), "it is not a command-line option"
+    assert outcome(await run(registry, name)) == "AWAITING_COMPLETION", "a repeated call is still waiting"
 
     assert not await complete(registry, token.token, {"pages": 3}, user="door")
-    await told(registry)
+    await until_notified(registry)
     ended = await run(registry, name)
     assert (outcome(ended), content(ended)) == ("SUCCEEDED", {"pages": 3})
 
 
-async def test_the_first_end_counts_and_the_same_one_again_is_a_duplicate(registry: Registry, press: Press) -> None:
+async def test_first_completion_counts_and_the_same_one_again_is_a_duplicate(registry: Registry, press: Press) -> None:
     await run(registry)
     token = press.tokens["call"].token
     ends: list[Any] = [complete(registry, token, number) for number in range(8)]
@@ -144,13 +142,13 @@ async def test_the_first_end_counts_and_the_same_one_again_is_a_duplicate(regist
     (first,) = [number for number, answer in enumerate(answers) if answer is False]
     late = [reason(answer)[1] for answer in answers if isinstance(answer, grpc.aio.AioRpcError)]
     assert late == ["CALL_NOT_PENDING"] * 7
-    assert await complete(registry, token, first), "the same again is a duplicate"
-    assert await complete(registry, token, f" {first}\n".encode()), "however it is written"
+    assert await complete(registry, token, first), "a repetition is a duplicate"
+    assert await complete(registry, token, f" {first}\n".encode()), "in any formatting"
     assert await refused(registry, token, error="It burnt.") == "CALL_NOT_PENDING"
     assert content(await run(registry)) == first
 
 
-async def test_who_cannot_wait_is_told_so(registry: Registry, press: Press) -> None:
+async def test_tool_that_cannot_wait_gets_an_error(registry: Registry, press: Press) -> None:
     no_token = await run(registry, "print_nothing", call="a")
     assert (outcome(no_token), "not taken a completion token" in content(no_token)["error"]) == (
         "FAILED TOOL_ERROR",
@@ -160,7 +158,7 @@ async def test_who_cannot_wait_is_told_so(registry: Registry, press: Press) -> N
     assert (outcome(idempotent), "needs AT_MOST_ONCE" in content(idempotent)["error"]) == ("FAILED TOOL_ERROR", True)
 
 
-async def test_only_the_token_completes_a_call_and_only_with_what_its_tool_could_return(
+async def test_completion_needs_the_token_and_a_valid_result(
     registry: Registry, press: Press, database_url: str
 ) -> None:
     await run(registry)
@@ -180,14 +178,14 @@ async def test_only_the_token_completes_a_call_and_only_with_what_its_tool_could
     assert outcome(await run(registry)) == "AWAITING_COMPLETION"
     async with Database(database_url, application_name="test") as database:
         rows = str(await database.fetch("SELECT e::text FROM tool_registry.executions e"))
-    assert token not in rows + repr(press.tokens["call"]), "nothing that is kept gives the token away"
+    assert token not in rows + repr(press.tokens["call"]), "stored data does not reveal the token"
     assert token.encode().hex() not in rows
     await complete(registry, token, error="There is no paper.")
     ended = await run(registry)
     assert (outcome(ended), content(ended)) == ("FAILED TOOL_ERROR", {"error": "There is no paper."})
 
 
-async def test_secrets_of_the_call_are_hidden_in_its_completion(
+async def test_secrets_of_the_call_are_redacted_in_its_completion(
     registry: Registry, press: Press, database_url: str
 ) -> None:
     said = {"log": f"login {SECRETS['acme']['press']}"}
@@ -196,7 +194,7 @@ async def test_secrets_of_the_call_are_hidden_in_its_completion(
     assert content(await run(registry, call="slow")) == {"log": "login [secret]"}
 
 
-async def test_a_call_that_has_ended_is_not_completed(registry: Registry, press: Press, database_url: str) -> None:
+async def test_ended_call_cannot_be_completed(registry: Registry, press: Press, database_url: str) -> None:
     await run(registry)
     await execute(database_url, "UPDATE tool_registry.executions SET awaits_until = now()")
     assert await refused(registry, press.tokens["call"].token) == "DEADLINE_PASSED"
@@ -211,7 +209,7 @@ async def test_a_call_that_has_ended_is_not_completed(registry: Registry, press:
         assert await refused(registry, press.tokens[call].token) == "CALL_NOT_PENDING"
 
 
-async def test_the_run_is_told_later_if_the_ledger_is_unavailable_and_the_chain_once(
+async def test_completion_reaches_the_run_after_an_outage_and_the_chain_once(
     registry: Registry, press: Press, database_url: str
 ) -> None:
     await run(registry)
@@ -220,10 +218,10 @@ async def test_the_run_is_told_later_if_the_ledger_is_unavailable_and_the_chain_
     assert await refused(registry, token) == "DEPENDENCY_UNAVAILABLE", "its run may have been stopped"
     registry.ledger.away = False
     await complete(registry, token, user="door")
-    await told(registry)
-    registry.ledger.told.clear()
+    await until_notified(registry)
+    registry.ledger.completed_calls.clear()
     await execute(database_url, "UPDATE tool_registry.executions SET untold_at = now()")
-    await told(registry)
+    await until_notified(registry)
     (entry,) = [entry for entry in await listed(registry) if entry.result_sha256]
     assert (entry.verdict, entry.reason, entry.by_user_id) == ("SUCCEEDED", "COMPLETED", "door")
     assert not (await verified(registry)).HasField("problem")

@@ -1,4 +1,4 @@
-"""TOOL-2, TOOL-6: what a definition declares is enforced. One group of tests for each property."""
+"""TOOL-2, TOOL-6: declared properties of a tool are enforced. One group of tests per property."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ READ_ONLY = EffectClass.READ_ONLY
 
 
 class Tools:
-    """One tool for each property; `ran` counts what had its effect, by tool."""
+    """One tool for each property; `ran` counts effects by tool."""
 
     def __init__(self) -> None:
         self.ran: Counter[str] = Counter()
@@ -38,12 +38,12 @@ class Tools:
     def all(self) -> list[Tool[..., Any]]:
         @tool(category=SAFE, rate_per_minute=2)
         async def rare(n: int = 0) -> None:
-            """Happen rarely."""
+            """Run with a rate limit."""
             self.ran["rare"] += 1
 
         @tool(category=SAFE, effect=READ_ONLY, cache_seconds=60)
         async def kept(context: ToolContext, n: int = 0) -> str:
-            """Be given again."""
+            """Return a cached result."""
             self.ran["kept"] += 1
             if self.fails:
                 raise RuntimeError
@@ -62,7 +62,7 @@ class Tools:
         return [rare, kept, *(self.counted(name, options) for name, options in counted.items())]
 
     def counted(self, name: str, options: dict[str, Any]) -> Tool[..., Any]:
-        """A tool that only counts; it reads, unless its options say otherwise."""
+        """Return a tool that only counts; it is read-only unless its options change that."""
 
         async def count() -> str:
             self.ran[name] += 1
@@ -85,16 +85,14 @@ async def registry(database_url: str, tmp_path: Path, tools: Tools) -> AsyncIter
 RESTRICTED = {"for_ann", "for_operators", "for_both"}
 
 
-async def test_caller_a_restriction_that_came_later_holds_for_runs_that_have_the_old_version(
-    database_url: str, tmp_path: Path
-) -> None:
+async def test_caller_restriction_applies_to_runs_with_an_older_version(database_url: str, tmp_path: Path) -> None:
     @tool(name="open_book", category=SAFE, effect=READ_ONLY)
     async def before() -> None:
-        """Be for everybody."""
+        """For all users."""
 
     @tool(name="open_book", category=SAFE, effect=READ_ONLY, allowed_roles=["operator"])
     async def after() -> None:
-        """Be for operators."""
+        """For operators only."""
 
     async with running(database_url, tmp_path, [before]) as registry:
         assert outcome(await registry.run("open_book")) == "SUCCEEDED"
@@ -103,7 +101,7 @@ async def test_caller_a_restriction_that_came_later_holds_for_runs_that_have_the
         assert await refusal(registry.stream("open_book", version=1)) == "TOOL_NOT_FOUND"
 
 
-async def test_rate_is_of_a_store_over_all_replicas_and_says_when_to_try_again(
+async def test_rate_is_shared_by_replicas_per_store_and_returns_a_retry_time(
     database_url: str, tmp_path: Path, tools: Tools
 ) -> None:
     async with (
@@ -118,11 +116,11 @@ async def test_rate_is_of_a_store_over_all_replicas_and_says_when_to_try_again(
     assert (outcome(elsewhere), tools.ran["rare"]) == ("SUCCEEDED", 3)
 
 
-async def test_rate_counts_a_call_once_and_comes_back_with_time(registry: Registry, database_url: str) -> None:
+async def test_rate_counts_a_call_once_and_recovers_with_time(registry: Registry, database_url: str) -> None:
     moved = "UPDATE tool_registry.rates SET unused_at = unused_at + interval '{} seconds'"
     for attempt in range(3):
         assert outcome(await registry.run("glance", call="c0", earlier_attempts=attempt)) == "SUCCEEDED"
-    # One in a minute; a clock of the database that went back refuses nobody for long.
+    # One per minute; a database clock that went back must not block calls for long.
     for number, (seconds, expected) in enumerate(
         ((-30, "FAILED RATE_LIMITED"), (-30, "SUCCEEDED"), (1000, "SUCCEEDED"), (0, "FAILED RATE_LIMITED")), 1
     ):
@@ -130,16 +128,16 @@ async def test_rate_counts_a_call_once_and_comes_back_with_time(registry: Regist
         assert outcome(await registry.run("glance", call=f"c{number}")) == expected, number
     await execute(database_url, "ALTER TABLE tool_registry.rates RENAME TO rates_away")
     try:
-        assert outcome(await registry.run("fresh")) == "SUCCEEDED", "a tool without a rate costs no statement"
+        assert outcome(await registry.run("fresh")) == "SUCCEEDED", "a tool without a rate limit runs no statement"
     finally:
         await execute(database_url, "ALTER TABLE tool_registry.rates_away RENAME TO rates")
 
 
-async def test_rate_of_a_store_holds_for_all_its_tools(database_url: str, tmp_path: Path, tools: Tools) -> None:
+async def test_rate_of_a_store_covers_all_its_tools(database_url: str, tmp_path: Path, tools: Tools) -> None:
     async with running(database_url, tmp_path, tools.all(), store_calls_per_minute=3) as registry:
         ended = [await registry.run(name, call=f"c{name}") for name in ("rare", "once", "again", "fresh")]
         assert list(map(outcome, ended)) == ["SUCCEEDED"] * 3 + ["FAILED RATE_LIMITED"]
-        # What the store refused is not counted against the tool, and the other way round.
+        # Calls rejected by the store limit do not count against the tool limit, and vice versa.
         await execute(database_url, "DELETE FROM tool_registry.rates WHERE name = 'store'")
         names = ["rare", "rare", "fresh", "fresh", "fresh"]
         ended = [await registry.run(name, call=f"d{number}") for number, name in enumerate(names)]
@@ -147,9 +145,7 @@ async def test_rate_of_a_store_holds_for_all_its_tools(database_url: str, tmp_pa
     assert limited == [False, True, False, False, True]
 
 
-async def test_cache_a_result_is_given_again_for_the_same_arguments_user_and_store(
-    registry: Registry, tools: Tools
-) -> None:
+async def test_cache_returns_the_result_for_the_same_arguments_user_and_store(registry: Registry, tools: Tools) -> None:
     tools.fails = True
     assert outcome(await registry.run("kept", {"n": 1}, call="c")) == "FAILED TOOL_ERROR"
     tools.fails = False
@@ -159,7 +155,7 @@ async def test_cache_a_result_is_given_again_for_the_same_arguments_user_and_sto
         assert content(result) == f"{n} for {user} of {store}"
         assert bool(result.result.note) is (number == 4)
     assert re.fullmatch(r"From the cache: this result is \d+ s old\.", result.result.note)
-    assert tools.ran["kept"] == 5, "errors are not kept"
+    assert tools.ran["kept"] == 5, "errors are not cached"
     entries = (await registry.auditors["acme", "olga"].ListAudit(audit_pb2.ListAuditRequest(call_id="c4"))).entries
     assert [entry.reason for entry in entries] == ["CACHED"]
     for number in range(2):
@@ -168,8 +164,8 @@ async def test_cache_a_result_is_given_again_for_the_same_arguments_user_and_sto
     assert (tools.ran["kept_small"], tools.ran["fresh"]) == (2, 2)
 
 
-async def test_caller_to_others_a_tool_does_not_exist(registry: Registry) -> None:
-    """TOOL-6: resolve, check and execute, as agent-loop asks; get and list, as users ask."""
+async def test_caller_restriction_hides_the_tool_from_others(registry: Registry) -> None:
+    """TOOL-6: resolve, check and execute as agent-loop, get and list as users."""
     for user, roles, known in (
         ("ann", (), {"for_ann"}),
         ("bob", (), set()),
@@ -201,8 +197,8 @@ async def test_caller_to_others_a_tool_does_not_exist(registry: Registry) -> Non
             assert await refusal(stub.GetTool(tool_pb2.GetToolRequest(name=name))) == "TOOL_NOT_FOUND"
 
 
-async def test_a_write_that_is_in_the_batch_already_is_refused(registry: Registry) -> None:
-    """One of an earlier batch may be meant."""
+async def test_duplicate_write_in_a_batch_is_rejected(registry: Registry) -> None:
+    """A call of an earlier batch may be meant."""
     calls: list[tuple[str, Any]] = [
         ("rare", {"n": 1}),
         ("rare", {"n": 2}),

@@ -1,4 +1,4 @@
-"""Documents: put over DocumentService, listed, read and found by the model's tools. TOOL-7, I13."""
+"""Documents: stored over DocumentService, listed, read and searched by the model's tools. TOOL-7, I13."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ USER, STORE = document_pb2.DOCUMENT_OWNER_USER, document_pb2.DOCUMENT_OWNER_STOR
 
 
 class Shelf:
-    """Documents as users put them there, and as the model sees them."""
+    """Documents as users store them and as the model sees them."""
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
@@ -31,7 +31,7 @@ class Shelf:
     async def put(
         self, name: str, text: str, *, store: str = "acme", user: str = "ann", language: str = ""
     ) -> document_pb2.PutDocumentResponse:
-        """Put a document of a user's own; the user root puts the store's."""
+        """Store a document of a user; the user root stores documents of the store."""
         owner = STORE if user == "root" else USER
         request = document_pb2.PutDocumentRequest(name=name, text=text, owner=owner, language=language)
         return await self.clients[store, user].PutDocument(request)
@@ -59,7 +59,7 @@ async def shelf(database_url: str, tmp_path: Path) -> AsyncIterator[Shelf]:
             yield Shelf(registry)
 
 
-async def test_a_document_is_put_once_and_replaced_by_name(shelf: Shelf) -> None:
+async def test_document_is_stored_once_and_replaced_by_name(shelf: Shelf) -> None:
     first = await shelf.put("plan.md", "Grüße")
     assert (first.created, first.document.text_bytes, first.document.language) == (True, 7, "simple")
     again = await shelf.put("plan.md", "Grüße")
@@ -73,8 +73,8 @@ async def test_a_document_is_put_once_and_replaced_by_name(shelf: Shelf) -> None
     assert await shelf.found("grüße") == []
 
 
-async def test_the_same_name_is_another_document_for_each_user_and_store(shelf: Shelf) -> None:
-    """I13: nothing of another store or user is listed, read, found or removed."""
+async def test_same_name_is_a_different_document_for_each_user_and_store(shelf: Shelf) -> None:
+    """I13: documents of another store or user are never listed, read, found or removed."""
     await shelf.put("plan", "apples of ann")
     await shelf.put("plan", "apples of bob", user="bob")
     await shelf.put("plan", "apples of all", user="root")
@@ -98,7 +98,7 @@ async def test_the_same_name_is_another_document_for_each_user_and_store(shelf: 
     assert await shelf.found("others") == []
 
 
-async def test_a_store_has_limits(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_store_has_document_limits(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgres_documents, "DOCUMENTS_MAX", 2)
     monkeypatch.setattr(postgres_documents, "STORE_BYTES_MAX", 10)
     await shelf.put("a", "12345")
@@ -112,7 +112,7 @@ async def test_a_store_has_limits(shelf: Shelf, monkeypatch: pytest.MonkeyPatch)
     assert (await shelf.put("c", "12345", store="other")).created is True
 
 
-async def test_words_phrases_and_alternatives_are_found_the_best_first(shelf: Shelf) -> None:
+async def test_search_finds_words_phrases_and_alternatives_best_first(shelf: Shelf) -> None:
     await shelf.put("cats", "Cats sleep. Cats eat. Cats purr.")
     await shelf.put("dogs", "Dogs eat what cats leave.")
     await shelf.put("fish", "Fish swim.")
@@ -156,7 +156,7 @@ async def test_only_an_admin_changes_documents_of_the_store(shelf: Shelf) -> Non
     assert (await bob.GetDocument(get(name="rules", owner=STORE))).text == "be kind"
 
 
-async def test_what_cannot_be_kept_is_refused_by_field(shelf: Shelf) -> None:
+async def test_invalid_document_is_rejected_with_its_field(shelf: Shelf) -> None:
     rows: list[tuple[dict[str, Any], str, dict[str, str]]] = [
         ({"name": "a\nb"}, "INVALID_FIELD", {"field": "name"}),
         ({"name": ""}, "INVALID_FIELD", {"field": "name"}),
@@ -172,9 +172,7 @@ async def test_what_cannot_be_kept_is_refused_by_field(shelf: Shelf) -> None:
         assert reason(error.value)[1:] == (why, metadata), fields.keys()
 
 
-async def test_documents_are_listed_in_order_in_pages_and_in_pieces(
-    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_documents_are_listed_in_order_in_pages(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tools, "LISTED_MAX", 3)
     names = ["Zoo", "a", "b c", "ä", "日本"]
     for name in names:
@@ -187,13 +185,13 @@ async def test_documents_are_listed_in_order_in_pages_and_in_pieces(
     start: str | None = ""
     while start is not None:
         listed = await shelf("list_documents", start=start)
-        assert len(listed["documents"]) <= 4, "both of one name come together"
+        assert len(listed["documents"]) <= 4, "documents with one name are listed together"
         seen += [(each["name"], STORE if each["shared"] else USER) for each in listed["documents"]]
         start = listed.get("next_start")
     assert seen == expected
 
 
-async def test_a_document_is_read_in_pieces_and_a_match_says_where(shelf: Shelf) -> None:
+async def test_document_is_read_in_pieces_and_a_match_has_its_position(shelf: Shelf) -> None:
     text = "naïve 日本語 text. " * 8000 + "the needle is here. " + "more filler " * 100
     await shelf.put("handbook", text)
     read = ""

@@ -1,4 +1,4 @@
-"""What tools send goes where it may, once, and no further. SEC, TOOL-7."""
+"""Outgoing requests of tools reach allowed targets only, once. SEC, TOOL-7."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ ENDLESS_NAME = b"\x1f\x8b\x08\x08\0\0\0\0\0\x03a"
 
 
 def opened(*servers: WebServer) -> dict[str, EgressRules]:
-    """Rules that let these servers be reached."""
+    """Return rules that allow these servers."""
     return {"*": read_rules(None, [f"127.0.0.1:{server.port}" for server in servers])}
 
 
 async def get(
     server: WebServer, path: str = "/", *, names: Names | None = None, host: str = "127.0.0.1", **more: Any
 ) -> OutboundResponse:
-    """Get a page of a server that may be reached."""
+    """Get a page of an allowed server."""
     lookups = Lookups(names or Names({host: ["127.0.0.1"]}))
     egress = GuardedEgress(opened(server), lookups=lookups, tls=TRUSTS_NOBODY)
     request = OutboundRequest(url=f"http://{host}:{server.port}{path}", **more)
@@ -74,7 +74,7 @@ async def site() -> AsyncIterator[WebServer]:
         yield server
 
 
-async def test_a_bomb_is_cut_while_it_is_unpacked(site: WebServer) -> None:
+async def test_decompression_bomb_is_cut_off(site: WebServer) -> None:
     tracemalloc.start()
     try:
         found = await get(site, "/bomb", bytes_max=MIB)
@@ -89,7 +89,7 @@ async def test_a_bomb_is_cut_while_it_is_unpacked(site: WebServer) -> None:
     assert (len(unpacker.body), unpacker.is_full) == (1001, True)
 
 
-async def test_silence_ends_at_the_deadline(site: WebServer) -> None:
+async def test_silent_server_is_cut_off_at_the_deadline(site: WebServer) -> None:
     with pytest.raises(RequestFailed, match=r"no response of .* within 0.2 s") as failed:
         await get(site, "/waits", timeout_seconds=0.2)
     assert failed.value.was_sent
@@ -98,7 +98,7 @@ async def test_silence_ends_at_the_deadline(site: WebServer) -> None:
     assert failed.value.was_sent
 
 
-async def test_it_is_known_whether_the_server_may_have_had_the_request(site: WebServer) -> None:
+async def test_error_tells_whether_the_server_may_have_received_the_request(site: WebServer) -> None:
     with pytest.raises(RequestFailed) as failed:
         await get(site, "/breaks")
     assert failed.value.was_sent
@@ -112,9 +112,7 @@ async def test_it_is_known_whether_the_server_may_have_had_the_request(site: Web
     assert "secret" not in str(failed.value)
 
 
-async def test_cookies_are_not_kept_and_proxies_of_the_environment_are_not_asked(
-    site: WebServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_cookies_and_environment_proxies_are_ignored(site: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     egress = GuardedEgress(opened(site), tls=TRUSTS_NOBODY)
@@ -132,7 +130,7 @@ def to(location: str, status: int = 302) -> Reply:
     return Reply(b"elsewhere", status=status, headers={"Location": location})
 
 
-async def test_another_origin_does_not_get_the_headers_and_neither_does_the_first_one_after_it() -> None:
+async def test_headers_are_not_sent_to_another_origin_or_back_afterwards() -> None:
     async with web_server(pages({"/back": Reply(b"hello")})) as first, web_server(pages({})) as second:
         second.answer = pages({"/": to(f"http://127.0.0.1:{first.port}/back")})
         first.answer = pages({"/": to("/same"), "/same": to(f"http://127.0.0.1:{second.port}/"), "/back": Reply(b"x")})
@@ -148,7 +146,7 @@ async def test_another_origin_does_not_get_the_headers_and_neither_does_the_firs
         assert asked.headers["accept"] == "text/html"
 
 
-async def test_a_host_that_is_not_listed_is_refused_and_its_name_not_asked_for(site: WebServer) -> None:
+async def test_unlisted_host_is_rejected_without_a_dns_lookup(site: WebServer) -> None:
     names = Names({"a.example": ["127.0.0.1"], "b.example": ["127.0.0.1"]})
     rules = {"*": read_rules([f"a.example:{site.port}"], [f"127.0.0.1:{site.port}"])}
     egress = GuardedEgress(rules, lookups=Lookups(names), tls=TRUSTS_NOBODY)
@@ -158,7 +156,7 @@ async def test_a_host_that_is_not_listed_is_refused_and_its_name_not_asked_for(s
     assert (names.asked, site.connections) == (["a.example"], 1)
 
 
-async def test_certificates_are_checked_against_the_name_though_the_address_is_connected_to() -> None:
+async def test_certificate_is_checked_against_the_name_of_the_host() -> None:
     authority = trustme.CA()
     serving, trusting = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), ssl.create_default_context()
     authority.issue_cert("a.example").configure_cert(serving)
@@ -179,7 +177,7 @@ async def test_certificates_are_checked_against_the_name_though_the_address_is_c
         assert len(server.asked) == 1
 
 
-async def test_the_request_is_the_one_that_was_asked_for_and_the_response_is_returned_whatever_its_status(
+async def test_request_is_sent_unchanged_and_any_status_is_returned(
     site: WebServer,
 ) -> None:
     found = await get(site, "/?q=1%20%C3%BC", method="POST", headers={"X-One": "1"}, body=b"{}", host="a.example")
@@ -193,7 +191,7 @@ async def test_the_request_is_the_one_that_was_asked_for_and_the_response_is_ret
     assert (missing.status, missing.body) == (404, b"not here")
 
 
-async def test_a_body_is_unpacked_cut_at_its_limit_or_an_error(site: WebServer) -> None:
+async def test_body_is_decompressed_and_truncated_at_its_limit_or_an_error(site: WebServer) -> None:
     for path, body in (("/gzip", b"hello you"), ("/hints", b"hello")):
         assert (await get(site, path)).body == body, path
     for path in ("/broken", "/brotli", "/twice", "/too-many-hints"):
@@ -213,7 +211,7 @@ async def test_a_body_is_unpacked_cut_at_its_limit_or_an_error(site: WebServer) 
     assert (await get(site, bytes_max=5)).is_cut is False
 
 
-async def test_redirects_are_followed_up_to_a_limit_and_only_for_what_changes_nothing() -> None:
+async def test_redirects_are_followed_up_to_a_limit_and_only_for_safe_methods() -> None:
     for status in (301, 302, 303, 307, 308):
         found, _ = await redirecting({"/": to("a/../b?c#d", status), "/b": Reply(b"hello")})
         assert (found.body, found.url.endswith("/b?c")) == (b"hello", True)
@@ -225,7 +223,7 @@ async def test_redirects_are_followed_up_to_a_limit_and_only_for_what_changes_no
     assert (found.status, times) == (307, 1)
 
 
-async def test_a_redirect_to_what_may_not_be_reached_is_refused_and_no_connection_opened() -> None:
+async def test_redirect_to_a_forbidden_address_opens_no_connection() -> None:
     async with web_server(pages({})) as other, web_server(pages({})) as server:
         for location in (
             "http://127.0.0.1:{other}/",
@@ -247,13 +245,13 @@ async def test_a_redirect_to_what_may_not_be_reached_is_refused_and_no_connectio
         server.asked.clear()
         with pytest.raises(EgressRefused):
             await get(server, names=Names({"a.example": [["127.0.0.1"], ["10.0.0.1"]]}), host="a.example")
-        assert len(server.asked) == 1, "the same name is judged again"
+        assert len(server.asked) == 1, "the same name is checked again"
 
 
-async def test_the_address_that_was_judged_is_connected_to_or_the_next_one(site: WebServer) -> None:
+async def test_connection_uses_the_checked_address_or_the_next_one(site: WebServer) -> None:
     names = Names({"a.example": [["127.0.0.1"], ["127.0.0.2"]]})
     assert (await get(site, names=names, host="a.example")).body == b"hello"
-    assert names.asked == ["a.example"], "what a name means is asked once"
+    assert names.asked == ["a.example"], "a name is looked up once"
     rules = {"acme": read_rules(None, [f"a.example:{site.port}"])}
     egress = GuardedEgress(rules, lookups=Lookups(Names({"a.example": ["127.0.0.3", "127.0.0.1"]})), tls=TRUSTS_NOBODY)
     request = OutboundRequest(url=f"http://a.example:{site.port}/")
@@ -262,10 +260,10 @@ async def test_the_address_that_was_judged_is_connected_to_or_the_next_one(site:
         await egress.send(StoreId("other"), request)
 
 
-async def test_a_client_of_its_own_is_judged_and_sends_secrets_only_over_https_or_to_what_is_opened(
+async def test_custom_client_is_checked_and_sends_secrets_only_to_safe_targets(
     site: WebServer,
 ) -> None:
-    """MCP servers: whoever is in between would read the secret headers. McpHttpConfig.url says so."""
+    """For MCP servers: a machine in the middle could read secret headers. McpHttpConfig.url documents the rule."""
     listed = [f"a.example:{site.port}"]
     for opened in (False, True):
         rules = {"*": read_rules(listed, [*(listed if opened else []), f"127.0.0.1:{site.port}"])}
@@ -282,7 +280,7 @@ async def test_a_client_of_its_own_is_judged_and_sends_secrets_only_over_https_o
                 await client.get("http://169.254.169.254/")
 
 
-def test_rules_are_read_from_a_file_or_stop_the_start(tmp_path: Path) -> None:
+def test_invalid_egress_file_stops_the_start(tmp_path: Path) -> None:
     path = tmp_path / "egress.json"
     path.write_text('{"*": {"hosts": ["*.example.com"], "private": ["10.1.2.3:8080"]}, "acme": {}}')
     assert read_egress_file(path) == {"*": read_rules(["*.example.com"], ["10.1.2.3:8080"]), "acme": EgressRules()}

@@ -1,4 +1,4 @@
-"""What the registry keeps of an erased conversation: nothing but ids, and a chain whose digests say nothing."""
+"""What the registry keeps of an erased conversation: ids and a chain whose digests reveal nothing."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ async def everything(database: Database) -> str:
     return "\n".join(repr(tuple(row)) for row in rows)
 
 
-async def test_executions_rules_and_secrets_go_and_the_chain_stays_whole(database_url: str, tmp_path: Path) -> None:
+async def test_erasure_deletes_executions_rules_and_secrets_and_keeps_the_chain(
+    database_url: str, tmp_path: Path
+) -> None:
     """TOOL-6."""
     async with (
         running(database_url, tmp_path, tools()) as registry,
@@ -74,14 +76,14 @@ async def test_executions_rules_and_secrets_go_and_the_chain_stays_whole(databas
         kept = await everything(database)
         assert MARKER not in kept
         left = await database.fetchval("SELECT count(*) FROM tool_registry.executions")
-        assert left == 0, "ASYNC-3: also calls of a run that the ledger does not name any more"
+        assert left == 0, "ASYNC-3: also calls of a run that the ledger no longer knows"
         assert await database.fetchval("SELECT count(*) FROM tool_registry.audit_keys WHERE secret IS NOT NULL") == 0
         assert not (await verified(registry)).HasField("problem")
         assert await listed(registry) == before
 
 
-async def test_no_rule_of_an_erased_conversation_comes_back(database_url: str, tmp_path: Path) -> None:
-    """Neither by the request that made it, sent again, nor by one that was on its way."""
+async def test_rules_of_an_erased_conversation_never_return(database_url: str, tmp_path: Path) -> None:
+    """Neither through a repetition of the request that created it, nor through one in progress."""
     async with (
         running(database_url, tmp_path, tools()) as registry,
         Database(database_url, application_name="test") as database,
@@ -110,8 +112,8 @@ async def test_no_rule_of_an_erased_conversation_comes_back(database_url: str, t
         assert await listed(registry) == before
 
 
-async def test_nothing_of_an_erased_run_begins_any_more(database_url: str) -> None:
-    """As by a process that stood still while the run was erased."""
+async def test_calls_of_an_erased_run_never_start(database_url: str) -> None:
+    """As from a process that was suspended during the erasure."""
     async with Database(database_url, application_name="test") as database:
         await PostgresErasures(database).erase(PART)
         details = worker_pb2.Invocation(
@@ -157,7 +159,7 @@ async def test_nothing_of_an_erased_run_begins_any_more(database_url: str) -> No
         assert MARKER in await everything(database)
 
 
-def test_file_tools_forget_what_calls_did_and_keep_the_files(tmp_path: Path) -> None:
+def test_file_tools_erase_their_history_and_keep_the_files(tmp_path: Path) -> None:
     limits = FileLimits(file_bytes_max=1000, store_bytes_max=10_000)
     folders = FileFolders(tmp_path, limits, lambda: 0.0)
     planned = Planned(outcome=MARKER.encode(), change=FileChange(kind="put", path="note.txt", content=b"kept"))

@@ -29,13 +29,13 @@ async def add(a: int, b: int = 1) -> int:
 
 @tool(category=SAFE, effect=READ)
 def thread_name() -> str:
-    """Say which thread this is."""
+    """Return the thread name."""
     return threading.current_thread().name
 
 
 @tool(category=SAFE, effect=READ)
 def who(context: ToolContext) -> dict[str, Any]:
-    """Say what the context says."""
+    """Return the context."""
     return {
         "ids": [context.store_id, context.user_id, context.conversation_id, context.run_id, context.call_id],
         "key": context.idempotency_key,
@@ -82,7 +82,7 @@ def small(size: int) -> str:
 
 @tool(category=SAFE, effect=READ)
 def spill(context: ToolContext, way: str) -> Any:
-    """Say a secret."""
+    """Return a secret."""
     secret = context.secret("api_key")
     context.progress(0.5, f"using {secret}")
     if way == "error":
@@ -91,7 +91,7 @@ def spill(context: ToolContext, way: str) -> Any:
 
 
 class Events:
-    """What tools of a test did."""
+    """A log of tool actions."""
 
     def __init__(self) -> None:
         self.happened: list[str] = []
@@ -109,7 +109,7 @@ def events() -> Any:
 async def registry(database_url: str, tmp_path: Path, events: Events) -> Any:
     @tool(category=SAFE, effect=READ)
     async def wait() -> str:
-        """Wait for ever."""
+        """Wait forever."""
         events.happened.append("began")
         try:
             await asyncio.Event().wait()
@@ -119,13 +119,13 @@ async def registry(database_url: str, tmp_path: Path, events: Events) -> Any:
 
     @tool(category=SAFE, effect=READ, timeout_seconds=0.1)
     async def impatient() -> str:
-        """Wait for ever, for a short time."""
+        """Wait forever with a short timeout."""
         await asyncio.Event().wait()
         return "never"
 
     @tool(category=SAFE, effect=READ)
     async def stubborn() -> str:
-        """Do not listen to being cancelled."""
+        """Ignore cancellation."""
         while not events.release.is_set():
             try:
                 await asyncio.sleep(0.01)
@@ -171,15 +171,15 @@ async def registry(database_url: str, tmp_path: Path, events: Events) -> Any:
         yield registry
 
 
-async def test_a_tool_is_told_for_whom_it_works(registry: Registry) -> None:
+async def test_tool_gets_the_user_and_store_of_its_call(registry: Registry) -> None:
     """TOOL-4."""
-    told = content(await registry.run("who", call="c1", earlier_attempts=2, timeout_seconds=7))
-    assert told["ids"] == ["acme", "ann", "conversation", "run", "c1"]
-    assert (told["key"], told["attempt"]) == ("c1", 3)
-    assert 5 < told["left"] <= 7
+    seen = content(await registry.run("who", call="c1", earlier_attempts=2, timeout_seconds=7))
+    assert seen["ids"] == ["acme", "ann", "conversation", "run", "c1"]
+    assert (seen["key"], seen["attempt"]) == ("c1", 3)
+    assert 5 < seen["left"] <= 7
 
 
-async def test_a_secret_is_taken_out_of_all_that_a_tool_says(registry: Registry) -> None:
+async def test_secrets_are_redacted_from_all_tool_output(registry: Registry) -> None:
     """TOOL-4, I22."""
     responses = [response async for response in registry.stream("spill", {"way": "result"})]
     assert content(responses[-1].result) == {"said": "the key is [secret]", "[secret]": ["[secret]"]}
@@ -189,8 +189,8 @@ async def test_a_secret_is_taken_out_of_all_that_a_tool_says(registry: Registry)
     assert "acme-key" not in repr(responses)
 
 
-async def test_the_shorter_limit_holds_and_the_work_is_cancelled(registry: Registry, events: Events) -> None:
-    """LOOP-6, C11: a timeout once freed the slot and cancelled nothing."""
+async def test_shorter_timeout_applies_and_cancels_the_work(registry: Registry, events: Events) -> None:
+    """LOOP-6, C11: a timeout must cancel the work, not only free the slot."""
     await registry.run_out_of_time("wait")
     assert events.happened == ["began", "cancelled"]
     assert outcome(await registry.run("impatient", call="other", timeout_seconds=60)) == "FAILED TOOL_TIMEOUT"
@@ -199,7 +199,7 @@ async def test_the_shorter_limit_holds_and_the_work_is_cancelled(registry: Regis
     events.release.set()
 
 
-async def test_an_async_tool_that_blocks_is_named_and_holds_up_async_tools_only(
+async def test_blocking_async_tool_is_named_and_delays_only_async_tools(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tool_loop, "BLOCKED_SECONDS", 0.05)
@@ -211,11 +211,11 @@ async def test_an_async_tool_that_blocks_is_named_and_holds_up_async_tools_only(
     assert content(await registry.run("add", {"a": 1})) == 2
 
 
-async def test_a_thread_over_its_time_is_told_so_and_counts_until_it_ends(registry: Registry, events: Events) -> None:
+async def test_timed_out_thread_gets_a_cancel_and_counts_until_it_ends(registry: Registry, events: Events) -> None:
     await registry.run_out_of_time("block", call="a")
     assert registry.runner.threads_busy == 1
     await registry.run_out_of_time("block", call="b")
-    # Both threads are occupied: the next one waits for its turn within its own time.
+    # Both threads are busy: the next call waits for its turn within its own timeout.
     assert outcome(await registry.run("thread_name", timeout_seconds=0.1, call="c")) == "FAILED TOOL_TIMEOUT"
     assert b"tool_threads_busy 2.0" in registry.metrics.text()
     events.release.set()
@@ -225,7 +225,7 @@ async def test_a_thread_over_its_time_is_told_so_and_counts_until_it_ends(regist
     assert events.happened == ["began", "began", "cancelled=True", "cancelled=True"]
 
 
-async def test_a_caller_that_leaves_ends_a_call_without_a_journal(registry: Registry, events: Events) -> None:
+async def test_disconnected_caller_ends_a_call_without_a_journal(registry: Registry, events: Events) -> None:
     stream = registry.stream("wait", timeout_seconds=300)
 
     reading = asyncio.ensure_future(stream.read())
@@ -235,7 +235,7 @@ async def test_a_caller_that_leaves_ends_a_call_without_a_journal(registry: Regi
     await eventually(lambda: events.happened == ["began", "cancelled"] and registry.executor.running_count == 0)
 
 
-async def test_progress_is_shown_newest_first_and_not_each_time(registry: Registry) -> None:
+async def test_progress_is_sampled_and_newest_first(registry: Registry) -> None:
     """TOOL-8, C12."""
     responses = [response async for response in registry.stream("report", {"times": 1000})]
     shown = [response.progress for response in responses[:-1]]
@@ -244,10 +244,10 @@ async def test_progress_is_shown_newest_first_and_not_each_time(registry: Regist
     assert responses[-1].WhichOneof("kind") == "result"
 
 
-async def test_whatever_a_tool_returns_or_raises_is_its_result(
+async def test_returned_value_or_exception_becomes_the_result(
     registry: Registry, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """LOOP-7, LOOP-8, I22: of an exception only the type is told, neither to the model nor to the log."""
+    """LOOP-7, LOOP-8, I22: only the type of an exception reaches the model and the log."""
     ended = await registry.run("add", {"a": 2})
     assert (outcome(ended), content(ended), ended.result.is_error) == ("SUCCEEDED", 3, False)
     assert ended.duration_seconds > 0
@@ -277,7 +277,7 @@ async def test_whatever_a_tool_returns_or_raises_is_its_result(
     assert "executions_in_flight 0.0" in text
 
 
-async def test_a_call_that_may_not_run_is_an_error(registry: Registry) -> None:
+async def test_refused_call_is_an_error(registry: Registry) -> None:
     rows: list[tuple[str, Any, dict[str, Any], str]] = [
         ("nope", {}, {}, "TOOL_NOT_FOUND"),
         ("add", {"a": 1}, {"version": 2}, "TOOL_NOT_FOUND"),

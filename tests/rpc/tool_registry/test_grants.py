@@ -1,4 +1,4 @@
-"""A grant: one approval for a series of calls, which the registry holds to exactly what was shown (I9, I10)."""
+"""A grant is one approval for a series of calls, limited to exactly what was shown (I9, I10)."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def check(
 
 
 async def granted(registry: Registry, **terms: Any) -> call_pb2.Series:
-    """The series of call_1, which a person has granted and which has begun."""
+    """Return the series of call_1, which a person has granted and which has started."""
     verdict = await check(registry, "call_1", series(**terms))
     assert verdict.disposition == APPROVE
     of = series(verdict.series_digest, **terms)
@@ -80,15 +80,13 @@ async def refused(registry: Registry, call: str, of: call_pb2.Series, amount: in
     return await refusal(registry.run("pay", {"amount": amount}, call=call, series=of))
 
 
-async def test_calls_of_a_granted_series_run_without_another_approval_and_never_more(
-    database_url: str, tmp_path: Path
-) -> None:
+async def test_granted_series_runs_without_further_approvals_up_to_its_limit(database_url: str, tmp_path: Path) -> None:
     async with running(database_url, tmp_path, tools()) as registry:
         of = await granted(registry)
         for number in (2, 3):
             verdict = await check(registry, f"call_{number}", of)
             assert (verdict.disposition, verdict.series_digest) == (RUN, of.digest)
-            assert verdict.digest, "by which the ledger knows that it is gated"
+            assert verdict.digest, "so that the ledger knows that it is gated"
             for _ in range(2):
                 done = await registry.run("pay", {"amount": 1}, call=f"call_{number}", series=of)
                 assert outcome(done) == "SUCCEEDED"
@@ -96,7 +94,7 @@ async def test_calls_of_a_granted_series_run_without_another_approval_and_never_
         assert (await check(registry, "call_4", of)).disposition == APPROVE
         assert await refused(registry, "call_4", of) == "APPROVAL_REQUIRED"
     async with running(database_url, tmp_path, tools(changed=True), name="b") as registry:
-        # A new version asks again, also of runs with the older one; what is granted then is granted for both.
+        # A new version needs a new approval, also in runs with the older one; that grant covers both versions.
         verdict = await check(registry, "call_5", of)
         assert verdict.disposition == APPROVE
         assert verdict.series_digest not in {"", of.digest}
@@ -104,13 +102,13 @@ async def test_calls_of_a_granted_series_run_without_another_approval_and_never_
         assert (await check(registry, "call_6", series(verdict.series_digest))).disposition == RUN
 
 
-async def test_of_calls_that_come_at_once_no_more_begin_than_were_granted(registry: Registry) -> None:
+async def test_concurrent_calls_never_exceed_the_grant(registry: Registry) -> None:
     of = await granted(registry, times=5)
     verdicts = await asyncio.gather(*(check(registry, f"at_once_{number}", of) for number in range(12)))
     assert sum(verdict.disposition == RUN for verdict in verdicts) == 4
 
 
-async def test_a_grant_is_of_exactly_what_was_shown_and_for_its_time(registry: Registry) -> None:
+async def test_grant_covers_exactly_what_was_shown_and_expires(registry: Registry) -> None:
     of = await granted(registry)
     for other in (series(of.digest, times=4), series(of.digest, interval=1.0), series(of.digest, ends_in=3600)):
         assert (await check(registry, "call_2", other)).disposition == APPROVE
@@ -119,17 +117,19 @@ async def test_a_grant_is_of_exactly_what_was_shown_and_for_its_time(registry: R
     assert await refused(registry, "call_2", of, amount=2) == "APPROVAL_REQUIRED"
     assert (await check(registry, "call_2", of, run="another")).disposition == APPROVE
     assert (await check(registry, "call_2", None)).series_digest == ""
-    # A minute more, for what was due before its end and is late.
+    # One extra minute for calls that were due before the end and are late.
     for ends_in, disposition in ((-5.0, RUN), (-120.0, APPROVE)):
         shown = series(ends_in=ends_in)
         shown.digest = (await check(registry, "call_1", shown)).series_digest
         assert (await check(registry, f"after_{ends_in:g}", shown)).disposition == disposition
-    assert (await check(registry, "one", series(), "erase")).series_digest == "", "what destroys asks each time"
+    assert (await check(registry, "one", series(), "erase")).series_digest == "", (
+        "destructive calls need approval each time"
+    )
     assert (await check(registry, "two", series(), "rotate")).series_digest != "", "unless it permits grants"
 
 
-async def test_rules_go_before_a_grant(registry: Registry) -> None:
-    """A rule that asks asks for each call, and offers no grant."""
+async def test_rules_take_precedence_over_a_grant(registry: Registry) -> None:
+    """A rule with ASK requires approval for each call and offers no grant."""
     of = await granted(registry, times=2)
     rules = registry.rules["acme", "ann"]
     for name, disposition in (("ALLOW", RUN), ("ASK", APPROVE), ("DENY", REFUSE)):
@@ -144,7 +144,7 @@ async def test_rules_go_before_a_grant(registry: Registry) -> None:
         await rules.RevokeRule(rule_pb2.RevokeRuleRequest(rule_id=made.rule.rule_id))
 
 
-async def test_the_audit_chain_says_who_granted_and_names_the_grant_for_each_use(registry: Registry) -> None:
+async def test_audit_chain_names_the_author_and_the_grant_of_each_use(registry: Registry) -> None:
     of = await granted(registry)
     decision = execution_pb2.RecordedDecision(
         call_id="call_1",

@@ -1,4 +1,4 @@
-"""The time of calls: silence that counts as a loss (I5), and calls in the background (ASYNC-2)."""
+"""Execution times: silence that counts as a loss (I5), and calls in the background (ASYNC-2)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def silent(effect: EffectClass) -> Tool[..., Any]:
         reconcile=reconcile if is_reconcilable else None,
     )
     async def work(context: ToolContext) -> Any:
-        """Get stuck the first time."""
+        """Hang the first time."""
         if context.attempt == 1:
             await context.checkpoint("half")
             await asyncio.Event().wait()
@@ -54,7 +54,7 @@ def silent(effect: EffectClass) -> Tool[..., Any]:
 
 
 @pytest.mark.parametrize("effect", [EffectClass.READ_ONLY, EffectClass.IDEMPOTENT])
-async def test_what_may_be_repeated_is_to_be_asked_for_again(
+async def test_silent_repeatable_call_is_requested_again(
     database_url: str, tmp_path: Path, effect: EffectClass
 ) -> None:
     async with running(database_url, tmp_path, [silent(effect)]) as registry:
@@ -64,11 +64,11 @@ async def test_what_may_be_repeated_is_to_be_asked_for_again(
         assert content(await registry.run("work", earlier_attempts=1)) == "half"
 
 
-class Stuck:
-    """A function in a thread that looks at nothing, and is let go on."""
+class StuckFunction:
+    """A function in a thread that ignores cancellation until it is released."""
 
     def __init__(self, effect: EffectClass) -> None:
-        self.begun: list[int] = []
+        self.started: list[int] = []
         self.let_go = threading.Event()
 
         @tool(
@@ -79,8 +79,8 @@ class Stuck:
             heartbeat_seconds=1.0,
         )
         def work(context: ToolContext) -> int:
-            """Get stuck until it is let go."""
-            self.begun.append(context.attempt)
+            """Hang until released."""
+            self.started.append(context.attempt)
             self.let_go.wait()
             return context.attempt
 
@@ -89,7 +89,7 @@ class Stuck:
     async def get_stuck(self, registry: Registry) -> None:
         with pytest.raises(grpc.aio.AioRpcError):
             await registry.run("work")
-        assert self.begun == [1]
+        assert self.started == [1]
 
 
 @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
@@ -98,26 +98,26 @@ def glance() -> str:
     return "seen"
 
 
-async def test_nothing_begins_beside_a_function_that_continues(database_url: str, tmp_path: Path) -> None:
-    """Its thread cannot be stopped: one call would take all threads of the registry, one after the other."""
-    stuck = Stuck(EffectClass.IDEMPOTENT)
+async def test_stuck_function_blocks_a_second_attempt(database_url: str, tmp_path: Path) -> None:
+    """Its thread cannot be stopped: repeated attempts would use up all threads of the registry."""
+    stuck = StuckFunction(EffectClass.IDEMPOTENT)
     async with running(database_url, tmp_path, [stuck.tool, glance], threads_max=2) as registry:
         try:
             await stuck.get_stuck(registry)
             for number in range(1, 4):
                 late = await registry.run("work", earlier_attempts=number, timeout_seconds=0.1)
                 assert outcome(late) == "FAILED TOOL_TIMEOUT"
-            assert stuck.begun == [1]
+            assert stuck.started == [1]
             assert content(await registry.run("glance", call="other")) == "seen"
             again = asyncio.ensure_future(registry.run("work", earlier_attempts=4))
         finally:
             stuck.let_go.set()
         assert content(await again) == 5
-    assert stuck.begun == [1, 5]
+    assert stuck.started == [1, 5]
 
 
 @pytest.mark.parametrize("effect", [EffectClass.AT_MOST_ONCE, EffectClass.RECONCILABLE])
-async def test_what_may_happen_once_is_of_unknown_outcome(
+async def test_call_that_may_happen_once_has_an_unknown_outcome(
     database_url: str, tmp_path: Path, effect: EffectClass
 ) -> None:
     async with running(database_url, tmp_path, [silent(effect)]) as registry:
@@ -127,20 +127,20 @@ async def test_what_may_happen_once_is_of_unknown_outcome(
             assert outcome(await registry.run("work", earlier_attempts=attempts)) == "UNKNOWN OUTCOME_UNKNOWN"
 
 
-async def test_a_tool_in_a_process_of_its_own_is_ended(database_url: str, tmp_path: Path) -> None:
+async def test_silent_tool_in_its_own_process_is_killed(database_url: str, tmp_path: Path) -> None:
     async with running(database_url, tmp_path, [process_tools.get_stuck]) as registry:
         with pytest.raises(grpc.aio.AioRpcError):
             await registry.run("get_stuck")
         assert registry.executor.running_count == 0
 
 
-async def test_progress_and_open_questions_are_signs_of_life(database_url: str, tmp_path: Path) -> None:
-    """Also those of a thread."""
+async def test_progress_and_open_questions_count_as_heartbeats(database_url: str, tmp_path: Path) -> None:
+    """Also from a thread."""
     options: dict[str, Any] = {"category": Category.SAFE, "timeout_seconds": 60, "heartbeat_seconds": 3.0}
 
     @tool(name="tell", effect=EffectClass.IDEMPOTENT, **options)
     def tell(context: ToolContext) -> str:
-        """Tell progress for longer than it may be silent."""
+        """Report progress for longer than the heartbeat timeout."""
         for _ in range(60):
             context.progress(message="on it")
             context.wait_cancelled(0.06)
@@ -154,7 +154,7 @@ async def test_progress_and_open_questions_are_signs_of_life(database_url: str, 
     async with running(database_url, tmp_path, [tell, ask]) as registry:
         assert outcome(await registry.run("ask", call="asks")) == "INPUT_REQUIRED"
         assert content(await registry.run("tell", call="tells")) == "told"
-        assert outcome(await registry.run("ask", call="asks")) == "INPUT_REQUIRED", "it waits still"
+        assert outcome(await registry.run("ask", call="asks")) == "INPUT_REQUIRED", "it is still waiting"
 
 
 HOUR = 3600.0
@@ -162,19 +162,19 @@ HOUR = 3600.0
 
 @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY, timeout_seconds=60, async_timeout_seconds=2 * HOUR)
 async def look(context: ToolContext) -> float:
-    """Say how long this may take."""
+    """Return the remaining time."""
     return context.deadline.timestamp() - time.time()
 
 
 @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY, timeout_seconds=60)
 async def look_again(context: ToolContext) -> float:
-    """Say how long this may take."""
+    """Return the remaining time."""
     return context.deadline.timestamp() - time.time()
 
 
 @tool(category=Category.SAFE, background=False)
 async def stay() -> None:
-    """Be waited for."""
+    """Wait for this call."""
 
 
 def of_job() -> execution_pb2.CallContext:
@@ -188,10 +188,8 @@ async def left(registry: Registry, name: str, seconds: float, *, of: execution_p
     return float(content(await registry.run(name, call=call, who=of, timeout_seconds=seconds)))
 
 
-async def test_a_call_has_the_time_of_its_tool_in_the_background_where_its_run_is_a_job(
-    database_url: str, tmp_path: Path
-) -> None:
-    """It may have a day. The short timeout of the tool is for those who wait for it."""
+async def test_call_of_a_job_gets_the_background_timeout(database_url: str, tmp_path: Path) -> None:
+    """It may run for a day. The short timeout of the tool is for callers that wait."""
     tools: list[Tool[..., Any]] = [look, look_again, process_tools.seconds_left]
     async with running(database_url, tmp_path, tools, worker_options=OPTIONS) as registry:
         for name in ("look", "seconds_left"):
@@ -204,7 +202,7 @@ async def test_a_call_has_the_time_of_its_tool_in_the_background_where_its_run_i
 
         @worker.tool(category="SAFE", effect="IDEMPOTENT", timeout_seconds=60, async_timeout_seconds=2 * HOUR)
         def charge(context: CallContext) -> float:
-            """Say how long this may take."""
+            """Return the remaining time."""
             return context.deadline.timestamp() - time.time()
 
         async with working(worker, registry, "charge"):
@@ -212,7 +210,7 @@ async def test_a_call_has_the_time_of_its_tool_in_the_background_where_its_run_i
             assert await left(registry, "charge", ASYNC_TIMEOUT_SECONDS_MAX, of=context()) <= 60
 
 
-async def test_a_verdict_says_what_a_tool_says_of_the_background(database_url: str, tmp_path: Path) -> None:
+async def test_verdict_has_the_background_settings_of_the_tool(database_url: str, tmp_path: Path) -> None:
     async with running(database_url, tmp_path, [look, look_again, stay]) as registry:
         verdicts = {name: await registry.check(name, {}) for name in ("look", "look_again", "stay")}
         said = {
@@ -223,7 +221,7 @@ async def test_a_verdict_says_what_a_tool_says_of_the_background(database_url: s
         reads = execution_pb2.ExecuteReads(timeout_seconds=7000, timeout_seconds_max=7000)
         (verdict,) = await registry.verdicts(proposed("c", "look"), who=of_job(), execute_reads=reads)
         assert verdict.timeout_seconds == 2 * HOUR
-        assert HOUR < float(content(verdict.result)) <= 7000, "a read that runs with its check has that time, too"
+        assert HOUR < float(content(verdict.result)) <= 7000, "a read that runs with its check has the same timeout"
 
 
 @tool(category=Category.SAFE, reports={"every": 10})
@@ -231,8 +229,8 @@ async def count() -> None:
     """Count."""
 
 
-async def test_a_verdict_says_what_is_told_of_the_jobs_of_a_tool(database_url: str, tmp_path: Path) -> None:
-    """ASYNC-5: of a function, and of a worker's; it is part of the version."""
+async def test_verdict_has_the_job_reports_of_the_tool(database_url: str, tmp_path: Path) -> None:
+    """ASYNC-5: for functions and workers; it is part of the version."""
     async with running(database_url, tmp_path, [look, count], worker_options=OPTIONS) as registry:
         verdict = await registry.check("count", {})
         assert verdict.reports == run_pb2.ReportPolicy(reports=run_pb2.JOB_REPORTS_EVERY, report_iterations=10)
@@ -250,8 +248,8 @@ async def test_a_verdict_says_what_is_told_of_the_jobs_of_a_tool(database_url: s
 DIGEST = run_pb2.ReportPolicy(reports=run_pb2.JOB_REPORTS_DIGEST, report_seconds=600)
 
 
-async def test_a_call_of_an_mcp_server_has_its_time_and_reports(database_url: str, tmp_path: Path) -> None:
-    """ASYNC-5: a server itself says nothing of reports; a policy of its source does."""
+async def test_mcp_call_has_its_timeout_and_job_reports(database_url: str, tmp_path: Path) -> None:
+    """ASYNC-5: the server does not configure reports; a policy of its source does."""
     server = FakeServer(tmp_path / "fake", ["echo", "progress"])
     read_only: dict[str, Any] = {"category": SAFE, "effect_class": call_pb2.EFFECT_CLASS_READ_ONLY}
     policies = [policy("progress", timeout_seconds=0.1, reports=DIGEST, **read_only)]

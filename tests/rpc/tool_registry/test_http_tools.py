@@ -1,4 +1,4 @@
-"""Tools of HTTP services, against a real server: requests, results, secrets, doubts. TOOL-8."""
+"""Tools of HTTP services against a real server: requests, results, secrets, unknown outcomes. TOOL-8."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SCHEMA = {
 
 
 def document(port: int, **operations: Any) -> dict[str, Any]:
-    """A document whose operations are all GET, at the path of their name."""
+    """Return a document whose operations are GETs at the path of their name."""
     return {
         "openapi": "3.1.0",
         "servers": [{"url": f"http://127.0.0.1:{port}"}],
@@ -52,7 +52,7 @@ def document(port: int, **operations: Any) -> dict[str, Any]:
 
 @dataclass
 class World:
-    """A service, and a connector that may reach it."""
+    """A service and a connector that may reach it."""
 
     server: WebServer
     connector: HttpTools
@@ -79,7 +79,7 @@ class World:
         return tool
 
     def tool(self, discovered: DiscoveredTool, **changes: Any) -> Tool[..., Any]:
-        """What the executor would be given."""
+        """Return the tool as the executor gets it."""
         entry = ToolVersion(
             store_id=StoreId("acme"),
             definition=replace(discovered.definition, **changes),
@@ -103,7 +103,7 @@ def encoded(value: Any) -> str:
 
 @asynccontextmanager
 async def http_world() -> AsyncIterator[World]:
-    """A service with some answers; only the store acme may reach it."""
+    """A service with some responses that only the store acme may reach."""
     replies = {
         "/json": Reply(b'{"a": [1, 2.5, null]}', headers=JSON),
         "/text": Reply("naïve".encode(), headers={"Content-Type": "text/plain"}),
@@ -128,12 +128,12 @@ async def http_world() -> AsyncIterator[World]:
 
 @pytest.fixture
 async def world() -> AsyncIterator[World]:
-    """A service with some answers; only the store acme may reach it."""
+    """A service with some responses that only the store acme may reach."""
     async with http_world() as world:
         yield world
 
 
-async def test_secrets_go_into_headers_and_are_in_no_binding(world: World) -> None:
+async def test_secrets_go_into_headers_and_into_no_binding(world: World) -> None:
     tool = await world.endpoint("/json", secretHeaders={"Authorization": "token"})
     assert SECRETS["token"].encode() not in tool.binding
     await world.call(tool)
@@ -147,7 +147,7 @@ async def test_secrets_go_into_headers_and_are_in_no_binding(world: World) -> No
     assert len(world.server.asked) == 1
 
 
-async def test_an_idempotency_key_is_of_the_store_and_the_call(world: World) -> None:
+async def test_idempotency_key_depends_on_the_store_and_the_call(world: World) -> None:
     tool = await world.endpoint("/json", "POST", idempotencyHeader="Idempotency-Key")
     world.connector = HttpTools(
         GuardedEgress(
@@ -162,7 +162,7 @@ async def test_an_idempotency_key_is_of_the_store_and_the_call(world: World) -> 
     assert "acme" not in first
 
 
-async def test_a_document_is_read_from_the_source_or_fetched(world: World) -> None:
+async def test_document_is_read_from_the_source_or_fetched(world: World) -> None:
     found = await world.discover({"openApi": {"document": encoded(document(world.server.port, json="get"))}})
     assert [tool.definition.name for tool in found] == ["shop.json"]
     assert await world.call(found[0], {"x": 1}) == {"a": [1, 2.5, None]}
@@ -175,7 +175,7 @@ async def test_a_document_is_read_from_the_source_or_fetched(world: World) -> No
     assert "authorization" not in world.server.asked[0].headers
 
 
-async def test_a_document_that_cannot_be_fetched_makes_the_source_unreachable(world: World) -> None:
+async def test_source_with_an_unavailable_document_is_unreachable(world: World) -> None:
     for path in ("/nothing", "/breaks"):
         with pytest.raises(SourceUnreachable, match="document_url"):
             await world.discover({"openApi": {"documentUrl": world.url + path}})
@@ -185,7 +185,9 @@ async def test_a_document_that_cannot_be_fetched_makes_the_source_unreachable(wo
         await world.discover({"openApi": {"documentUrl": f"{world.url}/huge"}})
 
 
-async def test_a_call_goes_through_the_registry_like_any_other(world: World, database_url: str, tmp_path: Path) -> None:
+async def test_http_call_goes_through_the_registry_like_any_other(
+    world: World, database_url: str, tmp_path: Path
+) -> None:
     world.server.answer = lambda asked: Reply(
         f"you said {asked.headers['authorization']}".encode(),
         status=403 if asked.target == "/fails" else 200,
@@ -210,10 +212,13 @@ async def test_a_call_goes_through_the_registry_like_any_other(world: World, dat
     assert all(asked.headers["authorization"] == SECRETS["token"] for asked in world.server.asked)
 
 
-async def test_a_common_secret_goes_to_no_service_that_a_store_has_connected(
+async def test_shared_secret_is_not_sent_to_a_service_added_by_a_store(
     world: World, database_url: str, tmp_path: Path
 ) -> None:
-    """An admin of a store says where secrets are sent: those of the deployment are of no store. I13, TOOL-4."""
+    """An admin of a store chooses where its secrets are sent, but deployment secrets belong to no store.
+
+    I13, TOOL-4.
+    """
     secrets = {"*": {"token": "Bearer of-the-deployment"}, "acme": {"own": "Bearer of-the-store"}}
     world.server.answer = lambda _: Reply(b"{}", headers=JSON)
 
@@ -237,8 +242,8 @@ async def test_a_common_secret_goes_to_no_service_that_a_store_has_connected(
     assert [asked.headers["authorization"] for asked in world.server.asked] == ["Bearer of-the-store"]
 
 
-async def test_a_fetched_document_does_not_say_where_secrets_go(world: World) -> None:
-    """Whoever writes it, or comes to write it, would have them sent to a server that no admin has seen."""
+async def test_fetched_document_cannot_choose_where_secrets_go(world: World) -> None:
+    """Its author, or an attacker who changes it, could send them to a server that no admin has seen."""
     async with web_server(pages({})) as elsewhere:
         rules = {"acme": read_rules(None, [f"127.0.0.1:{port}" for port in (world.server.port, elsewhere.port)])}
         connector = HttpTools(GuardedEgress(rules, tls=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)), world.helpers)
@@ -254,7 +259,7 @@ async def test_a_fetched_document_does_not_say_where_secrets_go(world: World) ->
             assert len(await theirs.discover({"openApi": given})) == 1
 
 
-async def test_an_endpoint_is_called_with_its_arguments_in_the_url_or_the_body(world: World) -> None:
+async def test_arguments_go_into_the_url_or_the_body(world: World) -> None:
     tool = await world.endpoint("/json?fixed=1&id={id}")
     assert (tool.definition.name, tool.definition.category, tool.definition.effect) == (
         "shop.call",
@@ -276,7 +281,7 @@ async def test_an_endpoint_is_called_with_its_arguments_in_the_url_or_the_body(w
     assert preview() == f'POST {world.url}/orders/7\n\n{{"q":"x"}}'
 
 
-async def test_a_good_answer_is_the_result_and_any_other_one_an_error(world: World) -> None:
+async def test_success_response_is_the_result_and_any_other_is_an_error(world: World) -> None:
     for path, result in {
         "/text": "naïve",
         "/not-json": '{"a": NaN}',
@@ -297,10 +302,10 @@ async def test_a_good_answer_is_the_result_and_any_other_one_an_error(world: Wor
     world.server.asked.clear()
     with pytest.raises(ToolError, match="status 302"):
         await world.call(await world.endpoint("/moved", "POST"))
-    assert len(world.server.asked) == 1, "a POST is not sent on by a redirect"
+    assert len(world.server.asked) == 1, "a POST does not follow redirects"
 
 
-async def test_a_call_that_broke_off_is_in_doubt_unless_it_may_be_repeated_or_was_never_sent(world: World) -> None:
+async def test_interrupted_call_is_unknown_unless_repeatable_or_never_sent(world: World) -> None:
     tool = await world.endpoint("/breaks", "POST")
     with pytest.raises(OutcomeUnknown):
         await world.call(tool)
@@ -318,7 +323,7 @@ async def test_a_call_that_broke_off_is_in_doubt_unless_it_may_be_repeated_or_wa
     assert world.server.connections == sent
 
 
-async def test_a_configuration_that_cannot_be_used_is_refused(world: World) -> None:
+async def test_invalid_configuration_is_rejected(world: World) -> None:
     endpoints: list[tuple[dict[str, Any], str]] = [
         ({"method": "TRACE"}, "method"),
         ({"method": "HEAD"}, "method"),
@@ -366,10 +371,8 @@ async def test_a_configuration_that_cannot_be_used_is_refused(world: World) -> N
         await world.endpoint("/json", argumentsSchemaJson=encoded({"type": "array"}))
 
 
-async def test_a_body_of_many_things_is_bulk_wherever_they_are_in_it(
-    world: World, database_url: str, tmp_path: Path
-) -> None:
-    """A policy that calls a service safe has not said that it may be asked for a hundred things at once. HITL-2."""
+async def test_body_with_many_items_is_bulk_at_any_depth(world: World, database_url: str, tmp_path: Path) -> None:
+    """A policy that declares a service safe does not allow a hundred items in one request. HITL-2."""
     written = {
         "openapi": "3.1.0",
         "servers": [{"url": world.url}],

@@ -1,4 +1,4 @@
-"""Effects happen at most once, whoever dies, cancels or asks again. I5, I12, OPS-5, HITL-3, decision 14, C5, C9."""
+"""Effects happen at most once despite crashes, cancels and retries. I5, I12, OPS-5, HITL-3, decision 14, C5, C9."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def registry(database_url: str, tmp_path: Path, world: World) -> Any:
         (cannot_say(), ("UNKNOWN OUTCOME_UNKNOWN", None), ["asked about call"]),
     ],
 )
-async def test_a_reconcilable_tool_is_asked_what_became_of_a_call(  # noqa: PLR0917
+async def test_reconcilable_tool_is_asked_for_the_outcome_of_a_call(  # noqa: PLR0917
     database_url: str, registry: Registry, world: World, finding: ReconcileResult, expected: Any, effects: list[str]
 ) -> None:
     world.finding = finding
@@ -56,10 +56,10 @@ async def test_a_reconcilable_tool_is_asked_what_became_of_a_call(  # noqa: PLR0
     assert world.effects == effects
 
 
-async def test_a_process_that_lost_its_lease_stops_what_another_may_repeat(
+async def test_process_without_its_lease_stops_repeatable_calls(
     database_url: str, tmp_path: Path, world: World
 ) -> None:
-    """I4: a reconcilable call must not run on while somebody else is told that it has not happened."""
+    """I4: a reconcilable call must not continue after another process was told that it has not happened."""
     options = ExecutorOptions(lease_seconds=2, renew_seconds=0.2, grace_seconds=0.1)
     async with running(database_url, tmp_path, world.tools(), options=options, drain_seconds=0.1) as registry:
         asked = asyncio.ensure_future(registry.run("order", {"wait": True}, timeout_seconds=60))
@@ -82,7 +82,7 @@ async def test_a_process_that_lost_its_lease_stops_what_another_may_repeat(
     assert world.effects == ["asked about call", "ordered"]
 
 
-async def test_old_entries_are_forgotten_and_young_ones_are_not(database_url: str, registry: Registry) -> None:
+async def test_old_entries_are_deleted_and_recent_ones_kept(database_url: str, registry: Registry) -> None:
     """I19."""
     await registry.run("pay", call="old")
     await registry.run("pay", call="young")
@@ -97,7 +97,7 @@ async def test_old_entries_are_forgotten_and_young_ones_are_not(database_url: st
 
 
 class FlakyJournal:
-    """A journal whose database goes away: `before` a statement, or `after` it was carried out; or is broken then."""
+    """A journal whose database fails: `before` a statement or `after` it was executed, or permanently."""
 
     def __init__(self, journal: PostgresExecutionJournal, faults: dict[str, list[str]]) -> None:
         self._journal = journal
@@ -122,10 +122,10 @@ class FlakyJournal:
         return call
 
 
-async def test_replicas_asked_together_give_one_effect_and_one_result_also_later(
+async def test_concurrent_replicas_have_one_effect_and_one_result(
     database_url: str, tmp_path: Path, registry: Registry, world: World
 ) -> None:
-    """I13: the same id in another store is another call; another call under the id is refused."""
+    """I13: the same id in another store is another call; a different call with the id is rejected."""
     async with running(database_url, tmp_path, world.tools(), name="b") as other:
         asked = [asyncio.ensure_future(replica.run("pay", {"wait": True})) for replica in (registry, other) * 3]
         await world.begun.wait()
@@ -140,15 +140,15 @@ async def test_replicas_asked_together_give_one_effect_and_one_result_also_later
     assert world.effects == ["paid 1", "paid 2"]
 
 
-async def test_a_call_of_a_process_that_died_is_unknown_until_an_operator_resolves_it(
+async def test_call_of_a_dead_process_is_unknown_until_an_operator_resolves_it(
     database_url: str, registry: Registry, world: World
 ) -> None:
-    """I4, I5, C5, D9: said, not guessed; and never silently run again, also if the process turns out to live."""
+    """I4, I5, C5, D9: the call is never repeated silently, even if the process turns out to be alive."""
     async with dead_process(database_url, registry, "pay", "call"):
         await database_is_told(database_url, alive=True)
         asked = asyncio.ensure_future(registry.run("pay"))
         done, _ = await asyncio.wait({asked}, timeout=0.3)
-        assert not done, "a living process is waited for"
+        assert not done, "a live process is awaited"
         await database_is_told(database_url, alive=False)
         first = await asked
         assert outcome(first) == "UNKNOWN OUTCOME_UNKNOWN"
@@ -156,7 +156,7 @@ async def test_a_call_of_a_process_that_died_is_unknown_until_an_operator_resolv
         async with Database(database_url, application_name="dead") as database:
             journal = PostgresExecutionJournal(database, instance_id="dead", lease_seconds=60)
             stands = await journal.end(CallKey(StoreId("acme"), CallId("call")), succeeded(b'"late"', 1.0))
-            assert stands.outcome is Outcome.UNKNOWN, "its late end changes nothing"
+            assert stands.outcome is Outcome.UNKNOWN, "its late result changes nothing"
         assert await registry.run("pay", earlier_attempts=5) == first
         assert world.effects == []
         again = await registry.run("pay", unknowns_resolved=1)
@@ -165,7 +165,7 @@ async def test_a_call_of_a_process_that_died_is_unknown_until_an_operator_resolv
     assert world.effects == ["paid 1"]
 
 
-async def test_a_gated_call_never_runs_without_its_approval(registry: Registry, world: World) -> None:
+async def test_gated_call_never_runs_without_its_approval(registry: Registry, world: World) -> None:
     """I9, I10, HITL-3, C6."""
     digest = (await registry.check("delete", {"path": "a"})).digest
     attempts: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
@@ -184,10 +184,10 @@ async def test_a_gated_call_never_runs_without_its_approval(registry: Registry, 
 
 
 @pytest.mark.parametrize("name", ["pay", "order"])
-async def test_a_call_whose_beginning_got_no_answer_is_run_once_by_the_next_who_asks(
+async def test_call_whose_start_was_not_acknowledged_runs_once_on_retry(
     database_url: str, tmp_path: Path, world: World, name: str
 ) -> None:
-    """Nothing ran on the strength of the entry, and the process knows that: no doubt, no question."""
+    """Nothing ran on the basis of the entry, and the process knows that: the outcome is not in doubt."""
     faults: dict[str, list[str]] = {}
     async with running(
         database_url, tmp_path, world.tools(), wrap_journal=lambda journal: FlakyJournal(journal, faults)
@@ -200,10 +200,8 @@ async def test_a_call_whose_beginning_got_no_answer_is_run_once_by_the_next_who_
             assert len(world.effects) == number
 
 
-async def test_a_result_is_given_once_it_is_stored_however_often_that_fails(
-    database_url: str, tmp_path: Path, world: World
-) -> None:
-    """I8 for effects: no caller sees a result that a crash could take back, or a fault that does not pass is told."""
+async def test_result_is_returned_only_after_it_is_stored(database_url: str, tmp_path: Path, world: World) -> None:
+    """I8 for effects: callers never see a result that a crash could revert; a permanent fault is reported."""
     options = ExecutorOptions(grace_seconds=0.1, internal_seconds_max=0.5)
     faults: dict[str, list[str]] = {}
     async with running(
@@ -225,17 +223,17 @@ async def test_a_result_is_given_once_it_is_stored_however_often_that_fails(
 
 
 @pytest.fixture
-def deaf() -> Iterator[threading.Event]:
-    """Ends a thread that does not listen to its cancel."""
+def unstoppable_threads() -> Iterator[threading.Event]:
+    """End threads that ignore their cancellation."""
     release = threading.Event()
     yield release
     release.set()
 
 
-async def test_a_thread_that_cannot_be_stopped_is_said_to_go_on(
-    database_url: str, tmp_path: Path, deaf: threading.Event
+async def test_unstoppable_thread_is_reported_as_still_running(
+    database_url: str, tmp_path: Path, unstoppable_threads: threading.Event
 ) -> None:
-    """C5, I5: its effect may still come, and everybody who asks is told so."""
+    """C5, I5: its effect may still happen, and every caller gets this state."""
     begun = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -243,7 +241,7 @@ async def test_a_thread_that_cannot_be_stopped_is_said_to_go_on(
     def ship() -> str:
         """Ship."""
         loop.call_soon_threadsafe(begun.set)
-        deaf.wait(30)
+        unstoppable_threads.wait(30)
         return "shipped"
 
     async with running(database_url, tmp_path, [ship]) as registry:
@@ -253,21 +251,19 @@ async def test_a_thread_that_cannot_be_stopped_is_said_to_go_on(
         assert not answer.stopped
         assert outcome(answer.result) == "CANCELLED NOT_STOPPED"
         assert await asked == answer.result
-        deaf.set()
+        unstoppable_threads.set()
         assert await registry.run("ship") == answer.result
         again = await registry.cancel()
         assert (again.stopped, again.result) == (False, answer.result)
 
 
-async def test_a_call_without_a_journal_is_cancelled_in_whatever_replica_it_runs(
-    database_url: str, tmp_path: Path
-) -> None:
-    """I12: its caller may be cut off from the replica, or hang, and never end its stream."""
+async def test_call_without_a_journal_is_cancelled_in_any_replica(database_url: str, tmp_path: Path) -> None:
+    """I12: its caller may hang or be cut off from the replica and never end its stream."""
     begun = asyncio.Event()
 
     @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
     async def look() -> str:
-        """Look for ever."""
+        """Look forever."""
         begun.set()
         await asyncio.Event().wait()
         return "never"
@@ -283,7 +279,7 @@ async def test_a_call_without_a_journal_is_cancelled_in_whatever_replica_it_runs
         assert registry.executor.running_count == 0
 
 
-async def test_at_a_stop_running_calls_have_a_grace_to_end(database_url: str, tmp_path: Path, world: World) -> None:
+async def test_stop_gives_running_calls_a_grace_period(database_url: str, tmp_path: Path, world: World) -> None:
     """OPS-5."""
     async with running(database_url, tmp_path, world.tools(), drain_seconds=20) as registry:
         stream = registry.stream("pay", {"wait": True})
@@ -297,10 +293,10 @@ async def test_at_a_stop_running_calls_have_a_grace_to_end(database_url: str, tm
         assert content(await registry.run("pay", {"wait": True})) == "paid 1"
 
 
-async def test_what_does_not_end_at_a_stop_is_recorded_as_what_it_is(
+async def test_call_that_outlives_the_stop_is_recorded_with_its_true_state(
     database_url: str, tmp_path: Path, world: World
 ) -> None:
-    """An effect that may have happened is unknown; a tool that can be asked is asked."""
+    """An effect that may have happened is unknown; a reconcilable tool is asked."""
     async with running(database_url, tmp_path, world.tools(), drain_seconds=0.1) as registry:
         streams = [registry.stream(name, {"wait": True}, call=name) for name in ("pay", "order")]
         reading = [asyncio.ensure_future(stream.read()) for stream in streams]
@@ -316,10 +312,10 @@ async def test_what_does_not_end_at_a_stop_is_recorded_as_what_it_is(
     assert world.effects == ["asked about order"]
 
 
-async def test_a_call_is_cancelled_in_whatever_replica_it_runs_and_stays_so(
+async def test_cancel_works_in_any_replica_and_is_permanent(
     database_url: str, tmp_path: Path, registry: Registry, world: World
 ) -> None:
-    """C5: a cancelled execution was once overwritten as completed. I12: before it begins, it never begins."""
+    """C5: a completed result must not overwrite a cancel. I12: a call cancelled before its start never starts."""
     before = await registry.cancel("later")
     assert (before.stopped, before.HasField("result")) == (True, False)
     assert outcome(await registry.run("pay", call="later")) == "CANCELLED CANCELLED"
@@ -336,15 +332,15 @@ async def test_a_call_is_cancelled_in_whatever_replica_it_runs_and_stays_so(
     assert world.effects == []
     done = await registry.run("pay", call="done")
     answer = await registry.cancel("done")
-    assert (answer.stopped, answer.result) == (True, done), "what ended is not undone"
+    assert (answer.stopped, answer.result) == (True, done), "an ended call is unchanged"
     for wait in (-1.0, 10.5, float("nan")):
         assert await refusal(registry.cancel(wait=wait)) == "INVALID_FIELD"
 
 
-async def test_a_cancelled_call_of_another_process_is_waited_for_and_unknown_if_that_died(
+async def test_cancelled_call_of_another_process_ends_or_is_unknown_if_that_died(
     database_url: str, registry: Registry, world: World
 ) -> None:
-    """I5: nothing of it runs any more, and its effect is not known."""
+    """I5: nothing of it runs any longer, and its effect is unknown."""
     async with dead_process(database_url, registry, "pay", "call"):
         await database_is_told(database_url, alive=True)
         assert not (await registry.cancel(wait=0.2)).stopped

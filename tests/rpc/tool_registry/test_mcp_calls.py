@@ -1,4 +1,4 @@
-"""Calls of tools of MCP servers, good and bad ones, and what these ask the user meanwhile (TOOL-3, HITL-1)."""
+"""Calls of MCP tools, with good and bad servers, and the questions of these to the user (TOOL-3, HITL-1)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def server(tmp_path: Path) -> FakeServer:
     return FakeServer(tmp_path / "fake", NAMES.split())
 
 
-async def test_a_server_gets_no_environment_but_its_own(
+async def test_server_gets_only_its_own_environment(
     mcp: McpRegistry, server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PAWL_LEAK", "must not be seen")
@@ -52,13 +52,13 @@ async def test_a_server_gets_no_environment_but_its_own(
 
 
 @pytest.mark.parametrize(("stateless", "starts"), [(False, 3), (True, 2)])
-async def test_users_share_a_process_only_of_a_server_that_is_declared_stateless(
+async def test_users_share_a_process_only_of_a_stateless_server(
     mcp: McpRegistry, server: FakeServer, *, stateless: bool, starts: int
 ) -> None:
     await mcp.add(server.config(stateless=stateless))
     for user in ("ann", "bob", "ann"):
         await mcp.run("fake.note", call=f"{user}{server.starts}", who=context(user=user))
-    assert server.starts == starts, "the discovery had one of its own"
+    assert server.starts == starts, "discovery had its own process"
 
 
 async def test_errors_content_and_progress_reach_the_model(mcp: McpRegistry, server: FakeServer) -> None:
@@ -83,12 +83,10 @@ async def test_errors_content_and_progress_reach_the_model(mcp: McpRegistry, ser
     assert (0.5, "step 2") in seen
     os.kill(server.process_id, 9)
     await eventually(lambda: mcp.open_count == 0)
-    assert content(await mcp.run("fake.note", call="six")) == "noted", "it is started again after a crash"
+    assert content(await mcp.run("fake.note", call="six")) == "noted", "it is restarted after a crash"
 
 
-async def test_a_call_that_is_cancelled_or_out_of_time_is_cancelled_at_the_server(
-    mcp: McpRegistry, server: FakeServer
-) -> None:
+async def test_cancelled_or_timed_out_call_is_cancelled_at_the_server(mcp: McpRegistry, server: FakeServer) -> None:
     await mcp.add(server.config())
     call = asyncio.create_task(mcp.run("fake.hang"))
     await server.logged("call hang")
@@ -103,30 +101,28 @@ async def test_a_call_that_is_cancelled_or_out_of_time_is_cancelled_at_the_serve
     assert server.starts == 2, "the calls had one connection"
 
 
-async def test_a_server_that_dies_leaves_its_outcome_unknown_and_is_started_again(
+async def test_server_crash_makes_its_call_unknown_and_restarts_the_server(
     mcp: McpRegistry, server: FakeServer
 ) -> None:
     await mcp.add(server.config())
     assert outcome(await mcp.run("fake.die_once")) == UNKNOWN
     assert server.log().count("call die_once") == 1
     assert content(await mcp.run("fake.note", call="two")) == "noted"
-    # Over HTTP a status says that nothing has run. The words alone may come after the effect.
+    # Over HTTP the status shows that nothing has run. The text alone may come after the effect.
     assert "Session terminated" in failure(await mcp.run("fake.terminate", call="four"))
     assert server.log().count("call terminate") == 1
 
 
-async def test_what_a_program_writes_to_its_standard_error_reaches_no_log_and_no_result(
-    mcp: McpRegistry, server: FakeServer
-) -> None:
+async def test_standard_error_of_a_program_reaches_no_log_and_no_result(mcp: McpRegistry, server: FakeServer) -> None:
     with structlog.testing.capture_logs() as logged_events:
         await mcp.add(server.config(policies=[READ_ONLY]))
         result = await mcp.run("fake.die")
     assert "hello from the server" not in str(result)
-    told = [event for event in logged_events if "hello from the server" in str(event)]
-    assert {event["log_level"] for event in told} <= {"debug"}
+    server_events = [event for event in logged_events if "hello from the server" in str(event)]
+    assert {event["log_level"] for event in server_events} <= {"debug"}
 
 
-async def test_an_answer_that_cannot_be_read_is_bounded_and_typed(mcp: McpRegistry, server: FakeServer) -> None:
+async def test_unreadable_answer_is_bounded_and_typed(mcp: McpRegistry, server: FakeServer) -> None:
     await mcp.add(server.config())
     for tool, expected in {
         "garbage": UNKNOWN,
@@ -136,10 +132,10 @@ async def test_an_answer_that_cannot_be_read_is_bounded_and_typed(mcp: McpRegist
         "wrong": UNKNOWN,
     }.items():
         assert outcome(await mcp.run(f"fake.{tool}", call=tool)) == expected, tool
-        await mcp.connector.forget(StoreId("acme"), "fake")  # Else it would wait before the next start.
+        await mcp.connector.forget(StoreId("acme"), "fake")  # Otherwise the next start would be delayed
 
 
-async def test_a_server_that_floods_disturbs_nobody_else(mcp: McpRegistry, server: FakeServer, tmp_path: Path) -> None:
+async def test_flooding_server_disturbs_no_other(mcp: McpRegistry, server: FakeServer, tmp_path: Path) -> None:
     other = FakeServer(tmp_path / "other", ["note"])
     await mcp.add(server.config())
     await mcp.add(other.config("other"))
@@ -153,15 +149,13 @@ async def test_a_server_that_floods_disturbs_nobody_else(mcp: McpRegistry, serve
         await flood
 
 
-async def test_a_server_that_describes_tools_without_end_is_not_listened_to_without_end(
-    mcp: McpRegistry, server: FakeServer
-) -> None:
+async def test_endless_tool_list_is_cut_off(mcp: McpRegistry, server: FakeServer) -> None:
     put(server.folder / "mode", "endless")
     with pytest.raises(grpc.aio.AioRpcError, match="its tool descriptions are larger than 16777216 bytes"):
         await mcp.add(server.config())
 
 
-async def test_a_change_that_the_server_announces_stops_the_tool_immediately(
+async def test_tool_change_announced_by_the_server_stops_the_tool_immediately(
     mcp: McpRegistry, server: FakeServer
 ) -> None:
     await mcp.add(server.config())
@@ -175,9 +169,7 @@ async def test_a_change_that_the_server_announces_stops_the_tool_immediately(
     assert content(await mcp.run("fake.note", call="two")) == "noted"
 
 
-async def test_another_replica_uses_a_replaced_configuration_immediately_and_closes_idle_connections(
-    database_url: str, tmp_path: Path
-) -> None:
+async def test_replaced_configuration_applies_in_all_replicas_immediately(database_url: str, tmp_path: Path) -> None:
     server = FakeServer(tmp_path / "fake", ["environment"])
     async with (
         mcp_registry(database_url, tmp_path, name="a", idle_seconds=0.2) as one,
@@ -203,13 +195,13 @@ def who(user: str) -> execution_pb2.CallContext:
 
 
 def secret_question(user: str) -> dict[str, Any]:
-    """A question that only one user may read."""
+    """Return a question that only one user may read."""
     page = {"mode": "url", "message": f"For {user} only.", "url": f"https://{user}.test/", "elicitationId": "1"}
     return {"asks": page}
 
 
 @pytest.mark.parametrize(("policies", "times"), [([policy("*", category=SAFE)], 1), ([READ_ONLY], 2)])
-async def test_the_user_is_asked_and_the_answer_goes_back_into_the_call(
+async def test_user_is_asked_and_the_answer_returns_to_the_call(
     mcp: McpRegistry, asker: FakeServer, policies: list[Any], times: int
 ) -> None:
     await mcp.add(asker.config(policies=policies))
@@ -217,10 +209,10 @@ async def test_the_user_is_asked_and_the_answer_goes_back_into_the_call(
     assert (outcome(asked), asked.question.question) == ("INPUT_REQUIRED", "Which size?")
     done = await mcp.run("fake.ask", answers=[answer(asked, "large")])
     assert json.loads(content(done)) == {"action": "accept", "content": {"size": "large"}}
-    assert asker.log().count("call ask") == times, "one that may be repeated is run again from its start"
+    assert asker.log().count("call ask") == times, "a repeatable call is run again from the start"
 
 
-async def test_an_answer_is_checked_before_it_is_given(mcp: McpRegistry, asker: FakeServer) -> None:
+async def test_answer_is_checked_before_it_is_sent(mcp: McpRegistry, asker: FakeServer) -> None:
     await mcp.add(asker.config())
     schema = {"type": "object", "properties": {"count": {"type": "integer", "maximum": 5}}, "required": ["count"]}
     asked = await mcp.run("fake.ask", {"asks": {"message": "How many?", "requestedSchema": schema}})
@@ -233,9 +225,7 @@ async def test_an_answer_is_checked_before_it_is_given(mcp: McpRegistry, asker: 
     await check(execution_pb2.CheckAnswerRequest(answer_schema_json=answer_schema_json, answer="5"))
 
 
-async def test_a_call_that_wants_a_page_opened_first_is_made_again_once_it_is(
-    mcp: McpRegistry, asker: FakeServer
-) -> None:
+async def test_call_that_needs_a_page_is_repeated_after_it_was_opened(mcp: McpRegistry, asker: FakeServer) -> None:
     await mcp.add(asker.config())
     refused = await mcp.run("fake.log_in", call="refused")
     assert "https://login.example.com/" in refused.question.question
@@ -246,7 +236,7 @@ async def test_a_call_that_wants_a_page_opened_first_is_made_again_once_it_is(
     assert content(await mcp.run("fake.log_in", answers=[answer(asked, "done")])) == "welcome"
 
 
-async def test_secrets_of_the_server_are_not_in_its_questions(mcp: McpRegistry, asker: FakeServer) -> None:
+async def test_questions_do_not_contain_secrets_of_the_server(mcp: McpRegistry, asker: FakeServer) -> None:
     await mcp.add(asker.config(secret_environment={"TOKEN": "token"}))
     schema = {"type": "object", "properties": {"a": {"type": "string", "description": "s3cret-token?"}}}
     asked = await mcp.run("fake.ask", {"asks": {"message": "Is it s3cret-token?", "requestedSchema": schema}})
@@ -254,7 +244,7 @@ async def test_secrets_of_the_server_are_not_in_its_questions(mcp: McpRegistry, 
     assert "s3cret-token" not in str(asked)
 
 
-async def test_a_call_that_is_cancelled_takes_its_question_back(mcp: McpRegistry, asker: FakeServer) -> None:
+async def test_cancelled_call_withdraws_its_question(mcp: McpRegistry, asker: FakeServer) -> None:
     await mcp.add(asker.config())
     await mcp.run("fake.ask")
     assert (await mcp.registry.cancel()).stopped
@@ -262,7 +252,7 @@ async def test_a_call_that_is_cancelled_takes_its_question_back(mcp: McpRegistry
     assert content(await mcp.run("fake.note", call="two")) == "noted"
 
 
-async def test_each_user_is_asked_while_questions_of_others_are_open(mcp: McpRegistry, asker: FakeServer) -> None:
+async def test_users_are_asked_independently(mcp: McpRegistry, asker: FakeServer) -> None:
     await mcp.add(asker.config())
     users = ["ann", "bob", "eve"]
     asked = {}
@@ -276,13 +266,13 @@ async def test_each_user_is_asked_while_questions_of_others_are_open(mcp: McpReg
         assert content(done) == '{"action": "accept"}'
 
 
-async def test_a_question_on_a_connection_of_all_users_reaches_none(mcp: McpRegistry, asker: FakeServer) -> None:
+async def test_question_on_a_shared_connection_reaches_no_user(mcp: McpRegistry, asker: FakeServer) -> None:
     await mcp.add(asker.config(stateless=True))
     result = await mcp.run("fake.ask", secret_question("ann"))
     assert json.loads(content(result)) == {"action": "decline"}
 
 
-async def test_a_question_that_may_be_of_another_conversation_is_declined(mcp: McpRegistry, asker: FakeServer) -> None:
+async def test_question_of_a_possibly_different_conversation_is_declined(mcp: McpRegistry, asker: FakeServer) -> None:
     await mcp.add(asker.config())
     elsewhere = context(run="elsewhere")
     elsewhere.conversation_id = "elsewhere"

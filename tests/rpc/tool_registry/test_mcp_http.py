@@ -27,8 +27,8 @@ from tests.web_server import Asked, web_server
 from tests.web_server import Reply as WebReply
 
 FAKE = Path(__file__).parents[2] / "fakes" / "mcp_http_server.py"
+# Maps a message to the head (without its length) and the body of the response
 Reply = Callable[[dict[str, Any]], tuple[bytes, bytes]]
-"""A message to the head (without its length) and the body of the response."""
 
 
 @pytest.fixture
@@ -51,11 +51,11 @@ def config(url: str, name: str = "web", **more: Any) -> source_pb2.SourceConfig:
     return source_pb2.SourceConfig(name=name, mcp_http=http, policies=[policy("*", category=SAFE)])
 
 
-async def test_a_server_of_the_newest_protocol_works(mcp: McpRegistry, url: str) -> None:
+async def test_server_of_the_newest_protocol_works(mcp: McpRegistry, url: str) -> None:
     await mcp.add(config(url, secret_headers={"X-Token": "token"}), who="admin")
     assert content(await mcp.run("web.add", {"a": 1, "b": 2}, call="1")) == {"result": 3}
     assert "you sent [secret]" in str(content(await mcp.run("web.whoami", call="2")))
-    # Side by side, and each call is asked its own question.
+    # In parallel, and each call gets its own question.
     first, second = [await mcp.run("web.order", call=call) for call in ("3", "4")]
     assert outcome(first) == outcome(second) == "INPUT_REQUIRED"
     for call, size in (("4", "small"), ("3", "large")):
@@ -65,7 +65,7 @@ async def test_a_server_of_the_newest_protocol_works(mcp: McpRegistry, url: str)
 
 @asynccontextmanager
 async def serving(reply: Reply) -> AsyncIterator[str]:
-    """A server that answers each POST as `reply` says."""
+    """A server that responds to each POST with `reply`."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -93,7 +93,7 @@ def as_json(message: dict[str, Any], **result: Any) -> tuple[bytes, bytes]:
     return b"HTTP/1.1 200 OK\r\nContent-Type: application/json", json.dumps(answer).encode()
 
 
-async def test_a_server_that_wants_a_key_is_said_to(mcp: McpRegistry) -> None:
+async def test_missing_key_is_reported(mcp: McpRegistry) -> None:
     async with serving(lambda _: (b"HTTP/1.1 401 Unauthorized", b"")) as url:
         with pytest.raises(grpc.aio.AioRpcError, match=r"status 401.*--secret-header"):
             await mcp.add(config(url), who="admin")
@@ -108,7 +108,7 @@ RESULTS: dict[str, Any] = {
 
 
 def usual(message: dict[str, Any], call: Callable[[], tuple[bytes, bytes]] | None = None) -> tuple[bytes, bytes]:
-    """Behave, but for calls."""
+    """Respond correctly, except to calls."""
     method = message.get("method", "")
     if call is not None and method == "tools/call":
         return call()
@@ -141,7 +141,7 @@ CALLS = {
 }
 
 
-async def test_an_answer_that_cannot_be_read_is_bounded_and_typed(mcp: McpRegistry) -> None:
+async def test_unreadable_answer_is_bounded_and_typed(mcp: McpRegistry) -> None:
     async with serving(lambda message: usual(message, lambda: CALLS[kind])) as url:
         await mcp.add(config(url), who="admin")
         for kind in CALLS:
@@ -151,8 +151,8 @@ async def test_an_answer_that_cannot_be_read_is_bounded_and_typed(mcp: McpRegist
             assert (await mcp.check("web")).source.state == source_pb2.SOURCE_STATE_READY
 
 
-async def test_a_call_of_a_session_that_the_server_forgot_is_made_once_in_another(mcp: McpRegistry) -> None:
-    """As servers do that keep sessions in memory, and say so in JSON."""
+async def test_call_is_repeated_once_after_the_server_forgot_its_session(mcp: McpRegistry) -> None:
+    """As servers with in-memory sessions do, which report this in JSON."""
     called = []
     error = {"code": -32001, "message": "Session not found"}
 
@@ -180,22 +180,20 @@ async def test_a_call_of_a_session_that_the_server_forgot_is_made_once_in_anothe
         {"method": "notifications/message"},
     ],
 )
-async def test_json_that_answers_no_request_is_refused_without_waiting(
-    mcp: McpRegistry, answered: dict[str, Any]
-) -> None:
+async def test_unrelated_json_response_is_rejected_without_waiting(mcp: McpRegistry, answered: dict[str, Any]) -> None:
     reply = (b"HTTP/1.1 200 OK\r\nContent-Type: application/json", json.dumps({"jsonrpc": "2.0", **answered}).encode())
     async with serving(lambda _: reply) as url:
         with pytest.raises(grpc.aio.AioRpcError, match="not have the id of the request"):
             await mcp.add(config(url), who="admin")
 
 
-async def test_what_is_no_mcp_server_is_unreachable(mcp: McpRegistry) -> None:
+async def test_server_without_mcp_is_unreachable(mcp: McpRegistry) -> None:
     for kind in ("huge", "bomb", "garbage", "broken", "elsewhere"):
         async with serving(lambda _, kind=kind: CALLS[kind]) as url:  # type: ignore[misc]
             assert await refusal(mcp.add(config(url), who="admin")) == "SOURCE_UNREACHABLE", kind
 
 
-async def test_an_address_or_header_that_cannot_be_is_refused(mcp: McpRegistry) -> None:
+async def test_invalid_address_or_header_is_rejected(mcp: McpRegistry) -> None:
     for url, headers in (
         ("ftp://example.com", {}),
         ("http://user:password@example.com", {}),
@@ -222,16 +220,14 @@ def guarded(database_url: str, folder: Path, *ports: int, store: str = "acme") -
 
 
 async def unreachable(mcp: McpRegistry, url: str) -> str:
-    """Why a server, which is sent a secret, cannot be added."""
+    """Return why a server that gets a secret cannot be added."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await mcp.add(config(url, secret_headers={"X-Token": "token"}), who="admin")
     assert reason(caught.value)[1] == "SOURCE_UNREACHABLE"
     return caught.value.details() or ""
 
 
-async def test_a_private_server_is_reached_only_by_the_store_it_is_opened_for(
-    database_url: str, tmp_path: Path
-) -> None:
+async def test_private_server_is_reached_only_by_its_store(database_url: str, tmp_path: Path) -> None:
     async with web_server(well_behaved) as web:
         url = f"http://127.0.0.1:{web.port}/mcp"
         async with guarded(database_url, tmp_path, web.port, store="other") as mcp:
@@ -241,15 +237,15 @@ async def test_a_private_server_is_reached_only_by_the_store_it_is_opened_for(
         async with guarded(database_url, tmp_path, web.port) as mcp:
             await mcp.add(config(url), who="admin")
             assert content(await mcp.run("web.do")) == "done"
-        async with guarded(database_url, tmp_path) as mcp:  # The rules have changed since the source was added.
+        async with guarded(database_url, tmp_path) as mcp:  # The rules have changed since the source was added
             result = await mcp.run("web.do", call="closed")
             assert (outcome(result), "is not allowed" in failure(result)) == ("FAILED TOOL_ERROR", True)
             checked = await mcp.check("web")
             assert checked.source.state == source_pb2.SOURCE_STATE_UNREACHABLE
 
 
-async def test_a_redirect_leads_nowhere_else(database_url: str, tmp_path: Path) -> None:
-    """Neither to a server that may be reached: it would get the secret headers."""
+async def test_redirect_is_not_followed(database_url: str, tmp_path: Path) -> None:
+    """Not even to an allowed server, which would get the secret headers."""
     async with web_server(well_behaved) as other, web_server(well_behaved) as web:
         async with guarded(database_url, tmp_path, web.port, other.port) as mcp:
             for location in (

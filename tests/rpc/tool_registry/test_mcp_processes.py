@@ -1,4 +1,4 @@
-"""Programs that the registry starts stay within their limits, and none is left behind (TOOL-3)."""
+"""Programs started by the registry stay within their limits and leave no processes (TOOL-3)."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from tests.rpc.tool_registry.registry import content, eventually, refusal
 
 MIB = 1024 * 1024
 ROOT = Path(__file__).parents[3]
+# add_key, request_key and keyctl
 KEYRING_CALLS = {"x86_64": (248, 249, 250), "aarch64": (217, 218, 219)}
-"""add_key, request_key and keyctl."""
-# A registry as far as this is about: it has started a program, says so, and is killed.
+# A minimal registry: it starts a program, reports it and is killed.
 KEEPER = """
 import asyncio, sys
 from pawl.tool_registry.sources.mcp.program import running
@@ -132,15 +132,15 @@ async def gone(processes: Collection[psutil.Process]) -> None:
     await eventually(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in processes))
 
 
-async def last_words(*command: str, **limits: int) -> str:
-    """Why a program ended."""
+async def exit_reason(*command: str, **limits: int) -> str:
+    """Return why a program ended."""
     order = Order(command=command, environment={}, reads_all=True, **limits)  # type: ignore[arg-type]
     async with running(order, name="t", secrets=()) as program:
         await program.stdout.read()
         return await program.end_reason()
 
 
-async def test_nothing_is_left_of_a_program_when_the_registry_is_killed() -> None:
+async def test_killed_registry_leaves_no_program_processes() -> None:
     keeper = await asyncio.create_subprocess_exec(
         sys.executable, "-c", KEEPER, "sh", "-c", FAMILY, stdout=asyncio.subprocess.PIPE, cwd=ROOT
     )
@@ -156,7 +156,7 @@ async def test_nothing_is_left_of_a_program_when_the_registry_is_killed() -> Non
     await eventually(lambda: not home.exists())
 
 
-async def test_nothing_is_left_of_a_program_that_ends() -> None:
+async def test_ended_program_leaves_no_processes() -> None:
     order = Order(command=("sh", "-c", "setsid sleep 1000 & sleep 1000 & echo started; read line"), environment={})
     others = set(psutil.Process().children(recursive=True))
     async with running(order, name="t", secrets=()) as program:
@@ -166,7 +166,7 @@ async def test_nothing_is_left_of_a_program_that_ends() -> None:
     await gone(mine)
 
 
-async def test_a_removed_source_leaves_no_process(mcp: McpRegistry, tmp_path: Path) -> None:
+async def test_removed_source_leaves_no_process(mcp: McpRegistry, tmp_path: Path) -> None:
     server = FakeServer(tmp_path / "fake", ["spawn"])
     await mcp.add(server.config())
     assert content(await mcp.run("fake.spawn")) == "spawned"
@@ -178,27 +178,27 @@ async def test_a_removed_source_leaves_no_process(mcp: McpRegistry, tmp_path: Pa
 
 
 @ON_LINUX
-async def test_a_program_that_takes_too_much_memory_is_refused_more() -> None:
-    assert "MemoryError" in await last_words(
+async def test_program_above_its_memory_limit_is_denied_more() -> None:
+    assert "MemoryError" in await exit_reason(
         sys.executable, "-c", f"bytearray({300 * MIB})", memory_bytes_max=128 * MIB
     )
 
 
-async def test_the_error_of_a_program_is_told_and_not_what_its_runtime_adds() -> None:
-    said = "echo 'Error: no licence' >&2; echo '    at main.js:1' >&2; echo 'Node.js v24.19.0' >&2"
-    assert "'Error: no licence'" in await last_words("sh", "-c", said)
+async def test_program_error_is_reported_without_output_of_its_runtime() -> None:
+    output = "echo 'Error: no licence' >&2; echo '    at main.js:1' >&2; echo 'Node.js v24.19.0' >&2"
+    assert "'Error: no licence'" in await exit_reason("sh", "-c", output)
 
 
 @ON_LINUX
-async def test_programs_that_take_too_much_memory_together_are_ended() -> None:
+async def test_programs_above_the_total_memory_limit_are_ended() -> None:
     hog = f"{sys.executable} -c 'x = bytearray({60 * MIB}); import time; time.sleep(1000)' & "
-    told = await last_words("sh", "-c", hog * 4 + "wait", memory_bytes_max=128 * MIB)
-    assert "more than 134217728 bytes of memory" in told
+    message = await exit_reason("sh", "-c", hog * 4 + "wait", memory_bytes_max=128 * MIB)
+    assert "more than 134217728 bytes of memory" in message
 
 
 @ON_LINUX
-async def test_a_program_that_becomes_too_many_is_ended() -> None:
-    assert "more than 10 processes" in await last_words(
+async def test_program_with_too_many_processes_is_ended() -> None:
+    assert "more than 10 processes" in await exit_reason(
         "sh", "-c", "while true; do sleep 1000 & sleep 0.01; done", processes_max=10
     )
 
@@ -216,8 +216,8 @@ def folders(tmp_path: Path) -> Path:
     return tmp_path
 
 
-async def told(folders: Path, *words: str, **order: Any) -> str:
-    """What a shell says that reads or writes a file below `folders`."""
+async def shell_output(folders: Path, *words: str, **order: Any) -> str:
+    """Return the output of a shell that reads or writes a file below `folders`."""
     command = ("sh", "-c", 'cd "$1" && shift && "$@" 2>&1; true', "sh", str(folders), *words)
     private = (str(folders / "data"),)
     async with running(
@@ -227,26 +227,26 @@ async def told(folders: Path, *words: str, **order: Any) -> str:
 
 
 @ON_LINUX
-async def test_a_program_sets_limits_and_priorities_of_itself_alone(folders: Path) -> None:
-    """A second of processor time for the registry would end it, and the least priority stop it: for all stores."""
+async def test_program_changes_only_its_own_limits_and_priorities(folders: Path) -> None:
+    """One second of CPU time for the registry would end it, and the lowest priority would stall it, for all stores."""
     own = ["limit", "priority", "scheduler", "parameter", "processors", "input and output"]
-    said = await told(folders, sys.executable, "-I", "-c", OTHERS, "0", reads_all=True)
-    assert said.splitlines() == own
+    output = await shell_output(folders, sys.executable, "-I", "-c", OTHERS, "0", reads_all=True)
+    assert output.splitlines() == own
     other = await asyncio.create_subprocess_exec("sleep", "1000", start_new_session=True)
     try:
         attempt = (sys.executable, "-I", "-c", OTHERS, str(other.pid))
-        assert await told(folders, *attempt, reads_all=True) == ""
-        # Allowed to one that is the user himself: the attempt is a true one. Of the superuser's programs, which have
-        # lost some of his rights, the others are refused anyway.
-        assert "limit" in (await told(folders, *attempt, is_confined=False)).splitlines()
+        assert await shell_output(folders, *attempt, reads_all=True) == ""
+        # A program of the same user is normally allowed to do this, so the attempt is realistic. Programs of the
+        # superuser, who has lost some rights here, would be refused anyway.
+        assert "limit" in (await shell_output(folders, *attempt, is_confined=False)).splitlines()
     finally:
         other.kill()
         await other.wait()
 
 
 @ON_LINUX
-async def test_what_is_private_is_never_read_and_other_folders_only_as_granted(folders: Path) -> None:
-    """OPS-1: the keys of the suite, above all."""
+async def test_private_folders_are_unreadable_and_others_readable_as_granted(folders: Path) -> None:
+    """OPS-1: the keys of the suite above all."""
     private, mine = ("data/file", "mine/link", "door/file", "mine/../data/file"), str(folders / "mine")
     rows: list[tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = [
         ({"reads_all": True}, private, ("mine/file",)),
@@ -256,20 +256,20 @@ async def test_what_is_private_is_never_read_and_other_folders_only_as_granted(f
     ]
     for order, refused, allowed in rows:
         for path in refused:
-            assert "Permission denied" in await told(folders, "cat", path, **order), (order, path)
+            assert "Permission denied" in await shell_output(folders, "cat", path, **order), (order, path)
         for path in allowed:
-            assert await told(folders, "cat", path, **order) == "mine", order
-    assert await told(folders, "cat", "data/file", is_confined=False) == "data", "unless the deployment says so"
+            assert await shell_output(folders, "cat", path, **order) == "mine", order
+    assert await shell_output(folders, "cat", "data/file", is_confined=False) == "data", (
+        "unless the deployment allows it"
+    )
     for path in ("mine/new", "mine/file", "data/file"):
-        assert "Permission denied" in await told(folders, "dd", "if=/dev/null", f"of={path}", reads_all=True)
+        assert "Permission denied" in await shell_output(folders, "dd", "if=/dev/null", f"of={path}", reads_all=True)
     assert (folders / "mine" / "file").read_text() == "mine"
-    assert "Permission denied" not in await told(folders, "sh", "-c", "echo 1 > $HOME/new", reads_all=True)
+    assert "Permission denied" not in await shell_output(folders, "sh", "-c", "echo 1 > $HOME/new", reads_all=True)
 
 
 @ON_LINUX
-async def test_what_cannot_be_granted_limited_or_started_is_said(
-    folders: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_invalid_grants_and_limits_are_explained(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for order, says in (
         ({"readable": ("data",)}, "is private to Pawl"),
         ({"readable": ("data/file",)}, "is private to Pawl"),
@@ -280,19 +280,19 @@ async def test_what_cannot_be_granted_limited_or_started_is_said(
     ):
         absolute = {kind: tuple(str(folders / path) for path in paths) for kind, paths in order.items()}
         with pytest.raises(ProgramProblem, match=says):
-            await told(folders, "true", **absolute)
+            await shell_output(folders, "true", **absolute)
     with pytest.raises(ProgramProblem, match=r"cannot start '/no/such'.*No such file"):
-        await last_words("/no/such")
+        await exit_reason("/no/such")
     monkeypatch.setattr("pawl.tool_registry.sources.mcp.program.syscall_filter", lambda: syscall_filter("sparc"))
     with pytest.raises(ProgramProblem, match="cannot restrict its sockets"):
-        await told(folders, "echo", "started", reads_all=True)
-    assert await told(folders, "echo", "started", is_confined=False) == "started\n"
+        await shell_output(folders, "echo", "started", reads_all=True)
+    assert await shell_output(folders, "echo", "started", is_confined=False) == "started\n"
 
 
 @ON_LINUX
-async def test_a_program_reaches_no_servers_sockets(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """OPS-1: some of them do all that they are told, without a key."""
-    monkeypatch.chdir(folders / "mine")  # A path of a socket has at most 107 bytes.
+async def test_program_cannot_reach_server_sockets(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OPS-1: some of these servers accept any command without a key."""
+    monkeypatch.chdir(folders / "mine")  # A socket path has at most 107 bytes
     python = (sys.executable, "-I", "-c")
     readable = tuple(dict.fromkeys((sys.prefix, sys.base_prefix)))
     with socket.socket(socket.AF_UNIX) as stream, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagrams:
@@ -304,33 +304,35 @@ async def test_a_program_reaches_no_servers_sockets(folders: Path, monkeypatch: 
             given: dict[str, Any] = {"reads_all": True}
             if name == "a stream":
                 given = {"writable": (str(folders / "mine"),), "readable": readable}
-            said = await told(folders, *python, attempt, **given)
-            assert said.endswith(("Permission denied\n", "Function not implemented\n")), (name, said)
-            # Allowed to one that is the user himself: the attempt is a true one.
-            assert await told(folders, *python, attempt, is_confined=False) == "reached\n", name
+            output = await shell_output(folders, *python, attempt, **given)
+            assert output.endswith(("Permission denied\n", "Function not implemented\n")), (name, output)
+            # A program of the same user is normally allowed to do this, so the attempt is realistic.
+            assert await shell_output(folders, *python, attempt, is_confined=False) == "reached\n", name
     with socket.create_server(("127.0.0.1", 0)) as server:
         usual = USUAL % server.getsockname()[1]
-        assert await told(folders, *python, usual, reads_all=True) == "ok\n", "the network and pairs are open"
+        assert await shell_output(folders, *python, usual, reads_all=True) == "ok\n", "the network and pairs are open"
 
 
 @ON_LINUX
-async def test_a_program_reads_no_memory_environment_or_keyring_of_other_programs(folders: Path) -> None:
-    """OPS-1: they may hold rows of the database, keys, and tickets of whoever runs the registry."""
+async def test_program_cannot_read_memory_environment_or_keyring_of_others(folders: Path) -> None:
+    """OPS-1: they may hold database rows, keys and tickets of the user who runs the registry."""
     memory = SharedMemory(create=True, size=16)
     try:
         for path in (f"/dev/shm/{memory.name}", f"/proc/{os.getpid()}/environ"):  # noqa: S108
-            assert "ermission denied" in await told(folders, "cat", path, reads_all=True), path
+            assert "ermission denied" in await shell_output(folders, "cat", path, reads_all=True), path
     finally:
         memory.close()
         memory.unlink()
     for number in KEYRING_CALLS[os.uname().machine]:
         attempt = f"import ctypes; print(ctypes.CDLL(None, use_errno=True).syscall({number}, 0, -4, 1)"
-        said = await told(folders, sys.executable, "-I", "-c", f"{attempt}, ctypes.get_errno())", reads_all=True)
-        assert said == f"-1 {errno.EACCES}\n"
+        output = await shell_output(
+            folders, sys.executable, "-I", "-c", f"{attempt}, ctypes.get_errno())", reads_all=True
+        )
+        assert output == f"-1 {errno.EACCES}\n"
 
 
-async def test_where_the_deployment_lists_programs_no_other_is_started(database_url: str, tmp_path: Path) -> None:
-    """OPS-1: an operator of one store does not own the deployment."""
+async def test_only_listed_programs_start_when_the_deployment_lists_them(database_url: str, tmp_path: Path) -> None:
+    """OPS-1: an operator of one store does not control the deployment."""
     server = FakeServer(tmp_path / "fake", ["echo", "read"])
     plain = server.config()
     paths = [*READABLE, str(server.folder)]

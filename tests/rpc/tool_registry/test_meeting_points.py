@@ -1,4 +1,4 @@
-"""Where parts of the registry meet: questions and the cache, rules and duplicates, edits and gates."""
+"""Interactions in the registry: questions and the cache, rules and duplicates, edits and gates."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ def _tools() -> list[Tool[..., Any]]:
 
     @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY, cache_seconds=60.0)
     async def weather(context: ToolContext) -> str:
-        """Say what the weather is."""
+        """Return the weather."""
         return "rain in " + await context.ask("In which town?")
 
     runs = itertools.count(1)
 
     @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
     async def fickle(context: ToolContext, settles: bool) -> str:
-        """Ask something else each time it runs, or only the first time."""
+        """Ask a new question each time, or only the first time."""
         number = next(runs)
         return await context.ask("In which town?" if settles and number > 1 else f"Is it {number} o'clock?")
 
     @tool(category=Category.SAFE)
     async def order(context: ToolContext) -> str:
-        """Order once it is known what, however long that takes."""
+        """Order after a question, however long the answer takes."""
         return await context.ask("What shall it be?")
 
     return [pay, send, weather, fickle, order]
@@ -59,7 +59,7 @@ async def registry(database_url: str, tmp_path: Path) -> AsyncIterator[Registry]
 
 
 async def allow(registry: Registry, **fields: Any) -> None:
-    """Make a rule of ann that allows `pay`, or any tool for a minute."""
+    """Create a rule of ann that allows `pay`, or any tool for a minute."""
     rule = rule_pb2.Rule(effect=rule_pb2.RULE_EFFECT_ALLOW, scope=rule_pb2.RULE_SCOPE_USER)
     rule.MergeFrom(rule_pb2.Rule(**{"tool_name": "pay"} | fields))
     if rule.tool_name == "*":
@@ -79,8 +79,8 @@ async def check(
     return await registry.verdicts(*(proposed(call, tool, arguments, **fields) for call in calls), who=who)
 
 
-async def test_a_question_is_no_result_and_its_answer_is_for_one_call(registry: Registry) -> None:
-    """ListAudit: RETURNED is the end of an execution, and the figures count ends."""
+async def test_question_is_not_cached_and_its_answer_is_for_one_call(registry: Registry) -> None:
+    """ListAudit: RETURNED is the end of an execution, and the analytics count ends."""
     auditor = registry.auditors["acme", "olga"]
     request = audit_pb2.ListAuditRequest(kind=audit_pb2.AUDIT_KIND_RETURNED)
     assert outcome(await registry.run("weather")) == "INPUT_REQUIRED"
@@ -93,8 +93,8 @@ async def test_a_question_is_no_result_and_its_answer_is_for_one_call(registry: 
     assert outcome(await registry.run("weather", call="other")) == "INPUT_REQUIRED", "another call has not asked"
 
 
-async def test_a_duplicate_uses_no_rule(registry: Registry) -> None:
-    """It is refused, so it is no call that the rule has allowed."""
+async def test_duplicate_call_uses_no_rule(registry: Registry) -> None:
+    """The duplicate is rejected, so the rule has not allowed it."""
     await allow(registry, uses_max=2)
     first, again = await check(registry, "one", "two")
     assert (first.disposition, again.error_reason) == (RUN, "DUPLICATE_CALL")
@@ -102,8 +102,8 @@ async def test_a_duplicate_uses_no_rule(registry: Registry) -> None:
     assert later.disposition == RUN
 
 
-async def test_a_rule_replaces_no_second_person_and_no_author_without_the_right(registry: Registry) -> None:
-    """Nobody lifts RunOptions.approvals_required for his own runs, and a rule decides instead of its author."""
+async def test_rule_does_not_replace_a_second_approver_or_an_unauthorized_author(registry: Registry) -> None:
+    """Users never bypass RunOptions.approvals_required for their own runs: a rule decides for its author."""
     rows: list[tuple[execution_pb2.CallContext, Any]] = [
         (context(roles=roles), disposition)
         for roles, disposition in (
@@ -124,8 +124,8 @@ async def test_a_rule_replaces_no_second_person_and_no_author_without_the_right(
         assert verdict.approvals_required == 2
 
 
-async def test_an_edited_call_has_its_digest_also_where_it_needs_no_approval_any_more(registry: Registry) -> None:
-    """The ledger knows an approved call by its digest: an edit without one can be neither shown again nor begun."""
+async def test_edited_call_has_its_own_digest_even_without_approval(registry: Registry) -> None:
+    """The ledger identifies an approved call by its digest: an edit without one could not be shown or started."""
     few = {"to": ["a"]}
     (bulk,) = await check(registry, "one", tool="send", arguments={"to": ["a", "b", "c", "d"]})
     assert bulk.disposition == APPROVE
@@ -135,10 +135,10 @@ async def test_an_edited_call_has_its_digest_also_where_it_needs_no_approval_any
 
 
 @pytest.mark.parametrize(("settles", "expected", "count"), [(False, "FAILED TOOL_ERROR", 20), (True, "SUCCEEDED", 2)])
-async def test_a_tool_that_asks_something_else_each_time_comes_to_an_end(
+async def test_tool_that_asks_a_new_question_each_time_ends(
     registry: Registry, settles: bool, expected: str, count: int
 ) -> None:
-    """An answer is found also after those to what is not asked any more; its user is not asked for ever."""
+    """Old answers are skipped to find the current one; the user is not asked forever."""
     given: list[execution_pb2.Answer] = []
     result = await registry.run("fickle", {"settles": settles})
     while outcome(result) == "INPUT_REQUIRED" and len(given) < 100:
@@ -147,8 +147,8 @@ async def test_a_tool_that_asks_something_else_each_time_comes_to_an_end(
     assert (outcome(result), len(given)) == (expected, count)
 
 
-async def test_calls_that_wait_for_people_take_no_slot_from_calls_that_run(registry: Registry) -> None:
-    """An answer may take days: a user who gives none would else keep the tools of all stores from running."""
+async def test_calls_waiting_for_answers_use_no_slot(registry: Registry) -> None:
+    """An answer may take days, and unanswered questions would block the tools of all stores."""
     for number in range(5):
         assert outcome(await registry.run("order", call=f"order-{number}")) == "INPUT_REQUIRED"
     assert outcome(await registry.run_approved("pay", call="pay")) == "SUCCEEDED"

@@ -1,4 +1,4 @@
-"""Memories: kept, found and forgotten by the tools of an agent, seen and erased by the user over MemoryService."""
+"""Memories: stored, found and deleted by the tools of an agent, listed and erased by the user over MemoryService."""
 
 from __future__ import annotations
 
@@ -66,19 +66,19 @@ async def host(database_url: str, tmp_path: Path) -> AsyncIterator[Host]:
             yield Host(registry, database)
 
 
-async def test_what_is_remembered_is_found_by_its_words(host: Host) -> None:
+async def test_memory_is_found_by_its_words(host: Host) -> None:
     for text in ("Ann wants a seat at the window.", "Ann eats no fish.", "The dog is called  Rex\n"):
         await host("remember", text=text)
     assert await host.recalled("seat window") == ["Ann wants a seat at the window."]
-    assert await host.recalled("fish zebra") == ["Ann eats no fish."], "some of the words do if none has all"
+    assert await host.recalled("fish zebra") == ["Ann eats no fish."], "some of the words suffice if no memory has all"
     assert await host.recalled("zebra") == []
     assert await host.recalled('"!!!" -') == []
     assert await host.recalled() == ["The dog is called Rex", "Ann eats no fish.", "Ann wants a seat at the window."]
     assert len(await host.recalled(most=2)) == 2
 
 
-async def test_a_memory_is_of_one_agent_about_one_user_of_one_store(host: Host) -> None:
-    """Nothing that a model writes as an argument changes whose it is."""
+async def test_memory_belongs_to_one_agent_one_user_and_one_store(host: Host) -> None:
+    """Arguments of the model cannot change the owner of a memory."""
     kept = await host("remember", text="Ann wants a seat at the window.")
     for other in ({"agent": "clerk"}, {"agent": "draft/host"}, {"user": "bob"}, {"store": "other"}):
         assert await host.recalled(**other) == []
@@ -92,14 +92,14 @@ async def test_a_memory_is_of_one_agent_about_one_user_of_one_store(host: Host) 
     assert await host.recalled() == ["Ann wants a seat at the window."]
 
 
-async def test_a_call_that_is_run_again_remembers_nothing_twice(host: Host) -> None:
+async def test_repeated_call_stores_no_second_memory(host: Host) -> None:
     first = await host("remember", text="Ann eats no fish.", call="the_call")
     assert await host("remember", text="Ann eats no fish.", call="the_call") == first
-    assert await host("remember", text=" Ann eats  no fish.") == first, "nor does another one that says the same"
+    assert await host("remember", text=" Ann eats  no fish.") == first, "nor does a duplicate text"
     assert len(await host.listed()) == 1
 
 
-async def test_what_is_forgotten_is_gone(host: Host) -> None:
+async def test_forgotten_memory_is_deleted(host: Host) -> None:
     kept = await host("remember", text="Ann eats no fish.")
     await host("forget", **kept)
     assert await host.recalled() == []
@@ -107,10 +107,10 @@ async def test_what_is_forgotten_is_gone(host: Host) -> None:
     who = context()
     who.agent_name = "host"
     again = await host.registry.run("forget", kept, who=who, call="again", earlier_attempts=1)
-    assert outcome(again) == "SUCCEEDED", "the attempt before may have done it"
+    assert outcome(again) == "SUCCEEDED", "the previous attempt may have done it"
 
 
-async def test_there_are_only_so_many(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_number_of_memories_is_limited(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgres_memories, "MEMORIES_MAX", 2)
     monkeypatch.setattr(postgres_memories, "USER_MEMORIES_MAX", 3)
     for text in ("one", "two"):
@@ -120,12 +120,12 @@ async def test_there_are_only_so_many(host: Host, monkeypatch: pytest.MonkeyPatc
     await host("remember", text="one")
     await host("remember", text="three", agent="clerk")
     assert "forget one first" in content(await host.result("remember", text="four", agent="clerk"))["error"]
-    assert await host("remember", text="four", user="bob"), "those of others do not count"
+    assert await host("remember", text="four", user="bob"), "memories of others do not count"
     both = await asyncio.gather(*(host.result("remember", text=f"{n}", user="bob", call=f"c{n}") for n in range(4)))
-    assert sum(outcome(each) == "SUCCEEDED" for each in both) == 1, "also of many at once"
+    assert sum(outcome(each) == "SUCCEEDED" for each in both) == 1, "also with many concurrent calls"
 
 
-async def test_users_see_and_erase_what_is_remembered_about_them(host: Host) -> None:
+async def test_users_list_and_erase_memories_about_them(host: Host) -> None:
     for number in range(3):
         await host("remember", text=f"fact {number}")
         await host("remember", text=f"fact {number}", agent="clerk")
@@ -142,10 +142,10 @@ async def test_users_see_and_erase_what_is_remembered_about_them(host: Host) -> 
     assert await host.erase(agent_name="clerk") == 0
     assert await host.erase() == 3
     left = await host.database.fetch("SELECT content FROM tool_registry.memories")
-    assert [row["content"] for row in left] == ["of bob"], "nothing of what was erased is left"
+    assert [row["content"] for row in left] == ["of bob"], "nothing erased is left"
 
 
-async def test_what_nobody_can_mean_is_refused(host: Host) -> None:
+async def test_invalid_memory_requests_are_rejected(host: Host) -> None:
     clients = host.registry.memories
     for request, why in (
         (pb.ListMemoriesRequest(agent_name="a b"), "INVALID_ID"),
@@ -155,10 +155,10 @@ async def test_what_nobody_can_mean_is_refused(host: Host) -> None:
     ):
         assert await refusal(clients["acme", "ann"].ListMemories(request)) == why
     for text in (" \n", "bell \a"):
-        assert outcome(await host.result("remember", text=text)).startswith("FAILED"), "no line of words"
+        assert outcome(await host.result("remember", text=text)).startswith("FAILED"), "no searchable words"
 
 
-async def test_only_runs_that_name_them_have_these_tools(host: Host) -> None:
+async def test_memory_tools_are_only_in_runs_that_name_them(host: Host) -> None:
     async def names(**fields: Any) -> list[str]:
         request = execution_pb2.ResolveToolsRequest(context=context(), **fields)
         return [tool.definition.name for tool in (await host.registry.execution.ResolveTools(request)).tools]

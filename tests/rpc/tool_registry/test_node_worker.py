@@ -16,11 +16,11 @@ from tests.tidy.tree import ROOT
 EXAMPLE = ROOT / "docs/examples/node-worker"
 INSTALL_SECONDS_MAX = 120
 
-# Packages are fetched.
+# Packages are downloaded.
 pytestmark = pytest.mark.long
 
 
-async def test_a_worker_in_javascript_runs_calls_and_drains(database_url: str, tmp_path: Path) -> None:
+async def test_javascript_worker_runs_calls_and_drains(database_url: str, tmp_path: Path) -> None:
     npm.install(EXAMPLE, tmp_path / "worker", timeout_seconds=INSTALL_SECONDS_MAX)
     async with running(database_url, tmp_path) as registry:
         worker = await asyncio.create_subprocess_exec(

@@ -1,4 +1,4 @@
-"""Tools with a process of their own: whatever they do there, nobody else notices. TOOL-9."""
+"""Tools with their own process cannot affect anything else. TOOL-9."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def registry(database_url: str, tmp_path: Path, monkeypatch: pytest.Monkey
 
     @tool(category=module.tools[0].definition.category)
     async def calm() -> str:
-        """Be a tool of the registry's own process."""
+        """Run in the registry's process."""
         return "calm"
 
     secrets = {"acme": {"api_key": "hunter2-of-acme"}, "other": {"other_key": "hunter3-of-other"}}
@@ -49,7 +49,7 @@ async def pids(path: Path) -> list[int]:
     return [int(pid) for pid in path.read_text().split()]
 
 
-async def test_a_call_runs_in_a_process_that_has_nothing_of_the_registry(registry: Registry) -> None:
+async def test_tool_process_inherits_nothing_of_the_registry(registry: Registry) -> None:
     responses = [response async for response in registry.stream("look_round", {"number": "7"})]
     assert responses[0].progress.message == "looking"
     found = content(responses[-1].result)
@@ -71,7 +71,7 @@ async def test_a_call_runs_in_a_process_that_has_nothing_of_the_registry(registr
 
 
 @linux_only
-async def test_after_a_cancel_nothing_of_a_tool_runs(registry: Registry, tmp_path: Path) -> None:
+async def test_cancelled_tool_leaves_no_processes(registry: Registry, tmp_path: Path) -> None:
     path = tmp_path / "pids"
     asked = asyncio.ensure_future(registry.run("linger", {"path": str(path)}))
     started = await pids(path)
@@ -83,7 +83,7 @@ async def test_after_a_cancel_nothing_of_a_tool_runs(registry: Registry, tmp_pat
     assert b"tool_processes_busy 0.0" in registry.metrics.text()
 
 
-async def test_calls_beyond_the_limit_of_processes_wait(registry: Registry, tmp_path: Path) -> None:
+async def test_calls_above_the_process_limit_wait(registry: Registry, tmp_path: Path) -> None:
     paths = [tmp_path / name for name in ("one", "two", "three")]
     asked = [asyncio.ensure_future(registry.run("tidy_up", {"path": str(path)}, call=path.name)) for path in paths[:2]]
     for path in paths[:2]:
@@ -100,8 +100,8 @@ async def test_calls_beyond_the_limit_of_processes_wait(registry: Registry, tmp_
     await asyncio.gather(*asked, waiting)
 
 
-async def test_whatever_a_tool_does_to_its_process_is_its_result(registry: Registry) -> None:
-    """TOOL-4: secrets are those of the call's store, and not in the result."""
+async def test_process_crash_becomes_the_result_of_the_call(registry: Registry) -> None:
+    """TOOL-4: secrets are those of the call's store and are not in the result."""
     rows = {
         "burn": "misbehave used more than 1 s of CPU time",
         "burn and ignore": "misbehave was killed by signal 9 (SIGKILL)",
@@ -131,13 +131,13 @@ async def test_whatever_a_tool_does_to_its_process_is_its_result(registry: Regis
     assert content(failed)["error"].endswith("exit code 1 before it returned; it may still have taken effect")
     for fails, result in ((False, "said"), (True, {"error": "it was \ufffd"})):
         said_so = await registry.run("say_half_a_character", {"fails": fails}, call=f"half{fails}")
-        assert content(said_so) == result, "what a tool says does not end its process"
+        assert content(said_so) == result, "output of a tool does not end its process"
     assert content(await registry.run("tell_secret", {"name": "api_key"})) == "it is [secret]"
     failed = await registry.run("tell_secret", {"name": "other_key"}, call="b")
     assert content(failed) == {"error": "no secret named 'other_key' is configured"}
 
 
-async def test_the_way_back_comes_along_and_a_process_that_waits_ready_ends_with_the_runner() -> None:
+async def test_undo_is_returned_and_an_idle_process_ends_with_its_runner() -> None:
     before = set(psutil.Process().children(recursive=True))
     async with ProcessRunner(PythonRunner(threads_max=1), processes_max=1) as runner:
         value: Any = await runner.start(process_tools.undo, {}, ToolContext()).result()
@@ -149,8 +149,8 @@ async def test_the_way_back_comes_along_and_a_process_that_waits_ready_ends_with
 
 ACME = StoreId("acme")
 
+# Its factorial takes longer than any timeout
 ENDLESS = 10**8
-"""Its factorial takes longer than anybody waits."""
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ async def helpers() -> AsyncIterator[Helpers]:
         yield helpers
 
 
-async def test_a_helper_that_uses_too_much_is_killed_and_another_one_goes_on(helpers: Helpers) -> None:
+async def test_helper_over_its_limit_is_killed_and_another_continues(helpers: Helpers) -> None:
     with pytest.raises(TooCostly):
         await helpers.run(ACME, math.factorial, ENDLESS, cpu_seconds=0.2)
     with pytest.raises(TooCostly):
@@ -170,8 +170,8 @@ async def test_a_helper_that_uses_too_much_is_killed_and_another_one_goes_on(hel
     assert await helpers.run(ACME, math.factorial, 5, cpu_seconds=5) == 120
 
 
-async def test_a_helper_that_was_ended_by_another_is_replaced_before_anybody_hears_of_it(helpers: Helpers) -> None:
-    """A machine without memory ends processes, too, and no job is to blame for it."""
+async def test_helper_killed_from_outside_is_replaced_unnoticed(helpers: Helpers) -> None:
+    """A machine without memory kills processes too, and no job is to blame for it."""
     process_id = await helpers.run(ACME, os.getpid, cpu_seconds=5)
     os.kill(process_id, signal.SIGKILL)
     assert await helpers.run(ACME, math.factorial, 5, cpu_seconds=5) == 120
@@ -180,7 +180,7 @@ async def test_a_helper_that_was_ended_by_another_is_replaced_before_anybody_hea
 
 
 @pytest.mark.parametrize("executable", ["/nowhere/python", "/bin/false"])
-async def test_without_helpers_nothing_is_refused_for_good(
+async def test_failed_helper_start_is_a_temporary_error(
     executable: str, helpers: Helpers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -190,13 +190,13 @@ async def test_without_helpers_nothing_is_refused_for_good(
     assert await helpers.run(ACME, math.factorial, 5, cpu_seconds=5) == 120
 
 
-async def test_a_store_waits_for_nobody_elses_jobs(helpers: Helpers) -> None:
-    """However many jobs of others there are, they leave a process free, and each store has one at a time."""
+async def test_store_does_not_wait_for_jobs_of_other_stores(helpers: Helpers) -> None:
+    """Jobs of other stores always leave a process free, and each store uses one at a time."""
     waiting = [
         asyncio.ensure_future(helpers.run(StoreId(store), math.factorial, ENDLESS, cpu_seconds=600))
         for store in ("slow", "slow", "slower", "acme")
     ]
     await helpers.run(StoreId("other"), math.factorial, 5, cpu_seconds=1)
-    for store in ("acme", "slow"):  # Their own pages and documents hold up no call either.
+    for store in ("acme", "slow"):  # Its own pages and documents do not delay calls either
         assert await helpers.run(StoreId(store), math.factorial, 5, cpu_seconds=1) == 120
     assert not any(each.done() for each in waiting)

@@ -1,4 +1,4 @@
-"""Changing projects and tasks, through the wire. TOOL-7, HITL-2, HITL-7, I13."""
+"""Changes of projects and tasks over the wire. TOOL-7, HITL-2, HITL-7, I13."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.rpc.tool_registry.registry import Registry, content, context, outcome
 
 
 class Planner:
-    """The planning tools as the model calls them, each call with an id of its own; gated ones are approved."""
+    """The planning tools as the model calls them, each call with its own id; gated ones are approved."""
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
@@ -51,7 +51,7 @@ async def planner(database_url: str, tmp_path: Path, ids: IdSource) -> AsyncIter
         yield Planner(registry)
 
 
-async def test_a_project_is_changed_by_id_or_title_and_the_rest_stays(planner: Planner) -> None:
+async def test_project_is_changed_by_id_or_title_and_keeps_other_fields(planner: Planner) -> None:
     project = (await planner("create_task", title="t", project="API"))["project"]
     changed = await planner("update_project", project="api", status="on_hold", notes="wait for Bo")
     assert changed == project | {"status": "on_hold", "notes": "wait for Bo"}
@@ -63,8 +63,8 @@ async def test_a_project_is_changed_by_id_or_title_and_the_rest_stays(planner: P
     assert failed == {"error": "the project 'api 2' already exists; nothing was changed"}
 
 
-async def test_a_name_that_fits_several_projects_makes_the_model_ask(planner: Planner) -> None:
-    """The user says "update the API project" and has two."""
+async def test_ambiguous_project_name_makes_the_model_ask(planner: Planner) -> None:
+    """The user writes "update the API project" and has two."""
     made = [(await planner("create_task", title="t", project=name))["project"] for name in ("API docs", "Old API")]
     failed = await planner("update_project", project="API", status="archived")
     assert all(f"{project['title']!r} ({project['project_id']})" in failed["error"] for project in made)
@@ -75,7 +75,7 @@ async def test_a_name_that_fits_several_projects_makes_the_model_ask(planner: Pl
     assert all("status" not in project for project in await planner.projects())
 
 
-async def test_a_task_is_changed_and_what_is_not_given_stays(planner: Planner) -> None:
+async def test_task_update_keeps_fields_that_are_not_given(planner: Planner) -> None:
     task = await planner("create_task", title="Cake", notes="big", due="2026-12-24")
     changed = await planner("update_task", task="cake", done=True, due="2026-12-25")
     shown = {"task_id": task["task_id"], "title": "Cake", "notes": "big", "due": "2026-12-25", "done": True}
@@ -86,7 +86,7 @@ async def test_a_task_is_changed_and_what_is_not_given_stays(planner: Planner) -
     assert "'2026-02-30' is not a date" in (await planner("update_task", task="Pie", due="2026-02-30"))["error"]
 
 
-async def test_many_tasks_are_completed_in_one_gated_call_or_none_is(planner: Planner) -> None:
+async def test_bulk_completion_is_one_gated_atomic_call(planner: Planner) -> None:
     """HITL-2: 12 tasks are bulk."""
     titles = [f"task number {number}" for number in range(12)]
     for title in titles:
@@ -106,7 +106,7 @@ async def test_many_tasks_are_completed_in_one_gated_call_or_none_is(planner: Pl
     assert all(task["done"] for task in (await planner.projects())[0]["tasks"])
 
 
-async def test_a_task_is_deleted_with_approval_and_with_what_is_below_only_if_that_is_said(planner: Planner) -> None:
+async def test_deleting_a_task_needs_approval_and_an_option_for_its_subtasks(planner: Planner) -> None:
     await planner("create_task", title="Party")
     await planner("add_subtask", parent="Party", title="Cake")
     await planner("add_subtask", parent="Cake", title="Flour")
@@ -119,8 +119,8 @@ async def test_a_task_is_deleted_with_approval_and_with_what_is_below_only_if_th
     assert [task["title"] for task in (await planner.projects())[0]["tasks"]] == ["Other"]
 
 
-async def test_nobody_else_finds_or_changes_what_is_a_users(planner: Planner) -> None:
-    """I13, also where the other has a task of the same title, and for ids."""
+async def test_tasks_of_a_user_are_hidden_from_others(planner: Planner) -> None:
+    """I13, also if the other user has a task with the same title, and by id."""
     mine = await planner("create_task", title="Party", project="Home")
     for who in (context(user="bob"), context(store="other")):
         await planner("create_task", title="Party", project="Home", who=who)
@@ -145,8 +145,8 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-async def test_a_change_is_made_once_and_taken_back_by_its_inverse(planner: Planner) -> None:
-    """HITL-7, IDEMPOTENT: what the user has changed back since stays as the user wants it."""
+async def test_change_is_applied_once_and_undone_by_its_inverse(planner: Planner) -> None:
+    """HITL-7, IDEMPOTENT: later changes by the user are kept."""
     await planner("create_task", title="Party", project="Home", due="2026-12-24")
     await planner("update_project", project="Home", notes="mine")
     before = await planner.projects()

@@ -1,6 +1,6 @@
-"""MCP servers as others wrote and published them, over stdio and streamable HTTP (TOOL-3).
+"""Published third-party MCP servers, over stdio and streamable HTTP (TOOL-3).
 
-Those in JavaScript are fetched from the npm registry; without it these tests are skipped.
+Those in JavaScript come from the npm registry; the tests are skipped without it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.rpc.tool_registry.registry import content, eventually, outcome
 PACKAGE = "@modelcontextprotocol/server-everything@2026.8.31"
 INSTALL_SECONDS_MAX = 150
 
-# Packages are fetched, and dozens of programs started.
+# Packages are downloaded and dozens of programs started.
 pytestmark = pytest.mark.long
 
 
@@ -36,7 +36,7 @@ def python(name: str, module: str, *arguments: str | Path) -> source_pb2.SourceC
     return stdio(name, sys.executable, "-m", module, *arguments)
 
 
-async def test_the_time_server_tells_the_time(mcp: McpRegistry) -> None:
+async def test_time_server_returns_the_time(mcp: McpRegistry) -> None:
     source = await mcp.add(python("time", "mcp_server_time"))
     assert [tool.definition.name for tool in source.tools] == ["time.convert_time", "time.get_current_time"]
     arguments = {"source_timezone": "UTC", "time": "12:00", "target_timezone": "Asia/Tokyo"}
@@ -44,7 +44,7 @@ async def test_the_time_server_tells_the_time(mcp: McpRegistry) -> None:
     assert outcome(await mcp.run("time.get_current_time", {"timezone": "Mars"}, call="2")) == "FAILED TOOL_ERROR"
 
 
-async def test_the_everything_server_shows_content_asks_and_reports_progress(mcp: McpRegistry, tmp_path: Path) -> None:
+async def test_everything_server_returns_content_questions_and_progress(mcp: McpRegistry, tmp_path: Path) -> None:
     npm.add(tmp_path, PACKAGE, timeout_seconds=INSTALL_SECONDS_MAX)
     server = tmp_path / "node_modules/@modelcontextprotocol/server-everything/dist/index.js"
     await mcp.add(stdio("every", npm.NODE, server))

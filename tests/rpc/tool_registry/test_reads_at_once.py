@@ -1,4 +1,4 @@
-"""Calls that only read may run as soon as they are checked; nobody sees more of it than of any other call."""
+"""Read-only calls may run as soon as they are checked, with the same visibility as other calls."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from tests.rpc.tool_registry.registry import (
     refusal,
     running,
 )
-from tests.rpc.tool_registry.test_audit import listed, said
+from tests.rpc.tool_registry.test_audit import fields_of, listed
 from tests.rpc.tool_registry.test_rules import ALLOW, make
 
 SAFE, READ_ONLY = Category.SAFE, EffectClass.READ_ONLY
 
 
 class Tools:
-    """Tools that count how often they run; `slow` waits until `release` is set."""
+    """Tools that count their runs; `slow` waits until `release` is set."""
 
     def __init__(self) -> None:
         self.ran = Counter[str]()
@@ -71,7 +71,7 @@ class Tools:
         return [look, slow, fail, asking, *(self.counted(name, options) for name, options in counted.items())]
 
     def counted(self, name: str, options: dict[str, Any]) -> Tool[..., Any]:
-        """A tool that counts and returns much; it reads, unless its options say otherwise."""
+        """Return a tool that counts and returns a large value; it is read-only unless its options change that."""
 
         def count() -> str:
             self.ran[name] += 1
@@ -81,13 +81,13 @@ class Tools:
 
 
 async def checked(registry: Registry, *calls: tuple[str, str, Any], reads: bool = True) -> list[execution_pb2.Verdict]:
-    """Check calls, each given as id, tool and arguments, and have them run if they only read."""
+    """Check calls, given as id, tool and arguments, and run the read-only ones."""
     timeouts = execution_pb2.ExecuteReads(timeout_seconds=10, timeout_seconds_max=100) if reads else None
     return await registry.verdicts(*(proposed(*call) for call in calls), execute_reads=timeouts)
 
 
 async def until_read(registry: Registry, call: str, name: str) -> execution_pb2.Verdict:
-    """Check a call by ids that begin with `call` until a result comes along: on a busy machine a moment is short."""
+    """Check calls with ids that start with `call` until a result is included, because a busy machine may be slow."""
     verdicts: list[execution_pb2.Verdict] = []
 
     async def has_result() -> bool:
@@ -110,22 +110,20 @@ async def registry(database_url: str, tmp_path: Path, tools: Tools) -> AsyncIter
 
 
 def kinds(entries: Iterable[audit_pb2.AuditEntry]) -> list[str]:
-    return [entry[0] for entry in said(list(entries))]
+    return [entry[0] for entry in fields_of(list(entries))]
 
 
 def at_rest(registry: Registry) -> Any:
     return eventually(lambda: registry.executor.running_count == 0)
 
 
-async def test_what_only_reads_is_there_with_its_check_and_written_down_with_it(
-    registry: Registry, tools: Tools
-) -> None:
+async def test_read_result_is_returned_with_its_check_and_recorded(registry: Registry, tools: Tools) -> None:
     (unasked,) = await checked(registry, ("z", "look", {}), reads=False)
-    assert (unasked.HasField("result"), tools.ran["look"]) == (False, 0), "without being asked for nothing runs"
+    assert (unasked.HasField("result"), tools.ran["look"]) == (False, 0), "nothing runs without the option"
     one, two, wrong = await checked(registry, ("a", "look", {"n": 1}), ("b", "look", {"n": 2}), ("c", "look", b"x"))
     for number, verdict in enumerate((one, two), 1):
         assert verdict.disposition == execution_pb2.DISPOSITION_RUN
-        # On a busy machine a moment is too short: then the result is kept for whoever executes the call.
+        # On a busy machine the wait is too short: then the result is kept for the execution.
         result = verdict.result
         if not verdict.HasField("result"):
             result = await registry.run("look", {"n": number}, call=verdict.call_id)
@@ -136,8 +134,8 @@ async def test_what_only_reads_is_there_with_its_check_and_written_down_with_it(
     assert outcome((await until_read(registry, "f", "fail")).result) == "FAILED TOOL_ERROR"
 
 
-async def test_what_has_an_effect_needs_somebody_or_is_counted_does_not_run(registry: Registry, tools: Tools) -> None:
-    """Nor does what is beside it in the batch: its order is for the run to say. Nor what a rule has allowed."""
+async def test_effects_questions_and_counted_calls_do_not_run_early(registry: Registry, tools: Tools) -> None:
+    """Nor do other calls of the batch, because the run decides their order, nor calls allowed by a rule."""
     for name in ("note", "private", "counted", "locked"):
         verdicts = await checked(registry, (f"a_{name}", "look", {}), (f"b_{name}", name, {}))
         assert not any(verdict.HasField("result") for verdict in verdicts), name
@@ -148,7 +146,7 @@ async def test_what_has_an_effect_needs_somebody_or_is_counted_does_not_run(regi
     assert not tools.ran
 
 
-async def test_a_result_that_is_cached_or_large_does_not_come_with_the_check(registry: Registry, tools: Tools) -> None:
+async def test_cached_or_large_result_is_not_returned_with_the_check(registry: Registry, tools: Tools) -> None:
     assert len(content(await registry.run("large_kept", call="a"))) == 300_000
     (verdict,) = await checked(registry, ("b", "large_kept", {}))
     assert not verdict.HasField("result")
@@ -156,9 +154,7 @@ async def test_a_result_that_is_cached_or_large_does_not_come_with_the_check(reg
     assert tools.ran["large_kept"] == 1
 
 
-async def test_what_takes_longer_runs_once_and_its_result_is_for_who_executes_it(
-    registry: Registry, tools: Tools
-) -> None:
+async def test_slow_read_runs_once_and_its_result_is_kept_for_execute(registry: Registry, tools: Tools) -> None:
     for call in "ab":
         (verdict,) = await checked(registry, (call, "slow", {}))
         assert not verdict.HasField("result")
@@ -167,32 +163,32 @@ async def test_what_takes_longer_runs_once_and_its_result_is_for_who_executes_it
     tools.release.set()
     assert content(await attached) == "found"
     await at_rest(registry)
-    # The other one has ended, and was not executed yet.
+    # The other call has ended and was not executed yet.
     assert content(await registry.run("slow", call="b")) == "found"
     assert tools.ran["slow"] == 2
     assert Counter(kinds(await listed(registry))) == {"PROPOSED": 2, "EXECUTED": 2, "RETURNED": 2}
 
 
-async def test_a_timeout_below_zero_is_refused(registry: Registry) -> None:
+async def test_negative_timeout_is_rejected(registry: Registry) -> None:
     reads = execution_pb2.ExecuteReads(timeout_seconds=-1, timeout_seconds_max=10)
     assert await refusal(registry.verdicts(execute_reads=reads)) == "INVALID_FIELD"
 
 
-async def test_what_asks_somebody_is_asked_for_again(registry: Registry) -> None:
+async def test_read_that_asks_a_question_is_requested_again(registry: Registry) -> None:
     answer = execution_pb2.Answer(question="Which?", answer="this")
     (verdict,) = await checked(registry, ("a", "asking", {}))
     assert not verdict.HasField("result")
     assert outcome(await registry.run("asking", call="a")).startswith("INPUT_REQUIRED")
     assert content(await registry.run("asking", call="a", answers=[answer])) == "this"
-    # The question of another one was put by another process.
+    # The question of the other call came from another process.
     await checked(registry, ("b", "asking", {}))
     assert content(await registry.run("asking", call="b", answers=[answer])) == "this"
 
 
-async def test_what_is_not_executed_after_its_check_ends(
+async def test_read_that_is_never_executed_ends_after_its_check(
     registry: Registry, tools: Tools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its run was cancelled meanwhile, or its caller has left."""
+    """Its run was cancelled, or its caller has disconnected."""
     monkeypatch.setattr(executor, "KEPT_SECONDS", 0.2)
     await checked(registry, ("a", "slow", {}))
     await at_rest(registry)

@@ -1,4 +1,4 @@
-"""The register: tools of the deployment and of stores, their versions. TOOL-1, TOOL-2."""
+"""Registered tools of the deployment and of stores, and their versions. TOOL-1, TOOL-2."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def put(registry: Registry, user: str, *, replace: bool = False, store: str = "a
     return registry.users[store, user].RegisterTool(request)
 
 
-def take_out(registry: Registry, user: str, name: str = "show_chart") -> Any:
+def unregister(registry: Registry, user: str, name: str = "show_chart") -> Any:
     return registry.users["acme", user].UnregisterTool(tool_pb2.UnregisterToolRequest(name=name))
 
 
@@ -68,7 +68,7 @@ async def resolve(registry: Registry, *names: str, pinned: dict[str, int] | None
     return {tool.definition.name: tool.version for tool in (await registry.execution.ResolveTools(request)).tools}
 
 
-async def test_a_name_that_does_not_exist_is_refused_with_its_near_match(registry: Registry) -> None:
+async def test_unknown_name_is_rejected_with_a_suggestion(registry: Registry) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await resolve(registry, "add", "ad")
     assert reason(error.value) == (grpc.StatusCode.NOT_FOUND, "TOOL_NOT_FOUND", {"tool_name": "ad"})
@@ -78,7 +78,7 @@ async def test_a_name_that_does_not_exist_is_refused_with_its_near_match(registr
     assert reason(error.value)[1:] == ("TOOL_NOT_FOUND", {"tool_name": "add"})
 
 
-async def test_versions_of_loaded_tools_are_the_same_after_a_restart_and_in_every_replica(
+async def test_versions_of_loaded_tools_are_stable_across_restarts_and_replicas(
     database_url: str, tmp_path: Path
 ) -> None:
     async with running(database_url, tmp_path, [add]) as first:
@@ -88,12 +88,12 @@ async def test_versions_of_loaded_tools_are_the_same_after_a_restart_and_in_ever
             assert await resolve(newer, pinned={"add": 1}) == {"add": 1}
             assert await resolve(first) == {"add": 1}
     async with running(database_url, tmp_path, [add, add_changed]) as restarted:
-        # Both have the name: the second is left out, and logged.
+        # Both have the name: the second is skipped and logged.
         assert await resolve(restarted) == {"add": 1}
 
 
-async def test_a_run_goes_on_without_a_tool_that_is_not_loaded_any_more(database_url: str, tmp_path: Path) -> None:
-    """TOOL-1: only a call of it is refused."""
+async def test_run_continues_without_a_tool_that_is_no_longer_loaded(database_url: str, tmp_path: Path) -> None:
+    """TOOL-1: only calls of this tool are rejected."""
 
     @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
     def invite(names: str) -> str:
@@ -109,8 +109,8 @@ async def test_a_run_goes_on_without_a_tool_that_is_not_loaded_any_more(database
         assert (verdict.disposition, verdict.error_reason) == (execution_pb2.DISPOSITION_REFUSE, "TOOL_NOT_FOUND")
 
 
-async def test_a_registered_tool_is_given_to_runs_of_its_store_and_of_no_other(registry: Registry) -> None:
-    """TOOL-2: what a definition leaves open is the cautious choice."""
+async def test_registered_tool_is_available_only_to_runs_of_its_store(registry: Registry) -> None:
+    """TOOL-2: fields that a definition omits get the cautious default."""
     made = await register(registry, category=0, effect_class=0)
     assert (made.version, made.source, made.create_time.seconds > 0) == (1, "store", True)
     assert (made.definition.category, made.definition.effect_class) == (2, 4)
@@ -121,7 +121,7 @@ async def test_a_registered_tool_is_given_to_runs_of_its_store_and_of_no_other(r
         assert await refusal(foreign) == "TOOL_NOT_FOUND"
 
 
-async def test_versions_count_definitions_and_a_run_keeps_the_one_that_it_started_with(registry: Registry) -> None:
+async def test_versions_count_definitions_and_a_run_keeps_its_version(registry: Registry) -> None:
     """TOOL-1."""
     entries = await asyncio.gather(*(register(registry) for _ in range(8)))
     assert {entry.version for entry in entries} == {1}, "the same definition is one version"
@@ -131,18 +131,18 @@ async def test_versions_count_definitions_and_a_run_keeps_the_one_that_it_starte
     assert sorted(entry.version for entry in kinds) == list(range(2, 10))
     assert await resolve(registry, "show_chart") == {"show_chart": 9}
     assert await resolve(registry, "show_chart", pinned={"show_chart": 1}) == {"show_chart": 1}
-    await take_out(registry, "ann")
+    await unregister(registry, "ann")
     assert await resolve(registry) == {"add": 1, "private": 1}, "it is gone for new runs"
     assert await resolve(registry, "add", "show_chart", pinned={"show_chart": 1}) == {"add": 1, "show_chart": 1}
     assert await resolve(registry, pinned={"show_chart": 1}) == {"add": 1, "private": 1, "show_chart": 1}
     old = await registry.ann.GetTool(tool_pb2.GetToolRequest(name="show_chart", version=1))
     assert old.tool.definition.description == "Show a chart."
     assert await refusal(registry.ann.GetTool(tool_pb2.GetToolRequest(name="show_chart"))) == "TOOL_NOT_FOUND"
-    assert await refusal(take_out(registry, "ann")) == "TOOL_NOT_FOUND"
+    assert await refusal(unregister(registry, "ann")) == "TOOL_NOT_FOUND"
     assert (await register(registry, description="Again.")).version == 10
 
 
-async def test_pages_hold_every_tool_once_in_order_of_names(registry: Registry) -> None:
+async def test_pages_list_every_tool_once_in_order_of_names(registry: Registry) -> None:
     for number in range(5):
         await register(registry, name=f"tool_{number}")
     found = await all_pages(registry.ann.ListTools, tool_pb2.ListToolsRequest(page_size=2), "tools")
@@ -150,7 +150,7 @@ async def test_pages_hold_every_tool_once_in_order_of_names(registry: Registry) 
     assert names == ["add", "private", *(f"tool_{number}" for number in range(5))]
 
 
-async def test_a_definition_without_meaning_is_refused(registry: Registry) -> None:
+async def test_invalid_definition_is_rejected(registry: Registry) -> None:
     schemas = [
         b"",
         b"[]",
@@ -189,8 +189,8 @@ async def test_a_definition_without_meaning_is_refused(registry: Registry) -> No
         )
 
 
-async def test_only_an_admin_makes_a_front_end_tool_laxer_or_removes_a_restricted_one(registry: Registry) -> None:
-    """C6: who may not approve must not be able to take the gate away."""
+async def test_only_an_admin_relaxes_or_removes_a_restricted_front_end_tool(registry: Registry) -> None:
+    """C6: a user who may not approve must not be able to remove the gate."""
     denied = "PERMISSION_DENIED"
     gated: dict[str, Any] = {
         "category": 2,
@@ -208,23 +208,23 @@ async def test_only_an_admin_makes_a_front_end_tool_laxer_or_removes_a_restricte
     )
     for laxer in less:
         assert await refusal(put(registry, "ann", replace=True, **gated | laxer)) == denied, laxer
-    assert await refusal(take_out(registry, "ann")) == denied
+    assert await refusal(unregister(registry, "ann")) == denied
     free = tool_pb2.RegisterToolRequest(definition=front_end_tool(), replace=True)
     assert await refusal(registry.users["acme", "shop"].RegisterTool(free, metadata=FOR_ANN)) == denied
     await put(registry, "ann", replace=True, **gated | {"category": 3, "approvals_required": 3})
-    await take_out(registry, "root")
-    assert await refusal(put(registry, "mel")) == denied, "a removed name does not come back laxer"
+    await unregister(registry, "root")
+    assert await refusal(put(registry, "mel")) == denied, "a removed name does not return with fewer restrictions"
     await put(registry, "root")
     assert await refusal(put(registry, "mel", replace=True, description="Changed.")) == denied
-    assert await refusal(take_out(registry, "mel")) == denied
-    await put(registry, "mel")  # As it is: nothing changes.
-    await take_out(registry, "root")
+    assert await refusal(unregister(registry, "mel")) == denied
+    await put(registry, "mel")  # Unchanged
+    await unregister(registry, "root")
     await put(registry, "mel", description="Changed.")
-    assert await refusal(take_out(registry, "max")) == denied
-    await take_out(registry, "mel")
+    assert await refusal(unregister(registry, "max")) == denied
+    await unregister(registry, "mel")
 
 
-async def test_front_end_tools_have_a_bound_for_each_user_and_for_the_store(
+async def test_front_end_tools_are_limited_per_user_and_per_store(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registering, "QUOTAS", {"store": (2, 4)})
@@ -232,21 +232,21 @@ async def test_front_end_tools_have_a_bound_for_each_user_and_for_the_store(
         ("mel", "one", ""),
         ("mel", "two", ""),
         ("mel", "three", "INVALID_FIELD"),
-        ("mel", "two", ""),  # It is there.
+        ("mel", "two", ""),  # It exists
         ("max", "three", ""),
         ("root", "four", ""),
         ("root", "five", "INVALID_FIELD"),
     ):
         added = put(registry, user, name=name)
         assert (await refusal(added) if why else bool(await added)) == (why or True), (user, name)
-    await take_out(registry, "mel", "one")
+    await unregister(registry, "mel", "one")
     await put(registry, "mel", name="one")
 
 
-async def test_of_too_many_tools_those_are_taken_that_no_other_user_can_push_out(
+async def test_tool_limit_keeps_tools_that_other_users_cannot_displace(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a member registers fails no run of another user and takes no tool from it."""
+    """Tools registered by a member cannot fail runs of other users or displace their tools."""
 
     async def taken(user: str, most: int, *names: str) -> tuple[list[str], int]:
         request = execution_pb2.ResolveToolsRequest(context=context(user=user), tool_names=names, tools_max=most)
@@ -261,4 +261,4 @@ async def test_of_too_many_tools_those_are_taken_that_no_other_user_can_push_out
     assert await taken("max", 2, "mel_2", "add", "a_max_1") == (["add", "mel_2"], 1)
     monkeypatch.setattr(registering, "TOOLS_BYTES_MAX", 1000)
     await put(registry, "mel", name="large", description="x" * 900)
-    assert (await taken("mel", 128))[1] > 0, "nor are they too large together"
+    assert (await taken("mel", 128))[1] > 0, "and their total size is within the limit"

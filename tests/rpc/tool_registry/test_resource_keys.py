@@ -1,4 +1,4 @@
-"""Calls that touch the same thing run one at a time, in all runs and replicas of a store. LOOP-9, C4."""
+"""Calls with the same resource run one at a time, in all runs and replicas of a store. LOOP-9, C4."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.rpc.tool_registry.world import execute
 
 @dataclass
 class Files:
-    """Notes how many calls are at each path at once."""
+    """Counts the concurrent calls at each path."""
 
     at: dict[str, int] = field(default_factory=dict)
     most: dict[str, int] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class Files:
         for path in paths:
             self.at[path] = self.at.get(path, 0) + 1
             self.most[path] = max(self.most.get(path, 0), self.at[path])
-        await asyncio.sleep(0.01)  # The time that a mistake would show in; nothing waits for it.
+        await asyncio.sleep(0.01)  # A mistake would show within this time; nothing waits for it
         for path in paths:
             self.at[path] -= 1
             self.edits.append(path)
@@ -81,7 +81,7 @@ class Files:
 
 
 async def none_held(database_url: str) -> None:
-    """Wait until all keys are released, which a call that has its result need not have done yet."""
+    """Wait until all keys are released, which may happen after the result is returned."""
     async with Database(database_url, application_name="test") as database:
 
         async def none() -> bool:
@@ -104,8 +104,8 @@ async def replicas(database_url: str, tmp_path: Path, files: Files) -> Any:
         yield [a, b]
 
 
-async def test_a_thread_that_runs_on_after_its_time_keeps_its_key(replicas: list[Registry], files: Files) -> None:
-    """What it still writes must not meet what the next call writes."""
+async def test_timed_out_thread_keeps_its_key_until_it_ends(replicas: list[Registry], files: Files) -> None:
+    """Its remaining writes must not overlap with the next call."""
     await replicas[0].run_out_of_time("block", {"path": "x"}, call="late")
     waited = await replicas[1].run("edit", {"path": "x"}, call="early", timeout_seconds=0.3)
     assert outcome(waited) == "FAILED TOOL_TIMEOUT"
@@ -115,9 +115,7 @@ async def test_a_thread_that_runs_on_after_its_time_keeps_its_key(replicas: list
     assert files.edits == ["held", "written late", "acme/x"]
 
 
-async def test_a_taking_that_the_database_gives_up_for_a_deadlock_is_tried_again(
-    replicas: list[Registry], database_url: str
-) -> None:
+async def test_lock_acquisition_is_retried_after_a_deadlock(replicas: list[Registry], database_url: str) -> None:
     admin, other = await asyncpg.connect(database_url), await asyncpg.connect(database_url)
     row = "INSERT INTO tool_registry.resource_locks VALUES ('acme', $1, 'other', 'dead')"
 
@@ -137,7 +135,7 @@ async def test_a_taking_that_the_database_gives_up_for_a_deadlock_is_tried_again
                 stack.enter_async_context(locks.hold(StoreId("acme"), ["path:a", "path:b"], "call"))
             )
             await until(waits)
-            # Now each waits for the other, until the database gives up one of them.
+            # Each waits for the other until the database aborts one of them.
             with suppress(asyncpg.DeadlockDetectedError):
                 await other.execute(row, "path:a")
             await transaction.rollback()
@@ -147,7 +145,7 @@ async def test_a_taking_that_the_database_gives_up_for_a_deadlock_is_tried_again
     await admin.close()
 
 
-async def test_a_lock_acquisition_whose_commit_outlives_its_connection_is_released(
+async def test_lock_acquisition_whose_commit_outlives_its_connection_is_released(
     replicas: list[Registry], database_url: str
 ) -> None:
     async def commits() -> bool:
@@ -170,7 +168,7 @@ async def test_a_lock_acquisition_whose_commit_outlives_its_connection_is_releas
         holding = asyncio.ensure_future(hold(locks))
         await until(commits)
         database._cut()
-        await asyncio.wait({holding}, timeout=0.3)  # It waits for the COMMIT; a mistake would show in this time.
+        await asyncio.wait({holding}, timeout=0.3)  # It waits for the COMMIT; a mistake would show within this time
         await admin.execute("SELECT pg_advisory_unlock(7)")
         with pytest.raises(DependencyUnavailable):
             await holding
@@ -178,10 +176,10 @@ async def test_a_lock_acquisition_whose_commit_outlives_its_connection_is_releas
     await admin.close()
 
 
-async def test_calls_with_common_keys_never_overlap_nor_block_each_other_for_ever(
+async def test_calls_with_common_keys_never_overlap_or_deadlock(
     replicas: list[Registry], files: Files, database_url: str
 ) -> None:
-    """C4: of two edits of one file, one was once lost silently. The key of a process that died is free."""
+    """C4: concurrent edits of one file must not be lost. The key of a dead process is released."""
     await execute(database_url, "INSERT INTO tool_registry.resource_locks VALUES ('acme', 'path:x', 'call', 'dead')")
     calls = [
         replicas[number % 2].run("edit", {"path": "x"}, call=f"c{number}", who=context(run=f"run{number % 3}"))
@@ -195,7 +193,7 @@ async def test_calls_with_common_keys_never_overlap_nor_block_each_other_for_eve
     await none_held(database_url)
 
 
-async def test_a_key_that_is_held_stops_only_calls_that_need_it_and_for_their_time(
+async def test_held_key_blocks_only_calls_that_need_it_within_their_timeout(
     replicas: list[Registry], files: Files, database_url: str
 ) -> None:
     """LOOP-6."""

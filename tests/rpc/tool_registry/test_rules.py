@@ -1,4 +1,4 @@
-"""Rules: what people have decided for the next time (HITL-5); of users, stores and agents (TOOL-6)."""
+"""Rules that decide future calls (HITL-5), of users, stores and agents (TOOL-6)."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def registry(database_url: str, tmp_path: Path) -> AsyncIterator[Registry]
 
 
 async def make(registry: Registry, effect: Any, who: str = "ann", *, store: str = "acme", **fields: Any) -> str:
-    """Make a rule, by default for all runs of the user; returns its id."""
+    """Create a rule, by default for all runs of the user; return its id."""
     expires_in = fields.pop("expires_in", None)
     said: dict[str, Any] = {"scope": USER, "tool_name": "pay"} | fields
     rule = rule_pb2.Rule(effect=effect, **said)
@@ -69,7 +69,7 @@ async def make(registry: Registry, effect: Any, who: str = "ann", *, store: str 
     return answer.rule.rule_id
 
 
-async def test_an_allowed_call_runs_without_approval_until_its_rule_is_revoked(registry: Registry) -> None:
+async def test_allowed_call_runs_without_approval_until_its_rule_is_revoked(registry: Registry) -> None:
     assert (await registry.check("pay")).disposition == APPROVE
     rule_id = await make(registry, ALLOW)
     for claimed in (rule_id, "rule_x"):
@@ -79,16 +79,16 @@ async def test_an_allowed_call_runs_without_approval_until_its_rule_is_revoked(r
     assert (verdict.disposition, verdict.rule_id, verdict.digest) == (RUN, rule_id, "")
     await registry.check("pay", call="two")
     (edit,) = await registry.verdicts(proposed("edited", "pay", edited=True))
-    assert (edit.disposition, bool(edit.digest)) == (APPROVE, True), "no rule allows what a reviewer edited"
+    assert (edit.disposition, bool(edit.digest)) == (APPROVE, True), "no rule allows an edited call"
     assert outcome(await registry.run("pay", rule_id=rule_id)) == "SUCCEEDED"
     await registry.rules["acme", "ann"].RevokeRule(rule_pb2.RevokeRuleRequest(rule_id=rule_id))
     assert await refusal(registry.run("pay", call="two", rule_id=rule_id)) == "APPROVAL_REQUIRED"
-    # The result of a call that has begun is given, and it does not run again.
+    # A started call returns its result and does not run again.
     assert outcome(await registry.run("pay", rule_id=rule_id)) == "SUCCEEDED"
     assert (await registry.check("pay", call="three")).disposition == APPROVE
 
 
-async def test_deny_wins_over_everything_and_reaches_calls_that_were_approved(registry: Registry) -> None:
+async def test_deny_overrides_everything_including_approved_calls(registry: Registry) -> None:
     digest = (await registry.check("pay")).digest
     await make(registry, ALLOW)
     rule_id = await make(registry, DENY, "root", scope=STORE)
@@ -98,20 +98,18 @@ async def test_deny_wins_over_everything_and_reaches_calls_that_were_approved(re
     assert (await registry.check("pay", store="other")).disposition == APPROVE
 
 
-async def test_uses_are_counted_once_a_call_and_then_people_are_asked_again(registry: Registry) -> None:
+async def test_uses_count_once_per_call_and_then_approval_is_needed_again(registry: Registry) -> None:
     await make(registry, ALLOW, uses_max=2)
     for call in ("one", "one", "two", "one"):
         assert (await registry.check("pay", call=call)).disposition == RUN
     await registry.forget_rule_uses(0)
-    assert (await registry.check("pay", call="three")).disposition == APPROVE, "also when the calls are forgotten"
+    assert (await registry.check("pay", call="three")).disposition == APPROVE, "also after the calls are deleted"
     request = rule_pb2.ListRulesRequest(include_ended=True)
     (rule,) = (await registry.rules["acme", "ann"].ListRules(request)).rules
     assert rule.uses == 2
 
 
-async def test_a_new_version_of_the_tool_suspends_the_rule(
-    registry: Registry, database_url: str, tmp_path: Path
-) -> None:
+async def test_new_version_of_the_tool_suspends_the_rule(registry: Registry, database_url: str, tmp_path: Path) -> None:
     await make(registry, ALLOW)
     await make(registry, ALLOW, tool_name="*", expires_in=60)
     async with running(database_url, tmp_path, tools(changed=True), name="b") as newer:
@@ -121,7 +119,7 @@ async def test_a_new_version_of_the_tool_suspends_the_rule(
         assert [rule.suspended for rule in listed] == [False, True]
 
 
-async def test_a_rule_names_the_approval_that_made_it(registry: Registry) -> None:
+async def test_rule_names_the_approval_that_created_it(registry: Registry) -> None:
     await make(registry, ALLOW, call_id="approved")
     (rule,) = (await registry.rules["acme", "ann"].ListRules(rule_pb2.ListRulesRequest())).rules
     assert rule.call_id == "approved"
@@ -138,7 +136,7 @@ async def test_a_rule_names_the_approval_that_made_it(registry: Registry) -> Non
         assert await refusal(make(registry, ALLOW, who, **fields)) == why, fields
 
 
-async def test_the_rules_of_users_leave_room_for_each_other_and_for_those_of_the_store(
+async def test_rule_quotas_of_users_and_the_store_are_separate(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rules, "RULES_MAX", 3)
@@ -146,7 +144,7 @@ async def test_the_rules_of_users_leave_room_for_each_other_and_for_those_of_the
     request = rule_pb2.CreateRuleRequest(request_id="r1", rule=rule_pb2.Rule(effect=ALLOW, scope=USER, tool_name="pay"))
     first = (await registry.rules["acme", "ann"].CreateRule(request)).rule.rule_id
     made = await asyncio.gather(*(make(registry, ALLOW) for _ in range(6)), return_exceptions=True)
-    assert sum(isinstance(each, str) for each in made) == 1, "also of rules that are made at the same time"
+    assert sum(isinstance(each, str) for each in made) == 1, "also for rules created concurrently"
     assert (await registry.rules["acme", "ann"].CreateRule(request)).rule.rule_id == first
     await make(registry, ALLOW, "bob")
     assert await refusal(make(registry, ALLOW, "bob")) == "INVALID_FIELD"
@@ -157,7 +155,7 @@ async def test_the_rules_of_users_leave_room_for_each_other_and_for_those_of_the
     await make(registry, ALLOW, "bob")
 
 
-async def test_a_rule_counts_only_in_its_scope(registry: Registry) -> None:
+async def test_rule_applies_only_in_its_scope(registry: Registry) -> None:
     run, conversation = rule_pb2.RULE_SCOPE_RUN, rule_pb2.RULE_SCOPE_CONVERSATION
     await make(registry, ALLOW, scope=run, scope_id="run")
     assert (await registry.check("pay", run="run")).disposition == RUN
@@ -177,7 +175,7 @@ async def test_a_rule_counts_only_in_its_scope(registry: Registry) -> None:
         assert await refusal(make(registry, DENY, user, scope=scope, scope_id=scope_id)) == why
 
 
-async def test_only_those_who_may_decide_make_and_revoke_rules(registry: Registry) -> None:
+async def test_only_deciders_create_and_revoke_rules(registry: Registry) -> None:
     assert await refusal(make(registry, ALLOW, "vic")) == "PERMISSION_DENIED"
     assert await refusal(make(registry, ALLOW, "ann", scope=STORE)) == "PERMISSION_DENIED"
     rule_id = await make(registry, DENY, "root", scope=STORE)
@@ -192,8 +190,8 @@ async def test_only_those_who_may_decide_make_and_revoke_rules(registry: Registr
         assert await refusal(registry.rules[store, user].RevokeRule(request)) == why
 
 
-async def test_a_delegate_that_decides_nothing_makes_no_call_freer(registry: Registry) -> None:
-    """An ALLOW says yes beforehand, and without an ASK or a DENY nobody is asked any more."""
+async def test_delegate_without_decisions_cannot_relax_rules(registry: Registry) -> None:
+    """An ALLOW approves in advance, and without an ASK or a DENY no approval is requested."""
     shop = registry.rules["acme", "shop"]
     asks, allows = await make(registry, ASK), await make(registry, ALLOW)
     allow = rule_pb2.CreateRuleRequest(rule=rule_pb2.Rule(effect=ALLOW, scope=USER, tool_name="pay"))
@@ -211,7 +209,7 @@ async def test_a_delegate_that_decides_nothing_makes_no_call_freer(registry: Reg
     assert len({entry.by_credential_id for entry in entries}) == 2
 
 
-async def test_a_rule_that_cannot_be_used_is_refused(registry: Registry) -> None:
+async def test_invalid_rule_is_rejected(registry: Registry) -> None:
     rows: list[dict[str, Any]] = [
         {"effect": 0},
         {"scope": 0},
@@ -239,7 +237,7 @@ async def test_a_rule_that_cannot_be_used_is_refused(registry: Registry) -> None
     assert await refusal(make(registry, ALLOW, tool_name="nothing")) == "TOOL_NOT_FOUND"
 
 
-async def test_rules_are_listed_in_pages_to_those_whom_they_concern(registry: Registry) -> None:
+async def test_rules_are_listed_in_pages_to_affected_users(registry: Registry) -> None:
     made = [await make(registry, ALLOW) for _ in range(3)] + [await make(registry, DENY, "root", scope=STORE)]
     await make(registry, ALLOW, "bob")
     ann = registry.rules["acme", "ann"]
@@ -251,7 +249,7 @@ async def test_rules_are_listed_in_pages_to_those_whom_they_concern(registry: Re
     assert not (await registry.rules["other", "ann"].ListRules(rule_pb2.ListRulesRequest())).rules
 
 
-async def test_rules_and_what_they_decide_are_in_the_audit_chain_once(registry: Registry) -> None:
+async def test_rules_and_their_decisions_are_in_the_audit_chain_once(registry: Registry) -> None:
     rule = rule_pb2.Rule(effect=ALLOW, scope=USER, tool_name="pay")
     request = rule_pb2.CreateRuleRequest(request_id="r1", rule=rule)
     ann = registry.rules["acme", "ann"]
@@ -281,7 +279,7 @@ async def test_rules_and_what_they_decide_are_in_the_audit_chain_once(registry: 
     ]
 
 
-async def test_a_rule_of_an_agent_counts_for_its_runs_whoever_starts_them(registry: Registry) -> None:
+async def test_rule_of_an_agent_applies_to_runs_of_all_users(registry: Registry) -> None:
     rule_id = await make(registry, ALLOW, "root", scope=AGENT, scope_id="clerk")
     for user in ("ann", "bob"):
         verdict = await registry.check("pay", call=user, user=user, agent="clerk")
@@ -290,14 +288,14 @@ async def test_a_rule_of_an_agent_counts_for_its_runs_whoever_starts_them(regist
         {"agent": "counter"},
         {"agent": "default"},
         {"agent": "clerk", "store": "other"},
-        {"agent": "counter", "above": ["clerk"]},  # Who delegates does not pass on what is allowed.
+        {"agent": "counter", "above": ["clerk"]},  # A delegating agent does not pass on its permissions
     ]
     for number, who in enumerate(rows):
         assert (await registry.check("pay", call=f"c{number}", **who)).disposition == APPROVE, who
     assert outcome(await registry.run("pay", call="ann", rule_id=rule_id, who=context(agent="clerk"))) == "SUCCEEDED"
 
 
-async def test_admins_make_list_and_revoke_rules_of_agents(registry: Registry) -> None:
+async def test_admins_create_list_and_revoke_rules_of_agents(registry: Registry) -> None:
     rows: list[tuple[str, dict[str, str], str]] = [
         *((who, {}, "PERMISSION_DENIED") for who in ("ann", "apu", "vic")),
         ("root", {"scope_id": "nobody"}, "AGENT_NOT_FOUND"),
@@ -317,13 +315,13 @@ async def test_admins_make_list_and_revoke_rules_of_agents(registry: Registry) -
 
 
 async def figures(registry: Registry, **fields: Any) -> list[tuple[str, str, int]]:
-    """Agent, tool and executions."""
+    """Return agent, tool and executions."""
     request = audit_pb2.GetToolAnalyticsRequest(**fields)
     found = (await registry.auditors["acme", "olga"].GetToolAnalytics(request)).tools
     return [(each.agent_name, each.tool_name, each.execution_count) for each in found]
 
 
-async def test_analytics_tell_agents_apart_and_their_names_are_in_the_chain(registry: Registry) -> None:
+async def test_analytics_separate_agents_and_the_chain_names_them(registry: Registry) -> None:
     for number, agent in enumerate(("clerk", "clerk", "counter", "default")):
         await registry.run("look", call=f"c{number}", who=context(agent=agent))
     assert await figures(registry) == [("", "look", 4)]

@@ -1,4 +1,4 @@
-"""`pawl tools check`, as people call it: without a suite and without a model. TOOL-3."""
+"""`pawl tools check` as users run it: without a suite and without a model. TOOL-3."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def apart() -> str:
 '''
 
 
-# It blocks until the watchdog has seen it.
+# It blocks until the watchdog has noticed.
 ASYNC = '''
 import threading
 from pawl.tool_registry.sources.python import tool_loop
@@ -80,7 +80,7 @@ def kit(tmp_path: Path) -> Path:
 
 
 def check(folder: Path, *arguments: str, **environment: str) -> tuple[int, str, str]:
-    """Run the command in a folder; gives its exit code and what it wrote."""
+    """Run the command in a folder; return its exit code and output."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PAWL_")}
     done = subprocess.run(
         [sys.executable, "-m", "pawl.cli", "tools", "check", *arguments],
@@ -93,7 +93,7 @@ def check(folder: Path, *arguments: str, **environment: str) -> tuple[int, str, 
     return done.returncode, done.stdout, done.stderr
 
 
-def test_what_the_registry_would_load_is_shown_with_what_could_be_better(kit: Path) -> None:
+def test_loaded_tools_are_listed_with_warnings(kit: Path) -> None:
     code, output, _ = check(kit, PAWL_TOOLS="./kit")
     assert code == 0
     assert output.splitlines() == [
@@ -104,8 +104,8 @@ def test_what_the_registry_would_load_is_shown_with_what_could_be_better(kit: Pa
     ]
 
 
-def test_broken_modules_and_names_taken_twice_are_errors(kit: Path) -> None:
-    assert check(kit)[0] == 2, "nothing is named"
+def test_broken_modules_and_duplicate_names_are_errors(kit: Path) -> None:
+    assert check(kit)[0] == 2, "no tool is named"
     (kit / "kit/b_broken.py").write_text("x = 1\nimport nothing_like_this\n")
     (kit / "kit/c_twins.py").write_text(TWINS)
     (kit / "kit/d_typo.py").write_text(
@@ -126,7 +126,7 @@ def test_broken_modules_and_names_taken_twice_are_errors(kit: Path) -> None:
     assert "  apart  sensitive, at most once, own process" in output
 
 
-def test_a_call_is_checked_and_run_like_one_of_the_model(kit: Path) -> None:
+def test_call_is_checked_and_run_like_a_call_of_the_model(kit: Path) -> None:
     secrets = kit / "secrets.json"
     secrets.write_text('{"acme": {"key": "hunter2"}}')
     given = ("./kit", "--call", "convert", "--args", '{"amount": "7"}', "--store", "acme", "--user", "ann")
@@ -156,7 +156,7 @@ def test_a_call_is_checked_and_run_like_one_of_the_model(kit: Path) -> None:
         ("konvert", "{}", 2, "", "there is no tool 'konvert'; did you mean 'convert'?\n"),
     ],
 )
-def test_a_call_says_how_it_ends(kit: Path, name: str, arguments: str, code: int, said: str, logged: str) -> None:  # noqa: PLR0917
+def test_call_prints_its_outcome(kit: Path, name: str, arguments: str, code: int, said: str, logged: str) -> None:  # noqa: PLR0917
     (kit / "twins.py").write_text(TWINS)
     (kit / "ask.py").write_text(ASYNC)
     entries = ["twins"] if name == "apart" else ["./kit", "./ask.py"]

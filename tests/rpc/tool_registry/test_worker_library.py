@@ -1,4 +1,4 @@
-"""The worker library of Python, against a registry. TOOL-3."""
+"""The Python worker library against a registry. TOOL-3."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def has_tool(registry: Registry, tool: str, task: asyncio.Task[None] | Non
 
 @asynccontextmanager
 async def working(worker: Worker, registry: Registry, tool: str) -> AsyncIterator[asyncio.Task[None]]:
-    """Run a worker until its tool is there, and drain it at the end."""
+    """Run a worker until its tool is available; drain it at the end."""
     task = asyncio.create_task(worker.run())
     await until(lambda: has_tool(registry, tool, task))
     yield task
@@ -51,14 +51,14 @@ async def working(worker: Worker, registry: Registry, tool: str) -> AsyncIterato
     await task
 
 
-async def test_functions_become_tools_with_what_their_types_say(registry: Registry) -> None:
+async def test_functions_become_tools_described_by_their_types(registry: Registry) -> None:
     worker = Worker(registry.address, name="billing", api_key=KEY)
-    told: list[CallContext] = []
+    contexts: list[CallContext] = []
 
     @worker.tool(category="SAFE", effect="IDEMPOTENT", timeout_seconds=5)
     async def charge(amount: int, context: CallContext, currency: str = "EUR") -> dict[str, Any]:
         """Charge an amount."""
-        told.append(context)
+        contexts.append(context)
         context.progress(0.5, "half")
         return {"charged": [amount, currency]}
 
@@ -76,17 +76,22 @@ async def test_functions_become_tools_with_what_their_types_say(registry: Regist
         verdict = await registry.check("charge", {"amount": "many", "colour": "red"})
     assert "amount" in verdict.error_message
     assert "colour" in verdict.error_message
-    assert (told[0].store_id, told[0].user_id, told[0].call_id, told[0].attempt) == ("acme", "ann", "call", 1)
+    assert (contexts[0].store_id, contexts[0].user_id, contexts[0].call_id, contexts[0].attempt) == (
+        "acme",
+        "ann",
+        "call",
+        1,
+    )
 
 
-async def test_a_cancelled_call_stops_its_function(registry: Registry) -> None:
+async def test_cancelled_call_stops_its_function(registry: Registry) -> None:
     worker = Worker(registry.address, name="billing", api_key=KEY)
-    begun, stopped = threading.Event(), threading.Event()
+    started, stopped = threading.Event(), threading.Event()
 
     @worker.tool(category="SAFE", timeout_seconds=60)
     async def wait() -> None:
         """Wait."""
-        begun.set()
+        started.set()
         try:
             await asyncio.sleep(60)
         finally:
@@ -95,26 +100,24 @@ async def test_a_cancelled_call_stops_its_function(registry: Registry) -> None:
     @worker.tool(category="SAFE", timeout_seconds=60)
     def block(context: CallContext) -> None:
         """Wait in a thread."""
-        begun.set()
+        started.set()
         context.cancelled.wait(60)
         stopped.set()
 
     async with working(worker, registry, "block"):
         for tool in ("wait", "block"):
-            begun.clear()
+            started.clear()
             stopped.clear()
             asked = asyncio.ensure_future(registry.run(tool, call=tool))
-            await asyncio.to_thread(begun.wait)
+            await asyncio.to_thread(started.wait)
             assert (await registry.cancel(tool)).stopped
             assert outcome(await asked) == "CANCELLED CANCELLED"
             assert stopped.is_set()
 
 
-async def test_a_call_survives_the_end_of_the_replica_that_its_worker_is_attached_to(
-    database_url: str, tmp_path: Path
-) -> None:
+async def test_call_survives_the_end_of_the_replica_of_its_worker(database_url: str, tmp_path: Path) -> None:
     lasting = WorkerOptions(lease_seconds=60, poll_seconds=0.1)
-    begun, release = asyncio.Event(), asyncio.Event()
+    started, release = asyncio.Event(), asyncio.Event()
     async with running(database_url, tmp_path, worker_options=lasting) as registry:
         async with running(database_url, tmp_path, name="b", worker_options=lasting, drain_seconds=0) as other:
             worker = Worker(other.address, name="billing", api_key=KEY)
@@ -122,14 +125,14 @@ async def test_a_call_survives_the_end_of_the_replica_that_its_worker_is_attache
             @worker.tool(category="SAFE", timeout_seconds=60)
             async def pay() -> str:
                 """Pay."""
-                begun.set()
+                started.set()
                 await release.wait()
                 return "paid"
 
             task = asyncio.create_task(worker.run())
             await until(lambda: has_tool(registry, "pay"))
             asked = asyncio.ensure_future(registry.run("pay", timeout_seconds=60))
-            await begun.wait()
+            await started.wait()
         release.set()
         async with running(database_url, tmp_path, name="b", worker_options=lasting):
             assert content(await asked) == "paid"
@@ -154,8 +157,8 @@ async def test_sigterm_drains_all_workers_of_a_process(registry: Registry) -> No
         await asyncio.gather(*tasks)
 
 
-async def test_what_a_function_raises_or_returns_is_a_result_and_never_ends_its_worker(registry: Registry) -> None:
-    """What is in a checkpoint, an error or progress may come from anybody, and other calls run beside it."""
+async def test_exception_or_return_value_never_ends_the_worker(registry: Registry) -> None:
+    """Checkpoints, errors and progress may contain untrusted data, and other calls run in parallel."""
     too_deep: Any = 1
     for _ in range(40):
         too_deep = [too_deep]
@@ -174,7 +177,7 @@ async def test_what_a_function_raises_or_returns_is_a_result_and_never_ends_its_
 
     @worker.tool(category="SAFE", effect="IDEMPOTENT", timeout_seconds=60)
     async def do(way: str, context: CallContext) -> str:
-        """Do what is odd."""
+        """Do something odd."""
         if way in unkept:
             await context.checkpoint(unkept[way])
         if way.startswith("say"):
@@ -189,7 +192,7 @@ async def test_what_a_function_raises_or_returns_is_a_result_and_never_ends_its_
 
     @worker.tool(category="SAFE", effect="RECONCILABLE", timeout_seconds=60, reconcile=reconcile)
     def first() -> str:
-        """Return the first of none."""
+        """Return the first item of an empty list."""
         return next(iter(()))
 
     async with working(worker, registry, "first"):
@@ -203,15 +206,15 @@ async def test_what_a_function_raises_or_returns_is_a_result_and_never_ends_its_
         assert "RuntimeError" in content(await registry.run("first", call="first"))["error"]
 
 
-async def test_a_worker_that_cannot_attach_says_where_and_why(
+async def test_worker_that_cannot_attach_reports_the_address_and_reason(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """OPS-1: nor does it send its key in clear beyond this machine."""
+    """OPS-1: it also does not send its key unencrypted beyond this machine."""
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await Worker(registry.address, name="billing", api_key="key-of-ann-of-acme").run()
     assert error.value.code() is grpc.StatusCode.PERMISSION_DENIED
     assert str(error.value).startswith(f"{registry.address} refused the worker 'billing': ")
-    with capture_logs() as logs:  # Without a key it tries again, since the suite may start later.
+    with capture_logs() as logs:  # Without a key it retries, since the suite may start later
         keyless = asyncio.create_task(Worker(registry.address, name="billing").run())
         await until(lambda: [line for line in logs if line.get("code") == "UNAUTHENTICATED"])
         await end([keyless])
@@ -244,7 +247,7 @@ async def test_a_worker_that_cannot_attach_says_where_and_why(
     assert opened == [address, address]
 
 
-async def test_functions_have_checkpoints_of_their_earlier_executions(registry: Registry) -> None:
+async def test_functions_get_checkpoints_of_earlier_executions(registry: Registry) -> None:
     worker = Worker(registry.address, name="billing", api_key=KEY)
 
     @worker.tool(category="SAFE", effect="IDEMPOTENT", timeout_seconds=60)

@@ -1,4 +1,4 @@
-"""Workers that go away in the middle, come back, and are attached to another replica. TOOL-3, I5."""
+"""Workers that disconnect during calls, return, or attach to another replica. TOOL-3, I5."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.rpc.tool_registry.attached import AttachedWorker, EffectClass, Purpos
 from tests.rpc.tool_registry.digests import digest_of
 from tests.rpc.tool_registry.registry import Registry, content, outcome, running
 
-# Long enough for a test's steps, short enough to wait for its end.
+# Long enough for a test's steps, short enough to wait for the expiry.
 BRIEF = WorkerOptions(lease_seconds=4.0, poll_seconds=0.1)
 LASTING = WorkerOptions(lease_seconds=60.0, poll_seconds=0.1)
 
@@ -37,8 +37,8 @@ async def registry(database_url: str, tmp_path: Path) -> Any:
 
 
 @pytest.fixture
-async def lasting(database_url: str, tmp_path: Path) -> Any:
-    """A registry in which no lease runs out."""
+async def registry_without_expiry(database_url: str, tmp_path: Path) -> Any:
+    """A registry in which leases do not expire."""
     async with running(database_url, tmp_path, worker_options=LASTING) as registry:
         yield registry
 
@@ -52,7 +52,7 @@ async def replicas(database_url: str, tmp_path: Path) -> Any:
         yield here, there
 
 
-async def begun(
+async def start_call(
     registry: Registry, worker: AttachedWorker, call: str = "call"
 ) -> tuple[asyncio.Future[Any], worker_pb2.Invocation]:
     asked = asyncio.ensure_future(registry.run("charge", call=call))
@@ -60,7 +60,7 @@ async def begun(
 
 
 async def invocation(worker: AttachedWorker) -> worker_pb2.Invocation:
-    """The next call, however long it takes: the worker gives signs of life meanwhile."""
+    """Wait for the next call, sending heartbeats."""
     found: asyncio.Future[Any] = asyncio.ensure_future(_invocation(worker))
     while not found.done():
         await worker.send(heartbeat=worker_pb2.WorkerHeartbeat())
@@ -76,7 +76,7 @@ async def _invocation(worker: AttachedWorker) -> worker_pb2.Invocation:
 
 
 async def answer(worker: AttachedWorker, call: worker_pb2.Invocation, **outcome: Any) -> int:
-    """Send a result, and give the status of its receipt, past answers to heartbeats."""
+    """Send a result and return the status of its receipt, skipping responses to heartbeats."""
     result = worker_pb2.WorkerResult(call_id=call.call_id, lease_epoch=call.lease_epoch)
     result.MergeFrom(worker_pb2.WorkerResult(**outcome or {"content_json": b'"done"'}))
     await worker.send(result=result)
@@ -85,38 +85,38 @@ async def answer(worker: AttachedWorker, call: worker_pb2.Invocation, **outcome:
     return frame.status
 
 
-async def test_what_may_happen_once_is_of_unknown_outcome(registry: Registry) -> None:
+async def test_call_that_may_happen_once_has_an_unknown_outcome(registry: Registry) -> None:
     async with attached(registry, AT_MOST_ONCE) as first, attached(registry, AT_MOST_ONCE, worker="w2") as second:
-        asked, _ = await begun(registry, first)
+        asked, _ = await start_call(registry, first)
         first.vanish()
         while not asked.done():
             await second.beat()
             await asyncio.wait({asked}, timeout=BRIEF.lease_seconds / 5)
         assert outcome(await asked) == UNKNOWN
         await second.send(drain=worker_pb2.WorkerDrain())
-        assert await second.ended() is grpc.StatusCode.OK  # It was asked nothing.
+        assert await second.ended() is grpc.StatusCode.OK  # It got no call
     assert outcome(await registry.run("charge")) == UNKNOWN
 
 
-async def test_a_worker_that_comes_back_keeps_its_call(lasting: Registry) -> None:
-    async with attached(lasting, AT_MOST_ONCE) as first:
-        asked, call = await begun(lasting, first)
+async def test_reconnected_worker_keeps_its_call(registry_without_expiry: Registry) -> None:
+    async with attached(registry_without_expiry, AT_MOST_ONCE) as first:
+        asked, call = await start_call(registry_without_expiry, first)
         first.vanish()
-    async with attached(lasting, AT_MOST_ONCE, held={call.call_id: call.lease_epoch}) as back:
+    async with attached(registry_without_expiry, AT_MOST_ONCE, held={call.call_id: call.lease_epoch}) as back:
         assert await answer(back, call) == Status.RESULT_STATUS_ACCEPTED
         assert outcome(await asked) == "SUCCEEDED"
         assert await answer(back, call) == Status.RESULT_STATUS_ACCEPTED
 
 
-async def test_a_worker_has_one_stream(lasting: Registry) -> None:
-    async with attached(lasting) as first, attached(lasting) as second:
+async def test_worker_has_one_stream(registry_without_expiry: Registry) -> None:
+    async with attached(registry_without_expiry) as first, attached(registry_without_expiry) as second:
         assert await first.ended() is grpc.StatusCode.CANCELLED
         await second.beat()
 
 
-async def test_a_result_after_the_call_was_given_away_is_late(registry: Registry) -> None:
+async def test_result_after_the_call_was_reassigned_is_late(registry: Registry) -> None:
     async with attached(registry, IDEMPOTENT) as first:
-        asked, call = await begun(registry, first)
+        asked, call = await start_call(registry, first)
         first.vanish()
         async with attached(registry, IDEMPOTENT, worker="w2") as second:
             again = await invocation(second)
@@ -129,7 +129,7 @@ async def test_a_result_after_the_call_was_given_away_is_late(registry: Registry
 
 
 def break_statement(monkeypatch: pytest.MonkeyPatch, name: str, *, is_done: bool, times: int = 2) -> list[Exception]:
-    """Have a statement of the record fail, before or after it `is_done`; returns the faults that are left."""
+    """Make a statement of the record fail, before or after it `is_done`; return the remaining faults."""
     faults: list[Exception] = [asyncpg.InternalServerError("could not read block")] * times
     whole = getattr(PostgresWorkerRepository, name)
 
@@ -143,10 +143,10 @@ def break_statement(monkeypatch: pytest.MonkeyPatch, name: str, *, is_done: bool
     return faults
 
 
-async def test_a_worker_brings_its_result_to_another_replica(replicas: tuple[Registry, Registry]) -> None:
+async def test_worker_returns_its_result_to_another_replica(replicas: tuple[Registry, Registry]) -> None:
     here, there = replicas
     async with attached(here) as first:
-        asked, call = await begun(here, first)
+        asked, call = await start_call(here, first)
         async with attached(there, held={call.call_id: call.lease_epoch}) as second:
             assert await first.ended() is grpc.StatusCode.CANCELLED
             assert await answer(second, call) == Status.RESULT_STATUS_ACCEPTED
@@ -170,10 +170,10 @@ async def test_each_waiting_call_goes_to_one_replica(replicas: tuple[Registry, R
 
 @pytest.mark.parametrize("when", ["before", "after", "never"])
 @pytest.mark.parametrize("tool", [AT_MOST_ONCE, RECONCILABLE])
-async def test_a_call_continues_at_its_worker_when_the_registry_that_asked_ends(
+async def test_call_continues_at_its_worker_when_its_registry_ends(
     database_url: str, tmp_path: Path, tool: tool_pb2.ToolDefinition, when: str
 ) -> None:
-    """`when` the worker answers: before or after another registry is asked for the call."""
+    """`when` is whether the worker responds before or after another registry gets the call."""
     async with (
         running(database_url, tmp_path, name="b", worker_options=BRIEF) as there,
         attached(there, tool, worker="other") as other,
@@ -181,7 +181,7 @@ async def test_a_call_continues_at_its_worker_when_the_registry_that_asked_ends(
     ):
         async with running(database_url, tmp_path, drain_seconds=0, worker_options=BRIEF) as here:
             await other.send(drain=worker_pb2.WorkerDrain())
-            asked, call = await begun(here, worker)
+            asked, call = await start_call(here, worker)
         await asyncio.wait({asked})
         if when == "before":
             assert await answer(worker, call) == Status.RESULT_STATUS_ACCEPTED
@@ -209,11 +209,11 @@ async def test_a_call_continues_at_its_worker_when_the_registry_that_asked_ends(
         (RECONCILABLE, {"error_message": "the bank does not answer"}, UNKNOWN),
     ],
 )
-async def test_a_lost_call_runs_again_or_is_asked_about_at_another_worker(
+async def test_lost_call_is_repeated_or_reconciled_at_another_worker(
     registry: Registry, tool: tool_pb2.ToolDefinition, finding: dict[str, Any] | None, expected: str
 ) -> None:
     async with attached(registry, tool) as first:
-        asked, call = await begun(registry, first)
+        asked, call = await start_call(registry, first)
         first.vanish()
         async with attached(registry, tool, worker="w2") as second:
             if finding is not None:
@@ -229,21 +229,21 @@ async def test_a_lost_call_runs_again_or_is_asked_about_at_another_worker(
             assert outcome(await asked) == expected
 
 
-async def test_what_a_worker_brings_after_its_call_was_given_up_is_in_the_audit_once(
-    lasting: Registry, database_url: str
+async def test_result_after_the_call_was_abandoned_is_audited_once(
+    registry_without_expiry: Registry, database_url: str
 ) -> None:
-    """A new process under the same name has lost its call; no caller waits for the end of a lease."""
-    async with attached(lasting, AT_MOST_ONCE) as first:
-        asked, call = await begun(lasting, first)
+    """A new process with the same name has lost its call; no caller waits for a lease to expire."""
+    async with attached(registry_without_expiry, AT_MOST_ONCE) as first:
+        asked, call = await start_call(registry_without_expiry, first)
         first.vanish()
-    async with attached(lasting, AT_MOST_ONCE) as back:
+    async with attached(registry_without_expiry, AT_MOST_ONCE) as back:
         assert outcome(await asked) == UNKNOWN
         for _ in range(2):
             assert await answer(back, call, content_json=b'  "late"') == Status.RESULT_STATUS_LATE
         request = audit_pb2.ListAuditRequest(kind=audit_pb2.AUDIT_KIND_RETURNED)
 
         async def entries() -> list[audit_pb2.AuditEntry]:
-            return list((await lasting.auditors["acme", "olga"].ListAudit(request)).entries)
+            return list((await registry_without_expiry.auditors["acme", "olga"].ListAudit(request)).entries)
 
         async def are_there() -> bool:
             return len(await entries()) == 2
@@ -269,7 +269,7 @@ async def test_calls_progress_and_cancels_reach_a_worker_of_another_replica(
         assert (await first).progress == execution_pb2.ExecutionProgress(message="half")
         assert await worker.answer(call) == Status.RESULT_STATUS_ACCEPTED
         assert [content(response.result) async for response in responses] == ["done"]
-        asked, call = await begun(here, worker, "cancelled")
+        asked, call = await start_call(here, worker, "cancelled")
         cancelled = asyncio.ensure_future(here.cancel("cancelled"))
         assert isinstance(await worker.next(), worker_pb2.InvocationCancel)
         assert await worker.answer(call) == Status.RESULT_STATUS_LATE
@@ -277,23 +277,23 @@ async def test_calls_progress_and_cancels_reach_a_worker_of_another_replica(
         assert outcome(await asked) == "CANCELLED CANCELLED"
 
 
-async def test_a_call_whose_worker_lives_survives_a_broken_database(
-    lasting: Registry, monkeypatch: pytest.MonkeyPatch
+async def test_call_of_a_live_worker_survives_a_broken_database(
+    registry_without_expiry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with attached(lasting, AT_MOST_ONCE) as worker:
+    async with attached(registry_without_expiry, AT_MOST_ONCE) as worker:
         for name in ("add", "find", "settle", "finish", "claim"):
             for is_done in (False, True) if name != "claim" else (False,):
                 with monkeypatch.context() as patch:
                     faults = break_statement(patch, name, is_done=is_done)
-                    asked, call = await begun(lasting, worker, f"{name}_{is_done}")
+                    asked, call = await start_call(registry_without_expiry, worker, f"{name}_{is_done}")
                     assert await worker.answer(call) == Status.RESULT_STATUS_ACCEPTED
                     assert outcome(await asked) == "SUCCEEDED", (name, is_done)
                     assert len(faults) < 2
 
 
-async def test_nothing_of_a_call_is_kept_when_it_is_over(database_url: str, lasting: Registry) -> None:
-    async with attached(lasting) as worker:
-        asked = asyncio.ensure_future(lasting.run("charge", {"amount": 7}))
+async def test_finished_call_leaves_no_records(database_url: str, registry_without_expiry: Registry) -> None:
+    async with attached(registry_without_expiry) as worker:
+        asked = asyncio.ensure_future(registry_without_expiry.run("charge", {"amount": 7}))
         await worker.answer(await worker.invocation())
         await asked
     async with Database(database_url, application_name="test") as database:
@@ -305,20 +305,20 @@ async def test_nothing_of_a_call_is_kept_when_it_is_over(database_url: str, last
         await until(is_empty)
 
 
-async def test_a_call_is_not_lost_with_the_answer_to_a_claim(
-    lasting: Registry, database_url: str, monkeypatch: pytest.MonkeyPatch
+async def test_call_survives_a_lost_response_to_its_claim(
+    registry_without_expiry: Registry, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its worker lives, and holds a call by the record that it was never sent."""
+    """Its worker is alive and would hold a call by a record that it never received."""
     async with (
         Database(database_url, application_name="test") as database,
-        attached(lasting, AT_MOST_ONCE) as worker,
+        attached(registry_without_expiry, AT_MOST_ONCE) as worker,
     ):
 
         async def is_waiting() -> bool:
             return bool(await database.fetchval("SELECT 1 FROM tool_registry.worker_calls WHERE state = 'WAITING'"))
 
-        asked, call = await begun(lasting, worker)
-        following = asyncio.ensure_future(lasting.run("charge", call="call_2"))
+        asked, call = await start_call(registry_without_expiry, worker)
+        following = asyncio.ensure_future(registry_without_expiry.run("charge", call="call_2"))
         await until(is_waiting)
         faults = break_statement(monkeypatch, "claim", is_done=True, times=1)
         assert await worker.answer(call) == Status.RESULT_STATUS_ACCEPTED
@@ -329,7 +329,7 @@ async def test_a_call_is_not_lost_with_the_answer_to_a_claim(
         assert outcome(await following) == "SUCCEEDED"
 
 
-async def test_a_call_whose_record_stays_broken_is_of_unknown_outcome(
+async def test_call_whose_record_stays_broken_has_an_unknown_outcome(
     database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = WorkerOptions(lease_seconds=60.0, poll_seconds=0.1, internal_seconds_max=0.2)
@@ -337,7 +337,7 @@ async def test_a_call_whose_record_stays_broken_is_of_unknown_outcome(
         running(database_url, tmp_path, worker_options=options) as registry,
         attached(registry, AT_MOST_ONCE) as worker,
     ):
-        asked, call = await begun(registry, worker)
+        asked, call = await start_call(registry, worker)
         break_statement(monkeypatch, "find", is_done=False, times=1000)
         assert await answer(worker, call) == Status.RESULT_STATUS_ACCEPTED
         assert outcome(await asked) == UNKNOWN

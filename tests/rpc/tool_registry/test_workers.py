@@ -22,7 +22,7 @@ OTHER_KEY = "key-of-machine-of-other"
 
 @tool(category=Category.SAFE)
 async def loaded() -> str:
-    """Be there already."""
+    """Exist already."""
     return "loaded"
 
 
@@ -32,11 +32,11 @@ async def registry(database_url: str, tmp_path: Path) -> Any:
         yield registry
 
 
-async def test_a_worker_gets_no_more_calls_at_once_than_it_wants(registry: Registry) -> None:
+async def test_worker_gets_no_more_concurrent_calls_than_it_requests(registry: Registry) -> None:
     async with attached(registry, calls_max=2) as worker:
         asked = [asyncio.ensure_future(registry.run("charge", call=call)) for call in ("a", "b", "c")]
         first, second = await worker.invocation(), await worker.invocation()
-        await worker.beat()  # Nothing else was sent before this answer.
+        await worker.beat()  # Nothing else was sent before this response
         await worker.answer(first)
         third = await worker.invocation()
         assert third.call_id not in {first.call_id, second.call_id}
@@ -45,8 +45,8 @@ async def test_a_worker_gets_no_more_calls_at_once_than_it_wants(registry: Regis
         assert [outcome(await call) for call in asked] == ["SUCCEEDED"] * 3
 
 
-async def untaken(registry: Registry, call: str) -> str:
-    """The error of a call that no worker takes; on a busy machine one may end before that is found out."""
+async def no_worker_error(registry: Registry, call: str) -> str:
+    """Return the error of a call without a worker; on a busy machine one may time out earlier."""
     for seconds in (1, 4, 16, 64):
         result = await registry.run("charge", call=f"{call}_{seconds}", timeout_seconds=seconds)
         if outcome(result) != "FAILED TOOL_TIMEOUT":
@@ -55,16 +55,16 @@ async def untaken(registry: Registry, call: str) -> str:
     return str(content(result)["error"])
 
 
-async def test_a_call_that_no_worker_takes_says_so(registry: Registry) -> None:
+async def test_call_without_a_worker_is_an_error(registry: Registry) -> None:
     async with attached(registry) as worker:
         busy = asyncio.ensure_future(registry.run("charge", call="first"))
         call = await worker.invocation()
-        assert "busy" in await untaken(registry, "second")
+        assert "busy" in await no_worker_error(registry, "second")
         await worker.send(drain=worker_pb2.WorkerDrain())
         await worker.answer(call)
         await busy
         assert await worker.ended() is grpc.StatusCode.OK
-    assert "no worker of the group 'billing'" in await untaken(registry, "third")
+    assert "no worker of the group 'billing'" in await no_worker_error(registry, "third")
     asked = asyncio.ensure_future(registry.run("charge", call="fourth"))
     await eventually(lambda: registry.executor.running_count > 0)
     async with attached(registry, worker="w2") as worker:
@@ -72,7 +72,7 @@ async def test_a_call_that_no_worker_takes_says_so(registry: Registry) -> None:
         assert outcome(await asked) == "SUCCEEDED", "it waits for a worker"
 
 
-async def test_a_worker_that_drains_ends_its_calls_and_gets_no_new_ones(registry: Registry) -> None:
+async def test_draining_worker_finishes_its_calls_and_gets_no_new_ones(registry: Registry) -> None:
     async with attached(registry, calls_max=2) as worker:
         asked = asyncio.ensure_future(registry.run("charge", call="first"))
         call = await worker.invocation()
@@ -87,13 +87,13 @@ async def test_a_worker_that_drains_ends_its_calls_and_gets_no_new_ones(registry
         assert outcome(await asked) == "SUCCEEDED"
 
 
-async def test_a_silent_worker_loses_its_stream(database_url: str, tmp_path: Path) -> None:
+async def test_silent_worker_loses_its_stream(database_url: str, tmp_path: Path) -> None:
     options = WorkerOptions(lease_seconds=0.1, poll_seconds=0.05)
     async with running(database_url, tmp_path, worker_options=options) as registry, attached(registry) as worker:
         assert await worker.ended() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
-async def test_a_registry_that_stops_lets_its_workers_end_their_calls(database_url: str, tmp_path: Path) -> None:
+async def test_stopping_registry_lets_its_workers_finish_their_calls(database_url: str, tmp_path: Path) -> None:
     async with running(database_url, tmp_path, drain_seconds=20) as registry, attached(registry) as worker:
         asked = asyncio.ensure_future(registry.run("charge"))
         call = await worker.invocation()
@@ -104,7 +104,7 @@ async def test_a_registry_that_stops_lets_its_workers_end_their_calls(database_u
         assert outcome(await asked) == "SUCCEEDED"
 
 
-async def test_a_worker_runs_a_call_with_what_it_must_know_and_its_result_counts_once(registry: Registry) -> None:
+async def test_worker_gets_the_context_of_a_call_and_its_result_counts_once(registry: Registry) -> None:
     async with attached(registry) as worker:
         assert await worker.answer(worker_pb2.Invocation(call_id="x", lease_epoch=1)) == Status.RESULT_STATUS_UNKNOWN
         responses = aiter(registry.stream("charge", {"amount": 3}))
@@ -127,7 +127,7 @@ async def test_a_worker_runs_a_call_with_what_it_must_know_and_its_result_counts
         assert content(await registry.run("charge", {"amount": 3})) == {"charged": 3}
 
 
-async def test_no_other_store_sees_runs_or_removes_its_tools(registry: Registry) -> None:
+async def test_other_stores_cannot_see_run_or_remove_its_tools(registry: Registry) -> None:
     """I13."""
     remove = tool_pb2.UnregisterToolRequest(name="charge")
     async with attached(registry) as worker:
@@ -148,7 +148,7 @@ async def test_no_other_store_sees_runs_or_removes_its_tools(registry: Registry)
     assert await refusal(registry.ann.GetTool(tool_pb2.GetToolRequest(name="charge"))) == "TOOL_NOT_FOUND"
 
 
-async def test_what_a_worker_cannot_give_is_an_error_result(registry: Registry) -> None:
+async def test_invalid_worker_result_becomes_an_error_result(registry: Registry) -> None:
     rows: list[tuple[dict[str, Any], str]] = [
         ({"error_message": "the card was refused"}, "FAILED TOOL_ERROR"),
         ({"outcome_unknown": worker_pb2.OutcomeUnknown()}, "UNKNOWN OUTCOME_UNKNOWN"),
@@ -165,7 +165,7 @@ async def test_what_a_worker_cannot_give_is_an_error_result(registry: Registry) 
             assert outcome(await asked) == expected, number
 
 
-async def test_a_call_is_cancelled_at_its_worker_which_may_continue(registry: Registry) -> None:
+async def test_call_is_cancelled_at_its_worker_which_may_continue(registry: Registry) -> None:
     async with attached(registry) as worker:
         for call, listens in (("one", True), ("two", False)):
             asked = asyncio.ensure_future(registry.run("charge", call=call))
@@ -181,13 +181,13 @@ async def test_a_call_is_cancelled_at_its_worker_which_may_continue(registry: Re
 
 
 async def refused_hello(registry: Registry, first: dict[str, Any], key: str = "key-of-machine-of-acme") -> str:
-    """The reason with which the first frame of a worker is refused."""
+    """Return the error reason of a rejected first frame."""
     async with stream(registry, key) as worker:
         await worker.send(**first)
         return await refusal(worker.next())
 
 
-async def test_a_hello_that_cannot_be_is_refused(registry: Registry) -> None:
+async def test_invalid_hello_is_rejected(registry: Registry) -> None:
     front_end = definition(context=call_pb2.EXECUTION_CONTEXT_FRONTEND)
     rows: list[tuple[dict[str, Any], str]] = [
         ({"heartbeat": worker_pb2.WorkerHeartbeat()}, "HELLO_REQUIRED"),
@@ -204,15 +204,15 @@ async def test_a_hello_that_cannot_be_is_refused(registry: Registry) -> None:
         assert await refused_hello(registry, first) == expected, first
     async with attached(registry):
         thieves = {"hello": hello([definition("also"), definition()], group="thieves")}
-        assert await refused_hello(registry, thieves) == "TOOL_EXISTS", "a name belongs to the group that has it"
+        assert await refused_hello(registry, thieves) == "TOOL_EXISTS", "a name belongs to the group that registered it"
         register = tool_pb2.RegisterToolRequest(definition=front_end, replace=True)
         assert await refusal(registry.ann.RegisterTool(register)) == "TOOL_EXISTS"
     names = [found.definition.name for found in (await registry.ann.ListTools(tool_pb2.ListToolsRequest())).tools]
     assert "also" not in names
 
 
-async def test_a_group_belongs_to_its_first_user_and_only_an_admin_makes_its_tools_laxer(registry: Registry) -> None:
-    """Another worker of the store must not get the calls of a group, nor say that a tool of it needs no approval."""
+async def test_group_belongs_to_its_first_user_and_only_an_admin_relaxes_its_tools(registry: Registry) -> None:
+    """Other workers of the store must not get the calls of a group or remove the approval of its tools."""
     gated = definition(category=call_pb2.TOOL_CATEGORY_DESTRUCTIVE)
     denied, robot = "PERMISSION_DENIED", "key-of-robot-of-acme"
     remove = tool_pb2.UnregisterToolRequest(name="charge")
@@ -231,7 +231,7 @@ async def test_a_group_belongs_to_its_first_user_and_only_an_admin_makes_its_too
     assert found.definition.category == call_pb2.TOOL_CATEGORY_SAFE
 
 
-async def test_the_worker_of_an_admin_takes_a_name_from_a_front_end_tool(registry: Registry) -> None:
+async def test_worker_of_an_admin_takes_a_name_from_a_front_end_tool(registry: Registry) -> None:
     front_end = definition(context=call_pb2.EXECUTION_CONTEXT_FRONTEND)
     await registry.ann.RegisterTool(tool_pb2.RegisterToolRequest(definition=front_end))
     assert await refused_hello(registry, {"hello": hello([definition()])}) == "TOOL_EXISTS"
@@ -240,8 +240,8 @@ async def test_the_worker_of_an_admin_takes_a_name_from_a_front_end_tool(registr
     assert found.definition.context == call_pb2.EXECUTION_CONTEXT_BACKEND
 
 
-async def test_a_worker_of_an_older_version_does_not_bring_it_back(registry: Registry) -> None:
-    """During a deploy both are there; when the newer one has gone, the older one counts again."""
+async def test_worker_of_an_older_version_does_not_restore_that_version(registry: Registry) -> None:
+    """Both versions are attached during a deploy; when the newer one leaves, the older one is used again."""
     old, new = definition(), definition(description="Charge an amount, better.")
     request = tool_pb2.GetToolRequest(name="charge")
     async with attached(registry, old, worker="old") as before:
@@ -259,8 +259,8 @@ async def test_a_worker_of_an_older_version_does_not_bring_it_back(registry: Reg
             assert (found.version, found.definition.description) == (3, old.description)
 
 
-async def test_a_worker_that_was_rolled_back_and_forward_gets_its_calls(database_url: str, tmp_path: Path) -> None:
-    """Its definition is not older because it was there before; it counts when the other one has no worker left."""
+async def test_worker_rolled_back_and_forward_gets_its_calls(database_url: str, tmp_path: Path) -> None:
+    """Its definition is not older because it existed before; it is used when the other one has no worker left."""
     old, new = definition(), definition(description="Charge an amount, better.")
     options = WorkerOptions(lease_seconds=1.0, poll_seconds=0.05)
     async with running(database_url, tmp_path, worker_options=options) as registry:

@@ -1,4 +1,4 @@
-"""Tools whose effects a test can see, and processes that die in the middle of them."""
+"""Tools with observable effects, and processes that die during them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.rpc.tool_registry.registry import Registry
 
 @dataclass
 class World:
-    """What tools have done to it, and what they are told about that."""
+    """The effects of tools and their configured outcomes."""
 
     effects: list[str] = field(default_factory=list)
     begun: asyncio.Event = field(default_factory=asyncio.Event)
@@ -72,7 +72,7 @@ async def execute(database_url: str, sql: str) -> None:
 
 @asynccontextmanager
 async def dead_process(database_url: str, registry: Registry, tool_name: str, call: str) -> AsyncIterator[None]:
-    """A process that began a call, and then was heard of no more."""
+    """A process that started a call and then died."""
     effect = EffectClass.RECONCILABLE if tool_name == "order" else EffectClass.AT_MOST_ONCE
     async with Database(database_url, application_name="dead") as database:
         journal = PostgresExecutionJournal(database, instance_id="dead", lease_seconds=60)
@@ -116,7 +116,7 @@ async def database_is_told(database_url: str, *, alive: bool) -> None:
 
 
 def is_gone(pid: int) -> bool:
-    """Whether no process of that number runs any more."""
+    """Return whether no process with this id is running."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -124,7 +124,7 @@ def is_gone(pid: int) -> bool:
 
 
 async def digest_of(database_url: str, content: bytes, key_id: str = "conversation") -> str:
-    """Return the digest of some arguments, or of a result, of a conversation."""
+    """Return the digest of arguments or of a result in a conversation."""
     async with Database(database_url, application_name="test") as database:
         secret = await database.fetchval("SELECT secret FROM tool_registry.audit_keys WHERE key_id = $1", key_id)
     return hmac.digest(secret, hashlib.sha256(content).hexdigest().encode(), "sha256").hex()

@@ -19,7 +19,7 @@ from pawl.errors import DependencyUnavailable, InboxChanged, Internal, Overloade
 from pawl.job.v1.ledger_pb2 import CommitRunRequest
 from pawl.values import CallState, Execution, RunState, StopCause
 from tests.fakes import virtual_time
-from tests.fakes.ledger import states_told
+from tests.fakes.ledger import logged_states
 from tests.fakes.loop_world import World
 from tests.fakes.model import Script, calls, says
 from tests.unit.agent_loop.scenario import VERDICTS
@@ -182,6 +182,6 @@ def test_a_refused_step_is_planned_again_with_a_new_model_call() -> None:
         assert "forgotten" not in shown(world, key)
         usage = world.ledger.run(key).usage
         assert (usage.model_calls, usage.total_tokens) == (3, 3 * TOKENS_PER_ANSWER)
-        assert states_told(world.ledger.log(key))[-1] == "COMPLETED"
+        assert logged_states(world.ledger.log(key))[-1] == "COMPLETED"
 
     played([calls("look"), says("forgotten"), says("It rains.")], check, at_step=2, hook=hook)

@@ -22,7 +22,7 @@ from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import ConversationId, RunId, RunKey, StoreId, UserId
 from pawl.errors import DependencyUnavailable, LeaseLost, RunEnded
 from pawl.values import ENDED, CallState, RunState, StopCause, WaitKind
-from tests.fakes.ledger import STORE, USER, states_told
+from tests.fakes.ledger import STORE, USER, logged_states
 from tests.fakes.loop_world import LEASE_SECONDS, World
 from tests.fakes.model import Script, calls, fails, says
 from tests.fakes.registry import tool
@@ -98,7 +98,7 @@ async def test_the_answer_of_the_agent_is_the_result_of_the_call() -> None:
     assert [message.text for message in world.ledger.messages(key_of(child))][:1] == ["part"]
     assert [above.conversation_id for above in child.above] == [run.conversation_id]
     assert WaitKind.AGENT not in run.waits
-    assert states_told(world.ledger.log(key)) == ["QUEUED", "RUNNING", "WAITING", "RUNNING", "COMPLETED"]
+    assert logged_states(world.ledger.log(key)) == ["QUEUED", "RUNNING", "WAITING", "RUNNING", "COMPLETED"]
 
 
 @pytest.mark.parametrize("depth_max", [0, 1, 2])

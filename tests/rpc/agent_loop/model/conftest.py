@@ -1,4 +1,4 @@
-"""The loop that services run on, without the machine's proxies."""
+"""Run these tests on the event loop of the services, without proxies of the machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def pytest_asyncio_loop_factories(
 
 @pytest.fixture(autouse=True)
 def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine's proxies are not for these servers."""
+    """Remove the proxies of the machine from the environment."""
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.lower(), raising=False)

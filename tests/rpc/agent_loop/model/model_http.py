@@ -1,4 +1,4 @@
-"""A model server at the level of bytes: it sends what a test says and sees what the client does."""
+"""A model server that controls each byte that it sends and records what the client does."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pawl.agent_loop.model.request import Finished, ModelError, ModelRequest, Pi
 
 @dataclass(slots=True)
 class Exchange:
-    """One request, and the hand on its response."""
+    """One request and the control of its response."""
 
     head: str
     body: Any
@@ -52,7 +52,7 @@ class Exchange:
         self.writer.close()
 
     async def client_left(self) -> None:
-        """Return when the client has closed the connection."""
+        """Wait until the client has closed the connection."""
         while await self.reader.read(4096):
             pass
 
@@ -88,17 +88,17 @@ def sends(*parts: str | bytes, then: Script | None = None) -> Script:
 
 
 def responds(status: int, body: str = "", headers: str = "") -> Script:
-    """Return a script that answers with this status."""
+    """Return a script that responds with this status."""
     return lambda exchange: exchange.respond(status, body, headers)
 
 
+# The shortest complete answer
 answer = streams(HI, STOP, DONE)
-"""Sends the shortest whole answer."""
 
 
 @dataclass(slots=True)
 class ModelHttp:
-    """The server: what it was asked, over how many connections, and how many of those have ended."""
+    """A model server that counts its requests, connections and closed connections."""
 
     url: str
     exchanges: list[Exchange] = field(default_factory=list)
@@ -108,7 +108,7 @@ class ModelHttp:
 
 @asynccontextmanager
 async def model_http(script: Script, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[ModelHttp]:
-    """Serve `script` for each request; a script that returns keeps the connection open."""
+    """Run `script` for each request; the connection stays open when the script returns."""
     server = ModelHttp(url="")
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -142,7 +142,7 @@ NOW = 1_800_000_000.0
 
 @asynccontextmanager
 async def serving(script: Script, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[tuple[ModelHttp, OpenAiModel]]:
-    """Serve `script` to a client of its own."""
+    """Run `script` for a new client."""
     async with (
         model_http(script, tls=tls) as server,
         OpenAiModel(base_url=server.url, api_key="sk-secret", now=lambda: NOW) as model,
@@ -158,7 +158,7 @@ async def collect(model: OpenAiModel, **fields: Any) -> list[Piece]:
 
 
 async def problem(model: OpenAiModel, **fields: Any) -> Problem:
-    """Return the problem with which a call fails."""
+    """Return the error of a failing call."""
     with pytest.raises(ModelError) as caught:
         await collect(model, **fields)
     return caught.value.problem
@@ -175,7 +175,6 @@ async def failed(script: Script, **fields: Any) -> Problem:
 
 
 async def until(holds: Callable[[], object]) -> None:
-    """Wait for a condition."""
     async with asyncio.timeout(60):
         while not holds():
             await asyncio.sleep(0.001)

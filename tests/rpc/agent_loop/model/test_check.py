@@ -1,4 +1,4 @@
-"""`pawl model check`: the settings that fit a server, found by asking it as runs do."""
+"""`pawl model check` finds the settings of a server by calling it as runs do."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def chunk(finish_reason: str | None = None, **delta: Any) -> dict[str, Any]:
 
 
 async def picky(exchange: Exchange) -> None:
-    """Be a server that knows `max_tokens` only, takes no reasoning back, and parts none from the text."""
+    """Act as a server that knows only `max_tokens`, rejects reasoning and never separates it from the text."""
     body = exchange.body
     if (
         "response_format" in body
@@ -44,7 +44,7 @@ async def found(url: str, model: str = "m") -> Report:
     return await check(url, "", model)
 
 
-async def test_the_settings_of_a_picky_server_are_found() -> None:
+async def test_detects_the_settings_that_a_limited_server_needs() -> None:
     async with model_http(picky) as server:
         report = await found(server.url)
     assert report.works, report.lines
@@ -58,14 +58,14 @@ async def test_the_settings_of_a_picky_server_are_found() -> None:
     assert "PAWL_MODEL_INPUT" not in report.settings
 
 
-async def test_the_first_model_that_is_listed_is_asked() -> None:
+async def test_first_listed_model_is_used() -> None:
     async with ModelServer(reasoning_echo=True) as server:
         report = await found(server.base_url, "")
     assert report.works, report.lines
     assert (report.settings["PAWL_MODEL"], report.settings["PAWL_REASONING_ECHO"]) == ("pawl-scripted", "auto")
 
 
-async def test_what_a_server_makes_of_forms_and_images_is_found() -> None:
+async def test_detects_support_for_output_formats_and_images() -> None:
     red = {"when": {"user_contains": "Which colour"}, "reply": {"text": "Red."}}
     async with ModelServer(script=parse_script(json.dumps({"steps": [red]}).encode())) as server:
         report = await found(server.base_url)
@@ -94,7 +94,7 @@ async def test_what_a_server_makes_of_forms_and_images_is_found() -> None:
         ({"text": "I would rather not."}, "did not call the requested tool"),
     ],
 )
-async def test_what_runs_cannot_work_with_is_said(reply: dict[str, Any], said: str) -> None:
+async def test_reports_models_that_runs_cannot_use(reply: dict[str, Any], said: str) -> None:
     script = parse_script(json.dumps({"steps": [{"times": 100, "reply": reply}]}).encode())
     async with ModelServer(script=script) as server:
         report = await found(server.base_url)
@@ -102,13 +102,13 @@ async def test_what_runs_cannot_work_with_is_said(reply: dict[str, Any], said: s
     assert said in "\n".join(report.lines)
 
 
-async def test_a_server_that_is_not_there_is_said() -> None:
+async def test_reports_an_unreachable_server() -> None:
     report = await found("http://127.0.0.1:9/v1", "")
     assert not report.works
     assert "is unreachable" in report.lines[0]
 
 
-def test_a_url_without_a_scheme_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_url_without_a_scheme_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["127.0.0.1:7622"])
     assert "the URL must start with http:// or https://" in capsys.readouterr().err

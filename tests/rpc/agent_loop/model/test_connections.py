@@ -1,4 +1,4 @@
-"""HTTP below the model client: connections kept, lost and left, whatever the server does with them."""
+"""HTTP connections of the model client: reuse, loss and limits."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def chunked(body: bytes) -> bytes:
     return CHUNKED + b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
 
 
-async def test_a_connection_whose_response_was_read_to_its_end_is_used_again() -> None:
+async def test_connection_is_reused_after_its_response_was_read_completely() -> None:
     for response in (
         with_length(EVENTS),
         chunked(EVENTS),
@@ -65,11 +65,11 @@ async def test_a_connection_whose_response_was_read_to_its_end_is_used_again() -
                 assert server.connections == 1, response
 
 
-async def test_a_connection_that_is_not_fit_for_another_request_is_left() -> None:
+async def test_unusable_connection_is_not_reused() -> None:
     for response in (
         with_length(EVENTS, b"Connection: close\r\n"),
         b"HTTP/1.0 200 OK\r\nContent-Length: %d\r\n\r\n" % len(EVENTS) + EVENTS,
-        with_length(EVENTS) * 2,  # No client asked for a second response.
+        with_length(EVENTS) * 2,  # No client requested a second response
         with_length(EVENTS) + b"garbage",
     ):
         async with serving(sends(response)) as (server, model):
@@ -79,13 +79,13 @@ async def test_a_connection_that_is_not_fit_for_another_request_is_left() -> Non
             await until(lambda server=server: server.left == 3)  # type: ignore[misc]
 
 
-async def test_a_body_may_end_with_its_connection() -> None:
+async def test_body_may_end_when_the_connection_closes() -> None:
     assert await answered(sends(OK + b"\r\n" + EVENTS[:60], EVENTS[60:], then=Exchange.close)) == ANSWER
 
 
 @pytest.mark.parametrize("half", [False, True])
-async def test_a_connection_that_the_server_closed_meanwhile_is_not_used(half: bool) -> None:
-    """The request goes out once, on a new connection, and the call does not fail."""
+async def test_connection_closed_by_the_server_is_not_reused(half: bool) -> None:
+    """The request is sent once, on a new connection, and the call succeeds."""
     closed = asyncio.Event()
 
     async def script(exchange: Exchange) -> None:
@@ -105,8 +105,8 @@ async def test_a_connection_that_the_server_closed_meanwhile_is_not_used(half: b
             assert (server.connections, len(server.exchanges)) == (number, number)
 
 
-async def test_a_request_that_may_have_been_read_is_not_sent_again() -> None:
-    """A server that closes without a word may have begun to think: a model call is not idempotent."""
+async def test_request_that_the_server_may_have_read_is_not_resent() -> None:
+    """A server that closes without a response may have started to generate, and model calls are not idempotent."""
     scripts = iter([answer, Exchange.close])
 
     async def script(exchange: Exchange) -> None:
@@ -118,7 +118,7 @@ async def test_a_request_that_may_have_been_read_is_not_sent_again() -> None:
         assert len(server.exchanges) == 2
 
 
-async def test_an_endless_head_is_refused() -> None:
+async def test_endless_response_head_is_rejected() -> None:
     for response, expected in (
         (OK + b"X-Long: " + b"x" * HEAD_BYTES_MAX, "NETWORK"),
         (OK + b"X-Many: x\r\n" * (HEAD_BYTES_MAX // 11 + 1), "NETWORK"),
@@ -129,7 +129,7 @@ async def test_an_endless_head_is_refused() -> None:
         assert (await failed(sends(response, then=Exchange.client_left))).reason == expected, response[:60]
 
 
-async def test_a_response_that_cannot_be_read_is_a_fault_of_the_server() -> None:
+async def test_unreadable_response_is_a_server_error() -> None:
     for response, expected in (
         (b"SSH-2.0-OpenSSH_9.9\r\n", "NETWORK"),
         (b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n", "NETWORK"),
@@ -143,7 +143,7 @@ async def test_a_response_that_cannot_be_read_is_a_fault_of_the_server() -> None
         assert (await failed(sends(response, then=Exchange.close))).reason == expected, response
 
 
-async def test_calls_at_once_get_a_connection_each_and_a_bounded_number_is_kept() -> None:
+async def test_concurrent_calls_use_own_connections_and_few_are_kept() -> None:
     async with serving(answer) as (server, model):
         assert await asyncio.gather(*(collect(model) for _ in range(200))) == [ANSWER] * 200
         await until(lambda: server.connections - server.left <= IDLE_MAX)
@@ -153,14 +153,14 @@ async def test_calls_at_once_get_a_connection_each_and_a_bounded_number_is_kept(
     await until(lambda: server.left == server.connections)
 
 
-async def test_calls_beyond_the_most_connections_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_calls_above_the_connection_limit_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "CONNECTIONS_MAX", 2)
     async with serving(answer) as (server, model):
         assert await asyncio.gather(*(collect(model) for _ in range(7))) == [ANSWER] * 7
         assert server.connections <= 2
 
 
-async def test_a_cancelled_call_leaves_nothing_behind() -> None:
+async def test_cancelled_call_releases_its_connection() -> None:
     wait = Exchange.client_left
     refusing = sends("HTTP/1.1 500 No\r\nContent-Length: 99\r\n\r\nhalf", then=wait)
     for script in (wait, streams(HI, then=wait), streams(HI, STOP, DONE, then=wait), refusing):
@@ -174,7 +174,7 @@ async def test_a_cancelled_call_leaves_nothing_behind() -> None:
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_closing_the_client_ends_calls_that_go_on() -> None:
+async def test_closing_the_client_ends_running_calls() -> None:
     async with model_http(streams(HI, then=Exchange.client_left)) as server:
         async with OpenAiModel(base_url=server.url, api_key="") as model:
             call = asyncio.create_task(problem(model))
@@ -183,7 +183,7 @@ async def test_closing_the_client_ends_calls_that_go_on() -> None:
 
 
 async def raw(connections: Pool) -> Connection:
-    """Make an exchange, whose body is not read yet."""
+    """Send a request and do not read the response body."""
     connection = await connections.take()
     await connection.send(b"POST / HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}")
     return connection
@@ -193,7 +193,7 @@ def origin(server: ModelHttp) -> Origin:
     return Origin(host="127.0.0.1", port=int(server.url.split(":")[2].split("/")[0]), tls=None)
 
 
-async def test_a_connection_that_nobody_needs_is_closed() -> None:
+async def test_idle_connection_is_closed() -> None:
     async with model_http(sends(with_length(b""))) as server:
         connections = Pool(origin(server), idle_seconds=0.01)
         connections.give(await raw(connections))
@@ -201,7 +201,7 @@ async def test_a_connection_that_nobody_needs_is_closed() -> None:
         await connections.close()
 
 
-async def test_a_slow_reader_makes_the_server_wait() -> None:
+async def test_slow_reader_applies_backpressure_to_the_server() -> None:
     whole = 32 * 1024 * 1024
     sent = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""The model client against a server that does everything wrong (LOOP-2, LOOP-6, LOOP-7)."""
+"""The model client against a misbehaving server (LOOP-2, LOOP-6, LOOP-7)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def fields(exchange: Exchange) -> dict[str, str]:
     return {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
-async def test_the_request_carries_what_was_asked_and_nothing_else() -> None:
+async def test_request_contains_only_the_given_options() -> None:
     tools = ({"type": "function", "function": {"name": "f"}},)
     asked = {"tools": tools, "tool_choice": "required", "temperature": 0.5, "reasoning_effort": "low"}
     form = {"type": "json_object"}
@@ -65,7 +65,7 @@ async def test_the_request_carries_what_was_asked_and_nothing_else() -> None:
     assert set(plain) == {"model", "messages", "stream", "stream_options"}
 
 
-async def test_a_server_that_takes_no_form_beside_tools_gets_one_of_them() -> None:
+async def test_response_format_is_omitted_beside_tools_if_unsupported() -> None:
     tools = ({"type": "function", "function": {"name": "f"}},)
     async with model_http(answer) as server, OpenAiModel(base_url=server.url, api_key="", format_with_tools=False) as m:
         for offered in (tools, ()):
@@ -73,8 +73,8 @@ async def test_a_server_that_takes_no_form_beside_tools_gets_one_of_them() -> No
     assert ["response_format" in exchange.body for exchange in server.exchanges] == [False, True]
 
 
-async def test_a_call_looks_as_if_the_openai_client_had_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With all that the client takes from the environment."""
+async def test_request_matches_that_of_the_openai_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Includes everything that the client reads from the environment."""
     monkeypatch.setenv("OPENAI_ORG_ID", "org-1")
     monkeypatch.setenv("OPENAI_PROJECT_ID", "proj-1")
     monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "X-Team: blue")
@@ -93,13 +93,13 @@ async def test_a_call_looks_as_if_the_openai_client_had_made_it(monkeypatch: pyt
     assert fields(asked).items() >= expected.items()
 
 
-async def test_a_json_body_instead_of_a_stream_is_an_answer() -> None:
+async def test_json_body_instead_of_a_stream_is_accepted() -> None:
     body = '{"choices":[{"message":{"content":"Hi"},"finish_reason":"stop"}]}'
     assert await answered(responds(200, body)) == ANSWER
 
 
-async def test_the_status_code_alone_says_what_failed_and_nothing_is_retried_here() -> None:
-    """C13: a text that speaks of 429 and timeouts changes nothing."""
+async def test_status_code_decides_the_error_and_the_client_does_not_retry() -> None:
+    """C13: a message text about 429 or timeouts changes nothing."""
     body = '{"error":{"message":"429 rate limit timeout sk-secret","code":"429"}}'
     for status, failure_class, retryable in (
         *((400, PROVIDER, False), (401, AUTH, False), (403, AUTH, False), (404, PROVIDER, False)),
@@ -113,7 +113,7 @@ async def test_the_status_code_alone_says_what_failed_and_nothing_is_retried_her
         assert len(server.exchanges) == 1
 
 
-async def test_only_a_refusal_of_what_is_said_is_one() -> None:
+async def test_only_content_refusals_are_classified_as_refused() -> None:
     for status, code, refuses in (
         *((400, "invalid_image", True), (404, "", True), (413, "", True), (422, "", True)),
         *((400, "context_length_exceeded", False), (400, "invalid_api_key", False)),
@@ -124,7 +124,7 @@ async def test_only_a_refusal_of_what_is_said_is_one() -> None:
         assert (retry.failure_of(error).reason == "PROVIDER_REFUSED") is refuses, (status, code)
 
 
-async def test_the_words_of_a_refusal_are_kept_in_whatever_shape_and_encoding() -> None:
+async def test_error_text_is_kept_in_any_shape_and_encoding() -> None:
     bodies = [
         '{"error":{"message":"no room, sk-secret"}}',
         '{"error":"no room, sk-secret"}',
@@ -149,18 +149,18 @@ async def test_the_words_of_a_refusal_are_kept_in_whatever_shape_and_encoding() 
         assert server.connections == 1, "the connection of a refusal is used again"
 
 
-async def test_a_code_that_names_the_credential_counts_more_than_the_status() -> None:
+async def test_error_code_for_credentials_overrides_the_status() -> None:
     error = await failed(responds(400, '{"error":{"message":"sk-... is wrong","code":"invalid_api_key"}}'))
     assert (error.reason, error.failure_class, error.retryable) == ("HTTP_401", AUTH, False)
     assert "wrong" not in error.message
 
 
-async def test_a_page_with_status_200_keeps_its_words() -> None:
+async def test_error_text_of_a_page_with_status_200_is_kept() -> None:
     error = await failed(responds(200, "<html><head><title>Sign in</title></head></html>"))
     assert (error.reason, error.message.rpartition(": ")[2]) == ("STREAM_GARBLED", "Sign in.")
 
 
-async def test_retry_after_is_read_in_both_forms() -> None:
+async def test_retry_after_is_parsed_in_both_formats() -> None:
     for status, header, seconds in (
         (429, "Retry-After: 7\r\n", 7.0),
         (503, "Retry-After: 7\r\nretry-after-ms: 1500\r\n", 1.5),
@@ -177,7 +177,7 @@ async def test_retry_after_is_read_in_both_forms() -> None:
         assert (await failed(responds(status, "{}", header))).retry_after_seconds == seconds, header
 
 
-async def test_a_connection_that_is_lost_says_so_unless_the_answer_was_whole() -> None:
+async def test_lost_connection_is_an_error_unless_the_answer_was_complete() -> None:
     async def reset(exchange: Exchange) -> None:
         exchange.writer.transport.abort()
 
@@ -189,7 +189,7 @@ async def test_a_connection_that_is_lost_says_so_unless_the_answer_was_whole() -
     assert await answered(streams(HI, STOP, then=Exchange.close)) == ANSWER
 
 
-async def test_a_refusal_without_its_end_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_incomplete_refusal_is_still_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct, "_ERROR_BYTES_MAX", 100_000)
     head = "HTTP/1.1 503 No\r\nRetry-After: 7\r\nContent-Length: 99999999\r\n\r\n"
     for then, size in ((Exchange.close, 10), (Exchange.client_left, 100_010)):
@@ -197,7 +197,7 @@ async def test_a_refusal_without_its_end_is_a_refusal(monkeypatch: pytest.Monkey
         assert (error.reason, error.retry_after_seconds) == ("HTTP_503", 7.0)
 
 
-async def test_a_silent_server_is_given_up() -> None:
+async def test_silent_server_times_out() -> None:
     for script, limit, reason in (
         (Exchange.client_left, {"headers_timeout_seconds": 0.05}, "HEADERS_TIMEOUT"),
         (streams(HI, then=Exchange.client_left), {"idle_timeout_seconds": 0.05}, "IDLE_TIMEOUT"),
@@ -221,8 +221,8 @@ async def test_comments_keep_a_stream_alive_beyond_its_idle_limit() -> None:
     assert await answered(streams(then=comments), idle_timeout_seconds=2) == ANSWER
 
 
-async def test_life_signs_do_not_extend_the_round() -> None:
-    """D11: the round limit still holds, and it is typed apart from the provider's faults."""
+async def test_keep_alive_comments_do_not_extend_the_round_timeout() -> None:
+    """D11: the round timeout still applies, and its error type differs from provider errors."""
 
     async def comments(exchange: Exchange) -> None:
         while True:
@@ -235,7 +235,7 @@ async def test_life_signs_do_not_extend_the_round() -> None:
 
 
 async def test_leaving_a_stream_closes_the_connection() -> None:
-    """C5: the server sees the client leave, so it stops paying for the answer."""
+    """C5: the server sees the client disconnect, so that it stops generating."""
     left = asyncio.Event()
 
     async def wait(exchange: Exchange) -> None:
@@ -248,23 +248,23 @@ async def test_leaving_a_stream_closes_the_connection() -> None:
         await left.wait()
 
 
-# What people configure for the openai client holds here too.
+# Environment variables of the openai client work here too.
 
 
-async def test_a_key_cannot_write_headers() -> None:
+async def test_api_key_cannot_inject_headers() -> None:
     async with model_http(answer) as server, OpenAiModel(base_url=server.url, api_key="sk-1\r\nX-Evil: 1") as model:
         error = await problem(model)
         assert (error.reason, error.retryable, server.exchanges) == ("NETWORK", True, [])
         assert "sk-1" not in str(error)
 
 
-async def test_an_address_that_leads_nowhere_is_a_network_failure() -> None:
+async def test_unreachable_address_is_a_network_error() -> None:
     for url in ("/", "nonsense", "ftp://127.0.0.1/v1", "http://127.0.0.1:9/v1", "http://no.invalid/v1"):
         async with OpenAiModel(base_url=url, api_key="") as model:
             assert (await problem(model)).reason == "NETWORK", url
 
 
-async def test_a_redirected_call_goes_where_it_is_sent() -> None:
+async def test_redirects_are_followed() -> None:
     async with model_http(answer) as new:
         moved = responds(307, headers=f"Location: {new.url}/chat/completions\r\n")
         async with serving(moved) as (_, model):
@@ -273,8 +273,8 @@ async def test_a_redirected_call_goes_where_it_is_sent() -> None:
     assert (await failed(responds(304))).reason == "HTTP_304"
 
 
-async def test_cookies_come_back_to_the_server() -> None:
-    """Load balancers choose by them."""
+async def test_cookies_are_sent_back_to_the_server() -> None:
+    """Load balancers route by cookies."""
 
     async def script(exchange: Exchange) -> None:
         cookie = "" if "cookie" in fields(exchange) else "Set-Cookie: node=7; Path=/\r\n"
@@ -286,7 +286,7 @@ async def test_cookies_come_back_to_the_server() -> None:
         assert [fields(exchange).get("cookie") for exchange in server.exchanges] == [None, "node=7", "node=7"]
 
 
-async def test_a_proxy_is_used_and_a_server_beside_it_is_met_directly(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_proxy_is_used_except_for_excluded_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     async with model_http(answer) as proxy:
         monkeypatch.setenv("http_proxy", proxy.url.removesuffix("/v1"))
         async with OpenAiModel(base_url="http://model.invalid/v1", api_key="sk-1") as model:
@@ -299,7 +299,7 @@ async def test_a_proxy_is_used_and_a_server_beside_it_is_met_directly(monkeypatc
         assert await answered(answer) == ANSWER, exceptions
 
 
-async def test_only_a_server_whose_authority_is_trusted_gets_requests(
+async def test_only_servers_with_a_trusted_certificate_get_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     authority, context = trustme.CA(), ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -312,5 +312,5 @@ async def test_only_a_server_whose_authority_is_trusted_gets_requests(
     async with serving(answer, tls=context) as (server, model):
         assert [await collect(model) for _ in range(3)] == [ANSWER] * 3
         assert server.connections == 1
-        # Ends in one step too when the connection is lost under it.
+        # Also ends in one step when the connection is lost.
         assert await asyncio.gather(*(collect(model) for _ in range(20))) == [ANSWER] * 20

@@ -1,4 +1,4 @@
-"""An authenticator that asks nobody for a key, for tests of something else."""
+"""An authenticator that needs no key, for tests of other features."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pawl.chassis.identity.credentials import KeyAuthenticator
 from pawl.chassis.identity.roles import AGENT_LOOP, MAILBOX, TOOL_REGISTRY
 
 
-class Anybody(KeyAuthenticator):
-    """Takes everybody for the user whom the metadata name, who may also do what other services may."""
+class OpenAuthenticator(KeyAuthenticator):
+    """Accepts every caller as the user in the metadata, with the permissions of a service."""
 
     async def authenticate(
         self, metadata: Mapping[str, str], *, source: str, may_look_up: Callable[[], bool] = lambda: True
