@@ -41,7 +41,6 @@ from pawl.job.v1.triggers_pb2_grpc import TriggerLedgerServiceStub
 
 
 async def main(stop: asyncio.Event) -> None:
-    """Serve clients, drive runs, or both, depending on the role, until `stop`."""
     settings = load(AgentLoopSettings)
     async with Service("agent_loop", settings) as service:
         bus = await service.open_bus()
@@ -94,7 +93,6 @@ async def _worker(
     *,
     credential_is_gone: Callable[[Principal], bool],
 ) -> Worker:
-    """Start a worker beside the server and return it."""
     model = await service.enter(
         OpenAiModel(
             base_url=settings.openai_base_url,

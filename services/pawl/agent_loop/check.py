@@ -52,8 +52,6 @@ _ASK: Final = ({"role": "user", "content": 'call add_numbers with {"a": 2, "b": 
 
 @dataclass(slots=True, kw_only=True)
 class Report:
-    """The findings: lines for people, settings, and whether runs work."""
-
     lines: list[str] = field(default_factory=list)
     settings: dict[str, str] = field(default_factory=dict)
 
@@ -77,7 +75,6 @@ class Probe:
         self.report = Report()
 
     async def run(self) -> Report:
-        """Run all checks."""
         self.report.settings = {"OPENAI_BASE_URL": self._base_url, "PAWL_MODEL": self._model}
         try:
             await self._stream()
@@ -197,7 +194,6 @@ def _ask(text: str) -> ModelRequest:
 
 
 def _with_result(answer: ModelAnswer, echo: str) -> tuple[dict[str, Any], ...]:
-    """Return the history of the next round, as in runs."""
     call = answer.calls[0]
     function = {"name": call.name, "arguments": call.arguments}
     asked: dict[str, Any] = {

@@ -40,8 +40,6 @@ def _read_limits_file(path: str) -> DeploymentLimits:
 
 
 class AgentLoopSettings(ServiceSettings):
-    """Settings of the agent loop: its peers, the model, its capacity, and the limits of runs."""
-
     listen: ListenAddress = "127.0.0.1:7601"
     metrics_listen: ListenAddress = "127.0.0.1:7611"
     service_key: SecretStr
@@ -73,22 +71,18 @@ class AgentLoopSettings(ServiceSettings):
 
     @property
     def serves_clients(self) -> bool:
-        """False for a process that only drives runs."""
         return self.role != "worker"
 
     @property
     def takes_images(self) -> bool:
-        """True if the models accept images."""
         return "image" in self.model_input
 
     @property
     def drives_runs(self) -> bool:
-        """False for a process that only serves clients."""
         return self.role != "api"
 
     @property
     def run_defaults(self) -> RunDefaults:
-        """The options of a run that sets none."""
         return RunDefaults(
             model=self.model,
             instructions=GUIDELINES if self.instructions is None else self.instructions,

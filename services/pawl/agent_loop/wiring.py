@@ -40,8 +40,6 @@ _VERSION: Final = version("pawl-runtime")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientTimes:
-    """Timeouts and intervals of client-facing services."""
-
     sessions: SessionTimes = field(default_factory=SessionTimes)
     heartbeat_seconds: float = HEARTBEAT_SECONDS
     poll_seconds: float = watch.POLL_SECONDS
@@ -115,11 +113,9 @@ class ClientSide:
         self._conversation_servicer = ConversationServicer(ledger, ids)
 
     async def forward(self, method: str, request: bytes) -> bytes:
-        """Forward a serialized request of the calling user to job-store."""
         return await self._ledger.forward(require_user(), method, request)
 
     def add_to(self, server: RpcServer) -> None:
-        """Register the servicers with a server."""
         server.add_forwarding(add_AgentServiceServicer_to_server, self.servicer, self.forward)
         server.add_forwarding(add_OperatorServiceServicer_to_server, self.operators, self.forward)
         server.add(add_JobServiceServicer_to_server, self._jobs)

@@ -120,7 +120,6 @@ class IdSource:
         self._last = 0
 
     def new(self, prefix: str) -> str:
-        """Return a new id that starts with `prefix` and an underscore."""
         milliseconds = int(self._clock.now() * 1000)
         if milliseconds > self._last >> _RANDOM_BITS:
             # The top random bit stays free, so that adding one never reaches the time.

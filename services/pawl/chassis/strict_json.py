@@ -102,7 +102,6 @@ def _levels(value: JsonValue) -> Iterator[list[Any]]:
 
 
 def _items(level: list[Any]) -> Iterator[Any]:
-    """Return the items of arrays and objects."""
     return chain.from_iterable(each.values() if type(each) is dict else each for each in level)
 
 

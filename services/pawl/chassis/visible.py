@@ -46,7 +46,6 @@ def shortened(text: str, bytes_max: int) -> str:
 
 
 def undecided(until: datetime | None = None) -> str:
-    """Return the text of an approval card about what happens without a decision."""
     by = "in time" if until is None else f"by {until:%Y-%m-%d %H:%M} UTC"
     return f"If nobody decides {by}, it is escalated, or the call does not run."
 

@@ -51,7 +51,6 @@ def _database_url() -> str:
 
 
 def main() -> int:
-    """Create the key, print its secret and return the exit code."""
     logs.configure(service="bootstrap", instance_id="", level="warning", log_format="console")
     try:
         made = asyncio.run(bootstrap(_database_url()))

@@ -126,7 +126,6 @@ class RetentionPeriods:
 
 
 async def remove_expired(retention: PostgresRetention, clock: Clock, periods: RetentionPeriods) -> None:
-    """Remove expired records in small batches, at the interval of the retention periods."""
     while True:
         await sweep_retention(retention, clock, periods)
         await clock.sleep(periods.interval_seconds)

@@ -82,14 +82,11 @@ class LedgerParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStore(LedgerParts):
-    """The whole job store. `add_to` registers its services with a server."""
-
     keys: Keys
     add_to: Callable[[RpcServer], None]
 
 
 def wire(ports: Ports, limits: Limits, *, lifecycle_written: Callable[[], None] = lambda: None) -> LedgerParts:
-    """Return a ledger on these ports, with the loops that it needs on any store."""
     group_commit = GroupCommit(
         ports.journal,
         ports.announcer,

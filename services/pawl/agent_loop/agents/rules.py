@@ -57,8 +57,6 @@ class AgentCard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentDefinition(msgspec.Struct, frozen=True, kw_only=True):
-    """An agent: the options of its runs, its tools, and who may use it."""
-
     name: str
     options: AskedOptions = field(default_factory=AskedOptions)
     tools: ToolSelection = field(default_factory=ToolSelection)
@@ -99,11 +97,9 @@ class AgentVersion(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def run_name(self) -> str:
-        """The name that runs use for the agent."""
         return f"{DRAFT if self.draft else ''}{self.definition.name}"
 
     def may_be_used_with(self, roles: Iterable[str]) -> bool:
-        """Return whether a user with these roles may use the agent."""
         allowed = self.definition.allowed_roles
         return not allowed or not set(allowed).isdisjoint(roles)
 
@@ -114,15 +110,11 @@ class AgentVersion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OfferedTool(msgspec.Struct, frozen=True, kw_only=True):
-    """A tool that an agent can select."""
-
     name: str
     source: str
 
 
 class Selected(NamedTuple):
-    """Selected tool names, and the sources and patterns that matched nothing."""
-
     names: tuple[str, ...]
     unmatched: tuple[str, ...]
 
@@ -227,7 +219,6 @@ def matches(pattern: str, name: str) -> bool:
 
 
 def deployed(defaults: RunDefaults) -> AgentVersion:
-    """Return the deployment's `default` agent."""
     options = AskedOptions(
         model=defaults.model,
         instructions=defaults.instructions,
@@ -289,7 +280,6 @@ def delegated(agent: AgentVersion, own: RunOptions) -> RunOptions:
 
 
 def _agent_options(agent: AgentVersion, ceilings: Limits) -> AskedOptions:
-    """Return the agent's run options, with its selected tools, capped by today's ceilings."""
     options, names = agent.definition.options, agent.tool_names
     limits = {name: _within(name, value, ceilings) for name, value in options.limits.items()}
     # An empty list of names would mean all tools.
@@ -307,7 +297,6 @@ def _within(name: str, value: float, ceilings: Limits) -> float:
 
 
 def _set_options(options: AskedOptions) -> Mapping[str, Any]:
-    """Return the options that differ from their defaults."""
     silent = AskedOptions()
     return {name: value for name, value in msgspec.structs.asdict(options).items() if value != getattr(silent, name)}
 

@@ -126,7 +126,6 @@ def check_kind(decision: types_pb2.CallDecision) -> None:
 
 
 def _with_ids(message: P, field: str, run_id: RunId) -> P:
-    """Check the ids of a part of a request and set its run id."""
     if run_id and message.run_id not in {"", run_id}:
         raise InvalidField(
             f"{field}.run_id must be empty or equal to the run_id of the request", field=f"{field}.run_id"

@@ -49,7 +49,6 @@ class Watcher:
         self.cut = False
 
     async def events(self) -> AsyncGenerator[RunEvent | Gap, None]:
-        """Yield the same as `pages`, one event at a time."""
         async with aclosing(self.pages()) as pages:
             async for page in pages:
                 if isinstance(page, Gap):
@@ -201,7 +200,6 @@ class Feed:
             self._take_ahead()
 
     def _take_ahead(self) -> None:
-        """Append events that follow without a gap. If there is a gap, schedule a read."""
         seq = self._last_seq or 0
         while (event := self._ahead.pop(seq + 1, None)) is not None:
             self._append(event)
@@ -226,7 +224,6 @@ class Feed:
         changed.set()
 
     async def _read_on(self) -> None:
-        """Read the ledger whenever a read is scheduled, until the run has ended."""
         while not self.ended:
             await self._due.wait()
             self._due.clear()
@@ -266,12 +263,10 @@ class Feed:
 
 
 def _parts(events: Sequence[RunEvent]) -> Iterator[Sequence[RunEvent]]:
-    """Split events into batches that fit into one message each."""
     return in_parts(events, RunEvent.ByteSize, size_max=_PAGE_BYTES_MAX, items_max=_PAGE_EVENTS_MAX)
 
 
 def _end(page: ListEventsResponse, after_seq: int) -> int:
-    """Return the last seq that a page covers."""
     if page.events:
         return page.events[-1].seq
     return page.gap.to_seq if page.HasField("gap") else after_seq

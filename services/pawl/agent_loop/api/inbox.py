@@ -198,7 +198,6 @@ class Inbox:
     async def _check_edit(
         self, caller: Principal, decision: types_pb2.CallDecision, right: DecisionRight
     ) -> tuple[Verdict, Series | None]:
-        """Return the registry's verdict on an edited call, and the granted series if there is one."""
         call = await self._ledger.get_call(caller, CallId(decision.call_id), for_approval=right is DecisionRight.STORE)
         if call.run_id != decision.run_id:
             raise CallNotFound
@@ -307,7 +306,6 @@ class Inbox:
         decision_right: int = 0,
         **kind: Any,
     ) -> Reply:
-        """Send a command of this kind. Its id is the request id, if there is one."""
         command = pb.Command(command_id=request_id or self._ids.new("cmd"), **kind)
         return await self._ledger.send_command(
             caller, RunId(run_id), command, session_id=session_id, decision_right=decision_right

@@ -31,12 +31,10 @@ _NOT_DUE: Final = ENDED | {RunState.RUNNING}
 
 
 def _user_fields(caller: Principal) -> dict[str, Any]:
-    """Return the request fields that identify the user."""
     return {"store_id": caller.store_id, "user_id": caller.user_id}
 
 
 def _credential_fields(caller: Principal) -> dict[str, Any]:
-    """Return the request fields that identify the credential of a mutation."""
     return {
         "credential_id": caller.credential_id,
         "delegate_user_id": caller.delegate_user_id,
@@ -110,7 +108,6 @@ class PublicLedger:
         return (await translated(self._conversations.GetConversation(request, metadata=for_user(caller)))).conversation
 
     async def forward(self, caller: Principal, method: str, request: bytes) -> bytes:
-        """Forward a user's serialized request to the job-store method with this full name."""
         call: Any = self.channel.unary_unary(method)
         response: bytes = await translated(call(request, metadata=for_user(caller)))
         return response
@@ -140,7 +137,6 @@ class PublicLedger:
     async def lease_offer(
         self, caller: Principal, run_id: RunId, call_id: CallId, *, client: ClientSession, lease_seconds: float
     ) -> pb.LeaseOfferResponse:
-        """Request a lease of an offered call."""
         request = pb.LeaseOfferRequest(
             **_user_fields(caller), **asdict(client), run_id=run_id, call_id=call_id, lease_seconds=lease_seconds
         )
@@ -149,7 +145,6 @@ class PublicLedger:
     async def renew_offers(
         self, caller: Principal, client: ClientSession, lease_seconds: float
     ) -> Sequence[call_pb2.Call]:
-        """Renew all leases of the session and return their calls."""
         request = pb.RenewOffersRequest(**_user_fields(caller), **asdict(client), lease_seconds=lease_seconds)
         return (await translated(self._stub.RenewOffers(request))).calls
 

@@ -29,14 +29,11 @@ class BusEvents:
 
     @property
     def connected(self) -> bool:
-        """True while events can arrive."""
         return self._bus.connected
 
     async def subscribe(
         self, store_id: StoreId, run_id: RunId, take: Callable[[event_pb2.RunEvent], Awaitable[None]]
     ) -> Subscription:
-        """Pass each event of the run to `take` until unsubscribed."""
-
         async def deliver(subject: str, data: bytes) -> None:
             try:
                 events = event_pb2.RunEvents.FromString(data).events

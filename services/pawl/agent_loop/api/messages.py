@@ -34,8 +34,6 @@ Message: TypeAlias = Start | agent_pb2.SendMessageRequest | session_pb2.UserMess
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionTools:
-    """The tools of a client session, serialized as in the contract."""
-
     client_id: ClientId = ClientId("")
     definitions: tuple[bytes, ...] = ()
 
@@ -65,8 +63,6 @@ async def unless_refused(
 
 
 class Messages:
-    """Validates messages, completes their options and submits them to the ledger."""
-
     def __init__(
         self,
         *,
@@ -161,7 +157,6 @@ class Messages:
         return checked, refusal
 
     def _content(self, message: Message) -> tuple[str, tuple[Part, ...]]:
-        """Return the message as text, or as parts if it has any."""
         if not message.parts:
             return checks.text(message.text, "text", bytes_max=checks.MESSAGE_BYTES_MAX), ()
         if message.policy == types_pb2.MESSAGE_POLICY_STEER:
@@ -171,7 +166,6 @@ class Messages:
         )
 
     async def _with_texts(self, caller: Principal, asked: Sequence[Part]) -> tuple[Part, ...]:
-        """Return the parts with the current text of each document."""
         found = [
             Part(file=parts.with_text(part.file, await self._registry.read_document(caller, part.file)))
             if part.file is not None
@@ -182,7 +176,6 @@ class Messages:
 
 
 def _own_tools(message: Start, session: SessionTools, *, without_tools: bool) -> Sequence[bytes]:
-    """Return the tool definitions that the run and its session supply."""
     if without_tools and message.front_end_tools:
         problem = "front_end_tools: leave it empty, because the run or its agent has without_tools set"
         raise InvalidField(problem, field="front_end_tools")
@@ -191,7 +184,6 @@ def _own_tools(message: Start, session: SessionTools, *, without_tools: bool) ->
 
 
 def _digest(definitions: Sequence[bytes]) -> bytes:
-    """Return a digest of a list of definitions."""
     return hashlib.sha256(b"".join(hashlib.sha256(each).digest() for each in definitions)).digest()
 
 

@@ -84,7 +84,6 @@ class Offers:
             self.see(call)
 
     def see(self, call: Call) -> None:
-        """Record a call as an event shows it."""
         if not self._can_run(call):
             return
         held = self._held.get(call.call_id)
@@ -159,12 +158,10 @@ class Offers:
         self._due.set()
 
     async def release_all(self) -> None:
-        """Release everything when the session ends."""
         if self._held:
             await self._release("")
 
     async def run(self) -> None:
-        """Lease offers and show them until cancelled."""
         while True:
             self._due.clear()
             while self._revoked:
@@ -190,7 +187,6 @@ class Offers:
             self._revoked.append(OfferRevoked(run_id=held.run_id, call_id=call_id, message=message))
 
     def _lose(self, call: Call) -> None:
-        """Revoke a call and schedule another request for it."""
         self._revoke(call.call_id, "the lease was lost")
         self._candidates[call.call_id] = _Candidate(call=call, retry_at=self._retry_at(call))
 
@@ -249,7 +245,6 @@ class Offers:
             _log.warning("offers.not_released", client=self._client.client_id, error=error.message)
 
     async def _wait(self) -> None:
-        """Return when something changed, or when a call may be requested again."""
         later = [each.retry_at for each in self._candidates.values()] if len(self._held) < self._calls_max else []
         seconds = max(min(later) - self._clock.now(), 0.0) if later else None
         await within(seconds, self._due.wait())

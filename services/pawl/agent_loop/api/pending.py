@@ -41,8 +41,6 @@ FALLBACK_PAUSES: Final = 15
 
 
 class PendingViews:
-    """The views that are watched on this replica."""
-
     def __init__(self, *, ledger: PublicLedger, clock: Clock, poll_seconds: float) -> None:
         self._ledger = ledger
         self._clock = clock
@@ -151,7 +149,6 @@ class View:
         await tasks.shield(self._pause)
 
     def change(self) -> None:
-        """Wake all watchers to poll again."""
         self.version += 1
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
@@ -163,7 +160,6 @@ class View:
             await self._changed.wait()
 
     async def end(self) -> None:
-        """Cancel the reads and the pause."""
         await tasks.end([*self._tasks, *([self._pause] if self._pause else [])])
 
     async def _read(self, token: str) -> ListPendingCallsResponse:
@@ -190,8 +186,6 @@ Known: TypeAlias = dict[tuple[bool, str], Hashable]
 
 
 class Pending:
-    """Lists and streams pending calls and runs."""
-
     def __init__(self, *, ledger: PublicLedger, clock: Clock, poll_seconds: float = POLL_SECONDS) -> None:
         self._ledger = ledger
         self._clock = clock
@@ -275,7 +269,6 @@ async def _changes(view: View, known: Known, *, is_first: bool) -> AsyncGenerato
 
 
 async def _items(view: View, *, paced: bool) -> AsyncGenerator[Item, None]:
-    """Yield items page by page. With `paced`, pause between pages."""
     token = ""
     while True:
         page = await view.page(token)

@@ -45,7 +45,6 @@ def decided(reply: Reply) -> Run:
 
 
 def refusal(error: PawlError) -> Reply:
-    """Return an error as a reply."""
     outcome = pb.COMMAND_OUTCOME_UNKNOWN if isinstance(error, NotFound) else pb.COMMAND_OUTCOME_REFUSED
     return Reply(outcome=outcome, reason=error.reason, message=error.message)
 

@@ -49,8 +49,6 @@ Send = Callable[[SessionResponse], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionTimes:
-    """Timeouts of a session."""
-
     offer_lease_seconds: float = 30.0
     heartbeat_seconds: float = 15.0
     silence_max_seconds: float = 45.0
@@ -87,8 +85,6 @@ class Outgoing(asyncio.Queue[SessionResponse]):
 
 
 class Stream:
-    """One stream after its hello: its tasks, attachments and leased calls."""
-
     def __init__(self, parts: Parts, caller: Principal, client: ClientSession, hello: pb.Hello, send: Send) -> None:
         self._parts = parts
         self._caller = caller
@@ -301,7 +297,6 @@ class Stream:
             await self._offers.leave(run_id, release=False)
 
     async def _show(self, run: Run, after_seq: int, events: AsyncIterator[RunEvent | Gap]) -> None:
-        """Send the events of a run, then its end."""
         last_seq, state = after_seq, run.state
         async for event in events:
             if isinstance(event, Gap):

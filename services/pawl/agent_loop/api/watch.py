@@ -121,7 +121,6 @@ class Watches:
                 await self._stop(feed)
 
     def confirm(self, caller: Principal, run_id: RunId) -> None:
-        """Record that a caller has seen the current state of a run."""
         self._viewers.add((caller.store_id, caller.user_id, run_id))
 
     async def wait_for_rest(self, caller: Principal, run_id: RunId, *, seconds: float, after_seq: int = 0) -> Run:
@@ -145,7 +144,6 @@ class Watches:
         return await self._ledger.get_run(caller, run_id)
 
     async def _rests(self, caller: Principal, run: Run) -> None:
-        """Wait until a run changes to a resting state."""
         state: int = run.state
         async with self.open(caller, RunId(run.run_id), run.last_seq) as watcher, aclosing(watcher.events()) as events:
             async for event in events:

@@ -24,8 +24,6 @@ _DECIDE: Final = "/pawl.agent.v1.AgentService/Decide"
 
 
 class Introductions:
-    """Answers WhoAmI."""
-
     def __init__(
         self, *, registry: RegistryClient, agents: Agents, defaults: RunDefaults, takes_images: bool, version: str
     ) -> None:
@@ -65,7 +63,6 @@ class Introductions:
 
 
 def caller_info(caller: Principal) -> CallerInfo:
-    """Return the identity and the permissions of `caller`."""
     methods = tuple(sorted(name for name, callers in CALLERS.items() if not callers.isdisjoint(caller.rights)))
     right = decision_right(caller).value if caller.decides and _DECIDE in methods else 0
     return CallerInfo(

@@ -31,8 +31,6 @@ _NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
 class HistoryRole(StrEnum):
-    """The authors of the messages of a history, as chat completions call them."""
-
     USER = "USER"
     ASSISTANT = "ASSISTANT"
     TOOL = "TOOL"
@@ -41,8 +39,6 @@ class HistoryRole(StrEnum):
 
 
 class HistoryCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call as its model wrote it."""
-
     call_id: str
     tool_name: str
     arguments_json: str
@@ -166,7 +162,6 @@ def _call(call: HistoryCall, call_id: CallId, result: HistoryMessage, round_: in
 
 
 def _content_json(text: str) -> bytes:
-    """Return the text if it is strict JSON, otherwise as a JSON string."""
     data = text.encode()
     try:
         strict_json.loads(data, bytes_max=RESULT_BYTES_MAX)
@@ -176,7 +171,6 @@ def _content_json(text: str) -> bytes:
 
 
 def _message_faults(message: HistoryMessage) -> Iterator[str]:
-    """Yield the faults of a single message."""
     is_assistant = message.role is HistoryRole.ASSISTANT
     bytes_max = MESSAGE_BYTES_MAX if message.role is HistoryRole.USER else RESULT_BYTES_MAX
     match message.role:

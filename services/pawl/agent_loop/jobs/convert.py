@@ -67,7 +67,6 @@ def asked(request: jobs_pb2.StartJobRequest) -> tuple[AskedJob, bytes]:
 
 
 def job(run: run_pb2.Run) -> jobs_pb2.BackgroundJob:
-    """Return a job in its current state."""
     ended = {count.state: count.count for count in run.call_counts if count.state in _SETTLED}
     waits_for_time = run.waiting.reason == waiting_pb2.WAIT_REASON_TIME and run.waiting.HasField("deadline_time")
     return jobs_pb2.BackgroundJob(

@@ -87,7 +87,6 @@ class JobServicer(jobs_pb2_grpc.JobServiceServicer):
     async def _admitted(
         self, caller: Principal, submission: pb.StartJobRequest, job: Job, terms: RequestedTerms, now: float
     ) -> Job:
-        """Return the job if its first call may be made, possibly after an approval."""
         message, tool_name = submission.message, job.tool_name
         options = wire.OPTIONS.read(message.options)
         if options.without_background:

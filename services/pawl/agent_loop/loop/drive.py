@@ -68,8 +68,6 @@ _LAST_REPORT_SECONDS: Final = 5.0
 
 
 class DriveEnd(StrEnum):
-    """Why a drive released its run."""
-
     PARKED = "parked"
     ENDED = "ended"
     HANDED_OVER = "handed_over"
@@ -105,7 +103,6 @@ class Drive:
         self._tasks: RunTasks
 
     def wake(self) -> None:
-        """Signal that commands may have arrived."""
         self._woken = True
         self._signal.set()
 
@@ -267,7 +264,6 @@ class Drive:
         return self._prepared(await self._answered(lambda: self._dependencies.ledger.load(self.claim)))
 
     def _prepared(self, loaded: Loaded) -> Loaded:
-        """Set the clock and apply the deployment's approval minimum to the loaded run."""
         self._set_time(loaded.now)
         run = loaded.state.run
         options = as_deployed(run.options, self._dependencies.approvals_required)
@@ -382,12 +378,10 @@ class Drive:
         )
 
     def _shown_with(self, first_seq: int) -> Shown:
-        """Return the seqs of the model's output, given the seq of the first event in the outbox."""
         seqs = [seq for seq, event in enumerate(self._outbox, first_seq) if isinstance(event, OutputDelta)]
         return Shown(first_seq=self._shown.first_seq or seqs[0], last_seq=seqs[-1]) if seqs else self._shown
 
     async def _wait(self, until: float) -> None:
-        """Return when something happened, output is due, or the monotonic clock reaches `until`."""
         due = self._tasks.output_due_at()
         wait = (until if due is None else min(until, due)) - self._dependencies.clock.monotonic()
         await within(None if math.isinf(wait) else max(_WAIT_SECONDS_MIN, wait), self._signal.wait())
@@ -414,7 +408,6 @@ class Drive:
         return self._dependencies.clock.monotonic() + self._clock_offset
 
     def _active_seconds(self) -> float:
-        """Return how long the run has been active, by the monotonic clock."""
         return self._dependencies.clock.monotonic() - self._active_from
 
 

@@ -88,7 +88,6 @@ class WorkerLedgerClient:
         return _loaded(response)
 
     async def renew(self, worker_id: WorkerId, *, lease_seconds: float) -> Renewal:
-        """Renew the leases of all runs of the worker."""
         request = pb.RenewLeasesRequest(worker_id=worker_id, lease_seconds=lease_seconds)
         response = await translated(self._stub.RenewLeases(request))
         return Renewal(
@@ -121,7 +120,6 @@ class WorkerLedgerClient:
         return await translated(self._stub.CommitRun(request))
 
     async def read_inbox(self, claim: Claim, state: State) -> State:
-        """Return `state` with the commands and job notices that have arrived."""
         request = pb.ListCommandsRequest(store_id=claim.key.store_id, run_id=claim.key.run_id)
         response = pb.ListCommandsResponse()
         with translating():

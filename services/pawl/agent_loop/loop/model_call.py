@@ -70,7 +70,6 @@ class ModelCall:
         self._opening = ""
 
     async def stream(self, request: ModelRequest, random: Randomness) -> ModelAnswer | ModelFailed:
-        """Return the whole answer, or how the call failed."""
         prompt_bytes = sum(map(history.size_bytes, request.messages))
         prompt_bytes += len(msgspec.json.encode((request.tools, request.response_format)))
         prompt_tokens = budget.prompt_tokens(self._state, prompt_bytes)
@@ -99,7 +98,6 @@ class ModelCall:
         return ModelFailed(error=wrong, answer=answer, jitter=random()) if wrong else answer
 
     def answer(self) -> ModelAnswer:
-        """Return the answer so far, with its usage."""
         return replace(self._assembly.answer(), usage=self.usage())
 
     def usage(self) -> UsageReport:
@@ -115,7 +113,6 @@ class ModelCall:
         return max(due, self._whole_at + coalesce.INTERVAL_SECONDS)
 
     def take_output(self) -> tuple[OutputDelta, ...]:
-        """Return all new output as events."""
         return self._coalescer.take(self._monotonic())
 
     def _take(self, piece: Piece) -> None:
@@ -144,7 +141,6 @@ def request_of(
     takes_images: bool = False,
     background_as_tool: bool = False,
 ) -> ModelRequest:
-    """Return the request of the open model call of a state."""
     opened, options = state.loop.model_call, state.run.options
     limits = options.limits
     base = ModelRequest(

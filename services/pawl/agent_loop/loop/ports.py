@@ -73,8 +73,6 @@ class AgentReader(Protocol):
 
 
 class CallContext(RunContext, frozen=True, kw_only=True):
-    """The run and user that a registry call is about."""
-
     above: tuple[RunAbove, ...] = ()
 
     @classmethod
@@ -126,9 +124,7 @@ class Registry(Protocol):
         With `reads`, it also executes read-only calls. Results that are ready quickly come with the verdicts.
         """
 
-    async def check_output(self, store_id: StoreId, schema_json: bytes, output: str | None) -> OutputChecked:
-        """Check an answer against the schema of a response format."""
-        ...
+    async def check_output(self, store_id: StoreId, schema_json: bytes, output: str | None) -> OutputChecked: ...
 
     async def record_decisions(self, context: CallContext, decisions: Sequence[RecordedDecision]) -> None:
         """Record people's decisions in the audit chain before they take effect. Idempotent."""
@@ -148,8 +144,6 @@ class Registry(Protocol):
 
 
 class Meter(Protocol):
-    """Metrics of the loop."""
-
     def model_called(self, outcome: str, usage: Usage) -> None:
         """Count a finished model call. The outcome is `answered`, `failed`, `cut` or `forgotten`."""
 

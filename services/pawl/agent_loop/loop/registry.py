@@ -128,7 +128,6 @@ class RegistryClient:
         return tuple(map(wire.OWN_TOOL.read, response.tools))
 
     async def offered(self, caller: Principal) -> tuple[OfferedTool, ...]:
-        """Return all tools that a user may call."""
         request = execution_pb2.ResolveToolsRequest(context=_user_context(caller), with_opt_in=True)
         response = await translated(self._stub.ResolveTools(request))
         return tuple(OfferedTool(name=tool.definition.name, source=tool.source) for tool in response.tools)
@@ -239,7 +238,6 @@ class RegistryClient:
         return verdict
 
     async def check_job(self, caller: Principal, run: Run, now: float) -> Verdict:
-        """Return the verdict on the first call of a job that `caller` wants to start."""
         job = run.job
         if job is None:
             raise RuntimeError("the run is no job")
@@ -252,7 +250,6 @@ class RegistryClient:
         return verdict
 
     async def count_tools(self, caller: Principal) -> int:
-        """Return how many tools a run of `caller` would be offered now."""
         request = execution_pb2.ResolveToolsRequest(context=_user_context(caller), tools_max=1)
         response = await translated(self._stub.ResolveTools(request))
         return len(response.tools) + response.left_out_count

@@ -253,7 +253,6 @@ class RunTasks(Tasks):
         return ToolsPinned(tools=pinned, left_out=found.left_out)
 
     async def _resolved(self, run: Run) -> Resolved:
-        """Return the tools of a run and their fallbacks, up to the maximum."""
         if run.options.without_tools:
             return Resolved(tools=())
         own = {tool.name: tool for tool in self._own_tools}
@@ -324,7 +323,6 @@ class RunTasks(Tasks):
         )
 
     async def _used_up(self, call: ModelCall, run: Run) -> ModelFailed | None:
-        """Return a failure instead of a call if the run's agent has used up its daily tokens."""
         needed = self._dependencies
         used = run.usage.total_tokens - self._tokens_used
         self._tokens_used = run.usage.total_tokens
@@ -341,7 +339,6 @@ class RunTasks(Tasks):
         return ModelFailed(error=error, answer=call.answer(), jitter=0.0, quota_end_time=end_time)
 
     async def _checked_output(self, state: State, answer: ModelAnswer) -> OutputChecked | None:
-        """Check an answer that may end the run against the response format, if there is one."""
         form, opened = state.run.options.response_format, state.loop.model_call
         may_end = not answer.calls or (opened is not None and opened.without_tools)
         if form is None or not may_end or output.is_refusal(answer):
@@ -385,7 +382,6 @@ class RunTasks(Tasks):
         return CallsRead(calls=tuple([await until_answered(read) for read in reads]))
 
     async def _read_agent(self, work: ReadAgent, run: Run) -> Fact:
-        """Return the agent that a call names, if the run's agent may delegate to it."""
         if run.agent is None:
             return AgentRead(call_id=work.call_id)
         delegates = await self._delegates(run, run.agent)
@@ -411,7 +407,6 @@ class RunTasks(Tasks):
             return ()
 
     async def _check(self, call: Call, run: Run) -> Fact:
-        """Return the verdict on a proposed call; a refusal if the run has no such tool."""
         if not run.tool_version(call.tool_name):
             return CallChecked(call=call, verdict=_not_found(call))
         known = [tool.name for tool in run.tools]
@@ -421,7 +416,6 @@ class RunTasks(Tasks):
     async def _verdicts(
         self, proposed: Sequence[ProposedCall], known: Sequence[str], *, may_read: bool
     ) -> dict[CallId, Verdict]:
-        """Return the verdicts on calls. With `may_read`, with results of read-only calls."""
         verdicts = await self.tool_calls.check(proposed, known, may_read=may_read)
         for verdict in verdicts.values():
             if verdict.result is not None:

@@ -20,11 +20,9 @@ class Tasks:
 
     @property
     def under_way(self) -> frozenset[str]:
-        """The names of running tasks."""
         return frozenset(self._tasks)
 
     def start(self, name: str, work: Coroutine[Any, Any, Fact | None]) -> None:
-        """Run `work` as a task and collect its fact, if it returns one."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks[name] = task
         task.add_done_callback(lambda ended: self._ended(name, ended))

@@ -43,8 +43,6 @@ OnProgress = Callable[[Progress], None]
 
 
 class ToolCalls:
-    """Checks, runs and stops the calls of one run."""
-
     def __init__(
         self,
         run: Run,

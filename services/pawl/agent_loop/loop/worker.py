@@ -50,8 +50,6 @@ _log = logs.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLimits:
-    """Capacity and timing of a worker."""
-
     runs_max: int = 256
     lease_seconds: float = 10.0
     renew_seconds: float = 2.0
@@ -124,7 +122,6 @@ class Worker:
             self._wakeup.set()
 
     async def claim_forever(self) -> None:
-        """Claim runs whenever some may be due and there is capacity."""
         while not self._stopping:
             self._work_may_be_there = False
             self._work_is_ours.clear()
@@ -135,7 +132,6 @@ class Worker:
             await self._throttle(started + _CLAIM_SECONDS_MIN)
 
     async def _wait_for_work(self, looked: float) -> None:
-        """Return when runs may be due that a claim at `looked` cannot have seen."""
         poll_at = self._clock.monotonic() + self._limits.poll_seconds * (0.8 + 0.4 * self._random())
         while not self._work_may_be_there:
             while self._due_times and self._due_times[0] <= looked:
@@ -157,7 +153,6 @@ class Worker:
                 due = min(due + 2 * late, end)
 
     async def renew_forever(self) -> None:
-        """Renew all leases. Drop lost runs, and wake drives that have commands."""
         pause, is_failing = self._limits.renew_seconds, False
         while True:
             await self._clock.sleep(pause)
@@ -261,14 +256,12 @@ class Worker:
         self._meter.runs_held(len(self._held))
 
     def _note(self, claim: Claim, left_at: float) -> None:
-        """Record when a claim was left. Keeps a bounded number of recent claims."""
         self._left_at.pop(claim, None)
         self._left_at[claim] = left_at
         if len(self._left_at) > _REMEMBERED_MAX:
             del self._left_at[next(iter(self._left_at))]
 
     def _has_driven(self, claim: Claim, since: float) -> bool:
-        """Return whether this claim has a drive, or had a drive that ended since."""
         held = self._held.get(claim)
         is_driving = held is not None and not held.task.done()
         return is_driving or self._left_at.get(claim, -math.inf) >= since
@@ -281,7 +274,6 @@ class Worker:
         held.task.cancel()
 
     def _remove(self, claim: Claim, ended: asyncio.Task[str]) -> None:
-        """Release a claim whose task has ended in any way."""
         if claim in self._held and self._held[claim].task is ended:
             del self._held[claim]
         how = "lost" if ended.cancelled() else "crashed"
@@ -299,7 +291,6 @@ class Worker:
             self.wake()
 
     async def _drive(self, drive: Drive, loaded: Loaded | None) -> str:
-        """Drive a run. Return how it was left."""
         claim = drive.claim
         logs.bind(store=claim.key.store_id, run=claim.key.run_id)
         try:
@@ -316,7 +307,6 @@ class Worker:
         return left
 
     async def _fail(self, claim: Claim) -> bool:
-        """End a run whose drive crashed. Return whether that succeeded."""
         error_id = self._dependencies.ids.new("err")
         _log.exception("run.crashed", error_id=error_id)
         message = f"{Internal().message} ({error_id})"

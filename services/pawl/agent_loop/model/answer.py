@@ -43,7 +43,6 @@ class Answer:
 
     @property
     def finished(self) -> bool:
-        """True if the model reported that the answer is complete."""
         return self._finish_reason is not None
 
     def feed(self, data: bytes) -> Iterator[Piece]:

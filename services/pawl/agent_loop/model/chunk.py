@@ -133,7 +133,6 @@ def _delta(delta: fields.RawObject) -> Iterator[Piece]:
 
 
 def _content(content: Any) -> Iterator[Piece]:
-    """Yield the text of a message: a string, or parts that may include reasoning."""
     if not isinstance(content, list):
         if written := _text(content):
             yield TextPiece(text=written)

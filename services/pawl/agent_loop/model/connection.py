@@ -211,12 +211,10 @@ class Connection(asyncio.Protocol):
             raise httptools.HttpParserError("a second response")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep a header; ignore trailers."""
         if not self._has_head:
             self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        """Keep the status; ignore informational responses."""
         status = self._parser.get_status_code()
         if status in _INFORMATIONAL:
             self.headers = []
@@ -351,7 +349,6 @@ class Pool:
             self._emptied.set()
 
     def _sweep(self, now: Callable[[], float]) -> None:
-        """Close expired connections, and schedule the next sweep."""
         self._timer = None
         for connection, expires_at in list(self._idle.items()):
             if expires_at > now():

@@ -98,7 +98,6 @@ class Direct:
             await self._pool.close()
 
     async def _learn(self) -> httpx2.Request:
-        """Capture a request of the client. Keep its head and its origin."""
         sample = _Sample()
         async with httpx2.AsyncClient(transport=sample, cookies=self._http.cookies) as http:
             client = self._client.with_options(http_client=http)
@@ -127,7 +126,6 @@ class Direct:
 
 
 async def _error(connection: Connection) -> httpx2.Response:
-    """Return an error response with as much of its body as arrives."""
     body = bytearray()
     try:
         while len(body) < _ERROR_BYTES_MAX and (data := await connection.read()) is not None:

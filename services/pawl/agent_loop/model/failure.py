@@ -181,12 +181,10 @@ def garbled(data: bytes = b"") -> Problem:
 
 
 def headers_timeout(seconds: float) -> Problem:
-    """Return the problem of a server that did not start to answer in time."""
     return Problem(reason=model.HEADERS_TIMEOUT, message=f"The model server did not answer within {seconds:g} s.")
 
 
 def idle_timeout(seconds: float) -> Problem:
-    """Return the problem of a stream that stalled."""
     return Problem(reason="IDLE_TIMEOUT", message=f"The model server was silent for {seconds:g} s.")
 
 

@@ -72,7 +72,6 @@ def with_calls(message_json: bytes, calls_json: Iterable[bytes]) -> bytes:
 
 
 def of_message(state_json: bytes) -> tuple[RawObject, list[RawObject]]:
-    """Split the result of `with_calls` into the fields of the message and of each call."""
     if not state_json:
         return {}, []
     fields = _read(state_json)
@@ -81,7 +80,6 @@ def of_message(state_json: bytes) -> tuple[RawObject, list[RawObject]]:
 
 
 def of_function(call: Mapping[str, msgspec.Raw]) -> RawObject:
-    """Return the fields of the function inside a call."""
     return _read(call[FUNCTION]) if FUNCTION in call else {}
 
 
@@ -98,7 +96,6 @@ def _object(values: Mapping[str, list[bytes]], depth: int) -> bytes:
 
 
 def _joined(parts: list[bytes], depth: int) -> bytes:
-    """Combine several values of one field."""
     begins = {part[:1] for part in parts}
     if len(parts) == 1 or len(begins) > 1:
         return parts[-1]

@@ -53,12 +53,10 @@ def _forms(name: str) -> Iterator[str]:
 
 
 def names_of(request: ModelRequest) -> Names:
-    """Return the names of the tools in a request."""
     return Names(str(_function(tool).get("name", "")) for tool in request.tools)
 
 
 def renamed(request: ModelRequest, names: Names) -> ModelRequest:
-    """Replace the names in tools, history and choice by those that the model server allows."""
     choice = request.tool_choice
     return msgspec.structs.replace(
         request,

@@ -33,14 +33,10 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TextPiece(msgspec.Struct, frozen=True, kw_only=True):
-    """More text of the answer."""
-
     text: str
 
 
 class ReasoningPiece(msgspec.Struct, frozen=True, kw_only=True):
-    """More of the model's reasoning."""
-
     text: str
 
 
@@ -56,8 +52,6 @@ class CallPiece(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RefusalPiece(msgspec.Struct, frozen=True, kw_only=True):
-    """More of a refusal."""
-
     text: str
 
 
@@ -127,8 +121,6 @@ class ModelError(Exception):
 
 
 class ModelPort(Protocol):
-    """A model server."""
-
     def stream(self, request: ModelRequest) -> AsyncGenerator[Piece, None]:
         """Call the model and yield the pieces of its answer as they arrive.
 

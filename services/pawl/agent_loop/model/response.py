@@ -34,8 +34,6 @@ class Response(Protocol):
 
 
 class DirectResponse:
-    """The raw bytes of a connection."""
-
     def __init__(self, connection: Connection, pool: Pool) -> None:
         self.read = connection.read
         self._connection = connection
@@ -46,8 +44,6 @@ class DirectResponse:
 
 
 class HttpxResponse:
-    """A body that httpx2 reads and decodes."""
-
     def __init__(self, response: httpx2.Response) -> None:
         self._response = response
         self._chunks = response.aiter_bytes()
@@ -69,8 +65,6 @@ class HttpxResponse:
 
 
 class DirectStream(httpx2.AsyncByteStream):
-    """The bytes of a connection, for httpx2 to decode."""
-
     def __init__(self, connection: Connection, pool: Pool) -> None:
         self._connection = connection
         self._pool = pool

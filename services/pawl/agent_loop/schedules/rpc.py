@@ -120,7 +120,6 @@ class ScheduleServicer:
         return [await self.trigger(caller, name, _part_id(request_id, time), time) for time in found.past_times]
 
     async def fire_forever(self) -> None:
-        """Fire due schedules until cancelled."""
         start = self._clock.monotonic()
         while True:
             due, wait_seconds = await self._claim()
@@ -169,7 +168,6 @@ class ScheduleServicer:
 
 
 def fire_note(due: DueSchedule, now: datetime, backfill_time: datetime | None = None) -> str:
-    """Return the note about the fire for the run's instructions."""
     expected_time = due.expected_time.ToDatetime(tzinfo=UTC) if due.HasField("expected_time") else None
     time = backfill_time or expected_time or now
     zone = due.definition.time_zone or "UTC"
@@ -186,6 +184,5 @@ def fire_note(due: DueSchedule, now: datetime, backfill_time: datetime | None = 
 
 
 def _part_id(request_id: RequestId, time: Timestamp) -> RequestId:
-    """Return the request id for one due time of a request."""
     digest = hashlib.sha256(f"{request_id} {time.ToJsonString()}".encode()).hexdigest()
     return RequestId(f"backfill_{digest[:32]}") if request_id else NO_REQUEST

@@ -38,7 +38,6 @@ Definition: TypeAlias = ScheduleDefinition | TriggerDefinition
 
 
 def caller_of(owner: ScheduleOwner) -> Principal:
-    """Return the principal with whose rights the runs start."""
     return Principal(
         store_id=StoreId(owner.store_id),
         user_id=UserId(owner.user_id),

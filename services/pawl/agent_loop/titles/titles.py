@@ -66,7 +66,6 @@ class TitleMaker:
         self._default_model = default_model
 
     async def run(self) -> None:
-        """Make titles until cancelled, a few at a time."""
         while True:
             tasks = await self._claimed()
             async with asyncio.TaskGroup() as group:

@@ -144,7 +144,6 @@ class TriggerServicer:
         return await self._fire(checked.due, event, mail=mail.position)
 
     async def fire_forever(self) -> None:
-        """Fire waiting events until cancelled."""
         while True:
             wait_seconds = await self._fire_waiting()
             if wait_seconds:
@@ -199,7 +198,6 @@ class TriggerServicer:
 
 
 def _checked(headers: Mapping[str, str], body: bytes) -> Mapping[str, str]:
-    """Check the sizes, and return the headers with lower-case names."""
     if len(body) > BODY_BYTES_MAX:
         raise TooLarge(f"body may have at most {BODY_BYTES_MAX} bytes", field="body")
     if len(headers) > HEADERS_MAX or sum(len(name) + len(value) for name, value in headers.items()) > HEADERS_BYTES_MAX:

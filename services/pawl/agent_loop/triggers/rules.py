@@ -53,7 +53,6 @@ def line(source: dict[str, str], data: dict[str, Any], *, bytes_max: int) -> byt
 
 
 def _truncated(text: str, bytes_max: int) -> str:
-    """Return about as much of the start of a text as encodes to `bytes_max` bytes."""
     for start in range(0, len(text), _PIECE_CHARACTERS):
         bytes_max -= len(_line({"": text[start : start + _PIECE_CHARACTERS]}))
         if bytes_max < 0:
@@ -79,8 +78,6 @@ def pointed_at(data: Any, pointer: str) -> str | None:
 
 
 class _Escapes(dict[int, str]):
-    """Maps characters of JSON to their escapes."""
-
     def __missing__(self, code: int) -> str:
         character = chr(code)
         # Models' special tokens start with it.

@@ -83,7 +83,6 @@ async def _attempts(
 
 
 async def plan(run: Run, *, channel: grpc.aio.Channel, tool_calls: ToolCalls, retry: Retry) -> Fact:
-    """Return the plan of an undo with the tools it needs, or why it cannot start."""
     undone_run_id = run.undo.run_id if run.undo else RunId("")
     try:
         read = await retry.until_answered(lambda: sources(channel, run.store_id, run.user_id, undone_run_id))

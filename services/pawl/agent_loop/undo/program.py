@@ -26,7 +26,6 @@ from pawl.values import RunState
 
 
 def follows(state: State, now: float) -> Decision:
-    """Return the next inverse once the previous one is settled, or the end. See `Program`."""
     planned = _plan(state)
     if planned is None:
         return PlanUndo()
@@ -59,7 +58,6 @@ def concluded(state: State, *, continues: bool) -> State:
 
 
 def reported(base: State, after: State) -> State:  # noqa: ARG001  # calls speak for themselves
-    """Return the state unchanged."""
     return after
 
 

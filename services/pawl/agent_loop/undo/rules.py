@@ -29,8 +29,6 @@ _IN_DOUBT: Final = frozenset({NOT_STOPPED, "TOOL_TIMEOUT"})
 
 
 class UndoState(StrEnum):
-    """The expected or actual outcome of an undo for one call."""
-
     TO_UNDO = "TO_UNDO"
     RUNNING = "RUNNING"
     NEEDS_APPROVAL = "NEEDS_APPROVAL"
@@ -63,8 +61,6 @@ class UndoSource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlannedUndo(msgspec.Struct, frozen=True, kw_only=True):
-    """One inverse that an undo runs, as call `undo_call_id`, to reverse `call_id`."""
-
     call_id: CallId
     undo_call_id: CallId
     tool_name: str
@@ -140,12 +136,10 @@ def plan(sources: Iterable[UndoSource], run: Run) -> UndoPlan:
 
 
 def following(planned: UndoPlan, calls: Mapping[CallId, Call]) -> PlannedUndo | None:
-    """Return the first step of a plan that has no call yet."""
     return next((step for step in planned.steps if step.undo_call_id not in calls), None)
 
 
 def draft(run: Run, step: PlannedUndo, inverse: Inverse, now: float) -> Call:
-    """Return the call of a step in state PROPOSED, in the next round."""
     return Call(
         store_id=run.store_id,
         conversation_id=run.conversation_id,
@@ -162,7 +156,6 @@ def draft(run: Run, step: PlannedUndo, inverse: Inverse, now: float) -> Call:
 
 
 def report(planned: UndoPlan | None, run: Run, calls: Mapping[CallId, Call]) -> str:
-    """Return the report of an undo, for people and the model."""
     head = f"Undo of run {run.undo.run_id}" if run.undo else "Undo"
     if planned is None:
         return f"{head}: nothing was undone."
@@ -178,12 +171,10 @@ def report(planned: UndoPlan | None, run: Run, calls: Mapping[CallId, Call]) -> 
 
 
 def request_text(run_id: RunId, call_id: CallId = CallId("")) -> str:
-    """Return the message that represents the request in the conversation."""
     return f"[Undo of call {call_id} of run {run_id}]" if call_id else f"[Undo of run {run_id}]"
 
 
 def slim(call: Call) -> Call:
-    """Return a call without the contents that the rules of an undo do not use."""
     result = call.result
     if result is not None and not result.is_error:
         result = replace(result, content_json=b"null")
@@ -235,7 +226,6 @@ def _without_inverse(call: Call) -> tuple[UndoState, str]:
 
 
 def _tried(last: Call | None, undo_run_id: RunId) -> tuple[UndoState, str]:
-    """Return the outcome of the last attempt, as seen by the undo run `undo_run_id`."""
     if last is None:
         return UndoState.TO_UNDO, ""
     own = last.run_id == undo_run_id
@@ -260,7 +250,6 @@ def _is_in_doubt(call: Call) -> bool:
 
 
 def _was_answered(call: Call) -> bool:
-    """Return whether a person gave the result of a gated call instead of letting it run."""
     decision = call.approval.decision if call.approval else None
     return decision is not None and decision.kind is DecisionKind.ANSWER
 

@@ -91,7 +91,6 @@ class Undoing:
         return owner, run
 
     async def _run(self, caller: Principal, run_id: RunId) -> tuple[Principal, run_pb2.Run]:
-        """Return a run that the caller may undo, and its user as the principal of the undo."""
         try:
             return caller, await self._ledger.get_run(caller, run_id)
         except RunNotFound:

@@ -117,7 +117,6 @@ class Bus:
 
     @property
     def connected(self) -> bool:
-        """True while messages can be sent and received."""
         return self._connected.is_set()
 
     async def wait_connected(self) -> None:
@@ -256,7 +255,6 @@ class Bus:
             )
 
     async def _use(self, client: Client, closed: asyncio.Event) -> None:
-        """Work with a new connection until it is lost."""
         self._client = client
         self.connection_number += 1
         self.payload_bytes_max = max(0, client.max_payload - _HEADER_BYTES)
@@ -286,7 +284,6 @@ class Bus:
             self._outbox.clear()
 
     async def _drain(self, client: Client) -> None:
-        """Give messages published before the stop a moment to be sent."""
         if client.is_closed:
             return
         try:

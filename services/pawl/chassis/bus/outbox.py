@@ -51,7 +51,6 @@ class Outbox:
         _log.warning("bus.refused", subject=subject, error=error)
 
     def clear(self) -> None:
-        """Drop waiting messages: their connection is lost."""
         while not self.messages.empty():
             self.messages.get_nowait()
             self.messages.task_done()
@@ -59,7 +58,6 @@ class Outbox:
         self._queued_bytes = 0
 
     async def send(self, client: Client) -> None:
-        """Send messages to `client` as they arrive; return when it is closed."""
         while True:
             subject, data = await self.messages.get()
             self._queued_bytes -= len(data)
@@ -101,7 +99,6 @@ class Subscription:
                 return  # The subscription ended with the connection.
 
     async def establish(self, client: Client) -> None:
-        """Subscribe on a new connection."""
         self._current = await client.subscribe(self.subject, cb=self._deliver)
 
     async def _deliver(self, msg: Msg) -> None:

@@ -205,7 +205,6 @@ class Database:
 
     @asynccontextmanager
     async def _lent(self, kept: IdleConnections, connection: PooledConnection, generation: int) -> AsyncIterator[None]:
-        """Return the connection to the pool at the end; terminate it if it is no longer usable."""
         server_pid = connection.get_server_pid()
         self._held.add(connection)
         is_fit = False
@@ -244,7 +243,6 @@ class Database:
                 connection.terminate()
 
     async def _renew(self) -> None:
-        """Stop reusing all sessions that are open now."""
         if self._kept is not None:
             await self._kept.expire()
 
@@ -320,8 +318,6 @@ class Database:
 
 
 class DatabaseAdapter:
-    """Base class of adapters that only need a database."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 

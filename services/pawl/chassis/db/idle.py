@@ -107,7 +107,6 @@ def _end(connection: PooledConnection) -> None:
 
 
 def is_lost(connection: PooledConnection) -> bool:
-    """Return whether a connection is broken."""
     try:
         return connection.is_closed()
     except asyncpg.InterfaceError:

@@ -36,8 +36,6 @@ ORDER BY c.relname
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rights:
-    """The role of a service, and the tables to which it only adds rows."""
-
     role: str
     append_only: frozenset[str] = frozenset()
 
@@ -57,10 +55,8 @@ async def give(connection: Connection, schema: str, rights: Rights) -> None:
 
 
 async def role_of(database: Database) -> str:
-    """Return the role of this pool's sessions."""
     return str(await database.fetchval("SELECT current_user"))
 
 
 async def changeable(database: Database, schema: str, tables: Collection[str]) -> list[str]:
-    """Return those of the tables whose rows the role of this pool can change or remove."""
     return [row["relname"] for row in await database.fetch(_CHANGEABLE, schema, list(tables))]

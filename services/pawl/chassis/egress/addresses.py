@@ -25,8 +25,6 @@ Network: TypeAlias = IPv4Network | IPv6Network
 
 
 class Reach(StrEnum):
-    """Whether requests may be sent to an address."""
-
     # Public internet addresses.
     PUBLIC = "PUBLIC"
     # Loopback and private networks: reachable only if the deployment allows them.
@@ -109,7 +107,6 @@ def reach_of(address: Address) -> Reach:
 
 
 def can_be_opened(network: Network) -> bool:
-    """Return whether a deployment may allow requests to a network."""
     if any(network.version == other.version and network.subnet_of(other) for other in _NEVER):  # type: ignore[arg-type]
         return False
     return any(network.version == other.version and network.subnet_of(other) for other in _PRIVATE)  # type: ignore[arg-type]
@@ -148,7 +145,6 @@ async def look_up(host: str, port: int) -> Sequence[AddressInfo]:
 
 
 async def resolve_by_system(host: str, port: int) -> list[str]:
-    """Return the addresses of a host according to the operating system."""
     return [str(sockaddr[0]) for *_, sockaddr in await look_up(host, port)]
 
 

@@ -51,11 +51,9 @@ class Unpacker:
 
     @property
     def is_full(self) -> bool:
-        """True if the body exceeds `bytes_max`."""
         return len(self.body) > self._bytes_max
 
     def feed(self, part: bytes) -> None:
-        """Decompress the next part."""
         if not self._is_packed:
             self.body += part[: self._bytes_max + 1 - len(self.body)]
             return
@@ -73,7 +71,6 @@ class Unpacker:
                 part = self._inflate.unconsumed_tail
 
     def end(self) -> None:
-        """Check that the body is complete."""
         if self._inflate is not None:
             raise CodingError("the compressed body is truncated")
 
@@ -109,8 +106,6 @@ class OutboundRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboundResponse:
-    """A response of any status."""
-
     status: int
     # The final URL after redirects.
     url: str
@@ -252,8 +247,6 @@ class GuardedEgress:
 
 
 class _Sent:
-    """The progress of a request: its current host, and whether it was sent."""
-
     def __init__(self) -> None:
         self.authority = "the host"
         self.is_sent = False
@@ -285,7 +278,6 @@ def _as_sent(request: OutboundRequest, target: Target, headers: Mapping[str, str
 
 
 async def _read(request: OutboundRequest, target: Target, response: httpx2.Response) -> OutboundResponse:
-    """Read the body up to its limit, decompressing as it arrives."""
     answered = OutboundResponse(
         status=response.status_code,
         url=target.url,

@@ -127,7 +127,6 @@ def _read_ipv6(text: str) -> Address:
 
 
 def _read_host(text: str) -> tuple[str, Address | None]:
-    """Return the normalised host, and its address if it is one."""
     host = unicodedata.normalize("NFKC", text).replace(_IDEOGRAPHIC_STOP, ".").lower()
     if not host.isascii():
         try:
@@ -187,7 +186,6 @@ class Opening:
     port: int | None = None
 
     def admits(self, target: Target, address: Address) -> bool:
-        """Return whether this allows an address of a target."""
         if self.port is not None and target.port != self.port:
             return False
         if self.network is None:

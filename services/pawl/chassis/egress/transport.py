@@ -127,15 +127,11 @@ class _OneRequest(httpx2.AsyncHTTPTransport):
 
 
 class _Pool(httpcore2.AsyncConnectionPool):
-    """A pool with a single connection."""
-
     def create_connection(self, origin: httpcore2.Origin) -> _Connection:
         return _Connection(origin, ssl_context=self._ssl_context)
 
 
 class _Connection(httpcore2.AsyncHTTPConnection):
-    """An HTTP/1.1 connection for one request."""
-
     async def handle_async_request(self, request: httpcore2.Request) -> httpcore2.Response:
         try:
             stream = await self._connect(request)
@@ -160,8 +156,6 @@ class _Http11(httpcore2.AsyncHTTP11Connection):
 
 
 class _Stream(httpx2.AsyncByteStream):
-    """The body of a response; closing it closes the connection."""
-
     def __init__(self, body: httpx2.AsyncByteStream, connection: httpx2.AsyncHTTPTransport) -> None:
         self._body = body
         self._connection = connection

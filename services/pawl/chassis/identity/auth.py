@@ -71,7 +71,6 @@ def user_principal(
     delegate_user_id: UserId = UserId(""),
     decides: bool = True,
 ) -> Principal:
-    """Return the principal of a user of a store, or of the deployment, depending on the roles."""
     return Principal(
         store_id=StoreId("") if Role.DEPLOYMENT in roles else store_id,
         user_id=user_id,
@@ -84,7 +83,6 @@ def user_principal(
 
 
 def service_principal(name: str) -> Principal:
-    """Return the principal of a Pawl service by its name, such as `agent-loop`."""
     right = f"service:{name}"
     return Principal(is_service=True, credential_id=CredentialId(right), rights=frozenset({right}))
 
@@ -172,7 +170,6 @@ def check_may_call(principal: Principal, callers: frozenset[str] | None) -> None
 
 
 def for_user(user: Principal) -> tuple[tuple[str, bytes], ...]:
-    """Return the metadata of a call that agent-loop forwards for a user."""
     return ((FOR_USER, msgspec.json.encode(user)),)
 
 
@@ -216,8 +213,6 @@ def acting_user(caller: Principal, metadata: Iterable[tuple[str, str | bytes]], 
 
 
 class Authenticator(Protocol):
-    """Converts the metadata of a request to a Principal."""
-
     async def authenticate(
         self, metadata: Mapping[str, str], *, source: str, may_look_up: Callable[[], bool] = lambda: True
     ) -> Principal:
@@ -278,8 +273,6 @@ def bearer_key(metadata: Mapping[str, str]) -> str:
 
 
 class Credential(msgspec.Struct, frozen=True, kw_only=True):
-    """The rights of a key or token of any kind."""
-
     # The id in the audit log; never the secret.
     credential_id: CredentialId
     # Empty for the deployment.

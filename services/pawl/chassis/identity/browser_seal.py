@@ -16,8 +16,6 @@ CODE_SECONDS: Final = 120.0
 
 
 class Code(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of a login code."""
-
     # The API key of the new session.
     key: str
     # The address of the only gateway that accepts the code.
@@ -28,7 +26,6 @@ class Code(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def close(seal_keys: str, code: Code) -> str:
-    """Seal a code as text."""
     return box(seal_keys, "code").encrypt(msgspec.json.encode(code)).decode()
 
 

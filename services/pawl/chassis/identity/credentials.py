@@ -143,7 +143,6 @@ class WatchedFile(Generic[T]):
             raise StartError(f"{variable}: {path}: {error}") from None
 
     def __call__(self) -> T:
-        """Return the current content."""
         if self._clock.monotonic() - self._checked_at >= _POLL_SECONDS:
             self._check()
         return self._content if self._without is None or self._is_still_valid else self._without
@@ -319,7 +318,6 @@ def gone(
 
 
 def _gives(credential: Credential, principal: Principal) -> bool:
-    """Return whether a credential now gives at least the rights of a principal."""
     whose = principal.delegate_user_id or principal.user_id
     if credential.user_id != whose or credential.store_id not in {StoreId(""), principal.store_id}:
         return False

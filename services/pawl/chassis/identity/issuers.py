@@ -80,7 +80,6 @@ class KeyFetcher:
 
 
 def open_client(tls: ssl.SSLContext) -> httpx2.AsyncClient:
-    """Return an HTTP client for issuers."""
     # Plain http is only for this machine, so an environment proxy must not answer instead.
     here = {"http://": None}
     return httpx2.AsyncClient(verify=tls, headers={"accept-encoding": "identity"}, mounts=here)
@@ -179,7 +178,6 @@ class IssuerKeys:
             await self._join_fetch()
 
     async def close(self) -> None:
-        """Cancel a fetch in progress."""
         if self._fetching is not None:
             await tasks.end([self._fetching])
 
@@ -187,7 +185,6 @@ class IssuerKeys:
         return self._fetched_at is None or self._clock.monotonic() - self._fetched_at > _OUTAGE_SECONDS_MAX
 
     def _since(self, which: int) -> float:
-        """Return the time since one of the last fetches started."""
         return self._clock.monotonic() - self._started_at[which]
 
     async def _join_fetch(self) -> None:
@@ -214,8 +211,6 @@ class IssuerKeys:
 
 
 class Issuers:
-    """Authenticates callers by tokens of the currently configured providers."""
-
     def __init__(
         self, providers: Callable[[], Sequence[Provider]], *, clock: Clock, fetch: FetchKeys | None = None
     ) -> None:
@@ -245,7 +240,6 @@ class Issuers:
         return credential_of(provider, token.claims)
 
     async def run(self) -> None:
-        """Keep the keys of all issuers fresh until cancelled."""
         try:
             while True:
                 await asyncio.gather(*(self._keys_of(provider).keep_fresh() for provider in self._providers()))

@@ -65,8 +65,6 @@ def _checksum(text: str) -> str:
 
 
 class KeyGrant(Credential, frozen=True, kw_only=True):
-    """A key: its rights, its id as `credential_id`, and its digest."""
-
     digest: bytes
     is_revoked: bool
 
@@ -80,8 +78,6 @@ class KeyChanges(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeySource(Protocol):
-    """A source of API keys."""
-
     async def sync_keys(self, after_change: int, used_key_ids: Sequence[str]) -> KeyChanges:
         """Return the keys that have changed after a change, 0 for all; record which keys were used.
 
@@ -115,7 +111,6 @@ class KeyRows:
         self._reported: dict[str, float] = {}
 
     async def run(self) -> None:
-        """Keep the snapshot up to date until cancelled."""
         while True:
             async with self._lock:
                 await self._sync()
@@ -147,7 +142,6 @@ class KeyRows:
         return None if self._in_force(found) else found
 
     def in_force(self, key_id: str) -> KeyGrant | None:
-        """Return the valid key with that id, or None."""
         found = next((grant for grant in self._by_digest.values() if grant.credential_id == key_id), None)
         return self._in_force(found)
 
@@ -166,7 +160,6 @@ class KeyRows:
         return None if grant.expire_time is not None and grant.expire_time <= self._clock.now() else grant
 
     async def _sync_now(self) -> bool:
-        """Update the snapshot after this call and return whether that succeeded."""
         if self._next is None:
             self._next = asyncio.get_running_loop().create_task(self._sync_next(), name="keys.sync")
         return await tasks.shield(self._next)

@@ -25,8 +25,6 @@ CHANGES: Final = _WIRE.struct(KeyChanges, pb.SyncKeysResponse)
 
 
 class KeySyncClient:
-    """A KeySource over a channel to job-store."""
-
     def __init__(self, job_store: grpc.aio.Channel) -> None:
         self._stub = KeySyncServiceStub(job_store)
 

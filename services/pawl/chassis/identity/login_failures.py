@@ -88,7 +88,6 @@ class LoginFailures:
         self._unlogged = 0
 
     def may_look_up(self, source: str, authorization: str) -> bool:
-        """Return whether a lookup of an unknown credential is within the limits."""
         self.report()
         return self._failed[source] < _SOURCE_MAX and self._failed[_short(authorization)] < _KEY_MAX
 
@@ -126,7 +125,6 @@ class LoginFailures:
             self._unlogged += 1
 
     def may_log(self, source: str) -> bool:
-        """Return whether another caller at this source that could not be checked may be logged."""
         self.report()
         return self._spend(f"unchecked {source}", _SOURCE_MAX)
 
@@ -140,7 +138,6 @@ class LoginFailures:
         self._started_at, self._unlogged = self._clock.monotonic(), 0
 
     def _spend(self, name: str, most: int) -> bool:
-        """Count one failure; return whether it is within the limit."""
         if self._failed[name] >= most:
             return False
         self._failed[name] += 1

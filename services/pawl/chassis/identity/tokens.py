@@ -76,8 +76,6 @@ class StoreOf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class UserOf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The user of a token, from a claim."""
-
     claim: _Claim
 
 
@@ -116,8 +114,6 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublicKey:
-    """An issuer's key, and the algorithms it can verify."""
-
     key_id: str | None
     algorithms: frozenset[str]
     key: jwk.Key
@@ -158,7 +154,6 @@ def is_safe_url(url: str) -> bool:
 
 
 def is_token(key: str) -> bool:
-    """Return whether a credential has the form of a token: three parts separated by dots."""
     return key.count(".") == 2  # noqa: PLR2004  # see above
 
 
@@ -250,7 +245,6 @@ def fitting(keys: Iterable[PublicKey], token: Token) -> list[PublicKey]:
 
 
 def is_signed(token: Token, keys: Iterable[PublicKey]) -> bool:
-    """Return whether one of these keys made the signature of the token."""
     algorithm = JWSRegistry.algorithms[token.algorithm]
     return any(_verifies(algorithm.verify, token, each.key) for each in keys)
 

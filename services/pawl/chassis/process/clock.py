@@ -8,8 +8,6 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """A source of time. Tests move it by hand."""
-
     def now(self) -> float:
         """Return the Unix time in seconds."""
 
@@ -21,8 +19,6 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The system clock."""
-
     def now(self) -> float:
         return time.time()
 

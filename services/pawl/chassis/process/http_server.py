@@ -248,7 +248,6 @@ class HealthMonitor:
         self._probes[name] = (probe, optional)
 
     def follow(self, server: RpcServer) -> None:
-        """Publish the health of the services of `server` from now on."""
         self._server = server
 
     async def __aenter__(self) -> Self:
@@ -262,7 +261,6 @@ class HealthMonitor:
         self._serving = False
 
     async def check(self) -> None:
-        """Probe all dependencies once and publish the result."""
         names = list(self._probes)
         outcomes = await asyncio.gather(*(self._probe(name) for name in names))
         for name, (failure, detail) in zip(names, outcomes, strict=True):
@@ -276,7 +274,6 @@ class HealthMonitor:
             self._server.set_health(serving=self._serving)
 
     def page(self) -> Response:
-        """Return the /healthz response: 200 while serving, else 503."""
         checks = {name: self._failures.get(name, "ok") for name in self._probes}
         return Response(
             body=msgspec.json.encode({"serving": self._serving, "checks": checks}) + b"\n",
@@ -290,7 +287,6 @@ class HealthMonitor:
             await self.check()
 
     async def _probe(self, name: str) -> tuple[str | None, str]:
-        """Return the failure, or None, and details for logs only."""
         try:
             async with asyncio.timeout(_TIMEOUT_SECONDS):
                 await self._probes[name][0]()

@@ -92,7 +92,6 @@ def _console() -> structlog.dev.ConsoleRenderer:
 
 
 def _route_libraries(shared: list[structlog.types.Processor], level: int, *, as_json: bool) -> None:
-    """Format the standard library's logs like ours."""
     formatter = structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],
         processors=[

@@ -62,8 +62,6 @@ class Metrics:
 
 
 class RpcMetrics:
-    """Metrics of the RPC server, the same for every service."""
-
     def __init__(self, metrics: Metrics) -> None:
         self.requests = metrics.counter("rpc_requests_total", "RPCs ended, by gRPC code.", ("method", "code"))
         self.seconds = metrics.histogram(

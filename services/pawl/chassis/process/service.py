@@ -123,7 +123,6 @@ class Background:
         await tasks.end(self._tasks)
 
     def start(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
-        """Run `loop` under supervision in a task called `name`."""
         tasks.start(self._tasks, self._supervise(name, loop), name=name)
 
     async def _supervise(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
@@ -184,7 +183,6 @@ class Service:
         await self._stack.__aexit__(*error)  # type: ignore[arg-type]  # as given to us
 
     async def enter(self, part: AbstractAsyncContextManager[T]) -> T:
-        """Enter a context manager that exits with the service."""
         return await self._stack.enter_async_context(part)
 
     async def open_database(self) -> Database:
@@ -323,7 +321,6 @@ class Service:
             await stop.wait()
 
     def _warn_without_tls(self) -> None:
-        """Log a warning if keys and contents are sent unencrypted over a network."""
         listens = (self._settings.listen, self._settings.metrics_listen)
         if self.tls is None and (open_to := [address for address in listens if not is_loopback(address)]):
             _log.warning(

@@ -46,7 +46,6 @@ def join_address(host: str, port: int) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether only this machine can reach a `host:port` or a `unix:/path`."""
     if address.startswith("unix:"):
         return True
     host, _ = split_address(address)
@@ -258,7 +257,6 @@ def _is_secret(field: FieldInfo) -> bool:
 
 
 def secret_file(variable: str) -> Path | None:
-    """Return the path in `<variable>_FILE`, or None."""
     path = os.environ.get(f"{variable}_FILE")
     return Path(path) if path else None
 

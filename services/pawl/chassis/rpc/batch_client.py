@@ -92,7 +92,6 @@ class Call:
         self._wake()
 
     def close(self, error: PawlError | None = None) -> None:
-        """Mark the call as ended, successfully or with an error."""
         if not self.ended:
             self.ended = True
             self.error = None if error is None else status.of_peer(error)
@@ -141,13 +140,11 @@ class Line:
         self._failures += 1
 
     def record_success(self) -> None:
-        """Record that the replica answers; log it after a failure."""
         if self._failures:
             _log.info("rpc.reachable", address=self.name, failures=self._failures)
             self._failures = 0
 
     def health(self, now: float) -> ReplicaHealth:
-        """Return the health of the replica at this time of the event loop."""
         state = self._state()
         is_lost = state in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN)
         return ReplicaHealth(
@@ -211,14 +208,12 @@ class Batches:
         self._stream(self.line(call.key), identity).send(call)
 
     def line(self, key: str) -> Line:
-        """Return the line to the replica for calls that belong to `key`."""
         if len(self._lines) == 1:
             return self._lines[0]
         now = asyncio.get_running_loop().time()
         return self._lines[choose(key, [line.health(now) for line in self._lines])]
 
     def has_another(self, line: Line) -> bool:
-        """Return whether a replica other than that of a new stream on `line` seems healthy."""
         now = asyncio.get_running_loop().time()
         if any(stream.is_open and not stream.is_silent(now) for stream in line.streams):
             return True  # A name may resolve to several replicas.
@@ -242,7 +237,6 @@ class Batches:
         return stream
 
     async def close(self) -> None:
-        """End all streams; their calls fail."""
         self._closed = True
         streams = [stream for line in self._lines for stream in line.streams]
         await tasks.end(self._tasks)
@@ -252,8 +246,6 @@ class Batches:
 
 
 class _Stream:
-    """One stream, with its calls in progress."""
-
     def __init__(self, batches: Batches, line: Line, identity: Identity) -> None:
         self.identity = identity
         self._batches = batches
@@ -295,7 +287,6 @@ class _Stream:
             self._asked_at = None
 
     async def run(self) -> None:
-        """Carry calls until the server ends the stream or the stream breaks."""
         pause = _STREAM_SECONDS * random.uniform(0.8, 1.2)  # noqa: S311  # spreads replicas
         timer = asyncio.get_running_loop().call_later(pause, self.leave)
         failure: PawlError = DependencyUnavailable("the stream of calls was ended")
@@ -404,8 +395,6 @@ class _Stream:
 
 
 class Responses:
-    """The responses of a call, with the interface of a gRPC stream."""
-
     def __init__(self, start: Callable[[], Call], deserialize: Callable[[bytes], Any]) -> None:
         self._start = start
         self._deserialize = deserialize
@@ -428,7 +417,6 @@ class Responses:
         return self._deserialize(response)
 
     def cancel(self) -> None:
-        """Cancel the call, also on the server."""
         if self._call is not None:
             self._call.end()
 

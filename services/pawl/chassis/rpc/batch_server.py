@@ -39,7 +39,6 @@ class BatchServicer(BatchServiceServicer):
         self._streams: set[_Stream] = set()
 
     def add(self, service_name: str, handlers: Mapping[str, Handler]) -> None:
-        """Carry calls to the methods of a service."""
         for method_name, handler in handlers.items():
             if not handler.request_streaming:
                 name = f"/{service_name}/{method_name}"
@@ -63,8 +62,6 @@ class BatchServicer(BatchServiceServicer):
 
 
 class _Stream:
-    """One stream of a client, with its calls in progress."""
-
     def __init__(self, carried: _Carried, context: Context) -> None:
         self._carried = carried
         self._context = context
@@ -79,7 +76,6 @@ class _Stream:
         self._room.set()
 
     def close(self) -> None:
-        """Ask the client to start no further calls."""
         self._closing = True
         self._has_work.set()
 

@@ -105,7 +105,6 @@ def open_channel(
 def connect(
     target: str, tls: Tls | None, *, server_name: str | None = None, options: Sequence[tuple[str, Any]] = ()
 ) -> grpc.aio.Channel:
-    """Return a plain channel to a gRPC target, over TLS if `tls` is given."""
     options = options or _options(PEER_MESSAGE_BYTES_MAX)
     if tls is None:
         return grpc.aio.insecure_channel(target, options=options)
@@ -374,7 +373,6 @@ def _request_id() -> tuple[tuple[str, str], ...]:
 
 
 def _line(address: str, channel: grpc.aio.Channel) -> Line:
-    """Return the batch line for an address."""
     # Without the wrappers above: a batch stream belongs to no request.
     open_stream: Any = BatchServiceStub(channel).Batch
     return Line(
@@ -391,7 +389,6 @@ def _parts(addresses: str) -> list[str]:
 
 
 def _target(addresses: str) -> str:
-    """Return the gRPC target of one or several addresses."""
     parts = _parts(addresses)
     if len(parts) == 1:
         return parts[0] if parts[0].startswith("unix:") else f"dns:///{parts[0]}"
@@ -407,7 +404,6 @@ def _target(addresses: str) -> str:
 
 
 def _ip_version(address: str) -> int:
-    """Return 4 or 6; 0 if the host is a name."""
     try:
         return ipaddress.ip_address(split_address(address)[0]).version
     except ValueError:

@@ -25,7 +25,6 @@ class FairQueue(Generic[K, T]):
         return self._count
 
     def put(self, key: K, item: T) -> None:
-        """Append an item to the queue of its key."""
         self._queues.setdefault(key, deque()).append(item)
         self._count += 1
 
@@ -60,7 +59,6 @@ class FairSlots:
         self._released = asyncio.Event()
 
     def has_room(self, key: Hashable) -> bool:
-        """Return whether a slot is free for a key."""
         own, total = self._taken[key], self._taken.total()
         return total < self._slots_max and own < quota(self._slots_max, total - own)
 

@@ -82,8 +82,6 @@ def count_as_stream() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """Access rules for the methods of a service."""
-
     # Only services may call.
     service_only: bool = False
     # Any client may call, under a separate limit and without logs: for health checks.
@@ -167,18 +165,15 @@ class Interceptor(grpc.aio.ServerInterceptor):
             call.take(self.request_streams, principal)
 
     def enter_anonymous(self, call: _ActiveCall, connection: str) -> None:
-        """Admit a call of an open method, which needs no authentication."""
         self._active.add(call)
         self._anonymous.enter(call, connection)
 
     def count_as_stream(self, call: _ActiveCall) -> None:
-        """Move a call from the unary limit to the stream limit."""
         if call.principal is not None and self._unary_calls in call.slots:
             call.take(self.streams, call.principal)
             call.release(self._unary_calls)
 
     def leave(self, call: _ActiveCall) -> None:
-        """Release the slots of a call."""
         self._active.discard(call)
         self._anonymous.leave(call)
         for slots in list(call.slots):
@@ -222,8 +217,6 @@ class Interceptor(grpc.aio.ServerInterceptor):
 
 
 class _ActiveCall:
-    """One RPC, from its arrival to its end."""
-
     def __init__(self, method: Method) -> None:
         self.method = method
         self.started = time.perf_counter()
@@ -238,13 +231,11 @@ class _ActiveCall:
         self.scope: asyncio.Timeout | None = None
 
     def take(self, slots: CallSlots, principal: Principal) -> None:
-        """Take one more slot for this call."""
         slots.take(principal)
         self.slots.append(slots)
         self.principal = principal
 
     def release(self, slots: CallSlots) -> None:
-        """Release one slot of this call."""
         if self.principal is not None:
             self.slots.remove(slots)
             slots.release(self.principal)
@@ -257,8 +248,6 @@ class _ActiveCall:
 
 
 class Method:
-    """One method of a server, with the handling of its calls."""
-
     def __init__(
         self, interceptor: Interceptor, name: str, access: Access, *, is_stream: bool, reads_many: bool = False
     ) -> None:
@@ -325,7 +314,6 @@ class Method:
             self._end(call, refused)
 
     async def receive(self, context: Context) -> bytes:
-        """Return the one request of an admitted call."""
         if not self.access.open:
             return await self.interceptor.arrivals.read(context, _current_call.get().caller or auth.current_principal())
         call, arriving = _current_call.get(), self.interceptor.anonymous_arriving
@@ -359,7 +347,6 @@ class Method:
         return await _in_time(call, context.time_remaining(), lambda: behaviour(requests, context))
 
     async def _login(self, call: _ActiveCall, context: Context, metadata: dict[str, str]) -> Principal:
-        """Authenticate the caller and remember the metadata used; record a failure."""
         source = source_of(self._client(context, metadata) or context.peer())
         failures = self.interceptor.failures
         call.identity = {name: metadata[name] for name in IDENTITY_METADATA if name in metadata}
@@ -394,7 +381,6 @@ class Method:
         return client
 
     def _refusal(self, error: Exception, call: _ActiveCall) -> PawlError:
-        """Return the error that the client gets for `error`."""
         if isinstance(error, PawlError):
             return error
         if isinstance(error, TimeoutError) and call.scope is not None and call.scope.expired():
@@ -404,7 +390,6 @@ class Method:
         return Internal(f"internal error {error_id}", error_id=error_id)
 
     def _end(self, call: _ActiveCall, refused: str) -> None:
-        """Release the call's slots and record its outcome."""
         self.interceptor.leave(call)
         self._in_flight.dec()
         seconds = time.perf_counter() - call.started

@@ -71,7 +71,6 @@ def parser(deserialize: Parser | None, bytes_max: int) -> Parser:
 
 
 async def _parsed(raw: AsyncIterator[bytes], parse: Parser) -> AsyncGenerator[Any, None]:
-    """Yield the requests of a stream, parsed as they are read."""
     source: Any = aiter(raw)
     try:
         async for request in source:

@@ -88,7 +88,6 @@ class CallSlots:
         self._taken.update(keys.values())
 
     def release(self, principal: Principal) -> None:
-        """Release a slot."""
         for key in _keys(principal).values():
             self._taken[key] -= 1
             if not self._taken[key]:
@@ -103,8 +102,6 @@ def _keys(principal: Principal) -> dict[str, tuple[str, ...]]:
 
 
 class Endable(Protocol):
-    """A call that can be ended from outside."""
-
     def end(self, reason: PawlError) -> None:
         """End the call; its client gets `reason`."""
 

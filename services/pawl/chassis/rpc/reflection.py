@@ -22,7 +22,6 @@ _FILE: Final = "grpc/reflection/v1/reflection.proto"
 
 
 def add_reflection(service_names: Iterable[str], server: grpc.aio.Server) -> None:
-    """Make the server describe these services and both reflection versions."""
     _add_v1_descriptors()
     names = (*service_names, OLD_NAME, NAME)
     reflection.enable_server_reflection(names, server)

@@ -78,7 +78,6 @@ class RenewedChannel(grpc.aio.Channel):
         return call
 
     def _line(self) -> _Line:
-        """Return the channel for a new call."""
         certificates = self._tls()
         if certificates is not (self._next or self._present).certificates:
             if self._next is not None:
@@ -108,8 +107,6 @@ class RenewedChannel(grpc.aio.Channel):
 
 
 class _Line:
-    """A channel with its certificates and the number of its calls."""
-
     __slots__ = ("calls", "certificates", "channel")
 
     def __init__(self, certificates: Certificates, open_one: Callable[[Certificates], grpc.aio.Channel]) -> None:

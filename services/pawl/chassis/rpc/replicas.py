@@ -61,7 +61,6 @@ def choose(key: str, replicas: Sequence[ReplicaHealth]) -> int:
 
 @lru_cache(maxsize=_KEYS_MAX)
 def preference(key: str, names: tuple[str, ...]) -> tuple[int, ...]:
-    """Return the indices of all replicas in the preference order of `key`."""
     weights = [blake2b(f"{key}\0{name}".encode(), digest_size=8).digest() for name in names]
     return tuple(sorted(range(len(names)), key=lambda at: (weights[at], names[at]), reverse=True))
 

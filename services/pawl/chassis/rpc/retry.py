@@ -36,8 +36,6 @@ _log = logs.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failures:
-    """Consecutive failures of one request."""
-
     count: int = 0
     # Since when every attempt has failed, other than by an unavailable dependency.
     broken_since: float = math.inf

@@ -190,7 +190,6 @@ class RpcServer:
                 _log.exception("callers.check_failed")
 
     def _bind(self, listen: str, *, from_services: bool) -> str:
-        """Listen at an address; return it with the actual port."""
         try:
             if self._tls is None:
                 port = self._server.add_insecure_port(listen)
@@ -204,7 +203,6 @@ class RpcServer:
 
 
 def _is_checking(tls: Tls | None) -> bool:
-    """Return whether services must present a certificate."""
     return tls is not None and tls().authority is not None
 
 

@@ -96,14 +96,12 @@ def of_peer(error: PawlError) -> PawlError:
 
 
 def failure(error: PawlError) -> batch_pb2.Failure:
-    """Encode an error for a batch."""
     return batch_pb2.Failure(
         code=CODES[error.kind].value[0], reason=error.reason, message=error.message, metadata=error.metadata
     )
 
 
 def from_failure(failure: batch_pb2.Failure) -> PawlError:
-    """Return the error that the peer raised, like `from_rpc_error`."""
     kind = _KINDS_BY_NUMBER.get(failure.code, Kind.INTERNAL)
     return _restored(kind, failure.message, failure.reason, failure.metadata)
 

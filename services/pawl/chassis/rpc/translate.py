@@ -68,7 +68,6 @@ class Unknown(NamedTuple):
 
 
 def enum_defaults(struct: Any) -> dict[type[Enum], Enum]:
-    """Return the enum types in a struct and its nested structs, each with its value there."""
     values = [getattr(struct, name) for name in _field_names(type(struct))]
     found = {type(value): value for value in values if isinstance(value, Enum)}
     for value in filter(lambda value: _is_struct(type(value)), values):
@@ -195,7 +194,6 @@ class Translator:
         return made
 
     def nested(self, struct: type[Any], descriptor: Any, field: str) -> Translation[Any, Any]:
-        """Return the translation of a nested struct: the one made before, or a plain one."""
         return self._made.get((struct, descriptor.full_name)) or self.struct(
             struct, GetMessageClass(descriptor), field=field
         )
@@ -230,8 +228,6 @@ class Translator:
 
 
 class _Code(NamedTuple):
-    """Generates the code that reads and writes an expression."""
-
     read: Callable[[str], str]
     write: Callable[[str], str]
 
@@ -241,8 +237,6 @@ _IF_PRESENT: Final = "only if it is present"
 
 
 class _Maker:
-    """Makes one translation: generates its functions and compiles them."""
-
     def __init__(
         self, translator: Translator, struct: type[Any], message: type[Message], exceptions: Exceptions, field: str
     ) -> None:
@@ -281,7 +275,6 @@ class _Maker:
         return Translation(self._scope["read"], self._scope["write"], self._scope["fields"])
 
     def _construction(self, struct: type[Any], path: str) -> str:
-        """Return the expression that makes a struct from the message; `path` is its path in the value."""
         arguments, present = [], set()
         hints = typing.get_type_hints(struct)
         for name in _field_names(struct):
@@ -394,7 +387,6 @@ class _Maker:
         return f"{self._field}.{field.name}" if self._field else field.name
 
     def _named(self, thing: Any, name: str) -> str:
-        """Add a value to the scope of the generated code; return its name there."""
         name = f"{name}_{len(self._scope)}"
         self._scope[name] = thing
         return name
@@ -407,7 +399,6 @@ class _Maker:
 
 
 def _optional(hint: Any) -> tuple[bool, Any]:
-    """Return whether a value may be None, and its type with NewTypes resolved."""
     optional = False
     if typing.get_origin(hint) in {typing.Union, types.UnionType}:
         parts = [part for part in typing.get_args(hint) if part is not types.NoneType]

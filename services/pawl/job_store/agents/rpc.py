@@ -29,8 +29,6 @@ _log = logs.get_logger(__name__)
 
 
 class AgentServicer:
-    """Serves agents to the user on whose behalf agent-loop calls."""
-
     def __init__(self, agents: PostgresAgents, usage: PostgresUsage) -> None:
         self._agents = agents
         self._usage = usage
@@ -145,7 +143,6 @@ class AgentLedgerServicer(agents_pb2_grpc.AgentLedgerServiceServicer):
 
 
 def _asked(request: ledger.PutAgentRequest | ledger.PutDraftRequest) -> partial[AgentVersionRow]:
-    """Return the requested version, without its creation time."""
     return partial(
         AgentVersionRow,
         store_id=check_id(request.store_id, "store_id"),
@@ -160,7 +157,6 @@ def _asked(request: ledger.PutAgentRequest | ledger.PutDraftRequest) -> partial[
 async def quota(
     agents: PostgresAgents, usage: PostgresUsage, store_id: StoreId, name: str
 ) -> ledger.GetAgentQuotaResponse:
-    """Return the daily token budget of an agent that is not deleted, and the tokens used today."""
     newest = await agents.get(store_id, name, 0)
     used, day_end_time = await usage.today(store_id, name)
     tokens_max = 0 if newest is None else agent_pb2.AgentDefinition.FromString(newest.definition).daily_tokens_max
@@ -168,7 +164,6 @@ async def quota(
 
 
 def _may_see(user: Principal, row: AgentVersionRow) -> bool:
-    """Return whether a user may see a version: admins, and users with an allowed role."""
     allowed = agent_pb2.AgentDefinition.FromString(row.definition).allowed_roles
     return not allowed or Role.ADMIN in user.roles or not user.roles.isdisjoint(allowed)
 

@@ -36,8 +36,6 @@ class AgentVersionRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest version of an agent, the agents it delegates to, and whether the agent is deleted."""
-
     name: str
     version: int
     delegates_to: tuple[str, ...] = ()

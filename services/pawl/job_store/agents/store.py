@@ -66,8 +66,6 @@ _DELETE_DRAFT: Final = "DELETE FROM job_store.agent_drafts WHERE store_id = $1 A
 
 
 class _Rows(NamedTuple):
-    """See `paging.Rows`."""
-
     table: str
     key: str
     names: str
@@ -173,7 +171,6 @@ class PostgresAgents:
     async def list_drafts(
         self, store_id: StoreId, user_id: UserId, *, after: str, rows_max: int
     ) -> Page[AgentVersionRow]:
-        """Return the drafts of a user by name, starting after `after`."""
         return await run_lists.fetch(self._database, _LIST_DRAFTS, (store_id, user_id, after), _read, rows_max=rows_max)
 
     async def delete_draft(self, store_id: StoreId, user_id: UserId, name: str) -> bool:

@@ -76,11 +76,9 @@ class JetStreamErasures:
         return info.state.messages == 0
 
     def applied(self) -> None:
-        """Record that the opened list was applied."""
         self._applied_number = self._opened_number
 
     async def read(self) -> AsyncIterator[Collection[tuple[StoreId, ConversationId]]]:
-        """Yield all erased conversations, in batches."""
         with _translating():
             async for messages in _scan(self._bus.jetstream(), STREAM, SUBJECTS):
                 places = [message.subject.split(".") for message in messages]
@@ -93,7 +91,6 @@ class JetStreamErasures:
             await self._bus.jetstream().publish(subject, b"", timeout=_SECONDS, stream=STREAM)
 
     async def purge(self, store_id: StoreId, run_ids: Collection[str]) -> int:
-        """Remove the life-cycle events of some runs; return how many."""
         count = 0
         with _translating():
             jetstream = self._bus.jetstream()
@@ -271,7 +268,6 @@ class Erasing:
             await self._group_commit.run(cancel, size_bytes=len(CANCEL), store_id=key.store_id)
 
     async def _purge(self, store_id: StoreId, erasures: Sequence[Erasure]) -> None:
-        """Remove the life-cycle events of all these erasures in one pass over the stream."""
         run_ids = set[str]()
         for erasure in erasures:
             async for items in self._items(erasure.key):

@@ -55,23 +55,18 @@ def part_of(credential_id: str) -> Part:
 
 
 class ErasureKey(msgspec.Struct, frozen=True, kw_only=True):
-    """A conversation that is being erased, and its former user."""
-
     store_id: StoreId
     conversation_id: ConversationId
     user_id: UserId
 
 
 class Erasure(msgspec.Struct, frozen=True, kw_only=True):
-    """A conversation that is being erased, and the parts left to do."""
-
     key: ErasureKey
     erase_time: datetime
     parts: tuple[Part, ...]
 
     @property
     def next_parts(self) -> tuple[Part, ...]:
-        """The parts that can run now."""
         for first in FIRST:
             if first in self.parts:
                 return (first, *(part for part in self.parts if part is Part.LOG))
@@ -86,8 +81,6 @@ def has_left(state: CallState, *, context: int, has_started: bool) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemPart:
-    """A batch of run and call ids of a conversation."""
-
     run_ids: Sequence[str]
     call_ids: Sequence[str]
     last: tuple[str, str]

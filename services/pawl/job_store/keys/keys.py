@@ -44,8 +44,6 @@ class MadeKey:
 
 
 class Keys:
-    """Manages API keys, and supplies the keys of its own process."""
-
     def __init__(self, repository: PostgresKeyRepository, clock: Clock, ids: IdSource) -> None:
         self.repository = repository
         self._clock = clock
@@ -160,6 +158,5 @@ def _check_first(_key: Key, live_keys: int, _kept_keys: int) -> None:
 
 
 def _hash(key: Key) -> bytes:
-    """Return a hash of the requested key, to recognise repeated requests."""
     asked = (key.name, key.store_id, key.user_id, sorted(key.roles), key.decides_for_users, key.expire_time)
     return hashlib.sha256(msgspec.msgpack.encode(asked)).digest()

@@ -28,8 +28,6 @@ _LAST_EVENT: Final = 2**63 - 1
 
 
 class KeyServicer(key_pb2_grpc.KeyServiceServicer):
-    """Serves the people who manage keys."""
-
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
 

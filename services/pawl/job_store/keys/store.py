@@ -137,7 +137,6 @@ class PostgresKeyRepository:
         return [_key(dict(row)) for row in rows]
 
     async def changes(self, after_change: int, *, keys_max: int) -> KeyChanges:
-        """Return the keys that changed after `after_change`."""
         async with self._database.acquire() as connection:
             last_change: int = await connection.fetchval(_LAST_CHANGE)
             if last_change <= after_change:

@@ -22,8 +22,6 @@ _EVENTS_FIELD: Final = b"\x0a"
 
 
 class NatsAnnouncer:
-    """See `ports.Announcer`."""
-
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
 
@@ -54,7 +52,6 @@ def _by_run(events: Sequence[LiveEvent]) -> dict[RunKey, list[bytes]]:
 
 
 def _varint(number: int) -> bytes:
-    """Encode a length as protobuf does."""
     digits = bytearray()
     while number >> 7:
         digits.append(number & 0x7F | 0x80)

@@ -58,7 +58,6 @@ class Forks:
         return await self._group_commit.run(operation, size_bytes=size_bytes, lane=Lane.PEOPLE, store_id=asked.store_id)
 
     async def _fork_point(self, source: ConversationRow, wanted: int) -> int:
-        """Return the requested fork point, or the last one."""
         last = await self._last(source, await self._open_calls(source))
         if not last or wanted > last:
             raise forks.open_point(wanted, [last] if last else [])
@@ -72,7 +71,6 @@ class Forks:
         return wanted
 
     async def _last(self, source: ConversationRow, open_calls: frozenset[CallId]) -> int:
-        """Return the last fork point; 0 for none."""
         heads: list[Head] = []
         unseen, start = set(open_calls), source.last_number
         while start > 0 and len(heads) < _SEARCHED_MAX:

@@ -31,8 +31,6 @@ WORK_MAX: Final = 32
 
 
 class Lane(Enum):
-    """The kind of an operation, by the kind of its caller."""
-
     # A person, or a program acting for one: a message, a command, a front end leasing a call.
     PEOPLE = auto()
     # Steps of runs, and background work of the job store.
@@ -40,8 +38,6 @@ class Lane(Enum):
 
 
 class Lanes(Generic[T]):
-    """Operations that wait to be written, by lane and store."""
-
     def __init__(self) -> None:
         self._lines: dict[Lane, FairQueue[StoreId, T]] = {lane: FairQueue() for lane in Lane}
 
@@ -227,7 +223,6 @@ class GroupCommit:
             await self._announce(written)
 
     async def _write_with_retries(self, operations: Sequence[Operation[Any]]) -> Written:
-        """Write a group, and retry if another transaction conflicts."""
         for _ in range(_ATTEMPTS_MAX - 1):
             try:
                 return await self._journal.write(operations)

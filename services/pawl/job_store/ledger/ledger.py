@@ -46,7 +46,6 @@ class Ledger:
         self._announcer = ports.announcer
 
     async def release_worker(self, worker_id: WorkerId) -> int:
-        """Release all runs of a worker and notify idle workers; return how many."""
         released = await self.leases.release(worker_id)
         if released:
             await self._announcer.work_ready()
@@ -87,7 +86,6 @@ class Ledger:
         return await self.attention_repository.doomed(crashes_max=self.limits.crashes_max, runs_max=_DOOMED_MAX)
 
     async def quarantine(self, runs: Sequence[RunKey]) -> int:
-        """Quarantine those of the runs whose last allowed worker has died; return how many."""
         count = 0
         for part in in_parts(runs, lambda _: 1, size_max=_RUNS_PER_OPERATION):
             count += await self._sweep(
@@ -98,7 +96,6 @@ class Ledger:
     async def renew_offers(
         self, store_id: StoreId, user_id: UserId, client_id: ClientId, session_id: SessionId, *, lease_seconds: float
     ) -> Sequence[CallRow]:
-        """Renew all calls that a client's session holds, and return them."""
         calls = await self._offer_repository.held_by(store_id, user_id, client_id, RunId(""))
         held: list[CallRow] = []
         for part in in_parts(calls, lambda _: 1, size_max=_CALLS_PER_OPERATION):
@@ -111,7 +108,6 @@ class Ledger:
     async def release_offers(
         self, store_id: StoreId, user_id: UserId, client_id: ClientId, session_id: SessionId, run_id: RunId
     ) -> int:
-        """Release the calls that a client's session holds, of one run or of all; return how many."""
         calls = await self._offer_repository.held_by(store_id, user_id, client_id, run_id)
         released = 0
         for part in in_parts(calls, lambda _: 1, size_max=_CALLS_PER_OPERATION):
@@ -122,7 +118,6 @@ class Ledger:
         return released
 
     async def offer_again(self) -> int:
-        """Offer calls again whose client's lease has expired; return how many."""
         calls = await self._offer_repository.run_out(calls_max=_CALLS_PER_OPERATION)
         if not calls:
             return 0

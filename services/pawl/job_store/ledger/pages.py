@@ -38,7 +38,6 @@ def page_size(asked: int) -> int:
 
 
 def make_token(method: str, selection: tuple[object, ...], position: object) -> str:
-    """Return a token for the page after `position` in the list of `method` with the filter `selection`."""
     where = msgspec.msgpack.encode(position)
     return base64.urlsafe_b64encode(_seal(method, selection, where) + where).decode().rstrip("=")
 

@@ -55,8 +55,6 @@ class GroupConflict(Exception):
 
 
 class Journal(Protocol):
-    """Applies groups of operations to the stored rows."""
-
     async def write(self, operations: Sequence[Operation[Any]]) -> Written:
         """Apply the operations in order in one transaction.
 
@@ -85,8 +83,6 @@ class Announcer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lifecycle:
-    """A life-cycle event on its way to external subscribers."""
-
     outbox_id: int
     store_id: StoreId
     run_id: RunId
@@ -109,8 +105,6 @@ class StreamEnd:
 
 
 class OfferRepository(Protocol):
-    """Finds leased offers."""
-
     async def held_by(
         self, store_id: StoreId, user_id: UserId, client_id: ClientId, run_id: RunId
     ) -> tuple[tuple[RunKey, CallKey], ...]:
@@ -121,8 +115,6 @@ class OfferRepository(Protocol):
 
 
 class AttentionRepository(Protocol):
-    """Finds runs that need an operator, or soon will."""
-
     async def doomed(self, *, crashes_max: int, runs_max: int) -> tuple[RunKey, ...]:
         """Return runs whose last allowed worker has lost its lease, oldest first. See `attention.Silence`."""
 
@@ -152,8 +144,6 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """Everything that the ledger needs from outside."""
-
     journal: Journal
     leases: Leases
     reads: Reads

@@ -45,8 +45,6 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Renewed:
-    """The leases that a worker holds, and which of its runs have unread commands."""
-
     runs: tuple[Claimed, ...]
     with_commands: tuple[Claimed, ...]
     time: datetime
@@ -189,16 +187,12 @@ class LogPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page(Generic[R]):
-    """Some rows, and whether there are more after them."""
-
     rows: Sequence[R]
     has_more: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessagePage(Page[MessageRow]):
-    """Messages of a conversation, and its user."""
-
     user_id: UserId
 
 
@@ -216,7 +210,6 @@ class ConversationFilter:
 
     @property
     def kinds(self) -> tuple[bool, ...]:
-        """The values of `archived` that match."""
         return (False, True) if self.archived is None else (self.archived,)
 
 

@@ -119,7 +119,6 @@ async def keep_relay_out(connection: Connection) -> None:
 
 
 async def _recall(connection: Connection, end: StreamEnd) -> None:
-    """Return lost events to the outbox."""
     recalled = 0
     while True:
         count = affected(await connection.execute(_RECALL, end.create_time, end.last_seq, _RECALLED_ROWS))

@@ -167,7 +167,6 @@ def _without_arguments(event: event_pb2.RunEvent) -> event_pb2.RunEvent:
 
 
 async def put_stream(jetstream: JetStreamContext, config: StreamConfig) -> StreamInfo:
-    """Create or update the stream with the configuration of this version."""
     try:
         return await jetstream.update_stream(config)
     except NotFoundError:

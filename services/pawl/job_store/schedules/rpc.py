@@ -83,8 +83,6 @@ class ScheduleServicer:
 
 
 class ScheduleLedgerServicer(schedules_pb2_grpc.ScheduleLedgerServiceServicer):
-    """Serves the agent-loops that fire schedules."""
-
     def __init__(self, schedules: Schedules, limits: Limits) -> None:
         self._schedules = schedules
         self._limits = limits
@@ -140,7 +138,6 @@ def _definition(message: schedule_pb2.ScheduleDefinition) -> Definition:
 
 
 def owner_of_user() -> Owner:
-    """Return the user on whose behalf agent-loop calls, with the user's credential."""
     user = require_user()
     return Owner(
         store_id=user.store_id,

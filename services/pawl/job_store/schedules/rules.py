@@ -59,8 +59,6 @@ class Definition(Timing, frozen=True, kw_only=True):
 
 
 class Owner(Actor, frozen=True, kw_only=True):
-    """The user of a schedule, with the roles and the credential that its runs use."""
-
     store_id: StoreId
     user_roles: tuple[str, ...] = ()
 
@@ -122,7 +120,6 @@ class ScheduleRow(StarterRow, frozen=True, kw_only=True):
         return ScheduleKey(self.store_id, self.schedule_id)
 
     def next_times(self, now: datetime) -> tuple[datetime, ...]:
-        """Return the next due times after `now`."""
         after = now if self.pause_time is not None or self.due_time is None else self.due_time - timedelta.resolution
         return tuple(islice(timing.due_times(self.definition, self.schedule_id, after), NEXT_TIMES))
 
@@ -178,7 +175,6 @@ def resumed(row: ScheduleRow, owner: Owner, now: datetime) -> ScheduleRow:
 
 
 def unpaused(row: StarterT, owner: Owner) -> StarterT:
-    """Return a resumed schedule or trigger with its owner's credential and no failures."""
     row = replace(row, **asdict(owner), generation=row.generation + 1, pause_time=None, pause_note="")
     return replace(row, self_paused=False, failures=0, last_run_counted=True)
 
@@ -251,7 +247,6 @@ def judge(
 
 
 def judge_overlap(overlap: Overlap, *, is_busy: bool, has_waiting: bool) -> tuple[FireOutcome, str]:
-    """Return the outcome of a fire that is on time, and the reason. See `judge`."""
     if not is_busy or overlap is Overlap.ALLOW:
         return FireOutcome.STARTED, ""
     if overlap is Overlap.SKIP:
@@ -309,7 +304,6 @@ def _due_anew(row: ScheduleRow, now: datetime) -> ScheduleRow:
 
 
 def _without_waiting(row: ScheduleRow, now: datetime) -> ScheduleRow:
-    """Return a schedule whose waiting fire is skipped."""
     fires = tuple(
         replace(fire, outcome=FireOutcome.SKIPPED, reason="the schedule was changed", fire_time=now)
         if fire.outcome is FireOutcome.WAITING

@@ -26,8 +26,6 @@ HELD_SECONDS: Final = 0.05
 
 
 class DueSchedule(NamedTuple):
-    """A schedule to fire for the due time `expected_time`. `next_time` is the due time after it."""
-
     row: ScheduleRow
     expected_time: datetime | None = None
     next_time: datetime | None = None
@@ -66,8 +64,6 @@ class Starters(Generic[StarterT]):
     async def _change(
         self, store_id: StoreId, user_id: UserId, name: str, change: Callable[[StarterT, datetime], StarterT]
     ) -> StarterT:
-        """Store the row that `change` returns for an existing row and the time."""
-
         def changed(row: StarterT | None, _: int, now: datetime) -> StarterT:
             if row is None:
                 raise self._absent

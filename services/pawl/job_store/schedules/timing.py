@@ -75,8 +75,6 @@ def check(timing: Timing) -> None:
 
 
 class _Cron(CronSim):
-    """Due times of a cron expression, searched up to `end`."""
-
     def __init__(self, cron: str, after: datetime, end: datetime) -> None:
         super().__init__(cron, after)
         self._end_date = end.date() + timedelta(days=2)
@@ -150,12 +148,10 @@ def following(timing: Timing, schedule_id: str, due: datetime, now: datetime) ->
 
 
 def is_missed(timing: Timing, due: datetime, now: datetime) -> bool:
-    """Return whether it is too late to catch up a due time."""
     return due <= caught_up_from(timing, now)
 
 
 def caught_up_from(timing: Timing, now: datetime) -> datetime:
-    """Return the time after which missed due times are caught up."""
     return now - timedelta(seconds=timing.catch_up_seconds or CATCH_UP_SECONDS)
 
 

@@ -93,8 +93,6 @@ class TriggerServicer:
 
 
 class TriggerLedgerServicer(triggers_pb2_grpc.TriggerLedgerServiceServicer):
-    """Serves the agent-loops that fire triggers and read mailboxes."""
-
     def __init__(self, triggers: Triggers, limits: Limits) -> None:
         self._triggers = triggers
         self._limits = limits

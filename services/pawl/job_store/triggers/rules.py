@@ -59,8 +59,6 @@ class TriggerKey(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 class MailPosition(msgspec.Struct, frozen=True, kw_only=True):
-    """A position in a mail folder, by IMAP UIDs."""
-
     uid_validity: int
     uid: int
 
@@ -78,8 +76,6 @@ class LaneKey(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 class Authentication(IntEnum):
-    """How the sender of a webhook proves that it may fire a trigger."""
-
     SIGNATURE = 1
     BEARER = 2
 
@@ -103,7 +99,6 @@ class MailboxSource(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def folder_key(self) -> tuple[object, ...]:
-        """The folder in which the mail positions are valid."""
         return self.host, self.port, self.plaintext, self.username, self.folder
 
 
@@ -122,8 +117,6 @@ class TriggerDefinition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FormerSecret(msgspec.Struct, frozen=True):
-    """A replaced secret that stays valid until some time."""
-
     secret: bytes
     until: datetime
 
@@ -177,7 +170,6 @@ class EventRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fire(self) -> FireRow:
-        """The event as a fire of its trigger."""
         return FireRow(
             due_time=self.receive_time,
             fire_time=self.fire_time,
@@ -214,7 +206,6 @@ class LaneRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def waiting(self) -> EventKey:
-        """The key of the waiting event, if any."""
         return EventKey(self.store_id, self.trigger_id, self.event_id)
 
 
@@ -337,7 +328,6 @@ def put(
 
 
 def _readable(row: TriggerRow, now: datetime) -> TriggerRow:
-    """Return a trigger whose mailbox can be leased."""
     if row.definition.mailbox is None:
         return row
     claim_at = None if row.pause_time is not None else now

@@ -81,8 +81,6 @@ SELECT {tables.TRIGGERS.names} FROM job_store.triggers JOIN held USING (store_id
 
 
 class PostgresTriggers(PostgresStarters[TriggerRow]):
-    """Rows of triggers, claims of waiting events, and leases of mailboxes."""
-
     def __init__(self, database: Database) -> None:
         super().__init__(database, tables.TRIGGERS, tables.TRIGGERS.read)
 
@@ -92,7 +90,6 @@ class PostgresTriggers(PostgresStarters[TriggerRow]):
         return None if record is None else (self._readable(record), record["now"])
 
     async def add_refusals(self, key: TriggerKey, count: int, reason: str) -> None:
-        """Add refused deliveries. `reason` is why the last one was refused."""
         await self._database.execute(_ADD_REFUSALS, key.store_id, key.trigger_id, count, reason)
 
     async def claim(self, *, events_max: int) -> Sequence[tuple[TriggerRow, LaneRow]]:

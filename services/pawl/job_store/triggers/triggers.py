@@ -87,7 +87,6 @@ def event_id_of(
 
 
 def secret_text(secret: bytes) -> str:
-    """Return a secret in the format that senders use."""
     return f"whsec_{base64.b64encode(secret).decode()}"
 
 
@@ -213,7 +212,6 @@ class Triggers(Starters[TriggerRow]):
                 await self._add_refusals(row.key)
 
     async def add_refusals(self) -> None:
-        """Write the refusals counted in memory to the rows."""
         for key in list(self._refusals):
             await self._add_refusals(key)
 

@@ -14,7 +14,6 @@ from pawl.values import RunState
 
 
 def follows(state: State, now: float) -> Decision:
-    """Return the next model call once the batch is closed, or the end. See `Program`."""
     run = state.run
     if run.is_turn and not run.round and not _has_unanswered_notices(state):
         return Finish(state=RunState.COMPLETED)
@@ -45,17 +44,14 @@ def follows(state: State, now: float) -> Decision:
 
 
 def concluded(state: State, *, continues: bool) -> State:  # noqa: ARG001  # the model has the last word
-    """Return the state unchanged."""
     return state
 
 
 def reported(base: State, after: State) -> State:  # noqa: ARG001  # calls speak for themselves
-    """Return the state unchanged."""
     return after
 
 
 def _has_unanswered_notices(state: State) -> bool:
-    """Return whether there are job notices that the model has not answered."""
     if state.notices:
         return True
     # An answer that an earlier run started but did not finish does not count.

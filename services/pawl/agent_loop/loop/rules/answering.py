@@ -46,7 +46,6 @@ def fingerprint(call: Call) -> str:
 
 
 def count(loop: LoopState, calls: Sequence[Call], identical_max: int) -> LoopState:
-    """Return the state with the calls of one more round counted."""
     counts = dict(loop.call_counts)
     for key in map(fingerprint, calls):
         # Reinsert the key, so that recent calls are last.
@@ -233,7 +232,6 @@ def _not_made(state: State, opened: OpenModelCall, tokens_needed: int) -> tuple[
 
 
 def cut(state: State, fact: ModelCut) -> State:
-    """Return the state with the model's output until it was stopped."""
     opened = state.loop.model_call
     if opened is None:
         return state

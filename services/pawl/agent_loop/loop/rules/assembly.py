@@ -85,7 +85,6 @@ class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def empty(self) -> bool:
-        """True if the answer has no text, refusal or call."""
         return not (self.text.strip() or self.refusal.strip() or self.calls)
 
 
@@ -146,7 +145,6 @@ class Assembly:
 
     @property
     def usage(self) -> UsageReport:
-        """The usage that the model server has reported so far."""
         return self._usage
 
     def answer(self) -> ModelAnswer:

@@ -121,8 +121,6 @@ FUNCTION: Final[Mapping[str, Any]] = {
 
 
 class RequestedTerms(JobTerms, frozen=True, kw_only=True):
-    """The model's request to run a call in the background."""
-
     # 0 if only the number of iterations ends the job.
     duration_seconds: float = 0.0
     reports: JobReports = JobReports.EVERY

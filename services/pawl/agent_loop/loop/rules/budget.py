@@ -82,7 +82,6 @@ def missing(state: State) -> int:
 
 
 def failure(state: State) -> RunFailure:
-    """Return the failure of a run that does not wait for a top-up."""
     message = f"The run has used up its budget of {tokens(state)} tokens."
     if left(state):
         message = need_message(state)
@@ -92,7 +91,6 @@ def failure(state: State) -> RunFailure:
 
 
 def exhausted(state: State, now: float) -> Decision:
-    """Decide for a run whose budget is used up: fail, or wait for a top-up within its timeout."""
     if ends_run(state):
         return Fail(failure=failure(state))
     deadline = state.loop.top_up_deadline_time
@@ -104,7 +102,6 @@ def exhausted(state: State, now: float) -> Decision:
 
 
 def quota_used_up(quota: AgentQuota) -> Problem:
-    """Return why a model call is not made when the agent's daily quota is used up."""
     return Problem(
         reason=AGENT_QUOTA_EXHAUSTED,
         failure_class=FailureClass.LIMIT,
@@ -135,7 +132,6 @@ def needed(state: State, prompt_tokens: int) -> int:
 
 
 def need_message(state: State) -> str:
-    """Return why the open call is not made, for people."""
     return (
         f"The next model call needs about {_needed_by_open_call(state)} tokens, including tool descriptions; "
         f"{left(state)} are left of the budget of {tokens(state)}."
@@ -164,7 +160,6 @@ def cut_short(state: State, answer: ModelAnswer, output_tokens_max: int | None) 
 
 
 def estimate(size_bytes: int) -> int:
-    """Estimate the tokens of so many bytes."""
     return -(-size_bytes // _BYTES_PER_TOKEN)
 
 
@@ -195,7 +190,6 @@ def counted(report: UsageReport, *, prompt_bytes: int, output_bytes: int) -> Usa
 
 
 def with_discarded(state: State, usage: Usage) -> State:
-    """Add the usage of discarded model calls to the state before the next one."""
     if usage == Usage():
         return state
     opened = state.loop.model_call

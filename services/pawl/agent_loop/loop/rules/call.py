@@ -27,8 +27,6 @@ class ByPerson(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decided(ByPerson, frozen=True, kw_only=True):
-    """A decision about a call, with the person and the time."""
-
     kind: DecisionKind
     reason: str = ""
     time: float = 0.0
@@ -61,8 +59,6 @@ class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OfferLease(msgspec.Struct, frozen=True, kw_only=True):
-    """A client's lease of a front-end call."""
-
     client_id: ClientId = ClientId("")
     offer_epoch: int = 0
     expire_time: float = 0.0
@@ -132,12 +128,10 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name_for_model(self) -> str:
-        """The tool's name as the model used it."""
         return self.proposed_tool_name or self.tool_name
 
     @property
     def settled(self) -> bool:
-        """True if the call has its result."""
         return self.state in SETTLED
 
     @property

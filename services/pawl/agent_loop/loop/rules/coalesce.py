@@ -100,7 +100,6 @@ def _join(head: OutputDelta, pieces: list[DisplayPiece]) -> OutputDelta:
 
 
 def _fragments(pieces: list[CallPiece]) -> Iterator[CallFragment]:
-    """Join adjacent pieces of the same call."""
     for index, group in itertools.groupby(pieces, key=lambda piece: piece.index):
         parts = tuple(group)
         yield CallFragment(

@@ -217,7 +217,6 @@ def _decided(state: State, command: Command, decision: Decide, now: float) -> St
 
 
 def _granted(state: State, call: Call) -> State:
-    """Apply a decision for a series to the job."""
     job, approval = state.run.job, call.approval
     if job is None or approval is None or approval.series is None:
         return state

@@ -22,8 +22,6 @@ _encode: Final = msgspec.json.Encoder(order="sorted").encode
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """The value that a condition's pointer had in an iteration."""
-
     sha256: str
     # Also None if the value is too large.
     value: Any = None

@@ -109,7 +109,6 @@ def _end(state: State, now: float) -> Decision:
 
 
 def not_made(call: Call, now: float) -> Call:
-    """Return a call that has not started, as settled by the stop of its run."""
     message = "The run was stopped before this call was made."
     if call.state is CallState.DELEGATED:
         message = "The run was stopped before this call ended, and so was the run that did the call."

@@ -43,14 +43,10 @@ class Fail(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PinTools(msgspec.Struct, frozen=True, kw_only=True):
-    """Ask the registry which tools the run may use. One of the ways a program starts."""
-
     names: ClassVar = (START,)
 
 
 class PlanUndo(msgspec.Struct, frozen=True, kw_only=True):
-    """Plan an undo and find the tools that it needs. One of the ways a program starts."""
-
     names: ClassVar = (START,)
 
 
@@ -108,8 +104,6 @@ class TakeOver(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StartModel(msgspec.Struct, frozen=True, kw_only=True):
-    """Make the announced model call after a delay."""
-
     delay_seconds: float
 
 

@@ -48,7 +48,6 @@ class _Refused(Exception):
 
 
 def may_delegate(run: Run) -> bool:
-    """Return whether this run may have child runs."""
     return run.depth < run.options.limits.agent_depth_max
 
 
@@ -61,7 +60,6 @@ def named(call: Call) -> str:
 
 
 def child_run_id(call: Call) -> RunId:
-    """Return the id of the run that does a call."""
     return RunId(f"run_{hashlib.sha256(call.call_id.encode()).hexdigest()[:32]}")
 
 
@@ -124,7 +122,6 @@ def _delegation(state: State, call: Call) -> Delegation:
 
 
 def _agent(state: State, call: Call, name: str) -> AgentVersion:
-    """Return the agent that a call delegates to."""
     read = state.agents.get(call.call_id)
     if read is None or read.agent is None or not read.agent.may_be_used_with(state.run.user_roles):
         others = f" You may name: {', '.join(read.delegates)[:500]}." if read is not None and read.delegates else ""

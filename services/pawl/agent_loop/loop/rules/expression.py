@@ -71,7 +71,6 @@ def check(source: str) -> None:
 
 
 def names_previous(source: str) -> bool:
-    """Return whether an expression may use the previous value."""
     return re.search(r"\bprevious\b", source) is not None
 
 

@@ -30,8 +30,6 @@ class ToolsPinned(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunRefused(msgspec.Struct, frozen=True, kw_only=True):
-    """The run cannot start."""
-
     failure: RunFailure
 
 
@@ -93,15 +91,11 @@ class CallExecuted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallStopped(msgspec.Struct, frozen=True, kw_only=True):
-    """The registry answered a cancellation."""
-
     call_id: CallId
     answer: Stopped
 
 
 class FallbackChecked(msgspec.Struct, frozen=True, kw_only=True):
-    """The registry checked the backend tool that replaces a front-end call."""
-
     call_id: CallId
     verdict: Verdict
 
@@ -118,14 +112,10 @@ class AgentRead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallsRead(msgspec.Struct, frozen=True, kw_only=True):
-    """The calls that the program requested."""
-
     calls: tuple[Call, ...]
 
 
 class CallChecked(msgspec.Struct, frozen=True, kw_only=True):
-    """The registry checked a call that the program proposed."""
-
     call: Call
     verdict: Verdict
 
@@ -150,8 +140,6 @@ TAKEOVER: Final = "TAKEOVER"
 
 
 class RoundStarted(msgspec.Struct, frozen=True, kw_only=True):
-    """The model is being called."""
-
     round: int
     model_attempt: int
     model: str
@@ -176,8 +164,6 @@ class RoundRetrying(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RoundEnded(msgspec.Struct, frozen=True, kw_only=True):
-    """The model call ended."""
-
     round: int
     model_attempt: int
     finish_reason: str
@@ -185,16 +171,12 @@ class RoundEnded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallFragment(msgspec.Struct, frozen=True, kw_only=True):
-    """A fragment of a call that the model is writing, for display."""
-
     index: int
     tool_name: str = ""
     arguments_text: str = ""
 
 
 class OutputDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """A coalesced piece of the model's output."""
-
     round: int
     model_attempt: int
     text: str = ""
@@ -213,8 +195,6 @@ class ToolProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Warned(msgspec.Struct, frozen=True, kw_only=True):
-    """A warning about the run: a reason for programs and a message for people."""
-
     reason: str
     message: str
 
@@ -223,15 +203,11 @@ OwnerEvent: TypeAlias = RoundStarted | RoundRetrying | RoundEnded | OutputDelta 
 
 
 class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A front end returned a result."""
-
     call_id: CallId
     result: CallResult
 
 
 class Decide(msgspec.Struct, frozen=True, kw_only=True):
-    """A person decided about a call, or answered it."""
-
     call_id: CallId
     kind: DecisionKind
     arguments_json: bytes = b""
@@ -245,14 +221,10 @@ class Decide(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Steer(msgspec.Struct, frozen=True, kw_only=True):
-    """A message of the user enters the run."""
-
     text: str
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True):
-    """A request to cancel the run."""
-
     cause: StopCause
     reason: str = ""
 
@@ -270,14 +242,10 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopUp(msgspec.Struct, frozen=True, kw_only=True):
-    """An addition to the token budget."""
-
     tokens: int
 
 
 class Pause(msgspec.Struct, frozen=True, kw_only=True):
-    """A request to pause or resume a job."""
-
     resumes: bool = False
 
 
@@ -288,8 +256,6 @@ class Completed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentEnded(msgspec.Struct, frozen=True, kw_only=True):
-    """The run that does a call has ended."""
-
     call_id: CallId
     run: Run
 
@@ -300,8 +266,6 @@ CommandKind: TypeAlias = (
 
 
 class Command(ByPerson, frozen=True, kw_only=True):
-    """An entry in a run's inbox."""
-
     command_id: CommandId
     time: float
     kind: CommandKind

@@ -37,7 +37,6 @@ from pawl.values import REPEATABLE, Answer, CallState, ExecutionContext, Outcome
 
 
 def asked(state: State, call: Call, question: Question, now: float) -> State:
-    """Return the state with the call waiting for a person."""
     seconds = state.run.options.limits.seconds_of_question(question.timeout_seconds)
     waiting = replace(call, state=CallState.ASKED, question=question, deadline_time=now + seconds)
     return state.with_calls([waiting])
@@ -58,7 +57,6 @@ _AT_ONCE: Final = 0.0
 
 
 def awaits(state: State, call: Call, now: float) -> bool:
-    """Return whether a call still waits to be completed externally."""
     until = state.loop.completions.get(call.call_id, _AT_ONCE)
     return call.state is CallState.RUNNING and until > max(now, _AT_ONCE)
 
@@ -79,7 +77,6 @@ def wait_for_completion(state: State, call: Call, seconds_left: float, now: floa
 
 
 def completed(state: State, call_id: CallId) -> State:
-    """Record that a call was completed externally."""
     call = state.calls.get(call_id)
     if call is None or call.state is not CallState.RUNNING:
         return state
@@ -87,7 +84,6 @@ def completed(state: State, call_id: CallId) -> State:
 
 
 def ended(state: State, call_id: CallId) -> State:
-    """Remove the completion record of a settled call."""
     if call_id not in state.loop.completions:
         return state
     known = {each: time for each, time in state.loop.completions.items() if each != call_id}
@@ -192,7 +188,6 @@ def _checked(state: State, fact: CallChecked, now: float) -> State:
 
 
 def _with_round(state: State, number: int) -> State:
-    """Start a round. Records of calls that are still open stay."""
     loop, opened = state.loop, {call.call_id for call in state.open_calls}
     loop = replace(
         loop,

@@ -246,7 +246,6 @@ def _is_no_question(message: Message, state: State) -> bool:
 
 
 def _correction(message: Message, state: State) -> list[ProviderMessage]:
-    """Return the correction after an answer that does not fit the response format, with the schema in the same run."""
     if not message.misfit:
         return []
     form = state.run.options.response_format if message.run_id == state.run.run_id else None
@@ -282,7 +281,6 @@ def _assistant(message: Message, asked: Sequence[Call], reasoning_field: str) ->
 
 
 def _tool_call(call: Call, more: fields.RawObject) -> dict[str, Any]:
-    """Return a call with its unknown fields from the model server."""
     function = {"name": call.name_for_model, "arguments": _arguments(call.proposed_arguments)}
     return {**more, "id": call.call_id, "type": "function", "function": {**fields.of_function(more), **function}}
 

@@ -37,7 +37,6 @@ class _Success(msgspec.Struct, frozen=True):
 
 
 def follows(state: State, now: float) -> Decision:
-    """Return the next iteration when it is due, or the end. See `Program`."""
     run, job = state.run, state.run.job
     if job is None:
         raise RuntimeError("the run is not a job")
@@ -71,7 +70,6 @@ def paused(state: State, time: float, *, resumes: bool) -> State:
 
 
 def concluded(state: State, *, continues: bool) -> State:  # noqa: ARG001  # its result is its last word
-    """Return the state unchanged."""
     return state
 
 
@@ -157,7 +155,6 @@ def _denial(call: Call) -> str:
 
 
 def _message(call: Call) -> str:
-    """Return the error message of a call that failed."""
     outcome = None
     if (result := call.result) is not None:
         content = strict_json.loads(result.content_json, bytes_max=len(result.content_json) or 1)

@@ -100,7 +100,6 @@ def detached(
     verdicts: Mapping[CallId, Verdict],
     now: float,
 ) -> State:
-    """Return the state in which the calls that shall and may run in the background are DETACHED."""
     started: dict[str, CallId] = {}
     for call in calls:
         terms = terms_by_call.get(call.call_id)
@@ -197,7 +196,6 @@ def alarms(state: State) -> str:
 
 
 def is_silent(content: str) -> bool:
-    """Return whether an answer is silent."""
     return content.strip().lower() in {"", SILENT}
 
 
@@ -207,7 +205,6 @@ def may_become_silent(content: str) -> bool:
 
 
 def new_job(terms: RequestedTerms, tool_name: str, arguments_json: bytes, now: float) -> Job:
-    """Return the job for a background request."""
     return Job(
         tool_name=tool_name,
         arguments_json=arguments_json,
@@ -262,12 +259,10 @@ def _under_policy(job: Job, terms: RequestedTerms, verdict: Verdict) -> Job:
 
 
 def title(job: Job) -> str:
-    """Return the title of a job in its conversation."""
     return f"{job.tool_name} (in the background)"
 
 
 def draft(run: Run, job: Job, now: float) -> Call:
-    """Return the call of the next iteration in state PROPOSED."""
     number = run.round + 1
     digest = hashlib.sha256(f"{run.run_id}:{number}".encode()).hexdigest()[:32]
     return Call(
@@ -350,7 +345,6 @@ def result_text(call: Call) -> str:
 
 
 def _notice_content(notice: Notice) -> dict[str, Any]:
-    """Return a notice as the model sees it."""
     run, job = notice.run, _job(notice)
     shown: dict[str, Any] = {"job_id": run.run_id, "tool": job.tool_name}
     if notice.occasion:
@@ -418,7 +412,6 @@ def _escape(found: re.Match[str]) -> str:
 
 
 def _line(notice: Notice) -> str:
-    """Return a notice as one line for people."""
     what = f"iteration {notice.occasion}" if notice.occasion else notice.run.state.name.lower()
     if (alarm := _alarm(notice)) not in {"", what}:
         what = f"{what}, {alarm}"

@@ -158,7 +158,6 @@ def _with(limits: Limits, numbers: Mapping[str, float]) -> Limits:
 
 
 def _problems(file: _File, usual: Mapping[str, float]) -> Iterator[str]:
-    """Yield the problems of the limits in a file."""
     defaults = {**usual, **{name: value for name, value in file.defaults.items() if type(value) in {int, float}}}
     for name, value in file.defaults.items():
         if name == "background":

@@ -49,8 +49,6 @@ class OpenModelCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CountedPrompt(msgspec.Struct, frozen=True, kw_only=True):
-    """The size of a prompt, and the model server's count of its tokens."""
-
     size_bytes: int
     tokens: int
 

@@ -24,7 +24,6 @@ _DIGESTED_BYTES_MAX: Final = 200
 
 
 def evaluated(job: Job, cursor: JobCursor, call: Call, result: str) -> JobCursor:
-    """Return the cursor after an iteration with the result `result`."""
     failed = call.state is not CallState.SUCCEEDED
     after = replace(cursor, problem="")
     if not failed and (job.until is not None or job.when is not None):

@@ -20,7 +20,6 @@ _READY: Final = frozenset({CallState.RUNNABLE, CallState.RUNNING, CallState.DELE
 
 
 def may_start(call: Call, batch: Sequence[Call], order: BatchOrder) -> bool:
-    """Return whether a RUNNABLE call may start now."""
     return not any(_holds_back(other, call, order) for other in batch if other.index < call.index)
 
 

@@ -43,12 +43,10 @@ def document(text: str) -> str:
 
 
 def is_refusal(answer: ModelAnswer) -> bool:
-    """Return whether the model refuses to answer, which needs no format."""
     return bool(answer.refusal.strip()) and not answer.text.strip()
 
 
 def may_be_tried_again(state: State) -> bool:
-    """Return whether the model may correct its last answer."""
     options, round_number = state.run.options, state.run.round
     rounds_max = options.limits.rounds_max + (options.round_limit_policy is RoundLimitPolicy.FINAL_ANSWER)
     return state.loop.misfits < TRIES_MAX and round_number < rounds_max
@@ -65,7 +63,6 @@ def correction(answer: Message, form: ResponseFormat | None) -> str:
 
 
 def failure(answer: Message) -> RunFailure:
-    """Return the failure of a run whose last answer does not fit."""
     faults = "; ".join(answer.misfit.splitlines())[:_FAULTS_SHOWN_CHARACTERS]
     message = f"The model did not answer in the requested format: {faults}"
     return RunFailure(failure_class=FailureClass.LIMIT, reason=OUTPUT_INVALID, message=message)

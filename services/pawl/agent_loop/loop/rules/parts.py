@@ -89,7 +89,6 @@ def within(parts: Sequence[Part]) -> tuple[Part, ...]:
 
 
 def with_text(file: FilePart, text: str) -> FilePart:
-    """Return a document with its current text, which stays with the message."""
     data = text.encode()
     return replace(file, text=text, size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
 

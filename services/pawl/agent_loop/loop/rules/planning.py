@@ -129,7 +129,6 @@ def _apply_commands(base: State, commands: Sequence[Command], now: float) -> Sta
 
 
 def _bytes_of(state: State, command: Command) -> int:
-    """Return the size that a command adds to a step, including the call that it changes."""
     call = state.calls.get(getattr(command.kind, "call_id", CallId("")))
     return step.size_bytes(command) + (0 if call is None else step.size_bytes(call))
 
@@ -159,7 +158,6 @@ def advance(state: State, events: Sequence[OwnerEvent], now: float, *, written: 
 
 
 def enact(state: State, decision: Decision, now: float) -> tuple[State, tuple[OwnerEvent, ...]]:
-    """Carry out `decision`. Return the state and the events that report it."""
     match decision:
         case Settle():
             return state.with_calls(decision.calls), ()

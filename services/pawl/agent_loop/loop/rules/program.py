@@ -53,7 +53,6 @@ class Program(Protocol):
 
 
 def of(run: Run) -> Program:
-    """Return the program of a run."""
     if run.job is not None:
         return job_program
     return agent_program if run.undo is None else undo_program

@@ -85,7 +85,6 @@ def _near_match(name: str, run: Run) -> str:
 
 
 def to_check(run: Run, calls: Sequence[Call]) -> tuple[ProposedCall, ...]:
-    """Return the check requests for PROPOSED calls."""
     return tuple(
         ProposedCall(
             call_id=call.call_id,
@@ -152,7 +151,6 @@ def apply_verdict(call: Call, verdict: Verdict, options: RunOptions, now: float,
 
 
 def with_offer(call: Call, verdict: Verdict) -> Call:
-    """Return a front-end call with its fallback if no client runs it."""
     if verdict.context is not ExecutionContext.FRONTEND:
         return call
     return replace(call, offer_fallback=verdict.offer_fallback, fallback_tool_name=verdict.fallback_tool_name)

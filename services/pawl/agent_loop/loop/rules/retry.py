@@ -79,7 +79,6 @@ def falls_back(problem: Problem, *, fallbacks_left: int, left: float) -> bool:
 
 
 def failure_of(problem: Problem) -> RunFailure:
-    """Return the failure of a run after its last attempt."""
     if problem.reason in {ROUND_TIMEOUT, BUDGET_EXHAUSTED}:
         return RunFailure(failure_class=FailureClass.LIMIT, reason=problem.reason, message=problem.message)
     reason = "PROVIDER_REFUSED" if problem.refuses_content else _REASONS.get(problem.failure_class, "PROVIDER_ERROR")

@@ -15,8 +15,6 @@ from pawl.values import JobReports, RunState, Series, StopCause, Usage, WaitKind
 
 
 class RoundLimitPolicy(StrEnum):
-    """What happens after the last allowed round."""
-
     FINAL_ANSWER = "FINAL_ANSWER"
     FAIL = "FAIL"
 
@@ -29,22 +27,16 @@ class BatchOrder(StrEnum):
 
 
 class UnknownOutcomePolicy(StrEnum):
-    """What happens to a call whose effect is unknown."""
-
     TELL_MODEL = "TELL_MODEL"
     NEEDS_ATTENTION = "NEEDS_ATTENTION"
 
 
 class TokenBudgetPolicy(StrEnum):
-    """What happens when the token budget is used up."""
-
     WAIT = "WAIT"
     FAIL = "FAIL"
 
 
 class ApprovalExpiryPolicy(StrEnum):
-    """What happens when a gated call is not decided in time."""
-
     DENY = "DENY"
     ESCALATE = "ESCALATE"
 
@@ -59,8 +51,6 @@ class ToolChoiceMode(StrEnum):
 
 
 class ReasoningEffort(StrEnum):
-    """Reasoning effort. Values as in chat completions."""
-
     NONE = "none"
     MINIMAL = "minimal"
     LOW = "low"
@@ -137,8 +127,6 @@ class RunFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PinnedTool(msgspec.Struct, frozen=True, kw_only=True):
-    """A tool version that a run uses from its start to its end."""
-
     name: str
     version: int
     # Digest of a definition that the client supplied; empty for registered tools.
@@ -156,8 +144,6 @@ class OwnTools(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PinnedAgent(msgspec.Struct, frozen=True, kw_only=True):
-    """The version of an agent that a run was started with."""
-
     name: str
     version: int
     # True if the agent selects the run's tools; those that the user may not call are omitted.
@@ -304,7 +290,6 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_job(self) -> bool:
-        """True if the run makes a call in the background."""
         return self.job is not None and bool(self.reports_to_conversation_id)
 
     @property

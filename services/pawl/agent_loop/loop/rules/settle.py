@@ -35,14 +35,12 @@ def error(reason: str, message: str) -> CallResult:
 
 
 def settled(call: Call, state: CallState, result: CallResult, now: float, note: str = "") -> Call:
-    """Return the call with its result and notes for the model."""
     notes = [note, _edit_note(call), result.note]
     whole = replace(result, note=" ".join(part for part in notes if part))
     return replace(call, state=state, result=whole, end_time=now, deadline_time=None)
 
 
 def executed(call: Call, ended: ExecutionResult, now: float, note: str = "") -> Call:
-    """Return the call settled by its execution."""
     result = ended.result
     if ended.outcome is Outcome.UNKNOWN:
         result = error("OUTCOME_UNKNOWN", _UNKNOWN)

@@ -22,12 +22,10 @@ MODEL: Final = "model"
 
 
 def stop_of(call_id: CallId) -> str:
-    """Return the task name for stopping a call."""
     return f"stop:{call_id}"
 
 
 def check_of(call_id: CallId) -> str:
-    """Return the task name for checking a call or its fallback."""
     return f"check:{call_id}"
 
 
@@ -88,7 +86,6 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fallbacks_left(self) -> int:
-        """The number of fallback models that are left."""
         return max(0, len(self.run.options.model_fallbacks) - self.loop.fallbacks_used)
 
     @property
@@ -112,18 +109,14 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         return next((message for message in own if message.role is not Role.SUMMARY), None)
 
     def is_own(self, message: Message) -> bool:
-        """Return whether a message belongs to the run's user."""
         return message.user_id in {"", self.run.user_id}
 
     @property
     def round_active_seconds(self) -> float:
-        """How long the current round has been active."""
         return self.active_seconds - self.loop.round_began_active_seconds
 
     def with_calls(self, calls: Iterable[Call]) -> Self:
-        """Return the state with these calls added or replaced, by id."""
         return replace(self, calls={**self.calls, **{call.call_id: call for call in calls}})
 
     def with_message(self, message: Message) -> Self:
-        """Return the state with a message appended."""
         return replace(self, messages=(*self.messages, message))

@@ -67,12 +67,10 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def changes_nothing(self) -> bool:
-        """True if nothing needs to be committed."""
         return replace(self, active_seconds=None, budget_run_id=RunId("")) == Step()
 
 
 def size_bytes(entry: Call | Command) -> int:
-    """Return the approximate size of an entry in a step."""
     return len(_encode(entry))
 
 
@@ -94,7 +92,6 @@ def between(
     lease_action: LeaseAction = LeaseAction.KEEP,
     wake_time: float | None = None,
 ) -> Step:
-    """Return the step from `base`, which the ledger has, to `after`."""
     old, new = base.run, after.run
     # The ledger sets CANCELLING itself, in the transaction that accepts the cancel.
     moved = new.state is not RunState.CANCELLING and (new.state, new.waits) != (old.state, old.waits)
@@ -153,12 +150,10 @@ def committed(after: State, last_seq: int, shared_tokens_left: int | None) -> St
 
 
 def with_shared_budget(state: State, left: int | None) -> State:
-    """Return the state with the tokens left of the shared budget."""
     return replace(state, shared_tokens_max=None if left is None else left + state.own_tokens)
 
 
 def _kept(base: State, after: State) -> int:
-    """Return how many of the first messages in `after` the ledger already has."""
     known = {id(message) for message in base.messages}
     return next((n for n, message in enumerate(after.messages) if id(message) not in known), len(after.messages))
 

@@ -25,8 +25,6 @@ from pawl.values import (
 
 
 class Tool(msgspec.Struct, frozen=True, kw_only=True):
-    """A tool version as shown to the model."""
-
     name: str
     version: int
     description: str = ""
@@ -63,8 +61,6 @@ TOOLS_MAX: Final = 128
 
 
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):
-    """The requested tools, and how many were left out."""
-
     tools: tuple[Tool, ...]
     left_out: int = 0
 
@@ -84,8 +80,6 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordedDecision(Recorded, frozen=True, kw_only=True):
-    """A person's decision about a gated call."""
-
     kind: DecisionKind
     # Replaces the arguments.
     arguments_sha256: str = ""
@@ -102,8 +96,6 @@ class RecordedResult(Recorded, frozen=True, kw_only=True):
 
 
 class ExecutionResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of an execution."""
-
     outcome: Outcome
     result: CallResult
     # The tool's question, with INPUT_REQUIRED.
@@ -113,8 +105,6 @@ class ExecutionResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The registry's verdict on a proposed call."""
-
     call_id: CallId
     disposition: Disposition
     tool_version: int = 0

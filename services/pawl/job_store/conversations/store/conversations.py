@@ -108,8 +108,6 @@ GROUP BY user_id ORDER BY max(update_time) DESC LIMIT 100
 
 
 class PostgresConversations(DatabaseAdapter):
-    """See `reading.ConversationReads`."""
-
     async def by_id(self, store_id: StoreId, user_id: UserId, conversation_id: ConversationId) -> ConversationRow:
         record = await self._database.fetchrow(_BY_ID, store_id, conversation_id, user_id)
         row = None if record is None else tables.CONVERSATIONS.read(record)

@@ -74,16 +74,12 @@ _Key: TypeAlias = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Read:
-    """Part of a conversation that was read: its words by message number, and the last message covered."""
-
     due: Record
     words: Mapping[int, str]
     searched_number: int
 
 
 class PostgresSearchIndex(DatabaseAdapter):
-    """Indexes new messages and titles after they are written."""
-
     async def index_new(self, *, conversations_max: int) -> int:
         """Index new messages and titles of some conversations; return how many, 0 if nothing is left to do.
 
@@ -128,7 +124,6 @@ async def put_title(
 
 
 async def _store(connection: Connection, read: Sequence[_Read]) -> int:
-    """Write the words of the conversations that are unchanged; return how many."""
     seen = ("store_id", "conversation_id", "user_id", "searched_number", "title", "model_title")
     locked = {_key(r) for r in await connection.fetch(_LOCK, *([each.due[name] for each in read] for name in seen))}
     taken = [each for each in read if _key(each.due) in locked]

@@ -338,7 +338,6 @@ def _item(call: Record) -> tuple[Any, ...]:
 
 
 async def _mark(connection: Connection, statement: str, *arguments: Any) -> int:
-    """Take conversations from their users and from the forks that show them; return how many."""
     marked = retention.columns(await connection.fetch(statement, _ALL_PARTS, *arguments))
     for each in (_TITLES_OF_SHOWING, _EMPTY_SEGMENTS, _REMOVE_SEGMENTS):
         await connection.execute(each, *marked)

@@ -190,7 +190,6 @@ ORDER BY store_id, run_id FOR UPDATE OF r
 
 
 def _removal(table: str, owner: str, rest: str) -> str:
-    """Return a statement that removes up to $3 rows of a table from their owners."""
     return f"""
     DELETE FROM job_store.{table} AS t USING unnest($1::text[], $2::text[]) AS k (store_id, {owner})
     CROSS JOIN LATERAL (
@@ -225,11 +224,9 @@ _CONVERSATIONS_AT_ONCE_MAX: Final = 20
 
 class PostgresRetention(DatabaseAdapter):
     async def remove_requests(self, *, older_than_seconds: float, rows_max: int) -> int:
-        """Remove old request ids; return how many."""
         return await deleted(self._database, _OLD_REQUESTS, older_than_seconds, rows_max)
 
     async def remove_keys(self, *, older_than_seconds: float, rows_max: int) -> int:
-        """Remove API keys that were revoked or expired before the given age; return how many."""
         return await deleted(self._database, _OLD_KEYS, older_than_seconds, rows_max)
 
     async def remove_key_events(self, *, rows_max: int) -> int:

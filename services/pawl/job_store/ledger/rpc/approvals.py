@@ -36,7 +36,6 @@ _GRANT: Final = _WIRE.struct(
 
 
 def series_from(message: call_pb2.Series) -> Series:
-    """Return a series as its owner or an approver describes it."""
     check_digest(message.digest, "series.digest")
     return _SERIES.read(message)
 
@@ -59,7 +58,6 @@ def check_digest(value: str, field: str) -> str:
 
 
 def put_approval(message: call_pb2.Call, row: CallRow) -> None:
-    """Write the approval request and the decisions into a call."""
     if row.digest:
         message.approval.digest = row.digest
         message.approval.approvals_required = row.approvals_required
@@ -73,7 +71,6 @@ def put_approval(message: call_pb2.Call, row: CallRow) -> None:
 
 
 def put_grant(message: run_pb2.Run, row: RunRow) -> None:
-    """Write the grant of a run into its message: the job is shown as it was granted."""
     grant = row.grant
     if grant is None:
         return

@@ -211,7 +211,6 @@ def run(row: RunRow) -> run_pb2.Run:
 
 
 def run_in(situation: Situation, waiting: Waiting | None) -> run_pb2.Run:
-    """Return a run with its situation and why it makes no progress, without its open calls."""
     message = run(situation.run)
     message.queue_position = situation.queue_position
     message.child_run_ids.extend(situation.child_run_ids)
@@ -305,7 +304,6 @@ def conversation_for(row: ConversationRow, user_id: str) -> conversation_pb2.Con
 
 
 def _only(shown: M, names: frozenset[str]) -> M:
-    """Clear all fields except `names`."""
     for name in shown.DESCRIPTOR.fields_by_name:
         if name not in names:
             shown.ClearField(name)
@@ -324,7 +322,6 @@ def _put_result(message: call_pb2.Call, result: bytes | None, result_bytes_max: 
 
 
 def message(row: MessageRow, user_id: str) -> message_pb2.Message:
-    """Return a message of `user_id`'s conversation, for its author."""
     entry = _message(row, user_id)
     for part in entry.parts:
         leave_out(part)
@@ -384,7 +381,6 @@ def head_of(row: MessageRow) -> Head:
 
 
 def gap(gap: LogGap) -> gap_pb2.Gap:
-    """Return the message that replaces removed events."""
     return gap_pb2.Gap(
         run_id=gap.run.run_id,
         from_seq=gap.from_seq,

@@ -463,7 +463,6 @@ def _progress(progress: ledger_pb2.ProgressCommand) -> Progress:
 
 
 def fingerprint(message: ProtoMessage, *, without: Sequence[str] = ()) -> bytes:
-    """Return a hash that identifies a payload."""
     if without:
         message, whole = type(message)(), message
         message.CopyFrom(whole)

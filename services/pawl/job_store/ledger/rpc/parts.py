@@ -94,7 +94,6 @@ def _without_refused_images(history: Sequence[message_pb2.Message], failures: Ma
 
 
 def _without_old_images(history: Sequence[message_pb2.Message], bytes_max: int) -> None:
-    """Remove all images but the newest ones, up to `bytes_max`."""
     left = bytes_max
     for part in (part for message in reversed(history) for part in reversed(message.parts)):
         if part.HasField("image"):

@@ -61,7 +61,6 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         return pb.StartJobResponse(run=messages.run(submitted.run))
 
     async def _write(self, operation: Operation[T], size_bytes: int, store_id: str, lane: Lane = Lane.PEOPLE) -> T:
-        """Run an operation of a store. `size_bytes` is the size of its request."""
         return await self._ledger.group_commit.run(
             operation, size_bytes=size_bytes, lane=lane, store_id=StoreId(store_id)
         )
@@ -296,8 +295,6 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
 
 
 class ListServicer:
-    """Serves lists to the user on whose behalf agent-loop calls."""
-
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
 
@@ -357,7 +354,6 @@ class ListServicer:
 async def _list_runs(
     ledger: Ledger, store_id: StoreId, user_id: UserId, wanted: RunFilter, request: Any
 ) -> tuple[Iterable[run_pb2.Run], str]:
-    """Return the requested page of runs, and the token of the next one."""
     selection = (store_id, user_id, *astuple(wanted))
     page = await ledger.reads.runs(
         store_id,

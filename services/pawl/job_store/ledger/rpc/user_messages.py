@@ -9,7 +9,6 @@ from pawl.job.v1 import ledger_pb2
 
 
 def body(request: ledger_pb2.SubmitMessageRequest | ledger_pb2.Delegation) -> bytes:
-    """Return the encoded user message that starts a run."""
     said = message_pb2.Message(role=message_pb2.ROLE_USER, text=text_of(request), parts=_parts_of(request))
     return said.SerializeToString()
 
@@ -19,7 +18,6 @@ def _parts_of(request: ledger_pb2.SubmitMessageRequest | ledger_pb2.Delegation) 
 
 
 def text_of(request: ledger_pb2.SubmitMessageRequest | ledger_pb2.Delegation) -> str:
-    """Return the text of a message, for search and for the title."""
     return request.text or "\n\n".join(part.text for part in _parts_of(request) if part.HasField("text"))
 
 

@@ -44,7 +44,6 @@ class Silence(msgspec.Struct, frozen=True, kw_only=True):
     polled_at: float = -math.inf
 
     def after(self, doomed: Iterable[RunKey], now: float) -> Silence:
-        """Return the state after one more poll."""
         since = self.since if now - self.polled_at <= _PAUSE_SECONDS_MAX else {}
         return Silence(since={key: since.get(key, now) for key in doomed}, polled_at=now)
 
@@ -70,7 +69,6 @@ class Quarantine(msgspec.Struct, frozen=True, kw_only=True):
         return _rows(self.runs)
 
     def apply(self, unit: UnitOfWork) -> int:
-        """Return how many runs were quarantined."""
         count = 0
         for key in self.runs:
             run = unit.runs.get(key)
@@ -124,12 +122,10 @@ def redrive(unit: UnitOfWork, run: RunRow) -> RunRow:
 
 
 def _rows(runs: Sequence[RunKey]) -> RowKeys:
-    """Return the rows needed to quarantine runs. A turn that blocks a message may end."""
     return RowKeys(runs=tuple(runs), ends=tuple(runs), calls_of=tuple(runs), commands_of=tuple(runs))
 
 
 def _crash(unit: UnitOfWork, run: RunRow, crashes_max: int, lost: bytes) -> RunRow:
-    """Take a run from its crashed worker."""
     free = replace(run, crashes=run.crashes + 1, worker_id=None, claim_at=unit.now + CRASH_PAUSE)
     if free.crashes < crashes_max:
         return unit.put_run(free)

@@ -27,8 +27,6 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OpenJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job that has not ended, and its user."""
-
     run_id: RunId
     user_id: UserId
 
@@ -63,7 +61,6 @@ class Background(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(each for each in self.notices if each.user_id == user_id and not each.entered_by)
 
     def without(self, run_ids: Container[str]) -> Background:
-        """Return it without the notices of removed jobs."""
         return replace(self, notices=tuple(each for each in self.notices if each.run_id not in run_ids))
 
     @property

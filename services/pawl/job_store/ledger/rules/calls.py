@@ -45,7 +45,6 @@ _OF_OWNER: Final = tuple(
 
 
 def arguments_sha256(arguments: bytes) -> bytes:
-    """Return the hash by which a decision identifies the arguments that it approves."""
     return hashlib.sha256(arguments).digest()
 
 
@@ -190,7 +189,6 @@ def is_same_credential(one: CredentialId, other: CredentialId) -> bool:
 
 
 def changed(before: CallRow | None, call: CallRow) -> CallChanged:
-    """Return the event that describes a change of a call."""
     duration = 0.0
     ran = before is not None and (before.state in _STARTED or before.is_leased)
     if ran and call.state.is_terminal:
@@ -200,12 +198,10 @@ def changed(before: CallRow | None, call: CallRow) -> CallChanged:
 
 
 def _owner_fields(change: CallChange) -> dict[str, Any]:
-    """Return the fields of the row that the owner always sets."""
     return {name: getattr(change, name) for name in _OF_OWNER}
 
 
 def _shown(call: CallRow, change: CallChange) -> CallRow:
-    """Return the call as it is shown to people now: for the first time, edited, or escalated."""
     if call.state is not CallState.AWAITING_APPROVAL:
         return replace(
             call,
@@ -223,7 +219,6 @@ def _shown(call: CallRow, change: CallChange) -> CallRow:
 
 
 def _is_answered(call: CallRow) -> bool:
-    """Return whether a waiting call has a result: from a command, a question's default, or its tool."""
     is_asked = call.state is CallState.ASKED
     return bool(call.reserved_by) or (is_asked and (call.has_default or call.start_time is not None))
 
@@ -247,7 +242,6 @@ def _check_result(change: CallChange) -> None:
 
 
 def _check_child(call: CallRow | None, change: CallChange) -> None:
-    """Require that a call gets its child run when it is delegated, and keeps it."""
     had = call.child_run_id if call is not None else ""
     has_child = change.state in WITH_CHILD
     if has_child and not change.child_run_id:
@@ -295,13 +289,11 @@ def _check_shown_again(call: CallRow, change: CallChange) -> None:
 
 
 def _is_granted(call: CallRow) -> bool:
-    """Return whether a gated call started under a grant, without its own decision."""
     has_started = call.state in call_table.STARTED or call.start_time is not None
     return call.series is not None and call.decision is None and has_started
 
 
 def _shown_of(call: CallRow, decision: Decision | None = None) -> tuple[str, bytes, Series | None]:
-    """Return the digest, arguments and series that people see, or as `decision` changed them."""
     if decision is None:
         return call.digest, arguments_sha256(call.arguments), call.series
     series = decision.series if decision.kind is DecisionKind.EDIT else call.series
@@ -323,7 +315,6 @@ def _is_fallback(call: CallRow, change: CallChange) -> bool:
 
 
 def _is_settled_edit(call: CallRow, change: CallChange) -> bool:
-    """Return whether an edited call is settled without having started, with the edited arguments on record."""
     decision = call.decision
     return (
         change.state.is_terminal

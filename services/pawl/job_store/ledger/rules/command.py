@@ -54,51 +54,37 @@ class OfOffer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolResult(OfOffer, frozen=True, kw_only=True):
-    """The result of a front-end call."""
-
     name: ClassVar[str] = "tool_result"
 
 
 class Steer(msgspec.Struct, frozen=True, kw_only=True):
-    """A message for a run that is in progress."""
-
     name: ClassVar[str] = inbox.STEER
     text_bytes: int = 0
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True):
-    """Stop the run."""
-
     name: ClassVar[str] = inbox.CANCEL
     cause: StopCause
     reason: str = ""
 
 
 class Resolve(msgspec.Struct, frozen=True, kw_only=True):
-    """An operator reports the outcome of a call in doubt."""
-
     name: ClassVar[str] = "resolve"
     call_id: CallId
 
 
 class Redrive(msgspec.Struct, frozen=True, kw_only=True):
-    """An operator resumes a quarantined run."""
-
     name: ClassVar[str] = "redrive"
     reason: str = ""
 
 
 class Progress(OfOffer, frozen=True, kw_only=True):
-    """A client reports the progress of a front-end call."""
-
     name: ClassVar[str] = "progress"
     fraction: float | None
     message: str
 
 
 class TopUp(msgspec.Struct, frozen=True, kw_only=True):
-    """Add tokens to the budget."""
-
     name: ClassVar[str] = inbox.TOP_UP
     tokens: int
 
@@ -201,7 +187,6 @@ class Send(Decider, frozen=True, kw_only=True):
         return isinstance(self.command, Decide) and self.command.right is DecisionRight.STORE
 
     def _approves(self, unit: UnitOfWork, run: RunRow) -> bool:
-        """Return whether an approver for the whole store decides a call of the run that needs an approval."""
         if not (self._may_approve and (call_id := _call_of(self.command))):
             return False
         call = _call_of_run(unit, run, call_id)
@@ -295,7 +280,6 @@ class Send(Decider, frozen=True, kw_only=True):
     def _log_act(
         self, unit: UnitOfWork, run: RunRow, act: OperatorAct, *, call_id: CallId = CallId(""), reason: str = ""
     ) -> RunRow:
-        """Record an operator's action in the log of the run."""
         if not self.as_operator:
             return run
         acted = OperatorActed(user_id=self.user_id, act=act, call_id=call_id, reason=reason)

@@ -263,7 +263,6 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         return bodies, run
 
     def _delegate(self, unit: UnitOfWork, run: RunRow) -> None:
-        """Create the runs that execute the calls that this step delegates."""
         delegated = {
             change.call_id: (change.child_run_id, change.state is CallState.DETACHED)
             for change in self.calls
@@ -287,7 +286,6 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _spend(self, unit: UnitOfWork, run: RunRow) -> tuple[RunRow, int | None]:
-        """Add the tokens used to the shared budget. Return the run and the tokens left."""
         top = unit.runs.get(RunKey(run.store_id, run.budget_run_id)) if run.budget_run_id else run
         if top is None:
             # Retention has removed the run that owns the budget.

@@ -118,7 +118,6 @@ class ConversationRequest(Actor, frozen=True, kw_only=True):
         run_id: RunId = RunId(""),
         steered: bool = False,
     ) -> None:
-        """Store the request with its result: a conversation or a run."""
         for key in self.request_keys:
             request = RequestRow(
                 store_id=self.store_id,

@@ -21,8 +21,6 @@ _WITH_KEYS: Final = "the makers of a key count as its users"
 
 
 class Decide(msgspec.Struct, frozen=True, kw_only=True):
-    """A person's decision about a gated call, or the answer to a question, within `right`."""
-
     name: ClassVar[str] = "decision"
     call_id: CallId
     kind: DecisionKind
@@ -36,8 +34,6 @@ class Decide(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decider(Actor, frozen=True, kw_only=True):
-    """The sender of a command that may be a decision."""
-
     command_id: CommandId
 
     def decide(self, run: RunRow, call: CallRow, command: Decide, now: datetime) -> CallRow:

@@ -121,7 +121,6 @@ class Deliver(msgspec.Struct, frozen=True, kw_only=True):
         return row.failures >= schedules.FAILURES_MAX
 
     def _judged(self, unit: UnitOfWork, row: TriggerRow, lane: LaneRow | None) -> tuple[TriggerRow, Start]:
-        """Return the outcome of the event, and the trigger with the effect on the waiting event."""
         if self.skipped:
             return row, Start(FireOutcome.SKIPPED, self.skipped)
         if lane is None:
@@ -150,7 +149,6 @@ class Deliver(msgspec.Struct, frozen=True, kw_only=True):
         return row, start
 
     def _postponed(self, unit: UnitOfWork, row: TriggerRow, lane: LaneRow) -> TriggerRow:
-        """Make the event wait instead of the one that waits now, whose fire is skipped."""
         row = self._replaced(unit, row, lane)
         debounce = timedelta(seconds=row.definition.debounce_seconds)
         first = lane.first_time or unit.now
@@ -159,7 +157,6 @@ class Deliver(msgspec.Struct, frozen=True, kw_only=True):
         return row
 
     def _replaced(self, unit: UnitOfWork, row: TriggerRow, lane: LaneRow) -> TriggerRow:
-        """Return the trigger after skipping the waiting event, if any."""
         replaced = unit.trigger_events.get(lane.waiting) if lane.event_id else None
         if replaced is None:
             return row

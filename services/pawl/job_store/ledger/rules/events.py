@@ -47,7 +47,6 @@ class RunChanged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _is_quiet(state: RunState | None, waits: tuple[int, ...]) -> bool:
-    """Return whether a job works, or waits for its next iteration."""
     return state in _OPEN and _QUIET.issuperset(waits)
 
 
@@ -65,16 +64,12 @@ class CallChanged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MessageAdded(msgspec.Struct, frozen=True, kw_only=True):
-    """A user's message was appended to the conversation."""
-
     type: ClassVar[str] = "message.added"
     message: MessageRow
     user_id: UserId
 
 
 class ToolProgressed(msgspec.Struct, frozen=True, kw_only=True):
-    """A client reports the progress of a call."""
-
     type: ClassVar[str] = "tool.progress"
     call: CallRow
     fraction: float | None

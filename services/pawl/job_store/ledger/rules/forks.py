@@ -50,7 +50,6 @@ def fork_points(heads: Sequence[Head], open_calls: AbstractSet[CallId]) -> tuple
 
 
 def open_point(number: int, points: Collection[int]) -> ForkPointOpen:
-    """Return the error for a fork at an impossible point, with the nearest possible ones."""
     before = max((point for point in points if point < number), default=0)
     after = min((point for point in points if point > number), default=0)
     nearest = {name: point for name, point in (("before", before), ("after", after)) if point}

@@ -56,7 +56,6 @@ def covers(run: RunRow, change: CallChange) -> bool:
 
 
 def counted(run: RunRow, before: CallRow | None, call: CallRow) -> RunRow:
-    """Return the run after a step changed a call: its grant is given, used or ended if the call started."""
     grant = run.grant
     if before is None and call.state is CallState.AWAITING_APPROVAL:
         return run if grant is None else replace(run, grant=replace(grant, ended=True))

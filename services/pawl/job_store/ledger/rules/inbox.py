@@ -166,8 +166,6 @@ class NoteCompletion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Refused(Exception):
-    """A command is refused because of `error`."""
-
     def __init__(self, outcome: CommandOutcome, error: PawlError) -> None:
         self.outcome = outcome
         self.error = error
@@ -190,14 +188,12 @@ class Replaced(Refused):
 
 
 def check_open(call: CallRow) -> None:
-    """Refuse a command about a call that is settled, decided or reserved by an earlier command."""
     if call.state.is_terminal or call.reserved_by:
         check_undecided(call)
         raise Refused(CommandOutcome.LATE, CallNotPending())
 
 
 def check_undecided(call: CallRow | None) -> None:
-    """Refuse a command about a call that is already decided."""
     if call is not None and call.decision is not None:
         did = _DONE[call.decision.kind]
         raise Refused(
@@ -206,6 +202,5 @@ def check_undecided(call: CallRow | None) -> None:
 
 
 def check_deadline(call: CallRow, now: datetime) -> None:
-    """Refuse a command about a call whose deadline has passed."""
     if call.deadline_time is not None and call.deadline_time <= now:
         raise Refused(CommandOutcome.LATE, DeadlinePassed())

@@ -147,12 +147,10 @@ def run_ended(unit: UnitOfWork, run: RunRow) -> None:
 
 
 def has_notices(unit: UnitOfWork, run: RunRow) -> bool:
-    """Return whether the conversation has pending notices for the user of a run."""
     return bool(unit.conversation_of(run).background.pending_of(run.user_id))
 
 
 def has_started(run: RunRow) -> bool:
-    """Return whether a worker has claimed the run."""
     return run.last_commit is not None or run.worker_id is not None
 
 
@@ -176,7 +174,6 @@ def _started_at(run: RunRow) -> tuple[TurnTime, ...]:
 
 
 def _start_turn(unit: UnitOfWork, conversation: ConversationRow, job: RunRow, turns_max: int) -> None:
-    """Start a turn for the notices of the job's user, if one is allowed now; otherwise they wait."""
     background, generation = conversation.background, job.generation + 1
     if turn.budget_below(job) in background.used_up_budgets:
         return

@@ -26,7 +26,6 @@ def written(store_id: StoreId, user_id: UserId, labels: Mapping[str, str]) -> st
 
 
 def read(text: str) -> dict[str, str]:
-    """Return the labels of a stored text."""
     if not text:
         return {}
     # A mark ends at the first colon, a key at the first equals sign after it.

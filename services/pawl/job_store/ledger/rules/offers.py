@@ -16,7 +16,6 @@ from pawl.values import CallState, RunState
 
 
 def is_pending(run: RunRow, call: CallRow) -> bool:
-    """Return whether `call`, of `run`, waits for a person or a client."""
     if call.reserved_by or run.state.is_terminal or run.is_stopping:
         return False
     if call.state is CallState.RUNNING:
@@ -67,8 +66,6 @@ class Leased(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaseOffer(msgspec.Struct, frozen=True, kw_only=True):
-    """Lease one offered call to a session of a client."""
-
     run: RunKey
     call: CallKey
     user_id: UserId
@@ -111,8 +108,6 @@ class LeaseOffer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RenewOffers(msgspec.Struct, frozen=True, kw_only=True):
-    """Renew the leases of `calls` (with their runs) that the client's session still holds."""
-
     client_id: ClientId
     session_id: SessionId = SessionId("")
     lease_seconds: float
@@ -123,7 +118,6 @@ class RenewOffers(msgspec.Struct, frozen=True, kw_only=True):
         return _row_keys(self.calls)
 
     def apply(self, unit: UnitOfWork) -> tuple[CallRow, ...]:
-        """Return the calls that the session holds."""
         held = []
         for _, call in _held(unit, self.calls):
             if call.offer is not None and _holder(call.offer) == (self.client_id, self.session_id):
@@ -147,7 +141,6 @@ class ReleaseOffers(msgspec.Struct, frozen=True, kw_only=True):
         return _row_keys(self.calls)
 
     def apply(self, unit: UnitOfWork) -> int:
-        """Return how many calls are offered again."""
         released = 0
         for run, call in _held(unit, self.calls):
             offer = call.offer
@@ -174,7 +167,6 @@ def _row_keys(calls: tuple[tuple[RunKey, CallKey], ...]) -> RowKeys:
 
 
 def _held(unit: UnitOfWork, keys: tuple[tuple[RunKey, CallKey], ...]) -> list[tuple[RunRow, CallRow]]:
-    """Return the calls that are still offered and held, with their runs."""
     held = []
     for run_key, call_key in keys:
         run, call = unit.runs.get(run_key), unit.calls.get(call_key)
@@ -186,6 +178,5 @@ def _held(unit: UnitOfWork, keys: tuple[tuple[RunKey, CallKey], ...]) -> list[tu
 
 
 def _change(unit: UnitOfWork, run: RunRow, call: CallRow) -> None:
-    """Put a call whose holder changed, and log the change."""
     unit.put_call(call)
     log.write(unit, run, [CallChanged(from_state=CallState.OFFERED, call=call)])

@@ -148,7 +148,6 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.key_hash is None else ClientKey(self.store_id, self.user_id, self.key_hash)
 
     def without(self, run_id: RunId, *, now: datetime) -> ConversationRow:
-        """Return the conversation with a run removed from its queue."""
         queue = tuple(other for other in self.queue if other != run_id)
         interrupting = tuple(other for other in self.interrupting if other in queue)
         return replace(self, queue=queue, interrupting=interrupting, update_time=now)
@@ -402,7 +401,6 @@ class CallRow(CallFields, frozen=True, kw_only=True):
 
     @property
     def is_leased(self) -> bool:
-        """Whether a client holds the offer."""
         return self.state is CallState.OFFERED and self.offer is not None and self.offer.client_id != ""
 
 

@@ -56,5 +56,4 @@ def query_words(query: str) -> tuple[str, ...]:
 
 
 def mark(store_id: StoreId, user_id: UserId) -> str:
-    """Return the prefix of a user's words in the shared index."""
     return hashlib.sha256(f"{store_id}\0{user_id}".encode()).digest()[:_MARK_BYTES].hex() + ":"

@@ -84,7 +84,6 @@ def assign_slots(
 
 
 def _fitting(line: Line, limits: SlotLimits) -> Iterator[DueRun]:
-    """Yield the runs that fit, counting the slots that they use."""
     used, used_by_user = line.used, Counter(line.used_by_user)
     background = line.used_background
     for run in line.due:

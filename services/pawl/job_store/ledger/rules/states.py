@@ -17,8 +17,6 @@ class OperatorAct(IntEnum):
 
 
 class Sharing(IntEnum):
-    """The access of other users of the store to a conversation."""
-
     PRIVATE = 1
     READ = 2
     WRITE = 3

@@ -16,8 +16,6 @@ from pawl.values import CallState, RunState, StopCause
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of a child run: the payload of the command AGENT_ENDED to its parent."""
-
     run_id: RunId
     state: RunState
     usage: bytes
@@ -70,7 +68,6 @@ def _supersede(unit: UnitOfWork, run: RunRow | None) -> None:
 
 
 def _stop(unit: UnitOfWork, run: RunRow, cause: StopCause) -> tuple[RunRow, RunRow | None]:
-    """Stop a run as `request` does. Return it, and the run that now has the turn and is superseded."""
     crashes = 0 if run.is_quarantined else run.crashes
     if not jobs.has_started(run) and not _was_steered(unit, run):
         return _end(unit, replace(run, stop_cause=cause), RunState.CANCELLED)
@@ -86,7 +83,6 @@ def _was_steered(unit: UnitOfWork, run: RunRow) -> bool:
 
 
 def _end(unit: UnitOfWork, run: RunRow, state: RunState, *, attempt: int = 0) -> tuple[RunRow, RunRow | None]:
-    """End a run as `end` does. Return it, and the run that now has the turn and is superseded."""
     run_table.check(run.state, state)
     ended = replace(run, state=state, waits=(), attention=None, worker_id=None, claim_at=None, end_time=unit.now)
     ended = log.write(unit, ended, [RunChanged(from_state=run.state, run=ended)], attempt=attempt)

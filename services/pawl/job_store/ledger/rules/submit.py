@@ -252,7 +252,6 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
         raise QueueFull(f"{self.store_queue_max} {waiting} are already waiting in this store: {way} again later")
 
     def signed(self, run: RunRow) -> RunRow:
-        """Return a new run with its actor, agent and labels."""
         return replace(
             run,
             user_id=self.user_id,

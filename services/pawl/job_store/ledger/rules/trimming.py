@@ -19,8 +19,6 @@ ITERATIONS_KEPT: Final = 100
 
 
 class Trim(msgspec.Struct, frozen=True, kw_only=True):
-    """The settled calls up to a round and the events up to a seq, which are removed."""
-
     run: RunKey
     round: int
     seq: int

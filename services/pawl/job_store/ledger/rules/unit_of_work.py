@@ -42,8 +42,6 @@ R = TypeVar("R")
 
 
 class Ids(Protocol):
-    """Source of new ids."""
-
     def new(self, prefix: str) -> str:
         """Return a new id of the form `<prefix>_...`."""
 
@@ -79,18 +77,14 @@ class Table(Generic[K, R]):
         return self._rows.items()
 
     def created(self) -> list[R]:
-        """Return the rows that are not stored yet."""
         return [row for key, row in self._rows.items() if key not in self._stored]
 
     def changed(self) -> list[tuple[R, R]]:
-        """Return each changed row as a pair (stored, current)."""
         stored = self._stored
         return [(stored[key], row) for key, row in self._rows.items() if key in stored and stored[key] is not row]
 
 
 class Entries(Generic[R]):
-    """Append-only rows."""
-
     def __init__(self, undo: Undo) -> None:
         self._undo = undo
         self.rows: list[R] = []
@@ -102,8 +96,6 @@ class Entries(Generic[R]):
 
 
 class Wakeup(msgspec.Struct, frozen=True, kw_only=True):
-    """A notification to a worker that a command arrived for a run it holds."""
-
     worker_id: WorkerId
     run: RunKey
 

@@ -101,8 +101,6 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a run makes no progress. See pawl.event.v1.Waiting."""
-
     reason: WaitReason
     sentence: str
     remedy: str
@@ -239,7 +237,6 @@ def _deadline(situation: Situation, reason: WaitReason) -> datetime | None:
 
 
 def _waited_for(situation: Situation) -> dict[WaitReason, list[CallRow]]:
-    """Return the open calls that wait for a person, a client or a run, by reason."""
     found: dict[WaitReason, list[CallRow]] = {}
     run = situation.run
     awaits_completion = WaitKind.COMPLETION in run.waits and not _is_due(situation)
@@ -254,14 +251,12 @@ def _waited_for(situation: Situation) -> dict[WaitReason, list[CallRow]]:
 
 
 def _unseen(situation: Situation) -> set[WaitReason]:
-    """Return the reasons of the run's waits that no loaded call shows."""
     of_calls, is_due = set(_REASONS_OF_CALLS.values()), _is_due(situation)
     named = {_REASONS[wait] for wait in situation.run.waits}
     return {reason for reason in named if (situation.is_cut if reason in of_calls else not is_due)}
 
 
 def _part(run: RunRow, reason: WaitReason, calls: Sequence[CallRow]) -> str:
-    """Return one reason as part of a sentence."""
     match reason:
         case _W.APPROVAL:
             return _approvals(calls)
@@ -299,7 +294,6 @@ def _approvals(calls: Sequence[CallRow]) -> str:
 
 
 def _tools(calls: Sequence[CallRow]) -> str:
-    """Return the distinct tools of some calls as part of a sentence."""
     names = list(dict.fromkeys(call.tool_name for call in calls))
     return _listed(names[:_TOOLS_MAX], len(names))
 
@@ -318,7 +312,6 @@ def _simple(
     *,
     run_ids: tuple[RunId, ...] = (),
 ) -> Waiting:
-    """Return a reason that requires no action from a person."""
     return Waiting(
         reason=reason,
         sentence=shortened(sentence, _SENTENCE_BYTES_MAX),
@@ -336,7 +329,6 @@ def _is_due(situation: Situation, *, of_nobody: bool = False) -> bool:
 
 
 def _due_since(situation: Situation) -> datetime:
-    """Return since when a worker may claim the run, or about when one claimed it."""
     run = situation.run
     is_free = run.worker_id is None and run.claim_at is not None and run.claim_at <= situation.time
     return run.claim_at if is_free and run.claim_at is not None else run.state_time

@@ -64,8 +64,6 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """A statement with its rows: a list of values for each column."""
-
     statement: Statement
     columns: Sequence[Sequence[Any]]
 
@@ -155,7 +153,6 @@ class Columns(Generic[R]):
         )
 
     def read(self, record: Record | Mapping[str, Any]) -> R:
-        """Return the row of a record, ignoring the columns in `_BESIDE`."""
         fields = dict(record)
         for name in _BESIDE:
             fields.pop(name, None)

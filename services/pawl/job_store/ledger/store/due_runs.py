@@ -214,12 +214,10 @@ class DueRuns:
     def _blocked(
         self, due: Mapping[StoreId, list[Record]], cut: Sequence[StoreId], picked: Sequence[DueRun]
     ) -> list[StoreId]:
-        """Return the stores with free slots that none of the runs read may take."""
         granted = Counter(run.key.store_id for run in picked if not (run.is_active or run.is_background))
         return [store for store in cut if due[store][0]["used"] + granted[store] < self._limits.per_store]
 
     async def _heads(self, connection: Connection, stores: Sequence[StoreId]) -> dict[StoreId, list[Record]]:
-        """Return the oldest runs of the next users of `stores`."""
         # The quotient is the number of users that can be at their limits.
         hops = _USERS_MAX + self._limits.per_store // self._limits.per_user
         if len(self._last_users) > _CURSORS_MAX:

@@ -94,7 +94,6 @@ class PostgresJournal:
 
 
 async def _slot_is_needed(connection: Connection, unit: UnitOfWork) -> bool:
-    """Return whether the group freed a slot in a store where a run may be waiting for one."""
     stores = {run.store_id for before, run in unit.runs.changed() if before.is_active and not run.is_active}
     return bool(stores) and bool(await connection.fetchval(_ANY_WAITS, sorted(stores)))
 

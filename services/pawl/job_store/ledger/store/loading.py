@@ -217,7 +217,6 @@ async def _owned(connection: Connection, named: Sequence[RowKeys]) -> Sequence[R
 
 
 async def _with_keyed(connection: Connection, named: Sequence[RowKeys]) -> Sequence[RowKeys]:
-    """Add the conversations that are named by client keys."""
     asked = [(key, number) for number, keys in enumerate(named) for key in keys.keyed]
     if not asked:
         return named
@@ -236,7 +235,6 @@ async def _load_requests(connection: Connection, unit: UnitOfWork, named: Sequen
 
 
 async def _load_named_runs(connection: Connection, unit: UnitOfWork, named: Sequence[RowKeys]) -> None:
-    """Load the runs, and the conversations of some of them, if no other rows are needed."""
     keys = _columns(RunKey, _distinct(named, lambda keys: keys.runs))
     talks = _distinct(named, lambda keys: keys.conversations_of)
     length = tables.CONVERSATIONS.length if talks else 0
@@ -272,7 +270,6 @@ async def _load_runs(
     requests: Sequence[RequestRow],
     conversations: Sequence[ConversationRow],
 ) -> list[RunKey]:
-    """Load the runs; return those that messages may enter, or that may be superseded or stopped."""
     keys = dict.fromkeys(_distinct(named, lambda keys: keys.runs))
     keys.update(dict.fromkeys(RunKey(row.store_id, row.run_id) for row in requests))
     submitted = set(_distinct(named, lambda keys: keys.conversations))
@@ -299,7 +296,6 @@ async def _load_runs(
 
 
 def _endings(named: Sequence[RowKeys], conversations: Sequence[ConversationRow]) -> Counter[ConversationKey]:
-    """Return how many operations may pass on the turn of each conversation."""
     conversation_of = {
         RunKey(row.store_id, run_id): row.key
         for row in conversations

@@ -63,7 +63,6 @@ FROM (
 
 
 async def read(connection: Connection, key: RunKey, user_id: UserId, *, after_seq: int, events_max: int) -> LogPart:
-    """See `reading.Reads.events`."""
     start = min(after_seq, _SEQ_MAX)
     records = await connection.fetch(_EVENTS, key.store_id, key.run_id, start, events_max, EVENTS_BYTES_MAX, user_id)
     if not records:

@@ -159,8 +159,6 @@ SELECT run_id, failure FROM job_store.runs WHERE store_id = $1 AND run_id = ANY 
 
 
 class PostgresReads(DatabaseAdapter):
-    """See `reading.Reads`."""
-
     async def run(self, key: RunKey, user_id: UserId) -> RunView:
         async with self._database.snapshot() as connection:
             run = await _fetch_run(connection, key, user_id)
@@ -300,7 +298,6 @@ class PostgresReads(DatabaseAdapter):
 async def _pending_notices(
     connection: Connection, store_id: StoreId, user_id: UserId, packed: bytes | None
 ) -> PendingNotices:
-    """Return the pending notices for a run of a user, given the stored background of its conversation."""
     background = tables.BACKGROUND.read(packed)
     waiting = background.pending_of(user_id)[:NOTICES_MAX]
     if not waiting:
@@ -314,7 +311,6 @@ async def _pending_notices(
 async def _from_summary(
     connection: Connection, store_id: StoreId, conversation_id: ConversationId, past_number: int, author: UserId
 ) -> list[MessageRow]:
-    """Return the messages of a conversation after the author's newest summary. See `segments.visible`."""
     if past_number:
         return await segments.from_summary(connection, store_id, conversation_id, past_number, author)
     records = await connection.fetch(_MESSAGES_FROM_SUMMARY, store_id, conversation_id, author)

@@ -23,8 +23,6 @@ PAGE_BYTES_MAX: Final = 2 * 1024 * 1024
 
 
 class Rows(Protocol):
-    """A table: its columns and its key columns."""
-
     @property
     def table(self) -> str: ...
     @property
@@ -96,7 +94,6 @@ def _running_or_stopped(cause: StopCause) -> str:
 
 
 def _between(*, oldest_first: bool) -> str:
-    """Return the condition for rows after the cursor $7, $8 and up to the far end $9."""
     behind, near, far = (">", "-infinity", "<") if oldest_first else ("<", "infinity", ">=")
     far_end = "infinity" if oldest_first else "-infinity"
     return f"""(create_time, run_id) {behind} (coalesce($7::timestamptz, '{near}'), $8)
@@ -119,7 +116,6 @@ def _along(found_by: str, *, oldest_first: bool, of: str = "user_id = $4") -> st
 
 
 def _in_states(*, oldest_first: bool) -> str:
-    """Return a statement that reads the first runs of each state, and no other runs of the user."""
     return statement(
         tables.RUNS,
         source=f"""(
@@ -156,7 +152,6 @@ LISTS: Final[Mapping[str, Mapping[bool, str]]] = {
 
 
 def _index(wanted: RunFilter) -> str:
-    """Return the index that reads the fewest rows for a filter."""
     if wanted.running_jobs_of_store:
         return "running_jobs_of_store"
     if wanted.reports_to:
@@ -178,7 +173,6 @@ def _index(wanted: RunFilter) -> str:
 def selected(
     store_id: StoreId, user_id: UserId, wanted: RunFilter, after: tuple[datetime, str] | None
 ) -> tuple[str, tuple[Any, ...]]:
-    """Return the statement for the page after a position, and its arguments."""
     near, far = wanted.create_time_before, wanted.create_time_from
     if wanted.oldest_first:
         near, far = far, near

@@ -24,7 +24,6 @@ WHERE store_id = $1 AND conversation_id = $2 ORDER BY first_number
 
 
 def _parts(store_id: str, conversation_id: str, past_number: str) -> str:
-    """Return a query for the parts of a fork: ranges of message numbers and the conversation that holds them."""
     return f"""
     SELECT source_conversation_id AS part_id, first_number, last_number FROM job_store.conversation_segments
     WHERE store_id = {store_id} AND conversation_id = {conversation_id}
@@ -103,7 +102,6 @@ async def messages(
     after: int,
     rows_max: int,
 ) -> Page[MessageRow]:
-    """Return messages of a fork after number `after`."""
     arguments = (store_id, conversation_id, past_number, after)
     return await run_lists.fetch(connection, _MESSAGES, arguments, tables.MESSAGES.read, rows_max=rows_max)
 
@@ -111,7 +109,6 @@ async def messages(
 async def from_summary(
     connection: Connection, store_id: StoreId, conversation_id: ConversationId, past_number: int, author: UserId
 ) -> list[MessageRow]:
-    """Return the messages of a fork after the author's newest summary."""
     records = await connection.fetch(_FROM_SUMMARY, store_id, conversation_id, past_number, author)
     return [tables.MESSAGES.read(record) for record in records]
 

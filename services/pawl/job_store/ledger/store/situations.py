@@ -148,8 +148,6 @@ SELECT {tables.CALLS.names} FROM (
 
 
 class PostgresAttentionRepository(DatabaseAdapter):
-    """See `ports.AttentionRepository`."""
-
     async def doomed(self, *, crashes_max: int, runs_max: int) -> tuple[RunKey, ...]:
         records = await self._database.fetch(_DOOMED, crashes_max, runs_max)
         return tuple(RunKey(record["store_id"], record["run_id"]) for record in records)

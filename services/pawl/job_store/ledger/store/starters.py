@@ -32,8 +32,6 @@ FROM unnest($2::text[]) AS k (run_id)
 
 
 class PostgresStarters(DatabaseAdapter, Generic[StarterT]):
-    """Rows of one table by user and name."""
-
     def __init__(
         self,
         database: Database,
@@ -108,7 +106,6 @@ class PostgresStarters(DatabaseAdapter, Generic[StarterT]):
         return read_each(self._columns.table, records, self._read, itemgetter("name"))
 
     async def delete(self, store_id: StoreId, user_id: UserId, name: str) -> bool:
-        """Remove a row; return whether it existed."""
         return bool(affected(await self._database.execute(self._delete, store_id, user_id, name)))
 
 

@@ -43,7 +43,6 @@ _pack: Final = msgspec.msgpack.Encoder().encode
 
 
 def _same(type_: str, *names: str, fixed: bool = False, heavy: bool = False) -> list[Column[Any]]:
-    """Return columns that hold the fields of the same names."""
     return [Column(name, type_, attrgetter(name), fixed, heavy) for name in names]
 
 
@@ -65,7 +64,6 @@ def _packed(name: str, kind: Any, *, field: str = "", empty: object = None, fixe
 
 
 def _joined(*names: str, fixed: bool = False) -> list[Column[Any]]:
-    """Return columns that hold several ids each, comma-separated."""
     return [_joined_one(name, fixed=fixed) for name in names]
 
 
@@ -307,7 +305,6 @@ OUTBOX: Final[Columns[Event]] = Columns(
 
 
 def _starter(id_: str, definition: type[Any]) -> list[Column[Any]]:
-    """Return the columns that schedules and triggers share."""
     return [
         *_fixed("text", "store_id", id_, "user_id", "name"),
         *_same("text", "credential_id", "delegate_user_id", "pause_note", "last_run_id"),
@@ -371,7 +368,6 @@ LANES: Final[Columns[LaneRow]] = Columns(
 
 
 def load_into(table: Table[Any, R], columns: Columns[R], records: Iterable[Record]) -> list[R]:
-    """Load the rows of records into a table of a unit, and return them."""
     rows = [columns.read(record) for record in records]
     for row in rows:
         table.load(attrgetter("key")(row), row)

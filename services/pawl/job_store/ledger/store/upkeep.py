@@ -83,8 +83,6 @@ FROM of_stores
 
 
 class PostgresOfferRepository(DatabaseAdapter):
-    """See `ports.OfferRepository`."""
-
     async def held_by(
         self, store_id: StoreId, user_id: UserId, client_id: ClientId, run_id: RunId
     ) -> tuple[tuple[RunKey, CallKey], ...]:
