@@ -41,8 +41,6 @@ _ALL_PASSED_ON: Final = {"allow_extra_args": True, "ignore_unknown_options": Tru
 
 
 class _Group(TyperGroup):
-    """Removes pydantic's "Value error" prefix from messages about invalid choices."""
-
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)

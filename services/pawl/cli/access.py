@@ -93,7 +93,6 @@ def _rule(effect: rule_pb2.RuleEffect.ValueType) -> rule_pb2.CreateRuleRequest:
 
 
 def rule_text(rule: rule_pb2.Rule) -> str:
-    """Return a rule as a sentence."""
     return wording.one_line(f"{wording.text_at(rule, 'effect')} {_calls_text(rule)}, {_scope_text(rule)}", 300)
 
 

@@ -281,7 +281,6 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def _without_defaults(value: Any) -> Any:
-    """Return fields without those that have their default value."""
     if not isinstance(value, dict):
         return value
     kept = {
@@ -327,7 +326,6 @@ def _with_schema_json(document: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _newest(target: AsyncClient, name: str) -> agent_pb2.AgentVersion | None:
-    """Return the newest version of an agent; None if it does not exist."""
     try:
         found = (await target.agent_register.GetAgent(agents_pb2.GetAgentRequest(name=name))).agent
     except AgentNotFound:

@@ -27,14 +27,12 @@ DECIDABLE: Final = frozenset(
 
 
 def prompt(call: call_pb2.Call) -> str:
-    """Return the prompt for a call."""
     if call.state == call_pb2.CALL_STATE_OFFERED:
         return RESULT_PROMPT
     return QUESTION_PROMPT if call.state == call_pb2.CALL_STATE_ASKED else f"{choices(call)}: "
 
 
 def choices(call: call_pb2.Call) -> str:
-    """Return the answers that decide about a call awaiting approval."""
     series = ", [s]eries to approve the whole series" if call.approval.HasField("series") else ""
     return f"[a]pprove{series}, [e]dit [JSON], [r]eject[: reason], t: text to answer instead"
 
@@ -83,7 +81,6 @@ def result_of(line: str, call: call_pb2.Call) -> types_pb2.ToolResult:
 
 
 def done(decision: types_pb2.CallDecision, call: call_pb2.Call) -> str:
-    """Return the confirmation for a decision."""
     approval = call.approval
     whole = " The series is approved." if decision.for_series else ""
     match decision.kind:

@@ -165,7 +165,6 @@ class Chat:
         return 0
 
     async def _follow(self) -> None:
-        """Show runs that the model starts in the conversation."""
         while True:
             with suppress(PawlError):  # The session reports errors.
                 async with aclosing(self._target.follow(self._conversation_id, self._first_run_id)) as started:
@@ -179,7 +178,6 @@ class Chat:
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def _resume(self) -> None:
-        """Attach to the open runs of the conversation."""
         if not self._conversation_id:
             return
         request = agent_pb2.ListRunsRequest(page_size=_PAGE, conversation_id=self._conversation_id)
@@ -193,7 +191,6 @@ class Chat:
         await self._attach()
 
     def _leave(self) -> None:
-        """Print how to resume the conversation."""
         self._screen.end_line()
         if self._prompting:
             self._console.print()
@@ -202,7 +199,6 @@ class Chat:
             self._screen.line(f"{running}Resume with: pawl chat --conversation {self._conversation_id}", "dim")
 
     async def _take_next(self) -> None:
-        """Handle the next frame, line or notice; show the prompt when idle."""
         frame = asyncio.create_task(self._session.next_frame())
         line = asyncio.create_task(self._next_line())
         notice = asyncio.create_task(self._changed.wait())
@@ -230,7 +226,6 @@ class Chat:
             await self._handle_line(line.result())
 
     async def _attach(self) -> None:
-        """Attach to runs that were not started here."""
         if self._conversation_id and self._following is None:
             self._following = asyncio.create_task(self._follow())
         while self._unattached:
@@ -267,7 +262,6 @@ class Chat:
                     runs_of.pop(frame.end.run_id, None)
 
     def _visible_events(self, event: event_pb2.RunEvent) -> list[event_pb2.RunEvent]:
-        """Return the events to show; nothing for a turn of the model without visible output."""
         held_back = self._silent_turns.get(event.run_id)
         if held_back is None:
             return [event]
@@ -277,7 +271,6 @@ class Chat:
         return [*self._silent_turns.pop(event.run_id), event]
 
     def _leave_prompt(self) -> None:
-        """Leave the line of the prompt, which is shown again later."""
         if self._prompting:
             self._console.print()
             self._prompting = False
@@ -333,14 +326,12 @@ class Chat:
         self._notice("↻ connection lost; reconnecting", "yellow")
 
     def _notice(self, text: str, style: str) -> None:
-        """Print a notice, and show the prompt again."""
         if self._prompting:
             self._console.print()
         self._screen.line(text, style)
         self._changed.set()
 
     def _prompt(self) -> None:
-        """Prompt for a decision or a message, only on a terminal."""
         if not sys.stdin.isatty():
             return
         call = next(iter(self._pending.values()), None)
@@ -379,7 +370,6 @@ class Chat:
             self._screen.line(explain(error, list(self._target.agent)), "yellow")
 
     def _declines(self, line: str) -> bool:
-        """Return whether a line declines the pending question."""
         call = next(iter(self._pending.values()), None)
         is_asked = call is not None and call.state == call_pb2.CALL_STATE_ASKED
         return is_asked and line.partition(" ")[0] == answers.REFUSAL

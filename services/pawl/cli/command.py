@@ -80,7 +80,6 @@ def _perform(
     service: Service,
     typed: Mapping[str, str],
 ) -> int:
-    """Run a command and return its exit code."""
     console = Console(highlight=False)
     addresses: list[str] = []
 
@@ -233,7 +232,6 @@ def confirm(question: str, *, yes: bool) -> bool:
 def fail(
     error: Exception, addresses: list[str], service: Service = "agent", typed: Mapping[str, str] = MappingProxyType({})
 ) -> int:
-    """Print why a command failed on standard error; return the exit code."""
     message = explain(error, addresses, service, typed)
     Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print(message)
     return EXIT_IMPOSSIBLE

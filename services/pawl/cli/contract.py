@@ -175,7 +175,6 @@ def listing(
 
 
 def show_items(console: Console, found: Sequence[Any], columns: Columns, *, none: str, json: bool = False) -> None:
-    """Print items as rows, or as JSON."""
     if not found and not json:
         say(Console(stderr=True, highlight=False), none)
     elif json:
@@ -213,12 +212,10 @@ async def ask(target: AsyncClient, request: Any) -> Any:
 
 
 def shown(answer: Any, _request: Any) -> list[str]:
-    """Describe the message in a response."""
     return wording.described(getattr(answer, answer.DESCRIPTOR.fields[0].name))
 
 
 def json_line(message: Message) -> str:
-    """Return a message as one line of protobuf JSON."""
     return MessageToJson(message, preserving_proto_field_name=True, indent=None)
 
 
@@ -301,7 +298,6 @@ def _named(kind: Any, options: Options) -> Iterator[tuple[str, str, Option, Fiel
 
 
 def field_at(kind: Any, path: str) -> Any:
-    """Return the field at a path of a message."""
     *parents, last = path.split(".")
     for parent in parents:
         kind = kind.fields_by_name[parent].message_type
@@ -335,7 +331,6 @@ def _type_of(field: FieldDescriptor, option: Option) -> Any:
 
 
 def _metavar(field: FieldDescriptor, option: Option) -> str | None:
-    """Return the placeholder in the help; None for the type's default."""
     if _type_of(field, option) is not str:
         return None
     if field.message_type is not None and not option.put:
@@ -356,7 +351,6 @@ def _build(
 
 
 def _where(request: Any) -> tuple[str, Service]:
-    """Return the stub of AsyncClient for a request, and its addresses."""
     return _METHODS[request.DESCRIPTOR.full_name]
 
 

@@ -312,13 +312,11 @@ async def _resolve(
 
 
 def _left_row(call: values.LeftCall) -> list[str]:
-    """Describe a call that had started; earlier calls of a series are shown as their job."""
     which = call.call_id or f"earlier calls of {call.run_id}"
     return [*(wording.text_at(call, path) for path in ("tool_name", "effect_class", "start_time")), which]
 
 
 async def _calls_of_run(target: AsyncClient, run_id: str) -> dict[str, call_pb2.Call]:
-    """Return the calls of a run by id; empty if the caller may not see them."""
     try:
         return {call.call_id: call async for call in target.calls(run_id)}
     except RunNotFound:
@@ -343,7 +341,6 @@ def call_lines(message: message_pb2.Message, calls: Mapping[str, call_pb2.Call],
 def _show_message(
     console: Console, message: message_pb2.Message, label: str, calls: Sequence[str], author: str
 ) -> None:
-    """Print a message; `author` is empty for the caller."""
     speaker, style = _SPEAKERS.get(message.role, ("", ""))
     if author and message.role == message_pb2.ROLE_USER:
         speaker = wording.clean(author)

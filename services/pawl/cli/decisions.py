@@ -104,7 +104,6 @@ def _check_options(
 def for_series(
     call: call_pb2.Call, edit: str | None, interval: float | None, stop_after: int | None, duration: float | None
 ) -> types_pb2.CallDecision:
-    """Approve the whole series, as shown or with these limits."""
     if interval is stop_after is duration is None:
         return (
             decisions.approve(call, for_series=True)
@@ -190,7 +189,6 @@ async def remembered(
 
 
 def rule_notice(rule: rule_pb2.Rule) -> str:
-    """Return the notice about a rule that was created with an approval."""
     return f"New rule: {access.rule_text(rule)}. Revoke it with: pawl rules revoke {rule.rule_id}"
 
 

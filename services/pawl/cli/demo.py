@@ -53,8 +53,6 @@ _DELTAS_BEFORE_KILL: Final = 3
 
 @dataclass(slots=True, kw_only=True)
 class Evidence:
-    """The actions of the demo client, the events it received, and the data stored by the services."""
-
     run: run_pb2.Run = field(default_factory=run_pb2.Run)
     calls: Sequence[call_pb2.Call] = ()
     messages: Sequence[message_pb2.Message] = ()
@@ -213,7 +211,6 @@ class Story:
 
 
 async def _read_ledger(target: AsyncClient, evidence: Evidence, outbox: Path) -> None:
-    """Read everything back from the services and the mail folder."""
     evidence.run = run = await target.get(evidence.run.run_id)
     evidence.calls = [call async for call in target.calls(run.run_id)]
     evidence.messages = [message async for message in target.messages(run.conversation_id)]
@@ -230,7 +227,6 @@ def _subjects(outbox: Path) -> list[str]:
 
 
 def verdicts(evidence: Evidence) -> dict[str, bool]:
-    """Return each check with its result."""
     run, events = evidence.run, evidence.events
     calls = {call.tool_name: call for call in reversed(evidence.calls)}
     created, added, shown, asked, mailed = (

@@ -95,7 +95,6 @@ def line(message: Any, *, as_json: bool) -> str:
 
 
 def _summary(payload: Mapping[str, Any]) -> str:
-    """Return what happened; for a fire also its outcome."""
     what = str(payload.get("type") or payload.get("title") or "")
     if "starter_fired" not in payload:
         return what

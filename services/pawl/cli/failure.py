@@ -156,7 +156,6 @@ def _no_answer(addresses: list[str], service: Service) -> str:
 
 
 def _about_tls(details: str, addresses: list[str]) -> str:
-    """Return the message for a connection that failed because of TLS; empty if TLS is not the cause."""
     where = ", ".join(addresses)
     for sign, advice in _TLS_ERRORS:
         if sign in details:
@@ -217,7 +216,6 @@ def _as_typed(error: PawlError, typed: Mapping[str, str]) -> str:
 
 
 def _option(field: str, typed: Mapping[str, str]) -> str:
-    """Return the option for a field, or for the message that contains it; empty if there is none."""
     for name in reversed(field.split(".")):
         for parameter in (name, *_PARAMETERS.get(name, ())):
             if parameter in typed:

@@ -150,7 +150,6 @@ class Reviewer:
         return line
 
     async def _settle(self, line: str, call: call_pb2.Call) -> str:
-        """Apply a typed line to a call; return the confirmation."""
         if call.state == call_pb2.CALL_STATE_OFFERED:
             return await self._return(answers.result_of(line, call))
         decision = answers.decision_of(line, call)
@@ -172,7 +171,6 @@ class Reviewer:
         return "Result accepted."
 
     async def _approve_all(self, calls: Sequence[call_pb2.Call]) -> bool:
-        """Show all `calls`, and approve them together after confirmation."""
         for call in calls[1:]:
             self._transcript.pending(call)
         question = f"Approve these {len(calls)} calls as shown? [y/N]: "

@@ -59,7 +59,6 @@ def _lines(answer: Any, _: Any) -> list[str]:
 
 
 def state_text(job: jobs_pb2.BackgroundJob) -> str:
-    """Return the state of a job, and who stopped it."""
     if job.waiting.reason == waiting_pb2.WAIT_REASON_PAUSED:
         return "paused"
     by_user = " by its user" if job.stop_cause == run_pb2.STOP_CAUSE_USER else ""
@@ -67,7 +66,6 @@ def state_text(job: jobs_pb2.BackgroundJob) -> str:
 
 
 def progress_text(job: jobs_pb2.BackgroundJob) -> str:
-    """Return how many iterations a job has finished, failed and missed."""
     failed = f" ({job.failures} failed)" if job.failures else ""
     missed = f", {job.missed_iterations} missed" if job.missed_iterations else ""
     return f"{job.iterations} of {job.definition.iterations_max}{failed}{missed}"
@@ -203,7 +201,6 @@ async def resume(target: AsyncClient, console: Console, job_ids: JobIds) -> None
 
 
 def job_lines(job: jobs_pb2.BackgroundJob) -> list[str]:
-    """Describe a job."""
     return [
         f"{job.job_id}: {state_text(job)}",
         f"done: {progress_text(job)}",
@@ -217,7 +214,6 @@ def job_lines(job: jobs_pb2.BackgroundJob) -> list[str]:
 
 
 def paused_text(job: jobs_pb2.BackgroundJob, *, resumed: bool = False) -> str:
-    """Return the outcome of pausing or resuming a job."""
     now = "continues" if resumed else f"is paused. Resume it with: pawl jobs resume {job.job_id}"
     if not (resumed or job.definition.interval_seconds):
         now = f"runs only once, and finishes if it has started. Stop it with: pawl jobs stop {job.job_id}"

@@ -48,7 +48,6 @@ _CHANNEL: Final = {"channel": "channel_id"}
 
 
 def _url(channel: Any, typed: str) -> None:
-    """Set the URL of a channel; an e-mail address becomes a mailto URL."""
     text = secret_of(typed)
     channel.url = f"mailto:{text}" if "@" in text and ":" not in text else text
 

@@ -60,7 +60,6 @@ async def attention(
 
 
 def _show(transcript: Transcript, run: operator_pb2.RunInNeed) -> None:
-    """Show why a run needs an operator, its uncertain calls in full, and the commands that help."""
     now = datetime.now(tz=UTC)
     lines = [
         wording.attention_text(run.attention, run.crash_count),
@@ -162,7 +161,6 @@ def _show_undos(console: Console, found: Iterable[Any]) -> None:
 
 
 def undo_line(each: undo_pb2.CallUndo) -> tuple[str, str]:
-    """Describe the undo of a call on one line; return it with its style."""
     mark, words, style = _UNDO_STATES[each.state]
     summary = f" ({wording.one_line(each.summary, 200)})" if each.summary else ""
     reason = f": {wording.one_line(each.reason, 300)}" if each.reason else ""

@@ -45,7 +45,6 @@ def check_model(context: typer.Context) -> None:
 
 
 def run_program(program: str, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> None:
-    """Run a program of a service and exit with its exit code."""
     done = subprocess.run([sys.executable, "-m", program, *arguments], check=False, env=environment)
     raise typer.Exit(done.returncode if done.returncode >= 0 else 128 - done.returncode)
 
@@ -96,7 +95,6 @@ async def console(
 
 
 def _secret(path: Path) -> str:
-    """Return a secret from the suite's folder; empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8").strip()
     except OSError:

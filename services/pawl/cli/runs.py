@@ -281,7 +281,6 @@ async def status(target: AsyncClient, console: Console, run_id: RunId, *, json: 
 
 
 def status_lines(run: run_pb2.Run, now: datetime) -> list[str]:
-    """Describe the state of a run, its progress, its related runs, and why it does not continue."""
     lines = [f"{run.run_id} is {wording.state_name(run.state)}, in conversation {run.conversation_id}"]
     lines += [wording.budget_text(run)] if run.token_budget else []
     lines += wording.described(run, only=_FACTS)
@@ -317,7 +316,6 @@ async def steps(
 
 
 def show_step(console: Console, step: steps_pb2.Step, *, full: bool) -> None:
-    """Print a step on one line, or with its full content below a heading."""
     name, style = _STEPS[step.type]
     tool = f" {wording.clean(step.tool_name)}" if step.tool_name else ""
     heading = f"{step.round:>3} {name}{tool}{_STATUSES.get(step.status, '')}"

@@ -21,13 +21,11 @@ _UPDATE: Final = "Change the given options; '' removes a value. New runs use the
 
 
 def _every(definition: schedule_pb2.ScheduleDefinition, typed: str) -> None:
-    """Set the interval; it replaces a cron expression."""
     definition.cron = definition.time_zone = ""
     definition.interval_seconds = seconds_of(typed or "0s", "interval_seconds")
 
 
 def _cron(definition: schedule_pb2.ScheduleDefinition, typed: str) -> None:
-    """Set the cron expression; it replaces an interval."""
     definition.interval_seconds = definition.offset_seconds = 0
     definition.cron = typed
 
@@ -160,7 +158,6 @@ schedules.command("delete")(
 
 
 def _mailbox(mailbox: trigger_pb2.MailboxSource, typed: str) -> None:
-    """Set user, host and port from `user@host:port`."""
     mailbox.username, _, address = typed.rpartition("@")
     host, colon, port = address.rpartition(":")
     if not mailbox.username or (colon and not port.isdecimal()):

@@ -119,8 +119,6 @@ def _stateless(config: source_pb2.SourceConfig, _typed: str) -> None:
 
 
 def _headers(field: str) -> Callable[[source_pb2.SourceConfig, list[str]], None]:
-    """Return a function that adds headers to the `headers` or `secret_headers` of a source."""
-
     def put(config: source_pb2.SourceConfig, typed: list[str]) -> None:
         kind = getattr(config, config.WhichOneof("kind") or "open_api")
         getattr(kind, field).update(labels_of(typed, field.removesuffix("s")))
@@ -299,7 +297,6 @@ async def check(
 
 
 def _change_lines(change: source_pb2.SourceChange) -> Iterator[str]:
-    """Describe a change for admins, with both definitions in full."""
     if not change.HasField("found"):
         yield f"- {change.tool_name} was removed"
     elif not change.HasField("approved"):

@@ -72,7 +72,6 @@ class Transcript:
         self._decides = True
 
     def show(self, event: event_pb2.RunEvent) -> None:
-        """Show one event; some events print nothing."""
         self._note_takeover(event)
         match event.WhichOneof("kind"):
             case "run_changed":
@@ -102,7 +101,6 @@ class Transcript:
                 pass  # An event of a later version, or one with nothing to show.
 
     def show_gap(self, gap: gap_pb2.Gap) -> None:
-        """Show a gap in the log, and the messages and calls that the missing events led to."""
         snapshot = gap.snapshot
         omitted = [
             wording.count_text(count, noun)
@@ -123,7 +121,6 @@ class Transcript:
                     self._call_changed(event_pb2.CallChanged(call=calls[call_id]))
 
     def line(self, text: str, style: str = "") -> None:
-        """Print a separate line."""
         self.end_line()
         self._console.print(Text(text, style=style), soft_wrap=not self._console.is_terminal)
 
@@ -133,14 +130,12 @@ class Transcript:
         self._console.print(Text(f"  {text}", style="bold"), soft_wrap=True)
 
     def end_line(self) -> None:
-        """Finish the open line, if any."""
         if self._in_line:
             rest = self._wrap.flush() if self._wrap else ""
             self._console.print(Text(rest, style=self._style), soft_wrap=True)
         self._in_line = self._in_reasoning = False
 
     def card(self, title: str, lines: list[str], style: str = "cyan") -> None:
-        """Print a block: a panel on a terminal, plain lines elsewhere."""
         self.end_line()
         if self._console.is_terminal:
             body = Text("\n".join(lines))
@@ -149,7 +144,6 @@ class Transcript:
             self._console.print(Text("\n".join([f"[{title}]", *(f"  {line}" for line in lines)])), soft_wrap=True)
 
     def pending(self, call: call_pb2.Call) -> None:
-        """Show a pending call in full."""
         self.card(wording.call_title(call), wording.call_lines(call, datetime.now(tz=UTC)), "yellow")
 
     def _note_takeover(self, event: event_pb2.RunEvent) -> None:
@@ -187,7 +181,6 @@ class Transcript:
         self._write(text[:room] + folded, "dim italic", reasoning=True)
 
     def _write(self, text: str, style: str = "", *, reasoning: bool = False) -> None:
-        """Continue the open line; reasoning and text use separate lines."""
         if reasoning is not self._in_reasoning:
             self.end_line()
         self._in_reasoning, self._style = reasoning, style
@@ -276,7 +269,6 @@ def decides(run: run_pb2.Run) -> bool:
 
 
 def top_up_hint(run: run_pb2.Run) -> str:
-    """Return the command that adds tokens to a run."""
     needed = f"at least {run.tokens_needed} tokens" if run.tokens_needed else "tokens"
     return f"add {needed} with: pawl top-up {run.run_id} {run.tokens_needed or 'TOKENS'}"
 

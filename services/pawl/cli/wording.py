@@ -68,7 +68,6 @@ def sentence(text: str) -> str:
 
 
 def one_line(text: str, characters_max: int = PREVIEW_CHARACTERS_MAX) -> str:
-    """Return `text` on one line, truncated."""
     line = " ".join(clean(text).split())
     return line if len(line) <= characters_max else f"{line[: characters_max - 1]}…"
 
@@ -106,7 +105,6 @@ def short_name(kind: EnumDescriptor, value: int) -> str:
 
 
 def job_name(job: jobs_pb2.BackgroundJob) -> str:
-    """Return the id and tool of a job."""
     return f"{job.job_id} ({clean(job.definition.tool_name)})"
 
 
@@ -116,7 +114,6 @@ def state_name(state: run_pb2.RunState.ValueType) -> str:
 
 
 def stopped_text(job: jobs_pb2.BackgroundJob) -> str:
-    """Return the outcome of stopping a job."""
     return f"{job_name(job)} is {state_name(job.state)}."
 
 
@@ -126,7 +123,6 @@ def wait_names(waits: Sequence[run_pb2.WaitKind.ValueType]) -> str:
 
 
 def attention_text(attention: run_pb2.Attention, crash_count: int) -> str:
-    """Return why a run needs an operator."""
     if attention.reason == run_pb2.ATTENTION_REASON_UNKNOWN_OUTCOME:
         return "it is unknown whether a call had its effect"
     died = "1 worker died" if crash_count == 1 else f"{crash_count} workers died"
@@ -155,7 +151,6 @@ def count_text(count: int, noun: str) -> str:
 
 
 def budget_text(run: run_pb2.Run) -> str:
-    """Return the token budget and usage of a run."""
     used = run.usage.input_tokens + run.usage.output_tokens
     return f"has used {used} of {run.token_budget} tokens"
 
@@ -200,7 +195,6 @@ def described(message: Any, indent: str = "", *, only: Collection[str] = ()) -> 
 
 
 def summary(message: Any) -> str:
-    """Return the values of a message on one line."""
     if isinstance(message, Timestamp):
         return time_text(message)
     return "  ".join(filter(None, (_text(field, value) for field, value in message.ListFields())))
@@ -235,13 +229,11 @@ def progress_text(progress: event_pb2.ToolProgress) -> str:
 
 
 def remaining_text(deadline: Timestamp, now: datetime) -> str:
-    """Return the time left until `deadline`."""
     seconds = (deadline.ToDatetime(tzinfo=UTC) - now).total_seconds()
     return f"expires in {seconds_text(seconds)}" if seconds > 0 else "expired"
 
 
 def call_lines(call: call_pb2.Call, now: datetime) -> list[str]:
-    """Describe a pending call completely, as needed to decide about it."""
     lines = []
     if call.HasField("question"):
         lines += quoted("", call.question.question)
@@ -271,7 +263,6 @@ def call_lines(call: call_pb2.Call, now: datetime) -> list[str]:
 
 
 def _approval_lines(approval: call_pb2.ApprovalRequest) -> list[str]:
-    """Return the approvals so far, the series and the escalation of a call."""
     lines = []
     if approval.approvals_required > 1:
         people = ", ".join(clean(decision.user_id) for decision in approval.approvals) or "no one yet"
@@ -292,7 +283,6 @@ def series_text(series: call_pb2.Series) -> str:
 
 
 def call_title(call: call_pb2.Call) -> str:
-    """Return the heading of a pending call."""
     if call.HasField("question"):
         return "Question"
     danger = " (destructive)" if call.category == call_pb2.TOOL_CATEGORY_DESTRUCTIVE else ""

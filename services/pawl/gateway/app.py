@@ -76,8 +76,6 @@ def application(
     health: Page,
     bytes_max: int,
 ) -> ASGIApp:
-    """Return the ASGI application."""
-
     async def fail(_: Request, error: Exception) -> Response:
         if isinstance(error, PawlError):
             return refusal(error)
@@ -121,7 +119,6 @@ def application(
 
 
 def _with_cors(app: ASGIApp, origins: Collection[str]) -> ASGIApp:
-    """Let pages of `origins` read the responses of cross-origin routes."""
     with_cors = CORSMiddleware(
         app,
         allow_origins=origins,
@@ -137,8 +134,6 @@ def _with_cors(app: ASGIApp, origins: Collection[str]) -> ASGIApp:
 
 
 class _Guard:
-    """Refuses requests for other hosts, adds the common headers, and records metrics."""
-
     def __init__(self, app: ASGIApp, counters: Counters, hosts: Collection[str]) -> None:
         self._app = app
         self._counters = counters

@@ -6,8 +6,6 @@ from pawl.chassis.process.metrics import Metrics
 
 
 class Counters:
-    """Metrics of HTTP requests and streams."""
-
     def __init__(self, metrics: Metrics) -> None:
         self.requests = metrics.counter(
             "http_requests_total", "HTTP requests completed, by status.", ("route", "status")

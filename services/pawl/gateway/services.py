@@ -84,7 +84,6 @@ class Method(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write(message: Message) -> dict[str, Any]:
-    """Return a message as protobuf JSON."""
     return json_format.MessageToDict(message)
 
 

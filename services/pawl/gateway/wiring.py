@@ -39,7 +39,6 @@ def wire(
     clock: Clock,
     ids: IdSource,
 ) -> ASGIApp:
-    """Return the ASGI application."""
     services, counters = Services(channels, service_key(settings, clock)), Counters(metrics)
     seal = Seal(settings.gateway_seal_key.get_secret_value())
     session_seconds = settings.gateway_session_hours * 3600
@@ -69,7 +68,6 @@ def wire(
 
 
 def _keys(settings: GatewaySettings) -> Callable[[str], Metadata | None]:
-    """Return a function that gives the credential of the gateway for a store."""
     if settings.local_key is not None:
         local = settings.local_key.get_secret_value()
         return lambda store_id: (("authorization", f"Bearer {local}"), ("pawl-store", store_id))

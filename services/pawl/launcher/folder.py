@@ -38,7 +38,6 @@ class SecretFiles:
         directory.chmod(0o700)
 
     def path(self, name: str) -> Path:
-        """Return the path of a secret."""
         return self._directory / name
 
     def get(self, name: str) -> str:
@@ -50,7 +49,6 @@ class SecretFiles:
         return path.read_text(encoding="utf-8").strip()
 
     def remove(self, name: str) -> None:
-        """Delete a secret."""
         self.path(name).unlink(missing_ok=True)
 
     def put(self, name: str, value: str) -> None:
@@ -117,7 +115,6 @@ class DataFolder:
             self._lock = None
 
     def _acquire(self) -> None:
-        """Take the lock and record this process in its file. Raises StartError if another process holds it."""
         descriptor = os.open(self.path / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -158,5 +155,4 @@ def write_endpoints(endpoints: Endpoints) -> None:
 
 
 def remove_endpoints(data: Path) -> None:
-    """Record that the suite on this data folder has stopped."""
     (data / FILE_NAME).unlink(missing_ok=True)

@@ -27,7 +27,6 @@ class LogFile:
         self._start = 0
 
     def open(self) -> BinaryIO:
-        """Open the file for a new process to append to."""
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._start = os.fstat(descriptor).st_size
         return os.fdopen(descriptor, "wb")

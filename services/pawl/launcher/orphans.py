@@ -21,12 +21,10 @@ _POLL_SECONDS = 0.05
 
 
 def note(directory: Path, name: str, pid: int) -> None:
-    """Record a running process."""
     write_private(directory / f"{name}.json", json.dumps({"pid": pid, "started": started(pid)}))
 
 
 def forget(directory: Path, name: str) -> None:
-    """Remove the record of a process."""
     (directory / f"{name}.json").unlink(missing_ok=True)
 
 

@@ -175,7 +175,6 @@ def _system(options: SuiteOptions) -> dict[str, str]:
 
 
 def _read_by(spec: ServiceSpec, variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that a service reads, including their `_FILE` forms."""
     if spec.reads is None:
         return {name: value for name, value in variables.items() if name.startswith(_OURS)}
     return {
@@ -196,22 +195,18 @@ def has_owner(options: SuiteOptions) -> bool:
 
 
 def service_key_file(service: str) -> str:
-    """Return the name of the secret with a service's key."""
     return f"service-key-{service}"
 
 
 def nats_url_file(user: str) -> str:
-    """Return the name of the secret with a user's NATS URL, including credentials."""
     return f"nats-{user}.url"
 
 
 def database_url_file(role: str) -> str:
-    """Return the name of the secret with the PostgreSQL URL of a service's role, including the password."""
     return f"database-{role}.url"
 
 
 def _read_addresses(path: Path) -> dict[str, str] | None:
-    """Return the addresses that a process wrote; None if it has not yet."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -46,7 +46,6 @@ def check_ports(chosen: Mapping[str, int]) -> None:
 
 
 def _problem(port: int) -> str:
-    """Return why a server cannot listen on a port, or an empty text."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         # As servers do: a port whose last connections are in TIME_WAIT is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -219,7 +219,6 @@ class Postgres:
             return not Path("/proc/self").exists()
 
     async def _probe(self) -> Addresses | None:
-        """Return the address once the server accepts connections; create missing roles and the database."""
         try:
             connection = await asyncpg.connect(
                 host=HOST,

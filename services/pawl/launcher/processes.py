@@ -178,7 +178,6 @@ class Process:
             await within(delay, self._stopping.wait())
 
     async def _run_once(self) -> int:
-        """Run the process once and return its exit code."""
         running = self._child = await self._spawn()
         try:
             orphans.note(self._run_directory, self.name, running.pid)
@@ -218,7 +217,6 @@ class Process:
             )
 
     async def _watch(self, pid: int) -> None:
-        """Probe until the process is ready, then kill it if it stops answering."""
         while not self._ready.is_set():
             try:
                 addresses = await self.spec.probe()
@@ -262,6 +260,5 @@ async def _falls_silent(answers: Callable[[], Awaitable[bool]]) -> None:
 
 
 def _kill_group(pid: int) -> None:
-    """Kill what remains of the process group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)

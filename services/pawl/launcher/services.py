@@ -32,7 +32,6 @@ class ServiceSpec:
 
 
 def pawl_variables(names: str) -> frozenset[str]:
-    """Return full variable names from names without `PAWL_`."""
     return frozenset(f"PAWL_{name}" for name in names.split())
 
 

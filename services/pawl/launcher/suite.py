@@ -114,7 +114,6 @@ class Suite:
 
     @property
     def endpoints(self) -> Endpoints:
-        """The current addresses of everything that listens."""
         specs = [spec for stage in self.options.stages for spec in stage]
         return Endpoints(
             launcher_pid=os.getpid(),
@@ -184,7 +183,6 @@ class Suite:
         return self._secrets
 
     def _write_service_keys(self, secrets: SecretFiles) -> None:
-        """Create a key for each service, and the file with their digests."""
         names = [spec.name for stage in self.options.stages for spec in stage]
         keys = {name: secrets.get(service_key_file(name)) for name in names}
         digests = {name: [hashlib.sha256(key.encode()).hexdigest()] for name, key in keys.items()}
@@ -208,7 +206,6 @@ class Suite:
         check_ports({name: port for name, port in self.options.ports.items() if not replaced.get(name, False)})
 
     async def _start_embedded(self, context: SuiteContext) -> None:
-        """Start PostgreSQL, NATS and the model unless they are replaced, and write their URLs."""
         options, secrets = self.options, context.secrets
         if options.database_url is None:
             port = options.port("postgres") or free_port()
@@ -229,7 +226,6 @@ class Suite:
         await asyncio.gather(*(self.wait_ready(name) for name in self._processes))
 
     def _put_database_urls(self, secrets: SecretFiles) -> None:
-        """Write the PostgreSQL URL of each service and of the schema owner."""
         options, postgres = self.options, self._postgres
         url = options.database_url or (postgres.url if postgres else "")
         secrets.put("database.url", url)
@@ -262,7 +258,6 @@ class Suite:
         return process
 
     def _peers(self, asking: ServiceSpec) -> Mapping[str, str]:
-        """Return the addresses of services that start before this one."""
         found: dict[str, str] = {}
         for stage in self.options.stages:
             if asking in stage:
@@ -272,12 +267,10 @@ class Suite:
         return found
 
     def _addresses(self, spec: ServiceSpec, *, to_services: bool) -> list[str]:
-        """Return the address of each replica: for services the internal one, if there is one."""
         names = [process_name(spec.name, number) for number in range(self.options.replicas.get(spec.name, 1))]
         return [(to_services and self._address(name, "internal")) or self._address(name, "grpc") for name in names]
 
     def _model(self) -> Mapping[str, str]:
-        """Return the variables for the scripted model, if it is used."""
         address = self._address("model", "http")
         if not address:
             return {}

@@ -35,7 +35,6 @@ _NO_KEY: Final = ("set your key first", "export PAWL_API_KEY=KEY")
 
 
 def show(endpoints: Endpoints, *, console: Console | None = None) -> None:
-    """Print the start screen; a terminal shows the commands in bold."""
     console = console or Console()
     console.print(Text("Pawl is running", "bold"))
     for name, address, note in rows(endpoints):
@@ -70,7 +69,6 @@ def rows(endpoints: Endpoints) -> list[tuple[str, str, str]]:
 
 
 def commands(endpoints: Endpoints) -> list[tuple[str, str]]:
-    """Return common next steps, each with a command to run in another terminal in this folder."""
     found = Path(endpoints.data) == Path(".pawl").resolve()
     suite = "" if found else f" --data {shlex.quote(endpoints.data)}"
     program = _program()

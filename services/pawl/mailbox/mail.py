@@ -51,7 +51,6 @@ def read_mail(raw: bytes, is_cut: bool, *, own: str, authserv_id: str, senders: 
 
 
 def _raw(message: EmailMessage, name: str) -> list[str]:
-    """Return the unparsed values of a header."""
     return [str(value)[:_RESULTS_MAX] for each, value in message.raw_items() if each.lower() == name.lower()]
 
 
@@ -74,7 +73,6 @@ def _automatic(message: EmailMessage) -> str:
 
 
 def _unwanted(message: EmailMessage, sender: str, own: str, authserv_id: str, senders: Sequence[str]) -> str:
-    """Return why the sender may not fire the trigger, or an empty text."""
     if not sender:
         return "its sender is not one plain address"
     if sender == own.lower():
@@ -191,7 +189,6 @@ def _clean(text: str) -> str:
 
 
 def _words(page: str) -> str:
-    """Return the text of an HTML page."""
     page = re.sub(r"(?is)<(script|style|head|title)\b.*?</\1\s*>", "", page)
     page = re.sub(r"(?i)<(?:br|p|div|tr|li|h[1-3]|table|blockquote)\b[^<>]*>", "\n", re.sub(r"\s+", " ", page))
     return html.unescape(re.sub(r"<[^<>]*>", "", page))

@@ -196,7 +196,6 @@ class Mailboxes:
         }
 
     async def _lines(self, store_id: str, asked: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the output lines of a poll process, which starts once a slot is free."""
         await self._slots.enter(store_id)
         work = asyncio.create_task(run_poll(asked), name="poll")
         self._slots.leave_after(work, store_id)
@@ -229,7 +228,6 @@ class Mailboxes:
         self._interrupted.pop(_key(mailbox), None)
 
     async def _keep(self, mailbox: LeasedMailbox, name: str, text: str) -> dict[str, str]:
-        """Store an attachment as a document; return the fields that describe it."""
         request = document_pb2.PutDocumentRequest(owner=document_pb2.DOCUMENT_OWNER_USER, name=name, text=text)
         try:
             await self._documents.PutDocument(request, metadata=self._metadata(mailbox))

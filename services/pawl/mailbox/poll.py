@@ -131,7 +131,6 @@ def _log_in(session: _Session, username: str, password: str) -> None:
 
 
 def _uids(session: _Session, after: int, next_uid: int) -> Iterator[int]:
-    """Yield the UIDs after `after`, in order."""
     for _ in range(_RANGES_MAX):
         if next_uid - after <= RANGE_UIDS:
             break
@@ -166,7 +165,6 @@ def _limit_cpu() -> None:
 
 
 def _limit(kind: int, value: int) -> None:
-    """Set a limit, or the system's hard limit if that is lower."""
     _, hard = resource.getrlimit(kind)
     resource.setrlimit(kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
 

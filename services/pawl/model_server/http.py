@@ -44,7 +44,6 @@ class Connection:
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=_READ_BYTES)
 
     async def send(self, status: int, headers: dict[str, str], body: bytes) -> None:
-        """Send a complete response."""
         await self.start(status, {**headers, "content-length": str(len(body))})
         await self.write(body)
         await self.finish()
@@ -70,7 +69,6 @@ class Connection:
             raise ClientGoneError
 
     def reset(self) -> None:
-        """Abort the connection with a TCP reset."""
         self._writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._writer.transport.abort()
 
@@ -79,7 +77,6 @@ class Connection:
         self._writer.close()
 
     async def serve(self, handler: Handler) -> None:
-        """Serve requests until the connection ends, then close it."""
         try:
             while (request := await self._next_request()) is not None:
                 await handler(request, self)
@@ -114,7 +111,6 @@ class Connection:
                     return None
 
     async def _read(self) -> bytes:
-        """Read the next bytes; empty at the end."""
         try:
             data = await self._reader.read(_READ_BYTES)
         except ConnectionError:
@@ -123,7 +119,6 @@ class Connection:
         return data
 
     async def _put(self, data: bytes | None) -> None:
-        """Send bytes, waiting while the client is slow."""
         self._writer.write(data or b"")
         try:
             await self._writer.drain()

@@ -135,7 +135,6 @@ def _unknown(text: str) -> Say:
 
 
 def _recognise(text: str) -> Stage:
-    """Return the intents of a text; empty if it is not recognised."""
     words = re.sub(r"^(?:please|can you|could you|would you)\s+", "", text.strip(), flags=re.IGNORECASE)
     for pattern, build in _PATTERNS:
         match = pattern.fullmatch(words.rstrip(" ."))

@@ -33,7 +33,6 @@ class RefusedRequest(Exception):
         self.status = status
 
     def body(self) -> dict[str, Any]:
-        """Return the error object as OpenAI sends it."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"  # noqa: PLR2004
         return {"error": {"message": self.message, "type": kind, "param": None, "code": self.code}}
 
@@ -43,8 +42,6 @@ class TextPart(msgspec.Struct, tag_field="type", tag="text"):
 
 
 class ImageUrl(msgspec.Struct):
-    """The URL of an image, or the image itself as a data URL."""
-
     url: ImageAddress
 
 
@@ -173,7 +170,6 @@ class ChatRequest(msgspec.Struct, kw_only=True):
 
     @property
     def asks_title(self) -> bool:
-        """True if the request asks for a conversation title."""
         systems = (message for message in self.messages if isinstance(message, System))
         return any(text_of(message).startswith("Write a title for the conversation") for message in systems)
 
@@ -184,12 +180,10 @@ class ChatRequest(msgspec.Struct, kw_only=True):
 
     @property
     def forced_tool(self) -> str | None:
-        """The tool that the caller requires, or None."""
         return self.tool_choice.function.name if isinstance(self.tool_choice, ToolChoice) else None
 
     @property
     def answer_schema(self) -> Mapping[str, Any] | None:
-        """The JSON Schema of the requested answer, or None."""
         form = self.response_format.json_schema if self.response_format else None
         return form.schema if form else None
 
@@ -235,7 +229,6 @@ class ChatRequest(msgspec.Struct, kw_only=True):
 
 
 def calls_of(message: Message) -> tuple[Call, ...]:
-    """Return the tool calls of a message; only assistant messages have any."""
     return message.tool_calls if isinstance(message, Assistant) else ()
 
 

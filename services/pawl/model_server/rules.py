@@ -53,7 +53,6 @@ _TEXT_MAX = 2_000
 
 
 def describe(content: str | None) -> str:
-    """Return a result in a few words."""
     if content is None:
         return "nothing yet"
     value = _parse(content)
@@ -85,7 +84,6 @@ def note(content: str | None) -> str:
 
 
 def failure(content: str | None) -> str | None:
-    """Return the error of a failed call, or None."""
     error = _field(content, "error")
     if isinstance(error, dict):
         error = error.get("message", error)
@@ -187,7 +185,6 @@ def _calls(stage: Stage, request: ChatRequest, so_far: str) -> Iterator[ToolCall
 
 
 def _fit(tool: Tool, values: Mapping[str, Any], text: str) -> dict[str, Any]:
-    """Return the values that the tool declares, the background parameters, and defaults for what else it requires."""
     declared = tool.parameters.properties
     fitted = {name: value for name, value in values.items() if not declared or name in declared or name[0] == "_"}
     for name, value in fitted.items():

@@ -120,8 +120,6 @@ def load_script(path: Path) -> Script:
 
 
 class Player:
-    """Chooses the step for each request and counts uses."""
-
     def __init__(self, script: Script) -> None:
         self.script = script
         self._uses: OrderedDict[tuple[int, str], int] = OrderedDict()
@@ -148,7 +146,6 @@ class Player:
 
 
 def matches(when: When | None, request: ChatRequest) -> bool:
-    """Return whether the conditions of a step hold for this request."""
     if when is None:
         return True
     is_asked = when.user_contains.lower() in request.prompt.lower()

@@ -91,7 +91,6 @@ def _check_answer(message: Assistant, *, reasoning_echo: bool) -> None:
 
 
 def _check_results(messages: Sequence[Message]) -> None:
-    """Require exactly one tool message per tool call before any other message."""
     expected: list[str] = []
     answered: set[str] = set()
     for message in (*messages, None):

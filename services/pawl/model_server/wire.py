@@ -19,8 +19,6 @@ DONE = b"data: [DONE]\n\n"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope:
-    """The metadata of one answer."""
-
     completion_id: str
     created_unix_seconds: int
     prompt_characters: int
@@ -43,7 +41,6 @@ def stream_events(reply: Reply, envelope: Envelope) -> list[bytes]:
 
 
 def completion(reply: Reply, envelope: Envelope) -> bytes:
-    """Return the answer as one JSON document."""
     message: dict[str, Any] = {"role": "assistant", "content": reply.text or None, "refusal": None}
     if reply.reasoning:
         message["reasoning_content"] = reply.reasoning
@@ -57,7 +54,6 @@ def completion(reply: Reply, envelope: Envelope) -> bytes:
 
 
 def finish_reason(reply: Reply) -> str:
-    """Return the given finish reason, or derive it from the content."""
     return reply.finish_reason or ("tool_calls" if reply.tool_calls else "stop")
 
 

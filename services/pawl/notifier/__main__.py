@@ -25,7 +25,6 @@ from pawl.notifier.wiring import wire
 
 
 async def main(stop: asyncio.Event) -> None:
-    """Serve until `stop` is set."""
     settings = load(NotifierSettings)
     async with Service("notifier", settings) as service:
         database = await service.open_database()

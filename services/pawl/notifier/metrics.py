@@ -6,8 +6,6 @@ from pawl.chassis.process.metrics import Metrics
 
 
 class PrometheusCounters:
-    """Metrics of events, subscriptions and deliveries."""
-
     def __init__(self, metrics: Metrics) -> None:
         self.events = metrics.counter(
             "events_total",

@@ -57,7 +57,6 @@ if TYPE_CHECKING:  # The chassis must be imported before gRPC.
 
 
 async def main(stop: asyncio.Event) -> None:
-    """Serve until `stop` is set."""
     settings = load(ToolRegistrySettings)
     async with Service("tool_registry", settings) as service:
         database = await service.open_database()

@@ -299,7 +299,6 @@ def read_timeouts_from(request: execution_pb2.CheckCallsRequest) -> ReadTimeouts
 
 
 def verdict_message(verdict: Verdict, result: ExecutionResult | None) -> execution_pb2.Verdict:
-    """Return the message of a verdict, with the result if the call has already run."""
     fields = _VERDICT.fields(verdict)
     if result is not None:
         fields["result"] = RESULT.fields(result)

@@ -116,7 +116,6 @@ class LedgerReads:
 
 
 async def _found(call: grpc.aio.UnaryUnaryCall[Any, T], absent: type[PawlError]) -> T | None:
-    """Await a call; returns None instead of raising `absent`."""
     try:
         return await translated(call)
     except absent:

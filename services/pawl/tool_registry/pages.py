@@ -32,7 +32,6 @@ def cut(found: Sequence[T], size: int, token_of: Callable[[T], str]) -> tuple[Se
 
 
 def page_token(kind: str, *place: object) -> str:
-    """Return the token of a position in a list of this kind."""
     return base64.urlsafe_b64encode(f"{kind}:".encode() + msgspec.json.encode(place)).decode()
 
 

@@ -15,8 +15,6 @@ COMMON: Final = "*"
 
 
 class FileSecrets:
-    """Secrets of stores, read from a JSON file."""
-
     def __init__(self, secrets: Mapping[str, Mapping[str, str]]) -> None:
         self._secrets = secrets
 

@@ -24,7 +24,6 @@ def _check_modules(value: str) -> str:
 
 
 def module_names(value: str) -> list[str]:
-    """Split a comma-separated list of modules, packages and folders."""
     return [name for part in value.split(",") if (name := part.strip())]
 
 

@@ -38,8 +38,6 @@ WITH_PEOPLE: Final = frozenset({CallState.AWAITING_APPROVAL, CallState.ASKED, Ca
 
 
 class DecisionKind(IntEnum):
-    """A person's decision about a call."""
-
     APPROVE = 1
     EDIT = 2
     REJECT = 3
@@ -91,8 +89,6 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CommandOutcome(IntEnum):
-    """The final outcome of a command."""
-
     ACCEPTED = 1
     DUPLICATE = 2
     LATE = 3
@@ -115,8 +111,6 @@ class CallResolution(IntEnum):
 
 
 class DecisionRight(IntEnum):
-    """Which calls a user may decide."""
-
     OWN_RUNS = 1
     STORE = 2
     QUESTIONS = 3

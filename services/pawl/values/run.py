@@ -36,8 +36,6 @@ RESTING: Final[frozenset[int]] = ENDED | {RunState.WAITING, RunState.NEEDS_ATTEN
 
 
 class WaitKind(IntEnum):
-    """The reason why a run is WAITING."""
-
     TOOL_RESULT = 1
     APPROVAL = 2
     ANSWER = 3
@@ -51,8 +49,6 @@ class WaitKind(IntEnum):
 
 
 class StopCause(IntEnum):
-    """Why a run was asked to stop."""
-
     USER = 1
     SUPERSEDED = 2
     OPERATOR = 4
@@ -70,8 +66,6 @@ class MessagePolicy(IntEnum):
 
 
 class LeaseAction(IntEnum):
-    """The effect of a commit on the worker's lease."""
-
     KEEP = 1
     PARK = 2
     RELEASE = 3

@@ -81,8 +81,6 @@ class ReportPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Disposition(StrEnum):
-    """How the registry treats a call."""
-
     RUN = "RUN"
     APPROVE = "APPROVE"
     OFFER = "OFFER"
@@ -92,8 +90,6 @@ class Disposition(StrEnum):
 
 
 class Outcome(StrEnum):
-    """How an execution ended."""
-
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"
     CANCELLED = "CANCELLED"
@@ -105,8 +101,6 @@ class Outcome(StrEnum):
 
 
 class RunContext(msgspec.Struct, frozen=True, kw_only=True):
-    """The run that calls belong to, and its user."""
-
     store_id: StoreId
     user_id: UserId
     # The conversation whose rules apply. A job uses the conversation it reports to.

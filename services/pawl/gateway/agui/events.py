@@ -26,7 +26,6 @@ _REASONING: Final = ("REASONING_MESSAGE", "reasoning")
 
 
 def decoded(content: str) -> str:
-    """Decode a bytes field of protobuf JSON to text."""
     return base64.b64decode(content).decode("utf-8", "replace")
 
 
@@ -60,13 +59,11 @@ def message_of(message: Json, client_ids: Names) -> list[Json]:
 
 
 def tool_call(call: Json) -> Json:
-    """Convert a call to a tool call of an assistant message."""
     function = {"name": call.get("toolName", ""), "arguments": arguments(call)}
     return {"id": call["callId"], "type": "function", "function": function}
 
 
 def result_text(call: Json) -> str:
-    """Return the result of a settled call as text."""
     omitted = call.get("resultOmittedBytes", "0")
     if omitted != "0":
         return json.dumps({"omittedBytes": int(omitted), "note": "ListCalls has the whole result."})
@@ -74,7 +71,6 @@ def result_text(call: Json) -> str:
 
 
 def tool_message(call: Json, message_id: str) -> Json:
-    """Return the tool message with the result of a settled call."""
     found = {"id": message_id, "role": "tool", "toolCallId": call["callId"], "content": result_text(call)}
     return found | ({"error": call["result"].get("errorReason", "")} if call.get("result", {}).get("isError") else {})
 
@@ -143,7 +139,6 @@ class Fold:
         return []
 
     def gap(self, gap: Json) -> list[Json]:
-        """Return the messages that replace events no longer stored."""
         snapshot = gap.get("snapshot", {})
         self.seq, self.run = int(gap.get("toSeq", "0")), snapshot.get("run", self.run)
         events = self._close()
@@ -153,7 +148,6 @@ class Fold:
         return [*events, self.snapshot()]
 
     def snapshot(self) -> Json:
-        """Return all complete messages."""
         return {"type": "MESSAGES_SNAPSHOT", "messages": copy.deepcopy([*self._before, *self._messages])}
 
     def attach(self) -> list[Json]:
@@ -206,7 +200,6 @@ class Fold:
         return self._add_whole(found)
 
     def _add_whole(self, messages: Sequence[Json]) -> list[Json]:
-        """Return the events of complete messages that were not streamed."""
         events: list[Json] = []
         for each in messages:
             self._messages.append(each)
@@ -268,7 +261,6 @@ class Fold:
         return [*events, _custom("pawl.retrying", details), *self._retract(void)]
 
     def _retract(self, void: str) -> list[Json]:
-        """Return the events that retract the output of a failed attempt."""
         if not void:
             return []
         self._messages = [each for each in self._messages if each["id"] != void]
@@ -307,7 +299,6 @@ class Fold:
         return [started, *pieces, {"type": "TOOL_CALL_END", "toolCallId": call_id}]
 
     def _message_of_call(self, call: Json) -> Json:
-        """Return the message that has a call: the output of its round, or an empty one."""
         for each in self._messages:
             if any(carried["id"] == call["callId"] for carried in each.get("toolCalls", ())):
                 return each
@@ -340,7 +331,6 @@ class Fold:
 def with_calls(
     messages: Sequence[Json], calls: Mapping[str, Json], client_ids: Names, results: Mapping[str, str]
 ) -> list[Json]:
-    """Convert messages to AG-UI with their calls and results."""
     found: list[Json] = []
     for message in messages:
         found += message_of(message, client_ids)

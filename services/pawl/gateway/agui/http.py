@@ -76,7 +76,6 @@ async def cancel(callers: Callers, services: Services, bytes_max: int, request: 
 
 
 async def _events(thread: _Thread, plan: _Plan) -> AsyncGenerator[Event, None]:
-    """Yield the events; an error becomes the last event."""
     try:
         async with contextlib.aclosing(thread.events(plan)) as events:
             async for event in events:
@@ -225,7 +224,6 @@ class _Thread:
         return end
 
     async def _with_jobs(self, plan: _Plan, end: Json) -> Json:
-        """Add the interrupts of background jobs of the thread to the final event."""
         jobs = await self._jobs()
         asked = [each for job in jobs for each in agui_input.interrupts(job) if each["id"] not in plan.done]
         if not asked:
@@ -234,7 +232,6 @@ class _Thread:
         return end | {"outcome": {"type": "interrupt", "interrupts": [*own, *asked]}}
 
     async def _answer(self, run: Json | None, given: list[Json], message: Json | None) -> _Plan:
-        """Deliver answers and results to the open run of the thread and to its jobs."""
         found, plan = self._found, _Plan(run) if run else await self._reload(None)
         if found.resume:
             names, jobs = [each.interrupt_id for each in found.resume], await self._jobs()
@@ -259,7 +256,6 @@ class _Thread:
         return plan
 
     async def _send_message(self, run: Json | None, message: Json) -> tuple[Json, bool]:
-        """Send a message to the open run, or start one. Return the run that has the message, and whether it is new."""
         found = self._found
         if run is None:
             return await self._start(message), True
@@ -270,7 +266,6 @@ class _Thread:
         return (run if followed["runId"] == run["runId"] else await self._run(followed["runId"])), False
 
     def _record_receipts(self, plan: _Plan, receipts: list[Json], more: list[Json]) -> None:
-        """Record which answers were accepted. Raise if all were refused and none follow."""
         refused = [each for each in receipts if each["status"] not in _TAKEN]
         hard = [each for each in refused if each["status"] == "RECEIPT_STATUS_REFUSED"]
         if hard and len(hard) == len(receipts) and not more:
@@ -284,7 +279,6 @@ class _Thread:
         }
 
     async def _reload(self, run: Json | None) -> _Plan:
-        """Return a plan that streams the thread from its start, with its open run or its last one."""
         if run is None and self._conversation_id:
             asked = {"conversationId": self._conversation_id, "order": "RUN_ORDER_NEWEST_FIRST", "pageSize": 20}
             ended = (await self._call("ListRuns", asked)).get("runs", ())
@@ -292,7 +286,6 @@ class _Thread:
         return _Plan(run or {}, is_reload=True)
 
     async def _fold(self, plan: _Plan) -> Fold:
-        """Return a fold with the messages before the run."""
         found = self._found
         results = {call_id: message["id"] for call_id, message in found.results.items()}
         run_id, names = plan.run["runId"], found.user_ids
@@ -338,7 +331,6 @@ class _Thread:
         return run
 
     async def _jobs(self) -> list[Json]:
-        """Return the waiting jobs of the thread with their pending calls."""
         asked = {"conversationId": self._conversation_id, "openOnly": True}
         jobs = await self._pages(_LIST_JOBS, asked, "jobs") if self._conversation_id else []
         return [await self._run(job["jobId"]) for job in jobs if job.get("state") == "RUN_STATE_WAITING"]

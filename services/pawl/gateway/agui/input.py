@@ -24,23 +24,17 @@ _APPROVAL: Final[Json] = {
 
 
 class Tool(msgspec.Struct, frozen=True):
-    """A front-end tool."""
-
     name: str
     description: str = ""
     parameters: Any = None
 
 
 class Context(msgspec.Struct, frozen=True):
-    """Context that the page provides."""
-
     description: str = ""
     value: str = ""
 
 
 class Resume(msgspec.Struct, frozen=True, rename="camel"):
-    """The answer to an interrupt."""
-
     interrupt_id: str
     status: str
     payload: Any = None
@@ -54,8 +48,6 @@ class Options(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields
 
 
 class Stop(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
-    """A request to stop a run of a thread."""
-
     thread_id: str
     run_id: str
 
@@ -98,7 +90,6 @@ class Input(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def results(self) -> dict[str, Json]:
-        """The tool messages by call id."""
         return {str(each.get("toolCallId")): each for each in self.messages if each.get("role") == "tool"}
 
     @property
@@ -116,12 +107,10 @@ def _hash(*texts: str) -> str:
 
 
 def label_of(client_id: str) -> str:
-    """Return the label value for a front end's message id or AG-UI run id."""
     return _hash(client_id)
 
 
 def labels(found: Input, message: Json) -> Json:
-    """Return the labels of the run that a message starts."""
     return {"agui.message": label_of(message["id"]), "agui.run": label_of(found.run_id)}
 
 
@@ -229,12 +218,10 @@ def _definition(tool: Tool) -> Json:
 
 
 def encoded(text: str) -> str:
-    """Encode text for a bytes field of protobuf JSON."""
     return msgspec.json.encode(text.encode("utf-8", "replace")).decode().strip('"')
 
 
 def tool_results(found: Input, pending: Sequence[Json]) -> list[Json]:
-    """Return the results in a request for calls that wait for a front end."""
     offered = {call["callId"]: call for call in pending if call.get("state") == "CALL_STATE_OFFERED"}
     given: list[Json] = []
     for call_id, message in found.results.items():
@@ -246,7 +233,6 @@ def tool_results(found: Input, pending: Sequence[Json]) -> list[Json]:
 
 
 def _as_json(text: str) -> str:
-    """Return text unchanged if it is JSON; otherwise as a JSON string."""
     try:
         msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):
@@ -308,7 +294,6 @@ def _interrupt(call: Json, mark: str, reason: str, message: str, schema: Json) -
 
 
 def settled(interrupt_id: str, known: Mapping[str, Json]) -> str:
-    """Describe how an interrupt was settled, and by whom."""
     call = known.get(interrupt_id.partition(".")[0], {})
     decision = call.get("approval", {}).get("decision", {})
     if who := decision.get("userId"):

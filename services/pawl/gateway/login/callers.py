@@ -129,7 +129,6 @@ class Callers:
         )
 
     def log_out(self, request: Request) -> Response:
-        """Delete the session cookies."""
         hosts.check_page(request.method, request.headers)
         response = answer({})
         for secure in (False, True):
@@ -142,7 +141,6 @@ class Callers:
 
 
 def _key_metadata(request: Request) -> Metadata | None:
-    """Return the call metadata for the key in the headers; None without a key."""
     hosts.check_caller(request.headers.keys())
     if (key := hosts.bearer(request.headers.get("authorization"))) is None:
         return None
@@ -151,7 +149,6 @@ def _key_metadata(request: Request) -> Metadata | None:
 
 
 def session_cookie(request: Request) -> str:
-    """Return the name of the session cookie."""
     return session.cookie_name(session.NAME, request.url.port, secure=is_secure(request))
 
 

@@ -150,7 +150,6 @@ class OpenIdLogins:
         return response
 
     def _keep(self, request: Request, response: Response, tokens: Tokens, renewal: Renewal) -> None:
-        """Set the renewal cookie, if there is a refresh token and it fits into a cookie."""
         if not tokens.refresh_token:
             return
         sealed = self._seal.close(replace(renewal, refresh_token=tokens.refresh_token))

@@ -44,8 +44,6 @@ class _Refusal(msgspec.Struct, frozen=True):
 
 
 class Providers:
-    """Calls identity providers."""
-
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._known: dict[str, tuple[float, Endpoints | DependencyUnavailable]] = {}

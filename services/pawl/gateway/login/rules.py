@@ -81,8 +81,6 @@ class Renewal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tokens(msgspec.Struct, frozen=True, kw_only=True):
-    """The response of a token endpoint."""
-
     access_token: str = ""
     id_token: str = ""
     refresh_token: str = ""
@@ -113,7 +111,6 @@ def start_attempt(provider: Provider, to: str, now: float, random_text: Callable
 
 
 def authorization_url(provider: Provider, endpoint: str, attempt: Attempt, redirect_uri: str) -> str:
-    """Return the URL at the provider to redirect the browser to."""
     digest = hashlib.sha256(attempt.verifier.encode()).digest()
     asked = {
         **provider.parameters,
@@ -148,14 +145,12 @@ def check_return(
 
 
 def code_form(provider: Provider, code: str, attempt: Attempt, redirect_uri: str) -> dict[str, str]:
-    """Return the form that exchanges a code for tokens."""
     return _form(
         provider, grant_type="authorization_code", code=code, redirect_uri=redirect_uri, code_verifier=attempt.verifier
     )
 
 
 def renewal_form(provider: Provider, refresh_token: str) -> dict[str, str]:
-    """Return the form that exchanges a refresh token for tokens."""
     return _form(provider, grant_type="refresh_token", refresh_token=refresh_token)
 
 

@@ -18,8 +18,6 @@ NAME: Final = "pawl_session"
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
-    """A caller's credential, and how long the browser may use it."""
-
     key: str
     # Unix seconds.
     end_time: float
@@ -30,7 +28,6 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """The call metadata of the session."""
         return metadata(self.key, store=self.store, user=self.user)
 
 

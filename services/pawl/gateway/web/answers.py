@@ -23,7 +23,6 @@ _BODY_SECONDS: Final = 10.0
 
 
 def answer(content: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Return a JSON response."""
     return Response(msgspec.json.encode(content), status, headers, media_type=hosts.JSON)
 
 

@@ -56,8 +56,6 @@ class _Subscriptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Event(msgspec.Struct):
-    """A server-sent event with JSON data."""
-
     data: Any
     id: str = ""
     name: str = ""
@@ -215,7 +213,6 @@ class _EventStream(Response):
 
 
 async def _messages(key: str, method: Method, responses: AsyncGenerator[Any, None]) -> AsyncGenerator[Event, None]:
-    """Yield the messages of a stream with their key, then how it ended."""
     end: dict[str, Any] = {}
     try:
         async with contextlib.aclosing(responses):
@@ -231,7 +228,6 @@ async def _messages(key: str, method: Method, responses: AsyncGenerator[Any, Non
 
 
 async def _events(responses: AsyncGenerator[Any, None]) -> AsyncGenerator[Event, None]:
-    """Yield the events of a run with their seq as id, then how the stream ended."""
     try:
         async with contextlib.aclosing(responses):
             async for response in responses:
@@ -252,7 +248,6 @@ def _encoded(event: Event) -> bytes:
 
 
 def _next(source: AsyncGenerator[Event, None]) -> asyncio.Task[Any]:
-    """Start waiting for the next event of a source; the result is None at its end."""
     return asyncio.ensure_future(anext(source, None))
 
 

@@ -219,7 +219,6 @@ def _text(secret: bytes) -> str:
 
 
 def _position(token: str) -> tuple[datetime, str] | None:
-    """Return the time and id in a page token; None for the first page."""
     if not token:
         return None
     match = _TOKEN.fullmatch(token)

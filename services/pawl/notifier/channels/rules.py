@@ -111,7 +111,6 @@ class ChannelChange:
     after_seconds: int | None = None
 
     def of(self, channel: Channel) -> Channel:
-        """Return the channel after the change."""
         return replace(
             channel,
             name=channel.name if self.name is None else self.name,

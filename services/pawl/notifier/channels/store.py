@@ -407,7 +407,6 @@ class PostgresChannels(DatabaseAdapter):
         return [found[delivery_id] for delivery_id in delivery_ids]
 
     async def _ids(self, inbox: Inbox, channel_id: ChannelId) -> Sequence[ChannelId]:
-        """Return a user's channel id, or all of them if `channel_id` is empty."""
         if channel_id:
             return [(await self.channel(inbox, channel_id)).channel_id]
         return [channel.channel_id for channel in await self.channels(inbox)]

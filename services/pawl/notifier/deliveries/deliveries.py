@@ -31,8 +31,6 @@ _log = logs.get_logger(__name__)
 
 
 class ChannelSender(Protocol):
-    """Sends deliveries to channels of one kind."""
-
     async def send(self, attempt: Attempt) -> Outcome:
         """Try a delivery. Returns within 16 s, whatever the receiver does. Safe to cancel."""
 
@@ -68,7 +66,6 @@ class Deliveries:
         self._in_progress: dict[asyncio.Task[None], Attempt] = {}
 
     def wake(self) -> None:
-        """Notify the loop that a delivery is due."""
         self._due.set()
 
     async def run(self) -> None:
@@ -103,7 +100,6 @@ class Deliveries:
             await self._clock.sleep(_COUNT_SECONDS)
 
     async def _start_due(self) -> bool:
-        """Start attempts for due deliveries, within the limits; returns whether any started."""
         in_progress = [attempt.candidate for attempt in self._in_progress.values()]
         if len(in_progress) >= TRIES_MAX_AT_ONCE["all"]:
             return False

@@ -87,8 +87,6 @@ class DeliveryState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A delivery that is due."""
-
     delivery_id: DeliveryId
     channel_id: ChannelId
     inbox: Inbox
@@ -226,20 +224,16 @@ class Due:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to do with a due delivery: send it now, send it at a later time, or end it."""
-
     state: DeliveryState = DeliveryState.WAITING
     reason: str = ""
     until_time: datetime | None = None
 
     @property
     def sends(self) -> bool:
-        """True if it is sent now."""
         return self.state is DeliveryState.WAITING and self.until_time is None
 
 
 def plan(due: Due, now: datetime) -> Plan:
-    """Return what to do with a due delivery."""
     if due.was_claimed:
         return Plan()
     if due.type == CODE:
@@ -263,7 +257,6 @@ def plan(due: Due, now: datetime) -> Plan:
 
 
 def _obsolete_reason(due: Due) -> str:
-    """Return why the user no longer needs the delivery; empty if it is still needed."""
     if due.is_read:
         return "it was read"
     if due.is_resolved:
@@ -272,7 +265,6 @@ def _obsolete_reason(due: Due) -> str:
 
 
 def _next_email(due: Due, now: datetime) -> datetime | None:
-    """Return when to try again if the user's hourly e-mail limit is reached; None if it may be sent now."""
     return now + _EMAIL_PAUSE if due.emails >= EMAILS_MAX_AN_HOUR else None
 
 
@@ -329,7 +321,6 @@ def _body(kind: str, time: datetime, data: Mapping[str, str]) -> str:
 
 
 def notice(inbox: Inbox, channel: Channel, delivery_id: DeliveryId, now: datetime) -> Draft:
-    """Return the notification about a channel that was disabled."""
     digest = hashlib.sha256(f"{channel.channel_id}/{delivery_id}/{now.isoformat()}".encode()).hexdigest()
     problem = f" was disabled: {channel.disable_reason}"
     name = (channel.name or channel.channel_id)[: TITLE_CHARACTERS_MAX - len("Channel ") - len(problem)]

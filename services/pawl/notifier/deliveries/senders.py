@@ -158,7 +158,6 @@ def texts(attempt: Attempt) -> tuple[str, str, str, str]:
 
 
 def _linked(text: str, link: str) -> str:
-    """Return a text as HTML, with `link` as a link if it is not empty."""
     shown = escape(text)
     return shown.replace(escape(link), f'<a href="{escape(link)}">{escape(link)}</a>') if link else shown
 

@@ -73,11 +73,9 @@ class Publication:
         self._new = asyncio.Event()
 
     def wake(self) -> None:
-        """Notify the loop that there is something to publish."""
         self._new.set()
 
     async def run(self) -> None:
-        """Publish until cancelled."""
         while True:
             try:
                 await self.publish_all()
@@ -108,13 +106,11 @@ class Publication:
 
 
 def _notification_message(notification: Notification) -> tuple[str, bytes, dict[str, str]]:
-    """Return the subject, payload and headers of a notification."""
     subject = f"pawl.v1.{notification.store_id}.user.{notification.user_id}.notifications"
     return subject, notification.SerializeToString(), {"Nats-Msg-Id": notification.notification_id}
 
 
 def _channel_event_message(event: ChannelEvent) -> tuple[str, bytes, dict[str, str]]:
-    """Return the subject, payload and headers (CloudEvents) of a channel event."""
     headers = {
         "Nats-Msg-Id": event.event_id,
         "ce-specversion": "1.0",

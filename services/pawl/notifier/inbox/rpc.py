@@ -63,8 +63,6 @@ _NUMBER_MAX: Final = 2**63 - 1
 
 
 class Notify(notify_pb2_grpc.NotifyServiceServicer):
-    """Serves the inbox of the calling user."""
-
     def __init__(
         self,
         store: PostgresStore,

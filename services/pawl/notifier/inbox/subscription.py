@@ -33,7 +33,6 @@ class Subscriptions:
         self._followers: dict[Inbox, dict[_Follower, None]] = {}
 
     def wake(self, inbox: Inbox) -> None:
-        """Notify the inbox's subscribers that there may be something new."""
         for follower in self._followers.get(inbox, ()):
             follower.news.set()
 
@@ -93,8 +92,6 @@ class Subscriptions:
 
 
 class _Follower:
-    """The position of a subscriber in its inbox."""
-
     __slots__ = ("news", "number")
 
     def __init__(self) -> None:

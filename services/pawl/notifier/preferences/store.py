@@ -49,7 +49,6 @@ class PostgresPreferences(DatabaseAdapter):
     """Preferences of users. Every method raises DependencyUnavailable if the database is unavailable."""
 
     async def preferences(self, inbox: Inbox) -> Preferences:
-        """Return the preferences of a user, with the active mutes."""
         row = await self._database.fetchrow(_FIND, inbox.store_id, inbox.user_id)
         mutes = await self._database.fetch(_MUTES, inbox.store_id, inbox.user_id)
         found = (Mute(conversation_id=ConversationId(each[0]), until_time=each[1]) for each in mutes)
@@ -74,7 +73,6 @@ class PostgresPreferences(DatabaseAdapter):
             raise InvalidField(f"a user can mute at most {MUTES_MAX} conversations: unmute one", field="mute")
 
     async def unmute(self, inbox: Inbox, conversation_id: ConversationId) -> None:
-        """Remove the mute of a conversation, if there is one."""
         await self._database.execute(_UNMUTE, inbox.store_id, inbox.user_id, conversation_id)
 
 

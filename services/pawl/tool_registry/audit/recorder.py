@@ -64,7 +64,6 @@ class AuditTrail:
         await written
 
     def of_proposal(self, context: CallContext, tool_name: str, verdict: Verdict) -> AuditDraft:
-        """Return the entry for the check of a call."""
         return replace(
             # The model made up this name. It may contain anything, so the chain does not store it.
             self.of_call(
@@ -143,7 +142,6 @@ class AuditTrail:
         )
 
     def time_us(self) -> int:
-        """Return the current time in microseconds since 1970."""
         return int(self._now() * 1_000_000)
 
     def _executed(self, job: Job) -> AuditDraft:
@@ -182,7 +180,6 @@ class AuditTrail:
 
 
 def _reason(verdict: Verdict) -> str:
-    """Return why a call is gated or refused, including the grant and the rule that decided."""
     reason = verdict.approval_cause or verdict.error_reason
     if verdict.grant_call_id:
         reason = f"{reason}, {GRANT.format(verdict.grant_call_id)}"

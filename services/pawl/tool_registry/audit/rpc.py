@@ -74,7 +74,6 @@ class AuditServicer(audit_pb2_grpc.AuditServiceServicer):
 
 
 def _filter(store_id: StoreId, request: Any, *fields: str) -> AuditFilter:
-    """Build a filter from the named fields and the time range of a request."""
     texts = {field: getattr(request, field) for field in fields}
     for field, text in texts.items():
         if "\0" in text:

@@ -29,8 +29,6 @@ _SCHEME: Final = "pawl.audit.1"
 
 
 class AuditKind(StrEnum):
-    """Kinds of entries."""
-
     # The call was checked. `verdict` is the disposition; `reason` is why it is gated or refused, or the deciding rule.
     PROPOSED = "PROPOSED"
     # A person decided. `verdict` is the kind of decision, `by_user_id` the person. For a series, `reason` is `grant`

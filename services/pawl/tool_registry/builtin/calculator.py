@@ -93,7 +93,6 @@ def _to_json(value: Any) -> int | float | bool | str:
 
 
 def _bounded(value: Any) -> Any:
-    """Return `value`; raise a ToolError if it is a whole number that is too large to compute with."""
     if isinstance(value, int) and value.bit_length() > BITS_MAX:
         raise ToolError(f"an intermediate result has more than {BITS_MAX} bits")
     return value

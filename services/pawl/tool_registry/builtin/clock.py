@@ -39,7 +39,6 @@ _WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday",
 
 @cache
 def _zones() -> dict[str, str]:
-    """Return IANA names by case-folded name and by city."""
     names = sorted(zoneinfo.available_timezones())
     by_city = {name.rpartition("/")[2].replace("_", " ").casefold(): name for name in names}
     return by_city | {name.casefold(): name for name in names}

@@ -56,7 +56,6 @@ def _ids(context: ToolContext) -> tuple[StoreId, UserId, ConversationId]:
 
 
 def _shown(run: run_pb2.Run, now: float) -> dict[str, Any]:
-    """Return a job as shown to the model."""
     job = run.job
     shown: dict[str, Any] = {"job_id": run.run_id, "tool": job.tool_name, "state": state_of(run)}
     shown["started"] = _time(seconds(job.begin_time))

@@ -66,8 +66,6 @@ _log = logs.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArgumentsSchema:
-    """A validated schema, ready to check arguments with."""
-
     # Canonical JSON.
     packed: bytes
     # See `schema.weigh`.
@@ -196,7 +194,6 @@ class Catalog:
         return found if source is None else self._with_source(found, source)
 
     def _with_source(self, found: CatalogTool, source: ToolSource) -> CatalogTool:
-        """Attach the runner of the tool's source, if the store still has the tool."""
         entry, current = found.entry, found.in_force
         if current is None or current.source != entry.source:
             return found
@@ -386,7 +383,6 @@ class Catalog:
         await self._repository.unregister(caller.store_id, name)
 
     async def _entries(self, store_id: StoreId, names: Collection[str] | None = None) -> dict[str, ToolVersion]:
-        """Return the store's current tools by name (limited to `names`), plus all loaded tools."""
         stored = {entry.definition.name: entry for entry in await self._repository.current(store_id, names)}
         return stored | {name: loaded.entry for name, loaded in self._loaded.items()}
 

@@ -33,7 +33,6 @@ WARNING: Final = "warning"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Check tools and optionally call one. Returns the exit code."""
     options = _read(arguments)
     # This command prints problems as sentences, so logging is turned off.
     logs.configure(service="tools", instance_id="check", level="critical", log_format="auto")
@@ -78,7 +77,6 @@ def _read(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _show_all(modules: Sequence[ToolModule], tools: dict[str, Tool[..., Any]]) -> int:
-    """Print all tools with their problems, add them to `tools`, and return the number of errors."""
     owners: dict[str, str] = {}
     errors = warnings = 0
     for module in modules:
@@ -101,7 +99,6 @@ def _show_all(modules: Sequence[ToolModule], tools: dict[str, Tool[..., Any]]) -
 
 
 def _findings(tool: Tool[..., Any]) -> Iterator[tuple[str, str]]:
-    """Yield the problems of a tool."""
     schema = tool.definition.arguments_schema
     for name, part in schema.get("properties", {}).items():
         if "description" not in part and "description" not in _target(schema, part):

@@ -33,8 +33,6 @@ _UNWIND_SECONDS: Final = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """The user and store of the call, and the secrets available to it."""
-
     store_id: StoreId
     user_id: UserId
     secrets: FileSecrets

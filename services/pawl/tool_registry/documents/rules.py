@@ -46,14 +46,11 @@ class Document:
 
     @property
     def is_shared(self) -> bool:
-        """True if it belongs to the whole store."""
         return self.owner_id == STORE_OWNER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hit:
-    """A document found by a search."""
-
     document: Document
     # Offset of the first snippet in the text, in bytes.
     offset: int

@@ -56,8 +56,6 @@ _log = logs.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptParts:
-    """Dependencies shared by all attempts."""
-
     locks: PostgresResourceLocks
     runner: ProcessRunner
     secrets: FileSecrets
@@ -304,7 +302,6 @@ class Attempt:
         self._execution.has_started = True
 
     async def _take_checkpoint(self) -> None:
-        """Load the checkpoint of earlier attempts; a first attempt skips the query."""
         if self._job.attempt == 1:
             return
         content = await self._with_retry(lambda: self._parts.checkpoints.take(self._writer))
@@ -339,7 +336,6 @@ class Attempt:
 
     @property
     def completion_terms(self) -> CompletionTerms:
-        """The data to store for a completion from outside."""
         job = self._job
         return CompletionTerms(
             draft=self._parts.admission.audit.of_end(job),

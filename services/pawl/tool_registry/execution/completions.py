@@ -102,13 +102,11 @@ class Completing:
         return known
 
     async def withdraw(self, key: CallKey) -> ExecutionResult | None:
-        """Cancel a waiting call; return its state."""
         ended = await self.store.withdraw(key)
         self.wake()
         return ended
 
     def _result_of(self, terms: CompletionTerms, end: CallEnd) -> tuple[CallEnd, ExecutionResult]:
-        """Return the submitted end in canonical form, and as a result with secrets removed."""
         secrets = self._secrets_of(terms)
         if end.error:
             if len(end.error) > ERROR_CHARACTERS_MAX:

@@ -68,7 +68,6 @@ class Execution:
         return self.cancelled.done() and self.cancelled.result() is CancelCause.CALLERS_GONE
 
     def seconds(self) -> float:
-        """Return the seconds since it started."""
         return asyncio.get_running_loop().time() - self.started
 
     def note_heartbeat(self) -> None:
@@ -96,12 +95,10 @@ class Execution:
             self.cancelled.set_result(cause)
 
     def finish(self, result: ExecutionResult) -> None:
-        """Give all callers the result."""
         if not self.ended.done():
             self.ended.set_result(result)
 
     def fail(self, error: BaseException) -> None:
-        """Give all callers an error instead of a result."""
         if not self.ended.done():
             self.ended.set_exception(error)
             self.ended.exception()  # Marked as retrieved, in case there are no callers.
@@ -136,7 +133,6 @@ class Execution:
 
 
 async def wait_any(*futures: asyncio.Future[Any], timeout_seconds: float | None = None) -> None:
-    """Return when one of the futures is done or the time is up."""
     await asyncio.wait(futures, timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
 
 

@@ -164,7 +164,6 @@ class Executor:
 
     @property
     def running_count(self) -> int:
-        """Number of executions running in this process."""
         return len(self._running)
 
     async def cancel(self, key: CallKey, wait_seconds: float) -> tuple[bool, ExecutionResult | None]:
@@ -276,7 +275,6 @@ class Executor:
                 raise ShuttingDown
 
     async def _try(self, execution: Execution, job: Job) -> ExecutionResult | HeldElsewhere:
-        """Make one attempt. Returns its result, the journaled result, or that another process runs the call."""
         if _needs_lease(job):
             await self._hold_lease()
         started = self._clock.monotonic()
@@ -338,7 +336,6 @@ class Executor:
     def _interrupted(
         self, execution: Execution, job: Job, attempt: Attempt, seconds: float, *, still_runs: bool
     ) -> ExecutionResult:
-        """Return the result of an attempt that was interrupted."""
         if not execution.cancelled.done() and execution.dialogue.question is not None:
             return input_required(execution.dialogue.question, seconds)
         cause = execution.cancelled.result() if execution.cancelled.done() else None
@@ -448,7 +445,6 @@ class Executor:
                 self._running[key].cancel(CancelCause.USER)
 
     async def _take_answers(self) -> None:
-        """Apply answers that another replica received."""
         asking = [key for key, execution in self._running.items() if execution.dialogue.question is not None]
         for key, answers in (await self._journal.answers(asking)).items():
             if key in self._running:

@@ -37,5 +37,4 @@ class CallEnd:
 
     @property
     def digest(self) -> bytes:
-        """Digest that identifies a repeated submission."""
         return hashlib.sha256(b"error " + self.error.encode() if self.error else b"result " + self.content).digest()

@@ -42,8 +42,6 @@ _DELETE: Final = f"DELETE FROM tool_registry.memories WHERE {_OWNED} AND ($4 = '
 
 
 class PostgresMemoryRepository(DatabaseAdapter):
-    """Durable memories of agents about users."""
-
     async def add(self, owner: MemoryOwner, memory_id: str, text: str) -> Memory:
         """Store a memory and return it, or an existing one with the same text. Atomic; idempotent by id.
 

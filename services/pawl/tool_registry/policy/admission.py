@@ -152,7 +152,6 @@ class Admission:
     async def _fitting(
         self, context: CallContext, call: ProposedCall, known_names: Iterable[str]
     ) -> FittingCall | Verdict:
-        """Return the call with its tool and checked arguments, or the refusal."""
         tool = None
         if call.own_tool is not None:
             tool = self.catalog.own(context.store_id, call.own_tool)
@@ -173,7 +172,6 @@ class Admission:
             return _refused(context, "INVALID_ARGUMENTS", str(error), tool)
 
     async def _judged(self, call: FittingCall, proposed: ProposedCall) -> Verdict:
-        """Return the verdict on a valid call, from the gate, the rules and the grant of its series."""
         is_edited, series_digest = proposed.is_edited, call.grant_digest(proposed.series)
         context, definition, arguments = call.context, call.definition, call.accepted.arguments
         cause = call.gate()
@@ -233,7 +231,6 @@ class Admission:
         return FittingCall(context=context, tool=tool, accepted=accepted, own_count=own_count)
 
     async def _preview(self, call: FittingCall) -> str:
-        """Return the tool's preview for the approver, or an empty text."""
         loaded, name = call.tool.loaded, call.definition.name
         preview = loaded.tool.preview(call.accepted.arguments) if loaded is not None else None
         if preview is None:
@@ -245,7 +242,6 @@ class Admission:
             return ""
 
     async def _is_granted(self, context: CallContext, series: Series | None, digest: str) -> bool:
-        """Count a use of the series grant; returns False if it does not match this call or has no uses left."""
         if series is None or not digest or series.digest != digest:
             return False
         if series.end_time is not None and self.rules.clock.now() > series.end_time + _LATE_SECONDS:
@@ -405,6 +401,5 @@ def _refused(context: CallContext, reason: str, message: str, tool: CatalogTool 
 
 
 def _denial(rule: Rule) -> str:
-    """Return the message that the model gets for a call denied by a rule."""
     whose = {RuleScope.STORE: "the store", RuleScope.AGENT: f"the agent {rule.scope_id}"}.get(rule.scope, "the user")
     return f"a rule of {whose} denies this call ({rule.rule_id})"

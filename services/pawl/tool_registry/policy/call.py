@@ -46,8 +46,6 @@ class ProposedCall:
 
 
 class ExecuteRequest(Execution, frozen=True, kw_only=True):
-    """A request to execute a call, with the context of its run."""
-
     context: CallContext
 
 
@@ -108,7 +106,6 @@ class FittingCall:
         return next(filter(None, (approval_cause(definition, items) for definition in self._definitions)), "")
 
     def ruled(self) -> RuledCall:
-        """Return the attributes of the call that rules match on."""
         context, entry, in_force, definitions = self.context, self.tool.entry, self.tool.in_force, self._definitions
         return RuledCall(
             user_id=context.user_id,
@@ -135,11 +132,9 @@ class FittingCall:
 
     @property
     def _definitions(self) -> list[ToolDefinition]:
-        """The pinned and the current definition, the more severe first."""
         return sorted(self.tool.definitions, key=lambda each: SEVERITY.index(each.category), reverse=True)
 
     def _items(self) -> int:
-        """Return the number of affected items."""
         if self.own_count is not None:
             return self.own_count
         return max(items_of(definition, self.accepted.arguments) for definition in self._definitions)
@@ -258,7 +253,6 @@ class Job:
         return CallKey(self.context.store_id, self.context.call_id)
 
     def journal_call(self, token: str) -> JournalCall:
-        """Return the journal entry of an attempt."""
         return JournalCall(
             key=self.key,
             run_id=self.context.run_id,

@@ -69,7 +69,6 @@ class ResultCache:
             self._drop(next(iter(self._kept)))
 
     def sweep(self) -> None:
-        """Drop expired results."""
         now = self._monotonic()
         self._sweep_at = now + _SWEEP_SECONDS
         for key in [key for key, kept in self._kept.items() if kept.expires_at <= now]:

@@ -100,7 +100,6 @@ class Rules:
         return made
 
     async def _tool_of(self, person: Principal, rule: Rule) -> ToolVersion | None:
-        """Return the registered tool that a rule names, if the person may call it."""
         name = rule.tool_name
         try:
             return await self.catalog.get(person, name, 0) if rule.is_for_one_tool else None
@@ -111,7 +110,6 @@ class Rules:
             raise ToolNotFound(f"{problem} in advance", tool_name=name) from None
 
     async def _check_origin(self, person: Principal, rule: Rule) -> None:
-        """Check that the rule's run, conversation and call belong to the person, and its agent to the store."""
         run = RunKey(person.store_id, RunId(rule.scope_id))
         if rule.scope is RuleScope.RUN and not await self.runs.has_run(run, person.user_id):
             raise RunNotFound

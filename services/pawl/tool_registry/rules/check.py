@@ -27,8 +27,6 @@ _decode: Final[Callable[[bytes], Any]] = msgspec.json.decode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
-    """Arguments that fit the schema."""
-
     arguments: dict[str, JsonValue]
     canonical: bytes
     # For the model: which values were coerced. May be empty.

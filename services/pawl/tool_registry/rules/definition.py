@@ -107,7 +107,6 @@ class ToolDefinition:
 
     @property
     def runs_beside_others(self) -> bool:
-        """True if calls may run in parallel with others of their batch."""
         return self.parallel or self.effect is EffectClass.READ_ONLY
 
 

@@ -81,12 +81,10 @@ def ended_badly(outcome: Outcome, reason: str, message: str, seconds: float = 0.
 
 
 def input_required(question: Question, seconds: float) -> ExecutionResult:
-    """Return the result of an execution that waits for a person's answer."""
     return ExecutionResult(outcome=Outcome.INPUT_REQUIRED, content=b"null", duration_seconds=seconds, question=question)
 
 
 def awaiting_completion(seconds_left: float = 0.0) -> ExecutionResult:
-    """Return the result of an execution that waits to be completed from outside."""
     return ExecutionResult(
         outcome=Outcome.AWAITING_COMPLETION, content=b"null", completion_seconds_left=max(0.0, seconds_left)
     )

@@ -26,8 +26,6 @@ _TEXT_BYTES_MAX: Final = 256 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
-    """A fitted value, with a description of each coercion."""
-
     value: JsonValue
     adjustments: tuple[str, ...]
 
@@ -90,7 +88,6 @@ class _Walk:
         ]
 
     def _branch(self, branches: list[Any], value: JsonValue) -> Any:
-        """Return the only branch that a value can match, or None."""
         fitting = [branch for branch in branches if self._fits(branch, value)]
         if fitting or not self.coerce:
             return fitting[0] if len(fitting) == 1 else None

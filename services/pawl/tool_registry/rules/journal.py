@@ -15,8 +15,6 @@ from pawl.values import EffectClass, Outcome, Question
 
 
 class Step(StrEnum):
-    """The next step for a call that has a journal entry."""
-
     # Refuse: it was started with another tool or other arguments.
     MISMATCH = "MISMATCH"
     # Return the stored result.
@@ -68,8 +66,6 @@ def next_step(entry: Entry, *, fingerprint: str, unknowns_resolved: int) -> Step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalCall:
-    """A call that is about to take effect."""
-
     key: CallKey
     run_id: RunId
     tool_name: str

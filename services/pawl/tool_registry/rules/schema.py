@@ -96,7 +96,6 @@ def compile_schema(schema: Mapping[str, Any], *, recursion: bool = False) -> jso
 
 
 def _patterns(root: dict[str, Any]) -> set[str]:
-    """Return every string that may be used as a pattern."""
     found: set[str] = set()
     to_visit: list[Any] = [root]
     while to_visit:
@@ -273,7 +272,6 @@ def list_violations(
 
 
 def _properties(schema: Mapping[str, Any], path: list[str | int]) -> list[str]:
-    """Return the property names that the schema declares where an error was found."""
     node: Any = schema
     for part in path[:-1]:
         node = resolve(schema, node)

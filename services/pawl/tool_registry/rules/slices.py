@@ -24,7 +24,6 @@ def slice_of(content: bytes, offset: int, length: int) -> dict[str, Any]:
 
 
 def _boundary(content: bytes, position: int) -> int:
-    """Return the start of the character at a position."""
     position = min(position, len(content))
     while position < len(content) and content[position] & 0xC0 == _CONTINUES:
         position -= 1

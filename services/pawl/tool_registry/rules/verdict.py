@@ -17,8 +17,6 @@ _GRANT_SCHEME: Final = "pawl.grant.1"
 
 
 class CallContext(RunContext, frozen=True, kw_only=True):
-    """The run that a call belongs to, and the user it acts for."""
-
     call_id: CallId
     # Parent runs and their conversations.
     above_ids: frozenset[str] = frozenset()

@@ -45,8 +45,6 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discovery:
-    """The tools that a source has now, and those that cannot be registered."""
-
     tools: Sequence[DiscoveredTool]
     left_out: Sequence[LeftOut] = ()
 
@@ -87,7 +85,6 @@ def _digests(tool: DiscoveredTool) -> tuple[str, str]:
 
 
 def as_approved(versions: Iterable[ToolVersion]) -> list[DiscoveredTool]:
-    """Return registered versions as discovered tools."""
     return [DiscoveredTool(definition=version.definition, binding=version.binding) for version in versions]
 
 

@@ -24,8 +24,6 @@ _KINDS: Final = {"mcp_stdio": "mcp", "mcp_http": "mcp", "open_api": "http", "htt
 
 
 class SourceState(StrEnum):
-    """State of a source at its last check."""
-
     READY = "READY"
     CHANGED = "CHANGED"
     UNREACHABLE = "UNREACHABLE"

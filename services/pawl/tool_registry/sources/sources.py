@@ -67,8 +67,6 @@ _log = logs.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedSource:
-    """A source with its approved tools."""
-
     source: Source
     tools: Sequence[ToolVersion]
     # Tools that cannot be registered; only set after the source was queried.
@@ -196,14 +194,12 @@ class Sources:
         return await self._get(store_id, name)
 
     async def _discover_named(self, source: Source) -> Discovery:
-        """Call `_discover`, adding the source's name to errors."""
         try:
             return await self._discover(source)
         except SourceUnreachable as error:
             raise SourceUnreachable(f"the source {source.name!r} is not usable: {error.message}") from None
 
     async def _discover(self, source: Source) -> Discovery:
-        """Return the tools that can be registered, with policies applied."""
         discovery = await self._connector(source).discover(source)
         found = under_policies(source, discovery.tools)
         if len(found) > TOOLS_MAX:

@@ -217,7 +217,6 @@ class PostgresAuditLog:
         return refused
 
     async def head(self, store_id: StoreId) -> Head:
-        """Return the recorded head of a chain."""
         row = await self._database.fetchrow(_HEAD, store_id)
         return Head() if row is None else Head(seq=row["seq"], hash=row["hash"])
 
@@ -275,7 +274,6 @@ class PostgresAuditLog:
 
 
 def _after(heads: dict[StoreId, Head], drafts: Sequence[AuditDraft]) -> tuple[list[AuditEntry], dict[StoreId, Head]]:
-    """Return the entries that follow the heads, and the new heads."""
     by_store: dict[StoreId, list[AuditDraft]] = {}
     for draft in drafts:
         by_store.setdefault(draft.store_id, []).append(draft)

@@ -41,8 +41,6 @@ _LOCK, _NEXT, _PENDING, _PART, _DONE = "lock", "next", "pending", "part", "done"
 
 
 class _Pending(msgspec.Struct, frozen=True, kw_only=True):
-    """A change that is about to be made."""
-
     key: str
     kind: str
     path: str
@@ -219,7 +217,6 @@ def _parts(path: str) -> list[str]:
 
 
 def _near(root: int, path: str) -> str:
-    """Return a suggestion of similar names in the folder."""
     *above, name = path.split("/")
     with suppress(OSError), handles.opened_folder(root, above) as folder:
         return did_you_mean(name, handles.names_in(folder))
@@ -299,7 +296,6 @@ def _apply(root: int, state: int, folder: int, name: str, change: FileChange) ->
 
 
 def _finish(state: int, done: int, key: str, outcome: bytes) -> None:
-    """Record that a change was made."""
     handles.write_file(state, _PART, outcome)
     os.rename(_PART, key, src_dir_fd=state, dst_dir_fd=done)
     os.fsync(done)
@@ -330,7 +326,6 @@ def _was_made(root: int, state: int, pending: _Pending) -> bool:
 
 
 def _inode(root: int, path: str) -> int:
-    """Return the inode at a path; 0 if it does not exist."""
     *above, name = path.split("/")
     with suppress(FileNotFoundError, NotADirectoryError), handles.opened_folder(root, above) as folder:
         found = handles.stat_of(folder, name)

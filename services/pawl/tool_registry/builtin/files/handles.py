@@ -117,7 +117,6 @@ def entry_of(name: str, found: os.stat_result) -> Entry:
 
 
 def names_in(folder: int) -> list[str]:
-    """Return the names in an open folder, sorted."""
     with os.scandir(folder) as found:
         return sorted(entry.name for entry in found)
 

@@ -64,8 +64,6 @@ class FileLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A file or folder."""
-
     name: str
     # `other` is a link or a device; it is never changed.
     kind: Literal["file", "folder", "other"]
@@ -90,7 +88,6 @@ class FileChange:
 
     @property
     def target(self) -> str:
-        """The path that is written to."""
         return self.new_path or self.path
 
 

@@ -41,7 +41,6 @@ Digest = Annotated[
 
 
 def file_tools(store: FileFolders) -> list[Tool[..., Any]]:
-    """Return the tools to list, read, write, append, edit, move and delete files, and to create folders."""
     return [*_reading(store), *_writing(store), *_arranging(store)]
 
 
@@ -132,8 +131,6 @@ def _arranging(store: FileFolders) -> list[Tool[..., Any]]:
 
 
 class _Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The stored outcome of a change."""
-
     value: dict[str, Any]
     inverse: Inverse | None
 
@@ -252,7 +249,6 @@ def _delete(path: str, content: bytes) -> Inverse:
 
 
 def _restore(path: str, old: bytes, new: bytes) -> Inverse | None:
-    """Return the call that restores a file; None if it is too large, or not text."""
     text = _text_or_none(old)
     if text is None or old == new:
         return None
@@ -261,7 +257,6 @@ def _restore(path: str, old: bytes, new: bytes) -> Inverse | None:
 
 
 def _inverse(tool_name: str, arguments: dict[str, Any], summary: str) -> Inverse | None:
-    """Return an inverse; None if its arguments are too large."""
     if len(msgspec.json.encode(arguments)) > UNDO_BYTES_MAX:
         return None
     return Inverse(tool_name=tool_name, arguments=arguments, summary=summary)

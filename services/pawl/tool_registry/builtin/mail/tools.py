@@ -29,8 +29,6 @@ AddressText = Annotated[str, msgspec.Meta(min_length=3, max_length=254, extra_js
 
 
 class Mailer(Protocol):
-    """Sends mail."""
-
     async def send(self, message: EmailMessage, recipients: list[str], call: CallKey) -> dict[str, Any]:
         """Send the message of a call; returns fields for the tool's result.
 
@@ -40,8 +38,6 @@ class Mailer(Protocol):
 
 
 def mail_tools(mailer: Mailer, clock: Clock, *, sender: str) -> list[Tool[..., Any]]:
-    """Return send_email, which sends from the address `sender`."""
-
     @tool(
         category=Category.SENSITIVE,
         effect=EffectClass.AT_MOST_ONCE,

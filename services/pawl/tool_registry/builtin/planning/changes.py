@@ -219,7 +219,6 @@ def _delete_task(repository: PostgresPlanRepository) -> Tool[..., Any]:
 
 
 def project_shown(project: Project) -> dict[str, Any]:
-    """Return a project as shown to the model, without empty fields."""
     shown: dict[str, Any] = {"project_id": project.project_id, "title": project.title}
     if project.status != "active":
         shown["status"] = project.status
@@ -227,13 +226,11 @@ def project_shown(project: Project) -> dict[str, Any]:
 
 
 def task_shown(task: Task) -> dict[str, Any]:
-    """Return a task as shown to the model, without subtasks."""
     fields = {**_named(task), "notes": task.notes, "due": task.due, "done": task.is_done or None}
     return {name: value for name, value in fields.items() if value is not None}
 
 
 def undo_creation(task: Task) -> Inverse:
-    """Return the call that undoes the creation of a task."""
     return Inverse(tool_name="delete_task", arguments={"task": task.task_id}, summary=f"Delete the task {task.title!r}")
 
 
@@ -269,7 +266,6 @@ async def _all_tasks(
 
 
 def _given(**fields: Any) -> dict[str, Any]:
-    """Return the fields that are set, with None for an empty text."""
     return {name: (None if value == "" else value) for name, value in fields.items() if value is not None}
 
 

@@ -31,7 +31,6 @@ LISTED_MAX: Final = 1000
 
 
 def planning_tools(repository: PostgresPlanRepository, ids: IdSource) -> list[Tool[..., Any]]:
-    """Return the tools to create, list and change projects and tasks."""
     return [
         _create_task(repository, ids),
         _add_subtask(repository, ids),
@@ -125,7 +124,6 @@ def _list_projects(repository: PostgresPlanRepository) -> Tool[..., Any]:
 async def _project_for(
     repository: PostgresPlanRepository, ids: IdSource, owner: Owner, reference: str
 ) -> tuple[Project, dict[str, Any]]:
-    """Return the project with that id or title, created if necessary, and a note for the model if it was created."""
     projects = await repository.projects(owner, PROJECTS_MAX)
     wanted = reference.strip()
     for project in projects:

@@ -63,7 +63,6 @@ def read_page(body: bytes, content_type: str, url: str) -> Page:
 
 
 def _decode(body: bytes, content_type: str) -> str:
-    """Decode by the byte order mark, the header, the page's own declaration, or as UTF-8."""
     for mark, charset in _MARKS:
         if body.startswith(mark):
             return body.decode(charset, "replace")
@@ -114,7 +113,6 @@ def _links(tree: Any, url: str) -> tuple[tuple[str, str], ...]:
 
 
 def _all_text(tree: Any) -> str:
-    """Return all visible text, for pages without a main text."""
     parts: list[str] = []
     unread = 0
     # Without recursion, because pages can be deeply nested.
@@ -137,5 +135,4 @@ def _all_text(tree: Any) -> str:
 
 
 def _clean(text: str) -> str:
-    """Return text without lone surrogates and control characters."""
     return _CONTROL.sub("", text.encode("utf-8", "replace").decode())

@@ -42,7 +42,6 @@ class PostgresCheckpoints(DatabaseAdapter):
         return bool(await self._database.fetchval(_KEEP, *_columns(writer), content, is_first, urgent=True))
 
     async def forget(self, older_than_seconds: float) -> None:
-        """Delete old checkpoints."""
         await self._database.execute(_FORGET, older_than_seconds)
 
 

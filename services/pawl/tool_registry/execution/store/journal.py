@@ -204,7 +204,6 @@ class PostgresExecutionJournal:
         await self._database.execute(_ANSWER, key.store_id, key.call_id, msgspec.msgpack.encode(answers), urgent=True)
 
     async def answers(self, keys: Collection[CallKey]) -> Mapping[CallKey, Sequence[Answer]]:
-        """Return answers that were stored for calls of this process."""
         if not keys:
             return {}
         rows = await self._database.fetch(_ANSWERS, *_columns(keys), self._instance_id, urgent=True)
@@ -290,7 +289,6 @@ class PostgresExecutionJournal:
         await connection.execute(_TAKE, key.store_id, key.call_id, self._instance_id, call.effect.value, call.token)
 
     def _reading(self, key: CallKey) -> tuple[object, ...]:
-        """Return the arguments of `_READ`."""
         return (key.store_id, key.call_id, self._instance_id, *self.watch.unrenewed())
 
     def _step(self, row: asyncpg.Record, call: JournalCall, unexecuted: Collection[str]) -> Step:

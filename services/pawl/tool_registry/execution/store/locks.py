@@ -142,8 +142,6 @@ class PostgresResourceLocks:
 
 
 class _Turn:
-    """The lock of a key in this process, and its number of users."""
-
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
         self.users = 0

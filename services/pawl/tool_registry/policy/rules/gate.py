@@ -53,7 +53,6 @@ def count_at(arguments: Mapping[str, JsonValue], path: str) -> int:
 
 
 def items_of(definition: ToolDefinition, arguments: Mapping[str, JsonValue]) -> int:
-    """Return how many items a call affects, according to the tool definition."""
     if definition.bulk_count:
         return count_at(arguments, definition.bulk_count)
     return longest_array(arguments)
@@ -96,7 +95,6 @@ STORE_RATE_NAME: Final = "store"
 
 
 def rate_limited(tool_name: str, exceeded: Exceeded) -> ExecutionResult:
-    """Return the result of a call refused by a rate limit."""
     what = "Calls of all tools in this store" if exceeded.rate.name == STORE_RATE_NAME else f"Calls of {tool_name}"
     wait = max(1, math.ceil(exceeded.wait_seconds))
     return ended_badly(

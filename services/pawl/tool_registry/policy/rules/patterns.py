@@ -99,7 +99,6 @@ def argument_kinds(schema: Mapping[str, Any]) -> dict[str, ArgumentKind]:
 
 
 def takes_argument(schema: Mapping[str, Any], name: str) -> bool:
-    """Return whether the schema allows a top-level argument of this name."""
     declared = dict(_properties(schema))
     is_vague = not declared and schema.get("additionalProperties") is not False
     return name in declared or is_vague or any(map(schema.get, _OPEN))

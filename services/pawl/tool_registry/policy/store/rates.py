@@ -33,8 +33,6 @@ _FORGET: Final = "DELETE FROM tool_registry.rates WHERE unused_at < now() - inte
 
 
 class PostgresRateLimits(DatabaseAdapter):
-    """Rate limits shared by all replicas."""
-
     async def take(self, store_id: StoreId, rates: Sequence[Rate]) -> None:
         """Count one call against all rates, or against none.
 
@@ -52,5 +50,4 @@ class PostgresRateLimits(DatabaseAdapter):
                     raise Exceeded(rate, max(0.0, wait or 0.0))
 
     async def forget(self) -> None:
-        """Delete unused rates."""
         await self._database.execute(_FORGET)

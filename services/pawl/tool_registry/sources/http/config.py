@@ -108,7 +108,6 @@ def _read_schema(text: bytes) -> dict[str, Any]:
 
 
 def _placeholders(url: str) -> list[str]:
-    """Return the unique placeholder names of a URL; placeholders in the host are refused."""
     filled = PLACEHOLDER.sub("a", url)
     is_valid = "{" not in filled and "}" not in filled and "#" not in url
     require(is_valid, "http_endpoint.url", "must be a URL with optional {placeholders} and no fragment")

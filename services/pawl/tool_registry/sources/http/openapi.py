@@ -94,8 +94,6 @@ def chosen_operations(document: Document, operation_ids: Collection[str]) -> lis
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """An operation, and the path item that contains it."""
-
     id: str
     method: str
     path: str
@@ -145,8 +143,6 @@ def _tool(document: Document, name: str, config: OpenApiConfig, operation: Opera
 
 
 class _Arguments:
-    """The parameters and the body of an operation, as arguments of a tool."""
-
     def __init__(self, document: Document, config: OpenApiConfig, operation: Operation) -> None:
         self.placements: list[Placement] = []
         self.body_argument = ""
@@ -292,12 +288,10 @@ def _is_text(value: object) -> bool:
 
 
 def _sendable(kinds: Mapping[str, Any], form: re.Pattern[str]) -> str:
-    """Return the first of these media types that matches."""
     return next((kind for kind in kinds if form.fullmatch(kind.partition(";")[0].strip())), "")
 
 
 def _body_type(kind: str) -> str:
-    """Return the content type to send for a media type or range of the document."""
     plain = kind.partition(";")[0].strip().lower()
     if plain in {FORM, MULTIPART}:
         return plain
@@ -305,7 +299,6 @@ def _body_type(kind: str) -> str:
 
 
 def _parameters(document: Document, operation: Operation) -> Iterator[Mapping[str, Any]]:
-    """Return the parameters of an operation, including inherited ones of its path."""
     found: dict[tuple[Any, Any], Mapping[str, Any]] = {}
     for holder in (operation.item, operation.content):
         given = holder.get("parameters")

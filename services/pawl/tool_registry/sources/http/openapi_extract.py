@@ -65,7 +65,6 @@ def extract(data: bytes, operation_ids: Collection[str]) -> bytes:
 
 
 def _add_referred(document: Document, kept: dict[str, Any]) -> None:
-    """Copy everything that is referred to, to the same paths."""
     seen: set[str] = set()
     to_visit: list[Any] = [kept]
     while to_visit:

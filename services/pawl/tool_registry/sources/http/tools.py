@@ -110,7 +110,6 @@ class HttpTools:
         return found
 
     async def _in_helper(self, source: Source, function: Callable[..., T], data: bytes, *more: Any) -> T:
-        """Run a function on a document in a helper process."""
         try:
             return await self._helper.run(source.store_id, function, data, *more, cpu_seconds=DOCUMENT_CPU_SECONDS)
         except TooCostly:
@@ -184,7 +183,6 @@ def _check_origin(url: str, document_url: str) -> None:
 
 
 def _headers(binding: Binding, built: BuiltRequest, context: ToolContext) -> dict[str, str]:
-    """Return all headers of a call, including secrets."""
     headers = {"Accept": _ACCEPT} | built.headers
     for name, secret in binding.secret_headers.items():
         value = context.secret(secret)
@@ -199,7 +197,6 @@ def _headers(binding: Binding, built: BuiltRequest, context: ToolContext) -> dic
 
 
 def _result(response: OutboundResponse) -> Any:
-    """Return the service's answer; raises a ToolError for an error status, or a body that is too large."""
     text = response.body.decode(errors="replace").replace("\0", "")
     if response.status not in _OK:
         detail = f": {text[:_ERROR_CHARACTERS_MAX]}" if text.strip() else ""
@@ -223,7 +220,6 @@ def _result(response: OutboundResponse) -> Any:
 
 
 def _preview(binding: Binding, arguments: dict[str, Any]) -> str:
-    """Return the request that a call would make, without headers."""
     built = build(binding, arguments)
     body = "" if built.body is None else f"\n\n{built.body.decode()}"
     return f"{binding.method} {built.url}{body}"

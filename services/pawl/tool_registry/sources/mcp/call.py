@@ -24,8 +24,6 @@ _TEXT_CHARACTERS_MAX: Final = 2000
 
 
 class Call:
-    """A call as a session needs it, and the result for the model."""
-
     def __init__(self, entry: ToolVersion, context: ToolContext, secrets: Collection[str], reader: Reader) -> None:
         self.entry = entry
         self.context = context
@@ -50,12 +48,10 @@ class Call:
         return mcp.types.ElicitResult(action="cancel") if asking.cancelled() else asking.result()
 
     def stop_asking(self) -> None:
-        """Withdraw the open questions."""
         for asking in list(self._questions):
             asking.cancel()
 
     async def _answer(self, question: mcp.types.ElicitRequestParams) -> mcp.types.ElicitResult:
-        """Ask the user. If no person can answer the question, decline it and record it for the model."""
         source = self.entry.source.partition(":")[2]
         try:
             return await ask_person(question, self.context.ask, source=source, clean=self.clean, reader=self._reader)

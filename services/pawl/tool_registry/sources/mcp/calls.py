@@ -59,7 +59,6 @@ class Calls:
             return Discovery(tools=discovered(source.name, await session.tools()), left_out=session.left_out)
 
     def reader(self, store_id: StoreId) -> Reader:
-        """Return the parser of answers for a store."""
         return Reader(self._helper, store_id)
 
     async def run(self, entry: ToolVersion, arguments: dict[str, Any], context: ToolContext) -> Any:
@@ -93,7 +92,6 @@ class Calls:
 
 
 async def _check_approved(source: Source, binding: Binding, session: Session) -> None:
-    """Raise a ToolError unless the server describes the tool as approved."""
     # A cached list may be older than the approval.
     for refresh in (False, True):
         found = (await session.tools(refresh=refresh)).get(binding.tool)

@@ -83,7 +83,6 @@ class Connections:
         self._closing: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
-        """Close all connections."""
         by_source, self.by_source = self.by_source, {}
         self._close([session for found in by_source.values() for session in found.sessions.values()])
         await asyncio.gather(*self._closing)
@@ -95,7 +94,6 @@ class Connections:
             await asyncio.gather(*(session.close() for session in list(found.sessions.values())))
 
     def all(self) -> Iterator[tuple[StoreId, Session]]:
-        """Return all connections with their stores."""
         return ((store_id, one) for (store_id, _), found in self.by_source.items() for one in found.sessions.values())
 
     @asynccontextmanager
@@ -138,7 +136,6 @@ class Connections:
             self._close([session])
 
     def _of_source(self, source: Source, server: McpServer) -> SourceConnections:
-        """Return the connections of a source's current configuration; close outdated ones."""
         fingerprint = (
             source.config.SerializeToString(deterministic=True),
             tuple(sorted(self._secret_values(source, server).items())),
@@ -152,7 +149,6 @@ class Connections:
         return found
 
     def _opened(self, source: Source, server: McpServer, found: SourceConnections, owner: UserId | None) -> Session:
-        """Start opening a connection."""
         values = self._secret_values(source, server)
         self.make_room(source.store_id)
         session = found.sessions[owner] = Session(
@@ -194,13 +190,11 @@ class Connections:
                 return
 
     def _close(self, sessions: Sequence[Session]) -> None:
-        """Close connections in the background."""
         for session in sessions:
             session.stop()
             tasks.start(self._closing, session.close(), name="mcp.close")
 
     def _secret_values(self, source: Source, server: McpServer) -> dict[str, str]:
-        """Return the values of a server's secrets, by variable or header."""
         values: dict[str, str] = {}
         for name, secret in secrets_of(server).items():
             value = self._secrets.own(source.store_id, secret)

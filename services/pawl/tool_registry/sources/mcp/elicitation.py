@@ -205,7 +205,6 @@ def _page(message: str, url: str) -> _Form:
 
 
 def _options(properties: Mapping[str, Mapping[str, Any]], clean: Clean) -> Sequence[str]:
-    """Return the choices of a single property, if they fit."""
     if len(properties) > 1:
         return ()
     (schema,) = properties.values()
@@ -221,7 +220,6 @@ def _text(
     options: Sequence[str],
     clean: Clean,
 ) -> str:
-    """Return the question with a description of its properties."""
     if len(properties) == 1:
         (schema,) = properties.values()
         is_open = not options and (schema.get("type") == "array" or bool(_choices(schema)))
@@ -240,7 +238,6 @@ def _about(schema: Mapping[str, Any], kind: str) -> list[str]:
 
 
 def _kind(schema: Mapping[str, Any]) -> str:
-    """Describe the allowed values of a property."""
     values = [label for label, _ in _choices(_items(schema) if schema.get("type") == "array" else schema)]
     if schema.get("type") == "array":
         return f"any of {_listed(values)}, as a JSON array" if values else "a JSON array"
@@ -248,7 +245,6 @@ def _kind(schema: Mapping[str, Any]) -> str:
 
 
 def _texts(value: JsonValue) -> Iterator[str]:
-    """Return all texts in a value, including property names and numbers."""
     match value:
         case dict():
             for name, item in value.items():
@@ -262,7 +258,6 @@ def _texts(value: JsonValue) -> Iterator[str]:
 
 
 def _choices(schema: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the (label, value) pairs of a text with fixed values."""
     titled = schema.get("oneOf") or schema.get("anyOf")
     if isinstance(titled, list):
         consts = [one for one in titled if isinstance(one, Mapping) and isinstance(one.get("const"), str)]
@@ -275,7 +270,6 @@ def _choices(schema: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _branch(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the non-null branch of an optional value."""
     branches = schema.get("anyOf")
     real = [one for one in branches if one != {"type": "null"}] if isinstance(branches, list) else []
     return {**schema, **real[0]} if len(real) == 1 and isinstance(real[0], Mapping) else schema
@@ -287,7 +281,6 @@ def _items(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _value(schema: Mapping[str, Any], answer: str) -> JsonValue:
-    """Return the value of one property for an answer; `fit` handles the remaining types."""
     kind = schema.get("type")
     if kind == "boolean":
         return _is_yes(answer)
@@ -309,7 +302,6 @@ def _choice(schema: Mapping[str, Any], answer: str) -> str:
 
 
 def _json(answer: str) -> JsonValue:
-    """Return an answer parsed as JSON; None if it is not JSON."""
     try:
         return loads(answer.encode(), bytes_max=ANSWER_BYTES_MAX)
     except (PawlError, UnicodeEncodeError):

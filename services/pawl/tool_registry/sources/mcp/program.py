@@ -51,8 +51,6 @@ class ProgramProblem(Exception):
 
 
 class Program:
-    """A running program; see `running`."""
-
     def __init__(
         self,
         process: asyncio.subprocess.Process,
@@ -125,7 +123,6 @@ class Program:
         await asyncio.sleep(0)
 
     async def _report(self) -> str:
-        """Return the next problem that the sandbox reports; empty for none."""
         problem: str = json.loads(await self._reports.readline() or b"{}").get("problem", "")
         return hide(self._secrets, problem)
 
@@ -186,7 +183,6 @@ async def running(order: Order, *, name: str, secrets: Collection[str]) -> Async
 
 
 def _with_home(order: Order) -> Order:
-    """Return the order with a new home folder and the standard environment."""
     home = tempfile.mkdtemp(prefix="pawl-mcp-")
     path, language = os.environ.get("PATH", os.defpath), os.environ.get("LANG", "C.UTF-8")
     return replace(

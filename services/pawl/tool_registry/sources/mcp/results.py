@@ -29,7 +29,6 @@ def result_json(result: mcp.types.CallToolResult) -> JsonValue:
 
 
 def error_text(result: mcp.types.CallToolResult) -> str:
-    """Return a tool's error message."""
     texts = [storable(block.text) for block in result.content if isinstance(block, mcp.types.TextContent)]
     if not texts and result.structured_content is not None:
         texts = [json.dumps(_clean(result.structured_content), ensure_ascii=False)]

@@ -15,8 +15,6 @@ EVERY_STORE: Final = "*"
 
 
 class ProgramRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A program that may be started, or that a source requests."""
-
     # Compared literally; in a rule, a last `*` matches any further arguments.
     command: Sequence[str]
     # Names of environment variables.

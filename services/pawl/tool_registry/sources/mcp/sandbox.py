@@ -211,7 +211,6 @@ def _limit(order: Order) -> None:
 
 
 def _broken_limit(order: Order) -> str:
-    """Return which limit the program and its descendants exceed; empty for none."""
     if not IS_LINUX:
         return ""
     found = descendants()
@@ -234,7 +233,6 @@ def _landlock(number: int, *arguments: object) -> int:
 
 
 def _landlock_abi() -> int:
-    """Return the Landlock version of this kernel; 0 if unsupported."""
     if not IS_LINUX:
         return 0
     return max(_landlock(_CREATE_RULESET, ctypes.c_void_p(None), ctypes.c_size_t(0), ctypes.c_uint32(_ABI_OF)), 0)
@@ -287,7 +285,6 @@ def _is_inside(path: str, folder: str) -> bool:
 
 
 def _refuse_inside(path: str, private: Sequence[str]) -> None:
-    """Raise a StartProblem for a path inside a private folder."""
     if any(_is_inside(os.path.realpath(path), hidden) for hidden in private):
         raise StartProblem(f"{path!r} is private to Pawl; no program may access it")
 

@@ -112,7 +112,6 @@ class Session:
 
     @contextlib.contextmanager
     def used(self) -> Generator[None, None, None]:
-        """Keep it open inside the context."""
         self._users += 1
         try:
             yield
@@ -253,7 +252,6 @@ class Session:
         self._on_end(self)
 
     async def _keep_open(self) -> None:
-        """Open the connection, and keep it until it breaks, is stopped or idle."""
         client = mcp.Client(
             self._connect(self._wire),
             message_handler=self._on_message,
@@ -324,7 +322,6 @@ class Session:
 
 
 def _first(error: BaseException) -> BaseException:
-    """Return the error, or the first one in a group."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

@@ -73,8 +73,6 @@ class Wire:
 
 
 class RateLimit:
-    """A rate limit with a burst."""
-
     def __init__(self, burst: int, per_second: int, clock: Clock) -> None:
         self._burst = burst
         self._per_second = per_second
@@ -83,7 +81,6 @@ class RateLimit:
         self._seen_at = clock.monotonic()
 
     async def wait(self, amount: float = 1) -> None:
-        """Wait until this amount fits the rate."""
         now = self._clock.monotonic()
         self._left = min(self._left + (now - self._seen_at) * self._per_second, self._burst) - amount
         self._seen_at = now
@@ -174,7 +171,6 @@ async def _write(
     outgoing: MemoryObjectReceiveStream[SessionMessage],
     incoming: ObjectSendStream[SessionMessage | Exception],
 ) -> None:
-    """Send messages, one per line, until the program stops reading."""
     async with outgoing:
         async for message in outgoing:
             text = message.message.model_dump_json(by_alias=True, exclude_unset=True)

@@ -146,8 +146,6 @@ class Helpers:
 
 
 class _Process:
-    """The registry's side of a helper."""
-
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
 
@@ -189,7 +187,6 @@ class _Process:
             return None
 
     async def end(self) -> int:
-        """Kill the process; returns its exit status."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         if self._process.stdin is not None:

@@ -51,14 +51,10 @@ class SaveCheckpoint(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class GetSecret(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Get a secret."""
-
     name: str
 
 
 class ReportProgress(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Report progress."""
-
     fraction: float | None
     message: str
 

@@ -97,7 +97,6 @@ class ProcessRunner:
         return _value(tool.definition, limits, answer)
 
     def _take(self) -> asyncio.Task[CallProcess]:
-        """Return a process that is ready or starting."""
         while self._ready:
             process = self._ready.popleft()
             if not process.done() or (process.exception() is None and process.result().is_alive):
@@ -124,7 +123,6 @@ def _call(tool: Tool[..., Any], limits: ProcessLimits, arguments: Mapping[str, A
 
 
 def _value(definition: ToolDefinition, limits: ProcessLimits, answer: Answer) -> Any:
-    """Return or raise the tool's answer; invalid values become ToolErrors."""
     if isinstance(answer, Returned):
         try:
             value = loads(answer.content, bytes_max=_CONTENT_BYTES_MAX)
@@ -160,7 +158,6 @@ def _error(definition: ToolDefinition, limits: ProcessLimits, raised: Raised) ->
 
 
 def _describe_exit(status: int | None, limits: ProcessLimits) -> str:
-    """Describe how a process without an answer ended."""
     if status is None:
         return "lost its process before it returned"
     if not status & 0x7F:

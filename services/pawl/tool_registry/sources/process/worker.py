@@ -87,7 +87,6 @@ class _RegistryLine:
         self.on_cancel: Callable[[], object] = lambda: None
 
     def start(self) -> None:
-        """Start receiving messages and sending progress."""
         for target in (self._listen, self._report):
             threading.Thread(target=target, daemon=True).start()
 
@@ -202,7 +201,6 @@ def _answer(call: Call, line: _RegistryLine) -> Answer:
 
 
 def _find(call: Call) -> Tool[..., Any] | None:
-    """Import the tool's module and return the tool."""
     if call.folder:
         folder_package(Path(call.folder))
     module = importlib.import_module(call.import_name)

@@ -45,8 +45,6 @@ def descendants() -> list[int]:
 
 
 class Guard:
-    """The guard's side of one fork."""
-
     def __init__(self) -> None:
         self._process = os.getpid()
         self._child = 0

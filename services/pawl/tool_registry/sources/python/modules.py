@@ -123,7 +123,6 @@ def _modules_of(entry: str) -> Iterator[ToolModule]:
 
 
 def _is_package(name: str) -> bool:
-    """Return whether a package with an `__init__` can be imported by that name."""
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
@@ -132,7 +131,6 @@ def _is_package(name: str) -> bool:
 
 
 def _walk(import_name: str, name: str) -> Iterator[ToolModule]:
-    """Yield a module and, for a package, its modules."""
     try:
         module = importlib.import_module(import_name)
     except (Exception, SystemExit) as error:  # noqa: BLE001  # the author's code
@@ -161,7 +159,6 @@ def _broken(name: str, error: BaseException) -> ToolModule:
 
 
 def _location(error: BaseException) -> str:
-    """Return the file and line in the module that led to the error."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     for frame in traceback.extract_tb(error.__traceback__):

@@ -18,8 +18,6 @@ _log = logs.get_logger(__name__)
 
 
 class LoopCall:
-    """A call of an async function on the event loop of tools."""
-
     def __init__(self, name: str, loop: asyncio.AbstractEventLoop) -> None:
         self.name = name
         # A sentence naming the tool that blocked the loop during the call; empty for none.
@@ -42,7 +40,6 @@ class LoopCall:
         return self.ended.result()
 
     def end(self, task: asyncio.Task[Any]) -> None:
-        """Copy the outcome of the task."""
         if task.cancelled():
             self.ended.cancel()
         elif (error := task.exception()) is not None:
@@ -70,7 +67,6 @@ class ToolLoop:
         self._hindrance = ""
 
     def start(self, name: str, function: Callable[[], Awaitable[Any]]) -> LoopCall:
-        """Start a call of the tool `name`."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             threading.Thread(target=self._serve, args=(self._loop,), name="async tools", daemon=True).start()

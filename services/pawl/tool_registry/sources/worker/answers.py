@@ -64,7 +64,6 @@ def _check_epoch(epoch: int) -> None:
 
 
 def progress_of(report: pb.WorkerProgress) -> Progress:
-    """Return progress within its limits."""
     return progress(report.fraction if report.HasField("fraction") else None, report.message)
 
 

@@ -115,7 +115,6 @@ class PendingCall:
         self.news.clear()
 
     async def _next(self, view: CallView | None) -> pb.WorkerResult | None:
-        """Handle the current state of the call; returns the answer if there is one."""
         if view is None:
             raise self._superseded()
         self._report_progress(view)
@@ -182,7 +181,6 @@ class PendingCall:
             self.news.set()
 
     async def _not_taken(self, purpose: Purpose) -> Exception:
-        """Return the error of a call that no worker has taken."""
         if purpose is Purpose.RECONCILE:
             return OutcomeUnknown()
         call = self.call

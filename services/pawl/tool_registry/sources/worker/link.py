@@ -24,7 +24,6 @@ _UNSURE_SECONDS: Final = 30.0
 
 
 def cancel(call_id: str, lease_epoch: int) -> AttachWorkerResponse:
-    """Return the frame that cancels a call."""
     return AttachWorkerResponse(cancel=pb.InvocationCancel(call_id=call_id, lease_epoch=lease_epoch))
 
 
@@ -52,7 +51,6 @@ class WorkerLink:
 
     @property
     def free_slots(self) -> int:
-        """Number of further calls it may get."""
         if self.is_draining or self.ended.done():
             return 0
         return max(0, self._calls_max - len(self.held_calls) - self._reserved)
@@ -99,7 +97,6 @@ class WorkerLink:
             self._cancelled[call_id] = lease_epoch
 
     def drop(self, call_id: str, lease_epoch: int) -> None:
-        """Note that the worker no longer holds the call."""
         if self.held_calls.get(call_id) == lease_epoch:
             del self.held_calls[call_id]
             self._cancelled.pop(call_id, None)
@@ -113,7 +110,6 @@ class WorkerLink:
         self.end_if_drained()
 
     def end_if_drained(self) -> None:
-        """End the stream if it is draining and the worker holds no calls."""
         if self.is_draining and not self.held_calls and not self._reserved:
             self.end(self._ends_with)
 

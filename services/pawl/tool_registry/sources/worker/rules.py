@@ -35,8 +35,6 @@ class CallState(StrEnum):
 
 
 class AfterLoss(StrEnum):
-    """What happens to a call whose worker is lost."""
-
     RUN_ELSEWHERE = "RUN_ELSEWHERE"
     # Another worker of the group answers whether the call happened.
     RECONCILE_ELSEWHERE = "RECONCILE_ELSEWHERE"
@@ -44,7 +42,6 @@ class AfterLoss(StrEnum):
 
 
 def after_loss(effect: EffectClass, purpose: Purpose) -> AfterLoss:
-    """Return what happens to a call whose worker is lost before it answers."""
     if purpose is Purpose.RECONCILE:
         return AfterLoss.RECONCILE_ELSEWHERE
     match effect:
@@ -57,12 +54,10 @@ def after_loss(effect: EffectClass, purpose: Purpose) -> AfterLoss:
 
 
 def source_of(group_name: str) -> str:
-    """Return the `source` of a group's tools."""
     return f"{WORKER}:{group_name}"
 
 
 def group_of(source: str) -> str:
-    """Return the group whose tools have this `source`."""
     return source.partition(":")[2]
 
 
@@ -76,8 +71,6 @@ class Attached:
 
 
 class NewsKind(StrEnum):
-    """Kind of a notification from another process."""
-
     # A call waits for a worker; the name is its group.
     WAITING = "WAITING"
     # A call has progress or an answer.

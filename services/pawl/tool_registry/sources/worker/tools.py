@@ -64,7 +64,6 @@ class WorkerTools:
         return hashes
 
     async def _registrant(self, caller: Principal, group_name: str) -> Principal:
-        """Return the owner of the group, with the caller's permissions."""
         owner_id = await self._workers.owner(caller.store_id, group_name, caller.user_id)
         if owner_id != caller.user_id and Role.ADMIN not in caller.roles:
             raise PermissionDenied(

@@ -133,7 +133,6 @@ class WorkerHub:
     async def _await_answer(
         self, entry: ToolVersion, call: WorkerCall, context: ToolContext, *, is_written: bool = False
     ) -> pb.WorkerResult:
-        """Write the call, unless `is_written`, and return the worker's answer."""
         pending = PendingCall(
             call,
             effect=entry.definition.effect,
@@ -158,7 +157,6 @@ class WorkerHub:
                 del self._pending[pending.key]
 
     async def _record(self, call: WorkerCall, *, is_written: bool) -> None:
-        """Write the call and, if a worker of this process has a free slot, send it."""
         if is_written:
             self._wake_group(call.key.store_id, call.group_name)
             return
@@ -313,7 +311,6 @@ class WorkerHub:
             await send(frame)
 
     async def _feed(self, link: WorkerLink) -> None:
-        """Claim waiting calls whenever the worker may get some."""
         while True:
             await link.due.wait()
             link.due.clear()
@@ -391,7 +388,6 @@ class WorkerHub:
             pending.news.set()
 
     async def _maintain(self) -> None:
-        """Renew the leases of live workers, and poll for changes that were not notified."""
         await self._renew()
         await put_back_unsent(self._repository, list(self._links.values()), self._clock.monotonic())
         if self._pending:

@@ -88,7 +88,6 @@ class BuiltRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def may_be_header(name: str) -> bool:
-    """Return whether a source may send a header of that name."""
     folded = name.lower()
     is_own = folded in _OWN_HEADERS or folded.startswith("proxy-")
     return _HEADER_NAME.fullmatch(name) is not None and not is_own
@@ -157,7 +156,6 @@ def build(binding: Binding, arguments: Mapping[str, Any]) -> BuiltRequest:
 
 
 def _packed(binding: Binding, body: Any) -> tuple[str, bytes]:
-    """Return the content type and bytes of a body."""
     if binding.body_type not in {FORM, MULTIPART}:
         return binding.body_type, dumps_canonical(body)
     if not isinstance(body, dict):
@@ -174,7 +172,6 @@ def _packed(binding: Binding, body: Any) -> tuple[str, bytes]:
 
 
 def _fields(placement: Placement | None, name: str, value: Any) -> list[tuple[str, Any]]:
-    """Return a form field: one entry per list item, and non-text values as JSON."""
     if placement is not None and placement.is_json:
         return [(name, value if isinstance(value, dict | list) else dumps_canonical(value).decode())]
     if placement is not None and placement.style == "deepObject":

@@ -40,7 +40,6 @@ class SchemaReader:
         self._nodes = 0
 
     def read(self, schema: Any) -> dict[str, Any]:
-        """Return the converted schema."""
         self._nodes += 1
         if self._nodes > EXPANDED_NODES_MAX:
             raise UnusableDocument("a schema is too large")

@@ -54,7 +54,6 @@ class WorkerCall:
 
     @property
     def key(self) -> CallKey:
-        """The key of the call."""
         return CallKey(StoreId(self.details.store_id), CallId(self.details.call_id))
 
 
@@ -197,7 +196,6 @@ class PostgresWorkerRepository:
         await self._database.fetch(sql.PUT_BACK, call.store_id, call.call_id, lease_epoch)
 
     async def report(self, worker: WorkerKey, call_id: CallId, lease_epoch: int, progress: Progress) -> None:
-        """Store progress of a call that the worker holds."""
         await self._database.fetch(sql.REPORT, *worker, call_id, lease_epoch, msgspec.msgpack.encode(progress))
 
     async def keep_checkpoint(self, worker: WorkerKey, call_id: CallId, lease_epoch: int, content: bytes) -> bool:
@@ -260,7 +258,6 @@ class PostgresWorkerRepository:
         return [CallKey(row["store_id"], row["call_id"]) for row in rows]
 
     async def waiting_groups(self) -> Collection[tuple[StoreId, str]]:
-        """Return store and name of the groups with waiting calls."""
         return [(row["store_id"], row["group_name"]) for row in await self._database.fetch(sql.WAITING_GROUPS)]
 
     async def unwanted(self, calls: Collection[tuple[WorkerKey, CallId, int]]) -> Collection[tuple[WorkerKey, CallId]]:
