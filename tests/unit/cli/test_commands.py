@@ -287,8 +287,8 @@ def test_a_token_is_read_from_standard_input_or_a_file_or_stands_there(completed
 def test_a_token_that_cannot_be_read_is_said_so(completed: list[str], tmp_path: Path) -> None:
     file = tmp_path / "empty"
     file.touch()
-    assert complete("-") == (2, "There is nothing in standard input.\n")
-    assert complete(f"@{file}") == (2, f"There is nothing in {file}.\n")
+    assert complete("-") == (2, "Standard input is empty.\n")
+    assert complete(f"@{file}") == (2, f"{file} is empty.\n")
     code, output = complete(f"@{tmp_path}/absent")
     assert (code, "absent cannot be read: No such file or directory" in output) == (2, True)
     assert completed == []
