@@ -122,9 +122,7 @@ def _rule_created(answer: Any, _: Any) -> list[str]:
     return [f"Created {rule_id}: {rule_text(answer.rule)}.", f"Revoke it with: pawl rules revoke {rule_id}"]
 
 
-rules = typer.Typer(
-    help="Rules that allow calls, require an approval or deny them, without asking you each time.", no_args_is_help=True
-)
+rules = typer.Typer(help="Manage rules that allow, gate or deny calls.", no_args_is_help=True)
 rules.command("allow")(
     verb(
         _rule(rule_pb2.RULE_EFFECT_ALLOW),
@@ -336,7 +334,10 @@ async def whoami(
     limits: Annotated[bool, typer.Option("--limits", help="Also show the limits of runs and their maximums.")] = False,
     json: Json = False,
 ) -> None:
-    """Show your identity, your permissions and the features of the deployment."""
+    """Show your identity and permissions.
+
+    Also shows the features of the deployment.
+    """
     found = await target.whoami()
     caller, deployment = found.caller, found.deployment
     where = f"of the store {caller.store_id}" if caller.store_id else "of the deployment"

@@ -64,7 +64,7 @@ app.command("show")(
     verb(
         agents_pb2.GetAgentRequest(),
         {**_NAME, "--version": "version"},
-        "Show an agent as a file for `pawl apply`, with the tools selected when it was saved.",
+        "Show an agent as a file for `pawl apply`. Lists the tools selected when it was saved.",
         lambda answer, _: wording.clean(to_yaml(answer.agent)).rstrip("\n"),
     )
 )

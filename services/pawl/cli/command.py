@@ -208,12 +208,12 @@ def secret_of(given: str) -> str:
     else:
         return given
     if not found:
-        raise CommandError(f"There is nothing in {'standard input' if given == '-' else given[1:]}.")
+        raise CommandError(f"{'Standard input' if given == '-' else given[1:]} is empty.")
     return found
 
 
 WithLabels = Annotated[list[str] | None, typer.Option("--label", help="Only with this label: key=value. Repeatable.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask whether you are sure; needed without a terminal.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation; required without a terminal.")]
 
 
 def confirm(question: str, *, yes: bool) -> bool:

@@ -55,7 +55,7 @@ _COLUMNS: Final[Columns] = {
     "title": _title,
 }
 
-app = typer.Typer(help="List, search, show, rename, archive, share and erase your conversations.", no_args_is_help=True)
+app = typer.Typer(help="List, search, share and erase conversations.", no_args_is_help=True)
 app.command("list")(
     listing(
         conversation_pb2.ListConversationsRequest(archived=False),
@@ -74,7 +74,7 @@ app.command("search")(
     listing(
         conversation_pb2.ListConversationsRequest(),
         {"query": Option(path="query", help="Words or prefixes of words."), "--shared": "shared"},
-        "Search titles and messages of your conversations, including archived ones.",
+        "Search titles and messages, archived ones included.",
         _COLUMNS,
         none="Nothing found. All words must occur in the same message or in the title.",
         count=20,
@@ -222,9 +222,10 @@ async def fork(
     agent: Agent = "",
     detach: Annotated[bool, typer.Option("--detach", help="With a text: print the run id and exit.")] = False,
 ) -> int:
-    """Copy a conversation up to a message into a new one. The original is unchanged.
+    """Fork a conversation at a message.
 
-    With a text, start a run there and watch it; the exit code is the same as for `run`.
+    Copies the messages up to it into a new conversation; the original is unchanged. With a text, starts a run there and
+    watches it; the exit code is the same as for `run`.
     """
     conversation_id, texts = await _resolve(target, key, conversation_id, text, most=1)
     made = await target.fork(conversation_id, at)
@@ -255,7 +256,10 @@ async def share(
     ] = False,
     private: Annotated[bool, typer.Option("--private", help="Stop sharing it.")] = False,
 ) -> None:
-    """Let all users of your store read a conversation or write to it, or make it private."""
+    """Share a conversation, or make it private.
+
+    All users of your store may then read it, with --write also write to it.
+    """
     if private and (arguments or write):
         raise CommandError("--private cannot be combined with --arguments or --write.")
     conversation_id, _ = await _resolve(target, key, conversation_id)
@@ -276,7 +280,10 @@ async def erase(
     key: Key = "",
     yes: Yes = False,
 ) -> int:
-    """Erase a conversation permanently, and list the calls whose tools received data. Repeat it to see the progress."""
+    """Erase a conversation permanently.
+
+    Lists the calls whose tools received data. Run it again to see the progress.
+    """
     conversation_id, _ = await _resolve(target, key, conversation_id)
     if not confirm(f"Erase {conversation_id} permanently? Its runs are cancelled.", yes=yes):
         return EXIT_UNSUCCESSFUL

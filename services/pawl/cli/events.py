@@ -39,9 +39,10 @@ async def events(
     count: Annotated[int, typer.Option("--count", "-n", min=0, help="Exit after this many messages; 0 for never.")] = 0,
     json: EventJson = False,
 ) -> None:
-    """Print messages from NATS as they arrive: events, run lifecycle and notifications.
+    """Print messages from NATS as they arrive.
 
-    Connects as the user `subscriber` of the suite in the data folder, or to PAWL_NATS_URL. See docs/reference/nats.md
+    These are events, the run lifecycle and notifications. Connects as the user `subscriber` of the suite in the data
+    folder, or to PAWL_NATS_URL. See docs/reference/nats.md
     for subjects, headers and types.
     """
     check_subject(subject)

@@ -110,7 +110,7 @@ app.command("start")(
             "--reports": Option(path="reports", help=f"Which results to report: {_REPORTS}.", put=put_reports),
             "--estimated-minutes": "estimated_minutes",
         },
-        "Start a background job without a model: call a tool once or repeatedly.",
+        "Start a background job without a model. It calls a tool once or repeatedly.",
         _lines,
     )
 )

@@ -72,7 +72,7 @@ def _options(prefix: str, kinds: str) -> Options:
     }
 
 
-app = typer.Typer(help="Get notifications by webhook (signed requests to your URL) or e-mail.", no_args_is_help=True)
+app = typer.Typer(help="Get notifications by webhook or e-mail.", no_args_is_help=True)
 app.command("create")(
     verb(
         pb.CreateChannelRequest(),
@@ -184,7 +184,7 @@ app.command("deliveries")(
             "channel": Option(path="channel_id", help="The channel; default: all.", is_optional=True),
             "--state": Option(path="states", help="Only those in this state. Repeatable."),
         },
-        "List the deliveries of a channel, or of all channels, newest first, with totals by state.",
+        "List deliveries, newest first. Covers one channel or all, with totals by state.",
         {
             "channel": "channel_id",
             "delivery": "delivery_id",
@@ -252,7 +252,10 @@ async def preferences(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Show which notifications are sent, or change the preferences given. The inbox always has all of them."""
+    """Show or change which notifications are sent.
+
+    The inbox always has all of them.
+    """
     if (kind and all_kinds) or (quiet and no_quiet):
         raise CommandError("Give --kind or --all-kinds, and --quiet or --no-quiet, not both.")
     hours = list(map(_quiet_hours, quiet or []))

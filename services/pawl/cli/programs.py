@@ -57,9 +57,10 @@ def bootstrap(
         typer.Option("--database-url", help="Default: PAWL_DATABASE_URL, or the database of the data folder."),
     ] = None,
 ) -> None:
-    """Create the first key of the deployment, which creates all others. Requires access to the database.
+    """Create the first key of the deployment.
 
-    Prints the secret alone on standard output. If the deployment already has a key, it creates none.
+    Requires access to the database. Prints the secret alone on standard output. If the deployment already has a key, it
+    creates none.
     """
     flags: Flags = context.obj
     if database_url is not None:

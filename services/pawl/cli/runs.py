@@ -306,7 +306,10 @@ async def steps(
     full: Annotated[bool, typer.Option("--full", help="Show each step whole.")] = False,
     json: Json = False,
 ) -> None:
-    """Show the steps of a run, one per line: reasoning, calls, results, questions and answers."""
+    """Show the steps of a run.
+
+    One per line: reasoning, calls, results, questions and answers.
+    """
     async for page in target.pages(target.agents.ListSteps, steps_pb2.ListStepsRequest(run_id=run_id)):
         for step in page.steps:
             if json:

@@ -141,7 +141,7 @@ schedules.command("backfill")(
     verb(
         schedule_requests.BackfillScheduleRequest(),
         {**_NAME, "--from": "begin_time", "--to": "end_time"},
-        "Fire a schedule for past due times, at most 100, even those that have fired before.",
+        "Fire a schedule for past due times. At most 100, even those that have fired before.",
         _fires,
         succeeded=_has_started,
     )

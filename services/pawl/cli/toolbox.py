@@ -53,7 +53,7 @@ stats: Final = listing(
         "--since": "since_time",
         "--before": "before_time",
     },
-    "Show statistics by tool: executions, errors, latency, bytes and approvals. Requires the role operator or admin.",
+    "Show statistics by tool. Counts calls, errors, latency, bytes and approvals. Requires the role operator or admin.",
     _FIGURES,
     none="No tool has been called.",
 )
@@ -225,7 +225,7 @@ def _added(answer: Any, _: Any) -> list[str]:
 
 
 sources = typer.Typer(
-    help="MCP servers and HTTP services that provide tools to the store.", no_args_is_help=True, rich_markup_mode=None
+    help="Manage tool sources: MCP servers and HTTP APIs.", no_args_is_help=True, rich_markup_mode=None
 )
 sources.command("list")(
     listing(
@@ -246,7 +246,7 @@ sources.command("add-mcp")(
     verb(
         source_pb2.AddSourceRequest(),
         _MCP,
-        "Add an MCP server: a command on the registry's machine, or a URL.",
+        "Add an MCP server. Give a command on the registry's machine, or a URL.",
         _added,
         needs=("command", "--url"),
     )
@@ -285,7 +285,10 @@ async def check(
     console: Console,
     name: Annotated[str, typer.Argument(help="Name of the source.", show_default=False)],
 ) -> int:
-    """Check a source, and show how its tools differ from the approved ones."""
+    """Check a source for changed tools.
+
+    Shows how its tools differ from the approved ones.
+    """
     checked = await ask(target, source_pb2.CheckSourceRequest(name=name))
     lines = [f"{name} is {wording.text_at(checked.source, 'state')}. {checked.source.problem}".rstrip()]
     lines += [line for change in checked.changes for line in _change_lines(change)]
@@ -398,7 +401,7 @@ memory.command("erase")(
     verb(
         memory_pb2.EraseMemoriesRequest(),
         {"memory": Option(path="memory_id", is_optional=True), "--agent": "agent_name"},
-        "Erase all memories about you, those of one agent, or a single memory.",
+        "Erase memories about you. Erases all, those of one agent, or a single one.",
         _erased,
         confirmation=_sure,
         narrows=True,
@@ -420,7 +423,7 @@ async def complete(
     result: Annotated[str | None, typer.Option("--result", help="The result of the call, as JSON.")] = None,
     error: Annotated[str, typer.Option("--error", help="The error to report to the model.")] = "",
 ) -> None:
-    """Complete a call whose tool waits for an external result, with a result or an error."""
+    """Complete a call that waits for an external result."""
     if (result is None) == (not error):
         raise CommandError("Give --result JSON or --error TEXT.")
     value = None if result is None else json_of(result, "--result", "Put text in quotes.")

@@ -35,7 +35,7 @@ async def test_run_is_shown_as_a_timeline_and_watched_once(open_page: NewPage) -
     await page.goto(at(page, f"/runs/{run_id}"))
     await page.get_by_text("Timeline:").click()
     bars = page.locator("[data-bar]")
-    await expect(bars.filter(has_text="Waiting")).to_have_count(1)
+    await expect(bars.filter(has=page.get_by_role("rowheader", name="Waiting", exact=True))).to_have_count(1)
     await page.locator(".card.wait").get_by_role("button", name="Approve").click()
     await expect(bars.filter(has_text="Round 2")).to_have_count(1, timeout=90_000)
     await expect(bars.filter(has_text="send_email")).to_contain_text("succeeded")

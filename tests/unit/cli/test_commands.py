@@ -283,8 +283,8 @@ def test_a_token_is_read_from_stdin_a_file_or_the_argument(completed: list[str],
 def test_an_unreadable_token_is_reported(completed: list[str], tmp_path: Path) -> None:
     file = tmp_path / "empty"
     file.touch()
-    assert complete("-") == (2, "There is nothing in standard input.\n")
-    assert complete(f"@{file}") == (2, f"There is nothing in {file}.\n")
+    assert complete("-") == (2, "Standard input is empty.\n")
+    assert complete(f"@{file}") == (2, f"{file} is empty.\n")
     code, output = complete(f"@{tmp_path}/absent")
     assert (code, "absent cannot be read: No such file or directory" in output) == (2, True)
     assert completed == []
