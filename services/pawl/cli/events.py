@@ -42,8 +42,7 @@ async def events(
     """Print messages from NATS as they arrive.
 
     These are events, the run lifecycle and notifications. Connects as the user `subscriber` of the suite in the data
-    folder, or to PAWL_NATS_URL. See docs/reference/nats.md
-    for subjects, headers and types.
+    folder, or to PAWL_NATS_URL. docs/reference/nats.md has the subjects, headers and types.
     """
     check_subject(subject)
     connection = await _connection(url_of(target.data, os.environ))

@@ -43,10 +43,10 @@ def test_invalid_sources_are_refused_with_a_clear_error(pawl: CommandLine) -> No
     for arguments, reported in (
         ("add-http x --openapi https://a.example/ --method GET", "--method cannot be combined with --openapi"),
         ("add-http x --endpoint https://a.example/ --arguments @/no/such/file", "cannot be read"),
-        ("add-http x --endpoint http://127.0.0.1:9/ --method GET --description d", "be reached"),
+        ("add-http x --endpoint http://127.0.0.1:9/ --method GET --description d", "port 9 of 127.0.0.1"),
         ("add-http x --openapi http://169.254.169.254/", "not an allowed address"),
-        ("add-http x --openapi http://127.0.0.1:9/", "be reached"),
-        ("add-mcp x --url http://127.0.0.1:9/mcp", "egress is not allowed: port 9 of 127.0.0.1"),
+        ("add-http x --openapi http://127.0.0.1:9/", "port 9 of 127.0.0.1"),
+        ("add-mcp x --url http://127.0.0.1:9/mcp", "egress to port 9 of 127.0.0.1 is not allowed"),
         ("add-mcp x --url http://127.0.0.1:9/ --env A=b", "--env cannot be combined with --url"),
         ("add-mcp x --header A=b -- true", "--header cannot be combined with command"),
         ("add-mcp x -- /no/such/program", "No such file"),

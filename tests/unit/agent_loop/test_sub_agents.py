@@ -293,7 +293,7 @@ async def test_a_long_answer_is_cut_and_a_call_without_a_task_refused() -> None:
     await finish(world, key)
     result, refused = (present(call.result) for call in world.ledger.calls(key))
     assert len(json.loads(result.content_json)["answer"]) == OUTPUT_BYTES_MAX
-    assert (len(result.content_json) < 1024 * 1024, "beginning" in result.note) == (True, True)
+    assert (len(result.content_json) < 1024 * 1024, "first part" in result.note) == (True, True)
     assert refused.error_reason == "INVALID_ARGUMENTS"
 
 

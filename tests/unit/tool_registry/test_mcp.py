@@ -107,11 +107,11 @@ def test_a_call_that_may_have_run_is_retried_only_if_harmless(effect: EffectClas
 def test_an_error_reports_whether_the_call_may_have_had_its_effect(effect: EffectClass, has_warning: bool) -> None:
     with pytest.raises(ResultTooLarge) as raised:
         check_retry(tool(effect), TooLarge("it sent too much"), 1)
-    assert ("it may have had its effect" in str(raised.value)) is has_warning
+    assert ("may still have taken effect" in str(raised.value)) is has_warning
     for code, may_say in ((INTERNAL, has_warning), (INVALID_PARAMS, False)):
         with pytest.raises(ToolError) as failed:
             check_retry(tool(effect), Refused("no such city", code=code), 1)
-        assert ("it may have had its effect" in str(failed.value)) is may_say
+        assert ("may still have taken effect" in str(failed.value)) is may_say
 
 
 REQUEST = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {}}

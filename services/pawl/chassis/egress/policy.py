@@ -216,7 +216,7 @@ class EgressRules:
             is_listed or is_opened or target.port in PORTS.values() or any(o.port == target.port for o in self.openings)
         )
         if not may_have_port:
-            raise EgressRefused(f"port {target.port} of {target.host} is not allowed")
+            raise EgressRefused(f"egress to port {target.port} of {target.host} is not allowed")
         if target.address is not None:
             self.check_addresses(target, [target.address])
 

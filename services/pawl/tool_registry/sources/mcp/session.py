@@ -308,7 +308,7 @@ class Session:
                 description = f"it answers {answer.message!r}" if is_readable else "its answer is not MCP"
                 text = self.problem or self._wire.refusal or description
             case EgressRefused() as refused:
-                text = f"egress is not allowed: {refused}"
+                text = str(refused)
             case httpx2.HTTPError() as failure:
                 text = self._wire.refusal or f"it cannot be reached: {str(failure) or type(failure).__name__}"
             case pydantic.ValidationError():
