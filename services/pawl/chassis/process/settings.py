@@ -92,7 +92,7 @@ TcpAddress = Annotated[str, AfterValidator(_check_tcp)]
 # One `host:port`, or several separated by commas: calls are spread over them.
 PeerAddresses = Annotated[str, AfterValidator(_check_peers)]
 
-# The URL at which browsers reach the gateway, without a trailing slash; empty for none.
+# The URL at which browsers reach the gateway, without a trailing slash; empty if there is none.
 PublicUrl = Annotated[str, AfterValidator(_check_public_url)]
 
 _T = TypeVar("_T")

@@ -68,7 +68,7 @@ WHERE s.store_id = k.store_id AND s.{name}_id = k.id
     for name in ("schedule", "trigger")
 }
 
-# The statements are built from constants of this module only.
+# The statements are built only from constants in this module.
 # ruff: noqa: S608
 
 _log = logs.get_logger(__name__)

@@ -1,9 +1,9 @@
-"""Search index of conversations in PostgreSQL.
+"""Search index for conversations in PostgreSQL.
 
 It is updated in the background, so that no writer waits for it.
 
-Emptying messages of a conversation must change its `searched_number` and remove their words in the same transaction.
-Words that were read earlier are then not written.
+A transaction that empties messages must also change the conversation's `searched_number` and remove the words of these
+messages. Words that were read earlier are then not written.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class _Read:
 
 class PostgresSearchIndex(DatabaseAdapter):
     async def index_new(self, *, conversations_max: int) -> int:
-        """Index new messages and titles of some conversations; return how many, 0 if nothing is left to do.
+        """Index new messages and titles of some conversations; return how many; 0 means that none are left.
 
         Several replicas may run this concurrently. Messages removed or emptied in the meantime are not indexed.
         """

@@ -142,7 +142,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     def lifecycle_type(self) -> str:
         """The life-cycle type; empty for events that the life cycle does not report.
 
-        It reports changes of runs, requests for approval and their ends, and fires of schedules and triggers.
+        It reports changes to runs, approval requests and their ends, and the firing of schedules and triggers.
         """
         match self.body:
             case RunChanged():

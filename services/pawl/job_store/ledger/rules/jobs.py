@@ -3,10 +3,11 @@
 A notice refers to an iteration of a job or its end. Its content is in the run of the job, so nothing is stored twice,
 and the model gets the state at the time it is asked.
 
-A notice belongs to the user who started the job and enters only runs of that user. The owner of the active run enters
+A notice belongs to the user who started the job and enters only that user's runs. The owner of the active run enters
 notices with the step that starts a model call. Without an active run the ledger starts a *turn*: a run of that user
-without a message, with the notices as its only new input. A message of the same user goes before a turn that has not
-started. A user who may no longer write to the conversation gets no notices there; each job keeps its result.
+without a message, with the notices as its only new input. A message from the same user takes precedence over a turn
+that has not started. A user who may no longer write to the conversation gets no notices there; each job keeps its
+result.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from pawl.job_store.ledger.rules.rows import ConversationKey, ConversationRow, R
 from pawl.job_store.ledger.rules.unit_of_work import UnitOfWork, Wakeup
 from pawl.values import RunState, StopCause
 
-# Maximum number of open jobs of a user in a conversation (ASYNC-7).
+# Maximum number of open jobs per user in a conversation (ASYNC-7).
 OPEN_MAX: Final = 10
-# Longest chain of turns started by jobs of earlier turns, without a message of a user in between.
+# Longest chain of turns started by jobs of earlier turns, without a user message in between.
 GENERATIONS_MAX: Final = 5
 # Maximum number of turns per user in a conversation within `TURNS_PERIOD`.
 TURNS_MAX: Final = 30
@@ -39,7 +40,7 @@ PROGRESS_TURNS_MAX: Final = 20
 TURNS_PERIOD: Final = timedelta(hours=1)
 # Minimum time between two turns of a conversation (ASYNC-5).
 TURN_DISTANCE: Final = timedelta(seconds=2)
-# A notice waits for a message of the user after this many failed runs.
+# After this many failed runs, a notice waits for a message from the user.
 TRIES_MAX: Final = 3
 
 
@@ -155,7 +156,7 @@ def has_started(run: RunRow) -> bool:
 
 
 def _after(run: RunRow, notices: tuple[Notice, ...]) -> tuple[Notice, ...]:
-    """Return the notices left after a run of their conversation ended. Those of other users stay."""
+    """Return the notices left after a run of their conversation ended. Other users' notices stay."""
     entered = [each for each in notices if each.user_id == run.user_id and each.entered_by]
     if run.state is RunState.COMPLETED:
         return tuple(each for each in notices if each not in entered)

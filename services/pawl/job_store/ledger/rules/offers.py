@@ -57,7 +57,7 @@ class Leased(msgspec.Struct, frozen=True, kw_only=True):
 
     `call` is None if the user has no such call.
 
-    `replaced` if a newer session of the same client holds it.
+    `replaced` is set if a newer session of the same client holds the call.
     """
 
     granted: bool

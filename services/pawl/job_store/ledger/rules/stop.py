@@ -102,7 +102,7 @@ def _report(unit: UnitOfWork, run: RunRow) -> None:
 
     Nothing else settles the call.
 
-    Does nothing if the call was cancelled or the parent no longer exists.
+    It has no effect if the call was cancelled or the parent no longer exists.
     """
     parent = unit.runs.get(RunKey(run.store_id, run.parent_run_id))
     call = unit.calls.get(CallKey(run.store_id, run.parent_call_id))

@@ -118,8 +118,8 @@ class RowKeys(msgspec.Struct, frozen=True, kw_only=True):
     - A request that created a conversation comes with that conversation.
     - `ends` names runs that may end. They come with their conversation, the run whose turn is next, and the call
       that they execute with its run.
-    - `queues` are queues in which a run may be created, each with the most runs that may wait and its number of
-      slots.
+    - `queues` are queues in which a run may be created, each with its number of slots and the maximum number of waiting
+      runs.
     - `stopped` adds all queued runs of the user in conversations that `conversations` names too.
     - `keyed` names conversations by their clients' keys.
     - A trigger comes with the run of its last fire, a lane with the run of its last event and its waiting event.
@@ -151,11 +151,11 @@ class RowKeys(msgspec.Struct, frozen=True, kw_only=True):
 class UnitOfWork:
     """All rows that a group of operations names, and the changes that the operations made.
 
-    `now` is the time of the transaction, `ids` creates ids. `loop_states` are new worker states by run. `wakeups` are
-    the workers to notify of a command. `off_log` are life-cycle events that belong to no run's log. `trims` are rows of
-    jobs to remove; `iterations_kept` iterations remain. `work_ready` means that a run became claimable. `queues` are
-    those that were loaded. `kept` has, for each path, the last number that its newest summary covers and the count of
-    messages after it.
+    `now` is the time of the transaction, `ids` creates ids. `loop_states` has new worker states by run. `wakeups` lists
+    the workers to notify of a command. `off_log` has life-cycle events that belong to no run's log. `trims` has job
+    rows to remove; `iterations_kept` iterations remain. `work_ready` means that a run became claimable. `queues` has
+    the queues that were loaded. `kept` has, for each path, the last number that its newest summary covers and the count
+    of messages after it.
     """
 
     now: datetime

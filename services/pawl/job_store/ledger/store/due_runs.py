@@ -19,7 +19,7 @@ from pawl.chassis.db.database import Connection
 from pawl.chassis.ids import RunKey, StoreId, UserId, WorkerId
 from pawl.job_store.ledger.rules.slots import DueRun, Line, SlotLimits, assign_slots
 
-# The statements are built from constants of this module only.
+# The statements are built only from constants in this module.
 # ruff: noqa: S608
 
 # Stores with a due run, in a circle that starts after the store served last, if a slot is free or a due run already has

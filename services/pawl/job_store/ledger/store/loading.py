@@ -29,7 +29,7 @@ from pawl.job_store.schedules.rules import ScheduleKey
 K = TypeVar("K", bound=msgspec.Struct)
 T = TypeVar("T")
 
-# The statements are built from constants of this package only.
+# The statements are built only from constants in this package.
 # ruff: noqa: S608
 
 _REQUESTS: Final = f"""

@@ -18,7 +18,7 @@ from pawl.job_store.ledger.rules.waiting import COUNTED_MAX, Situation
 from pawl.job_store.ledger.store import run_lists, tables
 from pawl.values import CallState, RunState
 
-# The statements are built from constants of this package only.
+# The statements are built only from constants in this package.
 # ruff: noqa: S608
 
 _NEEDS_SLOT: Final = "r.state = 1 AND r.queued_message IS NULL AND NOT r.active AND NOT r.in_background"
@@ -67,7 +67,7 @@ _WAITING_STATES: Final = frozenset({RunState.WAITING, RunState.NEEDS_ATTENTION})
 
 
 async def of_page(connection: Connection, store_id: StoreId, runs: Sequence[RunRow]) -> list[Situation]:
-    """Return the situations of some runs of a store, each with the first calls that wait for a person or client."""
+    """Return the situations of some runs of a store, each with the first calls that wait for a user or client."""
     wanted = [run.run_id for run in runs if run.state in _WAITING_STATES]
     calls: dict[str, list[CallRow]] = {run.run_id: [] for run in runs}
     if wanted:
@@ -116,7 +116,7 @@ def _before(run: RunRow, record: Record) -> tuple[RunId, ...]:
     return tuple(map(RunId, filter(None, (record["active_run_id"], *queue[: queue.index(run.run_id)]))))
 
 
-# The statements are built from constants of this package only.
+# The statements are built only from constants in this package.
 # ruff: noqa: S608
 
 _DOOMED: Final = """

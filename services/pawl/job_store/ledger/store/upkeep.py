@@ -100,9 +100,9 @@ class PostgresLedgerStats:
     async def count(self) -> Mapping[str, float]:
         """Return runs by open state (`QUEUED`...), the `outbox` backlog, `due_schedules` and `due_events`.
 
-        The last two are those that no worker has claimed. For background runs: `working`, `queued`, `waiting` and
-        `late`. Of the due runs, `claimable` could be claimed now. The others wait for a slot: `over_user_limit` because
-        of their user's limit, `over_store_limit` because of their store's.
+        The last two count only those that no worker has claimed. For background runs: `working`, `queued`, `waiting`
+        and `late`. Of the due runs, `claimable` could be claimed now. The others wait for a slot: `over_user_limit`
+        because of the user's limit, `over_store_limit` because of the store's.
         """
         async with self._database.transaction() as connection:
             runs = {record["state"]: record for record in await connection.fetch(_OPEN_RUNS)}
@@ -150,7 +150,7 @@ async def remove(connection: Connection, trims: Sequence[Trim]) -> None:
     await connection.execute(_EVENTS, stores, runs, [trim.seq for trim in trims])
 
 
-# The statements are built from constants of this module only.
+# The statements are built only from constants in this module.
 # ruff: noqa: S608
 
 _FIGURES: Final = Used.__struct_fields__
