@@ -149,10 +149,10 @@ def _read_host(text: str) -> tuple[str, Address | None]:
 
 
 def no_address(target: Target) -> EgressRefused:
-    """Return the refusal of a host because of its addresses.
+    """Return the error that refuses a host because of its addresses.
 
-    It is the same for a name that does not exist, so that callers cannot probe which names the deployment's network
-    has.
+    It is the same for a name that does not exist, so that callers cannot find out which names exist in the deployment's
+    network.
     """
     if target.address is not None:
         problem = f"{target.authority} is not an allowed address"

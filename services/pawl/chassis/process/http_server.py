@@ -134,7 +134,7 @@ class HttpServer:
 
 
 def _notice_silence(listening: socket.socket) -> None:
-    """Let the kernel end connections whose peer has vanished; accepted sockets inherit the options."""
+    """Let the kernel end connections to peers that have vanished; accepted sockets inherit the options."""
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
         ("TCP_KEEPIDLE", _SILENT_SECONDS // 2),

@@ -30,7 +30,7 @@ _DEPTH_MAX: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaHealth:
-    """A replica as its caller sees it.
+    """A replica from its caller's point of view.
 
     `is_unavailable`: unreachable, unhealthy or silent. `is_connected`: reachable. Before the first attempt both are
     False. `is_busy`: it refused a call as overloaded.

@@ -78,7 +78,7 @@ def of_service(certificate: Path | None, key: Path | None, authority: Path | Non
 
 
 def of_client(authority: Path | None, clock: Clock) -> Tls | None:
-    """Return the authority that a client without a certificate uses to verify servers; None for no TLS.
+    """Return the authority that a client without a certificate uses to verify servers; None if TLS is not used.
 
     Raises:
         StartError: the file cannot be used.

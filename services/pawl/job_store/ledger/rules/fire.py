@@ -143,7 +143,7 @@ def started(unit: UnitOfWork, row: StarterRow, submit: Submit | None, refusal: s
     """Create the run, unless it is refused.
 
     Raises:
-        RequestIdReused: Another request used this id; nothing is known about the firing itself.
+        RequestIdReused: The request id was used before. This does not refuse the firing.
     """
     if submit is None:
         return Start(FireOutcome.REFUSED, refusal)
