@@ -30,7 +30,7 @@ _ACQUIRE_TIMEOUT_SECONDS: Final = 4.0
 _RESERVED_PART: Final = 3
 _CLOSE_TIMEOUT_SECONDS: Final = 2.0
 
-# Every statement of Pawl looks rows up by an index, so one plan fits all arguments. By default the server would re-plan
+# Every statement in Pawl looks rows up by an index, so one plan fits all arguments. By default the server would re-plan
 # many statements each time, and keep plans made for empty tables.
 _PLANNING: Final = {
     "plan_cache_mode": "force_generic_plan",

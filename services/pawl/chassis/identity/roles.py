@@ -26,7 +26,7 @@ class Role(StrEnum):
     DELEGATE = "delegate"
     # A program that only delivers webhooks, tool results and e-mail events from outside to the store.
     GATEWAY = "gateway"
-    # Manages the keys of all stores. It has no store and cannot read any content.
+    # Manages all stores' keys. It has no store and cannot read any content.
     DEPLOYMENT = "deployment"
 
 
@@ -46,7 +46,7 @@ NOTIFIER: Final = f"{SERVICE}notifier"
 MAILBOX: Final = f"{SERVICE}mailbox"
 
 _MEMBERS: Final = frozenset({Role.MEMBER, Role.APPROVER, Role.ADMIN, Role.OPERATOR})
-# Roles of people; each can read.
+# Roles for users; each of them can read.
 READERS: Final = _MEMBERS | {Role.VIEWER}
 _OPERATORS: Final = frozenset({Role.ADMIN, Role.OPERATOR})
 ANYBODY: Final = ROLES | {AGENT_LOOP, TOOL_REGISTRY, NOTIFIER, MAILBOX}

@@ -1,4 +1,4 @@
-"""The HTTP server of a process: the gateway's API, and the metrics and health pages of every service."""
+"""The HTTP server of a process: the gateway's API, and every service's metrics and health pages."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ _TIMEOUT_SECONDS: Final = 2.0
 
 
 class HealthMonitor:
-    """Probes dependencies every 2 s and sets the health of all services of an RPC server.
+    """Probes dependencies every 2 s and sets the health of all services on an RPC server.
 
     Services are NOT_SERVING while a required dependency does not answer; optional ones are only reported. An async
     context manager; enter it inside the server's.

@@ -258,7 +258,7 @@ class _Channel(grpc.aio.Channel):
         response_deserializer: Any = None,
         _registered_method: Any = None,
     ) -> Any:
-        """Return a callable that makes calls of a method in batches.
+        """Return a callable that calls a method in batches.
 
         Large or special calls are made singly with `single`, to the same replica that a batch would go to.
         """

@@ -25,7 +25,7 @@ UNAVAILABLE: Final = (Unavailable, DeadlineExceeded, Cancelled, Overloaded)
 # Errors after which a request is retried.
 TRANSIENT: Final = (*UNAVAILABLE, Internal)
 
-# The same for direct users of a database, which reports a full disk or a failover in many ways.
+# The same for direct users of a database, which reports a full disk or a failover in many different ways.
 ANY: Final = (Exception,)
 
 _FIRST_PAUSE_SECONDS: Final = 0.05

@@ -41,7 +41,7 @@ class Certificates:
     certificate: bytes | None = None
     key: bytes | None = None
     authority: bytes | None = None
-    # For HTTP servers; None without a certificate.
+    # For HTTP servers; None if there is no certificate.
     context: ssl.SSLContext | None = None
 
 

@@ -23,7 +23,7 @@ _FRONT_END: Final = 2
 class Part(StrEnum):
     """The parts of an erasure: first RUNS, then LEDGER, then the others in any order. LOG waits for no other part."""
 
-    # End the runs of the conversation.
+    # End the conversation's runs.
     RUNS = "runs"
     # Remove the conversation from the ledger, keeping the ids of its runs and calls for the other parts.
     LEDGER = "ledger"

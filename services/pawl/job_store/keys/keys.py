@@ -103,7 +103,7 @@ class Keys:
     async def list(
         self, governor: Principal, store_id: str, *, include_ended: bool, before: str, keys_max: int
     ) -> Sequence[Key]:
-        """Return keys of a store that the caller manages, newest first.
+        """Return the keys of a store that the caller manages, newest first.
 
         Raises:
             PermissionDenied: The caller does not manage the store's keys.

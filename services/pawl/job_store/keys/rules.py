@@ -62,7 +62,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_deployment(governor: Principal) -> bool:
-    """Return whether the caller is the deployment, which manages the keys of all stores."""
+    """Return whether the caller is the deployment, which manages all stores' keys."""
     return Role.DEPLOYMENT in governor.roles
 
 

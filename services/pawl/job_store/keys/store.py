@@ -94,7 +94,7 @@ class PostgresKeyRepository:
 
         An empty request id matches none.
 
-        `check_new` receives the key, the number of live keys of its store, and that number plus ended keys.
+        `check_new` receives the key, the number of its store's live keys, and that number plus ended keys.
 
         Raises:
             RequestIdReused: The request id created a different key.
@@ -132,7 +132,7 @@ class PostgresKeyRepository:
     async def list(
         self, store_id: StoreId, *, include_ended: bool, before: str, keys_max: int, now: datetime
     ) -> Sequence[Key]:
-        """Return keys of a store below `before`, newest first."""
+        """Return a store's keys below `before`, newest first."""
         rows = await self._database.fetch(_LIST, store_id, before, include_ended, now, keys_max)
         return [_key(dict(row)) for row in rows]
 

@@ -121,7 +121,7 @@ class AttentionRepository(Protocol):
     async def listed(
         self, store_id: StoreId, *, run_id: RunId, after: tuple[datetime, str] | None, rows_max: int
     ) -> Page[RunView]:
-        """Return the runs of a store that need an operator, with their calls in doubt, the longest waiting first.
+        """Return a store's runs that need an operator, with their calls in doubt, the longest waiting first.
 
         Returns only that run if `run_id` is set. Starts after `after`.
 

@@ -25,7 +25,7 @@ from pawl.values import CallState, RunState
 
 R = TypeVar("R")
 
-# Maximum number of open calls of a run in a list of runs.
+# Maximum number of open calls per run in a list of runs.
 OPEN_CALLS_MAX: Final = 20
 
 
@@ -200,7 +200,7 @@ class MessagePage(Page[MessageRow]):
 class ConversationFilter:
     """A filter on a user's conversations: archived or not, word prefixes, labels.
 
-    None or empty fields match all. `shared` matches conversations that other users of the store share.
+    None or empty fields match all. `shared` matches conversations that the store's other users share.
     """
 
     archived: bool | None = None
@@ -249,7 +249,7 @@ class Leases(DueTimes, Protocol):
         """Renew all leases of a worker, including expired ones that no other worker has claimed."""
 
     async def release(self, worker_id: WorkerId) -> int:
-        """Release all runs of a worker, which become claimable immediately; return how many."""
+        """Release all of a worker's runs, which become claimable immediately; return how many."""
 
 
 class Reads(Protocol):
@@ -308,7 +308,7 @@ class Reads(Protocol):
     async def calls(
         self, key: RunKey, user_id: UserId, *, after: tuple[int, int, str] | None, rows_max: int
     ) -> Page[CallRow]:
-        """Return the calls of a run in call order, starting after `after`.
+        """Return a run's calls in call order, starting after `after`.
 
         This also works for another user's run whose conversation is shared together with its calls.
 
@@ -337,7 +337,7 @@ class Reads(Protocol):
         """
 
     async def events(self, key: RunKey, user_id: UserId, *, after_seq: int, events_max: int) -> LogPart:
-        """Return events of a run after a seq: at least one if there is any, up to the limit and 1 MiB.
+        """Return a run's events after a seq: at least one if there is any, up to the limit and 1 MiB.
 
         Removed events are returned as a gap, with the events that follow it.
 

@@ -124,7 +124,7 @@ class FormerSecret(msgspec.Struct, frozen=True):
 class TriggerRow(StarterRow, frozen=True, kw_only=True):
     """A trigger.
 
-    Changes that affect how events are handled increment `generation`; fires do not.
+    Changes that affect how events are handled increment `generation`; firing does not.
 
     `former_secrets` are newest first. `claim_at` is the end of the mailbox lease; None for webhooks and while paused.
     `last_uid` is the last mail that was delivered. `unreachable_report_time` is the time of the last report that the

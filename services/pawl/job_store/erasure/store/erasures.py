@@ -247,7 +247,7 @@ class PostgresErasures(DatabaseAdapter):
         return [_erasure(record) for record in await self._database.fetch(_OPEN, *arguments)]
 
     async def open_runs(self, key: ErasureKey, *, runs_max: int) -> Sequence[tuple[RunKey, UserId]]:
-        """Return runs of a conversation that have not ended and are not being stopped, with their users."""
+        """Return the conversation's runs that have not ended and are not being stopped, with their users."""
         arguments = (key.store_id, key.conversation_id, runs_max, [RunState.CANCELLING])
         return [
             (RunKey(key.store_id, RunId(record["run_id"])), UserId(record["user_id"]))

@@ -1,4 +1,4 @@
-"""Converts rows of the ledger to messages of the contract."""
+"""Converts ledger rows to messages of the API contract."""
 
 from __future__ import annotations
 
@@ -272,7 +272,7 @@ def call_for_approver(row: CallRow) -> call_pb2.Call:
 def call_for_reader(row: CallRow) -> call_pb2.Call:
     """Return the fields of a call that readers of a shared conversation see.
 
-    Results that people wrote are left out: answers to questions, answers given for a call, and reasons of rejections.
+    Results that users wrote are left out: answers to questions, answers given for a call, and reasons of rejections.
     """
     whole = call(row)
     is_of_people = (

@@ -65,8 +65,8 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
 
     `tokens_used` counts the tokens of the run's own model calls since the last commit. `asks_title` requests a title
     once the run has completed. `entered` lists the job notices in its messages. `tells_iteration` is the job iteration
-    to report to the conversation; 0 for none. `child_cancel` is the opaque command for the child run of a call that the
-    step cancels.
+    to report to the conversation; 0 if there is none. `child_cancel` is the opaque command for the child run of a call
+    that the step cancels.
     """
 
     run: RunKey

@@ -147,9 +147,9 @@ class ConversationRequest(Actor, frozen=True, kw_only=True):
 class UpdateConversation(ConversationRequest, frozen=True, kw_only=True):
     """Change the title (empty restores the automatic one), labels, archiving or sharing of a conversation.
 
-    Fields that are None stay unchanged. When sharing for writing ends, open runs of other users are stopped: their
-    owners read `cancel`. Undo runs (see `is_undo`) continue, so that a started undo is completed. Notices for other
-    users are removed; their jobs keep their results, and the caller stops the open ones.
+    Fields that are None stay unchanged. When sharing for writing ends, other users' open runs are stopped: their owners
+    read `cancel`. Undo runs (see `is_undo`) continue, so that a started undo is completed. Notices for other users are
+    removed; their jobs keep their results, and the caller stops the open ones.
     """
 
     conversation_id: ConversationId

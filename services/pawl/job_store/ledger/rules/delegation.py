@@ -1,4 +1,4 @@
-"""Child runs, which execute calls of other runs.
+"""Child runs, which execute other runs' calls.
 
 A child starts with its parent's step and is cancelled with its call.
 

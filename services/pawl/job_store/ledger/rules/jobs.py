@@ -1,7 +1,7 @@
 """Jobs: runs in the background, and the notices that they send to their conversation.
 
-A notice refers to an iteration of a job or its end. Its content is in the run of the job, so nothing is stored twice,
-and the model gets the state at the time it is asked.
+A notice refers to an iteration of a job or its end. Its content is in the job's run, so nothing is stored twice, and
+the model gets the state at the time it is asked.
 
 A notice belongs to the user who started the job and enters only that user's runs. The owner of the active run enters
 notices with the step that starts a model call. Without an active run the ledger starts a *turn*: a run of that user
@@ -96,7 +96,7 @@ def notify(unit: UnitOfWork, job: RunRow, occasion: int) -> None:
 
 
 def enter(unit: UnitOfWork, run: RunRow, entered: Iterable[Entered]) -> RunRow:
-    """Mark notices of the user as passed to the model by a step of `run`; return the run.
+    """Mark the user's notices as passed to the model by a step of `run`; return the run.
 
     Everyone who started or steered these jobs counts as having steered the run.
     """
@@ -114,7 +114,7 @@ def enter(unit: UnitOfWork, run: RunRow, entered: Iterable[Entered]) -> RunRow:
 
 
 def stop_turns(unit: UnitOfWork, run: RunRow) -> None:
-    """Start no more turns on a budget that a turn has used up, until a user sends a message."""
+    """Prevent more turns on a budget that a turn has used up, until a user sends a message."""
     if not (run.is_turn and run.budget_run_id):
         return
     conversation = unit.conversation_of(run)
@@ -139,7 +139,7 @@ def run_ended(unit: UnitOfWork, run: RunRow) -> None:
         return
     waiting = (each for each in notices if not each.entered_by or 0 < each.tries < TRIES_MAX)
     jobs = ((each.occasion > 0, unit.runs.get(RunKey(run.store_id, each.run_id))) for each in waiting)
-    # Ends before iterations; skip jobs that may start no further turn.
+    # Ends come before iterations; jobs that may start no more turns are skipped.
     candidates = [(is_iteration, job.generation, job) for is_iteration, job in jobs if job is not None]
     candidates = sorted((each for each in candidates if each[1] < GENERATIONS_MAX), key=lambda each: each[:2])
     if candidates:

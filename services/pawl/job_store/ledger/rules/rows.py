@@ -80,7 +80,7 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
     never.
 
     `parent_run_id` is the run that delegated a call to this conversation, `parent_conversation_id` that run's
-    conversation. Both are empty for conversations that people started.
+    conversation. Both are empty for conversations that users started.
 
     `fork_of` is the source of a fork. Messages up to `past_number` belong to other conversations, as its segments say.
 

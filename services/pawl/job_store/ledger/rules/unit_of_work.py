@@ -100,7 +100,7 @@ class Wakeup(msgspec.Struct, frozen=True, kw_only=True):
     run: RunKey
 
 
-# A store and the segments on which the messages of a fork are found.
+# A store, and the segments that hold a fork's messages.
 Path: TypeAlias = tuple[StoreId, tuple[Segment, ...]]
 
 
@@ -120,9 +120,9 @@ class RowKeys(msgspec.Struct, frozen=True, kw_only=True):
       that they execute with its run.
     - `queues` are queues in which a run may be created, each with its number of slots and the maximum number of waiting
       runs.
-    - `stopped` adds all queued runs of the user in conversations that `conversations` names too.
+    - `stopped` adds all the user's queued runs in conversations that `conversations` also names.
     - `keyed` names conversations by their clients' keys.
-    - A trigger comes with the run of its last fire, a lane with the run of its last event and its waiting event.
+    - A trigger comes with the last run it started, a lane with the run of its last event and its waiting event.
     - `paths` adds the message counts for forks, whose source conversations must be named.
 
     If `owner` is set and `runs` belong to another user, nothing is loaded or locked.
@@ -248,7 +248,7 @@ class UnitOfWork:
         return conversation
 
     def open_calls(self, run: RunRow) -> list[CallRow]:
-        """Return the calls of a run that are not settled, in call order."""
+        """Return a run's calls that are not settled, in call order."""
         calls = map(self.calls.get, self._calls_of.get(run.key, ()))
         is_open = [call for call in calls if call is not None and not call.state.is_terminal]
         return sorted(is_open, key=lambda call: (call.round, call.index))

@@ -80,8 +80,8 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     """A run at `time`, with context that its row does not have.
 
     `calls` are its open calls, in call order; `is_cut` if there are more. `call_counts` and `child_run_ids` cover its
-    newest calls. `before` are the runs with an earlier turn, starting with the active one. The used slots of its store
-    and user are counted only while it needs a slot.
+    newest calls. `before` lists the runs with an earlier turn, starting with the active one. The used slots of its
+    store and user are counted only while it needs a slot.
     """
 
     run: RunRow

@@ -38,7 +38,7 @@ JOIN (SELECT unnest($1::text[]) AS store_id, unnest($2::text[]) AS user_id, unne
 USING (store_id, user_id, request_id)
 """
 
-# By id, never through all runs of the user.
+# By id, never through all the user's runs.
 _OWNED: Final = """
 SELECT k.number FROM unnest($1::text[], $2::text[], $3::text[], $4::int[]) AS k (store_id, run_id, user_id, number)
 CROSS JOIN LATERAL (
