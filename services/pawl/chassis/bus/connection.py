@@ -1,4 +1,4 @@
-"""NATS: a connection that may be missing.
+"""A connection to NATS, which may be unavailable.
 
 Nothing here waits for the server or fails because of it: NATS carries wake-ups and live events, never the record.
 Without it Pawl is slower, not wrong.
@@ -135,7 +135,7 @@ class Bus:
             raise DependencyUnavailable("NATS is not connected")
 
     async def publish(self, subject: str, data: bytes) -> None:
-        """Publish at most once. Never waits, and never raises because of the server.
+        """Publish at most once. Never waits for the server, and never raises because of it.
 
         Messages are dropped, and counted, while not connected or when the outbox is full.
         """
@@ -188,8 +188,8 @@ class Bus:
     def on_connected(self, hook: Hook) -> None:
         """Run `hook` in its own task on each connection, including the current one.
 
-        The hook is cancelled when the connection is lost, so it may consume until then. If it raises, it runs again
-        after a pause.
+        The hook is cancelled when the connection is lost, so it may keep consuming until then. If it raises, it runs
+        again after a pause.
         """
         self._hooks.append(hook)
         if self.connected:

@@ -185,10 +185,10 @@ class Database:
             return await connection.execute(statement, *arguments)
 
     async def ping(self) -> None:
-        """Check that the server answers and accepts writes. Uses no connection of the pool.
+        """Check that the server answers and accepts writes. Does not use a pool connection.
 
         Raises:
-            DependencyUnavailable: it does not.
+            DependencyUnavailable: it does not answer or accept writes.
         """
         if self._pool is None:
             raise DependencyUnavailable("the database is closed")

@@ -61,7 +61,7 @@ class Heartbeat:
         """Check that the server is usable now.
 
         Raises:
-            DependencyUnavailable: it is not.
+            DependencyUnavailable: the server is not usable.
         """
         if self._check is None or self._check.done():
             self._check = asyncio.get_running_loop().create_task(self._check_once(), name="database.check")

@@ -1,4 +1,4 @@
-"""Pool connections that stay checked out between uses, because that is cheaper."""
+"""Keeps pool connections checked out between uses, because that is cheaper."""
 
 from __future__ import annotations
 

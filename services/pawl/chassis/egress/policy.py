@@ -224,7 +224,7 @@ class EgressRules:
         """Check that secrets may be sent to a target: over https, or to an explicitly allowed host.
 
         Raises:
-            EgressRefused: they may not.
+            EgressRefused: they may not be sent.
         """
         if target.scheme != "https" and not self._opens(target):
             raise EgressRefused(f"secrets are not sent to {target.authority} over unencrypted http")

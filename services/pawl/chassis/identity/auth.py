@@ -157,7 +157,7 @@ def check_may_call(principal: Principal, callers: frozenset[str] | None) -> None
     """Check that a caller may call a method; `callers` is None for a method without callers.
 
     Raises:
-        PermissionDenied: it may not.
+        PermissionDenied: the caller may not call it.
     """
     if callers is not None and not callers.isdisjoint(principal.rights):
         return
@@ -195,7 +195,8 @@ def acting_user(caller: Principal, metadata: Iterable[tuple[str, str | bytes]], 
     """Return the principal of a call: the caller, or for `forwarded` methods the user named in the metadata.
 
     Raises:
-        PermissionDenied: the metadata name a user but the method or caller does not allow that, or name none.
+        PermissionDenied: the metadata name a user but the method or caller does not allow that, or the metadata name no
+            user.
     """
     named = [item for item in metadata if item[0] == FOR_USER]
     if not named and not forwarded:

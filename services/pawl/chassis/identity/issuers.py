@@ -1,4 +1,4 @@
-"""The public keys of token issuers, through key rotation and outages."""
+"""Keeps the public keys of token issuers current through key rotation and outages."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ async def read_at_most(response: httpx2.Response, bytes_max: int) -> bytes:
 
 
 class IssuerKeys:
-    """The keys of one issuer. A key that is no longer published is invalid from the next fetch on.
+    """The keys of one issuer. A key that is no longer published is invalid after the next fetch.
 
     While the issuer is unreachable, its last keys are used for up to a day.
     """

@@ -77,7 +77,7 @@ def source_of(peer: str) -> str:
 
 
 class LoginFailures:
-    """The failed logins of one server in the current minute, by source and by key."""
+    """One server's failed logins in the current minute, by source and by key."""
 
     def __init__(self, counter: prometheus_client.Counter, clock: Clock) -> None:
         self._counter = counter

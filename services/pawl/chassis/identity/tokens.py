@@ -1,4 +1,4 @@
-"""Validation of tokens (JWT, RFC 7519 and 9068) by the rules of RFC 8725.
+"""Validates tokens (JWT, RFC 7519 and 9068) by the rules of RFC 8725.
 
 Everything here is pure; `issuers` provides the keys and the time.
 """
@@ -61,7 +61,7 @@ _Claim: TypeAlias = _Text | Annotated[tuple[_Text, ...], msgspec.Meta(min_length
 
 
 class TokenRefused(Exception):
-    """The token is not valid. The message is for the log; the caller gets no reason."""
+    """The token is not valid. The message is only for the log; the caller is not given a reason."""
 
 
 class StoreOf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

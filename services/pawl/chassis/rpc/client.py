@@ -42,7 +42,7 @@ _ENVELOPE_BYTES: Final = 1024
 _STREAMS_OF_A_NAME: Final = 4
 
 # Only the caller knows what is safe to repeat, so it does the retries; one layer of them is enough. gRPC still retries
-# calls that never left this side. Replicas that report NOT_SERVING get no calls.
+# calls that were never sent. Replicas that report NOT_SERVING get no calls.
 _SERVICE_CONFIG: Final = msgspec.json.encode(
     {"loadBalancingConfig": [{"round_robin": {}}], "healthCheckConfig": {"serviceName": ""}}
 ).decode()

@@ -208,7 +208,7 @@ class Interceptor(grpc.aio.ServerInterceptor):
             return DependencyUnavailable("the caller cannot be authenticated now: try again")
 
     def stop_calls(self, *, drainable: bool) -> None:
-        """End running calls with SHUTTING_DOWN; with `drainable`, also those that get the drain time."""
+        """End running calls with SHUTTING_DOWN; if `drainable`, including those that get the drain time."""
         self.stopping = True
         for call in list(self._active):
             access = call.method.access

@@ -38,7 +38,7 @@ _ANONYMOUS_PER_CONNECTION_MAX: Final = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits of a server. One store or user gets at most the fraction `store_share` or `user_share` of each."""
+    """Limits of a server. A store or user gets at most the fraction `store_share` or `user_share` of each."""
 
     message_bytes_max: int = 4 * 1024 * 1024
     unary_calls_max: int = 1000

@@ -19,7 +19,7 @@ T = TypeVar("T")
 # disk or a database after a failover; most are temporary.
 INTERNAL_SECONDS_MAX: Final = 180.0
 
-# Errors that say nothing about the request: it may succeed later, however long that takes.
+# Errors that do not concern the request itself: it may succeed later, no matter how long that takes.
 UNAVAILABLE: Final = (Unavailable, DeadlineExceeded, Cancelled, Overloaded)
 
 # Errors after which a request is retried.

@@ -134,7 +134,7 @@ class PendingNotices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """Everything that the owner of a run needs, from one snapshot.
+    """Everything that a run's owner needs, from one snapshot.
 
     `user_id` is the user of the conversation. `omitted_bytes` has the size of each call result that is omitted because
     the results are too large in total; 0 for the others. Other users' runs are represented only by their messages:
@@ -214,7 +214,7 @@ class ConversationFilter:
 
 
 class DueTimes(Protocol):
-    """The times from which runs may be claimed, relative to the database's clock."""
+    """The times from which runs may be claimed, by the database's clock."""
 
     async def times(self) -> tuple[datetime, datetime]:
         """Return the database's time, and a time that its clock has shown before.
@@ -224,9 +224,9 @@ class DueTimes(Protocol):
         """
 
     async def bring_forward(self, seconds: float) -> int:
-        """Make runs claimable earlier by this many seconds, because the clock went back; return how many.
+        """Make runs claimable earlier by this many seconds, because the clock went back; return the number of runs.
 
-        Due runs are due again, and leases expire soon. Leases of up to 30 s that were given or renewed since stay
+        Due runs are due again, and leases expire soon. Leases of up to 30 s that have since been given or renewed stay
         unchanged. Idempotent.
         """
 
@@ -241,21 +241,21 @@ class Leases(DueTimes, Protocol):
 
         The worker then holds at most `background_runs_max` background runs, unless it held more before.
 
-        Fair between stores: each gets its turn before any gets a second one, up to `runs_max`, and the next claim
-        continues where this one ended.
+        Claims are fair between stores: each gets its turn before any gets a second one, up to `runs_max`, and the next
+        claim continues where this one ended.
         """
 
     async def renew(self, worker_id: WorkerId, *, lease_seconds: float) -> Renewed:
         """Renew all leases of a worker, including expired ones that no other worker has claimed."""
 
     async def release(self, worker_id: WorkerId) -> int:
-        """Release all of a worker's runs, which become claimable immediately; return how many."""
+        """Release all of a worker's runs, which become claimable immediately; return the number."""
 
 
 class Reads(Protocol):
     """Reads from the ledger.
 
-    Data of another user is reported as not found, like data that does not exist.
+    Another user's data is reported as not found, like data that does not exist.
 
     An empty `user_id` means that a service reads.
     """
@@ -268,7 +268,7 @@ class Reads(Protocol):
         """
 
     async def load(self, key: RunKey, epoch: int) -> Loaded:
-        """Return everything that the owner of a run needs, from one snapshot.
+        """Return everything that a run's owner needs, from one snapshot.
 
         Raises:
             RunNotFound: No such run.
@@ -347,7 +347,7 @@ class Reads(Protocol):
 
 
 class ConversationReads(Protocol):
-    """Reads of conversations. Unshared data of another user is reported as not found."""
+    """Reads conversations. Another user's unshared data is reported as not found."""
 
     async def by_id(self, store_id: StoreId, user_id: UserId, conversation_id: ConversationId) -> ConversationRow:
         """Return a conversation.

@@ -341,7 +341,7 @@ def _reachable(row: TriggerRow) -> TriggerRow:
 def reported(row: TriggerRow, position: MailPosition | None, reason: str, now: datetime) -> TriggerRow:
     """Return a trigger after a report about its mailbox: readable, or unreachable for a reason.
 
-    If its UIDs are new, mails are read from `position` on.
+    If its UIDs are new, mails are read from `position` onwards.
     """
     if row.pause_time is not None:
         return row
@@ -389,7 +389,7 @@ def resumed(row: TriggerRow, owner: Owner, now: datetime) -> TriggerRow:
 def rotated(row: TriggerRow, secret: bytes, now: datetime) -> TriggerRow:
     """Return a trigger with a new secret.
 
-    The previous one stays valid for a time.
+    The previous one stays valid for some time.
 
     Raises:
         InvalidField: It has no secret.

@@ -204,7 +204,7 @@ class Triggers(Starters[TriggerRow]):
         return row, event_id
 
     async def _count_refusal(self, row: TriggerRow, reason: str, now: datetime) -> None:
-        """Count a refusal: in the row if its last one is over a minute old, otherwise in memory."""
+        """Count a refusal: in the row if its last update is over a minute old, otherwise in memory."""
         count, _ = self._refusals.get(row.key, (0, ""))
         self._refusals[row.key] = (count + 1, reason)
         if row.refused_time is None or now - row.refused_time >= REFUSALS_TIME:

@@ -1,4 +1,4 @@
-"""Reads of conversations in PostgreSQL: by id or key, listed, and searched."""
+"""Reads conversations from PostgreSQL: by id or key, in lists, and by search."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ _RUNS: Final = """
 SELECT store_id, run_id, user_id, trimmed_rounds FROM job_store.runs WHERE store_id = $1 AND conversation_id = $2
 ORDER BY run_id LIMIT $3 FOR UPDATE
 """
-# The request id stays known, but nothing about the request can be guessed.
+# The request id is still remembered, but reveals nothing about the request.
 _REQUESTS: Final = """
 UPDATE job_store.requests SET fingerprint = ''
 WHERE store_id = $1 AND user_id = ANY ($2::text[]) AND (run_id = ANY ($3::text[]) OR conversation_id = $4)
@@ -205,13 +205,13 @@ class PostgresErasures(DatabaseAdapter):
             await _mark(connection, _START, key.store_id, key.conversation_id, key.user_id)
 
     async def restart(self, conversations: Collection[tuple[StoreId, ConversationId]]) -> int:
-        """Start erasing conversations that have a user again, for example after a restore; return how many."""
+        """Start erasing conversations that have a user again, for example after a restore; return the number."""
         stores, ids = [store_id for store_id, _ in conversations], [each for _, each in conversations]
         async with self._database.transaction() as connection:
             return await _mark(connection, _RESTART, stores, ids)
 
     async def log_again(self, *, younger_than_seconds: float | None) -> int:
-        """Add recent erasures (all of them if None) to the list again; return how many."""
+        """Add recent erasures (all of them if None) to the list again; return how many were added."""
         return affected(await self._database.execute(_LOG_AGAIN, younger_than_seconds))
 
     async def receipt(self, key: ErasureKey) -> conversation_pb2.Erasure:

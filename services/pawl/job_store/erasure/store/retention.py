@@ -162,7 +162,7 @@ FROM unnest($1::text[], $2::text[]) AS k (store_id, conversation_id)
 WHERE c.store_id = k.store_id AND c.conversation_id = k.conversation_id AND {_HAS_NO_FORK}
 RETURNING c.store_id, c.conversation_id
 """
-# The same for runs: no user sees a part of a run, or undoes it again once the calls that undid it are gone.
+# The same for runs: no user sees a partly removed run, or undoes a run again once the calls that undid it are gone.
 _HIDDEN: Final = """
 UPDATE job_store.runs AS t SET user_id = '' FROM unnest($1::text[], $2::text[]) AS k (store_id, run_id)
 WHERE t.store_id = k.store_id AND t.run_id = k.run_id AND t.user_id <> ''
@@ -230,25 +230,25 @@ class PostgresRetention(DatabaseAdapter):
         return await deleted(self._database, _OLD_KEYS, older_than_seconds, rows_max)
 
     async def remove_key_events(self, *, rows_max: int) -> int:
-        """Remove API key events older than 90 days; return how many."""
+        """Remove API key events older than 90 days; return how many were removed."""
         count: int = await self._database.fetchval("SELECT job_store.remove_old_key_events($1)", rows_max)
         return count
 
     async def remove_usage(self, *, rows_max: int) -> int:
-        """Remove usage counts older than 400 days; return how many."""
+        """Remove usage counts older than 400 days; return how many were removed."""
         return await deleted(self._database, _OLD_USAGE, DAYS_MAX, rows_max)
 
     async def remove_trigger_events(self, *, older_than_seconds: float, rows_max: int) -> int:
-        """Remove old trigger events, and lanes without a waiting event; return how many rows."""
+        """Remove old trigger events, and lanes without a waiting event; return the number of rows."""
         removed = await deleted(self._database, _OLD_TRIGGER_EVENTS, older_than_seconds, rows_max)
         return removed + await deleted(self._database, _OLD_LANES, older_than_seconds, rows_max)
 
     async def remove_unsent(self, *, older_than_seconds: float, rows_max: int) -> int:
-        """Drop life-cycle events that no stream has accepted for the given time; return how many."""
+        """Drop life-cycle events that no stream has accepted for the given time; return the number dropped."""
         return await deleted(self._database, _OLD_UNSENT, older_than_seconds, rows_max)
 
     async def remove_sent(self, *, older_than_seconds: float, rows_max: int) -> int:
-        """Remove life-cycle events sent that long ago, which can then no longer be resent; return how many."""
+        """Remove life-cycle events sent that long ago, which can then no longer be resent; return the number."""
         return await deleted(self._database, _OLD_SENT, older_than_seconds, rows_max)
 
     async def trim_logs(self, *, older_than_seconds: float, events_max: int) -> int:

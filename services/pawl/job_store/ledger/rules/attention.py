@@ -80,7 +80,7 @@ class Quarantine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportCrash(msgspec.Struct, frozen=True, kw_only=True):
-    """The worker with `epoch` can neither run nor end the run, and releases it. `lost` is as in `Quarantine`."""
+    """The worker with `epoch` can neither run nor end the run, and releases it. See `Quarantine` for `lost`."""
 
     run: RunKey
     epoch: int

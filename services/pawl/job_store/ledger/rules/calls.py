@@ -111,7 +111,7 @@ def move(run: RunRow, call: CallRow, change: CallChange, consumed: Collection[Co
     """Return a call of `run` after a step of its owner that consumes the commands `consumed`.
 
     Raises:
-        InboxChanged: The step does not consume the command that settles or decides the call.
+        InboxChanged: The step does not consume the command that settles or decides on the call.
         IllegalTransition: The state table or the gate does not allow the change.
         InvalidField: Same as for `create`.
     """

@@ -1,6 +1,6 @@
 """Commands to a run, and their receipts, which are final.
 
-A command that settles or decides a call reserves the call in the same transaction. From then on only a step of the
+A command that settles or decides on a call reserves the call in the same transaction. From then on only a step of the
 owner that consumes the command can move the call.
 """
 

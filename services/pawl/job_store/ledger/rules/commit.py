@@ -61,7 +61,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     Fields that are None stay unchanged; fields of type `bytes` are opaque.
 
     An owner whose lease has expired may still commit until another worker claims the run: fencing is by epoch, not by
-    time. Commit ids of one owner ascend, so that a late copy of an earlier step is recognised.
+    time. An owner's commit ids ascend, so that a late copy of an earlier step is recognised.
 
     `tokens_used` counts the tokens of the run's own model calls since the last commit. `asks_title` requests a title
     once the run has completed. `entered` lists the job notices in its messages. `tells_iteration` is the job iteration

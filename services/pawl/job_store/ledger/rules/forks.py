@@ -1,8 +1,8 @@
-"""Forks: conversations whose past is a part of another one, up to a point without open calls.
+"""Forks: conversations whose past is part of another conversation, up to a point with no open calls.
 
 Nothing is copied.
 
-Calls and runs of the past, and runs that undo them, stay in the source conversation.
+Past calls and runs, and runs that undo them, stay in the source conversation.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def is_whole(path: Sequence[Segment], *, end_number: int, kept: int) -> bool:
 
 
 class ForkConversation(ConversationRequest, frozen=True, kw_only=True):
-    """Create a conversation whose past is that of another one up to the fork point `number`. See `path_to`."""
+    """Create a conversation that shares another one's past up to the fork point `number`. See `path_to`."""
 
     conversation_id: ConversationId
     number: int

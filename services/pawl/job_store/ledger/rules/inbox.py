@@ -62,7 +62,7 @@ def arrived(
     """Return a new command for `run` that is not in its inbox yet.
 
     Without `command_id` it gets a new id; without `user_id` it gets the run's user. `call_id` is the call that it
-    settles or decides.
+    settles or decides on.
     """
     return CommandRow(
         store_id=run.store_id,

@@ -1,7 +1,7 @@
 """Jobs: runs in the background, and the notices that they send to their conversation.
 
 A notice refers to an iteration of a job or its end. Its content is in the job's run, so nothing is stored twice, and
-the model gets the state at the time it is asked.
+the model gets the state as of the time it is called.
 
 A notice belongs to the user who started the job and enters only that user's runs. The owner of the active run enters
 notices with the step that starts a model call. Without an active run the ledger starts a *turn*: a run of that user

@@ -375,7 +375,7 @@ class CallFields(msgspec.Struct, frozen=True, kw_only=True):
 class CallRow(CallFields, frozen=True, kw_only=True):
     """One tool call.
 
-    `reserved_by` is the command that settles or decides the call and that the owner of the run has not consumed yet;
+    `reserved_by` is the command that settles or decides on the call and that the run's owner has not consumed yet;
     empty if there is none. `approvals` are for the call as shown now, in order, each by a different person with a
     different credential. The call starts only with `approvals_required` of them. `earlier_approvals` were given before
     the call was edited. `progress_time` is when the log last reported its progress, `state_time` when it entered its
@@ -430,7 +430,7 @@ class CommandRow(msgspec.Struct, frozen=True, kw_only=True):
 
     An accepted command stays in the inbox of its run until it is consumed.
 
-    `call_id` is the call that it settles or decides; empty if there is none. `credential_id` is the sender's, and
+    `call_id` is the call that it settles or decides on; empty if there is none. `credential_id` is the sender's, and
     `delegate_user_id` the delegate that acted for the user. Both are empty if unknown, or if the ledger sent the
     command.
     """

@@ -62,7 +62,7 @@ def end_without_worker(unit: UnitOfWork, run: RunRow, result: bytes) -> RunRow:
 
 
 def _supersede(unit: UnitOfWork, run: RunRow | None) -> None:
-    """Stop a run, and those that get the turn as a result, as if they had had it before the interrupting message."""
+    """Stop a run, and any runs that get the turn as a result, as if they had had it before the interrupting message."""
     while run is not None:
         _, run = _stop(unit, run, StopCause.SUPERSEDED)
 

@@ -1,4 +1,4 @@
-"""Reads of the ledger: rows by key or by page."""
+"""Reads ledger rows by key or by page."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ WITH gone AS (
 DELETE FROM job_store.commands AS m USING gone AS g
 WHERE m.store_id = g.store_id AND m.run_id = g.run_id AND m.call_id = g.call_id AND m.consumed
 """
-# Events still to be sent stay until the next trim. No reader gets them in the meantime.
+# Events still to be sent stay until the next trim. No reader gets them until then.
 _EVENTS: Final = """
 DELETE FROM job_store.events AS e USING unnest($1::text[], $2::text[], $3::bigint[]) AS k (store_id, run_id, seq)
 WHERE e.store_id = k.store_id AND e.run_id = k.run_id AND e.seq <= k.seq AND NOT EXISTS (
