@@ -280,7 +280,7 @@ class GrantNotOffered(FailedPrecondition):
 class DigestMismatch(FailedPrecondition):
     """The digest does not match the current call.
 
-    Read the call again and show it to the person again.
+    Read the call again and show it to the user again.
     """
 
 

@@ -28,12 +28,12 @@ SessionId = NewType("SessionId", str)
 CredentialId = NewType("CredentialId", str)
 KeyId = NewType("KeyId", str)
 
-# The agent of runs that name none.
+# The agent for runs that do not name one.
 DEFAULT_AGENT: Final = "default"
 
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 
-# Prefix of the names of a user's drafts. No agent of a store has such a name.
+# Prefix for the names of a user's drafts. No store agent has such a name.
 DRAFT: Final = "draft/"
 
 # Crockford's base 32 in lower case: its text sorts like the number.

@@ -11,7 +11,7 @@ from pawl.errors import InvalidField
 
 LABELS_MAX: Final = 16
 VALUE_BYTES_MAX: Final = 256
-# Prefix of keys that users may not set.
+# Prefix of label keys that users may not set.
 RESERVED: Final = "pawl."
 
 _KEY: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}", re.ASCII)

@@ -1,4 +1,4 @@
-"""The strict JSON parser for untrusted input: tool arguments, results, files.
+"""Parses untrusted JSON strictly: tool arguments, results, files.
 
 It is stricter than RFC 8259, so that all readers see the same value. It rejects input that parsers disagree about
 (duplicate keys, NaN, lone surrogates, integers beyond 64 bits) and values that stores cannot hold (NUL, deep nesting).

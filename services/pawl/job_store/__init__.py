@@ -1,6 +1,6 @@
-"""The ledger: conversations, messages, runs, calls, events and the inbox of each run.
+"""The ledger: conversations, messages, runs, calls, events and each run's inbox.
 
-The job store owns the PostgreSQL schema `job_store`; no other service accesses it. State changes only along the tables
-of `ledger/rules/run_table.py` and `ledger/rules/call_table.py`. Every write of a worker is fenced by its epoch. A write
-is durable before it is acknowledged or published.
+The job store owns the PostgreSQL schema `job_store`; no other service accesses it. State changes follow the tables in
+`ledger/rules/run_table.py` and `ledger/rules/call_table.py`. Every worker write is fenced by the worker's epoch. A
+write is durable before it is acknowledged or published.
 """

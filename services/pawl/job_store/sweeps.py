@@ -48,7 +48,7 @@ _log = logs.get_logger(__name__)
 class Relay:
     """Moves life-cycle events from the outbox to the stream, in order.
 
-    Sends events again that the stream has lost.
+    Resends events that the stream has lost.
     """
 
     def __init__(self, outbox: PostgresOutbox, stream: JetStreamLifecycle, meter: PrometheusMeter) -> None:
@@ -61,7 +61,7 @@ class Relay:
         self._written.set()
 
     async def run(self) -> None:
-        """Relay forever: when woken, and every second to pick up events of other replicas or of earlier failures."""
+        """Relay forever: when woken, and every second to pick up events left by other replicas or earlier failures."""
         while True:
             tasks.check_cancelled()
             self._written.clear()
@@ -74,7 +74,7 @@ class Relay:
 
 
 async def offer_again(ledger: Ledger, clock: Clock) -> None:
-    """Every second, offer calls again whose client's lease has expired."""
+    """Every second, re-offer calls whose client's lease has expired."""
     while True:
         while await ledger.offer_again():
             pass
@@ -84,7 +84,7 @@ async def offer_again(ledger: Ledger, clock: Clock) -> None:
 async def watch_clock(due_times: DueTimes, clock: Clock) -> None:
     """Keep runs from waiting for times that the database's clock had already reached before it went back.
 
-    Polls every second. Knows these times from its own polls, or from the database if no replica has polled recently.
+    Polls every second. It knows these times from its own polls, or from the database if no replica has polled recently.
     """
     seen: tuple[float, float] | None = None
     while True:
@@ -156,7 +156,7 @@ async def _empty(clock: Clock, remove: Callable[..., Awaitable[int]], seconds: f
 
 
 async def collect_stats(stats: PostgresLedgerStats, meter: PrometheusMeter, clock: Clock) -> None:
-    """Update the metrics of the ledger every 5 s, or up to every 60 s if counting takes over 0.2 % of the time."""
+    """Update the ledger's metrics every 5 s, or up to 60 s apart if counting takes over 0.2 % of the time."""
     while True:
         start = clock.monotonic()
         meter.ledger_counted(await stats.count())
@@ -165,7 +165,7 @@ async def collect_stats(stats: PostgresLedgerStats, meter: PrometheusMeter, cloc
 
 
 async def add_refusals(triggers: Triggers, clock: Clock) -> None:
-    """Every minute, add the webhooks refused since then to their triggers."""
+    """Every minute, add the number of newly refused webhooks to their triggers."""
     while True:
         await clock.sleep(REFUSALS_TIME.total_seconds())
         await triggers.add_refusals()

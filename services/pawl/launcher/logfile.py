@@ -1,4 +1,4 @@
-"""Log files of processes: written by them, rotated by size."""
+"""Log files, which processes write to directly and the launcher rotates by size."""
 
 from __future__ import annotations
 

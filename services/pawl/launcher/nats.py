@@ -92,7 +92,7 @@ class Nats:
         return f"nats://{address(self.port)}"
 
     def url_of(self, user: str) -> str:
-        """Return the URL of that user, including the password."""
+        """Return the URL for that user, including the password."""
         return f"nats://{user}:{self.secrets.get(f'nats-{user}')}@{address(self.port)}"
 
     def prepare(self) -> None:

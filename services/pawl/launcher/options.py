@@ -104,9 +104,9 @@ def read_options(
 
 
 def unknown_of(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the unknown PAWL_ variables, each with a similar known one or an empty text.
+    """Return the unknown PAWL_ variables, each with a similar known one or an empty string.
 
-    Limits of runs are not variables but fields of a file. Variables in PAWL_TOOL_ENVIRONMENT belong to tools.
+    Limits of runs are not variables but fields in a file. Variables in PAWL_TOOL_ENVIRONMENT belong to tools.
     """
     ours = {name for stage in STAGES for spec in stage for name in spec.reads or ()} | _OURS
     known = {each for name in ours for each in (name, f"{name}_FILE")} | {*_of_tools(environment)}

@@ -31,7 +31,7 @@ def forget(directory: Path, name: str) -> None:
 async def stop_all(directory: Path) -> list[str]:
     """Stop every recorded process that still runs and remove the records. Return the names of the stopped ones.
 
-    Call it only while holding the lock of the data folder, so that no other launcher owns them. A process id that now
+    Call this only while holding the data folder's lock, so that no other launcher owns them. A process id that now
     belongs to another process is recognised by its start time and left alone.
     """
     stopped: list[str] = []

@@ -57,7 +57,7 @@ _LOCALE: Final = "LC_"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteContext:
-    """What all processes of one suite share. `peers` and `model` are called when a process starts."""
+    """What all of a suite's processes share. `peers` and `model` are called when a process starts."""
 
     options: SuiteOptions
     folder: DataFolder
@@ -215,7 +215,7 @@ def _read_addresses(path: Path) -> dict[str, str] | None:
 
 
 def authority_of(spec: ServiceSpec, options: SuiteOptions) -> Path | None:
-    """Return the file that verifies a service's certificate; None without TLS.
+    """Return the file that verifies a service's certificate; None if TLS is not used.
 
     Without PAWL_TLS_CA_FILE it is the certificate itself.
     """
@@ -225,7 +225,7 @@ def authority_of(spec: ServiceSpec, options: SuiteOptions) -> Path | None:
 
 
 async def _status(found: Addresses, spec: ServiceSpec, options: SuiteOptions) -> int:
-    """Return the HTTP status of `/healthz`; 0 without an answer, as from a frozen process."""
+    """Return the HTTP status of `/healthz`; 0 if there is no answer, for example from a frozen process."""
     context = None
     if authority_of(spec, options) is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

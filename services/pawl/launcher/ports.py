@@ -87,7 +87,7 @@ _own_ports = _blocks_of_ports()
 
 
 def address(port: int) -> str:
-    """Return that port on the loopback interface as host:port; a free one for 0.
+    """Return that port on the loopback interface as host:port; 0 means a free port.
 
     Servers of the launcher never let the system choose: it could give the port to a connection while the server
     restarts.

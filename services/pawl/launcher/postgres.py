@@ -37,7 +37,7 @@ ROLE = "pawl"
 ROLES = ("job_store", "tool_registry", "notifier")
 DATABASE = "pawl"
 _SUPERUSER = "postgres"
-# The account that the PostgreSQL wheel creates for this purpose too.
+# The PostgreSQL wheel creates the same account for this purpose.
 _ACCOUNT = "pgserver"
 _FALLBACK_ACCOUNT = "nobody"
 _CONNECT_SECONDS = 5.0
@@ -102,7 +102,7 @@ class Postgres:
         return self.url_of(ROLE)
 
     def url_of(self, role: str) -> str:
-        """Return the URL of that role, including the password."""
+        """Return the URL for that role, including the password."""
         return f"postgresql://{role}:{self.secrets.get(f'postgres-{role}')}@{address(self.port)}/{DATABASE}"
 
     async def prepare(self) -> None:
@@ -198,7 +198,7 @@ class Postgres:
             raise StartError(f"PostgreSQL could not create its files in {folder.parent}: {' '.join(last)}")
 
     async def _clear_pid_file(self) -> None:
-        """End a PostgreSQL that still runs on these files, or remove the pid file of a crashed one.
+        """Stop a PostgreSQL server that still runs on these files, or remove a crashed one's pid file.
 
         PostgreSQL itself refuses to start if the recorded pid now belongs to any process.
         """
@@ -211,7 +211,7 @@ class Postgres:
             path.unlink()
 
     def _runs_here(self, pid: int) -> bool:
-        """Return whether that process is a PostgreSQL on this folder, which is its working directory."""
+        """Return whether that process is a PostgreSQL server in this folder, which is its working directory."""
         try:
             return Path(f"/proc/{pid}/cwd").resolve(strict=True) == self.folder.resolve()
         except OSError:

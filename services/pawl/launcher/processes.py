@@ -113,7 +113,7 @@ class Process:
         return self._ready.is_set()
 
     def start(self) -> None:
-        """Start supervising. Does nothing while already supervising."""
+        """Start supervising. It has no effect while already supervising."""
         if self._task is None:
             self._stopping.clear()
             self._failure = asyncio.get_running_loop().create_future()
@@ -250,7 +250,7 @@ class Process:
 
 
 async def _falls_silent(answers: Callable[[], Awaitable[bool]]) -> None:
-    """Return once a ready process has not answered its health check for 30 seconds."""
+    """Return once a ready process has failed to answer its health check for 30 seconds."""
     loop = asyncio.get_running_loop()
     answered_at = loop.time()
     while loop.time() - answered_at < SILENT_SECONDS_MAX:

@@ -18,11 +18,11 @@ class ServiceSpec:
     command: tuple[str, ...]
     # Its NATS user, and its PostgreSQL role if it has a schema; empty if it calls services as a client does.
     role: str
-    # The variables that it reads, besides system variables; None for all of Pawl's.
+    # The variables that it reads, besides system variables; None means all of Pawl's.
     reads: frozenset[str] | None = None
-    # True if it runs Python tools; the user may pass further variables to them.
+    # True if it runs Python tools; the user may pass additional variables to them.
     runs_tools: bool = False
-    # The service is started only if this variable is set; empty for always.
+    # The service is started only if this variable is set; empty means always.
     needs: str = ""
 
     @property

@@ -134,11 +134,11 @@ class Suite:
 
     @property
     def database_url(self) -> str:
-        """The URL of PostgreSQL, including the password; for the embedded one that of the owner."""
+        """The URL of PostgreSQL, including the password; the embedded one's URL is for the owner."""
         return self._secret_files.get("database.url")
 
     def nats_url(self, user: str = SUBSCRIBER) -> str:
-        """Return the NATS URL of that user, including the password."""
+        """Return the NATS URL for that user, including the password."""
         return self._secret_files.get(nats_url_file(user))
 
     @property
@@ -157,7 +157,7 @@ class Suite:
     # Control by tests.
 
     def kill(self, name: str, replica: int = 0, number: signal.Signals = signal.SIGKILL) -> None:
-        """Send a signal to a process, which is restarted if it dies. SIGKILL to a process that is down does nothing."""
+        """Signal a process, which is restarted if it dies. SIGKILL has no effect on a process that is down."""
         with contextlib.suppress(*((ProcessLookupError,) if number == signal.SIGKILL else ())):
             self.process(name, replica).send_signal(number)
 

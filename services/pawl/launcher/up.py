@@ -48,7 +48,7 @@ def show(endpoints: Endpoints, *, console: Console | None = None) -> None:
 def rows(endpoints: Endpoints) -> list[tuple[str, str, str]]:
     """Return everything that listens: name, address, note."""
     http = "https" if endpoints.authority else "http"
-    # HTTP addresses first: people open those.
+    # HTTP addresses first: users open those.
     services = sorted(endpoints.services.items(), key=lambda each: (not any(one.http for one in each[1]), each[0]))
     found = [
         (
@@ -85,7 +85,7 @@ def commands(endpoints: Endpoints) -> list[tuple[str, str]]:
 
 
 def _program() -> str:
-    """Return `pawl` if the shell finds it, otherwise the path by which it was started."""
+    """Return `pawl` if the shell finds it, otherwise the path that was used to start it."""
     started = Path(sys.argv[0])
     if started.name != "pawl" or not started.is_file():
         return "pawl"

@@ -55,7 +55,7 @@ def _raw(message: EmailMessage, name: str) -> list[str]:
 
 
 def _automatic(message: EmailMessage) -> str:
-    """Return why a program seems to have sent the mail (RFC 3834), or an empty text."""
+    """Return why a program seems to have sent the mail (RFC 3834), or an empty string."""
     if message.get_content_type() == "multipart/report":
         return "it is automatic: multipart/report"
     for name in ("List-Id", "X-Autoreply", "X-Autorespond"):
@@ -102,7 +102,7 @@ def _passes(message: EmailMessage, authserv_id: str, domain: str) -> bool:
 
 
 def _without_comments(text: str) -> str:
-    """Return a structured header without comments and quoted strings; an empty text if one is not closed."""
+    """Return a structured header without comments and quoted strings; an empty string if one is not closed."""
     kept: list[str] = []
     depth, is_quoted = 0, False
     for piece in re.findall(r"\\.|.", text, re.DOTALL):

@@ -253,8 +253,8 @@ class Mailboxes:
 async def run_poll(asked: dict[str, Any]) -> list[dict[str, Any]]:
     """Run `poll` in a subprocess and return its output lines.
 
-    If the subprocess fails while it parses a mail, the last line refuses that mail. After another failure the last line
-    has an `error`.
+    If the subprocess fails while it parses a mail, the last line refuses that mail. After any other failure the last
+    line has an `error`.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_SETTINGS)}
     program = (sys.executable, "-m", "pawl.mailbox.poll")

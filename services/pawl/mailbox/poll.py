@@ -1,7 +1,7 @@
 """Polls one mailbox over IMAP (RFC 3501) without changing it: `python -m pawl.mailbox.poll`.
 
-Each poll runs in its own process, which `mailboxes` kills at its timeout. So no server and no mail can use more CPU
-time or memory than allowed. It imports only the standard library and the parser.
+Each poll runs in its own process, which `mailboxes` kills at its timeout. So no server or mail can use more CPU time or
+memory than allowed. It imports only the standard library and the parser.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _GONE: Final = re.compile(rb"\[(?:EXPUNGEISSUED|NONEXISTENT)\]", re.IGNORECASE)
 
 
 class Unreadable(Exception):
-    """The mailbox cannot be read. The message gives the reason and quotes nothing that the server sent."""
+    """The mailbox cannot be read. The message gives the reason but does not quote the server."""
 
 
 class _Session(imaplib.IMAP4):
@@ -89,7 +89,7 @@ class _Session(imaplib.IMAP4):
 def poll(asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the highest UID of a folder and, if its UIDVALIDITY has not changed, the first mails after the position.
 
-    Each mail is yielded twice, first without `data`. So if parsing ends the process, the last line names the mail.
+    Each mail is yielded twice, first without `data`. So if parsing kills the process, the last line names the mail.
 
     Raises:
         Unreadable: the server refuses a command.

@@ -1,7 +1,7 @@
 """Recognises the requests in a prompt by a few sentence patterns.
 
 "then" and ";" split a prompt into sequential stages. "and" splits a stage into concurrent parts if every part is
-recognised alone.
+recognised on its own.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class UseTool:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Say:
-    """Needs no tool: a text, sent at a given pace."""
+    """Needs no tool: text that is sent at a given pace."""
 
     text: str
     chunk_delay: float = 0.0

@@ -64,7 +64,7 @@ def describe(content: str | None) -> str:
 
 
 def job_id(content: str | None) -> str:
-    """Return the id of the job that continues the call, or an empty text."""
+    """Return the id of the job that continues the call, or an empty string."""
     value = _field(content, "result") or _parse(content or "")
     return str(value.get("job_id", "")) if isinstance(value, dict) else ""
 

@@ -1,6 +1,6 @@
 """Scripted answers that replace the rules, including faults.
 
-Steps are tried in order; the first that matches and is not used up gives the reply. Without a matching step the rules
+Steps are tried in order; the first that matches and is not used up gives the reply. If no step matches, the rules
 answer. The types here describe replies for the rules, the script file and the wire format. They reject unknown fields,
 so a misspelt field is reported with its position.
 """
@@ -26,8 +26,8 @@ Seconds = Annotated[float, msgspec.Meta(ge=0)]
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A tool call of the model.
 
-    `arguments` is a JSON object, sent as compact text, or a string, sent unchanged. A string can be invalid JSON or
-    empty.
+    `arguments` is either a JSON object, sent as compact JSON, or a string, sent unchanged. A string can be invalid JSON
+    or empty.
     """
 
     name: str
@@ -35,7 +35,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A fault after some chunks of a stream; with 0, before the response head.
+    """A fault after some chunks of a stream; 0 means before the response head.
 
     `status` answers with an HTTP error: `body` is any JSON, or text sent unchanged. `hang` stops sending, `reset`
     resets the connection, `drop` closes it in the middle of the HTTP body. `truncate` ends the body cleanly, but
@@ -88,7 +88,7 @@ class When(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class Step(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A reply with its conditions.
 
-    `times` limits its uses for each distinct list of messages: with 2, the third attempt of a request gets the next
+    `times` limits its uses for each distinct list of messages: if it is 2, the third attempt of a request gets the next
     step. Without `when` and `times` a step is used once.
     """
 
@@ -110,7 +110,7 @@ def parse_script(text: bytes | str) -> Script:
 
 
 def load_script(path: Path) -> Script:
-    """Read a script file. Raises ScriptError, also if the file cannot be read."""
+    """Read a script file. Raises ScriptError, including if the file cannot be read."""
     try:
         return parse_script(path.read_bytes())
     except OSError as error:
@@ -125,7 +125,7 @@ class Player:
         self._uses: OrderedDict[tuple[int, str], int] = OrderedDict()
 
     def choose(self, request: ChatRequest) -> Reply | None:
-        """Return the reply of the first matching step and count the use; None without a match."""
+        """Return the reply of the first matching step and count the use; None if no step matches."""
         for number, step in enumerate(self.script.steps):
             if matches(step.when, request) and self._use(number, step, request):
                 return step.reply

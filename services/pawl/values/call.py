@@ -1,4 +1,4 @@
-"""States of tool calls, and questions to people. Numbers match pawl.event.v1."""
+"""States of tool calls, and questions to users. Numbers match pawl.event.v1."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class CallState(IntEnum):
 
 # These states never change; a call in one of them has its result.
 SETTLED: Final[frozenset[int]] = frozenset(state for state in CallState if state.is_terminal)
-# The call waits for a person or for a front end.
+# The call waits for a user or a front end.
 WITH_PEOPLE: Final = frozenset({CallState.AWAITING_APPROVAL, CallState.ASKED, CallState.OFFERED})
 
 
@@ -48,7 +48,7 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
     """The series of job iterations that a call belongs to.
 
     `digest` identifies the grant that covers the iterations, or the one to ask for. `grant_call_id` is the call whose
-    approval gave the grant. Both are empty without a grant.
+    approval gave the grant. Both are empty if there is no grant.
     """
 
     digest: str = ""
@@ -66,7 +66,7 @@ class QuestionKind(StrEnum):
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """A call's question to a person, with its reason and suggested answers. Free text is always accepted."""
+    """A call's question to a user, with its reason and suggested answers. Free text is always accepted."""
 
     question: str
     why: str = ""
@@ -98,7 +98,7 @@ class CommandOutcome(IntEnum):
 
     @property
     def is_taken(self) -> bool:
-        """True if the command is in effect, from this request or an earlier one."""
+        """True if the command took effect, from this request or an earlier one."""
         return self in {CommandOutcome.ACCEPTED, CommandOutcome.DUPLICATE}
 
 

@@ -31,7 +31,7 @@ class RunState(IntEnum):
 
 # A set of int, because the `state` of a message may be a member too.
 ENDED: Final[frozenset[int]] = frozenset(state for state in RunState if state.is_terminal)
-# The run has ended, or waits for a person, a program or a time.
+# The run has ended, or waits for a user, a program or a time.
 RESTING: Final[frozenset[int]] = ENDED | {RunState.WAITING, RunState.NEEDS_ATTENTION}
 
 
@@ -83,7 +83,7 @@ class Overlap(IntEnum):
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """Token usage of model calls; `model_calls` includes failed attempts.
 
-    `estimated_tokens` are the input and output tokens that the model server did not report.
+    `estimated_tokens` counts the input and output tokens that the model server did not report.
     """
 
     input_tokens: int = 0

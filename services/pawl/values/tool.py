@@ -21,7 +21,7 @@ class ExecutionContext(StrEnum):
 
 
 class Category(StrEnum):
-    """How harmful a tool is; all but SAFE need an approval."""
+    """How harmful a tool is; all except SAFE require approval."""
 
     SAFE = "SAFE"
     SENSITIVE = "SENSITIVE"
@@ -71,8 +71,8 @@ class JobReports(StrEnum):
 class ReportPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """A tool's default for reporting job iterations to conversations. A job can override it.
 
-    `report_iterations` goes with EVERY: report each of that many, or all if 0. `report_seconds` goes with DIGEST:
-    report the iterations of that many seconds together.
+    `report_iterations` applies to EVERY: it reports every n-th iteration, or every one if 0. `report_seconds` applies
+    to DIGEST: one report covers the iterations of that many seconds.
     """
 
     reports: JobReports
@@ -94,7 +94,7 @@ class Outcome(StrEnum):
     FAILED = "FAILED"
     CANCELLED = "CANCELLED"
     UNKNOWN = "UNKNOWN"
-    # Not an end: the tool asks a person something.
+    # Not an end: the tool asks a user something.
     INPUT_REQUIRED = "INPUT_REQUIRED"
     # Not an end: the tool has returned, and an outside system completes the call.
     AWAITING_COMPLETION = "AWAITING_COMPLETION"
@@ -131,7 +131,7 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     unknowns_resolved: int = 0
     timeout_seconds: float = 0.0
     approved_digest: str = ""
-    # The rule that decided about the call.
+    # The rule that decided on the call.
     rule_id: str = ""
     # Answers so far to the tool's questions.
     answers: tuple[Answer, ...] = ()
@@ -140,7 +140,7 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """Progress of a running tool: a fraction from 0 to 1 if known, and a text for people."""
+    """Progress of a running tool: a fraction from 0 to 1 if known, and a human-readable text."""
 
     fraction: float | None = None
     message: str = ""

@@ -1,11 +1,11 @@
-"""NATS: a connection that may be missing.
+"""A connection to NATS, which may be unavailable.
 
 Nothing here waits for the server or fails because of it: NATS carries wake-ups and live events, never the record.
 Without it Pawl is slower, not wrong.
 
-nats-py's own reconnecting is switched off. It does not cover the first connect, stops for good after one refused login
-(as a restarting server may send), and dies silently after an unexpected error. Instead a loop here makes a new client
-for each connection, and subscribes again.
+nats-py's own reconnection is disabled. It does not cover the first connection, stops for good after one refused login
+(which a restarting server may cause), and dies silently after an unexpected error. Instead a loop here makes a new
+client for each connection, and subscribes again.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ class _Client(Client):
 class Bus:
     """A connection to NATS; an async context manager that does not wait for the connection.
 
-    `url` is one or several `nats://user:password@host:port` separated by commas; None disables the bus. `name` shows in
-    NATS monitoring. With `tls://` nothing is sent before the server has shown a valid certificate for its host. `tls`
-    makes the context of each connection; the default trusts the system's authorities.
+    `url` is one or more `nats://user:password@host:port` URLs, separated by commas; None disables the bus. `name` shows
+    in NATS monitoring. With `tls://` nothing is sent before the server has shown a valid certificate for its host.
+    `tls` makes the context of each connection; the default trusts the system's authorities.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Bus:
     ) -> None:
         # False if there is no NATS server at all; nothing will ever be sent.
         self.is_configured = url is not None
-        # Counts connections; a new number may mean another server.
+        # Counts connections; a new number may mean a different server.
         self.connection_number = 0
         # The largest payload with a few headers, as announced on the last connection.
         self.payload_bytes_max = DEFAULT_MAX_PAYLOAD_SIZE - _HEADER_BYTES
@@ -135,7 +135,7 @@ class Bus:
             raise DependencyUnavailable("NATS is not connected")
 
     async def publish(self, subject: str, data: bytes) -> None:
-        """Publish at most once. Never waits, and never raises because of the server.
+        """Publish at most once. Never waits for the server, and never raises because of it.
 
         Messages are dropped, and counted, while not connected or when the outbox is full.
         """
@@ -188,8 +188,8 @@ class Bus:
     def on_connected(self, hook: Hook) -> None:
         """Run `hook` in its own task on each connection, including the current one.
 
-        The hook is cancelled when the connection is lost, so it may consume until then. If it raises, it runs again
-        after a pause.
+        The hook is cancelled when the connection is lost, so it may keep consuming until then. If it raises, it runs
+        again after a pause.
         """
         self._hooks.append(hook)
         if self.connected:

@@ -23,7 +23,7 @@ _log = logs.get_logger(__name__)
 class Outbox:
     """Accepts messages without waiting, and sends them in order on the current connection.
 
-    nats-py's publish may wait for the network, and swallows a cancellation during that. So it is called in its own
+    nats-py's publish may wait for the network, and swallows a cancellation while it waits. So it is called in its own
     task.
     """
 

@@ -30,7 +30,7 @@ _ACQUIRE_TIMEOUT_SECONDS: Final = 4.0
 _RESERVED_PART: Final = 3
 _CLOSE_TIMEOUT_SECONDS: Final = 2.0
 
-# Every statement of Pawl looks rows up by an index, so one plan fits all arguments. By default the server would re-plan
+# Every statement in Pawl looks rows up by an index, so one plan fits all arguments. By default the server would re-plan
 # many statements each time, and keep plans made for empty tables.
 _PLANNING: Final = {
     "plan_cache_mode": "force_generic_plan",
@@ -152,42 +152,43 @@ class Database:
         """Lend a connection inside a transaction: committed at the end, rolled back on any exception.
 
         Raises:
-            DependencyUnavailable: as `acquire`. If raised during the commit, the transaction may have been committed.
+            DependencyUnavailable: same as for `acquire`. If raised during the commit, the transaction may have been
+                committed.
         """
         async with self.acquire(urgent=urgent) as connection, connection.transaction():
             yield connection
 
     @asynccontextmanager
     async def snapshot(self) -> AsyncIterator[Connection]:
-        """Lend a connection with a read-only snapshot of the database. Raises like `acquire`."""
+        """Lend a connection with a read-only snapshot of the database. Raises the same errors as `acquire`."""
         async with self.acquire() as connection, connection.transaction(isolation="repeatable_read", readonly=True):
             yield connection
 
     async def fetch(self, statement: str, *arguments: Any, urgent: bool = False) -> list[asyncpg.Record]:
-        """Return the rows of one statement, which commits on its own. Raises like `acquire`."""
+        """Return the rows of one statement, which commits on its own. Raises the same errors as `acquire`."""
         async with self.acquire(urgent=urgent) as connection:
             return await connection.fetch(statement, *arguments)
 
     async def fetchrow(self, statement: str, *arguments: Any, urgent: bool = False) -> asyncpg.Record | None:
-        """Return the first row of one statement, or None. Like `fetch`."""
+        """Return the first row of one statement, or None. See `fetch`."""
         async with self.acquire(urgent=urgent) as connection:
             return await connection.fetchrow(statement, *arguments)
 
     async def fetchval(self, statement: str, *arguments: Any, urgent: bool = False) -> Any:
-        """Return the first column of the first row of one statement, or None. Like `fetch`."""
+        """Return the first column of the first row of one statement, or None. See `fetch`."""
         async with self.acquire(urgent=urgent) as connection:
             return await connection.fetchval(statement, *arguments)
 
     async def execute(self, statement: str, *arguments: Any, urgent: bool = False) -> str:
-        """Run one statement and return its command tag. Like `fetch`."""
+        """Run one statement and return its command tag. See `fetch`."""
         async with self.acquire(urgent=urgent) as connection:
             return await connection.execute(statement, *arguments)
 
     async def ping(self) -> None:
-        """Check that the server answers and accepts writes. Uses no connection of the pool.
+        """Check that the server answers and accepts writes. Does not use a pool connection.
 
         Raises:
-            DependencyUnavailable: it does not.
+            DependencyUnavailable: it does not answer or accept writes.
         """
         if self._pool is None:
             raise DependencyUnavailable("the database is closed")

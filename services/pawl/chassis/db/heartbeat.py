@@ -26,8 +26,8 @@ _log = logs.get_logger(__name__)
 class Heartbeat:
     """Reports whether the server answers and accepts writes; an async context manager that checks until its exit.
 
-    It calls `on_frozen` after each check without any answer: waiting sessions would wait on. It calls `on_read_only`
-    after each check that finds a read-only server, such as a standby or an old primary.
+    It calls `on_frozen` after each check without any answer: waiting sessions would keep waiting. It calls
+    `on_read_only` after each check that finds a read-only server, such as a standby or an old primary.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Heartbeat:
         self._check: asyncio.Task[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._checked_at = float("-inf")
-        # The problem of the server; empty if none is known.
+        # The server's problem; empty if none is known.
         self.failure = ""
         # True if the last check got no answer or no session; the next check clears it.
         self.is_unavailable = False
@@ -61,7 +61,7 @@ class Heartbeat:
         """Check that the server is usable now.
 
         Raises:
-            DependencyUnavailable: it is not.
+            DependencyUnavailable: the server is not usable.
         """
         if self._check is None or self._check.done():
             self._check = asyncio.get_running_loop().create_task(self._check_once(), name="database.check")
@@ -105,7 +105,7 @@ class Heartbeat:
             self._on_frozen()
 
     async def _ask(self) -> str:
-        """Return the problem of the server, or an empty text."""
+        """Return the server's problem, or an empty string."""
         try:
             if self._session is None or self._session.is_closed():
                 self._session = await self._connect()

@@ -1,4 +1,4 @@
-"""Pool connections that stay checked out between uses, because that is cheaper."""
+"""Keeps pool connections checked out between uses, because that is cheaper."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PooledConnection: TypeAlias = "PoolConnectionProxy[asyncpg.Record]"
 UNUSED_SECONDS_MAX: Final = 60.0
 
 _RELEASE_TIMEOUT_SECONDS: Final = 1.0
-# Every so many uses one goes through the pool, which replaces connections after 50,000 statements.
+# One use in this many goes through the pool, which replaces connections after 50,000 statements.
 _USES: Final = 1000
 
 

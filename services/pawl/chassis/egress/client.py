@@ -1,4 +1,4 @@
-"""Outbound requests: checked against the rules, limited in time and bytes, each redirect checked again."""
+"""Sends outbound requests that the rules allow, limits their time and size, and checks each redirect again."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class RequestFailed(Exception):
 
     def __init__(self, message: str, *, was_sent: bool, lookup: asyncio.Future[Sequence[str]] | None = None) -> None:
         super().__init__(message)
-        # True if the server may have received the request, so its effect is unknown.
+        # True if the server may have received the request, so it is unknown whether it took effect.
         self.was_sent = was_sent
         # A lookup that may still be running, because its thread cannot be stopped.
         self.lookup = lookup
@@ -119,7 +119,7 @@ class OutboundResponse:
 
 
 class Egress(Protocol):
-    """Outbound HTTP on behalf of a store. Everything that fetches URLs for a store uses it."""
+    """Outbound HTTP requests on behalf of a store. Everything that fetches URLs for a store uses this."""
 
     def check(self, store_id: StoreId, url: str, *, with_secrets: bool = False) -> None:
         """Check a URL against the rules, as far as possible without resolving its host.
@@ -192,7 +192,7 @@ class GuardedEgress:
         """Return the target of a URL and its addresses, for non-HTTP protocols that send a password.
 
         Raises:
-            EgressRefused: the deployment does not name the host, or it must not be reached or get secrets.
+            EgressRefused: the deployment does not name the host, or the host must not be reached or receive secrets.
         """
         target = read_target(url)
         rules_of(self._rules, store_id).check_named(target)
@@ -308,7 +308,7 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_egress_file(path: Path | None) -> dict[str, EgressRules]:
-    """Return the rules by store, with `*` for all other stores; empty without a file.
+    """Return the rules by store, with `*` for all other stores; empty if there is no file.
 
     Raises:
         StartError: the file cannot be read, or has an invalid entry.

@@ -1,4 +1,4 @@
-"""Mail over SMTP: the server from the settings, and sending messages to it."""
+"""Reads the SMTP server from the settings and sends mail through it."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ class SmtpServer:
         """Send a message over a new connection; return the recipients that were refused, if others were accepted.
 
         It takes at most `seconds`. Errors after the server has accepted the message are ignored. `sender` defaults to
-        that of the message.
+        the message's sender.
 
         Raises:
             aiosmtplib.SMTPException: the message was refused, or the connection broke, perhaps after acceptance.
-            TimeoutError: the time was over, perhaps after acceptance.
+            TimeoutError: it took too long, perhaps after acceptance.
         """
         client = aiosmtplib.SMTP(
             hostname=self.host,
@@ -87,7 +87,7 @@ def read_smtp_url(url: str) -> SmtpServer:
     """Parse `smtp://`, `smtp+starttls://` or `smtps://[user:password@]host[:port]`.
 
     Raises:
-        ValueError: the URL has another form. The message does not contain the URL.
+        ValueError: the URL is malformed. The message does not contain the URL.
     """
     parts = urlsplit(url)
     if parts.scheme not in _SCHEMES or not parts.hostname or parts.path.strip("/"):
@@ -114,7 +114,7 @@ def _check_sender(value: str) -> str:
     return value
 
 
-# The URL of an SMTP server; None for no server.
+# The URL of an SMTP server; None if there is none.
 SmtpUrl = Annotated[SecretStr | None, AfterValidator(_check_smtp_url)]
 
 # A bare sender address.

@@ -149,10 +149,10 @@ def _read_host(text: str) -> tuple[str, Address | None]:
 
 
 def no_address(target: Target) -> EgressRefused:
-    """Return the refusal of a host because of its addresses.
+    """Return the error that refuses a host because of its addresses.
 
-    It is the same for a name that does not exist, so that callers cannot probe which names the deployment's network
-    has.
+    It is the same for a name that does not exist, so that callers cannot find out which names exist in the deployment's
+    network.
     """
     if target.address is not None:
         problem = f"{target.authority} is not an allowed address"
@@ -224,7 +224,7 @@ class EgressRules:
         """Check that secrets may be sent to a target: over https, or to an explicitly allowed host.
 
         Raises:
-            EgressRefused: they may not.
+            EgressRefused: they may not be sent.
         """
         if target.scheme != "https" and not self._opens(target):
             raise EgressRefused(f"secrets are not sent to {target.authority} over unencrypted http")

@@ -15,7 +15,7 @@ from pawl.chassis.egress.addresses import Address, plain_address
 from pawl.chassis.egress.policy import EgressRules, Target, no_address, read_target
 from pawl.chassis.process.tasks import shield
 
-# How many addresses of a host are tried in turn.
+# Maximum number of a host's addresses that are tried in turn.
 ADDRESSES_MAX: Final = 4
 # Per address.
 CONNECT_SECONDS: Final = 5.0
@@ -23,7 +23,7 @@ CONNECT_SECONDS: Final = 5.0
 # Starts to look up a host; see `Lookups.start`.
 StartLookup = Callable[[str, int], Awaitable[asyncio.Future[Sequence[str]]]]
 
-# The most 1xx responses before the final one.
+# Maximum number of 1xx responses before the final one.
 INFORMATIONAL_MAX: Final = 10
 
 
@@ -37,7 +37,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
     A client on top must not follow redirects blindly: each request is checked here, but which headers it sends is the
     client's responsibility.
 
-    Raises, in addition to the errors of httpx2:
+    Raises, in addition to httpx2's errors:
         EgressRefused: nothing was sent, and no connection opened.
     """
 

@@ -1,4 +1,4 @@
-"""Authentication: from the credential of a request to a Principal.
+"""Authenticates requests: turns a request's credential into a Principal.
 
 The credential is the metadata `authorization: Bearer <key>`, which every call must have. It alone determines store,
 user and roles, with two exceptions that may name another user: the local key, whose owner owns the whole suite, and a
@@ -30,7 +30,7 @@ CLIENT_ADDRESS: Final = "pawl-client-address"
 FOR_USER: Final = "pawl-for-user-bin"
 # The id of the local key.
 LOCAL_CREDENTIAL: Final = CredentialId("local")
-# The error for a delegate that tries to decide for a person.
+# The error for a delegate that tries to decide for a user.
 _CANNOT_DECIDE: Final = (
     "a delegate cannot decide: let the person decide with their own key or token,"
     " or use a delegate key with `decides_for_users`"
@@ -49,16 +49,16 @@ class Principal:
     roles: frozenset[str] = frozenset()
     # The id of the credential, which may be used for many users; never the secret.
     credential_id: CredentialId = CredentialId("")
-    # The user of the delegate that acts for `user_id`; empty without a delegate.
+    # The user of the delegate that acts for `user_id`; empty if there is no delegate.
     delegate_user_id: UserId = UserId("")
     # Other users responsible for the call: the delegate, and the creators of its key. Matters where several people must
     # agree.
     people: frozenset[UserId] = frozenset()
-    # False for a delegate that may not decide, neither for others nor for itself.
+    # False for a delegate that may not decide, either for others or for itself.
     decides: bool = True
     # The caller's entries in `roles.CALLERS`.
     rights: frozenset[str] = frozenset()
-    # Unix time at which the credential expires; None for never.
+    # Unix time at which the credential expires; None if it never does.
     expires_at: float | None = None
 
 
@@ -88,7 +88,7 @@ def service_principal(name: str) -> Principal:
 
 
 def acting_for(service: Principal, metadata: Mapping[str, str]) -> Principal:
-    """Return a service acting for the store and user in the metadata; unchanged without `pawl-store`.
+    """Return a service acting for the store and user in the metadata; unchanged if there is no `pawl-store`.
 
     Raises:
         InvalidId: the store or user is not a valid id.
@@ -157,7 +157,7 @@ def check_may_call(principal: Principal, callers: frozenset[str] | None) -> None
     """Check that a caller may call a method; `callers` is None for a method without callers.
 
     Raises:
-        PermissionDenied: it may not.
+        PermissionDenied: the caller may not call it.
     """
     if callers is not None and not callers.isdisjoint(principal.rights):
         return
@@ -195,7 +195,8 @@ def acting_user(caller: Principal, metadata: Iterable[tuple[str, str | bytes]], 
     """Return the principal of a call: the caller, or for `forwarded` methods the user named in the metadata.
 
     Raises:
-        PermissionDenied: the metadata name a user but the method or caller does not allow that, or name none.
+        PermissionDenied: the metadata name a user but the method or caller does not allow that, or the metadata name no
+            user.
     """
     named = [item for item in metadata if item[0] == FOR_USER]
     if not named and not forwarded:

@@ -30,7 +30,7 @@ def close(seal_keys: str, code: Code) -> str:
 
 
 def read(seal_keys: str, text: str) -> Code | None:
-    """Return the code in a text; None if this deployment did not seal it."""
+    """Return the code in a sealed text; None if this deployment did not seal it."""
     try:
         return msgspec.json.decode(box(seal_keys, "code").decrypt(text.encode()), type=Code)
     except (InvalidToken, msgspec.DecodeError, UnicodeEncodeError):

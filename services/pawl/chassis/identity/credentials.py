@@ -74,7 +74,7 @@ def parse_keys(content: bytes) -> dict[bytes, Credential]:
     """Return the credentials of an API keys file by digest: a JSON list of {key, store_id, user_id, roles}.
 
     Raises:
-        ValueError: the file has another form or a key twice.
+        ValueError: the file is malformed or lists a key twice.
     """
     entries = msgspec.json.decode(content, type=list[ApiKey])
     found = {}
@@ -96,7 +96,7 @@ def parse_service_keys(content: bytes) -> dict[bytes, Principal]:
     """Return services by key digest, from JSON {name: [SHA-256 of a key, in hexadecimal]}.
 
     Raises:
-        ValueError: the file has another form, or two services share a key.
+        ValueError: the file is malformed, or two services share a key.
     """
     services = msgspec.json.decode(content, type=dict[str, list[_Sha256]])
     named = {(digest, name) for name, digests in services.items() for digest in digests}
@@ -109,8 +109,9 @@ def parse_service_keys(content: bytes) -> dict[bytes, Principal]:
 class WatchedFile(Generic[T]):
     """The parsed content of a file, reloaded within a second of a change.
 
-    If new content is invalid, the old one stays. Changes of the files in `beside` count too; `parse` reads them itself.
-    If the file is deleted, the content stays, or with `without` is replaced by that content after a minute.
+    If new content is invalid, the old content stays in effect. Changes to the files in `beside` count too; `parse`
+    reads them itself. If the file is deleted, its content stays in effect; if `without` is given, it replaces the
+    content after a minute.
 
     Raises:
         StartError: the first content is invalid.
@@ -254,7 +255,7 @@ class KeyAuthenticator:
         return LoginRefused("revoked" if ended.is_revoked else "expired", KeyId(ended.credential_id))
 
     async def _token(self, issuers: Issuers, text: str, may_look_up: Callable[[], bool]) -> Credential | None:
-        """Return the credential of a token, or None if the text is not a token."""
+        """Return the credential of a token, or None if it is not a token."""
         from pawl.chassis.identity.tokens import TokenRefused, is_token  # noqa: PLC0415  # loaded with the issuers
 
         if not is_token(text):
@@ -293,7 +294,7 @@ def _file_keys(settings: ServiceSettings, clock: Clock) -> Callable[[], Mapping[
 def gone(
     settings: ServiceSettings, clock: Clock, rows: Callable[[], KeyRows | None] = lambda: None
 ) -> Callable[[Principal], bool]:
-    """Return a predicate: whether the API key of a principal is no longer valid.
+    """Return a function that tells whether a principal's API key is no longer valid.
 
     That is the case if the key was removed, belongs to another user, or lost a role that the principal has. Unknown
     keys count as valid.

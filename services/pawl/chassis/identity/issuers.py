@@ -1,4 +1,4 @@
-"""The public keys of token issuers, through key rotation and outages."""
+"""Keeps the public keys of token issuers current through key rotation and outages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from pawl.errors import DependencyUnavailable
 _REFRESH_SECONDS: Final = 300.0
 _RETRY_SECONDS: Final = 30.0
 _BURST_MAX: Final = 3
-# At most _BURST_MAX fetches from an issuer start in this time, however many tokens have unknown keys.
+# At most _BURST_MAX fetches from an issuer start in this time, no matter how many tokens have unknown keys.
 _BURST_SECONDS: Final = 30.0
 _POLL_SECONDS: Final = 10.0
 _OUTAGE_SECONDS_MAX: Final = 24 * 3600.0
@@ -123,7 +123,7 @@ async def read_at_most(response: httpx2.Response, bytes_max: int) -> bytes:
 
 
 class IssuerKeys:
-    """The keys of one issuer. A key that is no longer published is invalid from the next fetch on.
+    """The keys of one issuer. A key that is no longer published is invalid after the next fetch.
 
     While the issuer is unreachable, its last keys are used for up to a day.
     """
@@ -157,7 +157,7 @@ class IssuerKeys:
     async def refresh_if_allowed(self, may_look_up: Callable[[], bool]) -> bool:
         """Fetch the keys if allowed and return whether they are current; otherwise the next poll fetches them.
 
-        So a client with too many failures does not keep others at its address from newly rotated keys.
+        So a client with too many failures does not keep others at its address from using newly rotated keys.
         """
         if may_look_up():
             return await self.refresh()
@@ -220,7 +220,7 @@ class Issuers:
         self._keys: dict[tuple[str, str | None], IssuerKeys] = {}
 
     async def credential(self, text: str, *, may_look_up: Callable[[], bool] = lambda: True) -> Credential:
-        """Return the credential of a token; `may_look_up` is asked before fetching unknown keys from its issuer.
+        """Return the credential of a token; `may_look_up` is called before fetching unknown keys from its issuer.
 
         Raises:
             TokenRefused: the token is not valid.

@@ -41,7 +41,7 @@ def digest_of(key: str) -> bytes:
 
 
 def secret_of(random: bytes) -> str:
-    """Return the secret for 32 random bytes: `pawl_`, 43 characters of base64url, and a checksum of 6.
+    """Return the secret for 32 random bytes: `pawl_`, 43 characters of base64url, and a checksum of 6 characters.
 
     The format lets secret scanners find leaked keys, and lets malformed keys be refused without a lookup.
     """
@@ -52,7 +52,7 @@ def secret_of(random: bytes) -> str:
 
 
 def is_secret(text: str) -> bool:
-    """Return whether a text has the format of a secret, including the checksum."""
+    """Return whether a string has the format of a secret, including the checksum."""
     return _SECRET.fullmatch(text) is not None and _checksum(text[:-_CHECKSUM_LENGTH]) == text[-_CHECKSUM_LENGTH:]
 
 
@@ -70,7 +70,7 @@ class KeyGrant(Credential, frozen=True, kw_only=True):
 
 
 class KeyChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """Changed keys in order of their last change, and the change from which to continue."""
+    """Changed keys in order of their last change, and the change to continue from."""
 
     keys: Sequence[KeyGrant]
     last_change: int
@@ -79,9 +79,9 @@ class KeyChanges(msgspec.Struct, frozen=True, kw_only=True):
 
 class KeySource(Protocol):
     async def sync_keys(self, after_change: int, used_key_ids: Sequence[str]) -> KeyChanges:
-        """Return the keys that have changed after a change, 0 for all; record which keys were used.
+        """Return the keys changed after a given change (0 returns all), and record which keys were used.
 
-        A `last_change` smaller than `after_change` means that the database is an older one.
+        A `last_change` smaller than `after_change` means that the database is an older copy.
 
         Raises:
             PawlError: the keys cannot be read now.
@@ -119,7 +119,7 @@ class KeyRows:
     async def find(self, secret: str, *, may_look_up: Callable[[], bool] = lambda: True) -> KeyGrant | None:
         """Return the valid key with that secret, or None; counts as a use.
 
-        `may_look_up` is asked before an update for an unknown key.
+        `may_look_up` is called before an update for an unknown key.
 
         Raises:
             DependencyUnavailable: the key cannot be checked now.
@@ -151,7 +151,7 @@ class KeyRows:
         return self._clock.monotonic() - self._fresh_at >= _STALE_SECONDS
 
     def _known(self, digest: bytes) -> KeyGrant | None:
-        # With a wrong clock a key may have been moved to the ended ones too early.
+        # A wrong clock may have moved a key to the ended ones too early.
         return self._by_digest.get(digest) or self._ended.get(digest)
 
     def _in_force(self, grant: KeyGrant | None) -> KeyGrant | None:
@@ -180,7 +180,7 @@ class KeyRows:
 
     async def _sync(self) -> bool:
         started_at = self._started_at = self._clock.monotonic()
-        # After a long outage the database may be another one, for example an older copy.
+        # After a long outage the database may be a different one, for example an older copy.
         is_full = self.is_stale
         used = self._uses_to_report(started_at)
         after_change = 0 if is_full else self._last_change

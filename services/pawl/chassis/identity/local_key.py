@@ -53,9 +53,10 @@ def check_hidden(addresses: Iterable[str], *, speaks_tls: bool, in_clear: bool) 
 def find_key(addresses: Iterable[str], *, data: Path | None = None, environment: Mapping[str, str]) -> str | None:
     """Return the key to send to these addresses now: PAWL_API_KEY, or the key of the suite that listens on all of them.
 
-    The suite runs on `data`, PAWL_DATA or `.pawl`, in this order. Its key is returned only for its own addresses, while
-    its launcher runs. It is not returned if another user's process listens at one of them, which could have taken the
-    port of a stopped service. So call this again for each request. Systems without LISTENERS do not compare users.
+    The suite's folder is the first given of `data`, PAWL_DATA and `.pawl`. Its key is returned only for its own
+    addresses, while its launcher runs. It is not returned if another user's process listens at one of them, which could
+    have taken the port of a stopped service. So call this again for each request. Systems without LISTENERS do not
+    compare users.
     """
     given = environment.get("PAWL_API_KEY")
     if given:
@@ -80,7 +81,7 @@ def users_at(address: str, tables: Iterable[str]) -> set[int]:
     """Return the ids of users whose processes may accept connections at an address, from /proc/net/tcp and tcp6.
 
     Raises:
-        ValueError: the text is not an IP address and a port.
+        ValueError: the address is not an IP address and a port.
     """
     host, port = split_address(address)
     wanted = ipaddress.ip_address(host)

@@ -1,4 +1,4 @@
-"""Failed logins: a counter by kind, log lines, and limits per minute.
+"""Counts and logs failed logins, and limits them per minute.
 
 The limits bound the cost of failed logins: lookups of unknown credentials, and log lines. Successful logins are not
 counted.
@@ -77,7 +77,7 @@ def source_of(peer: str) -> str:
 
 
 class LoginFailures:
-    """The failed logins of one server in the current minute, by source and by key."""
+    """One server's failed logins in the current minute, by source and by key."""
 
     def __init__(self, counter: prometheus_client.Counter, clock: Clock) -> None:
         self._counter = counter
@@ -147,5 +147,5 @@ class LoginFailures:
 
 
 def _short(authorization: str) -> str:
-    """Return a digest long enough to tell keys apart, but too short to reveal them."""
+    """Return a digest that is long enough to tell keys apart, but too short to reveal them."""
     return hashlib.sha256(authorization.encode()).hexdigest()[:_KEY_CHARACTERS]

@@ -14,19 +14,19 @@ class Role(StrEnum):
     VIEWER = "viewer"
     # Starts runs and steers its own. Credentials without roles have the rights of a member.
     MEMBER = "member"
-    # A member who also decides gated calls of the whole store.
+    # A member who also decides on the whole store's gated calls.
     APPROVER = "approver"
-    # An approver who also manages agents, tools, rules and documents of the store.
+    # An approver who also manages the store's agents, tools, rules and documents.
     ADMIN = "admin"
-    # A member who also repairs runs of the store, reads its audit log and manages its keys.
+    # A member who also repairs the store's runs, reads its audit log and manages its keys.
     OPERATOR = "operator"
-    # A program that runs tools of the store.
+    # A program that runs the store's tools.
     WORKER = "worker"
-    # A program that acts for users of the store with its other roles.
+    # A program that acts for the store's users with its other roles.
     DELEGATE = "delegate"
     # A program that only delivers webhooks, tool results and e-mail events from outside to the store.
     GATEWAY = "gateway"
-    # Manages the keys of all stores. It has no store and reads no contents.
+    # Manages all stores' keys. It has no store and cannot read any content.
     DEPLOYMENT = "deployment"
 
 
@@ -36,7 +36,7 @@ ROLES_OF_A_STORE: Final = ROLES - {Role.DEPLOYMENT}
 OWN_ROLES_GO_BESIDE: Final = (
     f"custom roles require at least one of {', '.join(role for role in Role if role is not Role.DEPLOYMENT)}"
 )
-# Roles that decide gated calls of all users of their store.
+# Roles that decide on the gated calls of all users in their store.
 APPROVERS: Final = frozenset({Role.APPROVER, Role.ADMIN})
 # Prefix of callers that are services.
 SERVICE: Final = "service:"
@@ -46,7 +46,7 @@ NOTIFIER: Final = f"{SERVICE}notifier"
 MAILBOX: Final = f"{SERVICE}mailbox"
 
 _MEMBERS: Final = frozenset({Role.MEMBER, Role.APPROVER, Role.ADMIN, Role.OPERATOR})
-# Roles of people; each can read.
+# Roles for users; each of them can read.
 READERS: Final = _MEMBERS | {Role.VIEWER}
 _OPERATORS: Final = frozenset({Role.ADMIN, Role.OPERATOR})
 ANYBODY: Final = ROLES | {AGENT_LOOP, TOOL_REGISTRY, NOTIFIER, MAILBOX}

@@ -1,4 +1,4 @@
-"""Validation of tokens (JWT, RFC 7519 and 9068) by the rules of RFC 8725.
+"""Validates tokens (JWT, RFC 7519 and 9068) by the rules of RFC 8725.
 
 Everything here is pure; `issuers` provides the keys and the time.
 """
@@ -53,7 +53,7 @@ _PUBLIC: Final = {
 _ABOUT: Final = frozenset({"kty", "kid", "use", "alg", "key_ops"})
 
 _Id = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
-# An empty list would mean more rights than a role: such a caller decides about its own runs.
+# An empty list would give more rights than a role: such a caller decides on its own calls.
 _Roles: TypeAlias = Annotated[list[_Id], msgspec.Meta(min_length=1)]
 _Text = Annotated[str, msgspec.Meta(min_length=1, max_length=_TEXT_LENGTH_MAX)]
 # The name of a claim, or its path through nested claims.
@@ -61,7 +61,7 @@ _Claim: TypeAlias = _Text | Annotated[tuple[_Text, ...], msgspec.Meta(min_length
 
 
 class TokenRefused(Exception):
-    """The token is not valid. The message is for the log; the caller gets no reason."""
+    """The token is not valid. The message is only for the log; the caller is not given a reason."""
 
 
 class StoreOf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -80,7 +80,7 @@ class UserOf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class RolesOf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The roles of a token: `map` applied to a claim, or `default`. Without either the token is refused."""
+    """The roles of a token: `map` applied to a claim, or `default`. If neither gives a role, the token is refused."""
 
     claim: _Claim
     map: dict[str, _Roles]
@@ -134,7 +134,7 @@ def parse_providers(content: bytes) -> tuple[Provider, ...]:
     """Return the providers of PAWL_OIDC_FILE, a JSON list.
 
     Raises:
-        ValueError: the file has another form, or an issuer twice for one audience.
+        ValueError: the file is malformed, or lists an issuer twice for one audience.
     """
     providers = tuple(msgspec.json.decode(content, type=list[Provider]))
     if len({(provider.issuer, provider.audience) for provider in providers}) != len(providers):
@@ -143,7 +143,7 @@ def parse_providers(content: bytes) -> tuple[Provider, ...]:
 
 
 def is_safe_url(url: str) -> bool:
-    """Return whether content of a URL can be trusted: it uses https, or http on this machine."""
+    """Return whether a URL's content can be trusted: it uses https, or http on this machine."""
     try:
         parts = urlsplit(url)
         is_here = is_loopback(f"{parts.hostname}:{parts.port or 80}")
@@ -184,7 +184,7 @@ def provider_of(providers: Iterable[Provider], token: Token) -> Provider:
     """Return the first provider that matches a token's issuer and audience and allows its algorithm.
 
     Raises:
-        TokenRefused: there is none.
+        TokenRefused: no provider matches.
     """
     issuer, audience = token.claims.get("iss"), token.claims.get("aud")
     audiences = audience if isinstance(audience, list) else [audience]

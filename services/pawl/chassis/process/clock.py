@@ -1,4 +1,4 @@
-"""The clock as an argument, so that tests can control time."""
+"""The clock, passed as an argument so that tests can control time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The HTTP server of a process: the gateway's API, and the metrics and health pages of every service."""
+"""The HTTP server of a process: the gateway's API, and every service's metrics and health pages."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class HttpServer:
 
 
 def _notice_silence(listening: socket.socket) -> None:
-    """Let the kernel end connections whose peer has vanished; accepted sockets inherit the options."""
+    """Let the kernel end connections to peers that have vanished; accepted sockets inherit the options."""
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
         ("TCP_KEEPIDLE", _SILENT_SECONDS // 2),
@@ -230,7 +230,7 @@ _TIMEOUT_SECONDS: Final = 2.0
 
 
 class HealthMonitor:
-    """Probes dependencies every 2 s and sets the health of all services of an RPC server.
+    """Probes dependencies every 2 s and sets the health of all services on an RPC server.
 
     Services are NOT_SERVING while a required dependency does not answer; optional ones are only reported. An async
     context manager; enter it inside the server's.

@@ -1,4 +1,4 @@
-"""The common part of all services' main functions.
+"""Provides the common part of all services' main functions.
 
 async def main(stop: asyncio.Event) -> None:
     settings = load(JobStoreSettings)
@@ -108,8 +108,8 @@ async def _run(main: Callable[[asyncio.Event], Awaitable[None]]) -> int:
 class Background:
     """Supervised loops that run beside the server; an async context manager that cancels them on exit.
 
-    A loop that crashes is logged and restarted after 0.1 s at first and 5 s at most; a loop that returns is done. A
-    failed dependency is logged as one line for all loops of the process, not as a traceback for each.
+    A loop that crashes is logged and restarted after 0.1 s at first, and 5 s at most; a loop that returns is not
+    restarted. A failed dependency is logged in one line for all the process's loops, not as a traceback for each.
     """
 
     def __init__(self) -> None:
@@ -277,7 +277,7 @@ class Service:
     def rpc_server(self, keys: KeySource | None = None) -> RpcServer:
         """Return the server that the settings describe; add servicers, then `serve` it.
 
-        Callers may use these `keys` as well as those of the settings.
+        Callers may use these `keys` in addition to those in the settings.
         """
         issuers = read_issuers(self._settings, self.clock)
         if issuers:

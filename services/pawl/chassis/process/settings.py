@@ -1,4 +1,4 @@
-"""Settings from the environment, validated at start; all problems are reported together.
+"""Reads settings from the environment and validates them at start. All problems are reported at once.
 
 A service derives from `ServiceSettings`, adds its own fields, and calls `load`. The field `listen` is read from
 `PAWL_LISTEN`; a field with a `validation_alias` from that name. A `SecretStr` can also be given as a file: the variable
@@ -30,7 +30,7 @@ def split_address(address: str) -> tuple[str, int]:
     """Return host and port of `host:port`, or of `[::1]:7601`.
 
     Raises:
-        ValueError: the text has another form, or the port is over 65535.
+        ValueError: the text is malformed, or the port is over 65535.
     """
     host, _, port = address.rpartition(":")
     if "://" in address:
@@ -92,7 +92,7 @@ TcpAddress = Annotated[str, AfterValidator(_check_tcp)]
 # One `host:port`, or several separated by commas: calls are spread over them.
 PeerAddresses = Annotated[str, AfterValidator(_check_peers)]
 
-# The URL at which browsers reach the gateway, without a trailing slash; empty for none.
+# The URL at which browsers reach the gateway, without a trailing slash; empty if there is none.
 PublicUrl = Annotated[str, AfterValidator(_check_public_url)]
 
 _T = TypeVar("_T")

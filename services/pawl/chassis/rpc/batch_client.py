@@ -1,7 +1,7 @@
 """Sends calls in batches: see `pawl.batch.v1`.
 
-With empty handlers and 32 concurrent calls, a single call costs 572 us of CPU on both sides together, a call in a batch
-21 us. The pattern is that of TiKV's BatchCommands.
+With empty handlers and 32 concurrent calls, a single call costs 572 us of CPU in total on both sides, a call in a batch
+21 us. The pattern follows TiKV's BatchCommands.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pawl.chassis.rpc.parts import in_parts
 from pawl.chassis.rpc.replicas import ReplicaHealth, choose
 from pawl.errors import DeadlineExceeded, DependencyUnavailable, Internal, Overloaded, PawlError
 
-# Larger requests are sent singly: they gain nothing, and would delay others.
+# Larger requests are sent singly: a batch would not make them cheaper, and they would delay others.
 REQUEST_BYTES_MAX: Final = 256 * 1024
 
 GATHER_CALLS_MIN: Final = 8
@@ -54,7 +54,7 @@ Identity: TypeAlias = tuple[tuple[str, str], ...]
 
 
 class Call:
-    """A call in progress: read its responses with `next`, then `end` it."""
+    """A call in progress: read its responses with `next`, then call `end`."""
 
     __slots__ = ("_responses", "_timer", "_waiter", "ended", "error", "key", "message", "moves", "stream")
 
@@ -113,7 +113,7 @@ class Call:
 class Line:
     """The connection to one replica, or to several that gRPC chooses from: up to `streams_max` concurrent streams.
 
-    `open_stream` is the Batch method of a channel, `state` returns the state of that channel.
+    `open_stream` is a channel's Batch method, and `state` returns that channel's state.
     """
 
     def __init__(
@@ -371,7 +371,7 @@ class _Stream:
             self.leave()
 
     def leave(self) -> None:
-        """Start no more calls here; the stream ends when its running calls have ended."""
+        """Start no more calls on this stream; it ends when its running calls have ended."""
         self._is_leaving = True
         self._detach()
         self._has_work.set()

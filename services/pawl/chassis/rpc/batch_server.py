@@ -17,14 +17,14 @@ from pawl.chassis.rpc.kinds import Context, Handler, parser
 from pawl.chassis.rpc.parts import in_parts
 from pawl.errors import MethodNotFound, PawlError, TooLarge
 
-# A message of this size takes no further reply; a larger reply is sent alone.
+# A message of this size takes no more replies; a larger reply is sent alone.
 _MESSAGE_BYTES: Final = 1024 * 1024
 
 # Streaming handlers pause while this much is unsent.
 _WAITING_BYTES_MAX: Final = 8 * 1024 * 1024
 
 Put = Callable[[bytes], Awaitable[None]]
-# Takes the bytes of a request; returns those of the response, or puts several.
+# Takes a request's bytes. Returns the response's bytes, or puts those of several responses.
 Behaviour = Callable[[bytes, Put], Awaitable[bytes | None]]
 _Carried = dict[str, tuple[Method, Behaviour]]
 

@@ -41,8 +41,8 @@ _ENVELOPE_BYTES: Final = 1024
 # A name may resolve to several replicas, and gRPC gives each stream to the next one.
 _STREAMS_OF_A_NAME: Final = 4
 
-# Retries belong to the caller, which alone knows what is safe to repeat; one layer of them is enough. gRPC still
-# retries calls that never left this side. Replicas that report NOT_SERVING get no calls.
+# Only the caller knows what is safe to repeat, so it does the retries; one layer of them is enough. gRPC still retries
+# calls that were never sent. Replicas that report NOT_SERVING get no calls.
 _SERVICE_CONFIG: Final = msgspec.json.encode(
     {"loadBalancingConfig": [{"round_robin": {}}], "healthCheckConfig": {"serviceName": ""}}
 ).decode()
@@ -73,9 +73,9 @@ def open_channel(
     each store prefers one of them: see `replicas`. Behind one name, calls are spread over up to four replicas. The
     server must be a Pawl service, and errors are raised as the PawlError it reported.
 
-    With `translate`, its result is raised for errors of calls, and a call with a unary response is a plain coroutine.
-    If there may be several replicas, one that is silent for a second blocks neither calls that are safe to repeat nor
-    new response streams: they are sent to the next replica.
+    With `translate`, its result is raised when a call fails, and a call with a unary response is a plain coroutine. If
+    there may be several replicas, one that is silent for a second blocks neither calls that are safe to repeat nor new
+    response streams: they are sent to the next replica.
 
     With `tls` the channel uses certificates and follows their changes. The server's certificate must name
     `server_name`, or the host of a single address.
@@ -116,7 +116,7 @@ async def ping(channel: grpc.aio.Channel) -> None:
     """Check that a replica behind the channel is reachable and healthy.
 
     Raises:
-        DependencyUnavailable: none is.
+        DependencyUnavailable: no replica is.
     """
     stub: Any = health_pb2_grpc.HealthStub(channel)
     reply = await translated(stub.Check(health_pb2.HealthCheckRequest()))
@@ -125,7 +125,7 @@ async def ping(channel: grpc.aio.Channel) -> None:
 
 
 async def translated(call: Awaitable[T]) -> T:
-    """Return the response of a call. Raises like `translating`."""
+    """Return the response of a call. Raises the same errors as `translating`."""
     with translating():
         return await call
 
@@ -258,7 +258,7 @@ class _Channel(grpc.aio.Channel):
         response_deserializer: Any = None,
         _registered_method: Any = None,
     ) -> Any:
-        """Return a callable that makes calls of a method in batches.
+        """Return a callable that calls a method in batches.
 
         Large or special calls are made singly with `single`, to the same replica that a batch would go to.
         """

@@ -29,7 +29,7 @@ class FairQueue(Generic[K, T]):
         self._count += 1
 
     def take(self) -> T:
-        """Return the next item. The one after it is of another key, if another key has items.
+        """Return the next item. The one after it belongs to another key, if another key has items.
 
         Raises:
             LookupError: the queue is empty.

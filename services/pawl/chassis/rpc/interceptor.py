@@ -1,4 +1,4 @@
-"""The common handling of every RPC of a server, whatever its kind.
+"""Handles every RPC of a server in a common way, whatever its kind.
 
 It closes several gaps of grpc.aio:
 
@@ -65,7 +65,7 @@ _current_call: ContextVar[_ActiveCall] = ContextVar("pawl_call")
 
 
 def current_request_id() -> str:
-    """Return the id of the request that this task serves, or an empty text."""
+    """Return the id of the request that this task serves, or an empty string."""
     return _request_id.get()
 
 
@@ -208,7 +208,7 @@ class Interceptor(grpc.aio.ServerInterceptor):
             return DependencyUnavailable("the caller cannot be authenticated now: try again")
 
     def stop_calls(self, *, drainable: bool) -> None:
-        """End running calls with SHUTTING_DOWN; with `drainable`, also those that get the drain time."""
+        """End running calls with SHUTTING_DOWN; if `drainable`, including those that get the drain time."""
         self.stopping = True
         for call in list(self._active):
             access = call.method.access
@@ -441,7 +441,7 @@ _CODE_NAMES: Final = {code.value[0]: code.name for code in grpc.StatusCode}
 
 
 def _leading(error: Exception) -> Exception:
-    """Return the one error that a failed call or task group represents, if all its failures are for the client.
+    """Return the single error that a failed call or task group represents, if all its failures are for the client.
 
     gRPC raises an InternalError if a message cannot be sent because the client has disconnected unnoticed.
     """

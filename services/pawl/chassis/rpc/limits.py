@@ -38,7 +38,7 @@ _ANONYMOUS_PER_CONNECTION_MAX: Final = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits of a server. One store or user gets at most the fraction `store_share` or `user_share` of each."""
+    """Limits of a server. A store or user gets at most the fraction `store_share` or `user_share` of each."""
 
     message_bytes_max: int = 4 * 1024 * 1024
     unary_calls_max: int = 1000
@@ -61,7 +61,7 @@ class Limits:
 
 
 class CallSlots:
-    """Slots for calls of one kind. Services count only against the total, because they act for all users."""
+    """Slots for calls of one kind. Services count only towards the total, because they act for all users."""
 
     def __init__(self, noun: str, slots_max: int, limits: Limits) -> None:
         self._noun = noun
@@ -179,7 +179,7 @@ class Arrivals:
 
 
 async def read_one(context: Any) -> bytes:
-    """Return the one request of a call. Raises like `Arrivals.read`."""
+    """Return the one request of a call. Raises the same errors as `Arrivals.read`."""
     try:
         async with asyncio.timeout(_ARRIVAL_SECONDS):
             raw = await context.read()

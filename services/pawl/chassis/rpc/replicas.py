@@ -19,8 +19,8 @@ import msgspec
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
-# A replica with this many calls of this process gets no more while another has fewer. The ledger writes as many in one
-# transaction; a lower limit would split work that is cheaper together.
+# A replica that has this many calls from this process gets no more while another has fewer. The ledger writes as many
+# in one transaction; a lower limit would split work that is cheaper when done at once.
 CALLS_MAX: Final = 128
 
 _KEYS_MAX: Final = 4096
@@ -30,7 +30,7 @@ _DEPTH_MAX: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaHealth:
-    """A replica as its caller sees it.
+    """A replica from its caller's point of view.
 
     `is_unavailable`: unreachable, unhealthy or silent. `is_connected`: reachable. Before the first attempt both are
     False. `is_busy`: it refused a call as overloaded.
@@ -86,7 +86,7 @@ def _stores_of(kind: Descriptor) -> Sequence[Callable[[Message], str]]:
 
 
 FILE_NAME: Final = "endpoints.json"
-# The default ports; further replicas of a service use free ones.
+# The default ports; additional replicas of a service use free ones.
 DEFAULT_PORTS: Final = {
     "gateway": 7600,
     "agent-loop": 7601,
@@ -121,7 +121,7 @@ class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a running suite. `secrets` is the path of the folder with the secrets.
 
     `nats` and `postgres` are None if the embedded server is replaced, `model_base_url` if the scripted model is.
-    `authority` is the file of CA certificates of the services; None without TLS.
+    `authority` is the file of CA certificates of the services; None if TLS is not used.
     """
 
     launcher_pid: int

@@ -1,4 +1,4 @@
-"""Retries of requests that a dependency could not serve."""
+"""Retries requests that a dependency could not serve."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ T = TypeVar("T")
 # disk or a database after a failover; most are temporary.
 INTERNAL_SECONDS_MAX: Final = 180.0
 
-# Errors that say nothing about the request: it may succeed later, however long that takes.
+# Errors that do not concern the request itself: it may succeed later, no matter how long that takes.
 UNAVAILABLE: Final = (Unavailable, DeadlineExceeded, Cancelled, Overloaded)
 
 # Errors after which a request is retried.
 TRANSIENT: Final = (*UNAVAILABLE, Internal)
 
-# The same for direct users of a database, which reports a full disk or a failover in many ways.
+# The same for direct users of a database, which reports a full disk or a failover in many different ways.
 ANY: Final = (Exception,)
 
 _FIRST_PAUSE_SECONDS: Final = 0.05
@@ -54,7 +54,7 @@ def pause_seconds(failures: int, chance: float) -> float:
 def asked_seconds(header: str, *, now: float | None = None) -> float | None:
     """Return the wait that a header asks for, in seconds or as a date (Retry-After, RFC 9110, 10.2.3); None if invalid.
 
-    `now` is the Unix time; with None, dates count as invalid.
+    `now` is the Unix time; if it is None, dates count as invalid.
     """
     try:
         seconds = float(header)
@@ -71,8 +71,8 @@ def asked_seconds(header: str, *, now: float | None = None) -> float | None:
 class Retry:
     """Retries requests that are safe to repeat until they are answered.
 
-    Errors in `transient` lead to another attempt. An unavailable dependency is retried without limit, other failures
-    for `internal_seconds_max`. With an `event`, each failure is logged under that name.
+    After errors in `transient` the request is sent again. An unavailable dependency is retried without limit, other
+    failures for `internal_seconds_max`. With an `event`, each failure is logged under that name.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Retry:
     async def until_answered(
         self, request: Callable[[], Awaitable[T]], *, seconds_max: float = math.inf, call: str = ""
     ) -> T:
-        """Return the answer of `request`; `call` is for the log.
+        """Return the answer to `request`; `call` is for the log.
 
         Raises:
             Exception: the error of the last attempt, which was not transient or lasted too long.

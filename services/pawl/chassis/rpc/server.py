@@ -25,7 +25,7 @@ from pawl.chassis.rpc.kinds import Handler
 from pawl.chassis.rpc.limits import KEEPALIVE, Limits
 from pawl.chassis.rpc.tls import Tls, server_credentials
 
-# The time between telling health watchers about the shutdown and refusing calls.
+# The time between notifying health watchers of the shutdown and refusing calls.
 _NOTICE_SECONDS: Final = 0.05
 # After the drain time, handlers have this long to clean up before they are cancelled.
 _CLEAN_UP_SECONDS: Final = 0.5
@@ -40,7 +40,7 @@ Forward: TypeAlias = Callable[[str, bytes], Awaitable[bytes]]
 
 
 class RpcServer:
-    """A gRPC server; an async context manager that listens inside and drains on exit.
+    """A gRPC server; an async context manager that listens from entry and drains on exit.
 
     Add the servicers first. On exit health reports NOT_SERVING, no new calls are accepted, and streams end with
     SHUTTING_DOWN so that watchers reconnect elsewhere. Running unary calls, and streams added with `drain_streams`, get

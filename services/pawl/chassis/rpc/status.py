@@ -1,4 +1,4 @@
-"""Errors on the wire: the mapping between error kinds and gRPC codes, both ways."""
+"""Maps error kinds to gRPC codes and back."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Certificates:
     certificate: bytes | None = None
     key: bytes | None = None
     authority: bytes | None = None
-    # For HTTP servers; None without a certificate.
+    # For HTTP servers; None if there is no certificate.
     context: ssl.SSLContext | None = None
 
 
@@ -78,7 +78,7 @@ def of_service(certificate: Path | None, key: Path | None, authority: Path | Non
 
 
 def of_client(authority: Path | None, clock: Clock) -> Tls | None:
-    """Return the authority that a client without a certificate uses to verify servers; None for no TLS.
+    """Return the authority that a client without a certificate uses to verify servers; None if TLS is not used.
 
     Raises:
         StartError: the file cannot be used.

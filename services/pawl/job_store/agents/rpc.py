@@ -1,4 +1,4 @@
-"""Servicers of pawl.agent.v1.AgentRegistryService (forwarded by agent-loop) and pawl.job.v1.AgentLedgerService."""
+"""Servicers for pawl.agent.v1.AgentRegistryService (forwarded by agent-loop) and pawl.job.v1.AgentLedgerService."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class AgentServicer:
         )
         newest = await self._agents.get(user.store_id, name, 0)
         shown = [row for row in page.rows if _may_see(user, row)]
-        # A user who may not see the newest version may see none.
+        # A user who may not see the newest version may not see any.
         if (newest is not None and not _may_see(user, newest)) or not (shown or request.page_token):
             raise AgentNotFound
         token = next_token("ListAgentVersions", selection, page, lambda row: row.version)

@@ -57,7 +57,7 @@ def saved(
 ) -> AgentVersionRow:
     """Return the newest version of an agent after saving `asked`: `newest` itself if nothing changed.
 
-    `agents` are all agents of the store by name. `newest` is the newest version of this agent, even if it is deleted.
+    `agents` has all the store's agents by name. `newest` is the newest version of this agent, even if it is deleted.
 
     Raises:
         AgentNotFound: The agent delegates to one that does not exist.
@@ -89,11 +89,11 @@ def drafted(
 ) -> AgentVersionRow:
     """Return a user's draft after saving `asked`: the existing one if nothing changed.
 
-    `agents` are all agents of the store by name, `drafts` those of the user. A draft must be valid as an agent of its
-    name.
+    `agents` has all the store's agents by name, `drafts` all the user's drafts. A draft must be valid as an agent with
+    its name.
 
     Raises:
-        AgentNotFound, AgentCycle: As for `saved`.
+        AgentNotFound, AgentCycle: Same as for `saved`.
         TooLarge: The user has too many drafts.
     """
     _check_delegation(asked.name, delegates_to, agents)
@@ -117,7 +117,7 @@ def _check_delegation(name: str, delegates_to: tuple[str, ...], agents: Mapping[
 
 
 def cycle_of(name: str, delegates_to: tuple[str, ...], agents: Mapping[str, AgentRow]) -> tuple[str, ...]:
-    """Return a delegation cycle through an agent that would delegate to these agents; empty for none.
+    """Return a delegation cycle through an agent that would delegate to these agents; empty if there is none.
 
     Deleted agents count, because recreating one restores the delegations to it.
     """

@@ -14,13 +14,13 @@ from pawl.job_store.ledger.reading import Page
 from pawl.job_store.ledger.store import run_lists
 from pawl.values import RunState, WaitKind
 
-# The statements are built from constants of this module only.
+# The statements are built only from constants in this module.
 # ruff: noqa: S608
 
 _KEY: Final = "store_id, name, version"
 _COLUMNS: Final = f"{_KEY}, definition, tool_names, create_time, create_user_id, create_credential_id"
 _SIZE: Final = "octet_length(definition) + 64 * cardinality(tool_names)"
-# Changes of a store's agents are serialised, because delegations are checked as a whole.
+# Changes to a store's agents are serialised, because delegations are checked as a whole.
 _LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext('job_store.agents'), hashtext($1))"
 _AGENTS: Final = """
 SELECT name, version, delegates_to, delete_time IS NOT NULL AS is_deleted FROM job_store.agents WHERE store_id = $1
@@ -36,7 +36,7 @@ INSERT INTO job_store.agents (store_id, name, version, delegates_to) VALUES ($1,
 ON CONFLICT (store_id, name) DO UPDATE SET version = excluded.version, delegates_to = excluded.delegates_to,
     delete_time = NULL, delete_user_id = '', delete_credential_id = ''
 """
-# Runs of the agent that wait for its budget check again: the budget may have changed or gone.
+# Make the agent's runs that wait for its budget check again: the budget may have been changed or removed.
 _WAKE: Final = f"""
 WITH waiting AS MATERIALIZED (
     SELECT store_id, run_id FROM job_store.runs
@@ -127,7 +127,7 @@ class PostgresAgents:
         return kept, True
 
     async def get(self, store_id: StoreId, name: str, version: int) -> AgentVersionRow | None:
-        """Return a version, or with 0 the newest one of an agent that is not deleted."""
+        """Return a version; 0 means the newest one, unless the agent is deleted."""
         if version:
             return await _version(self._database, store_id, name, version)
         row = await self._database.fetchrow(_LIVE, store_id, name)

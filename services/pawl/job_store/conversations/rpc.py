@@ -1,4 +1,4 @@
-"""Servicer of pawl.agent.v1.ConversationService, which agent-loop forwards."""
+"""Servicer for pawl.agent.v1.ConversationService, which agent-loop forwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servicer of pawl.job.v1.TitleService."""
+"""Servicer for pawl.job.v1.TitleService."""
 
 from __future__ import annotations
 

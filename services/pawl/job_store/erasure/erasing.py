@@ -65,7 +65,7 @@ class JetStreamErasures:
 
         Return True if it is new, None if it has not changed since it was applied.
 
-        Every new connection reads the list again, because it may be to another server.
+        The list is read again on every new connection, which may be to a different server.
         """
         connection_number = self._bus.connection_number
         if self._applied_number == connection_number and self._bus.connected:
@@ -141,10 +141,10 @@ _ERASURES_MAX: Final = 1000
 _RUNS_MAX: Final = 200
 _ROWS_MAX: Final = 500
 _ITEMS_MAX: Final = 1000
-# Each purge reads all life-cycle events of a store, for all erasures since the last purge. The pause after a purge is
-# this multiple of its duration.
+# A purge covers all erasures since the last one, and reads all of a store's life-cycle events. The pause after a purge
+# is this multiple of its duration.
 _PURGE_PAUSE: Final = 9.0
-# A crash of the log may lose entries that are more recent than this.
+# A crash may lose log entries that are newer than this.
 _UNSURE_SECONDS: Final = 3600.0
 
 _log = logs.get_logger(__name__)
@@ -173,7 +173,7 @@ class Erasing:
         self._started = asyncio.Event()
 
     async def erase(self, key: ErasureKey) -> Receipt:
-        """Start erasing a conversation, unless that has happened already, and return its progress.
+        """Start erasing a conversation, unless it has already started, and return its progress.
 
         Raises:
             ConversationNotFound: The user has no such conversation, or its receipt has expired.
@@ -278,7 +278,7 @@ class Erasing:
             await self.erasures.done(erasure.key, Part.STREAM)
 
     async def _apply_log(self, log: JetStreamErasures) -> None:
-        """Erase again conversations that reappeared, as after a restore, and relist those that the list has lost."""
+        """Erase conversations that reappeared (for example after a restore), and restore lost entries of the list."""
         is_new = await log.open()
         if is_new is None:
             return

@@ -1,4 +1,4 @@
-"""Servicer of pawl.job.v1.ErasureService."""
+"""Servicer for pawl.job.v1.ErasureService."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Permanent erasure of whole conversations: the parts to do, and the data that remains."""
+"""Permanent erasure of whole conversations: which parts it has, and which data remains."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _FRONT_END: Final = 2
 
 
 class Part(StrEnum):
-    """The parts of an erasure. RUNS comes first, then LEDGER; the others follow in any order. LOG waits for nothing."""
+    """The parts of an erasure: first RUNS, then LEDGER, then the others in any order. LOG waits for no other part."""
 
-    # End the runs of the conversation.
+    # End the conversation's runs.
     RUNS = "runs"
     # Remove the conversation from the ledger, keeping the ids of its runs and calls for the other parts.
     LEDGER = "ledger"
@@ -35,7 +35,7 @@ class Part(StrEnum):
     LOG = "log"
 
 
-# The part of each calling service.
+# The part that each calling service performs.
 OF_SERVICES: Final[Mapping[str, Part]] = MappingProxyType({TOOL_REGISTRY: Part.TOOL_REGISTRY, NOTIFIER: Part.NOTIFIER})
 # The services wait for these parts.
 FIRST: Final = (Part.RUNS, Part.LEDGER)
@@ -44,7 +44,7 @@ OWN: Final = tuple(part for part in Part if part not in OF_SERVICES.values())
 
 
 def part_of(credential_id: str) -> Part:
-    """Return the part of a calling service.
+    """Return the part that a calling service performs.
 
     Raises:
         PermissionDenied: The service has no part in erasures.

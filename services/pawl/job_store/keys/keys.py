@@ -103,7 +103,7 @@ class Keys:
     async def list(
         self, governor: Principal, store_id: str, *, include_ended: bool, before: str, keys_max: int
     ) -> Sequence[Key]:
-        """Return keys of a store that the caller manages, newest first.
+        """Return the keys of a store that the caller manages, newest first.
 
         Raises:
             PermissionDenied: The caller does not manage the store's keys.
@@ -120,7 +120,7 @@ class Keys:
         Idempotent.
 
         Raises:
-            KeyNotFound: The caller manages no such key.
+            KeyNotFound: The caller does not manage such a key.
         """
         key = await self.repository.get(key_id, None if keys.is_deployment(governor) else governor.store_id)
         if key is None:
@@ -138,7 +138,7 @@ class Keys:
         """Return the keys that changed after `after_change`, and record the use of keys.
 
         Raises:
-            InvalidField: Too many used keys are named.
+            InvalidField: Too many used keys are reported.
         """
         if len(used_key_ids) > USES_MAX:
             raise InvalidField(

@@ -1,4 +1,4 @@
-"""Servicers of pawl.identity.v1: API keys for people who manage them, and for the services."""
+"""Servicers for pawl.identity.v1, with which users manage API keys and services sync them."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from pawl.errors import InvalidField, KeyNotFound, PermissionDenied, TooLarge
 
 # Maximum number of keys of a store that are neither revoked nor expired.
 KEYS_MAX: Final = 1000
-# Maximum number of keys per store, counting ended ones that are still kept.
+# Maximum number of keys per store, including ended ones that are still kept.
 KEPT_KEYS_MAX: Final = 10_000
 # Fraction of both limits that is reserved for the deployment.
 RESERVED: Final = 0.1
@@ -38,10 +38,10 @@ _EXPIRE_TIME: Final = "expire_time: must be a time in the future"
 class Key(msgspec.Struct, frozen=True, kw_only=True):
     """An API key without its secret.
 
-    A key without roles may decide its own calls.
+    A key without roles may decide on its own calls.
 
-    `maker_user_ids` are the users who created the key, or a key it was created with: each may know a secret on that
-    chain. Keys created by the deployment or the local key start a new chain.
+    `maker_user_ids` lists the users who created the key or any key in the chain that led to it: each may know a secret
+    in that chain. Keys created by the deployment or the local key start a new chain.
     """
 
     key_id: KeyId = KeyId("")
@@ -62,12 +62,12 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_deployment(governor: Principal) -> bool:
-    """Return whether the caller is the deployment, which manages the keys of all stores."""
+    """Return whether the caller is the deployment, which manages all stores' keys."""
     return Role.DEPLOYMENT in governor.roles
 
 
 def makers(governor: Principal) -> frozenset[UserId]:
-    """Return the `maker_user_ids` of keys that a caller creates; empty if a new chain starts."""
+    """Return the `maker_user_ids` for keys that a caller creates; empty if a new chain starts."""
     if is_deployment(governor) or governor.credential_id == LOCAL_CREDENTIAL:
         return frozenset()
     return governor.people | {governor.user_id}
@@ -120,7 +120,7 @@ def new_key(governor: Principal, asked: Key, *, key_id: KeyId, now: datetime) ->
 
 
 def check_new(key: Key, live_keys: int, kept_keys: int) -> None:
-    """Check that a store with this many live and kept keys may get another one.
+    """Check that a store with this many live and retained keys may have another one.
 
     Raises:
         InvalidField: The store has too many live keys, or the new key has already expired.
@@ -147,7 +147,7 @@ def revoked(governor: Principal, key: Key, *, now: datetime) -> Key:
     """Return a key revoked by the caller; unchanged if it was already revoked.
 
     Raises:
-        KeyNotFound: The caller manages no such key.
+        KeyNotFound: The caller does not manage such a key.
     """
     if key.store_id != governor.store_id and not is_deployment(governor):
         raise KeyNotFound
@@ -199,7 +199,7 @@ class KeyEventKind(StrEnum):
 
 
 class KeyEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """An event of a key, with the key's fields at that time. The store assigns `event_id`."""
+    """An event about a key, with the key's fields at that time. The store assigns `event_id`."""
 
     event_id: int = 0
     time: datetime
@@ -216,7 +216,7 @@ class KeyEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def event_of(kind: KeyEventKind, key: Key, *, time: datetime, governor: Principal | None = None) -> KeyEvent:
-    """Return the event of an action on a key. `governor` is None for a person with access to the database."""
+    """Return the event for an action on a key. `governor` is None for someone with access to the database."""
     event = KeyEvent(
         time=time,
         kind=kind,

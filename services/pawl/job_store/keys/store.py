@@ -15,7 +15,7 @@ from pawl.chassis.ids import KeyId, StoreId
 from pawl.errors import RequestIdReused
 from pawl.job_store.keys.rules import Key, KeyEvent, KeyEventKind
 
-# The statements are built from constants of this module only.
+# The statements are built only from constants in this module.
 # ruff: noqa: S608
 
 _MADE: Final = (
@@ -38,7 +38,7 @@ _BY_REQUEST: Final = f"""
 SELECT {_COLUMNS}, request_hash FROM job_store.api_keys
 WHERE create_credential_id = $1 AND create_user_id = $2 AND request_id = $3 AND request_id <> ''
 """
-# Keys of other stores are not read: the response time would reveal that they exist.
+# Other stores' keys are not read: the response time would reveal that they exist.
 _GET: Final = f"SELECT {_COLUMNS} FROM job_store.api_keys WHERE key_id = $1 AND ($2::text IS NULL OR store_id = $2)"
 _REVOKE: Final = """
 UPDATE job_store.api_keys SET revoke_time = $2, revoke_user_id = $3, revoke_credential_id = $4, change = $5
@@ -54,7 +54,7 @@ SELECT change, key_id, digest, store_id, user_id, roles, decides_for_users, extr
     AS expire_time, revoke_time IS NOT NULL AS is_revoked, maker_user_ids
 FROM job_store.api_keys WHERE change > $1 ORDER BY change LIMIT $2
 """
-# One order, and no waiting for concurrent updates: no two transactions deadlock.
+# Locks rows in one order and does not wait for concurrent updates, so transactions cannot deadlock.
 _NOTE_USES: Final = """
 UPDATE job_store.api_keys SET last_use_time = now() WHERE key_id IN (
     SELECT key_id FROM job_store.api_keys
@@ -75,7 +75,7 @@ _event_values: Final = attrgetter(*_EVENT_COLUMNS.split(", "))
 
 
 class PostgresKeyRepository:
-    """Stores keys. Readers of changes never miss one."""
+    """Stores keys. Readers of changes never miss any."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -94,7 +94,7 @@ class PostgresKeyRepository:
 
         An empty request id matches none.
 
-        `check_new` receives the key, the number of live keys of its store, and that number plus ended keys.
+        `check_new` receives the key, the number of its store's live keys, and that number plus ended keys.
 
         Raises:
             RequestIdReused: The request id created a different key.
@@ -115,7 +115,7 @@ class PostgresKeyRepository:
         return key
 
     async def get(self, key_id: KeyId, store_id: StoreId | None) -> Key | None:
-        """Return a key, or None. If a store is given, only keys of that store are found."""
+        """Return a key, or None. If a store is given, only its keys are found."""
         row = await self._database.fetchrow(_GET, key_id, store_id)
         return None if row is None else _key(dict(row))
 
@@ -132,7 +132,7 @@ class PostgresKeyRepository:
     async def list(
         self, store_id: StoreId, *, include_ended: bool, before: str, keys_max: int, now: datetime
     ) -> Sequence[Key]:
-        """Return keys of a store below `before`, newest first."""
+        """Return a store's keys below `before`, newest first."""
         rows = await self._database.fetch(_LIST, store_id, before, include_ended, now, keys_max)
         return [_key(dict(row)) for row in rows]
 

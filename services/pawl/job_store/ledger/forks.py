@@ -17,7 +17,7 @@ from pawl.job_store.ledger.rules.forks import ForkConversation, Head
 from pawl.job_store.ledger.rules.rows import ConversationRow
 
 _HEADS_AT_ONCE: Final = 32
-# How many messages back the last fork point is searched.
+# How many messages to search back for the last fork point.
 _SEARCHED_MAX: Final = 4096
 
 
@@ -41,7 +41,7 @@ class Forks:
         Idempotent by request id.
 
         Raises:
-            ConversationNotFound: No such conversation of the user.
+            ConversationNotFound: The user has no such conversation.
             ForkPointOpen: A call is open at that point. The error names possible points.
             PastTooLong: The conversation is the result of too many forks in a row.
             RequestIdReused: The request id was used with a different payload.

@@ -1,12 +1,12 @@
 """Group commit: operations that arrive together share one transaction.
 
 While one group is being written, the next one gathers. If operations arrive concurrently, a writer also waits briefly
-for more. Under load a second group is written in parallel, so that a slow disk does not block everyone. Otherwise it is
-not, because small groups cost nearly as much as large ones. Rows are locked in the database, so any number of replicas
-can do this concurrently.
+for more. Under load a second group is written in parallel, so that a slow disk does not block everyone. Under light
+load it is not, because small groups cost nearly as much as large ones. Rows are locked in the database, so any number
+of replicas can do this concurrently.
 
-Operations that people wait for are written before the work of runs, but each group has room for both. Within a lane the
-stores take turns, so that a busy store delays only itself.
+Operations that users wait for are written before the runs' own work, but each group has room for both. Within a lane
+the stores take turns, so that a busy store delays only itself.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from pawl.job_store.ledger.ports import Announcer, GroupConflict, Journal, Opera
 
 T = TypeVar("T")
 
-# Maximum number of operations of the work lane in a group that people wait for, and the room reserved for them.
+# Maximum number of work-lane operations in a group that users wait for, and the room reserved for them.
 WORK_MAX: Final = 32
 
 
 class Lane(Enum):
-    # A person, or a program acting for one: a message, a command, a front end leasing a call.
+    # A user, or a program acting for one: a message, a command, a front end leasing a call.
     PEOPLE = auto()
-    # Steps of runs, and background work of the job store.
+    # Steps of runs, and the job store's background work.
     WORK = auto()
 
 
@@ -55,7 +55,7 @@ class Lanes(Generic[T]):
 
         If both lanes have operations, each gets its part of both bounds.
 
-        The last operation may exceed `bytes_max`. Operations of size 0 are dropped: their callers have gone.
+        The last operation may exceed `bytes_max`. Operations of size 0 are dropped: their callers are gone.
         """
         group: list[T] = []
         people, work = self._lines[Lane.PEOPLE], self._lines[Lane.WORK]
@@ -78,17 +78,17 @@ def _take(
     return group
 
 
-# Maximum number of operations of one group.
+# Maximum number of operations in one group.
 OPERATIONS_MAX: Final = 128
 
 # A group of this size takes no more operations.
 GROUP_BYTES_MAX: Final = 8 * 1024 * 1024
 
-# Operations that may wait; more are refused with OVERLOADED.
+# Maximum number of waiting operations; more are refused with OVERLOADED.
 WAITING_MAX: Final = 10_000
 
-# Per writer: the number of waiting operations, or of waiting people, from which it writes. A second writer helps only
-# under load.
+# Per writer: the number of waiting operations, or waiting users, at which it starts to write. A second writer helps
+# only under load.
 _GROUP_MIN: Final = ((1, 1), (32, 8))
 _ATTEMPTS_MAX: Final = 8
 # A group costs nearly the same whatever its size. So if operations arrive concurrently, a writer waits briefly for more
@@ -156,14 +156,14 @@ class GroupCommit:
     ) -> T:
         """Return the result of an operation once it is durable.
 
-        Operations without a store take turns with the stores. Cancelling the caller does not undo an accepted
+        Operations that belong to no store take turns with the stores. Cancelling the caller does not undo an accepted
         operation.
 
         Raises:
-            PawlError: The operation was refused and changed nothing.
+            PawlError: The operation was refused and had no effect.
             Overloaded, ShuttingDown: The operation was not accepted.
             DependencyUnavailable: The database is unavailable. The operation may have been applied, and is safe to
-                repeat by its id.
+                repeat with the same id.
         """
         if self._closing:
             raise ShuttingDown
@@ -248,7 +248,7 @@ class GroupCommit:
 
 
 def _weight(waiting: _Waiting) -> int:
-    """Return the size of an operation within a group; 0 if its caller has gone."""
+    """Return the size of an operation within a group; 0 if its caller is gone."""
     return 0 if waiting.answer.done() else max(1, waiting.size_bytes)
 
 

@@ -24,7 +24,7 @@ from pawl.values import StopCause
 _CALLS_PER_OPERATION: Final = 200
 _RUNS_PER_OPERATION: Final = 50
 _DOOMED_MAX: Final = 1000
-# The size that a group counts for such an operation.
+# The size that such an operation counts as within a group.
 _SWEEP_BYTES: Final = 64 * 1024
 
 T = TypeVar("T")
@@ -54,7 +54,8 @@ class Ledger:
     async def update_conversation(self, update: UpdateConversation, *, size_bytes: int) -> ConversationRow:
         """Change a conversation and return it; stop the jobs of users who may no longer write to it.
 
-        After a crash between the two steps, repeating the request, or another one that ends writing, stops the jobs.
+        After a crash between the two steps, the jobs are stopped when the request is repeated, or when another request
+        ends writing.
         """
         changed: ConversationRow = await self.group_commit.run(
             update, size_bytes=size_bytes, lane=Lane.PEOPLE, store_id=update.store_id
@@ -124,7 +125,7 @@ class Ledger:
         return await self._sweep(calls, lambda calls: ReleaseOffers(client_id=None, calls=calls))
 
     async def _sweep(self, keys: Sequence[T], operation: Callable[[tuple[T, ...]], Operation[int]]) -> int:
-        """Run an operation on keys of many stores, or one by one if that fails. The next sweep repeats failures."""
+        """Run an operation on many stores' keys, or key by key if that fails. The next sweep retries failures."""
         try:
             return await self.group_commit.run(operation(tuple(keys)), size_bytes=_SWEEP_BYTES)
         except PawlError:

@@ -27,10 +27,10 @@ Large: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 def page_size(asked: int) -> int:
-    """Return the number of rows of a page; 0 means 50.
+    """Return the number of rows per page; 0 means 50.
 
     Raises:
-        InvalidField: Over 200.
+        InvalidField: The size is over 200.
     """
     if asked > PAGE_MAX:
         raise InvalidField(f"page_size must be at most {PAGE_MAX}, got {asked}", field="page_size")

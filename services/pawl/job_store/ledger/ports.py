@@ -1,4 +1,4 @@
-"""Ports of the ledger's use cases."""
+"""Ports used by the ledger's use cases."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class LiveEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """A durable group. `outcomes` are the results or errors of its operations, in order."""
+    """A durable group. `outcomes` lists the results or errors of its operations, in order."""
 
     outcomes: Sequence[Any | Exception]
     events: Sequence[LiveEvent]
@@ -58,7 +58,7 @@ class Journal(Protocol):
     async def write(self, operations: Sequence[Operation[Any]]) -> Written:
         """Apply the operations in order in one transaction.
 
-        Each succeeds or is refused on its own.
+        Each one succeeds or is refused independently.
 
         Raises:
             GroupConflict: Nothing was written; try again.
@@ -108,7 +108,7 @@ class OfferRepository(Protocol):
     async def held_by(
         self, store_id: StoreId, user_id: UserId, client_id: ClientId, run_id: RunId
     ) -> tuple[tuple[RunKey, CallKey], ...]:
-        """Return the calls that a client holds, of one run, or of all if `run_id` is empty."""
+        """Return the calls that a client holds in one run, or in all runs if `run_id` is empty."""
 
     async def run_out(self, *, calls_max: int) -> tuple[tuple[RunKey, CallKey], ...]:
         """Return calls whose lease has expired, oldest first."""
@@ -121,12 +121,12 @@ class AttentionRepository(Protocol):
     async def listed(
         self, store_id: StoreId, *, run_id: RunId, after: tuple[datetime, str] | None, rows_max: int
     ) -> Page[RunView]:
-        """Return the runs of a store that need an operator, with their calls in doubt, the longest waiting first.
+        """Return a store's runs that need an operator, with their calls in doubt, the longest waiting first.
 
-        If `run_id` is set, only that run. Starts after `after`.
+        Returns only that run if `run_id` is set. Starts after `after`.
 
         Raises:
-            RunNotFound: There is no run `run_id`.
+            RunNotFound: The run `run_id` does not exist.
         """
 
 
@@ -135,7 +135,8 @@ class Limits:
     """The limits of a job store. A run may crash `crashes_max` workers."""
 
     slots: SlotLimits
-    # Another run of the same worker may have caused the first two crashes, so the third time a run has a worker alone.
+    # Another run of the same worker may have caused the first two crashes, so for the third attempt a run gets a worker
+    # to itself.
     crashes_max: int = 3
     queue_max: int = 100
     store_queue_max: int = 10_000

@@ -1,4 +1,4 @@
-"""Ports and values of reads, claims and leases, which change no content of the ledger."""
+"""Ports and values for reads, claims and leases, which do not change the ledger's content."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pawl.values import CallState, RunState
 
 R = TypeVar("R")
 
-# Maximum number of open calls of a run in a list of runs.
+# Maximum number of open calls per run in a list of runs.
 OPEN_CALLS_MAX: Final = 20
 
 
@@ -33,8 +33,8 @@ OPEN_CALLS_MAX: Final = 20
 class Claimed:
     """A run that a worker holds.
 
-    `is_quiet` means that it was claimed just now and no client holds a call of it: it has no step yet, or waited for a
-    time.
+    `is_quiet` means that the run was claimed just now and no client holds any of its calls: it has not taken a step
+    yet, or was waiting for a certain time.
     """
 
     store_id: StoreId
@@ -54,8 +54,8 @@ class Renewed:
 class RunView:
     """A run and its pending calls.
 
-    `waits`, if set, include those of its child runs. `active` are its other open calls, if read.
-    `situations`, if read, explain why the run makes no progress: its own first, then those of its descendants.
+    `waits`, if set, include those of its child runs. `active` has its other open calls, if read. `situations`, if read,
+    explain why the run makes no progress: its own first, then those of its descendants.
     """
 
     run: RunRow
@@ -81,7 +81,7 @@ def view_of(situations: Sequence[Situation]) -> RunView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingFilter:
-    """A filter on pending items: those of one user, or without a user all that approvers may see.
+    """A filter on pending items: one user's, or if no user is given, all that approvers may see.
 
     Empty fields match all. States and a tool name match only calls.
     """
@@ -94,12 +94,12 @@ class PendingFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFilter:
-    """A filter on the runs of a user, and their order by creation time, by default newest first.
+    """A filter on a user's runs, with their order by creation time (newest first by default).
 
     Empty fields match all. A run matches any of `waits` and all of `labels`. `reports_to` is the conversation that jobs
-    report to. `running_jobs_of_store` matches open jobs of all users that are not being stopped; only `stopped_by` may
-    be added. `stopped_by` also matches jobs that this command has stopped; with `reports_to`, jobs stopped by another
-    command do not match.
+    report to. `running_jobs_of_store` matches all users' open jobs that are not being stopped; it can be combined only
+    with `stopped_by`. `stopped_by` also matches jobs that this command has stopped; with `reports_to`, jobs stopped by
+    another command do not match.
     """
 
     conversation_id: ConversationId = ConversationId("")
@@ -123,9 +123,9 @@ NOTICES_MAX: Final = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingNotices:
-    """The first `NOTICES_MAX` unsent notices for a run's user: the job and the occasion.
+    """The first `NOTICES_MAX` unsent notices for a run's user: each with its job and occasion.
 
-    `open_jobs` is the number of open jobs of that user and conversation.
+    `open_jobs` is the number of the user's open jobs in that conversation.
     """
 
     notices: Sequence[tuple[RunRow, int]] = ()
@@ -134,13 +134,13 @@ class PendingNotices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """Everything that the owner of a run needs, from one snapshot.
+    """Everything that a run's owner needs, from one snapshot.
 
-    `user_id` is the user of the conversation. `omitted_bytes` has the size of each call's result that is omitted
-    because all results together are too large; 0 for the others. Of other users' runs there are only messages: the
-    newest whole runs that fit, without calls and summaries. `failures` are those of FAILED runs among the messages.
-    `shared_tokens_left` is the rest of the run's token budget; 0 if the owner of the budget was removed, None without a
-    budget.
+    `user_id` is the user of the conversation. `omitted_bytes` has the size of each call result that is omitted because
+    the results are too large in total; 0 for the others. Other users' runs are represented only by their messages:
+    those of the newest runs that fit as a whole, without calls and summaries. `failures` has the failures of FAILED
+    runs among the messages. `shared_tokens_left` is what remains of the run's token budget; 0 if the budget's owner was
+    removed, None if there is no budget.
     """
 
     run: RunRow
@@ -198,9 +198,9 @@ class MessagePage(Page[MessageRow]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationFilter:
-    """A filter on the conversations of a user: archived or not, word prefixes, labels.
+    """A filter on a user's conversations: archived or not, word prefixes, labels.
 
-    None or empty fields match all. `shared` matches conversations that other users of the store share.
+    None or empty fields match all. `shared` matches conversations that the store's other users share.
     """
 
     archived: bool | None = None
@@ -214,7 +214,7 @@ class ConversationFilter:
 
 
 class DueTimes(Protocol):
-    """The times from which runs may be claimed, relative to the database's clock."""
+    """The times from which runs may be claimed, by the database's clock."""
 
     async def times(self) -> tuple[datetime, datetime]:
         """Return the database's time, and a time that its clock has shown before.
@@ -224,15 +224,15 @@ class DueTimes(Protocol):
         """
 
     async def bring_forward(self, seconds: float) -> int:
-        """Make runs claimable earlier by this many seconds, because the clock went back; return how many.
+        """Make runs claimable earlier by this many seconds, because the clock went back; return the number of runs.
 
-        Due runs are due again, and leases expire soon. Leases of up to 30 s that were given or renewed since stay
+        Due runs are due again, and leases expire soon. Leases of up to 30 s that have since been given or renewed stay
         unchanged. Idempotent.
         """
 
 
 class Leases(DueTimes, Protocol):
-    """Leases of workers on runs. All times are the database's."""
+    """Workers' leases on runs. All times are the database's."""
 
     async def claim(
         self, worker_id: WorkerId, *, runs_max: int, lease_seconds: float, background_runs_max: int
@@ -241,23 +241,23 @@ class Leases(DueTimes, Protocol):
 
         The worker then holds at most `background_runs_max` background runs, unless it held more before.
 
-        Fair between stores: each gets its turn before any gets a second one, up to `runs_max`, and the next claim
-        continues where this one ended.
+        Claims are fair between stores: each gets its turn before any gets a second one, up to `runs_max`, and the next
+        claim continues where this one ended.
         """
 
     async def renew(self, worker_id: WorkerId, *, lease_seconds: float) -> Renewed:
         """Renew all leases of a worker, including expired ones that no other worker has claimed."""
 
     async def release(self, worker_id: WorkerId) -> int:
-        """Release all runs of a worker, which become claimable immediately; return how many."""
+        """Release all of a worker's runs, which become claimable immediately; return the number."""
 
 
 class Reads(Protocol):
-    """Reads of the ledger.
+    """Reads from the ledger.
 
-    Data of another user is reported as not found, like data that does not exist.
+    Another user's data is reported as not found, like data that does not exist.
 
-    An empty `user_id` reads for a service.
+    An empty `user_id` means that a service reads.
     """
 
     async def run(self, key: RunKey, user_id: UserId) -> RunView:
@@ -268,7 +268,7 @@ class Reads(Protocol):
         """
 
     async def load(self, key: RunKey, epoch: int) -> Loaded:
-        """Return everything that the owner of a run needs, from one snapshot.
+        """Return everything that a run's owner needs, from one snapshot.
 
         Raises:
             RunNotFound: No such run.
@@ -285,7 +285,7 @@ class Reads(Protocol):
     async def call(self, key: CallKey, user_id: UserId, *, for_approval: bool = False) -> CallRow:
         """Return a call.
 
-        With `for_approval`, also one of another user that needs or needed approval.
+        With `for_approval`, another user's call is also returned if it needs or needed approval.
 
         Raises:
             CallNotFound: The user has no such call.
@@ -300,7 +300,7 @@ class Reads(Protocol):
         after: tuple[datetime, str] | None,
         rows_max: int,
     ) -> Page[Situation]:
-        """Return runs of a user in the order of the filter, starting after `after`, from one snapshot.
+        """Return a user's runs in the filter's order, starting after `after`, from one snapshot.
 
         Each has at most `OPEN_CALLS_MAX` of its open calls, without their large fields.
         """
@@ -308,9 +308,9 @@ class Reads(Protocol):
     async def calls(
         self, key: RunKey, user_id: UserId, *, after: tuple[int, int, str] | None, rows_max: int
     ) -> Page[CallRow]:
-        """Return the calls of a run in call order, starting after `after`.
+        """Return a run's calls in call order, starting after `after`.
 
-        Also for a run of another user who shares its conversation with calls.
+        This also works for another user's run whose conversation is shared together with its calls.
 
         Raises:
             RunNotFound: The user has no such run.
@@ -319,7 +319,7 @@ class Reads(Protocol):
     async def pending(
         self, store_id: StoreId, wanted: PendingFilter, *, after: tuple[datetime, str] | None, rows_max: int
     ) -> Page[CallRow]:
-        """Return the calls that wait for a person or client, oldest first, starting after `after`."""
+        """Return the calls that wait for a user or client, oldest first, starting after `after`."""
 
     async def short_of_tokens(
         self, store_id: StoreId, wanted: PendingFilter, *, after: tuple[datetime, str] | None, rows_max: int
@@ -337,7 +337,7 @@ class Reads(Protocol):
         """
 
     async def events(self, key: RunKey, user_id: UserId, *, after_seq: int, events_max: int) -> LogPart:
-        """Return events of a run after a seq: at least one if there is any, up to the limit and 1 MiB.
+        """Return a run's events after a seq: at least one if there is any, up to the limit and 1 MiB.
 
         Removed events are returned as a gap, with the events that follow it.
 
@@ -347,7 +347,7 @@ class Reads(Protocol):
 
 
 class ConversationReads(Protocol):
-    """Reads of conversations. Unshared data of another user is reported as not found."""
+    """Reads conversations. Another user's unshared data is reported as not found."""
 
     async def by_id(self, store_id: StoreId, user_id: UserId, conversation_id: ConversationId) -> ConversationRow:
         """Return a conversation.
@@ -358,7 +358,7 @@ class ConversationReads(Protocol):
         """
 
     async def by_key(self, key: ClientKey) -> ConversationRow:
-        """Return the conversation with a key that its client has chosen.
+        """Return the conversation with a client-chosen key.
 
         Raises:
             ConversationNotFound: The user has no such conversation.
@@ -373,13 +373,13 @@ class ConversationReads(Protocol):
         before: tuple[datetime, str] | None,
         rows_max: int,
     ) -> Page[ConversationRow]:
-        """Return conversations that people started, the most recently changed first, starting before `before`.
+        """Return conversations that users started, the most recently changed first, starting before `before`.
 
-        A search for a very frequent word does not check all matches.
+        A search for a very common word does not check all matches.
         """
 
     async def segments(self, conversation: ConversationRow) -> tuple[Segment, ...]:
         """Return the segments of a fork's past, in order; empty for other conversations."""
 
     async def request(self, key: RequestKey) -> RequestRow | None:
-        """Return a request that was made before."""
+        """Return an earlier request."""

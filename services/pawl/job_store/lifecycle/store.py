@@ -68,7 +68,7 @@ WHERE s.store_id = k.store_id AND s.{name}_id = k.id
     for name in ("schedule", "trigger")
 }
 
-# The statements are built from constants of this module only.
+# The statements are built only from constants in this module.
 # ruff: noqa: S608
 
 _log = logs.get_logger(__name__)
@@ -85,7 +85,7 @@ class PostgresOutbox:
         self._recalled_poll_number = 0
 
     async def relay(self, stream: JetStreamLifecycle, *, events_max: int) -> int:
-        """Send the oldest events and mark those that were stored; return how many.
+        """Send the oldest events and mark those that were stored; return the number stored.
 
         Returns 0 while another replica relays or the stream is unavailable; no event is lost.
         """
@@ -100,7 +100,7 @@ class PostgresOutbox:
             else:
                 await connection.execute(_NO_HURRY)
             records = await connection.fetch(_OUTBOX, events_max)
-            # Events whose run was removed in the meantime have nothing to send.
+            # Events whose run has since been removed have nothing to send.
             gone = [record["id"] for record in records if record["payload"] is None]
             stored = await stream.send([_lifecycle(record) for record in records if record["payload"] is not None])
             if gone:

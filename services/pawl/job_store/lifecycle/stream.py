@@ -1,4 +1,4 @@
-"""The life cycle of runs on JetStream (NOTE-2)."""
+"""Publishes the life cycle of runs on JetStream (NOTE-2)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class JetStreamLifecycle:
 
     It may lose its newest events, or all of them.
 
-    Creates the stream if it is missing, also after NATS was wiped.
+    Creates the stream if it is missing, including after NATS was wiped.
     """
 
     def __init__(self, bus: Bus) -> None:
@@ -135,7 +135,7 @@ class JetStreamLifecycle:
 
 
 def fitting(payload: bytes, bytes_max: int) -> bytes:
-    """Return an event cut to a size: first the longest texts of the run, then all long fields.
+    """Return an event reduced to a size: first the run's longest texts are truncated, then all long fields.
 
     Calls lose their arguments, which the approver reads from the ledger.
     """
@@ -173,5 +173,5 @@ async def put_stream(jetstream: JetStreamContext, config: StreamConfig) -> Strea
         try:
             return await jetstream.add_stream(config)
         except BadRequestError:
-            # Another replica was quicker.
+            # Another replica was faster.
             return await jetstream.update_stream(config)

@@ -1,4 +1,4 @@
-"""Servicers of pawl.agent.v1.ScheduleService (forwarded by agent-loop) and pawl.job.v1.ScheduleLedgerService."""
+"""Servicers for pawl.agent.v1.ScheduleService (forwarded by agent-loop) and pawl.job.v1.ScheduleLedgerService."""
 
 from __future__ import annotations
 

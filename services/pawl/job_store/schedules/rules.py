@@ -1,4 +1,4 @@
-"""Schedules, and the rules that decide about their fires."""
+"""Schedules, and the rules for firing them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from pawl.values import Overlap, RunState
 
 # Maximum number of schedules per user.
 SCHEDULES_MAX: Final = 100
-# Fires kept per schedule.
+# Number of firings kept per schedule.
 FIRES_MAX: Final = 20
 NEXT_TIMES: Final = 10
 # A schedule pauses automatically after this many failures in a row.
 FAILURES_MAX: Final = 10
 NOTE_BYTES_MAX: Final = 1000
 CLAIM_SECONDS: Final = 10.0
-# How often a fire that waits for the previous run is checked.
+# How often a firing that waits for the previous run is checked.
 POLL_SECONDS: Final = 1.0
 
 # Tab, line feed and carriage return are allowed.
@@ -64,7 +64,7 @@ class Owner(Actor, frozen=True, kw_only=True):
 
 
 class FireRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of a due time, an event, or a requested fire with its `request_id`."""
+    """The outcome for a scheduled time, an event, or a manual firing with its `request_id`."""
 
     due_time: datetime
     fire_time: datetime
@@ -80,7 +80,7 @@ class FireRow(msgspec.Struct, frozen=True, kw_only=True):
 class StarterRow(Owner, frozen=True, kw_only=True):
     """A schedule or a trigger.
 
-    `failures` counts the fires in a row that were refused or whose runs failed. The run `last_run_id` counts once it
+    `failures` counts consecutive firings that were refused or whose runs failed. The run `last_run_id` counts once it
     has ended (`last_run_counted`). `fires` are newest first. `credential_ended` means that the API key for its runs was
     revoked or has expired; it is only set on rows that are being fired.
     """
@@ -106,7 +106,7 @@ class ScheduleRow(StarterRow, frozen=True, kw_only=True):
 
     Each change increments `generation`.
 
-    `waiting_time` is the due time whose fire waits for the previous run.
+    `waiting_time` is the scheduled time whose run waits for the previous run to end.
     """
 
     schedule_id: str
@@ -124,12 +124,12 @@ class ScheduleRow(StarterRow, frozen=True, kw_only=True):
         return tuple(islice(timing.due_times(self.definition, self.schedule_id, after), NEXT_TIMES))
 
 
-# Returns the changed schedule. Arguments: the current one, the number of schedules of its user, the time.
+# Returns the changed schedule. Arguments: the current one, how many schedules its user has, the time.
 Change: TypeAlias = Callable[[ScheduleRow | None, int, datetime], ScheduleRow]
 
 
 class ClaimedSchedule(msgspec.Struct, frozen=True, kw_only=True):
-    """A due schedule as claimed at `now`. `is_busy` while the run of its last fire is open."""
+    """A due schedule as claimed at `now`. `is_busy` means that the last run it started is still open."""
 
     row: ScheduleRow
     now: datetime
@@ -139,9 +139,9 @@ class ClaimedSchedule(msgspec.Struct, frozen=True, kw_only=True):
 def saved(row: ScheduleRow, asked: Definition, owner: Owner, now: datetime) -> ScheduleRow:
     """Return a schedule with a new definition or credential.
 
-    Its waiting fire is skipped.
+    Its waiting run is skipped.
 
-    A due time that has not fired yet remains due, unless the timing changes.
+    A scheduled time that has not fired yet stays due, unless the timing changes.
     """
     if asked == row.definition and owner == owner_of(row):
         return row
@@ -170,7 +170,7 @@ def marked_paused(row: StarterT, note: str, now: datetime, *, automatic: bool = 
 
 
 def resumed(row: ScheduleRow, owner: Owner, now: datetime) -> ScheduleRow:
-    """Return a resumed schedule with due times from now on. If it was not paused, only the credential changes."""
+    """Return a resumed schedule, whose scheduled times start now. If it was not paused, only the credential changes."""
     return saved(row, row.definition, owner, now) if row.pause_time is None else _due_anew(unpaused(row, owner), now)
 
 
@@ -232,11 +232,11 @@ def check_note(note: str) -> str:
 def judge(
     definition: Definition, due: datetime | None, now: datetime, *, is_busy: bool, has_waiting: bool
 ) -> tuple[FireOutcome, str]:
-    """Return the outcome of a fire that is not refused, and the reason.
+    """Return the outcome of a firing that is not refused, and the reason.
 
-    `due` is None for a manual fire, which is never late.
+    `due` is None for a manual firing, which is never late.
 
-    `is_busy` means that the previous run is open, `has_waiting` that another fire waits for its end.
+    `is_busy` means that the previous run is open, `has_waiting` that another firing waits for its end.
     """
     if due is not None and timing.is_missed(definition, due, now):
         return (
@@ -260,7 +260,7 @@ def judge_overlap(overlap: Overlap, *, is_busy: bool, has_waiting: bool) -> tupl
 
 
 def with_fire(row: StarterT, fire: FireRow) -> StarterT:
-    """Return a schedule or trigger with a fire added. It replaces the same fire that waited; a waiting fire is kept."""
+    """Return a schedule or trigger with `fire` added. It replaces its own waiting entry; others are kept."""
     rest: list[FireRow] = []
     for old in row.fires:
         is_it = (old.outcome, old.due_time, old.event_id) == (FireOutcome.WAITING, fire.due_time, fire.event_id)
@@ -290,7 +290,7 @@ def with_ending(row: StarterT, state: RunState | None) -> StarterT:
 
 
 def due_next(row: ScheduleRow, due: datetime | None, now: datetime) -> ScheduleRow:
-    """Return a schedule with its next due time. A waiting fire is also checked before that."""
+    """Return a schedule with its next scheduled time. A waiting firing is also checked before that."""
     next_poll = now + timedelta(seconds=POLL_SECONDS) if row.waiting_time is not None else None
     times = [time for time in (due, next_poll) if time is not None]
     return replace(row, due_time=due, claim_at=min(times, default=None))

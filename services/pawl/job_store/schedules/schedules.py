@@ -21,7 +21,7 @@ from pawl.values import RunState
 
 # Claims are repeated this often, to find newly due schedules.
 WAIT_SECONDS_MAX: Final = 1.0
-# The pause before claiming again if due schedules are locked, mostly by another claim.
+# The pause before claiming again if due schedules are locked, usually by another claim.
 HELD_SECONDS: Final = 0.05
 
 
@@ -42,7 +42,7 @@ class Starters(Generic[StarterT]):
     async def get(
         self, store_id: StoreId, user_id: UserId, name: str
     ) -> tuple[StarterT, Mapping[RunId, RunState], datetime]:
-        """Return a row, the states of the runs of its fires, and the time.
+        """Return a row, the states of the runs it started, and the time.
 
         Raises:
             ScheduleNotFound, TriggerNotFound: It does not exist.
@@ -53,7 +53,7 @@ class Starters(Generic[StarterT]):
         return found
 
     async def delete(self, store_id: StoreId, user_id: UserId, name: str) -> None:
-        """Remove a row with its fires and waiting events.
+        """Remove a row with its history and waiting events.
 
         Raises:
             ScheduleNotFound, TriggerNotFound: It does not exist.
@@ -118,9 +118,9 @@ class Schedules(Starters[ScheduleRow]):
         )
 
     async def claim(self, schedules_max: int) -> tuple[Sequence[DueSchedule], float]:
-        """Claim due schedules; return them, and after how many seconds to claim again.
+        """Claim due schedules; return them and the number of seconds to wait before the next claim.
 
-        A schedule whose next due time cannot be computed is skipped until its claim expires.
+        A schedule whose next scheduled time cannot be computed is skipped until its claim expires.
         """
         claimed = await self._repository.claim(schedules_max=schedules_max)
         due = read_each("schedule", claimed, _due, lambda each: each.row.schedule_id)
@@ -137,7 +137,7 @@ class Schedules(Starters[ScheduleRow]):
             ScheduleNotFound: The schedule does not exist.
             RequestIdReused: The request id was used with a different payload.
         """
-        # A person may wait for a manual fire, but not for a due time.
+        # A user may be waiting for a manual firing, but not for a scheduled one.
         lane = Lane.PEOPLE if fire.expected_time is None else Lane.WORK
         fired = await self._group_commit.run(fire, size_bytes=size_bytes, lane=lane, store_id=fire.schedule.store_id)
         if fired is not None:
@@ -147,10 +147,10 @@ class Schedules(Starters[ScheduleRow]):
 
 
 def pause_seconds(wait_seconds: float | None, claimed: int) -> float:
-    """Return the seconds until the next claim.
+    """Return the number of seconds until the next claim.
 
-    `wait_seconds` is the time until the next row is due, None if there is none. `claimed` is the number of rows claimed
-    just now.
+    `wait_seconds` is the time until the next row is due, None if no row will be due. `claimed` is the number of rows
+    claimed just now.
     """
     if wait_seconds is not None and wait_seconds <= 0:
         return 0.0 if claimed else HELD_SECONDS

@@ -14,10 +14,10 @@ from pawl.job_store.ledger.store import tables
 from pawl.job_store.ledger.store.starters import PostgresStarters
 from pawl.job_store.schedules.rules import CLAIM_SECONDS, POLL_SECONDS, ClaimedSchedule, ScheduleRow
 
-# The statements are built from constants of this package only.
+# The statements are built only from constants in this package.
 # ruff: noqa: S608
 
-# A fire that must still wait is checked again soon. Others stay claimed for the duration of a claim.
+# A firing that must still wait is checked again soon. Others stay claimed for the duration of a claim.
 _CLAIM: Final = f"""
 WITH due AS MATERIALIZED (
     SELECT s.store_id, s.schedule_id, coalesce((
@@ -42,13 +42,13 @@ class PostgresSchedules(PostgresStarters[ScheduleRow]):
         super().__init__(database, tables.SCHEDULES, tables.SCHEDULES.read)
 
     async def claim(self, *, schedules_max: int) -> Sequence[ClaimedSchedule]:
-        """Claim schedules that are due or whose waiting fire may start, the longest due first."""
+        """Claim schedules that are due or whose waiting run may start, the longest due first."""
         lease, poll = timedelta(seconds=CLAIM_SECONDS), timedelta(seconds=POLL_SECONDS)
         records = await self._database.fetch(_CLAIM, schedules_max, lease, poll)
         return read_each("schedule", records, _claimed, itemgetter("schedule_id"))
 
     async def wait_seconds(self) -> float | None:
-        """Return the seconds until the next schedule can be claimed; None if there is none."""
+        """Return the number of seconds until the next schedule can be claimed; None if there is none."""
         seconds: float | None = await self._database.fetchval(_WAIT)
         return seconds
 

@@ -22,10 +22,10 @@ INTERVAL_SECONDS_MAX: Final = 366 * 86_400
 JITTER_SECONDS_MAX: Final = 3600
 CATCH_UP_SECONDS: Final = 3600
 CATCH_UP_SECONDS_MAX: Final = 86_400
-# Maximum number of missed due times that are caught up.
+# Maximum number of missed scheduled times that are caught up.
 CAUGHT_UP_MAX: Final = 100
 
-# How far ahead due times are searched; this bounds the search for rare days.
+# How far ahead scheduled times are searched; this bounds the search for rare days.
 HORIZON: Final = timedelta(days=30 * 366)
 
 _PARTS: Final = ("minute", "hour", "day-of-month", "month", "day-of-week")
@@ -53,7 +53,8 @@ def check(timing: Timing) -> None:
     """Validate a timing.
 
     Raises:
-        InvalidField: Names the invalid field, and for a cron expression its part.
+        InvalidField: The timing is invalid; the metadata names the field, and the message the part of a cron
+            expression.
     """
     if bool(timing.cron) == bool(timing.interval_seconds):
         raise InvalidField("give either `cron` or `interval_seconds`", field="definition.cron")
@@ -86,7 +87,7 @@ class _Cron(CronSim):
 
 
 def due_times(timing: Timing, schedule_id: str, after: datetime, until: datetime | None = None) -> Iterator[datetime]:
-    """Yield the due times after `after` and before `until`, in order.
+    """Yield the scheduled times after `after` and before `until`, in order.
 
     By default `until` is `HORIZON` later.
     """
@@ -106,17 +107,17 @@ def due_times(timing: Timing, schedule_id: str, after: datetime, until: datetime
 
 
 def same_times(one: Timing, other: Timing) -> bool:
-    """Return whether two timings have the same due times. They may differ in the catch-up period."""
+    """Return whether two timings have the same scheduled times. Their catch-up periods may differ."""
     fields = [name for name in Timing.__struct_fields__ if name != "catch_up_seconds"]
     return all(getattr(one, name) == getattr(other, name) for name in fields)
 
 
 def past_times(timing: Timing, schedule_id: str, begin: datetime, end: datetime) -> tuple[datetime, ...]:
-    """Return the due times from `begin` up to `end`, exclusive.
+    """Return the scheduled times from `begin` up to `end`, exclusive.
 
     Raises:
         InvalidField: `end` is not after `begin`.
-        TooLarge: There are too many due times to fire together.
+        TooLarge: There are too many scheduled times to fire at once.
     """
     if end <= begin:
         raise InvalidField("end_time must be after begin_time, and begin_time must be in the past", field="end_time")
@@ -128,16 +129,16 @@ def past_times(timing: Timing, schedule_id: str, begin: datetime, end: datetime)
 
 
 def jitter(timing: Timing, schedule_id: str) -> timedelta:
-    """Return the delay of a schedule after its due times. It is always the same for one schedule."""
+    """Return how long after its scheduled times a schedule fires. The delay of a schedule never changes."""
     share = int.from_bytes(hashlib.sha256(schedule_id.encode()).digest()[:8]) / 2**64
     return timedelta(seconds=int(share * timing.jitter_seconds))
 
 
 def following(timing: Timing, schedule_id: str, due: datetime, now: datetime) -> datetime | None:
-    """Return the next due time to fire after `due`: the first one that is not too late to catch up."""
+    """Return the next scheduled time to fire after `due`: the first one that is not too late to catch up."""
     first = max(due, caught_up_from(timing, now))
     most = CAUGHT_UP_MAX - (not is_missed(timing, due, now))
-    # Only the last due times count, and they may be far back: widen the search until they are found.
+    # Only the last scheduled times count, and they may be far back: widen the search until they are found.
     span = CAUGHT_UP_MAX * timedelta(seconds=timing.interval_seconds or 60)
     while True:
         begin = max(first, now - span)
@@ -205,8 +206,8 @@ def _cron_times(timing: Timing, after: datetime, end: datetime) -> Iterator[date
     minute, hour, rest = cron.split(maxsplit=2)
     only = None
     if hour == "*" and len(times.minutes) == 1 and _shifts_unevenly(timing.time_zone, begin.year):
-        # cronsim then steps by whole hours and misses due times after a half-hour shift, unless it also has another
-        # minute.
+        # cronsim then steps by whole hours and misses scheduled times after a half-hour shift, unless it also has
+        # another minute.
         (only,) = times.minutes
         times = _Cron(f"{minute},{59 - only} {hour} {rest}", begin, end)
     for time in times:

@@ -1,4 +1,4 @@
-"""Servicers of pawl.agent.v1.TriggerService (forwarded by agent-loop) and pawl.job.v1.TriggerLedgerService."""
+"""Servicers for pawl.agent.v1.TriggerService (forwarded by agent-loop) and pawl.job.v1.TriggerLedgerService."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from pawl.values import Overlap
 # Maximum number of triggers per user.
 TRIGGERS_MAX: Final = 100
 DEBOUNCE_SECONDS_MAX: Final = 3600
-# Maximum number of postponements of an event by later events.
+# Maximum number of times that later events may postpone an event.
 DEBOUNCES_MAX: Final = 10
 POINTER_CHARACTERS_MAX: Final = 256
 DATA_BYTES_MAX: Final = 256 * 1024
@@ -31,9 +31,9 @@ FORMER_SECRETS_MAX: Final = 4
 # How long a replaced secret stays valid.
 FORMER_SECRET_TIME: Final = timedelta(days=1)
 POLL_SECONDS_RANGE: Final = range(15, 3601)
-# How long one process reads a mailbox without renewing its lease.
+# How long a process may read a mailbox without renewing its lease.
 MAILBOX_LEASE_TIME: Final = timedelta(seconds=30)
-# Maximum number of mailboxes of one process.
+# Maximum number of mailboxes per process.
 LEASED_MAX: Final = 200
 # A trigger pauses automatically after its mailbox was unreachable for this long.
 UNREACHABLE_TIME: Final = timedelta(hours=12)
@@ -85,7 +85,7 @@ class WebhookSource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MailboxSource(msgspec.Struct, frozen=True, kw_only=True):
-    """Mails as events. 0 and empty mean the defaults."""
+    """E-mails as events. Zero and empty values mean the defaults."""
 
     host: str
     port: int = 0
@@ -124,11 +124,11 @@ class FormerSecret(msgspec.Struct, frozen=True):
 class TriggerRow(StarterRow, frozen=True, kw_only=True):
     """A trigger.
 
-    Changes that affect how events are handled increment `generation`; fires do not.
+    Changes that affect how events are handled increment `generation`; firing does not.
 
     `former_secrets` are newest first. `claim_at` is the end of the mailbox lease; None for webhooks and while paused.
-    `last_uid` is the last mail that was delivered. `unreachable_report_time` is the last report that the mailbox cannot
-    be read. `refused_count` counts webhooks without a valid signature or key.
+    `last_uid` is the last mail that was delivered. `unreachable_report_time` is the time of the last report that the
+    mailbox cannot be read. `refused_count` counts webhooks without a valid signature or key.
     """
 
     trigger_id: str
@@ -209,7 +209,7 @@ class LaneRow(msgspec.Struct, frozen=True, kw_only=True):
         return EventKey(self.store_id, self.trigger_id, self.event_id)
 
 
-# Returns the changed trigger. Arguments: the current one, the number of triggers of its user, the time.
+# Returns the changed trigger. Arguments: the current one, how many triggers its user has, the time.
 TriggerChange: TypeAlias = Callable[[TriggerRow | None, int, datetime], TriggerRow]
 
 
@@ -217,7 +217,7 @@ def check(asked: TriggerDefinition) -> None:
     """Validate a definition.
 
     Raises:
-        InvalidField: Names the invalid field.
+        InvalidField: The definition is invalid; the metadata names the field.
     """
     if asked.mailbox is not None:
         _check_mailbox(asked.mailbox)
@@ -270,7 +270,7 @@ def _check_pointer(pointer: str, field: str) -> None:
 
 
 def filled_in(asked: TriggerDefinition) -> TriggerDefinition:
-    """Return a definition with the defaults of its mailbox. INBOX is case-insensitive (RFC 9051, 5.1)."""
+    """Return a definition with its mailbox defaults filled in. INBOX is case-insensitive (RFC 9051, 5.1)."""
     mailbox = asked.mailbox
     if mailbox is None:
         return asked
@@ -341,7 +341,7 @@ def _reachable(row: TriggerRow) -> TriggerRow:
 def reported(row: TriggerRow, position: MailPosition | None, reason: str, now: datetime) -> TriggerRow:
     """Return a trigger after a report about its mailbox: readable, or unreachable for a reason.
 
-    If its UIDs are new, mails are read from `position` on.
+    If its UIDs are new, mails are read from `position` onwards.
     """
     if row.pause_time is not None:
         return row
@@ -365,7 +365,7 @@ def paused(row: TriggerRow, note: str, now: datetime, *, automatic: bool = False
 
 
 def saved(row: TriggerRow, asked: TriggerDefinition, owner: Owner) -> TriggerRow:
-    """Return a trigger with a new definition or credential. Waiting events keep waiting."""
+    """Return a trigger with a new definition or credential. Waiting events continue to wait."""
     if asked == row.definition and owner == schedules.owner_of(row):
         return row
     return replace(row, **asdict(owner), definition=asked, generation=row.generation + 1)
@@ -389,7 +389,7 @@ def resumed(row: TriggerRow, owner: Owner, now: datetime) -> TriggerRow:
 def rotated(row: TriggerRow, secret: bytes, now: datetime) -> TriggerRow:
     """Return a trigger with a new secret.
 
-    The previous one stays valid for a time.
+    The previous one stays valid for some time.
 
     Raises:
         InvalidField: It has no secret.

@@ -16,7 +16,7 @@ from pawl.job_store.ledger.store.starters import PostgresStarters
 from pawl.job_store.schedules.rules import CLAIM_SECONDS, POLL_SECONDS
 from pawl.job_store.triggers.rules import LEASED_MAX, MAILBOX_LEASE_TIME, LaneRow, TriggerKey, TriggerRow
 
-# The statements are built from constants of this package only.
+# The statements are built only from constants in this package.
 # ruff: noqa: S608
 
 _OF_ID: Final = f"""
@@ -85,7 +85,7 @@ class PostgresTriggers(PostgresStarters[TriggerRow]):
         super().__init__(database, tables.TRIGGERS, tables.TRIGGERS.read)
 
     async def of_id(self, store_id: StoreId, trigger_id: str) -> tuple[TriggerRow, datetime] | None:
-        """Return a trigger of any user, and the time."""
+        """Return any user's trigger, and the time."""
         record = await self._database.fetchrow(_OF_ID, store_id, trigger_id)
         return None if record is None else (self._readable(record), record["now"])
 
@@ -104,7 +104,7 @@ class PostgresTriggers(PostgresStarters[TriggerRow]):
         return tuple((triggers[key], row) for key, row in found if key in triggers)
 
     async def wait_seconds(self) -> float | None:
-        """Return the seconds until the next event can be claimed; None if there is none."""
+        """Return the number of seconds until the next event can be claimed; None if there is none."""
         seconds: float | None = await self._database.fetchval(_WAIT)
         return seconds
 

@@ -50,7 +50,7 @@ _TIME: Final = re.compile(r"[0-9]{1,12}")
 def event_id_of(
     authentication: Authentication, headers: Mapping[str, str], body: bytes, secrets: Sequence[bytes], now: datetime
 ) -> str:
-    """Return the webhook-id of a webhook whose sender knows one of the secrets; empty without one.
+    """Return the webhook-id of a webhook whose sender knows one of the secrets; empty if it has none.
 
     Other senders learn only that the check failed. Names of `headers` are in lower case.
 
@@ -180,7 +180,7 @@ class Triggers(Starters[TriggerRow]):
     async def check(
         self, store_id: StoreId, trigger_id: str, headers: Mapping[str, str], body: bytes
     ) -> tuple[TriggerRow, str]:
-        """Verify a webhook; return its trigger and the id of the event, empty for none.
+        """Verify a webhook; return its trigger and the id of the event, empty if there is none.
 
         Raises:
             TriggerNotFound, BadSignature, WebhookTooOld, TriggerPaused: The webhook may not fire.
@@ -204,7 +204,7 @@ class Triggers(Starters[TriggerRow]):
         return row, event_id
 
     async def _count_refusal(self, row: TriggerRow, reason: str, now: datetime) -> None:
-        """Count a refusal: in the row if its last one is over a minute old, otherwise in memory."""
+        """Count a refusal: in the row if its last update is over a minute old, otherwise in memory."""
         count, _ = self._refusals.get(row.key, (0, ""))
         self._refusals[row.key] = (count + 1, reason)
         if row.refused_time is None or now - row.refused_time >= REFUSALS_TIME:
@@ -227,7 +227,7 @@ class Triggers(Starters[TriggerRow]):
             raise
 
     async def claim(self, events_max: int) -> tuple[Sequence[tuple[TriggerRow, LaneRow]], float]:
-        """Claim waiting events that may fire; return them, and after how many seconds to claim again."""
+        """Claim waiting events that may fire; return them and the number of seconds to wait before the next claim."""
         claimed = await self._repository.claim(events_max=events_max)
         if len(claimed) == events_max:
             return claimed, 0.0

@@ -1,4 +1,4 @@
-"""Reads of conversations in PostgreSQL: by id or key, listed, and searched."""
+"""Reads conversations from PostgreSQL: by id or key, in lists, and by search."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pawl.job_store.ledger.rules.rows import ClientKey, ConversationRow, Request
 from pawl.job_store.ledger.rules.search import mark
 from pawl.job_store.ledger.store import run_lists, segments, tables
 
-# The statements are built from constants of this package only.
+# The statements are built only from constants in this package.
 # ruff: noqa: S608
 
 _BY_ID: Final = f"""
@@ -57,8 +57,9 @@ WITH_LABELS: Final = run_lists.statement(
     order="update_time DESC, conversation_id DESC",
     size="length(queue)",
 )
-# The limit bounds the cost of very frequent words. Conversations are read by id whatever the planner estimates: joining
-# all of a user's conversations with all matches would be too large. A match also finds the forks that show the message.
+# The limit bounds the cost of very common words. Conversations are always read by id, whatever the planner estimates:
+# joining all of a user's conversations with all matches would be too large. A match also finds forks that include the
+# message.
 SEARCHED: Final = run_lists.statement(
     tables.CONVERSATIONS,
     source=f"""(
@@ -87,7 +88,7 @@ SEARCHED: Final = run_lists.statement(
 )
 
 
-# Conversations of other users of the store.
+# Other users' conversations in the store.
 _OF_OTHERS: Final = "store_id = $3 AND user_id <> $4 AND user_id <> '' AND sharing > 1 AND parent_run_id = ''"
 SHARED: Final = run_lists.statement(
     tables.CONVERSATIONS,
@@ -156,7 +157,7 @@ class PostgresConversations(DatabaseAdapter):
 
 
 def query(store_id: StoreId, user_id: UserId, words: Sequence[str]) -> str:
-    """Return a text search query for texts of a user that contain a word with each of the given prefixes."""
+    """Return a search query for a user's text that contains a word with each of the given prefixes."""
     owner = mark(store_id, user_id)
     # Words consist of letters and digits only, so they need no escaping.
     return " & ".join(f"'{owner}{word}':*" for word in words)

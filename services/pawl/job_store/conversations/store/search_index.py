@@ -1,9 +1,9 @@
-"""Search index of conversations in PostgreSQL.
+"""Search index for conversations in PostgreSQL.
 
 It is updated in the background, so that no writer waits for it.
 
-Emptying messages of a conversation must change its `searched_number` and remove their words in the same transaction.
-Words that were read earlier are then not written.
+A transaction that empties messages must also change the conversation's `searched_number` and remove the words of these
+messages. Words that were read earlier are then not written.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ JOIN unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::text[], $6::te
 USING (store_id, conversation_id, user_id, searched_number, title, model_title)
 FOR UPDATE OF c SKIP LOCKED
 """
-# Skip messages that were removed in the meantime.
+# Skip messages that have since been removed.
 _WORDS: Final = """
 INSERT INTO job_store.conversation_words AS w (store_id, conversation_id, number, words)
 SELECT k.store_id, k.conversation_id, k.number, array_to_tsvector(string_to_array(k.words, ' '))
@@ -81,9 +81,9 @@ class _Read:
 
 class PostgresSearchIndex(DatabaseAdapter):
     async def index_new(self, *, conversations_max: int) -> int:
-        """Index new messages and titles of some conversations; return how many, 0 if nothing is left to do.
+        """Index new messages and titles of some conversations; return the number indexed, 0 if none are left.
 
-        Several replicas may run this concurrently. Messages removed or emptied in the meantime are not indexed.
+        Several replicas may run this concurrently. Messages that have since been removed or emptied are not indexed.
         """
         due = await self._database.fetch(_DUE, conversations_max)
         if not due:

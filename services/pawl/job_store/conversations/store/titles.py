@@ -1,4 +1,4 @@
-"""Titles that models make, in PostgreSQL."""
+"""Stores titles made by models in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from pawl.job_store.ledger.store import upkeep
 from pawl.job_store.ledger.store.columns import joined
 from pawl.values import RunState
 
-# The statements are built from constants of this module only.
+# The statements are built only from constants in this module.
 # ruff: noqa: S608
 
-# Conversations are skipped after too many attempts or without a user. So are those with an answer from before titles
-# were enabled; the comparison avoids reading all runs of the user.
+# Skips conversations that have no user or too many attempts, and those whose answer is older than this feature; the
+# comparison avoids reading all the user's runs.
 _CLAIM: Final = f"""
 WITH due AS MATERIALIZED (
     SELECT store_id, conversation_id FROM job_store.conversations WHERE title_at <= now()
@@ -78,7 +78,7 @@ _PAUSE: Final = timedelta(minutes=1)
 
 
 class PostgresTitles(DatabaseAdapter):
-    """Stores titles that models make. `quota` returns the daily budget of an agent."""
+    """Stores titles made by models. `quota` returns an agent's daily budget."""
 
     def __init__(self, database: Database, quota: Callable[[StoreId, str], Awaitable[GetAgentQuotaResponse]]) -> None:
         super().__init__(database)

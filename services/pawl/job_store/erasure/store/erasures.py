@@ -1,7 +1,7 @@
 """Erasure of conversations in PostgreSQL, in resumable steps.
 
-The first step takes the conversation from its user, as retention does. Transactions that read it earlier notice the
-change when they lock the row. Locks are taken in the order of the journal.
+The first step detaches the conversation from its user, as retention does. Transactions that read it earlier notice the
+change when they lock the row. Locks are taken in the same order as in the journal.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pawl.job_store.ledger.reading import Page
 from pawl.job_store.lifecycle import store as outbox
 from pawl.values import CallState, RunState
 
-# The statements are built from constants of this module only.
+# The statements are built only from constants in this module.
 # ruff: noqa: S608
 
 _MARKED: Final = """
@@ -48,7 +48,7 @@ FROM unnest($2::text[], $3::text[]) AS k (store_id, conversation_id)
 WHERE c.store_id = k.store_id AND c.conversation_id = k.conversation_id AND c.user_id <> ''
 RETURNING c.store_id, c.conversation_id
 """
-# Conversations of agents that executed its calls are erased with it.
+# The conversations of agents that executed its calls are erased too.
 _START_BELOW: Final = f"""
 UPDATE job_store.conversations AS c SET {_MARKED}, erase_root = $4
 WHERE store_id = $2 AND parent_conversation_id = $3 AND parent_conversation_id <> '' AND user_id <> ''
@@ -95,8 +95,7 @@ UPDATE job_store.conversations AS c SET made_title = ''
 FROM (SELECT DISTINCT $1::text AS store_id, conversation_id FROM forks) AS f
 WHERE c.store_id = f.store_id AND c.conversation_id = f.conversation_id AND c.made_title <> ''
 """
-# The conversation whose erasure includes this one, for the user of that erasure: conversations below may belong to
-# writers.
+# The conversation whose erasure includes this one, for that erasure's user: child conversations may belong to writers.
 _ROOT: Final = """
 SELECT k.erase_root FROM job_store.conversations AS k
 WHERE k.store_id = $1 AND k.conversation_id = $2 AND k.erase_user_id <> '' AND $3 = coalesce((
@@ -147,7 +146,7 @@ _RUNS: Final = """
 SELECT store_id, run_id, user_id, trimmed_rounds FROM job_store.runs WHERE store_id = $1 AND conversation_id = $2
 ORDER BY run_id LIMIT $3 FOR UPDATE
 """
-# The request id stays known, but nothing about the request can be guessed.
+# The request id is still remembered, but reveals nothing about the request.
 _REQUESTS: Final = """
 UPDATE job_store.requests SET fingerprint = ''
 WHERE store_id = $1 AND user_id = ANY ($2::text[]) AND (run_id = ANY ($3::text[]) OR conversation_id = $4)
@@ -169,7 +168,7 @@ SELECT $1, $2, * FROM unnest(
     $3::text[], $4::text[], $5::text[], $6::smallint[], $7::smallint[], $8::timestamptz[], $9::boolean[]
 ) ON CONFLICT DO NOTHING
 """
-# Trimmed calls of a job resembled its last calls, so one item stands for all of them.
+# A job's trimmed calls were like its last ones, so one item stands for all of them.
 _ADD_TRIMMED: Final = """
 UPDATE job_store.erased_items AS i SET has_left = true, tool_name = last.tool_name,
     effect_class = last.effect_class, state = last.state
@@ -201,18 +200,18 @@ class PostgresErasures(DatabaseAdapter):
     """Conversations that are being or were erased. Each step is durable on return and idempotent."""
 
     async def start(self, key: ErasureKey) -> None:
-        """Start erasing a conversation; does nothing if it is not the user's."""
+        """Start erasing a conversation; no effect if it is not the user's."""
         async with self._database.transaction() as connection:
             await _mark(connection, _START, key.store_id, key.conversation_id, key.user_id)
 
     async def restart(self, conversations: Collection[tuple[StoreId, ConversationId]]) -> int:
-        """Start erasing those conversations that have a user again, as after a restore; return how many."""
+        """Start erasing conversations that have a user again, for example after a restore; return the number."""
         stores, ids = [store_id for store_id, _ in conversations], [each for _, each in conversations]
         async with self._database.transaction() as connection:
             return await _mark(connection, _RESTART, stores, ids)
 
     async def log_again(self, *, younger_than_seconds: float | None) -> int:
-        """Put recent erasures, or all with None, on the list again; return how many."""
+        """Add recent erasures (all of them if None) to the list again; return how many were added."""
         return affected(await self._database.execute(_LOG_AGAIN, younger_than_seconds))
 
     async def receipt(self, key: ErasureKey) -> conversation_pb2.Erasure:
@@ -248,7 +247,7 @@ class PostgresErasures(DatabaseAdapter):
         return [_erasure(record) for record in await self._database.fetch(_OPEN, *arguments)]
 
     async def open_runs(self, key: ErasureKey, *, runs_max: int) -> Sequence[tuple[RunKey, UserId]]:
-        """Return runs of a conversation that have not ended and are not being stopped, with their users."""
+        """Return the conversation's runs that have not ended and are not being stopped, with their users."""
         arguments = (key.store_id, key.conversation_id, runs_max, [RunState.CANCELLING])
         return [
             (RunKey(key.store_id, RunId(record["run_id"])), UserId(record["user_id"]))
@@ -256,7 +255,7 @@ class PostgresErasures(DatabaseAdapter):
         ]
 
     async def end_runs(self, key: ErasureKey) -> bool:
-        """Complete RUNS if no run is open, and start erasing the conversations below.
+        """Complete RUNS if no run is open, and start erasing its child conversations.
 
         Return whether it was completed.
         """
@@ -328,7 +327,7 @@ class PostgresErasures(DatabaseAdapter):
 
 
 def _item(call: Record) -> tuple[Any, ...]:
-    """Return the data kept of a call. The tool name is kept only if the tool ran, because it is then in the catalog."""
+    """Return the data kept about a call, with the tool name only if the tool ran, because it is then in the catalog."""
     spec = call_pb2.Call.FromString(call["spec"])
     # Imported calls ran elsewhere.
     context, effect_class = (0, 0) if spec.imported else (spec.context, spec.effect_class)

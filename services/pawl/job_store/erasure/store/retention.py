@@ -12,7 +12,7 @@ from pawl.job_store.ledger.rules.usage import DAYS_MAX
 from pawl.job_store.ledger.store import tables
 from pawl.job_store.ledger.store.columns import joined
 
-# The statements are built from constants of this module only.
+# The statements are built only from constants in this module.
 # ruff: noqa: S608
 
 _OLD_REQUESTS: Final = """
@@ -155,14 +155,14 @@ AND erase_parts = '{{}}'
 ORDER BY update_time LIMIT $2 FOR UPDATE SKIP LOCKED
 """
 # From now on the conversations have no user, so that several transactions can remove them and none can be revived.
-# Their keys are free.
+# Their keys can be reused.
 _OLD_CONVERSATIONS: Final = f"""
 UPDATE job_store.conversations AS c SET user_id = '', key_hash = NULL
 FROM unnest($1::text[], $2::text[]) AS k (store_id, conversation_id)
 WHERE c.store_id = k.store_id AND c.conversation_id = k.conversation_id AND {_HAS_NO_FORK}
 RETURNING c.store_id, c.conversation_id
 """
-# The same for runs: no user sees a part of a run, or undoes it again once the calls that undid it are gone.
+# The same for runs: no user sees a partly removed run, or undoes a run again once the calls that undid it are gone.
 _HIDDEN: Final = """
 UPDATE job_store.runs AS t SET user_id = '' FROM unnest($1::text[], $2::text[]) AS k (store_id, run_id)
 WHERE t.store_id = k.store_id AND t.run_id = k.run_id AND t.user_id <> ''
@@ -175,8 +175,8 @@ CROSS JOIN LATERAL (
 ) AS r
 LIMIT $3
 """
-# Conversations are locked before runs, as everywhere, and runs are locked in one order as by the log trimmer: otherwise
-# two transactions could deadlock.
+# Conversations are locked before runs, as everywhere, and runs in the same order as by the log trimmer: otherwise two
+# transactions could deadlock.
 _REPORTED_TO: Final = f"""
 SELECT {tables.CONVERSATIONS.names} FROM job_store.conversations AS c JOIN (
     SELECT DISTINCT r.store_id, r.reports_to || '' AS conversation_id FROM job_store.runs AS r
@@ -230,40 +230,40 @@ class PostgresRetention(DatabaseAdapter):
         return await deleted(self._database, _OLD_KEYS, older_than_seconds, rows_max)
 
     async def remove_key_events(self, *, rows_max: int) -> int:
-        """Remove API key events older than 90 days; return how many."""
+        """Remove API key events older than 90 days; return how many were removed."""
         count: int = await self._database.fetchval("SELECT job_store.remove_old_key_events($1)", rows_max)
         return count
 
     async def remove_usage(self, *, rows_max: int) -> int:
-        """Remove usage counts older than 400 days; return how many."""
+        """Remove usage counts older than 400 days; return how many were removed."""
         return await deleted(self._database, _OLD_USAGE, DAYS_MAX, rows_max)
 
     async def remove_trigger_events(self, *, older_than_seconds: float, rows_max: int) -> int:
-        """Remove old trigger events, and lanes without a waiting event; return how many rows."""
+        """Remove old trigger events, and lanes without a waiting event; return the number of rows."""
         removed = await deleted(self._database, _OLD_TRIGGER_EVENTS, older_than_seconds, rows_max)
         return removed + await deleted(self._database, _OLD_LANES, older_than_seconds, rows_max)
 
     async def remove_unsent(self, *, older_than_seconds: float, rows_max: int) -> int:
-        """Drop life-cycle events that no stream has accepted for the given time; return how many."""
+        """Drop life-cycle events that no stream has accepted for the given time; return the number dropped."""
         return await deleted(self._database, _OLD_UNSENT, older_than_seconds, rows_max)
 
     async def remove_sent(self, *, older_than_seconds: float, rows_max: int) -> int:
-        """Remove life-cycle events sent before the given age, which can then not be sent again; return how many."""
+        """Remove life-cycle events sent that long ago, which can then no longer be resent; return the number."""
         return await deleted(self._database, _OLD_SENT, older_than_seconds, rows_max)
 
     async def trim_logs(self, *, older_than_seconds: float, events_max: int) -> int:
         """Remove all commands, and all events but the last, of runs that ended that long ago; return how many runs.
 
-        Trims at least one run, then as many as have `events_max` events in total. Runs with unsent life-cycle events
-        are skipped.
+        Trims at least one run, then more as long as they have at most `events_max` events in total. Runs with unsent
+        life-cycle events are skipped.
         """
         return await deleted(self._database, _TRIM, older_than_seconds, events_max, _TRIMMED_RUNS_MAX)
 
     async def remove_summarised(self, *, older_than_seconds: float, rows_max: int) -> int:
-        """Remove old runs that a summary covers, in conversations still in use; return at least how many rows.
+        """Remove old runs covered by a summary in conversations still in use; return a lower bound of rows.
 
-        Removes about `rows_max` rows of each kind. The runs ended before the summary, and the history for the model
-        needs none of their messages. 0 means that none are left.
+        Removes about `rows_max` rows of each kind. The runs ended before the summary, and the model's history needs
+        none of their messages. 0 means that none are left.
         """
         async with self._database.transaction() as connection:
             summary = await connection.fetchrow(_OLD_SUMMARY, older_than_seconds)
@@ -280,7 +280,7 @@ class PostgresRetention(DatabaseAdapter):
             await hide(connection, runs)
             await connection.execute(_KEEP_IDS, store_id, conversation_id, runs[1])
             removed = await deleted(connection, _SUMMARISED_MESSAGES, store_id, conversation_id, end, runs[1], rows_max)
-            # A run stays as long as one of its messages.
+            # A run is kept as long as any of its messages.
             return removed if removed == rows_max else removed + await remove_runs(connection, runs, rows_max=rows_max)
 
     async def remove_conversations(self, *, older_than_seconds: float, rows_max: int) -> int:
@@ -303,7 +303,7 @@ class PostgresRetention(DatabaseAdapter):
 
 
 async def hide(connection: Connection, runs: Sequence[list[str]]) -> None:
-    """Take runs from their user, lock them, and drop their notices."""
+    """Detach runs from their user, lock them, and drop their notices."""
     for record in await connection.fetch(_REPORTED_TO, *runs):
         row = tables.CONVERSATIONS.read(record)
         changed = replace(row, background=row.background.without(runs[1]))

@@ -1,4 +1,4 @@
-"""Converts requests for approval, and people's decisions about them."""
+"""Converts requests for approval, and users' decisions on them."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def put_grant(message: run_pb2.Run, row: RunRow) -> None:
     message.grant.CopyFrom(granted)
     job = message.job
     job.interval_seconds = grant.series.interval_seconds
-    # The job may have been granted fewer iterations than it has made.
+    # The job may have been granted fewer iterations than it has completed.
     job.iterations_max = max(grant.series.iterations_max, row.round)
     job.ClearField("end_time")
     if granted.series.HasField("end_time"):

@@ -1,4 +1,4 @@
-"""Converts events of the ledger to messages of the contract."""
+"""Converts ledger events to messages of the API contract."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Converts rows of the ledger to messages of the contract."""
+"""Converts ledger rows to messages of the API contract."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ _MESSAGE_FOR_READERS: Final = frozenset(
         *("summarised_to_number", "create_time", "imported", "user_id"),
     }
 )
-# A summary retells calls and documents, and a notice is for the user who started the job. Others see only that it
-# exists.
+# A summary retells calls and documents, and a notice is for the user who started the job. Other users see only that
+# they exist.
 _HIDDEN_FROM_READERS: Final = frozenset({message_pb2.ROLE_SUMMARY, message_pb2.ROLE_NOTICE})
 _CONVERSATION_FOR_READERS: Final = frozenset(
     {
@@ -141,7 +141,7 @@ _CALL: Final = _WIRE.struct(
         of_message=(*_CALL_SPEC, "approval", "result", "result_omitted_bytes"),
     ),
 )
-# The fields of a call that the ledger checks or sets, and so stores outside the opaque rest.
+# The fields of a call that the ledger checks or sets, and therefore stores outside the opaque rest.
 CALL_HEADER: Final = frozenset(call_pb2.Call.DESCRIPTOR.fields_by_name) - {*_CALL_SPEC, "approval"}
 CONVERSATION: Final = _WIRE.struct(
     ConversationRow,
@@ -229,7 +229,7 @@ def run_in(situation: Situation, waiting: Waiting | None) -> run_pb2.Run:
 def call(row: CallRow, *, result_bytes_max: int | None = None, omitted_bytes: int = 0) -> call_pb2.Call:
     """Return a call.
 
-    A result over `result_bytes_max` is omitted and only its size given.
+    A result over `result_bytes_max` is omitted; only its size is given.
 
     `omitted_bytes` is the size of a result that the row does not have.
     """
@@ -272,7 +272,7 @@ def call_for_approver(row: CallRow) -> call_pb2.Call:
 def call_for_reader(row: CallRow) -> call_pb2.Call:
     """Return the fields of a call that readers of a shared conversation see.
 
-    Results that people wrote are left out: answers to questions, answers given for a call, and reasons of rejections.
+    Results that users wrote are left out: answers to questions, answers given for a call, and reasons of rejections.
     """
     whole = call(row)
     is_of_people = (
@@ -370,7 +370,7 @@ def text_of(body: bytes) -> str:
 
 
 def head_of(row: MessageRow) -> Head:
-    """Return the part of a message that decides where its conversation may be forked."""
+    """Return the part of a message that determines where its conversation may be forked."""
     entry = message_pb2.Message.FromString(row.body)
     return Head(
         number=row.number,
@@ -428,7 +428,7 @@ def notice(reported: tuple[RunRow, int]) -> ledger_pb2.Notice:
 
 
 def used_of(usage: run_pb2.Usage) -> Used:
-    """Return a usage; raise InvalidField if it is too large to count."""
+    """Return token usage; raise InvalidField if it is too large to count."""
     used = _USAGE.read(usage)
     if max(astuple(used)) > TOKENS_MAX:
         raise InvalidField("usage is too large", field="usage")

@@ -82,7 +82,7 @@ _MESSAGE_HEADER: Final = (
     "user_id",
 )
 _APPROVAL_HEADER: Final = ("digest", "decision", "approvals_required", "approvals", "escalated", "series")
-# The command for owners of runs whose conversation is erased, or no longer shared for writing.
+# The command sent to owners of runs whose conversation is erased, or no longer shared for writing.
 CANCEL: Final = ledger_pb2.Command(cancel=ledger_pb2.CancelCommand(cause=run_pb2.STOP_CAUSE_USER)).SerializeToString()
 _CHILD_CANCEL: Final = ledger_pb2.Command(
     cancel=ledger_pb2.CancelCommand(cause=run_pb2.STOP_CAUSE_PARENT)
@@ -155,7 +155,7 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
 def key_hash_of(
     request: ledger_pb2.SubmitMessageRequest | ledger_pb2.ImportConversationRequest,
 ) -> bytes:
-    """Return the hash of the conversation key in a request; empty without a key."""
+    """Return the hash of the conversation key in a request; empty if it has no key."""
     if not request.conversation_key:
         return b""
     if not isinstance(request, ledger_pb2.ImportConversationRequest) and request.conversation_id:
@@ -166,7 +166,7 @@ def key_hash_of(
 
 
 def commit(request: ledger_pb2.CommitRunRequest) -> Commit:
-    """Return the operation of a CommitRun. Consumes the request."""
+    """Return the operation for a CommitRun request. Consumes the request."""
     if len(request.events) > EVENTS_PER_COMMIT_MAX:
         raise InvalidField(
             f"a step may have at most {EVENTS_PER_COMMIT_MAX} events, got {len(request.events)}", field="events"
@@ -219,7 +219,7 @@ def _run_part(request: ledger_pb2.CommitRunRequest, *fields: str) -> bytes:
 
 
 def send(request: ledger_pb2.SendCommandRequest, limits: Limits) -> Send:
-    """Return the operation of a SendCommand. Consumes the request."""
+    """Return the operation for a SendCommand request. Consumes the request."""
     entry = request.command
     command_id = CommandId(check_id(entry.command_id, "command.command_id"))
     for field in ("command_id", "user_id", "time", "credential_id", "delegate_user_id"):
@@ -237,7 +237,7 @@ def send(request: ledger_pb2.SendCommandRequest, limits: Limits) -> Send:
         run=run_key(request),
         user_id=check_id(request.user_id, "user_id"),
         command_id=command_id,
-        # A tool's preview of the same arguments may differ from one time to the next.
+        # A tool's preview of the same arguments may differ between requests.
         fingerprint=fingerprint(_without_preview(entry)),
         command=command,
         payload=entry.SerializeToString(),
@@ -285,7 +285,7 @@ def _owner_event(event: event_pb2.RunEvent) -> OwnerEvent:
 
 
 def new_message(message: message_pb2.Message) -> NewMessage:
-    """Return a message to append. Consumes it."""
+    """Return a message to append. Consumes the request's message."""
     if message.role == message_pb2.ROLE_UNSPECIFIED:
         raise InvalidField("a message needs a role", field="messages.role")
     if (message.role == message_pb2.ROLE_SUMMARY) != (message.summarised_to_number > 0):

@@ -16,7 +16,7 @@ from pawl.job_store.ledger.reading import Loaded, PendingNotices
 from pawl.job_store.ledger.rpc import messages, own_tools
 from pawl.job_store.ledger.rules.rows import CommandRow
 
-# A part with an entry takes no further entry that would make it larger than this.
+# A part that already has an entry takes no more entries that would make it larger than this.
 PART_BYTES_MAX: Final = 1024 * 1024
 
 # Maximum size of the images that a run is loaded with. The newest are kept.

@@ -1,4 +1,4 @@
-"""Servicers of pawl.job.v1.LedgerService, and of the pawl.agent.v1 lists that agent-loop forwards."""
+"""Servicers for pawl.job.v1.LedgerService, and for the pawl.agent.v1 lists that agent-loop forwards."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         self._ledger.meter.claims.inc(len(claimed))
         response = pb.ClaimRunsResponse(runs=map(messages.CLAIMED.fields, claimed))
         if len(claimed) <= RUNS_LOADED_MAX:
-            # No client holds calls of these runs, so they do not change before they are loaded.
+            # No client holds any of these runs' calls, so they do not change before they are loaded.
             for run in (run for run, claim in zip(response.runs, claimed, strict=True) if claim.is_quiet):
                 await self._load_along(run)
         return response
@@ -367,7 +367,7 @@ async def _list_runs(
 
 
 def _import(request: pb.ImportConversationRequest) -> ImportConversation:
-    """Return the operation of an ImportConversation. Consumes the request."""
+    """Return the operation for an ImportConversation request. Consumes the request."""
     if not request.messages:
         raise InvalidField("a history needs messages", field="messages")
     unnamed = pb.ImportConversationRequest()
@@ -391,7 +391,7 @@ def _import(request: pb.ImportConversationRequest) -> ImportConversation:
 
 
 def _reader(request: Any) -> UserId:
-    """Return the reading user; empty for a service."""
+    """Return the user who is reading; empty for a service."""
     return check_id(request.user_id, "user_id", optional=True)
 
 

@@ -1,4 +1,4 @@
-"""Decisions of people about a call or a series of calls. The rules are in `calls` and `grants`."""
+"""Users' decisions on a call or a series of calls. The rules are in `calls` and `grants`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pawl.values import DecisionKind, Series
 
 
 class Actor(msgspec.Struct, frozen=True, kw_only=True):
-    """The user of an act, with the credential used, and the `people` behind it if several people are needed.
+    """The user behind an action, with the credential used, and the `people` involved if several people are needed.
 
     `delegate_user_id` is the delegate that acts for the user, if any. Empty fields are unknown.
     """
@@ -23,10 +23,9 @@ class Actor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decision(Actor, frozen=True, kw_only=True):
-    """A person's decision about a call, and the arguments and digest that the call must have to start.
+    """A user's decision on a call, with the arguments and digest that the call must have to start.
 
-    These are those of the call as shown, or of the edited call. If `series` is set, the decision covers all calls of
-    the series.
+    Both come from the call as it was shown or edited. If `series` is set, the decision covers all calls of the series.
     """
 
     command_id: CommandId
@@ -44,7 +43,7 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
     Later calls must match it to start.
 
     `uses` counts the calls started under it, including that one; `round` is the round of the last one. `arguments` are
-    set if a person edited them. A grant that has `ended` covers nothing.
+    set if a person edited them. A grant that has `ended` covers no more calls.
     """
 
     series: Series

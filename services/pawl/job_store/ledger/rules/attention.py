@@ -24,17 +24,17 @@ from pawl.job_store.ledger.rules.states import AttentionReason
 from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
 from pawl.values import RunState, StopCause
 
-# How long a run rests after its worker reported that it cannot run it: the problem may pass.
+# How long a run pauses after its worker reported that it cannot run it: the problem may pass.
 CRASH_PAUSE: Final = timedelta(seconds=2)
 
-# How long after its lease the last allowed worker of a run may return: it may only have been disconnected.
+# How long after its lease a run's last allowed worker may return: it may only have been disconnected.
 GRACE: Final = timedelta(seconds=5)
 
 _PAUSE_SECONDS_MAX: Final = 2.5
 
 
 class Silence(msgspec.Struct, frozen=True, kw_only=True):
-    """Tracks since when each run has been doomed at every poll, by a monotonic clock.
+    """Tracks how long each run has been doomed at every poll, by a monotonic clock.
 
     A jump of the database's clock, or an outage of the database, ends the leases of healthy workers, which renew them
     within seconds. So the end of a lease counts only after GRACE, and a long pause between polls resets the times.
@@ -80,7 +80,7 @@ class Quarantine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportCrash(msgspec.Struct, frozen=True, kw_only=True):
-    """The worker with `epoch` can neither run nor end the run, and releases it. `lost` is as in `Quarantine`."""
+    """The worker with `epoch` can neither run nor end the run, and releases it. See `Quarantine` for `lost`."""
 
     run: RunKey
     epoch: int
@@ -111,7 +111,7 @@ class ReportCrash(msgspec.Struct, frozen=True, kw_only=True):
 def redrive(unit: UnitOfWork, run: RunRow) -> RunRow:
     """Resume a quarantined run from where it was, with its crash count reset.
 
-    A run that was being stopped becomes CANCELLING again. Any other run becomes QUEUED, and its next worker finds out
+    A run that was being stopped becomes CANCELLING again. Any other run becomes QUEUED, and its next worker determines
     where it was.
     """
     state = RunState.QUEUED if run.stop_cause is None else RunState.CANCELLING
@@ -130,9 +130,9 @@ def _crash(unit: UnitOfWork, run: RunRow, crashes_max: int, lost: bytes) -> RunR
     if free.crashes < crashes_max:
         return unit.put_run(free)
     if run.is_turn and run.is_stopping:
-        # No user requested the turn, so an operator has nothing to save.
+        # No user requested the turn, so there is nothing for an operator to save.
         return stop.end_without_worker(unit, free, lost)
-    # The epoch rises because the worker may only have been disconnected: it must not write any more.
+    # The epoch is increased because the worker may only have been disconnected: it must no longer write.
     attention = Attention(reason=AttentionReason.QUARANTINED, since_time=unit.now)
     state = RunState.NEEDS_ATTENTION
     held = replace(free, state=state, waits=(), attention=attention, epoch=run.epoch + 1, claim_at=None)

@@ -15,8 +15,8 @@ from pawl.chassis.ids import RunId, UserId
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
     """A reference to a report of the job `run_id` of `user_id`: an iteration, or its end if `occasion` is 0.
 
-    `entered_by` is the run of that user whose model received the notice and has not answered yet; empty for none.
-    `tries` counts the turns that failed with it.
+    `entered_by` is the run of that user whose model received the notice and has not answered yet; empty if there is
+    none. `tries` counts the turns that failed with it.
     """
 
     run_id: RunId
@@ -39,8 +39,8 @@ class TurnTime(msgspec.Struct, frozen=True, kw_only=True):
 class Background(msgspec.Struct, frozen=True, kw_only=True):
     """The background state of a conversation: open jobs, notices, and start times of recent turns.
 
-    Jobs and turns are counted per user. `used_up_budgets` are the runs whose shared budget a turn has used up since the
-    last message; no further turn starts on them.
+    Jobs and turns are counted per user. `used_up_budgets` lists the runs whose shared budget a turn has used up since
+    the last message; no more turns start on them.
     """
 
     open_jobs: tuple[OpenJob, ...] = ()

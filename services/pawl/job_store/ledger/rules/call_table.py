@@ -30,13 +30,13 @@ TRANSITIONS: Final[Mapping[CallState, frozenset[CallState]]] = MappingProxyType(
         _S.ASKED: _states("RUNNABLE RUNNING SUCCEEDED FAILED REJECTED EXPIRED CANCELLED OUTCOME_UNKNOWN"),
         _S.RUNNABLE: _states("RUNNING DELEGATED SUCCEEDED FAILED CANCELLED OUTCOME_UNKNOWN"),
         _S.RUNNING: _states("ASKED RUNNABLE RUNNING SUCCEEDED FAILED EXPIRED CANCELLED OUTCOME_UNKNOWN"),
-        # Only the end of the child run settles it, or a cancellation.
+        # Only the end of the child run or a cancellation settles it.
         _S.DELEGATED: _states("SUCCEEDED FAILED CANCELLED"),
         **{state: frozenset() for state in _S if state.is_terminal},
     }
 )
 
-# Transitions of calls whose running tool asks a person: only allowed once the call has started.
+# Transitions of calls whose running tool asks a user: only allowed once the call has started.
 NEEDS_START: Final[frozenset[tuple[CallState, CallState]]] = frozenset(
     {
         (_S.ASKED, _S.RUNNABLE),
@@ -50,10 +50,10 @@ NEEDS_START: Final[frozenset[tuple[CallState, CallState]]] = frozenset(
 # States in which a call may be created: PROPOSED, or one step from it.
 INITIAL: Final[frozenset[CallState]] = frozenset({_S.PROPOSED}) | TRANSITIONS[_S.PROPOSED]
 
-# States in which a call may have its effect: a gated call needs an approval to enter them.
+# States in which a call may take effect: a gated call needs an approval to enter them.
 STARTED: Final = frozenset({_S.OFFERED, _S.RUNNABLE, _S.RUNNING, _S.DELEGATED})
 
-# States in which a call waits for a person or a client.
+# States in which a call waits for a user or a client.
 PENDING: Final = frozenset({_S.AWAITING_APPROVAL, _S.OFFERED, _S.ASKED})
 
 # Event type for entering each state.

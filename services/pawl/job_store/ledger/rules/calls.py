@@ -111,9 +111,9 @@ def move(run: RunRow, call: CallRow, change: CallChange, consumed: Collection[Co
     """Return a call of `run` after a step of its owner that consumes the commands `consumed`.
 
     Raises:
-        InboxChanged: The step does not consume the command that settles or decides the call.
+        InboxChanged: The step does not consume the command that settles or decides on the call.
         IllegalTransition: The state table or the gate does not allow the change.
-        InvalidField: As for `create`.
+        InvalidField: Same as for `create`.
     """
     if call.reserved_by and call.reserved_by not in consumed:
         raise InboxChanged
@@ -179,7 +179,7 @@ def approvers(run: RunRow, approvals: Iterable[Decision]) -> int:
 
 
 def people_of(acted: Actor) -> set[UserId]:
-    """Return everyone behind an act: the user, the delegate and the makers of the key."""
+    """Return everyone behind an action: the user, the delegate and the key's makers."""
     return {acted.user_id, acted.delegate_user_id, *acted.people} - {UserId("")}
 
 
@@ -213,7 +213,7 @@ def _shown(call: CallRow, change: CallChange) -> CallRow:
         )
     edit = call.decision
     if edit is not None:
-        # The person who edited the call has approved what is shown now.
+        # The user who edited the call has approved what is shown now.
         return replace(call, decision=None, approvals=(edit,))
     return replace(call, escalated=True)
 
@@ -278,7 +278,7 @@ def _check_gate(run: RunRow, call: CallRow, change: CallChange) -> None:
 
 
 def _check_shown_again(call: CallRow, change: CallChange) -> None:
-    """Allow a request to change only as a person edited it, or by escalating once."""
+    """Allow a request to change only as a user edited it, or by escalating once."""
     shown, edit = _shown_of(call), call.decision
     if edit is not None and edit.kind is DecisionKind.EDIT and call.approvals_required > 1:
         shown = _shown_of(call, edit)
@@ -306,7 +306,7 @@ def _is_same(call: CallRow, change: CallChange, shown: tuple[str, bytes, Series 
 
 
 def _is_fallback(call: CallRow, change: CallChange) -> bool:
-    """Return whether the fallback tool runs because no client ran the call. It is gated on its own."""
+    """Return whether the fallback tool runs because no client ran the call. It is gated separately."""
     return (
         call.state is CallState.OFFERED
         and change.tool_name == call.fallback_tool_name != call.tool_name

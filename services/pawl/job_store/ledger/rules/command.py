@@ -1,6 +1,6 @@
 """Commands to a run, and their receipts, which are final.
 
-A command that settles or decides a call reserves the call in the same transaction. From then on only a step of the
+A command that settles or decides on a call reserves the call in the same transaction. From then on only a step of the
 owner that consumes the command can move the call.
 """
 
@@ -41,7 +41,7 @@ from pawl.job_store.ledger.rules.states import OperatorAct
 from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
 from pawl.values import TOKENS_MAX, CallState, CommandOutcome, DecisionRight, RunState, StopCause
 
-# The log reports the progress of a call at most once in this time.
+# The log reports the progress of a call at most once in this period.
 PROGRESS_PAUSE: Final = timedelta(seconds=0.1)
 
 
@@ -90,7 +90,7 @@ class TopUp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pause(msgspec.Struct, frozen=True, kw_only=True):
-    """Pause or resume a job. Only the owner reads which."""
+    """Pauses or resumes a job. Only the owner reads which of the two."""
 
     name: ClassVar[str] = inbox.PAUSE
 
@@ -99,7 +99,7 @@ Command: TypeAlias = ToolResult | Decide | Steer | Cancel | Resolve | Redrive | 
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
-    """The final result of a command, with the run after it and its pending calls. No run if UNKNOWN."""
+    """The final result of a command, with the run after it and its pending calls. There is no run if UNKNOWN."""
 
     outcome: CommandOutcome
     reason: str = ""
@@ -114,8 +114,8 @@ class Send(Decider, frozen=True, kw_only=True):
     `payload` is opaque: the owner reads it.
 
     With `as_operator` the run may belong to any user of the store, and its log records the action. The same holds for a
-    decision with the right STORE about a call that needs an approval. If `session_id` is set, reports about a front-end
-    call count only from that session. If `reports_to` is set, the run must be a job of that conversation.
+    decision with the right STORE on a call that needs approval. If `session_id` is set, reports about a front-end call
+    count only from that session. If `reports_to` is set, the run must be a job of that conversation.
     """
 
     run: RunKey
@@ -145,8 +145,8 @@ class Send(Decider, frozen=True, kw_only=True):
 
         An accepted command sent again is a DUPLICATE; a refused one is refused again.
 
-        The run keeps a limited number of receipts for commands that changed nothing. Without a receipt, a repeated
-        command is judged anew.
+        The run keeps a limited number of receipts for commands that had no effect. Without a receipt, a repeated
+        command is evaluated again.
 
         Raises:
             RequestIdReused: The command id was used with a different payload.
@@ -202,7 +202,7 @@ class Send(Decider, frozen=True, kw_only=True):
     def _take(self, unit: UnitOfWork, run: RunRow, incoming: CommandRow) -> RunRow:
         command = self.command
         if (run.state.is_terminal or run.is_stopping) and isinstance(command, Decide):
-            # If another person has already decided, the sender gets that outcome, even after the run has ended.
+            # If another user has already decided, the sender gets that outcome, even after the run has ended.
             inbox.check_undecided(_call_of_run(unit, run, command.call_id))
         if run.state.is_terminal:
             raise Refused(CommandOutcome.LATE, RunEnded())
@@ -329,7 +329,7 @@ def _check_holder(call: CallRow, command: ToolResult | Progress, session_id: Ses
 
 
 def _count(unit: UnitOfWork, run: RunRow, call: CallRow, incoming: CommandRow) -> RunRow:
-    """Keep an approval that does not complete the approvals needed, and log it. The owner audits it."""
+    """Keep an approval that does not yet complete the approvals needed, and log it. The owner audits it."""
     unit.put_call(call)
     run = inbox.accept(unit, run, incoming, consumed=True)
     run = log.write(unit, run, [CallChanged(from_state=call.state, call=call)])
@@ -348,7 +348,7 @@ def _progress(unit: UnitOfWork, run: RunRow, call: CallRow, command: Progress, i
 
     It renews the client's lease and does not involve the owner.
 
-    Progress that comes too soon after the last report is not logged and leaves no receipt.
+    A report that comes too soon after the previous one is not logged and leaves no receipt.
     """
     call = offers.renewed(call, now=unit.now)
     if call.progress_time is not None and unit.now < call.progress_time + PROGRESS_PAUSE:

@@ -60,13 +60,13 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
 
     Fields that are None stay unchanged; fields of type `bytes` are opaque.
 
-    An owner whose lease has expired may still commit until another worker claims the run: the epoch fences, not the
-    time. Commit ids of one owner ascend, so that a late copy of an earlier step is recognised.
+    An owner whose lease has expired may still commit until another worker claims the run: fencing is by epoch, not by
+    time. An owner's commit ids ascend, so that a late copy of an earlier step is recognised.
 
-    `tokens_used` are the tokens of the run's own model calls since the last commit. `asks_title` requests a title once
-    the run has completed. `entered` are the job notices in its messages. `tells_iteration` is the job iteration to
-    report to the conversation; 0 for none. `child_cancel` is the opaque command for the child run of a call that the
-    step cancels.
+    `tokens_used` counts the tokens of the run's own model calls since the last commit. `asks_title` requests a title
+    once the run has completed. `entered` lists the job notices in its messages. `tells_iteration` is the job iteration
+    to report to the conversation; 0 if there is none. `child_cancel` is the opaque command for the child run of a call
+    that the step cancels.
     """
 
     run: RunKey
@@ -201,7 +201,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             unit.put_command(replace(command, consumed=True))
 
     def _check_stopping(self, unit: UnitOfWork, run: RunRow) -> None:
-        """Refuse to start anything, or to change state otherwise, while the run is being stopped (I12)."""
+        """Refuse to start anything, or any other change of state, while the run is being stopped (I12)."""
         if run.state is not RunState.CANCELLING:
             return
         starts = any(not change.state.is_terminal for change in self.calls) or any(
@@ -245,7 +245,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             if before is not None and before.run_id != run.run_id:
                 raise InvalidField(f"call {change.call_id} belongs to another run", field="calls.call_id")
             if before is None and any(command.name == inbox.PAUSE for command in unit.inbox(run)):
-                # No iteration starts once a pause was accepted. A read that has already run loses no effect.
+                # No iteration starts once a pause has been accepted. Nothing is lost if a read has already run.
                 raise InboxChanged
             start = calls.implied_start(change) if before is None else None
             if start is not None:
@@ -298,7 +298,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         return run if run.budget_run_id else top, top.shared_tokens_left
 
     def _settles(self) -> bool:
-        """Return whether the step makes progress. A step alone does not: workers may crash right after it."""
+        """Return whether the step counts as progress. Not every step does: workers may crash right after it."""
         return bool(self.messages) or any(change.state.is_terminal for change in self.calls)
 
     def _with_state(self, run: RunRow, steps: list[EventBody], now: datetime) -> RunRow:
@@ -350,8 +350,8 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         if state is RunState.CANCELLED and run.stop_cause is None:
             raise InvalidField("a CANCELLED run needs a stop_cause", field="stop_cause")
         if any(command.name in {inbox.STEER, inbox.TOP_UP} for command in unread):
-            # An accepted message must not be lost (I1): the owner appends it first. Nor may a run end for lack of
-            # tokens that it has.
+            # An accepted message must not be lost (I1): the owner appends it first. Nor may a run that has tokens left
+            # end for lack of them.
             raise InboxChanged
         still_open = unit.open_calls(run)
         if any(call.reserved_by for call in still_open):

@@ -19,13 +19,13 @@ from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
 from pawl.values import StopCause
 
 KEY_BYTES_MAX: Final = 200
-# Maximum number of characters of a title that a user gives.
+# Maximum number of characters in a title that a user sets.
 TITLE_CHARACTERS_MAX: Final = 200
 MADE_TITLE_CHARACTERS_MAX: Final = 80
 _SEARCHED_CHARACTERS_MAX: Final = 4096
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _ELLIPSIS: Final = "…"
-# Cut between words, unless the last word is longer than this allows.
+# Titles are cut between words, unless the last word is longer than this allows.
 _KEPT_CHARACTERS_MIN: Final = 40
 
 
@@ -44,7 +44,7 @@ def check_title(title: str) -> str:
     """Return a user's title, which may be empty: one printable line of at most 200 characters.
 
     Raises:
-        InvalidField: The title is longer, has several lines, only blanks, or control characters.
+        InvalidField: The title is too long, has several lines or control characters, or is blank.
     """
     if len(title) > TITLE_CHARACTERS_MAX:
         raise InvalidField(
@@ -56,7 +56,7 @@ def check_title(title: str) -> str:
 
 
 def made_title(text: str) -> str:
-    """Return the first line of a message with text, at most 80 characters; empty if there is none."""
+    """Return the first line of a message that has text, at most 80 characters; empty if there is none."""
     for line in text[:_SEARCHED_CHARACTERS_MAX].splitlines():
         title = " ".join("".join(each if each.isprintable() else " " for each in line).split())
         if title:
@@ -99,7 +99,7 @@ class ConversationRequest(Actor, frozen=True, kw_only=True):
 
     @property
     def request_keys(self) -> tuple[RequestKey, ...]:
-        """The key of the request; empty without a request id."""
+        """The key of the request; empty if there is no request id."""
         return (RequestKey(self.store_id, self.user_id, self.request_id),) if self.request_id else ()
 
     def earlier(self, unit: UnitOfWork) -> RequestRow | None:
@@ -135,7 +135,7 @@ class ConversationRequest(Actor, frozen=True, kw_only=True):
         """Return a conversation of the user.
 
         Raises:
-            ConversationNotFound: No such conversation of the user.
+            ConversationNotFound: The user has no such conversation.
             ConversationErased: The user has erased it.
         """
         conversation = unit.conversations.get(ConversationKey(self.store_id, conversation_id))
@@ -147,9 +147,9 @@ class ConversationRequest(Actor, frozen=True, kw_only=True):
 class UpdateConversation(ConversationRequest, frozen=True, kw_only=True):
     """Change the title (empty restores the automatic one), labels, archiving or sharing of a conversation.
 
-    Fields that are None stay unchanged. When sharing for writing ends, open runs of other users are stopped: their
-    owners read `cancel`. Undo runs (see `is_undo`) continue, so that a started undo is completed. Notices for other
-    users are removed; their jobs keep their results, and the caller stops the open ones.
+    Fields that are None stay unchanged. When sharing for writing ends, other users' open runs are stopped: their owners
+    read `cancel`. Undo runs (see `is_undo`) continue, so that a started undo is completed. Notices for other users are
+    removed; their jobs keep their results, and the caller stops the open ones.
     """
 
     conversation_id: ConversationId
@@ -180,11 +180,11 @@ class UpdateConversation(ConversationRequest, frozen=True, kw_only=True):
     def apply(self, unit: UnitOfWork) -> ConversationRow:
         """Change the conversation and return it.
 
-        A repeated request changes nothing.
+        A repeated request has no effect.
 
         Raises:
             RequestIdReused: The request id was used with a different payload.
-            ConversationNotFound: No such conversation of the user.
+            ConversationNotFound: The user has no such conversation.
             ConversationErased: The user has erased it.
         """
         earlier = self.earlier(unit)
@@ -205,7 +205,7 @@ class UpdateConversation(ConversationRequest, frozen=True, kw_only=True):
         return unit.conversations.get(changed.key) or changed
 
 
-# How often a model is asked for the title of a conversation.
+# How many times a model is asked for a conversation's title.
 ATTEMPTS_MAX: Final = 3
 # Only this much of the message, the answer and the model's reply is used.
 TEXT_CHARACTERS_MAX: Final = 4096
@@ -217,8 +217,8 @@ _THOUGHT: Final = "</think>"
 def ask(unit: UnitOfWork, run: RunRow) -> None:
     """Request a title for the conversation of a run that has answered.
 
-    Once per conversation. Not if the user has set a title, the conversation belongs to a delegated run, or the run
-    belongs to another user, whose text is the writer's.
+    A title is requested once per conversation. It is not requested if the user has set one, the conversation belongs to
+    a delegated run, or the run belongs to another user and so has that writer's text.
     """
     conversation = unit.conversation_of(run)
     is_known = conversation.title or conversation.title_run_id or conversation.parent_run_id

@@ -1,4 +1,4 @@
-"""Checks and applies a person's decision about a gated call, or the answer to a question."""
+"""Checks and applies a user's decision on a gated call, or the answer to a question."""
 
 from __future__ import annotations
 

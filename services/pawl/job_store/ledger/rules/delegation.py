@@ -1,4 +1,4 @@
-"""Child runs, which execute calls of other runs.
+"""Child runs, which execute other runs' calls.
 
 A child starts with its parent's step and is cancelled with its call.
 
@@ -20,7 +20,7 @@ from pawl.values import CallState, StopCause
 
 
 class Delegation(msgspec.Struct, frozen=True, kw_only=True):
-    """The run `run_id`, to be created, executes the call `call_id`.
+    """The new run `run_id` executes the call `call_id`.
 
     `message` and `options` are opaque.
 
@@ -43,7 +43,7 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True):
 def start(unit: UnitOfWork, parent: RunRow, delegation: Delegation) -> None:
     """Create the child run with the parent's user and credential, in a conversation of its own.
 
-    It is claimable.
+    Workers may claim it immediately.
 
     Raises:
         IllegalTransition: The run id exists, or the user has too many open jobs.
@@ -100,7 +100,7 @@ def own_conversation(
 def cancel_child(unit: UnitOfWork, call: CallRow, cancel: bytes) -> None:
     """Stop the child run of `call`, which the parent settles without waiting for it.
 
-    The owner of the child run reads `cancel`; otherwise the run would continue to its end.
+    The owner of the child run reads `cancel`; otherwise the run would continue until it ends.
     """
     run = unit.runs.get(RunKey(call.store_id, call.child_run_id))
     is_done = call.state is not CallState.DELEGATED or call.reserved_by

@@ -33,9 +33,9 @@ _POLL: Final = timedelta(seconds=schedules.POLL_SECONDS)
 
 
 class Delivered(NamedTuple):
-    """The fire of an event.
+    """The outcome of firing a trigger with an event.
 
-    `fire` is None if the trigger has changed since it was checked. `duplicate` if seen before.
+    `fire` is None if the trigger has changed since it was checked. `duplicate` means that the event was seen before.
     """
 
     fire: FireRow | None = None
@@ -43,7 +43,7 @@ class Delivered(NamedTuple):
 
 
 class Deliver(msgspec.Struct, frozen=True, kw_only=True):
-    """Fire the given `generation` of `trigger` with an event, which has waited if it is `claimed`.
+    """Fire the given `generation` of `trigger` with an event; `claimed` means that the event has waited.
 
     `submit` creates the run; None if it is refused because of `refusal`. Events without a `lane` never wait. A `mail`
     must be newer than those already read. If `skipped` is a reason, the event is skipped.
@@ -76,7 +76,7 @@ class Deliver(msgspec.Struct, frozen=True, kw_only=True):
         return LaneKey(self.trigger.store_id, self.trigger.trigger_id, self.lane or "")
 
     def apply(self, unit: UnitOfWork) -> Delivered:
-        """Fire, unless the event has fired before.
+        """Fire the trigger, unless this event has already fired it.
 
         Raises:
             TriggerNotFound: The trigger does not exist.

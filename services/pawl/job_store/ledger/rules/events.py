@@ -22,7 +22,7 @@ _QUIET: Final = frozenset({WaitKind.TIME, WaitKind.AGENT})
 class RunChanged(msgspec.Struct, frozen=True, kw_only=True):
     """The run changed its state or its waits, or was created (`from_state` None).
 
-    `from_waits` are the waits before the change.
+    `from_waits` lists the waits before the change.
     """
 
     from_state: RunState | None
@@ -123,7 +123,7 @@ EventBody: TypeAlias = (
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of a run's log.
 
-    `attempt` is the epoch of the worker that wrote it, 0 for none.
+    `attempt` is the epoch of the worker that wrote it, 0 if no worker did.
 
     An event with `seq` 0 is in no log and may have no run; only the life cycle reports it.
     """
@@ -142,7 +142,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     def lifecycle_type(self) -> str:
         """The life-cycle type; empty for events that the life cycle does not report.
 
-        It reports changes of runs, requests for approval and their ends, and fires of schedules and triggers.
+        It reports changes to runs, approval requests and their ends, and the firing of schedules and triggers.
         """
         match self.body:
             case RunChanged():

@@ -1,4 +1,4 @@
-"""Fires a schedule: creates its run and sets its next due time in one operation."""
+"""Fires a schedule: creates its run and sets its next scheduled time in one operation."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ REASON_CHARACTERS_MAX: Final = 300
 
 
 class Fire(msgspec.Struct, frozen=True, kw_only=True):
-    """Fire the given `generation` of `schedule`, whose last fire started the run `last_run_id`.
+    """Fire the given `generation` of `schedule`, which last started the run `last_run_id`.
 
-    `expected_time` is the due time, or None for a manual trigger with the `request_id`. `next_time` is the due time
-    after it. A trigger with a `backfill_time` stands for a past due time and runs beside all others. `submit` creates
-    the run; None if it is refused because of `refusal`.
+    `expected_time` is the scheduled time, or None for a manual trigger with the `request_id`. `next_time` is the
+    scheduled time after it. A trigger with a `backfill_time` stands for a past scheduled time and runs alongside all
+    others. `submit` creates the run; None if it is refused because of `refusal`.
     """
 
     schedule: ScheduleKey
@@ -47,7 +47,7 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
         return replace(keys, schedules=(self.schedule,), runs=last, ends=last, calls_of=last, commands_of=last)
 
     def apply(self, unit: UnitOfWork) -> FireRow | None:
-        """Fire; return None if the schedule has changed since, for example by this very fire.
+        """Fire the schedule; return None if it has changed since, for example because it has already fired.
 
         Raises:
             ScheduleNotFound: The schedule does not exist.
@@ -104,7 +104,7 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
         if self._has_failed_too_often(row):
             return Start(FireOutcome.SKIPPED, "the runs of the fires before it failed")
         is_busy = last is not None and not last.state.is_terminal
-        # A fire that has waited was on time when its wait started.
+        # A firing that has waited was on time when its wait started.
         has_waited = row.waiting_time is not None and row.waiting_time == self.expected_time
         outcome, reason = schedules.judge(
             row.definition,
@@ -121,7 +121,7 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Start(NamedTuple):
-    """The outcome of a fire that should start a run."""
+    """The outcome of a firing that should start a run."""
 
     outcome: FireOutcome
     reason: str = ""
@@ -140,10 +140,10 @@ def outcome_of_cancel(unit: UnitOfWork, row: StarterRow, submit: Submit | None, 
 
 
 def started(unit: UnitOfWork, row: StarterRow, submit: Submit | None, refusal: str) -> Start:
-    """Create the run of a fire, unless it is refused.
+    """Create the run, unless it is refused.
 
     Raises:
-        RequestIdReused: Says nothing about the fire itself.
+        RequestIdReused: The request id was used before. This does not refuse the firing.
     """
     if submit is None:
         return Start(FireOutcome.REFUSED, refusal)

@@ -1,8 +1,8 @@
-"""Forks: conversations whose past is a part of another one, up to a point without open calls.
+"""Forks: conversations whose past is part of another conversation, up to a point with no open calls.
 
 Nothing is copied.
 
-Calls and runs of the past, and runs that undo them, stay in the source conversation.
+Past calls and runs, and runs that undo them, stay in the source conversation.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SEGMENTS_MAX: Final = 64
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a message that decides where a conversation may be forked."""
+    """The part of a message that determines where a conversation may be forked."""
 
     number: int
     is_answer: bool
@@ -34,9 +34,9 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fork_points(heads: Sequence[Head], open_calls: AbstractSet[CallId]) -> tuple[int, ...]:
-    """Return the possible fork points: the last message is an answer, and all calls have results.
+    """Return the possible fork points: those where the last message is an answer and all calls have results.
 
-    `heads` are in order. Summaries change nothing: they stand for earlier messages.
+    `heads` are in order. Summaries make no difference: they stand for earlier messages.
     """
     points: list[int] = []
     is_answered = False
@@ -101,7 +101,7 @@ def is_whole(path: Sequence[Segment], *, end_number: int, kept: int) -> bool:
 
 
 class ForkConversation(ConversationRequest, frozen=True, kw_only=True):
-    """Create a conversation whose past is that of another one up to the fork point `number`. See `path_to`."""
+    """Create a conversation that shares another one's past up to the fork point `number`. See `path_to`."""
 
     conversation_id: ConversationId
     number: int
@@ -124,7 +124,7 @@ class ForkConversation(ConversationRequest, frozen=True, kw_only=True):
 
         Raises:
             RequestIdReused: The request id was used with a different payload.
-            ConversationNotFound: No such conversation of the user.
+            ConversationNotFound: The user has no such conversation.
             ConversationErased: The user has erased it.
             ForkPointOpen: Some of the messages were removed.
         """

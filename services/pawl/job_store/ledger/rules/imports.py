@@ -45,7 +45,7 @@ class ImportConversation(ConversationRequest, frozen=True, kw_only=True):
 
         Raises:
             RequestIdReused: The request id was used with a different payload.
-            ConversationExists: A conversation with the key exists.
+            ConversationExists: A conversation with this key already exists.
             InvalidField: A call exists already, or is not settled.
         """
         earlier = self.earlier(unit)

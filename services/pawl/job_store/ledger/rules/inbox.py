@@ -1,8 +1,8 @@
 """The inbox of a run: commands that its owner has not acted on yet.
 
-It is bounded even if no worker reads it. Each open call can be settled or decided once, and only one stop is kept.
-Messages, top-ups and pauses are counted, and so are receipts of commands that changed nothing. A message counts until
-it is in the conversation, wherever the owner keeps it before that.
+It is bounded even if no worker reads it. Each open call can be settled or decided on once, and only one stop is kept.
+Messages, top-ups and pauses are counted, and so are receipts of commands that had no effect. A message counts until it
+is in the conversation, wherever the owner keeps it before that.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ COMPLETED: Final = "completed"
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Maximum numbers of waiting messages, top-ups and pauses of a run, and size of those messages in bytes.
 
-    `idle_receipts_max` limits the receipts of commands that changed nothing. `people_max` limits the people whose
+    `idle_receipts_max` limits the receipts of commands that had no effect. `people_max` limits the people whose
     messages enter the run, not counting those who started it.
     """
 
@@ -62,7 +62,7 @@ def arrived(
     """Return a new command for `run` that is not in its inbox yet.
 
     Without `command_id` it gets a new id; without `user_id` it gets the run's user. `call_id` is the call that it
-    settles or decides.
+    settles or decides on.
     """
     return CommandRow(
         store_id=run.store_id,
@@ -91,7 +91,7 @@ def accept_message(
 ) -> RunRow:
     """Put a message into the inbox of `run`; return the run.
 
-    `people` are others behind the message.
+    `people` lists the other people behind the message.
 
     Raises:
         QueueFull: Too many messages are waiting, or messages of too many people have entered the run.
@@ -131,9 +131,9 @@ def accept(unit: UnitOfWork, run: RunRow, incoming: CommandRow, *, consumed: boo
 
 
 def keep_receipt(unit: UnitOfWork, run: RunRow, incoming: CommandRow, limits: Limits) -> RunRow:
-    """Keep the receipt of a command that changes nothing, unless there are too many; return the run.
+    """Keep the receipt of a command that has no effect, unless there are too many; return the run.
 
-    Without its receipt, a repeated command is judged anew.
+    Without its receipt, a repeated command is evaluated again.
     """
     if run.idle_receipts >= limits.idle_receipts_max:
         return run

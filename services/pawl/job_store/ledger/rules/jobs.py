@@ -1,12 +1,13 @@
 """Jobs: runs in the background, and the notices that they send to their conversation.
 
-A notice refers to an iteration of a job or its end. Its content is in the run of the job, so nothing is stored twice,
-and the model gets the state at the time it is asked.
+A notice refers to an iteration of a job or its end. Its content is in the job's run, so nothing is stored twice, and
+the model gets the state as of the time it is called.
 
-A notice belongs to the user who started the job and enters only runs of that user. The owner of the active run enters
+A notice belongs to the user who started the job and enters only that user's runs. The owner of the active run enters
 notices with the step that starts a model call. Without an active run the ledger starts a *turn*: a run of that user
-without a message, with the notices as its only new input. A message of the same user goes before a turn that has not
-started. A user who may no longer write to the conversation gets no notices there; each job keeps its result.
+without a message, with the notices as its only new input. A message from the same user takes precedence over a turn
+that has not started. A user who may no longer write to the conversation gets no notices there; each job keeps its
+result.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from pawl.job_store.ledger.rules.rows import ConversationKey, ConversationRow, R
 from pawl.job_store.ledger.rules.unit_of_work import UnitOfWork, Wakeup
 from pawl.values import RunState, StopCause
 
-# Maximum number of open jobs of a user in a conversation (ASYNC-7).
+# Maximum number of open jobs per user in a conversation (ASYNC-7).
 OPEN_MAX: Final = 10
-# Longest chain of turns started by jobs of earlier turns, without a message of a user in between.
+# Longest chain of turns started by jobs of earlier turns, without a user message in between.
 GENERATIONS_MAX: Final = 5
 # Maximum number of turns per user in a conversation within `TURNS_PERIOD`.
 TURNS_MAX: Final = 30
@@ -39,7 +40,7 @@ PROGRESS_TURNS_MAX: Final = 20
 TURNS_PERIOD: Final = timedelta(hours=1)
 # Minimum time between two turns of a conversation (ASYNC-5).
 TURN_DISTANCE: Final = timedelta(seconds=2)
-# A notice waits for a message of the user after this many failed runs.
+# After this many failed runs, a notice waits for a message from the user.
 TRIES_MAX: Final = 3
 
 
@@ -95,7 +96,7 @@ def notify(unit: UnitOfWork, job: RunRow, occasion: int) -> None:
 
 
 def enter(unit: UnitOfWork, run: RunRow, entered: Iterable[Entered]) -> RunRow:
-    """Mark notices of the user as passed to the model by a step of `run`; return the run.
+    """Mark the user's notices as passed to the model by a step of `run`; return the run.
 
     Everyone who started or steered these jobs counts as having steered the run.
     """
@@ -113,7 +114,7 @@ def enter(unit: UnitOfWork, run: RunRow, entered: Iterable[Entered]) -> RunRow:
 
 
 def stop_turns(unit: UnitOfWork, run: RunRow) -> None:
-    """Start no more turns on a budget that a turn has used up, until a user sends a message."""
+    """Prevent more turns on a budget that a turn has used up, until a user sends a message."""
     if not (run.is_turn and run.budget_run_id):
         return
     conversation = unit.conversation_of(run)
@@ -138,7 +139,7 @@ def run_ended(unit: UnitOfWork, run: RunRow) -> None:
         return
     waiting = (each for each in notices if not each.entered_by or 0 < each.tries < TRIES_MAX)
     jobs = ((each.occasion > 0, unit.runs.get(RunKey(run.store_id, each.run_id))) for each in waiting)
-    # Ends before iterations; skip jobs that may start no further turn.
+    # Ends come before iterations; jobs that may start no more turns are skipped.
     candidates = [(is_iteration, job.generation, job) for is_iteration, job in jobs if job is not None]
     candidates = sorted((each for each in candidates if each[1] < GENERATIONS_MAX), key=lambda each: each[:2])
     if candidates:
@@ -155,7 +156,7 @@ def has_started(run: RunRow) -> bool:
 
 
 def _after(run: RunRow, notices: tuple[Notice, ...]) -> tuple[Notice, ...]:
-    """Return the notices left after a run of their conversation ended. Those of other users stay."""
+    """Return the notices left after a run of their conversation ended. Other users' notices stay."""
     entered = [each for each in notices if each.user_id == run.user_id and each.entered_by]
     if run.state is RunState.COMPLETED:
         return tuple(each for each in notices if each not in entered)

@@ -21,7 +21,7 @@ def lines(store_id: StoreId, user_id: UserId, labels: Mapping[str, str]) -> list
 
 
 def written(store_id: StoreId, user_id: UserId, labels: Mapping[str, str]) -> str:
-    """Return the labels as stored text; empty for none."""
+    """Return the labels as stored text; empty if there are none."""
     return _BREAK.join(lines(store_id, user_id, labels))
 
 

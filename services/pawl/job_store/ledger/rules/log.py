@@ -13,7 +13,7 @@ from pawl.job_store.schedules.rules import FireOutcome, FireRow, ScheduleRow, St
 
 
 def write(unit: UnitOfWork, run: RunRow, bodies: Sequence[EventBody], *, attempt: int = 0) -> RunRow:
-    """Append `bodies` to the log of `run`, in order, and put the run; return it with its new `last_seq`.
+    """Append `bodies` to the log of `run`, in order, and store the run; return it with its new `last_seq`.
 
     The run inside a RunChanged gets the seq and time of its event.
     """
@@ -44,7 +44,7 @@ def write(unit: UnitOfWork, run: RunRow, bodies: Sequence[EventBody], *, attempt
 
 
 def write_fire(unit: UnitOfWork, starter: StarterRow, fire: FireRow) -> None:
-    """Add a life-cycle event for the outcome of a fire. A waiting fire is reported later."""
+    """Add a life-cycle event for the outcome of a firing. A waiting one is reported later."""
     if fire.outcome is FireOutcome.WAITING:
         return
     name = "schedule" if isinstance(starter, ScheduleRow) else "trigger"

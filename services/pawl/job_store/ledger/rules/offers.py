@@ -57,7 +57,7 @@ class Leased(msgspec.Struct, frozen=True, kw_only=True):
 
     `call` is None if the user has no such call.
 
-    `replaced` if a newer session of the same client holds it.
+    `replaced` is set if a newer session of the same client holds the call.
     """
 
     granted: bool
@@ -129,7 +129,7 @@ class RenewOffers(msgspec.Struct, frozen=True, kw_only=True):
 class ReleaseOffers(msgspec.Struct, frozen=True, kw_only=True):
     """Release the leases of `calls` (with their runs): those of a session of `client_id`, or expired ones if None.
 
-    A lost session may release late; calls that another session of the client has leased since stay leased.
+    A lost session may release late; calls that another of the client's sessions has leased since then stay leased.
     """
 
     client_id: ClientId | None

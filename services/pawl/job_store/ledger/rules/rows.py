@@ -75,11 +75,12 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
     `interrupting` lists the queued runs whose message interrupted another run. They come first, in order of arrival,
     and each is superseded by the next.
 
-    `title` comes from the user, `made_title` from the first message and `model_title` from a model; each is empty for
-    none. The model makes a title from the run `title_run_id`; `title_at` is when it is next asked, None for never.
+    `title` comes from the user, `made_title` from the first message and `model_title` from a model; each is empty if
+    there is none. The model makes a title from the run `title_run_id`; `title_at` is when it is next asked, None for
+    never.
 
     `parent_run_id` is the run that delegated a call to this conversation, `parent_conversation_id` that run's
-    conversation. Both are empty for conversations that people started.
+    conversation. Both are empty for conversations that users started.
 
     `fork_of` is the source of a fork. Messages up to `past_number` belong to other conversations, as its segments say.
 
@@ -187,7 +188,7 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OwnTools(msgspec.Struct, frozen=True, kw_only=True):
-    """The tools that came with a run. Only `client_id` gets their calls; any client of the user if it is empty."""
+    """The tools that came with a run. Only `client_id` gets their calls; if it is empty, all the user's clients do."""
 
     names: tuple[str, ...]
     client_id: ClientId = ClientId("")
@@ -264,7 +265,7 @@ class RunRow(Actor, frozen=True, kw_only=True):
 
     @property
     def is_turn(self) -> bool:
-        """Whether notices of jobs started the run, rather than a message."""
+        """Whether job notices started the run, rather than a message."""
         return self.generation > 0 and not self.reports_to
 
     @property
@@ -273,7 +274,7 @@ class RunRow(Actor, frozen=True, kw_only=True):
 
     @property
     def shared_tokens_left(self) -> int | None:
-        """Tokens left of this run's budget after all runs that share it; None without a budget."""
+        """Tokens left in this run's budget after all runs that share it; None if there is no budget."""
         return max(0, self.token_budget - self.shared_tokens_used) if self.token_budget else None
 
     @property
@@ -374,10 +375,11 @@ class CallFields(msgspec.Struct, frozen=True, kw_only=True):
 class CallRow(CallFields, frozen=True, kw_only=True):
     """One tool call.
 
-    `reserved_by` is the command that settles or decides the call and that the owner of the run has not consumed yet;
-    empty for none. `approvals` are for the call as shown now, in order, each by a different person with a different
-    credential. The call starts only with `approvals_required` of them. `earlier_approvals` were given before the call
-    was edited. `progress_time` is when the log last reported its progress, `state_time` when it entered its state.
+    `reserved_by` is the command that settles or decides on the call and that the run's owner has not consumed yet;
+    empty if there is none. `approvals` are for the call as shown now, in order, each by a different person with a
+    different credential. The call starts only with `approvals_required` of them. `earlier_approvals` were given before
+    the call was edited. `progress_time` is when the log last reported its progress, `state_time` when it entered its
+    state.
     """
 
     store_id: StoreId
@@ -407,7 +409,7 @@ class CallRow(CallFields, frozen=True, kw_only=True):
 class MessageRow(msgspec.Struct, frozen=True, kw_only=True):
     """One message of a conversation.
 
-    `summarised_to` is over 0 for a summary; `body` is the opaque rest.
+    `summarised_to` is positive for a summary; `body` is the opaque rest.
 
     `user_id` is the user of its run if that is not the conversation's user; otherwise empty.
     """
@@ -428,7 +430,7 @@ class CommandRow(msgspec.Struct, frozen=True, kw_only=True):
 
     An accepted command stays in the inbox of its run until it is consumed.
 
-    `call_id` is the call that it settles or decides; empty for none. `credential_id` is the sender's, and
+    `call_id` is the call that it settles or decides on; empty if there is none. `credential_id` is the sender's, and
     `delegate_user_id` the delegate that acted for the user. Both are empty if unknown, or if the ledger sent the
     command.
     """

@@ -1,4 +1,4 @@
-"""Extracts words from texts and from search queries, by the same rule."""
+"""Extracts words from text and search queries, by the same rule."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Final
 from pawl.chassis.ids import StoreId, UserId
 from pawl.errors import InvalidField, TooLarge
 
-# Only this much of a text is indexed.
+# Only this much of a message's text is indexed.
 TEXT_CHARACTERS_MAX: Final = 16_384
-# Maximum number of distinct words of a text that are indexed.
+# Maximum number of distinct words per text that are indexed.
 WORDS_MAX: Final = 1000
 # Longer words are indexed by their first characters.
 WORD_CHARACTERS_MAX: Final = 32
@@ -27,7 +27,7 @@ _MARK_BYTES: Final = 5
 
 
 def words(text: str) -> tuple[str, ...]:
-    """Return the distinct words of a text in order, case-folded and normalised. The cost is bounded."""
+    """Return the distinct words of the text in order, case-folded and normalised. The cost is bounded."""
     folded = unicodedata.normalize("NFKC", text[:TEXT_CHARACTERS_MAX])[: 2 * TEXT_CHARACTERS_MAX].casefold()
     found = (each[0][:WORD_CHARACTERS_MAX] for each in _WORD.finditer(folded))
     distinct: dict[str, None] = {}

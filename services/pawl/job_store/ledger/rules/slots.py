@@ -13,7 +13,7 @@ from pawl.chassis.ids import RunKey, UserId
 class SlotLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Maximum numbers of active runs: per store, per user, and in the background per store.
 
-    Background runs use no slots of other runs.
+    Background runs do not use other runs' slots.
     """
 
     per_store: int
@@ -56,11 +56,11 @@ def assign_slots(
     last_chances_max: int = 1,
     background_max: int | None = None,
 ) -> list[DueRun]:
-    """Return up to `runs_max` runs within the limits, taking one run of each line in turn.
+    """Return up to `runs_max` runs within the limits, taking one run from each line in turn.
 
     At most `background_max` of them are background runs; None means any number. Users at their limit are skipped and do
-    not block others of the store. At most `last_chances_max` runs are at their last chance: if their worker dies, the
-    cause is known.
+    not block the store's other users. At most `last_chances_max` runs are at their last chance: if their worker dies,
+    the cause is known.
     """
     picked: list[DueRun] = []
     last_chances, background_left = 0, runs_max if background_max is None else background_max

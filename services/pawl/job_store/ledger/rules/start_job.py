@@ -20,8 +20,8 @@ class StartJob(Submit, frozen=True, kw_only=True):
     """Start the job `run_id`, which reports to the conversation to which its message would go.
 
     The message is in a conversation of its own, so the run waits for no turn. It uses a background slot: `store_slots`
-    and `store_queue_max` are for the background. `job` returns the encoded job for a start time, which is appended to
-    the options of the run. If `is_silent`, it reports nothing, not even its end.
+    and `store_queue_max` are the limits for background runs. `job` returns the encoded job for a start time, which is
+    appended to the options of the run. If `is_silent`, it reports nothing, not even its end.
     """
 
     run_id: RunId

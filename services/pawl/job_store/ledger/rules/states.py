@@ -1,4 +1,4 @@
-"""Enums that the ledger decides on. The numbers are those of `pawl.event.v1`."""
+"""Enums on which the ledger bases its decisions. The numbers are those of `pawl.event.v1`."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def end_without_worker(unit: UnitOfWork, run: RunRow, result: bytes) -> RunRow:
 
 
 def _supersede(unit: UnitOfWork, run: RunRow | None) -> None:
-    """Stop a run, and those that get the turn as a result, as if they had had it before the interrupting message."""
+    """Stop a run, and any runs that get the turn as a result, as if they had had it before the interrupting message."""
     while run is not None:
         _, run = _stop(unit, run, StopCause.SUPERSEDED)
 
@@ -102,7 +102,7 @@ def _report(unit: UnitOfWork, run: RunRow) -> None:
 
     Nothing else settles the call.
 
-    Does nothing if the call was cancelled or the parent no longer exists.
+    It has no effect if the call was cancelled or the parent no longer exists.
     """
     parent = unit.runs.get(RunKey(run.store_id, run.parent_run_id))
     call = unit.calls.get(CallKey(run.store_id, run.parent_call_id))

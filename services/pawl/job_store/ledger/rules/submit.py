@@ -107,12 +107,12 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
             RequestIdReused: The request id was used with a different payload.
             ToolExists: `only_repeat` is set and the request was not made before.
             InvalidField: Tools came with a message that steers a run.
-            ConversationNotFound: No such conversation of the user, and none shared for writing.
+            ConversationNotFound: The user has no such conversation, and none is shared with the user for writing.
             ConversationErased: The user has erased it.
             ConversationBusy: The policy is REJECT and a run is active.
             RunOfAnotherUser: The policy is STEER or INTERRUPT, and another user started the active run.
-            QueueFull: Too many runs wait in the conversation or the store, or too many messages in the active
-                run, or messages of too many people.
+            QueueFull: Too many runs wait in the conversation or the store, or the active run has too many messages, or
+                messages from too many people.
         """
         earlier = self.earlier(unit)
         if earlier is not None:

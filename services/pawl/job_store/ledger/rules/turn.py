@@ -41,7 +41,7 @@ def queued(
 
 
 def budget_below(run: RunRow) -> RunId:
-    """Return the budget_run_id of runs that this run starts; empty without a budget."""
+    """Return the budget_run_id for runs that this run starts; empty if it has no budget."""
     return run.budget_run_id or (run.run_id if run.token_budget else RunId(""))
 
 
@@ -103,8 +103,8 @@ def leave(unit: UnitOfWork, run: RunRow) -> RunRow | None:
 def wake(unit: UnitOfWork, run: RunRow) -> RunRow:
     """Make a worker read the inbox of `run`: notify its worker, or make the run claimable now.
 
-    Does nothing for a run that waits for its turn, a turn that starts later, or a quarantined run: it reads its inbox
-    once it runs.
+    It has no effect on a run that waits for its turn, a turn that starts later, or a quarantined run: it reads its
+    inbox once it runs.
     """
     if run.is_quarantined:
         return run

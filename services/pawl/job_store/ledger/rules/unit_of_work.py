@@ -100,7 +100,7 @@ class Wakeup(msgspec.Struct, frozen=True, kw_only=True):
     run: RunKey
 
 
-# A store and the segments on which the messages of a fork are found.
+# A store, and the segments that hold a fork's messages.
 Path: TypeAlias = tuple[StoreId, tuple[Segment, ...]]
 
 
@@ -118,11 +118,11 @@ class RowKeys(msgspec.Struct, frozen=True, kw_only=True):
     - A request that created a conversation comes with that conversation.
     - `ends` names runs that may end. They come with their conversation, the run whose turn is next, and the call
       that they execute with its run.
-    - `queues` are queues in which a run may be created, each with the most runs that may wait and its number of
-      slots.
-    - `stopped` adds all queued runs of the user in conversations that `conversations` names too.
+    - `queues` are queues in which a run may be created, each with its number of slots and the maximum number of waiting
+      runs.
+    - `stopped` adds all the user's queued runs in conversations that `conversations` also names.
     - `keyed` names conversations by their clients' keys.
-    - A trigger comes with the run of its last fire, a lane with the run of its last event and its waiting event.
+    - A trigger comes with the last run it started, a lane with the run of its last event and its waiting event.
     - `paths` adds the message counts for forks, whose source conversations must be named.
 
     If `owner` is set and `runs` belong to another user, nothing is loaded or locked.
@@ -151,11 +151,11 @@ class RowKeys(msgspec.Struct, frozen=True, kw_only=True):
 class UnitOfWork:
     """All rows that a group of operations names, and the changes that the operations made.
 
-    `now` is the time of the transaction, `ids` creates ids. `loop_states` are new worker states by run. `wakeups` are
-    the workers to notify of a command. `off_log` are life-cycle events that belong to no run's log. `trims` are rows of
-    jobs to remove; `iterations_kept` iterations remain. `work_ready` means that a run became claimable. `queues` are
-    those that were loaded. `kept` has, for each path, the last number that its newest summary covers and the count of
-    messages after it.
+    `now` is the time of the transaction, `ids` creates ids. `loop_states` has new worker states by run. `wakeups` lists
+    the workers to notify of a command. `off_log` has life-cycle events that belong to no run's log. `trims` has job
+    rows to remove; `iterations_kept` iterations remain. `work_ready` means that a run became claimable. `queues` has
+    the queues that were loaded. `kept` has, for each path, the last number that its newest summary covers and the count
+    of messages after it.
     """
 
     now: datetime
@@ -248,7 +248,7 @@ class UnitOfWork:
         return conversation
 
     def open_calls(self, run: RunRow) -> list[CallRow]:
-        """Return the calls of a run that are not settled, in call order."""
+        """Return a run's calls that are not settled, in call order."""
         calls = map(self.calls.get, self._calls_of.get(run.key, ()))
         is_open = [call for call in calls if call is not None and not call.state.is_terminal]
         return sorted(is_open, key=lambda call: (call.round, call.index))

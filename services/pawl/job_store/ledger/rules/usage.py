@@ -1,4 +1,4 @@
-"""Daily usage counts of agents: pure functions of runs before and after a group of operations."""
+"""Daily usage counts for agents: pure functions of runs before and after a group of operations."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def added(
 ) -> Sequence[tuple[UsageKey, Used]]:
     """Return what new runs, and changed ones as (before, now), add to a day's counts, in key order.
 
-    Imported histories count nothing.
+    Imported histories are not counted.
     """
     found: dict[UsageKey, Used] = {}
 

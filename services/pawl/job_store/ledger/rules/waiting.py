@@ -21,7 +21,7 @@ from pawl.values import CallState, RunState, WaitKind
 
 # Maximum number of calls, and of runs, that a reason names.
 NAMED_MAX: Final = 20
-# Only this many of the newest calls of a run are counted.
+# Only this many of a run's newest calls are counted.
 COUNTED_MAX: Final = 1000
 
 _SENTENCE_BYTES_MAX: Final = 2048
@@ -80,8 +80,8 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     """A run at `time`, with context that its row does not have.
 
     `calls` are its open calls, in call order; `is_cut` if there are more. `call_counts` and `child_run_ids` cover its
-    newest calls. `before` are the runs with an earlier turn, starting with the active one. The used slots of its store
-    and user are counted only while it needs a slot.
+    newest calls. `before` lists the runs with an earlier turn, starting with the active one. The used slots of its
+    store and user are counted only while it needs a slot.
     """
 
     run: RunRow
@@ -136,7 +136,7 @@ def explain(
 
 
 def explain_all(situations: Sequence[Situation], limits: SlotLimits) -> Waiting | None:
-    """Return why the first run makes no progress. The other runs execute calls of it or of each other."""
+    """Return why the first run makes no progress. The other runs execute its calls or each other's."""
     known: dict[RunId, Waiting] = {}
     # Newest first: a run is created after the run whose call it executes.
     for situation in sorted(situations[1:], key=lambda each: each.run.create_time, reverse=True):

@@ -24,8 +24,8 @@ def _same(value: Any) -> Any:
 class Column(Generic[R]):
     """A column: its SQL type, and how its value is computed from a row.
 
-    `fixed` columns are never updated. A `heavy` column is skipped in an update if the row holds the very same object as
-    the stored one. `read` converts the stored value to the row's field, which is named `field`, or like the column.
+    `fixed` columns are never updated. A `heavy` column is skipped in an update if the row holds the same object as the
+    stored one. `read` converts the stored value to the row's field, which is named `field`, or like the column.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Column(Generic[R]):
 class Statement:
     """A statement on rows that replace `{rows}` in its text.
 
-    `types` are the SQL types of their columns.
+    `types` has the SQL types of their columns.
 
     `gathered` statements usually have many rows.
     """

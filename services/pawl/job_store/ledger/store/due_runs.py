@@ -19,7 +19,7 @@ from pawl.chassis.db.database import Connection
 from pawl.chassis.ids import RunKey, StoreId, UserId, WorkerId
 from pawl.job_store.ledger.rules.slots import DueRun, Line, SlotLimits, assign_slots
 
-# The statements are built from constants of this module only.
+# The statements are built only from constants in this module.
 # ruff: noqa: S608
 
 # Stores with a due run, in a circle that starts after the store served last, if a slot is free or a due run already has
@@ -78,8 +78,8 @@ _USED_BY_USER: Final = """
 
 _HELD: Final = "(SELECT count(*) FROM job_store.runs WHERE worker_id = $4 AND in_background) AS background_held"
 
-# The first due runs of some stores: runs that have a slot come first, and background runs come last. A run whose last
-# allowed worker has died is left to quarantine; runs that have crashed workers come last.
+# Some stores' first due runs: runs that have a slot come first, and background runs come last. A run whose last allowed
+# worker has died is left to quarantine; runs that have crashed workers come last.
 _DUE: Final = f"""
 SELECT due.*, slots.used, slots.used_background, {_USED_BY_USER}, {_HELD}
 FROM unnest($1::text[]) AS s (store_id)
@@ -101,7 +101,7 @@ CROSS JOIN LATERAL (
 ORDER BY due.active DESC, due.in_background, due.crashes, due.claim_at
 """
 
-# The oldest waiting run of each of the next users of some stores.
+# The oldest waiting run of each of some stores' next users.
 _HEADS: Final = f"""
 WITH RECURSIVE users AS (
     SELECT k.store_id COLLATE "C" AS store_id, k.user_id COLLATE "C" AS user_id, 0 AS hops
@@ -139,7 +139,7 @@ _CURSORS_MAX: Final = 1000
 class Picked:
     """Runs that fit into the limits as long as the transaction lasts.
 
-    `stores` are those that were read. `has_more` means that other stores, or more runs of these, may be due.
+    `stores` lists those that were read. `has_more` means that other stores, or more of these stores' runs, may be due.
     """
 
     stores: Sequence[StoreId]
@@ -153,7 +153,7 @@ class DueRuns:
     def __init__(self, limits: SlotLimits, *, crashes_max: int) -> None:
         self._limits = limits
         self._crashes_max = crashes_max
-        # Where the round over the users of a store continues, if its oldest runs must wait.
+        # Where the round over a store's users continues, if its oldest runs must wait.
         self._last_users: dict[StoreId, UserId] = {}
 
     async def pick(
@@ -166,7 +166,7 @@ class DueRuns:
         runs_max: int,
         background_runs_max: int,
     ) -> Picked:
-        """Return runs of the next stores that the worker may claim.
+        """Return the next stores' runs that the worker may claim.
 
         Other claims on these stores wait until the transaction ends.
         """

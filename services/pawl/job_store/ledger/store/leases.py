@@ -1,4 +1,4 @@
-"""Leases of workers on runs: claim, renew, release.
+"""Workers' leases on runs: claim, renew, release.
 
 All times are the database's.
 
@@ -84,7 +84,7 @@ WITH lowered AS (
 UPDATE job_store.runs AS r SET claim_at = greatest(now(), r.claim_at - $1)
 FROM late WHERE r.store_id = late.store_id AND r.run_id = late.run_id
 """
-# The same for claims of schedules: if fired twice, each due time still fires once.
+# The same for claims of schedules: if fired twice, each scheduled time still fires once.
 _BRING_SCHEDULES_FORWARD: Final = """
 UPDATE job_store.schedules SET claim_at = CASE WHEN waiting_time IS NULL THEN due_time ELSE now() END
 WHERE claim_at > now() AND claim_at IS DISTINCT FROM due_time

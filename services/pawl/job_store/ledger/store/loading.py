@@ -29,7 +29,7 @@ from pawl.job_store.schedules.rules import ScheduleKey
 K = TypeVar("K", bound=msgspec.Struct)
 T = TypeVar("T")
 
-# The statements are built from constants of this package only.
+# The statements are built only from constants in this package.
 # ruff: noqa: S608
 
 _REQUESTS: Final = f"""
@@ -38,7 +38,7 @@ JOIN (SELECT unnest($1::text[]) AS store_id, unnest($2::text[]) AS user_id, unne
 USING (store_id, user_id, request_id)
 """
 
-# By id, never through all runs of the user.
+# By id, never through all the user's runs.
 _OWNED: Final = """
 SELECT k.number FROM unnest($1::text[], $2::text[], $3::text[], $4::int[]) AS k (store_id, run_id, user_id, number)
 CROSS JOIN LATERAL (

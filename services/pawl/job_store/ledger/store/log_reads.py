@@ -11,7 +11,7 @@ from pawl.job_store.ledger.reading import LogGap, LogPart
 from pawl.job_store.ledger.store import tables
 from pawl.values import RunState
 
-# The statements are built from constants of this package only.
+# The statements are built only from constants in this package.
 # ruff: noqa: S608
 
 # A part of a log that has reached this size takes no more events.

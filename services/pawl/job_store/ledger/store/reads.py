@@ -1,4 +1,4 @@
-"""Reads of the ledger: rows by key or by page."""
+"""Reads ledger rows by key or by page."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from pawl.job_store.ledger.rules.waiting import Situation
 from pawl.job_store.ledger.store import log_reads, run_lists, segments, situations, tables
 from pawl.values import CallState
 
-# The statements are built from constants of this package only.
+# The statements are built only from constants in this package.
 # ruff: noqa: S608
 
 _CALL_BYTES: Final = "length(spec) + length(arguments) + coalesce(length(result), 0)"
 
-# Rows of other users are not read: the response time would reveal that they exist.
+# Other users' rows are not read: the response time would reveal that they exist.
 _OF_USER: Final = "($3 = '' OR user_id = $3)"
 _RUN: Final = f"SELECT {tables.RUNS.names} FROM job_store.runs WHERE store_id = $1 AND run_id = $2 AND {_OF_USER}"
 _OPEN_CALLS: Final = f"""
@@ -131,7 +131,7 @@ _MESSAGES: Final = run_lists.statement(
     order="number",
     size="length(body)",
 )
-# Summaries retell calls, so summaries of other users are left out.
+# Summaries retell calls, so other users' summaries are left out.
 _MESSAGES_FROM_SUMMARY: Final = segments.visible(
     """FROM job_store.messages AS m
     WHERE store_id = $1 AND conversation_id = $2 AND (summarised_to = 0 OR user_id = $3) AND number > (

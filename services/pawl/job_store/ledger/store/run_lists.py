@@ -32,7 +32,7 @@ class Rows(Protocol):
 
 
 def statement(rows: Rows, *, where: str, order: str, size: str, source: str = "") -> str:
-    """Return a statement for a page: $1 is the most rows plus one, $2 the most bytes; `where` has the others.
+    """Return a statement for a page: $1 is the row limit plus one, $2 the byte limit; `where` uses the others.
 
     All parts must be constants of the caller. `source` is searched instead of the whole table.
     """
@@ -49,7 +49,7 @@ def statement(rows: Rows, *, where: str, order: str, size: str, source: str = ""
 async def fetch(
     database: Database | Connection, sql: str, arguments: Sequence[Any], read: Callable[[Record], R], *, rows_max: int
 ) -> Page[R]:
-    """Return a page by a statement of `statement`, with at least one row if there is any.
+    """Return a page, using a statement from `statement`, with at least one row if there is any.
 
     Records have the additional column `found`.
     """
@@ -59,7 +59,7 @@ async def fetch(
     return Page(rows=rows, has_more=found > len(rows))
 
 
-# The statements are built from constants of this package only.
+# The statements are built only from constants in this package.
 # ruff: noqa: S608
 
 # As in the index.
@@ -83,9 +83,9 @@ _ALONG: Final = {
 
 
 def _running_or_stopped(cause: StopCause) -> str:
-    """Return the condition that a run is not being stopped, or was stopped by the command $16.
+    """Return the SQL condition for runs that are not being stopped, or were stopped by command $16.
 
-    The command is looked up per run, because there may be very many commands with that id.
+    The command is looked up per run, because many commands may have that id.
     """
     return f"""(state < 10 AND stop_cause IS NULL OR stop_cause = {cause} AND EXISTS (
         SELECT FROM job_store.commands AS c WHERE c.store_id = t.store_id AND c.run_id = t.run_id
@@ -138,7 +138,7 @@ LISTS: Final[Mapping[str, Mapping[bool, str]]] = {
         index: {each: _along(found_by, oldest_first=each) for each in (False, True)}
         for index, found_by in _ALONG.items()
     },
-    # Operators use these rarely. They are found among all jobs of the store.
+    # Operators use these rarely. They search all the store's jobs.
     "running_jobs_of_store": {
         each: _along(f"reports_to <> '' AND {_running_or_stopped(StopCause.OPERATOR)}", oldest_first=each, of="$4 = ''")
         for each in (False, True)

@@ -11,7 +11,7 @@ from pawl.job_store.ledger.reading import Page
 from pawl.job_store.ledger.rules.rows import MessageRow, Segment
 from pawl.job_store.ledger.store import run_lists, tables
 
-# The statements are built from constants of this package only.
+# The statements are built only from constants in this package.
 # ruff: noqa: S608
 
 # Maximum size of other users' messages that are read for a run, including images and documents it does not see.
@@ -32,10 +32,10 @@ def _parts(store_id: str, conversation_id: str, past_number: str) -> str:
 
 
 def visible(source: str, author: str) -> str:
-    """Return a statement for the messages that a run sees: all of its author, and the newest of other users.
+    """Return a statement for the messages that a run sees: all of its author's, and the newest of other users.
 
-    Of other users it takes the newest whole runs within `OTHERS_BYTES_MAX`, because the author may have no summary that
-    covers them.
+    For other users it includes the newest whole runs within `OTHERS_BYTES_MAX`, because the author may have no summary
+    that covers them.
     """
     return f"""
     SELECT {tables.MESSAGES.names} FROM (

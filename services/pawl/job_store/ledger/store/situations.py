@@ -18,7 +18,7 @@ from pawl.job_store.ledger.rules.waiting import COUNTED_MAX, Situation
 from pawl.job_store.ledger.store import run_lists, tables
 from pawl.values import CallState, RunState
 
-# The statements are built from constants of this package only.
+# The statements are built only from constants in this package.
 # ruff: noqa: S608
 
 _NEEDS_SLOT: Final = "r.state = 1 AND r.queued_message IS NULL AND NOT r.active AND NOT r.in_background"
@@ -67,7 +67,7 @@ _WAITING_STATES: Final = frozenset({RunState.WAITING, RunState.NEEDS_ATTENTION})
 
 
 async def of_page(connection: Connection, store_id: StoreId, runs: Sequence[RunRow]) -> list[Situation]:
-    """Return the situations of some runs of a store, each with the first calls that wait for a person or client."""
+    """Return the situations of some of a store's runs, each with the first calls that wait for a user or client."""
     wanted = [run.run_id for run in runs if run.state in _WAITING_STATES]
     calls: dict[str, list[CallRow]] = {run.run_id: [] for run in runs}
     if wanted:
@@ -83,7 +83,7 @@ async def of_runs(
     *,
     calls_max: int | None = None,
 ) -> list[Situation]:
-    """Return the situations of some runs of a store with their open calls, of which at most `calls_max` were read."""
+    """Return the situations of some of a store's runs with their open calls, of which at most `calls_max` were read."""
     if not runs:
         return []
     records = await connection.fetch(_AROUND, store_id, [run.run_id for run, _ in runs])
@@ -116,7 +116,7 @@ def _before(run: RunRow, record: Record) -> tuple[RunId, ...]:
     return tuple(map(RunId, filter(None, (record["active_run_id"], *queue[: queue.index(run.run_id)]))))
 
 
-# The statements are built from constants of this package only.
+# The statements are built only from constants in this package.
 # ruff: noqa: S608
 
 _DOOMED: Final = """
@@ -136,7 +136,7 @@ _LISTED: Final = run_lists.statement(
     ), 0)""",
 )
 _KNOWN: Final = "SELECT FROM job_store.runs WHERE store_id = $1 AND run_id = $2"
-# Running calls, which are the doubtful ones of runs in doubt. The first call of each run, and more within the limit.
+# Running calls, which are the ones in doubt if a run is. Returns the first call of each run, and more within the limit.
 _RUNNING: Final = f"""
 SELECT {tables.CALLS.names} FROM (
     SELECT c.*, sum({_CALL_BYTES}) OVER (ORDER BY c.run_id, c.round, c.batch_index) AS bytes_so_far,

@@ -20,7 +20,7 @@ from pawl.job_store.schedules.rules import StarterT
 from pawl.job_store.triggers.rules import EventKey, LaneKey, TriggerKey
 from pawl.values import RunState
 
-# The statements are built from constants of this package only.
+# The statements are built only from constants in this package.
 # ruff: noqa: S608
 
 _OF_USER: Final = "store_id = $1 AND user_id = $2"
@@ -58,7 +58,7 @@ class PostgresStarters(DatabaseAdapter, Generic[StarterT]):
     ) -> StarterT:
         """Store the row that `change` returns.
 
-        Changes of a user's rows are serialised.
+        Changes to a user's rows are serialised.
 
         Raises:
             PawlError: Any error that `change` raises.
@@ -80,7 +80,7 @@ class PostgresStarters(DatabaseAdapter, Generic[StarterT]):
     async def get(
         self, store_id: StoreId, user_id: UserId, name: str
     ) -> tuple[StarterT, Mapping[RunId, RunState], datetime] | None:
-        """Return a row, the states of those runs of its fires that still exist, and the time."""
+        """Return a row, the states of the runs it started that still exist, and the time."""
         record = await self._database.fetchrow(self._get, store_id, user_id, name)
         if record is None:
             return None
@@ -109,7 +109,7 @@ class PostgresStarters(DatabaseAdapter, Generic[StarterT]):
         return bool(affected(await self._database.execute(self._delete, store_id, user_id, name)))
 
 
-# The statements are built from constants of this package only.
+# The statements are built only from constants in this package.
 # ruff: noqa: S608
 
 # Lanes and events belong to triggers and only change under this lock. A removed key has ended too.

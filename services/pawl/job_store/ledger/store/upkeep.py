@@ -100,9 +100,9 @@ class PostgresLedgerStats:
     async def count(self) -> Mapping[str, float]:
         """Return runs by open state (`QUEUED`...), the `outbox` backlog, `due_schedules` and `due_events`.
 
-        The last two are those that no worker has claimed. For background runs: `working`, `queued`, `waiting` and
-        `late`. Of the due runs, `claimable` could be claimed now. The others wait for a slot: `over_user_limit` because
-        of their user's limit, `over_store_limit` because of their store's.
+        The last two count only those that no worker has claimed. For background runs: `working`, `queued`, `waiting`
+        and `late`. Of the due runs, `claimable` could be claimed now. The others wait for a slot: `over_user_limit`
+        because of the user's limit, `over_store_limit` because of the store's.
         """
         async with self._database.transaction() as connection:
             runs = {record["state"]: record for record in await connection.fetch(_OPEN_RUNS)}
@@ -134,7 +134,7 @@ WITH gone AS (
 DELETE FROM job_store.commands AS m USING gone AS g
 WHERE m.store_id = g.store_id AND m.run_id = g.run_id AND m.call_id = g.call_id AND m.consumed
 """
-# Events still to be sent stay until the next trim. No reader gets them in the meantime.
+# Events still to be sent stay until the next trim. No reader gets them until then.
 _EVENTS: Final = """
 DELETE FROM job_store.events AS e USING unnest($1::text[], $2::text[], $3::bigint[]) AS k (store_id, run_id, seq)
 WHERE e.store_id = k.store_id AND e.run_id = k.run_id AND e.seq <= k.seq AND NOT EXISTS (
@@ -150,7 +150,7 @@ async def remove(connection: Connection, trims: Sequence[Trim]) -> None:
     await connection.execute(_EVENTS, stores, runs, [trim.seq for trim in trims])
 
 
-# The statements are built from constants of this module only.
+# The statements are built only from constants in this module.
 # ruff: noqa: S608
 
 _FIGURES: Final = Used.__struct_fields__
