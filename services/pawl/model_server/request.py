@@ -12,8 +12,8 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# Job notices: a header line, then a JSON array.
-_NOTICES = re.compile(r"^\[Pawl tells [^\n]*:\]\n(\[[^\n]*\])\n*", re.MULTILINE)
+# Job notices as agent-loop writes them (`loop.rules.history`): a header line, then a JSON array.
+_NOTICES = re.compile(r"^\[Pawl reports [^\n]*:\]\n(\[[^\n]*\])\n*", re.MULTILINE)
 # Quoted lines after a header in brackets that names the source, and events from outside.
 _QUOTED = re.compile(r"^\[[^\n]*:\]\n(?:> [^\n]*(?:\n|\Z))+\n*|\{\"event\":\{\"source\":[^\n]*$", re.MULTILINE)
 

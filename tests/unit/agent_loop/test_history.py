@@ -35,6 +35,7 @@ from pawl.agent_loop.loop.rules.state import State
 from pawl.agent_loop.loop.rules.tool import Verdict
 from pawl.agent_loop.model.request import Finished, TextPiece
 from pawl.chassis.ids import CallId, ConversationId, RunId, RunKey, StoreId, UserId
+from pawl.model_server.request import read_request
 from pawl.values import CallState, Disposition, ExecutionContext, OfferFallback, RunState
 from tests.fakes import virtual_time
 from tests.fakes.loop_world import World
@@ -89,6 +90,13 @@ def test_each_call_has_one_result_right_after_its_message() -> None:
     assert [message["role"] for message in history_sent] == ["user", "assistant", "tool", "tool"]
     assert [(message["tool_call_id"], message["content"]) for message in history_sent[2:]] == [("b", "2"), ("a", "1")]
     check_history(history_sent)
+
+
+def test_the_scripted_model_recognizes_job_notices() -> None:
+    """ASYNC-5: model_server has its own copy of their header."""
+    notice = replace(NOTICE, notices_json=b'[{"job_id":"run_1"}]')
+    request = read_request(msgspec.json.encode({"model": "m", "messages": history.of_run(state(user("hi"), notice))}))
+    assert request.notices == [{"job_id": "run_1"}]
 
 
 def test_calls_are_sent_to_the_provider_with_ids_of_pawl() -> None:
