@@ -157,7 +157,7 @@ async def test_command_line_explains_each_tls_failure(
     own = ("127.0.0.1",)
     shown: list[tuple[str, Files | None, tls.Tls | None]] = [
         ("has expired", certificates.write(tmp_path, "late", authority, names=own, expired=True), trusted),
-        ("does not have this name", certificates.write(tmp_path, "other", authority, names=("other.example",)), trusted),
+        ("does not have this name", certificates.write(tmp_path, "other", authority, names=("x.example",)), trusted),
         ("was not issued by the CA", certificates.write(tmp_path, "foreign", other_authority, names=own), trusted),
         ("does not speak TLS", None, trusted),
         ("speaks TLS. Give its CA certificate", certificates.write(tmp_path, "job-store", authority), None),
