@@ -1,4 +1,4 @@
-"""The clients that calls are offered to."""
+"""Clients to which calls are offered."""
 
 from __future__ import annotations
 

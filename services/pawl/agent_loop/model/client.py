@@ -30,7 +30,7 @@ OutputTokensField = Literal["max_completion_tokens", "max_tokens"]
 
 
 class OpenAiModel:
-    """Client of one model server with its own connection pool.
+    """Client for one model server with its own connection pool.
 
     The openai client supplies the configuration: credential headers, proxies and base URL. Most calls only use the
     request head that it makes, see `Direct`. Bodies are bytes, because its typed parameters take 24 ms for a history of

@@ -1,4 +1,4 @@
-"""Validation of everything that clients send (LOOP-15)."""
+"""Validates everything that clients send (LOOP-15)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 
 def text(value: str, field: str, *, bytes_max: int, may_be_empty: bool = False) -> str:
-    """Check a text of 1 to `bytes_max` bytes and return it.
+    """Check text of 1 to `bytes_max` bytes and return it.
 
     Raises:
         TooLarge: it is longer.
@@ -44,7 +44,7 @@ def text(value: str, field: str, *, bytes_max: int, may_be_empty: bool = False) 
 
 
 def conversation_key(value: str) -> str:
-    """Check a client's conversation key, which may be empty, and return it.
+    """Check and return a client's conversation key, which may be empty.
 
     Raises:
         TooLarge: it has more than 200 bytes.
@@ -59,7 +59,7 @@ def own_tools(definitions: Sequence[bytes], field: str) -> Sequence[bytes]:
 
     Raises:
         InvalidField: there are more than 64.
-        TooLarge: they have more than 64 KiB together.
+        TooLarge: they are larger than 64 KiB in total.
     """
     if len(definitions) > OWN_TOOLS_MAX:
         raise InvalidField(f"{field} may have at most {OWN_TOOLS_MAX} tools", field=field)
@@ -90,7 +90,7 @@ def arguments_json(content: bytes) -> bytes:
 
 
 def fraction(value: float | None) -> float | None:
-    """Check a fraction from 0 to 1, or None, and return it.
+    """Check and return a fraction between 0 and 1, or None.
 
     Raises:
         InvalidField
@@ -112,7 +112,7 @@ def page_size(value: int) -> int:
 
 
 def wait_seconds(value: float) -> float:
-    """Check a wait of 0 to 60 seconds and return it.
+    """Check and return a wait of 0 to 60 seconds.
 
     Raises:
         InvalidField
