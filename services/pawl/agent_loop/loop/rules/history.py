@@ -220,7 +220,7 @@ def _group(
 
 
 def _from_another_user(message: Message) -> list[ProviderMessage]:
-    """Return another user's message, or the answer to it, quoted line by line so that it is not mistaken for anything else.
+    """Return another user's message, or the answer to it, quoted line by line so that it is clearly a quotation.
 
     Another user's job notices are omitted.
     """
@@ -287,7 +287,7 @@ def _tool_call(call: Call, more: fields.RawObject) -> dict[str, Any]:
 
 
 def _arguments(proposed: str) -> str:
-    """Return the model's arguments, or an object with them, because some providers refuse arguments that are not JSON."""
+    """Return the model's arguments. If they are not JSON, which some providers refuse, wrap them in an object."""
     if not proposed.strip():
         return "{}"
     if is_json(proposed, dict):

@@ -126,7 +126,7 @@ class LoopState(msgspec.Struct, frozen=True, kw_only=True):
     summarised_round: int = 0
     # Tokens that top-ups have added to the budget.
     tokens_added: int = 0
-    # The part of the run's usage that is due to its agents.
+    # The tokens in the run's usage that its agents used.
     agents_tokens: int = 0
     # When the run stops waiting for a top-up; None if it is not waiting.
     top_up_deadline_time: float | None = None
