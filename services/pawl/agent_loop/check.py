@@ -1,4 +1,4 @@
-"""`pawl model check URL`: tests a model server and prints the settings that fit it."""
+"""Implements `pawl model check URL`, which tests a model server and prints suitable settings."""
 
 from __future__ import annotations
 

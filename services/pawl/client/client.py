@@ -157,7 +157,7 @@ class AsyncClient(TriggerVerbs, JobVerbs):
         return run
 
     async def watch(self, run_id: str, after_seq: int = 0) -> AsyncGenerator[event_pb2.RunEvent | gap_pb2.Gap, None]:
-        """Yield the events of a run after `after_seq`, each once, until the run ends.
+        """Yield a run's events after `after_seq`, each once, until the run ends.
 
         A gap replaces events that are no longer stored. If the connection is lost, it continues with any replica, after
         the last event seen. If you read on after an event at which the run waits or ends, that event is marked as seen,
@@ -402,7 +402,7 @@ class AsyncClient(TriggerVerbs, JobVerbs):
         return receipts
 
     async def submit(self, result: types_pb2.ToolResult, *, request_id: str = "") -> run_pb2.Run:
-        """Submit the result of a front-end call without a session: `submit(result(call, value))`."""
+        """Submit a front-end call's result without a session: `submit(result(call, value))`."""
         if not isinstance(result, types_pb2.ToolResult):
             raise InvalidField("submit takes a result: submit(result(call, value))", field="result")
         request = agent_pb2.SubmitToolResultsRequest(run_id=result.run_id, results=[result], request_id=request_id)

@@ -1,4 +1,4 @@
-"""The client of the Session stream. It reconnects to any replica; nothing is lost or duplicated.
+"""The client for the Session stream. It reconnects to any replica; nothing is lost or duplicated.
 
     async with AsyncClient() as pawl, pawl.session(tools=[show]) as session:
         run_id = await session.start("show me the plan")
@@ -76,7 +76,7 @@ def definitions_of(tools: Sequence[Tool[..., Any]]) -> list[tool_pb2.ToolDefinit
 class AsyncSession:
     """A front-end session: an async context manager and an iterator over attached runs' event, gap and end frames.
 
-    Methods raise RuntimeError outside of the `with` block.
+    Methods raise RuntimeError outside the `with` block.
 
     `tools` are functions decorated with `pawl.tools.tool`. Runs started by the session have these tools and no other
     front-end tools. The session executes their calls: async functions as tasks, others in threads, at most `calls_max`
@@ -228,7 +228,7 @@ class AsyncSession:
             raise RuntimeError("the session is not connected: use it within `with client.session(...) as session:`")
 
     async def _stay_connected(self) -> NoReturn:
-        """Connect to one replica after another until one refuses permanently or none answers; raise that error."""
+        """Connect to one replica after another until one refuses permanently or none responds, and raise the error."""
         loop = asyncio.get_running_loop()
         last_answer, failures = loop.time(), 0
         addresses = itertools.cycle(self._addresses)
@@ -287,7 +287,7 @@ class AsyncSession:
             return await stream.read()
 
     def _first_frames(self) -> asyncio.Queue[wire.SessionRequest]:
-        """Return the first frames of a new connection: attachments, then all frames without a receipt."""
+        """Return a new connection's first frames: attachments, then all frames that have no receipt yet."""
         outgoing: asyncio.Queue[wire.SessionRequest] = asyncio.Queue()
         self._reattaching = {next(self._frame_ids): run_id for run_id in self._last_seq}
         for frame_id, run_id in self._reattaching.items():

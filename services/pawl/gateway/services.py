@@ -71,7 +71,7 @@ class Method(msgspec.Struct, frozen=True, kw_only=True):
         """Parse a request from protobuf JSON.
 
         Raises:
-            InvalidField: the value is not valid; the message says where.
+            InvalidField: the value is invalid; the message gives the position.
         """
         if not isinstance(value, dict):
             raise InvalidField("The request must be a JSON object.", field="request")

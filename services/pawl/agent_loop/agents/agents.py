@@ -1,4 +1,4 @@
-"""Agent definitions: create, read and list them."""
+"""Creates, reads and lists agent definitions."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ class Agents:
             raise AgentNotFound(f"delegates_to: there is no agent {name!r}: create it first", agent=name) from None
 
     async def get(self, caller: Principal, name: str, version: int) -> AgentVersion:
-        """Return a version of an agent. Version 0 means the newest. Draft names have the draft prefix.
+        """Return a version of an agent. Version 0 means the newest version. Draft names have the draft prefix.
 
         Raises:
             AgentNotFound

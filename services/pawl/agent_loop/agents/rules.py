@@ -36,7 +36,7 @@ URL_CHARACTERS_MAX: Final = 2000
 
 
 class ToolSelection(msgspec.Struct, frozen=True, kw_only=True):
-    """Tools selected by name, source and name pattern. An empty selection means all tools that the user may call."""
+    """Tools selected by name, source and name pattern. An empty selection means every tool that the user may call."""
 
     names: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()

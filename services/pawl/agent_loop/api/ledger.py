@@ -99,7 +99,7 @@ class PublicLedger:
     async def get_conversation(
         self, caller: Principal, conversation_id: ConversationId = ConversationId(""), *, conversation_key: str = ""
     ) -> conversation_pb2.Conversation:
-        """Return a conversation of the user or, by id, one that another user shares.
+        """Return one of the user's conversations or, by id, one that another user shares.
 
         Raises:
             ConversationNotFound, ConversationErased

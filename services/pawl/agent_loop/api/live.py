@@ -1,4 +1,4 @@
-"""Live run events from NATS."""
+"""Delivers live run events from NATS."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ class View:
         """Return a page that is read after this call was made. Ledger errors propagate."""
         reading = self._next.get(token)
         if reading is None:
-            # Use an empty context: other callers wait for this read, too.
+            # Use an empty context, because other callers also wait for this read.
             reading = tasks.start(self._tasks, self._read(token), name="pending.read", context=contextvars.Context())
             self._next[token] = reading
         return await tasks.shield(reading)

@@ -1,6 +1,6 @@
 """Serves the Session stream: one client's frames come in; events, offers and receipts go out.
 
-A session owns nothing. When its stream ends, its tasks end, its leases are released, and the runs continue.
+A session does not own any state. When its stream ends, its tasks end, its leases are released, and the runs continue.
 """
 
 from __future__ import annotations

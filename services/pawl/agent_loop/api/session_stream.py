@@ -56,7 +56,7 @@ class SessionTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The dependencies that all streams of a replica share."""
+    """The dependencies shared by all of a replica's streams."""
 
     ledger: PublicLedger
     watches: Watches

@@ -4,8 +4,8 @@ All watchers of a run on this replica share one feed: one live subscription, one
 events. A watcher first reads past events at its own pace until it reaches the tail. If it later falls behind the tail,
 it is disconnected (EVT-3), so a slow watcher neither delays others nor uses memory.
 
-Clients confirm the events they have seen, and the user is not notified of those. An open stream alone proves nothing,
-because its connection may be dead.
+Clients confirm the events they have seen, and the user is not notified of those. An open stream alone does not prove
+that events were seen, because its connection may be dead.
 
 The ledger is polled to find lost live events: every second without NATS, every few seconds with it.
 """

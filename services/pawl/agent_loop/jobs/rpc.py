@@ -167,7 +167,7 @@ class JobServicer(jobs_pb2_grpc.JobServiceServicer):
         """Return the caller and the job named in a request.
 
         Raises:
-            RunNotFound: there is no such job.
+            RunNotFound: the job does not exist.
         """
         caller, job_id = require_user(), RunId(check_id(request.job_id, "job_id"))
         await self._job(caller, job_id)

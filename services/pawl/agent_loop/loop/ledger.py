@@ -96,14 +96,14 @@ class WorkerLedgerClient:
         )
 
     async def release(self, worker_id: WorkerId) -> None:
-        """Release all runs of the worker. Idempotent."""
+        """Release all of the worker's runs. Idempotent."""
         await translated(self._stub.ReleaseWorker(pb.ReleaseWorkerRequest(worker_id=worker_id)))
 
     async def report_crash(self, claim: Claim) -> bool:
         """Release a run that this worker can neither drive nor end. Return whether the ledger quarantined it.
 
         Raises:
-            LeaseLost, RunEnded, RunNotFound: the run is no longer this worker's.
+            LeaseLost, RunEnded, RunNotFound: the run no longer belongs to this worker.
         """
         request = pb.ReportCrashRequest(**_CLAIM.fields(claim))
         response = await translated(self._stub.ReportCrash(request))
@@ -113,7 +113,7 @@ class WorkerLedgerClient:
         """Write one step. Idempotent by commit id.
 
         Raises:
-            LeaseLost, RunEnded, RunNotFound: the run is no longer this worker's.
+            LeaseLost, RunEnded, RunNotFound: the run no longer belongs to this worker.
             InboxChanged, IllegalTransition: nothing was written; reload and plan again.
         """
         request = pb.CommitRunRequest(**_CLAIM.fields(claim), commit_id=commit_id, **_STEP.fields(step))

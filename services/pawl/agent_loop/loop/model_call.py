@@ -101,7 +101,7 @@ class ModelCall:
         return replace(self._assembly.answer(), usage=self.usage())
 
     def usage(self) -> UsageReport:
-        """Return the usage so far, estimated where the server did not report it."""
+        """Return the usage so far, with estimates for anything that the server did not report."""
         return budget.counted(self._assembly.usage, prompt_bytes=self._prompt_bytes, output_bytes=self._output_bytes)
 
     def output_due_at(self) -> float | None:

@@ -1,4 +1,4 @@
-"""Ports of the worker."""
+"""Defines the worker's ports."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Randomness = Callable[[], float]
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that this worker holds. The epoch fences its commits."""
+    """A run that this worker holds. Its commits are fenced by the epoch."""
 
     key: RunKey
     epoch: int

@@ -66,7 +66,7 @@ from pawl.values import CallState, Disposition, ExecutionContext, Progress, Usag
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerDependencies:
-    """The dependencies that all runs of a worker share.
+    """The dependencies shared by all of a worker's runs.
 
     `run_due` makes the worker poll immediately, `run_due_at` at a given monotonic time.
     """

@@ -1,4 +1,4 @@
-"""The client of the model server."""
+"""Implements the client for the model server."""
 
 from __future__ import annotations
 

@@ -271,7 +271,7 @@ class Pool:
         self._closed = False
 
     async def take(self) -> Connection:
-        """Return an open connection. Return it with `give`.
+        """Return an open connection. Pass it to `give` after use.
 
         Raises:
             ModelError: NETWORK

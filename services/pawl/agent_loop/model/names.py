@@ -31,7 +31,7 @@ class Names:
         for name in dotted:
             self._outward[name] = free = next(form for form in _forms(name) if form not in taken)
             taken.add(free)
-        # Original names by the changed names that the model sees.
+        # Original names, keyed by the changed names that the model sees.
         self.inward: Mapping[str, str] = {form: name for name, form in self._outward.items()}
 
     def outward(self, name: str) -> str:

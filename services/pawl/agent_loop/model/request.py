@@ -41,7 +41,7 @@ class ReasoningPiece(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallPiece(msgspec.Struct, frozen=True, kw_only=True):
-    """More of a tool call. Any field may be missing; see `Assembly` for how fragments are matched."""
+    """A fragment of a tool call. Any field may be missing; see `Assembly` for how fragments are matched."""
 
     index: int | None = None
     call_id: str = ""

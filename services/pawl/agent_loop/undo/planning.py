@@ -1,4 +1,4 @@
-"""Reads the calls for an undo from the ledger, and plans it."""
+"""Reads an undo's calls from the ledger and plans the undo."""
 
 from __future__ import annotations
 

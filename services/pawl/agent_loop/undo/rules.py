@@ -52,11 +52,11 @@ class CallUndo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UndoSource(msgspec.Struct, frozen=True, kw_only=True):
-    """A call of a run with the calls that tried to undo it, oldest first. Result contents may be omitted."""
+    """One of a run's calls, with the calls that tried to undo it, oldest first. Result contents may be omitted."""
 
     call: Call
     attempts: tuple[Call, ...] = ()
-    # If positive, the source represents that many trimmed first rounds of a job, and `call` is a sample.
+    # If positive, the source stands for this many of a job's first rounds, which were trimmed, and `call` is a sample.
     trimmed_rounds: int = 0
 
 

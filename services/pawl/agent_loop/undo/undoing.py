@@ -97,7 +97,7 @@ class Undoing:
             if Role.ADMIN not in caller.roles:
                 raise
         run = (await self._ledger.get_run_as_service(caller, run_id)).run
-        # Record the caller as the delegate, so that they cannot approve the calls of the undo.
+        # Record the caller as the delegate, so that they cannot approve the undo's calls.
         owner = replace(
             caller, user_id=UserId(run.user_id), delegate_user_id=caller.user_id, roles=frozenset(run.user_roles)
         )

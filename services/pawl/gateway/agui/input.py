@@ -118,7 +118,7 @@ def read(value: Any) -> Input:
     """Parse a RunAgentInput.
 
     Raises:
-        InvalidField: it is invalid; the message says where.
+        InvalidField: it is invalid; the message gives the position.
     """
     try:
         found = msgspec.convert(value, Input)
@@ -144,7 +144,7 @@ def read_stop(value: Any) -> Stop:
     """Parse a request to stop a run.
 
     Raises:
-        InvalidField: it is invalid; the message says where.
+        InvalidField: it is invalid; the message gives the position.
     """
     try:
         found = msgspec.convert(value, Stop)

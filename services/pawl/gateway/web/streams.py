@@ -100,7 +100,7 @@ class Streams:
         )
 
     async def run(self, request: Request) -> Response:
-        """Handle `GET /runs/{run_id}/events`: stream the events of a run after `Last-Event-ID`.
+        """Handle `GET /runs/{run_id}/events`: stream a run's events after `Last-Event-ID`.
 
         A missing run is reported as an error before the stream starts; otherwise, `EventSource` would retry forever.
         """

@@ -27,7 +27,7 @@ from pawl.chassis import strict_json
 from pawl.chassis.strict_json import storable
 from pawl.errors import InvalidJson, TooLarge
 
-# Maximum for one call.
+# Limit for one call.
 ARGUMENTS_BYTES_MAX: Final = 256 * 1024
 _decoder: Final = json.JSONDecoder()
 

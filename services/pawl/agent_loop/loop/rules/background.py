@@ -36,7 +36,7 @@ _UNTIL: Final = "_until"
 _WHEN: Final = "_when"
 NAMES: Final = frozenset({FLAG, _ESTIMATE, _INTERVAL, _COUNT, _DURATION, _DELAY, _REPORTS, _UNTIL, _WHEN})
 
-# Per job.
+# Limit per job.
 ITERATIONS_MAX: Final = 1_000_000
 # Maximum of `failures_told`: consecutive failures before a monitoring job reports that it cannot see anything.
 FAILURES_TOLD_MAX: Final = 100

@@ -141,7 +141,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def approved_digest(self) -> str:
-        """The digest of the approval; empty if the call was not approved."""
+        """The approval's digest; empty if the call was not approved."""
         decision = self.approval.decision if self.approval else None
         if self.approval is None or decision is None:
             return ""

@@ -28,7 +28,7 @@ CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 
 def text(value: str, field: str, *, bytes_max: int, may_be_empty: bool = False) -> str:
-    """Check text of 1 to `bytes_max` bytes and return it.
+    """Check and return text of 1 to `bytes_max` bytes.
 
     Raises:
         TooLarge: it is longer.
@@ -55,7 +55,7 @@ def conversation_key(value: str) -> str:
 
 
 def own_tools(definitions: Sequence[bytes], field: str) -> Sequence[bytes]:
-    """Check the serialized tools that a client supplies with a run, and return them.
+    """Check and return the serialized tools that a client supplies with a run.
 
     Raises:
         InvalidField: there are more than 64.
@@ -69,7 +69,7 @@ def own_tools(definitions: Sequence[bytes], field: str) -> Sequence[bytes]:
 
 
 def result_json(content: bytes) -> bytes:
-    """Check strict JSON of at most 1 MiB and return it.
+    """Check and return strict JSON of at most 1 MiB.
 
     Raises:
         TooLarge, InvalidJson
@@ -79,7 +79,7 @@ def result_json(content: bytes) -> bytes:
 
 
 def arguments_json(content: bytes) -> bytes:
-    """Check a strict JSON object of at most 256 KiB and return it.
+    """Check and return a strict JSON object of at most 256 KiB.
 
     Raises:
         TooLarge, InvalidJson
@@ -101,7 +101,7 @@ def fraction(value: float | None) -> float | None:
 
 
 def page_size(value: int) -> int:
-    """Check a page size and return it; 0 means the ledger's default.
+    """Check and return a page size; 0 means the ledger's default.
 
     Raises:
         InvalidField: it is larger than PAGE_SIZE_MAX.
@@ -123,7 +123,7 @@ def wait_seconds(value: float) -> float:
 
 
 def seq(value: int, field: str) -> int:
-    """Check a seq and return it.
+    """Check and return a seq.
 
     Raises:
         InvalidField

@@ -144,7 +144,7 @@ class StopCalls(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Wait(msgspec.Struct, frozen=True, kw_only=True):
-    """Wait until running work reports or until a time.
+    """Wait until running work reports or a given time is reached.
 
     If a program returns it, nothing more happens until a call changes, a command arrives or the time is reached.
     `waits` lists its reasons other than calls and time.
@@ -155,7 +155,7 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Park(msgspec.Struct, frozen=True, kw_only=True):
-    """Release the run as WAITING or NEEDS_ATTENTION until a command arrives or until a time."""
+    """Release the run as WAITING or NEEDS_ATTENTION until a command arrives or a given time is reached."""
 
     state: RunState
     waits: tuple[WaitKind, ...]

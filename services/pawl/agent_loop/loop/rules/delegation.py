@@ -155,7 +155,7 @@ def _options(state: State, task: Task, agent: AgentVersion | None) -> RunOptions
     )
     return replace(
         own,
-        # A model must not drop the instructions of the deployment or the user.
+        # A model must not drop the deployment's or the user's instructions.
         instructions="\n\n".join(filter(None, (own.instructions, strict_json.storable(task.instructions)))),
         tool_names=chosen,
         without_tools=not chosen,

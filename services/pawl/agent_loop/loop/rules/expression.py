@@ -16,9 +16,9 @@ import msgspec
 from cel_expr_python import cel  # type: ignore[import-untyped]  # ships .pyi but no py.typed
 
 CHARACTERS_MAX: Final = 256
-# Of a value as JSON.
+# Limit for a value as JSON.
 VALUE_BYTES_MAX: Final = 64 * 1024
-# Per evaluation; a step takes at most 0.5 µs.
+# Limit per evaluation; a step takes at most 0.5 µs.
 _STEPS_MAX: Final = 60_000
 # Steps to convert one number, string, list or object.
 _CONVERSION_STEPS: Final = 5

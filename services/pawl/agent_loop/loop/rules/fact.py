@@ -238,7 +238,7 @@ class Resolve(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """A front end reported progress of a call. The ledger has already published it, so the run ignores it."""
+    """A front end reported progress on a call. The ledger has already published it, so the run ignores it."""
 
 
 class TopUp(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,7 +22,7 @@ from pawl.agent_loop.loop.rules.state import State
 from pawl.chassis import strict_json
 from pawl.values import CallState, RunState, WaitKind
 
-# Maximum backoff of a job whose polls fail.
+# Maximum backoff for a job whose polls fail.
 BACKOFF_SECONDS_MAX: Final = 3600.0
 # A user was asked and did not approve, so do not ask again.
 _NOT_WANTED: Final = frozenset({CallState.REJECTED, CallState.EXPIRED})

@@ -53,7 +53,7 @@ _MARKING: Final = re.compile(r"[<>]|[^\x20-\x7e]")
 _NOT_SO: Final = "It was run immediately and not in the background: {}."
 
 
-# A run waits for tools in these contexts, except a turn that notices started.
+# Runs wait for tools in these contexts, unless they are turns that notices started.
 WAITED_FOR: Final = frozenset({ExecutionContext.HUMAN, ExecutionContext.FRONTEND, ExecutionContext.AGENT})
 
 

@@ -21,7 +21,7 @@ _SECONDS: Final = (0.001, 366 * 86_400)
 _RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "rounds_max": (1, 1000),
     "calls_per_round_max": (1, 1000),
-    # With 1, the first call of any tool would count as a loop.
+    # If it were 1, the first call of any tool would count as a loop.
     "identical_calls_max": (2, 1000),
     "model_attempts_max": (1, 20),
     # Below this, a truncated result is little more than its note.
@@ -42,7 +42,7 @@ OF_TOOLS: Final = ("tool_timeout_seconds_max", "answer_timeout_seconds_max")
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """All limits of a run. See pawl.event.v1.RunLimits for the fields."""
+    """All of a run's limits. See pawl.event.v1.RunLimits for the fields."""
 
     rounds_max: int = 10
     calls_per_round_max: int = 20
@@ -99,7 +99,7 @@ CEILINGS: Final = Limits(
     rounds_max=1000,
     calls_per_round_max=100,
     identical_calls_max=100,
-    # Less than a round, so that a slow tool fails its call and not its run.
+    # Less than a round, so that a slow tool fails its call rather than its run.
     tool_timeout_seconds=100.0,
     round_timeout_seconds=3600.0,
     run_timeout_seconds=86_400.0,

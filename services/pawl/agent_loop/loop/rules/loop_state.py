@@ -118,7 +118,7 @@ class LoopState(msgspec.Struct, frozen=True, kw_only=True):
     answers: dict[CallId, tuple[Answer, ...]] = field(default_factory=dict)
     # When to ask the registry again about calls that are completed externally; 0 once completed.
     completions: dict[CallId, float] = field(default_factory=dict)
-    # The failure of the run once all of its work has stopped.
+    # The run's failure, once all of its work has stopped.
     failure: RunFailure | None = None
     # Output of the last failed attempt.
     partial_text: str = ""

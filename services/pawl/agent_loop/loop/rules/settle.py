@@ -25,7 +25,7 @@ _UNKNOWN: Final = (
 )
 _DEFAULT_ANSWER: Final = "No answer arrived in time. This is the question's default answer."
 
-# Reason of a call's result if the call may still run although its run was stopped.
+# Result reason of a call that may still be running although its run was stopped.
 NOT_STOPPED: Final = "NOT_STOPPED"
 
 

@@ -43,7 +43,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProposedCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call to check. `edited` means that a user changed it. Version 0 means that the run has no such tool."""
+    """A call to check. `edited` means that a user changed it. Version 0 means that the run does not have the tool."""
 
     call_id: CallId
     tool_name: str
@@ -66,7 +66,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
-    """A user's or front end's action on a call, for the audit chain."""
+    """A user's or front end's action on a call, to be recorded in the audit chain."""
 
     call_id: CallId
     tool_name: str
